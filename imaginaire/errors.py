@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors that a user can mend. Each message says what was found, what was expected and what to change."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """Common base of everything below: shown as one message, without a traceback."""
+
+
+class ConfigError(UserError):
+    """A wrong configuration key, value, flag or environment."""
+
+
+class DataError(UserError):
+    """A data set that is missing, broken or too small."""
+
+
+class CheckpointError(UserError):
+    """Weights or training state that do not fit, are damaged or are absent."""
+
+
+def near(name: str, known: Iterable[str], limit: int = 12) -> str:
+    """" Did you mean a, b?" with close names, else " Known: a, b, ...", else nothing."""
+    names = sorted(set(known))
+    if close := difflib.get_close_matches(name, names, n=3):
+        return f" Did you mean {', '.join(close)}?"
+    if not names:
+        return ""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return f" Known: {', '.join(names[:limit])}{more}."
+
+
+def missing_package(package: str, extra: str) -> ConfigError:
+    """The error for an optional package that is not installed, with its cure."""
+    return ConfigError(f"'{package}' is not installed. Install it from the checkout: pip install -e '.[{extra}]'")
