@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+# Everything here runs on a bare machine: the first target that needs it makes .venv and installs the pinned set.
+#   make test PYTHON=python3.12      another interpreter for .venv
+#   make test-long ONLY=kill         one piece of the long tests (pytest -k)
+
+PYTHON ?= python3
+ONLY ?=
+VENV := .venv
+STAMP := $(VENV)/.installed
+PY := $(VENV)/bin/python
+PYTEST := $(PY) -m pytest
+# Two tests at a time with one thread each: two cores are enough, and timings repeat.
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+
+# An environment that happens to be active outside must not leak into this one.
+unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME CONDA_PREFIX PIP_USER PIP_TARGET PIP_PREFIX
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test test-fast test-long test-gpu lint format demo
+
+help:
+	@echo "make setup       .venv with everything that make test needs (pinned in constraints.txt)"
+	@echo "make test        set-up, lint, fast and slow tests"
+	@echo "make test-fast   the fast tests alone (about a minute)"
+	@echo "make test-long   learning, soak and many kills; ONLY=name runs one piece"
+	@echo "make test-gpu    the tests that need a GPU"
+	@echo "make lint        ruff check, ruff format --check, mypy"
+	@echo "make format      let ruff mend what it can"
+	@echo "make demo        set-up, then train, interrupt and resume a small model here"
+
+setup: $(STAMP)
+
+$(STAMP): setup.py constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+	  echo "make: $(PYTHON) is $$($(PYTHON) --version 2>&1 | head -n 1), but Python 3.10 or newer is needed." \
+	       "Install one and say which: make setup PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "make: $(PYTHON) has no venv module. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools wheel
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $(STAMP)
+
+lint: $(STAMP)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+format: $(STAMP)
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+test: $(STAMP) lint
+	$(ONE_THREAD) $(PYTEST) -n 2 --durations=10 -m "not long and not gpu and not network"
+
+test-fast: $(STAMP)
+	$(PYTEST)
+
+test-long: $(STAMP)
+	$(ONE_THREAD) $(PYTEST) -n 2 --durations=10 -m long $(if $(ONLY),-k '$(ONLY)')
+
+test-gpu: $(STAMP)
+	$(PYTEST) -m gpu
+
+demo: $(STAMP)
+	$(PY) -m examples.minimal.demo

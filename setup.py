@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packaging of cosmos-posttrain: a small core; everything that a machine may lack is an extra.
+
+The distribution is not called cosmos-predict2: that name on the package index belongs to somebody else.
+"""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+CORE = [
+    "torch>=2.6",
+    "numpy>=1.26",
+    "attrs>=23.1",
+    "hydra-core>=1.3,<1.4",
+    "omegaconf>=2.3,<2.4",
+    "fsspec>=2023.5",
+    "safetensors>=0.4.3",
+    "einops>=0.7",
+    "tqdm>=4.64",
+    "psutil>=5.9",
+    "PyYAML>=6.0",
+]
+
+EXTRAS = {
+    # What a GPU box adds. NVIDIA apex (the fused optimizer) is used where it is found, but only its source builds
+    # (https://github.com/NVIDIA/apex): "apex" on the package index is an unrelated project.
+    "gpu": ["nvidia-ml-py>=12.535"],
+    # Both build against the installed torch: pip install --no-build-isolation -e '.[flash]'
+    "flash": ["flash-attn>=2.7"],
+    "te": ["transformer-engine[pytorch]>=2.2"],
+    # For samplers and experiment files that import megatron.core.parallel_state.
+    "compat": ["megatron-core>=0.10"],
+    "s3": ["s3fs>=2023.5"],
+    "track": ["wandb>=0.17", "tensorboard>=2.15"],
+    # Nothing in this version imports what the next three bring; they reserve the names that later parts use.
+    "rl": ["ray[default]>=2.40"],
+    "libero": ["hf-libero==0.1.4"],
+    "reward": ["fastapi>=0.110", "uvicorn>=0.29", "httpx>=0.27"],
+}
+
+DEVELOPMENT = [
+    "pytest>=8.2",
+    "pytest-xdist>=3.6",
+    "ruff>=0.6",
+    "mypy>=1.11",
+    "types-psutil",
+    "types-PyYAML",
+    "types-tqdm",
+    "moto[server]>=5.0",
+    "boto3>=1.34",
+    "matplotlib>=3.8",
+    "huggingface_hub>=0.24",
+]
+
+EXTRAS["dev"] = [*DEVELOPMENT, *EXTRAS["s3"], *EXTRAS["track"]]
+EXTRAS["all"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
+
+setup(
+    name="cosmos-posttrain",
+    version="0.1.0",
+    description="Post-training for video world models",
+    long_description=Path("README.md").read_text(encoding="utf-8") if Path("README.md").exists() else "",
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    packages=find_packages(include=["imaginaire", "imaginaire.*", "cosmos_predict2", "cosmos_predict2.*", "scripts", "scripts.*"]),
+    install_requires=CORE,
+    extras_require=EXTRAS,
+)
