@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run a function on several processes that form one gloo group, and bring values or errors back.
+
+    values = run_distributed(_sum_of_ranks, world_size=2, args=(tmp_path,))
+
+The function lives at module level (it travels by name). The rendezvous is a store that the parent holds on a port given
+by the system, as torchrun does it, so two tests never meet on one port.
+"""
+
+import contextlib
+import faulthandler
+import multiprocessing
+import multiprocessing.connection
+import os
+import pickle
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class RankError(RuntimeError):
+    """A rank failed: ``rank`` says which, ``error`` is the exception's text, the message holds the traceback."""
+
+    def __init__(self, rank: int, world_size: int, error: str, details: str = "") -> None:
+        super().__init__(f"rank {rank} of {world_size}: {error}\n{details}".rstrip())
+        self.rank = rank
+        self.error = error
+
+
+def run_distributed(
+    fn: Callable[..., Any],
+    world_size: int,
+    args: tuple[Any, ...] = (),
+    timeout: float = 120,
+    env: Mapping[str, str] | None = None,
+    use_cuda: bool = False,
+) -> list[Any]:
+    """``fn(*args)`` of every rank, in rank order; the first rank that fails decides the error, the others are ended."""
+    store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=timeout), wait_for_workers=False)
+    context = multiprocessing.get_context("spawn")
+    deadline = time.time() + timeout
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+        processes: list[BaseProcess] = []
+        try:
+            for rank in range(world_size):
+                process = context.Process(target=_run_rank, args=(fn, args, rank, folder, deadline), daemon=False)
+                with _environment({**_rank_environment(rank, world_size, store.port, use_cuda), **(env or {})}):
+                    process.start()
+                processes.append(process)
+            _wait(processes, Path(folder), deadline, timeout)
+            return [_read(Path(folder) / f"{rank}.value") for rank in range(world_size)]
+        finally:
+            for process in processes:
+                if process.is_alive():
+                    process.kill()
+                process.join()
+            del store
+
+
+def _rank_environment(rank: int, world_size: int, port: int, use_cuda: bool) -> dict[str, str]:
+    environment = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # rank 0 joins the parent's store instead of opening one
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+    }
+    if not use_cuda:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    return environment
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set while a child starts, so that it has them before it imports torch."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _run_rank(fn: Callable[..., Any], args: tuple[Any, ...], rank: int, folder: str, deadline: float) -> None:
+    """In the child: join, run, leave the value or the error in a file."""
+    torch.set_num_threads(1)
+    with open(Path(folder) / f"{rank}.stacks", "w") as stacks:
+        faulthandler.dump_traceback_later(max(0.05, deadline - time.time() - 0.5), file=stacks)
+        try:
+            from imaginaire import distributed
+
+            distributed.init()
+            value = fn(*args)
+            _write(Path(folder) / f"{rank}.value", value)
+            distributed.shutdown()
+        except BaseException as error:
+            text = "".join(traceback.format_exception_only(type(error), error)).strip()
+            _write(Path(folder) / f"{rank}.error", (time.time(), text, traceback.format_exc()))
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)  # the others may hang in a collective: no orderly farewell
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+
+def _wait(processes: list[BaseProcess], folder: Path, deadline: float, timeout: float) -> None:
+    world_size = len(processes)
+    while True:
+        codes = [process.exitcode for process in processes]
+        if None not in codes or any(codes):
+            break
+        running = [process.sentinel for process, code in zip(processes, codes, strict=True) if code is None]
+        # A sentinel may fire a moment before the exit code is there: look at the codes again before a longer wait.
+        multiprocessing.connection.wait(running, min(1.0, max(0.0, deadline - time.time())))
+        if time.time() >= deadline and (late := [i for i, p in enumerate(processes) if p.exitcode is None]):
+            stacks = "\n".join(f"--- rank {i}\n{_text(folder / f'{i}.stacks')}" for i in late)
+            ranks = ", ".join(map(str, late))
+            raise TimeoutError(f"rank {ranks} of {world_size} still ran after {timeout:g} s. Where:\n{stacks}")
+    # A rank that fails takes others down with it: the earliest error is the cause.
+    errors = [(*_read(path), int(path.stem)) for path in folder.glob("*.error")]
+    if errors:
+        _, text, details, rank = min(errors)
+        raise RankError(rank, world_size, text, details)
+    for rank, process in enumerate(processes):
+        if process.exitcode:
+            how = f"ended by signal {-process.exitcode}" if process.exitcode < 0 else f"exit code {process.exitcode}"
+            raise RankError(rank, world_size, how)
+
+
+def _write(path: Path, value: Any) -> None:
+    temporary = path.with_suffix(path.suffix + ".tmp")
+    temporary.write_bytes(pickle.dumps(value))
+    temporary.rename(path)
+
+
+def _read(path: Path) -> Any:
+    return pickle.loads(path.read_bytes())
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
