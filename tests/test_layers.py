@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which part may import which: every import of the repository is read and held to the table below."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+OURS = ("imaginaire", "cosmos_predict2", "scripts", "examples")
+ENGINE = {"imaginaire"}
+
+_LAYER_1 = {f"cosmos_predict2.{name}" for name in ("nn", "diffusion", "toy_world")}
+_LAYER_2_NAMES = ("tokenizers", "text", "conditioner", "checkpoints", "data", "auxiliary", "parallelize")
+_LAYER_2 = {f"cosmos_predict2.{name}" for name in _LAYER_2_NAMES} | {"cosmos_predict2.interfaces"}
+_LAYER_3 = {f"cosmos_predict2.{name}" for name in ("pipelines", "models", "callbacks")}
+_BELOW_RL = _LAYER_1 | _LAYER_2 | _LAYER_3 | ENGINE
+_INSIDE_RL = {f"cosmos_predict2.rl.{name}" for name in ("rewards", "envs", "policies")}
+
+# package -> what it may import from this repository, besides itself. The longest matching name counts.
+MAY_IMPORT: dict[str, set[str]] = {
+    "imaginaire": set(),
+    **{name: set() for name in _LAYER_1},
+    "cosmos_predict2.interfaces": set(),
+    **{f"cosmos_predict2.{name}": _LAYER_1 | _LAYER_2 | ENGINE for name in _LAYER_2_NAMES},
+    "cosmos_predict2.pipelines": _BELOW_RL - {"cosmos_predict2.models"},
+    "cosmos_predict2.models": _BELOW_RL,
+    "cosmos_predict2.callbacks": _BELOW_RL,
+    "cosmos_predict2.rl.interfaces": _BELOW_RL,
+    **{name: _BELOW_RL | {"cosmos_predict2.rl.interfaces"} for name in _INSIDE_RL},
+    "cosmos_predict2.rl": _BELOW_RL,
+    "cosmos_predict2.configs": {"imaginaire", "cosmos_predict2"},
+    "cosmos_predict2": set(),  # its __init__ alone
+    "scripts": {"imaginaire", "cosmos_predict2"},
+    "examples": {"imaginaire", "cosmos_predict2"},
+}
+
+# The mathematics knows nothing of machines: what it may import from outside, besides the standard library.
+ONLY_FROM_OUTSIDE = {
+    "cosmos_predict2.nn": {"torch", "einops"},
+    "cosmos_predict2.diffusion": {"torch", "einops"},
+    "cosmos_predict2.toy_world": {"numpy"},
+}
+NOT_IN_THE_MATHEMATICS = ("torch.distributed", "logging")
+
+# Optional or slow to import: inside the function that needs it, never at the top of a module of the two packages.
+NEVER_AT_THE_TOP = {
+    "apex", "av", "boto3", "diffusers", "flash_attn", "libero", "matplotlib", "megatron", "moto", "peft", "ray", "s3fs",
+    "tensorboard", "torch.utils.tensorboard", "transformer_engine", "transformers", "wandb",
+}  # fmt: skip
+
+FORBIDDEN_NAMES = {"utils", "util", "misc", "common", "helpers"}
+
+
+def _files(*packages: str) -> list[Path]:
+    return sorted(path for package in packages for path in (REPOSITORY / package).rglob("*.py"))
+
+
+def _module(path: Path) -> str:
+    parts = path.relative_to(REPOSITORY).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _imports(source: str, module: str, is_package: bool = False) -> Iterator[tuple[int, str, bool]]:
+    """(line, full name, at the top of the module) of every import; under ``if TYPE_CHECKING`` nothing is at the top."""
+    package = module.split(".") if is_package else module.split(".")[:-1]
+
+    def walk(node: ast.AST, is_top: bool) -> Iterator[tuple[int, str, bool]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                yield from ((child.lineno, alias.name, is_top) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                base = package[: len(package) - child.level + 1] if child.level else []
+                prefix = ".".join([*base, *([child.module] if child.module else [])])
+                yield from ((child.lineno, f"{prefix}.{alias.name}", is_top) for alias in child.names)
+            else:
+                inside = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+                typing_only = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+                yield from walk(child, is_top and not inside and not typing_only)
+
+    yield from walk(ast.parse(source), True)
+
+
+def _within(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+def _row(module: str) -> str | None:
+    return max((package for package in MAY_IMPORT if _within(module, package)), key=len, default=None)
+
+
+def _violations(source: str, module: str, is_package: bool = False) -> list[str]:
+    """Every import of a module that the tables above do not allow."""
+    problems = []
+    row = _row(module)
+    outside = next((allowed for package, allowed in ONLY_FROM_OUTSIDE.items() if _within(module, package)), None)
+    in_packages = _within(module, "imaginaire") or _within(module, "cosmos_predict2")
+    for line, name, is_top in _imports(source, module, is_package):
+        first = name.partition(".")[0]
+        where = f"{module}:{line} imports {name}"
+        if first in OURS:
+            allowed = MAY_IMPORT[row] | {row} if row else set()
+            if not any(_within(name, package) for package in allowed):
+                problems.append(f"{where}, which is above it or beside it")
+        elif outside is not None and first not in sys.stdlib_module_names and first not in outside:
+            problems.append(f"{where}; it may use {', '.join(sorted(outside))} only")
+        if outside is not None and any(_within(name, package) for package in NOT_IN_THE_MATHEMATICS):
+            problems.append(f"{where}; mathematics has no processes and no log")
+        if is_top and in_packages and any(_within(name, package) for package in NEVER_AT_THE_TOP):
+            problems.append(f"{where} at its top; import it in the function that needs it")
+    return problems
+
+
+def test_every_import_runs_down() -> None:
+    problems = [
+        problem
+        for path in _files(*OURS)
+        for problem in _violations(path.read_text(encoding="utf-8"), _module(path), path.name == "__init__.py")
+    ]
+    assert not problems, "\n".join(problems)
+
+
+def test_every_module_has_a_row_in_the_table() -> None:
+    modules = [_module(path) for path in _files(*OURS)]
+    homeless = [name for name in modules if _row(name) in (None, "cosmos_predict2") and name != "cosmos_predict2"]
+    assert not homeless, f"not in the layer table: {', '.join(homeless)}"
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("imaginaire.trainer", "import cosmos_predict2"),
+        ("imaginaire.trainer", "def f():\n    from cosmos_predict2.models import x"),
+        ("imaginaire.callbacks.train", "from scripts import train"),
+        ("imaginaire.callbacks.trackers", "import wandb"),
+        ("imaginaire.callbacks.trackers", "try:\n    from wandb import init\nexcept ImportError:\n    pass"),
+        ("cosmos_predict2.nn.dit", "from imaginaire import distributed"),
+        ("cosmos_predict2.nn.dit", "from cosmos_predict2.diffusion import sde"),
+        ("cosmos_predict2.nn.dit", "import torch.distributed as dist"),
+        ("cosmos_predict2.nn.dit", "from torch import distributed"),
+        ("cosmos_predict2.nn.dit", "import numpy"),
+        ("cosmos_predict2.toy_world.simulator", "import torch"),
+        ("cosmos_predict2.data.loaders", "from cosmos_predict2 import configs"),
+        ("cosmos_predict2.pipelines.video2world", "from ..models import video2world_model"),
+        ("cosmos_predict2.rl.rewards.client", "from cosmos_predict2.rl import losses"),
+        ("cosmos_predict2.models.video2world_model", "import cosmos_predict2.rl.losses"),
+        ("cosmos_predict2.text.t5", "from transformers import T5EncoderModel"),
+        ("imaginaire.model", "import examples.minimal"),
+    ],
+)
+def test_a_planted_import_is_found(module: str, source: str) -> None:
+    assert _violations(source, module)
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("imaginaire.trainer", "from imaginaire import callbacks\nfrom . import data\nimport torch.distributed"),
+        ("imaginaire.callbacks.trackers", "def f():\n    import wandb"),
+        (
+            "cosmos_predict2.nn.dit",
+            "import math\nfrom einops import rearrange\nfrom cosmos_predict2.nn.blocks import Block",
+        ),
+        ("cosmos_predict2.models.video2world_model", "from cosmos_predict2.pipelines import video2world"),
+        ("cosmos_predict2.rl.flow_grpo", "from cosmos_predict2.rl.rewards import client"),
+        ("cosmos_predict2.rl.rewards.client", "from cosmos_predict2.rl.interfaces import Reward"),
+        ("cosmos_predict2.configs.base.config", "from cosmos_predict2.models import x\nimport imaginaire.config"),
+    ],
+)
+def test_an_allowed_import_passes(module: str, source: str) -> None:
+    assert not _violations(source, module)
+
+
+def test_modules_are_named_after_their_idea() -> None:
+    vague = [
+        _module(path) for path in _files(*OURS) if path.stem in FORBIDDEN_NAMES or path.parent.name in FORBIDDEN_NAMES
+    ]
+    assert not vague
+
+
+def test_every_file_begins_with_its_licence() -> None:
+    files = [*_files(*OURS, "tests", "benchmarks"), REPOSITORY / "setup.py"]
+    bare = [
+        str(path)
+        for path in files
+        if not path.read_text(encoding="utf-8").startswith("# SPDX-License-Identifier: Apache-2.0\n")
+    ]
+    assert not bare
