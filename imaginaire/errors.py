@@ -21,8 +21,12 @@ class CheckpointError(UserError):
     """Weights or training state that do not fit, are damaged or are absent."""
 
 
+class TrainingError(UserError):
+    """Training that cannot go on: it diverged, ran out of memory or stopped making progress."""
+
+
 def near(name: str, known: Iterable[str], limit: int = 12) -> str:
-    """" Did you mean a, b?" with close names, else " Known: a, b, ...", else nothing."""
+    """ " Did you mean a, b?" with close names, else " Known: a, b, ...", else nothing."""
     names = sorted(set(known))
     if close := difflib.get_close_matches(name, names, n=3):
         return f" Did you mean {', '.join(close)}?"

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Standard logging: rank 0 speaks, another rank only for its own failure, and one file per run."""
+
+import logging
+import logging.handlers
+import os
+import sys
+from pathlib import Path
+
+_FORMAT = "[%(asctime)s|%(levelname)s|%(location)s] %(message)s"
+_ROTATE_BYTES = 100 * 2**20
+
+
+class _Formatter(logging.Formatter):
+    def __init__(self, rank: int) -> None:
+        super().__init__(("" if rank == 0 else f"[RANK{rank}] ") + _FORMAT, datefmt="%m-%d %H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        path = os.path.relpath(record.pathname) if record.pathname.startswith(os.getcwd()) else record.filename
+        record.location = f"{path}:{record.lineno}:{record.funcName}"
+        return super().format(record)
+
+
+def setup(run_dir: str | None = None, rank: int = 0) -> None:
+    """Send records to stderr and, once there is a local run folder, to ``stdout.log`` in it.
+
+    May be called again when the run folder becomes known. ``IMAGINAIRE_LOG_LEVEL`` (INFO) sets what rank 0 says.
+    """
+    root = logging.getLogger()
+    for handler in [h for h in root.handlers if getattr(h, "of_imaginaire", False)]:
+        root.removeHandler(handler)
+        handler.close()
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    if run_dir is not None and "://" not in run_dir:
+        Path(run_dir).mkdir(parents=True, exist_ok=True)
+        name = "stdout.log" if rank == 0 else f"stdout_rank{rank}.log"
+        path = os.path.join(run_dir, name)
+        handlers.append(logging.handlers.RotatingFileHandler(path, maxBytes=_ROTATE_BYTES, backupCount=3, delay=True))
+    level = os.environ.get("IMAGINAIRE_LOG_LEVEL", "INFO").upper() if rank == 0 else "ERROR"
+    for handler in handlers:
+        handler.of_imaginaire = True  # type: ignore[attr-defined]
+        handler.setFormatter(_Formatter(rank))
+        root.addHandler(handler)
+    root.setLevel(level)
+    logging.captureWarnings(True)
+    for noisy in (
+        "botocore",
+        "aiobotocore",
+        "s3fs",
+        "fsspec",
+        "urllib3",
+        "asyncio",
+        "matplotlib",
+        "torch",
+    ):
+        logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the processes of a run divide the work, and the gradient arithmetic that follows from it.
+
+The world is data-parallel x context-parallel; ranks of one context-parallel group are neighbours and share a sample.
+Parameters that a model shards (`fully_shard`) are DTensors and reduce their own gradients; the gradients of all other
+parameters are averaged over all ranks by `GradientAverager`.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+
+from imaginaire import distributed
+from imaginaire.errors import ConfigError
+
+_BUCKET_BYTES = 25 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelDims:
+    """Sizes and this process's places. ``replicate_only`` forbids sharding
+    (``trainer.distributed_parallelism=ddp``)."""
+
+    world_size: int = 1
+    rank: int = 0
+    context_parallel_size: int = 1
+    replicate_only: bool = False
+    cp_group: dist.ProcessGroup | None = None
+    dp_group: dist.ProcessGroup | None = None
+
+    @property
+    def dp_size(self) -> int:
+        return self.world_size // self.context_parallel_size
+
+    @property
+    def dp_rank(self) -> int:
+        return self.rank // self.context_parallel_size
+
+    @property
+    def cp_rank(self) -> int:
+        return self.rank % self.context_parallel_size
+
+    def fsdp_mesh(self, shard_size: int) -> DeviceMesh | None:
+        """Mesh ("replicate", "shard") for `fully_shard`, or None when nothing is to be sharded.
+
+        ``shard_size`` is the config's ``fsdp_shard_size``: 0 off, -1 the whole world, else cut to the world size.
+        """
+        if shard_size == 0 or self.world_size == 1 or self.replicate_only:
+            return None
+        shard = self.world_size if shard_size == -1 else min(shard_size, self.world_size)
+        if shard < 1 or self.world_size % shard:
+            raise ConfigError(
+                f"fsdp_shard_size={shard_size} does not divide the {self.world_size} processes. "
+                f"Use one of {divisors(self.world_size)}, -1 (all of them) or 0 (no sharding)."
+            )
+        device_type = distributed.device().type
+        return init_device_mesh(
+            device_type,
+            (self.world_size // shard, shard),
+            mesh_dim_names=("replicate", "shard"),
+        )
+
+
+_current = ParallelDims()
+
+
+def init_dims(context_parallel_size: int = 1, *, replicate_only: bool = False) -> ParallelDims:
+    """Set and return the process-wide dims; called once by the trainer or an example, on all ranks."""
+    global _current
+    world, rank = (
+        distributed.world_size(),
+        distributed.rank() if distributed.is_initialized() else 0,
+    )
+    check_context_parallel_size(context_parallel_size, world)
+    cp_group = dp_group = None
+    if distributed.is_initialized():
+        ranks = range(world)
+        for members in (
+            [r for r in ranks if r // context_parallel_size == i] for i in range(world // context_parallel_size)
+        ):
+            group = dist.new_group(members) if context_parallel_size > 1 else None
+            cp_group = group if rank in members else cp_group
+        for members in ([r for r in ranks if r % context_parallel_size == i] for i in range(context_parallel_size)):
+            group = dist.new_group(members) if context_parallel_size > 1 else dist.group.WORLD
+            dp_group = group if rank in members else dp_group
+        _init_megatron(context_parallel_size)
+    _current = ParallelDims(world, rank, context_parallel_size, replicate_only, cp_group, dp_group)
+    return _current
+
+
+def current_dims() -> ParallelDims:
+    return _current
+
+
+def check_context_parallel_size(size: int, world_size: int) -> None:
+    if size < 1 or world_size % size:
+        raise ConfigError(
+            f"model_parallel.context_parallel_size={size} does not divide the {world_size} processes of this run. "
+            f"Use one of {divisors(world_size)}, or start a multiple of {max(size, 1)} processes (torchrun "
+            "--nproc_per_node)."
+        )
+
+
+def divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def _init_megatron(context_parallel_size: int) -> None:
+    """Give samplers that are written against megatron-core's ``parallel_state`` the same sizes, where it is
+    installed."""
+    try:
+        from megatron.core import parallel_state
+    except ImportError:
+        return
+    if not parallel_state.model_parallel_is_initialized():
+        parallel_state.initialize_model_parallel(context_parallel_size=context_parallel_size)
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The whole tensor (a collective for DTensors), detached."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def to_local(tensor: Tensor) -> Tensor:
+    """This rank's part of a DTensor, or the tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def set_gradient_sync(model: nn.Module, enabled: bool) -> None:
+    """Let the sharded parts of a model reduce gradients in the next backward, or keep them for the next micro-batch."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_requires_gradient_sync(enabled, recurse=False)
+
+
+def clip_grad_norm_(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+    """Scale gradients to a total L2 norm of at most ``max_norm`` and return the norm before; plain tensors and
+    DTensors mix."""
+    grads = [p.grad for p in parameters if p.grad is not None]
+    total = grad_norm(grads)
+    scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+    by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for grad in map(to_local, grads):
+        by_kind.setdefault((grad.device, grad.dtype), []).append(grad)
+    for same in by_kind.values():
+        torch._foreach_mul_(same, scale.to(same[0].device, same[0].dtype))
+    return total
+
+
+def grad_norm(grads: Sequence[Tensor]) -> Tensor:
+    """Total L2 norm over all ranks' parts, in at least float32."""
+    if not grads:
+        return torch.zeros(())
+    groups: dict[Any, list[Tensor]] = {}
+    for grad in grads:
+        layout = (grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None
+        groups.setdefault((layout, grad.dtype), []).append(to_local(grad))
+    squares: list[Tensor] = []
+    for (layout, dtype), parts in groups.items():
+        accumulate = torch.float64 if dtype == torch.float64 else torch.float32
+        norms = torch.stack(
+            torch._foreach_norm(
+                [part.to(accumulate) if dtype != accumulate else part for part in parts],
+                2,
+            )
+        )
+        square = norms.square().sum()
+        if layout is not None:
+            mesh, placements = layout
+            for dim, placement in enumerate(placements):
+                if isinstance(placement, Shard):
+                    dist.all_reduce(square, group=mesh.get_group(dim))
+        squares.append(square)
+    widest = max((s.dtype for s in squares), key=lambda dtype: dtype.itemsize)
+    return torch.stack([s.to(widest) for s in squares]).sum().sqrt()
+
+
+class GradientAverager:
+    """Averages the gradients of unsharded parameters over all ranks, overlapped with the backward pass.
+
+    Parameters are packed into fixed buckets in reverse order; a bucket is reduced as soon as its last gradient is
+    there, always in bucket order, so the sums are the same in every step and after every resume. Which parameters take
+    part is agreed between the ranks: on the first step only (``static_graph``), or on every step.
+    """
+
+    def __init__(self, model: nn.Module, *, static_graph: bool, find_unused_parameters: bool) -> None:
+        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad and not isinstance(p, DTensor)]
+        self._names = {p: n for n, p in named}
+        self._buckets = list(_buckets([p for _, p in named]))
+        self._bucket_of = {p: i for i, bucket in enumerate(self._buckets) for p in bucket}
+        self._agree_once = static_graph and not find_unused_parameters
+        self._find_unused = find_unused_parameters
+        self._agreed: tuple[bool, ...] | None = None
+        self._armed = False
+        self._waiting: list[int] = []
+        self._next = 0
+        self._flights: list[tuple[Tensor, list[nn.Parameter], Any]] = []
+        if distributed.world_size() > 1:
+            for parameter in self._names:
+                parameter.register_post_accumulate_grad_hook(self._on_gradient)
+
+    def arm(self) -> None:
+        """Call before the backward pass of the last micro-batch."""
+        self._armed = True
+        self._waiting = [len(bucket) for bucket in self._buckets]
+        self._next = 0
+        self._flights = []
+
+    def finish(self) -> None:
+        """Call after that backward pass: launches what is left, waits, and writes the averages back."""
+        if not self._armed or distributed.world_size() == 1:
+            return
+        self._armed = False
+        has_grad = tuple(p.grad is not None for bucket in self._buckets for p in bucket)
+        while self._next < len(self._buckets):
+            self._launch()
+        used = self._agree(has_grad)
+        world = distributed.world_size()
+        for flat, bucket, work in self._flights:
+            work.wait()
+            flat /= world
+            for parameter, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+                if not used[parameter]:
+                    continue
+                if parameter.grad is None:
+                    parameter.grad = torch.empty_like(parameter)
+                parameter.grad.copy_(part.view_as(parameter))
+        self._flights = []
+
+    def _on_gradient(self, parameter: Tensor) -> None:
+        if not self._armed:
+            return
+        assert isinstance(parameter, nn.Parameter)
+        self._waiting[self._bucket_of[parameter]] -= 1
+        while self._next < len(self._buckets) and self._waiting[self._next] == 0:
+            self._launch()
+
+    def _launch(self) -> None:
+        bucket = self._buckets[self._next]
+        self._next += 1
+        parts = [p.grad.reshape(-1) if p.grad is not None else torch.zeros_like(p).reshape(-1) for p in bucket]
+        flat = torch.cat(parts)
+        self._flights.append((flat, bucket, dist.all_reduce(flat, async_op=True)))
+
+    def _agree(self, has_grad: tuple[bool, ...]) -> dict[nn.Parameter, bool]:
+        """Which parameters have a gradient on any rank."""
+        parameters = [p for bucket in self._buckets for p in bucket]
+        if self._agreed is None or not self._agree_once:
+            count = torch.tensor(has_grad, dtype=torch.int32)
+            dist.all_reduce(count)
+            partial = [p for p, c in zip(parameters, count.tolist(), strict=True) if 0 < c < distributed.world_size()]
+            if partial and not self._find_unused:
+                raise ConfigError(
+                    f"{len(partial)} parameters got a gradient on some ranks only, among them "
+                    f"{self._names[partial[0]]}. "
+                    "If that is intended (branches that depend on the batch), set "
+                    "trainer.ddp.find_unused_parameters=True."
+                )
+            self._agreed = tuple(c > 0 for c in count.tolist())
+        elif has_grad != self._agreed:
+            changed = next(p for p, now, then in zip(parameters, has_grad, self._agreed, strict=True) if now != then)
+            raise ConfigError(
+                f"parameter {self._names[changed]} {'lost' if changed.grad is None else 'got'} a gradient since the "
+                "first "
+                "step, but trainer.ddp.static_graph=True promises that the graph stays. Set "
+                "trainer.ddp.static_graph=False."
+            )
+        return dict(zip(parameters, self._agreed, strict=True))
+
+
+def _buckets(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    bucket: list[nn.Parameter] = []
+    size = 0
+    for parameter in reversed(parameters):
+        kind = (parameter.dtype, parameter.device)
+        if bucket and (size >= _BUCKET_BYTES or kind != (bucket[0].dtype, bucket[0].device)):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(parameter)
+        size += parameter.numel() * parameter.element_size()
+    if bucket:
+        yield bucket
+
+
+def synchronise_replicas(model: nn.Module) -> None:
+    """Give every rank rank 0's unsharded parameters and buffers."""
+    tensors = [t for t in [*model.parameters(), *model.buffers()] if not isinstance(t, DTensor)]
+    distributed.broadcast_tensors_([t.data for t in tensors])
+
+
+def shard_blocks(
+    module: nn.Module,
+    blocks: Iterable[nn.Module],
+    mesh: DeviceMesh | None,
+    **options: Any,
+) -> None:
+    """`fully_shard` each block and then the module that holds them; nothing when there is no mesh."""
+    if mesh is None:
+        return
+    from torch.distributed.fsdp import fully_shard
+
+    for block in blocks:
+        fully_shard(block, mesh=mesh, **options)
+    fully_shard(module, mesh=mesh, **options)
+
+
+def num_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the whole tensors, shards counted at full size."""
+    return sum(math.prod(t.shape) * t.element_size() for t in tensors)
