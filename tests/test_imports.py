@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Importing starts nothing, and composing every experiment imports none of the heavy optional packages."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+BASE = "cosmos_predict2/configs/base/config.py"
+HEAVY = ("diffusers", "transformers", "peft", "av", "wandb", "ray")
+
+
+def _python(code: str, *arguments: str, timeout: float = 120) -> str:
+    run = subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=REPOSITORY, capture_output=True, text=True, timeout=timeout
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert not run.stderr, run.stderr
+    return run.stdout
+
+
+def test_importing_the_packages_starts_nothing() -> None:
+    code = """
+import sys, threading, os, signal
+threads, environment, handler = threading.active_count(), dict(os.environ), signal.getsignal(signal.SIGTERM)
+sys.argv = ["program", "--no-such-flag"]
+import imaginaire, cosmos_predict2
+assert threading.active_count() == threads, threading.enumerate()
+assert dict(os.environ) == environment
+assert signal.getsignal(signal.SIGTERM) is handler
+assert "torch" not in sys.modules or not sys.modules["torch"].cuda.is_initialized()
+"""
+    assert _python(code) == ""
+
+
+def test_importing_every_module_of_the_engine_starts_nothing() -> None:
+    """The modules too: no process group, no device, no thread, no output, no handler, no argument parsing."""
+    code = """
+import importlib, pkgutil, signal, sys, threading, logging
+import torch, torch.distributed as dist
+threads, handler, handlers = threading.active_count(), signal.getsignal(signal.SIGTERM), list(logging.root.handlers)
+state = torch.get_rng_state()
+sys.argv = ["program", "--no-such-flag"]
+import imaginaire
+for module in pkgutil.walk_packages(imaginaire.__path__, "imaginaire."):
+    importlib.import_module(module.name)
+assert not dist.is_initialized() and not torch.cuda.is_initialized()
+assert threading.active_count() == threads, threading.enumerate()
+assert signal.getsignal(signal.SIGTERM) is handler
+assert logging.root.handlers == handlers
+assert torch.equal(torch.get_rng_state(), state)
+"""
+    assert _python(code) == ""
+
+
+@pytest.mark.parametrize("config", [BASE, "examples/minimal/config.py"])
+def test_composing_every_experiment_imports_nothing_heavy(config: str) -> None:
+    code = """
+import json, sys
+from imaginaire.compose import compose, experiment_names
+config, heavy = sys.argv[1], sys.argv[2:]
+names = experiment_names(config)
+for name in names:
+    compose(config, [f"experiment={name}"])
+loaded = sorted({module.partition(".")[0] for module in sys.modules} & set(heavy))
+print(json.dumps([len(names), loaded]))
+"""
+    number, loaded = json.loads(_python(code, config, *HEAVY).strip().splitlines()[-1])
+    assert loaded == []
+    assert number > 0
