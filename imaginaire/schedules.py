@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learning-rate schedules: multipliers f(n) of the base rate, where n counts the optimizer steps that are done.
+
+The step with index i (from 0) runs with ``base_lr * f(i)``, so the peak rate is ``lr * f_max``. A schedule is a row of
+cycles, each with a ramp from f_start to f_max over warm_up_steps and then a decay to f_min at its end. Beyond the last
+cycle f_min is held. All arithmetic is in Python floats.
+"""
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Protocol
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from imaginaire.errors import CheckpointError, ConfigError
+
+log = logging.getLogger(__name__)
+
+
+class Schedule(Protocol):
+    """f(n), and the number of steps after which it no longer changes (None: never ends)."""
+
+    @property
+    def length(self) -> float | None: ...
+
+    def __call__(self, n: int) -> float: ...
+
+
+def lambda_linear(
+    warm_up_steps: Sequence[float],
+    cycle_lengths: Sequence[float],
+    f_start: Sequence[float],
+    f_max: Sequence[float],
+    f_min: Sequence[float],
+    verbosity_interval: int = 0,
+) -> "CycleSchedule":
+    """Linear ramp up, linear decay; one list entry per cycle."""
+    return CycleSchedule("linear", _cycles(warm_up_steps, cycle_lengths, f_start, f_max, f_min), verbosity_interval)
+
+
+def lambda_cosine(
+    warm_up_steps: Sequence[float],
+    cycle_lengths: Sequence[float],
+    f_start: Sequence[float],
+    f_max: Sequence[float],
+    f_min: Sequence[float],
+    verbosity_interval: int = 0,
+) -> "CycleSchedule":
+    """Linear ramp up, half a cosine down; one list entry per cycle."""
+    return CycleSchedule("cosine", _cycles(warm_up_steps, cycle_lengths, f_start, f_max, f_min), verbosity_interval)
+
+
+def constant(rate: float = 1.0) -> "ConstantSchedule":
+    """The same multiplier at every step."""
+    return ConstantSchedule(float(_number("rate", rate)))
+
+
+@dataclass(frozen=True)
+class ConstantSchedule:
+    rate: float
+
+    @property
+    def length(self) -> float | None:
+        return None
+
+    def __call__(self, n: int) -> float:
+        return self.rate
+
+
+@dataclass(frozen=True)
+class Cycle:
+    warm_up: float
+    length: float
+    f_start: float
+    f_max: float
+    f_min: float
+
+
+@dataclass(frozen=True)
+class CycleSchedule:
+    decay: str  # "linear" or "cosine"
+    cycles: tuple[Cycle, ...]
+    verbosity_interval: int = 0
+
+    @property
+    def length(self) -> float | None:
+        return sum(cycle.length for cycle in self.cycles)
+
+    def __call__(self, n: int) -> float:
+        f = self._value(n)
+        if self.verbosity_interval > 0 and n % self.verbosity_interval == 0:
+            log.info("learning-rate multiplier at step %d: %g", n, f)
+        return f
+
+    def _value(self, n: int) -> float:
+        start = 0.0
+        for cycle, end in zip(self.cycles, accumulate(cycle.length for cycle in self.cycles), strict=True):
+            if n <= end:  # a boundary belongs to the earlier cycle
+                return self._within(cycle, n - start)
+            start = end
+        return self.cycles[-1].f_min
+
+    def _within(self, cycle: Cycle, n: float) -> float:
+        if n < cycle.warm_up:
+            return cycle.f_start + (cycle.f_max - cycle.f_start) * n / cycle.warm_up
+        if cycle.length == cycle.warm_up:  # a cycle that is all ramp ends at its peak
+            return cycle.f_max
+        if self.decay == "linear":
+            return cycle.f_min + (cycle.f_max - cycle.f_min) * (cycle.length - n) / (cycle.length - cycle.warm_up)
+        progress = min(1.0, (n - cycle.warm_up) / (cycle.length - cycle.warm_up))
+        return cycle.f_min + 0.5 * (cycle.f_max - cycle.f_min) * (1.0 + math.cos(math.pi * progress))
+
+
+class ConfiguredLR(LambdaLR):
+    """LambdaLR whose saved state is the step count alone: base rate and schedule always come from the configuration."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last_epoch": int(self.last_epoch), "_step_count": int(self._step_count)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue at the saved step. Other entries (torch's LambdaLR writes base rates, too) are not read."""
+        if "last_epoch" not in state_dict:
+            raise CheckpointError(
+                f"The scheduler state has no 'last_epoch', only {sorted(state_dict) or 'nothing'}; "
+                "it was not written by a learning-rate scheduler of torch."
+            )
+        self.last_epoch = int(state_dict["last_epoch"])
+        self._step_count = int(state_dict.get("_step_count", self.last_epoch + 1))
+        rates = [base * f(self.last_epoch) for base, f in zip(self.base_lrs, self.lr_lambdas, strict=True)]
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        self._last_lr = rates
+
+
+def build_scheduler(optimizer: Optimizer, schedule: Schedule) -> ConfiguredLR:
+    """The torch scheduler that multiplies each group's rate by the schedule."""
+    return ConfiguredLR(optimizer, schedule)
+
+
+def _cycles(*lists: Any) -> tuple[Cycle, ...]:
+    names = ("warm_up_steps", "cycle_lengths", "f_start", "f_max", "f_min")
+    columns = []
+    for name, values in zip(names, lists, strict=True):
+        if isinstance(values, str) or not isinstance(values, Sequence):
+            raise ConfigError(f"scheduler.{name} is {values!r}; expected a list with one number per cycle.")
+        columns.append([_number(name, value) for value in values])
+    lengths = [len(column) for column in columns]
+    if len(set(lengths)) > 1 or lengths[0] == 0:
+        found = ", ".join(f"{name} has {length}" for name, length in zip(names, lengths, strict=True))
+        raise ConfigError(f"The five lists of the scheduler need one entry per cycle, at least one: {found}.")
+    cycles = tuple(Cycle(*row) for row in zip(*columns, strict=True))
+    for i, cycle in enumerate(cycles):
+        if cycle.length <= 0 or cycle.warm_up < 0:
+            raise ConfigError(
+                f"Cycle {i} of the scheduler has cycle_lengths={cycle.length:g} and warm_up_steps={cycle.warm_up:g}; "
+                "a cycle needs a positive length and a ramp of 0 steps or more."
+            )
+    return cycles
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigError(f"scheduler.{name} has {value!r}; expected a finite number.")
+    return value

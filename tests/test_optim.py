@@ -1,0 +1,595 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The optimizers against the written formula, their state by name, and the learning-rate schedules."""
+
+import copy
+import math
+import pickle
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.testing import assert_close
+
+from imaginaire.errors import CheckpointError, ConfigError
+from imaginaire.optim import (
+    FusedAdamW,
+    _put_lr_on,
+    _UpdateWithApex,
+    adamw,
+    build_scheduler,
+    constant,
+    fused_adamw,
+    lambda_cosine,
+    lambda_linear,
+    load_named_state,
+    named_state,
+)
+from tests.multiprocess import run_distributed
+
+
+def _model(dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 3)).to(dtype)
+
+
+def _set_grads(model: nn.Module, step: int) -> None:
+    generator = torch.Generator().manual_seed(step)
+    for param in model.parameters():
+        full = torch.randn(param.shape, generator=generator).to(param.dtype)
+        if isinstance(param, DTensor):
+            param.grad = torch.distributed.tensor.distribute_tensor(full, param.device_mesh, param.placements)
+        else:
+            param.grad = full
+
+
+def _reference(w: Tensor, grads: list[Tensor], lr: float, wd: float, betas: tuple[float, float], eps: float) -> Tensor:
+    """The formula, literally, in float64."""
+    w, m, v = w.double(), torch.zeros_like(w).double(), torch.zeros_like(w).double()
+    for t, g in enumerate(grads, start=1):
+        g = g.double()
+        m = betas[0] * m + (1 - betas[0]) * g
+        v = betas[1] * v + (1 - betas[1]) * g**2
+        u = (m / (1 - betas[0] ** t)) / ((v / (1 - betas[1] ** t)).sqrt() + eps) + wd * w
+        w = w - lr * u
+    return w
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("eps", [1e-8, 1e-2])
+def test_follows_the_formula(dtype: torch.dtype, eps: float) -> None:
+    model = _model(dtype)
+    start = [p.detach().clone() for p in model.parameters()]
+    optimizer = fused_adamw(model, lr=1e-2, weight_decay=0.1, betas=[0.9, 0.99], eps=eps)
+    grads: list[list[Tensor]] = []
+    for step in range(20):
+        _set_grads(model, step)
+        grads.append([p.grad.clone() for p in model.parameters()])
+        optimizer.step()
+    for i, (param, w) in enumerate(zip(model.parameters(), start, strict=True)):
+        expected = _reference(w, [g[i] for g in grads], 1e-2, 0.1, (0.9, 0.99), eps)
+        state = optimizer.state[param]
+        assert {state[key].dtype for key in state} == {torch.float32}
+        if dtype == torch.bfloat16:
+            assert_close(state["master"].double(), expected, rtol=1e-5, atol=1e-6)
+            assert torch.equal(param, state["master"].bfloat16())
+        else:
+            assert "master" not in state
+            assert_close(param.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_equals_torch_adamw_in_float32(fused: bool) -> None:
+    ours, theirs = _model(), _model()
+    a = fused_adamw(ours, lr=3e-3, weight_decay=0.05)
+    b = torch.optim.AdamW(theirs.parameters(), lr=3e-3, weight_decay=0.05, betas=(0.9, 0.99), fused=fused)
+    for step in range(10):
+        for model, optimizer in ((ours, a), (theirs, b)):
+            _set_grads(model, step)
+            optimizer.step()
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(p, q) if fused else assert_close(p, q, rtol=1e-6, atol=1e-7) is None
+
+
+@pytest.mark.parametrize("masters", [True, False])
+def test_only_masters_let_tiny_updates_add_up(masters: bool) -> None:
+    model = nn.Linear(4, 4, bias=False, dtype=torch.bfloat16)
+    nn.init.ones_(model.weight)
+    optimizer = fused_adamw(model, lr=1e-4, weight_decay=0.0, master_weights=masters)
+    for _ in range(1000):  # each update is 1e-4; bfloat16 has steps of 2^-8 below 1
+        model.weight.grad = torch.ones_like(model.weight)
+        optimizer.step()
+    assert ("master" in optimizer.state[model.weight]) == masters
+    expected = 0.9 if masters else 1.0
+    assert_close(model.weight.float(), torch.full((4, 4), expected), rtol=0, atol=4e-3 if masters else 0)
+
+
+def test_a_parameter_without_gradient_is_left_alone() -> None:
+    model = _model()
+    optimizer = fused_adamw(model)
+    before = model[2].weight.detach().clone()
+    _set_grads(model, 0)
+    model[2].weight.grad = None
+    optimizer.step()
+    assert torch.equal(model[2].weight, before) and model[2].weight not in optimizer.state
+    _set_grads(model, 1)
+    optimizer.step()
+    assert optimizer.state[model[2].weight]["step"] == 1 and optimizer.state[model[0].weight]["step"] == 2
+
+
+def test_gradients_in_another_memory_order_give_the_same() -> None:
+    weights = []
+    for permuted in (False, True):
+        torch.manual_seed(0)
+        conv = nn.Conv2d(3, 4, 3)
+        optimizer = FusedAdamW(conv.parameters(), lr=0.1)
+        _set_grads(conv, 0)
+        if permuted:
+            conv.weight.grad = conv.weight.grad.contiguous(memory_format=torch.channels_last)
+        optimizer.step()
+        weights.append(conv.weight.detach().clone())
+    assert torch.equal(*weights)
+
+
+def test_sparse_gradients_are_refused() -> None:
+    embedding = nn.Embedding(4, 2, sparse=True)
+    optimizer = FusedAdamW(embedding.parameters())
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match="sparse"):
+        optimizer.step()
+
+
+def test_decay_1d_switches_the_decay_of_norms_and_biases() -> None:
+    assert [group["weight_decay"] for group in fused_adamw(_model()).param_groups] == [0.1]
+    matrices, vectors = fused_adamw(_model(), decay_1d=False).param_groups
+    assert {p.dim() for p in matrices["params"]} == {2} and matrices["weight_decay"] == 0.1
+    assert {p.dim() for p in vectors["params"]} == {1} and vectors["weight_decay"] == 0.0
+    assert len(adamw(_model(), decay_1d=False).param_groups) == 2
+
+
+def test_frozen_parameters_are_not_optimized_and_nothing_to_train_is_said() -> None:
+    model = _model()
+    model[0].requires_grad_(False)
+    assert len(fused_adamw(model).param_groups[0]["params"]) == 4
+    with pytest.raises(ConfigError, match="No parameter of Sequential requires a gradient"):
+        fused_adamw(model.requires_grad_(False))
+
+
+def test_optim_type_adamw_is_torchs() -> None:
+    optimizer = fused_adamw(_model(), optim_type="adamw", master_weights=True)
+    assert type(optimizer) is torch.optim.AdamW and optimizer.defaults["betas"] == (0.9, 0.99)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optim_type": "fusedadm"}, "optimizer.optim_type is 'fusedadm'. Did you mean fusedadam"),
+        ({"capturable": False}, "optimizer.master_weights=True needs optimizer.capturable=True"),
+        ({"lr": -1.0}, "optimizer.lr is -1.0"),
+        ({"betas": [0.9, 1.0]}, r"optimizer.betas is \[0.9, 1.0\]"),
+    ],
+)
+def test_wrong_options_are_explained(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fused_adamw(_model(), **options)
+
+
+def test_amsgrad_is_refused() -> None:
+    with pytest.raises(ConfigError, match="amsgrad"):
+        FusedAdamW(_model().parameters(), amsgrad=True)
+
+
+def test_grad_scaler_unscales_and_skips_infinities() -> None:
+    model = _model()
+    optimizer = fused_adamw(model, lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    plain = copy.deepcopy(model)
+    expected = fused_adamw(plain, lr=1e-2)
+    x = torch.randn(2, 5)
+    scaler.scale(model(x).sum()).backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    plain(x).sum().backward()
+    expected.step()
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        assert_close(p, q)
+    scaler.scale(model(x).sum() * float("inf")).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 4.0 and optimizer.state[model[0].weight]["step"] == 1
+
+
+def test_a_step_of_a_small_model_costs_little() -> None:
+    torch.set_num_threads(1)
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(30)))
+    optimizer = fused_adamw(model)
+    _set_grads(model, 0)
+    best = math.inf
+    for _ in range(100):
+        start = time.perf_counter()
+        optimizer.step()
+        best = min(best, time.perf_counter() - start)
+    assert best < 1.5e-3  # 0.25 ms on a quiet machine
+
+
+class _ApexOnPaper:
+    """What apex's capturable kernels do with their arguments, written out; the extension itself runs on CUDA only."""
+
+    multi_tensor_adam_capturable = "plain"
+    multi_tensor_adam_capturable_master = "master"
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __call__(self, kernel: str, overflow: Tensor, lists: list[list[Tensor]], *numbers: Any) -> None:
+        lr, beta1, beta2, eps, step, adam_w_mode, bias_correction, weight_decay, inv_scale = numbers
+        assert overflow.dtype == step.dtype == torch.int32 and adam_w_mode == bias_correction == 1
+        self.calls.append(kernel)
+        for g, p, m, v, *master in zip(*lists, strict=True):
+            assert g.dtype == p.dtype and len(master) == (kernel == "master")
+            w, grad = (master[0] if master else p), g.float() * inv_scale
+            m.mul_(beta1).add_(grad, alpha=1 - beta1)
+            v.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+            u = (m / (1 - beta1**step)) / ((v / (1 - beta2**step)).sqrt() + eps) + weight_decay * w
+            w.sub_(lr * u)
+            p.copy_(w)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_apex_path_equals_torchs(dtype: torch.dtype) -> None:
+    ours, theirs = _model(dtype), _model(dtype)
+    a, b = fused_adamw(ours, lr=1e-2), fused_adamw(theirs, lr=1e-2)
+    apex = _ApexOnPaper()
+    assert isinstance(a, FusedAdamW)
+    a._kernel = _UpdateWithApex(apex, apex)
+    for step in range(6):
+        for model, optimizer in ((ours, a), (theirs, b)):
+            _set_grads(model, step)
+            if step in (0, 3):
+                model[2].weight.grad = None  # counters differ from here on: torch takes over
+            optimizer.step()
+    assert apex.calls == ["master" if dtype == torch.bfloat16 else "plain"] * 2  # steps 0 and 3, where they were equal
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert a.state[p]["step"] == b.state[q]["step"]
+        assert_close(a.state[p].get("master", p), b.state[q].get("master", q), rtol=1e-5, atol=1e-7)
+
+
+# State by name
+
+
+def _trained(
+    dtype: torch.dtype = torch.bfloat16, steps: int = 3, **options: Any
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = _model(dtype)
+    optimizer = fused_adamw(model, lr=1e-2, **options)
+    for step in range(steps):
+        _set_grads(model, step)
+        optimizer.step()
+    return model, optimizer
+
+
+def _through_a_file(state: Any, path: Path) -> Any:
+    torch.save(state, path)
+    return torch.load(path, weights_only=True, mmap=True)
+
+
+def test_state_by_name_continues_exactly(tmp_path: Path) -> None:
+    model, optimizer = _trained()
+    state = _through_a_file(named_state(optimizer, model), tmp_path / "optim.pt")
+    assert set(state["state"]) == {name for name, _ in model.named_parameters()}
+    assert state["state"]["0.weight"].keys() == {"step", "exp_avg", "exp_avg_sq", "master"}
+
+    resumed = _model(torch.bfloat16, seed=1)
+    resumed.load_state_dict(model.state_dict())
+    again = fused_adamw(resumed, lr=1e-2)
+    assert load_named_state(again, resumed, state) == []
+    for step in range(3, 6):
+        for m, o in ((model, optimizer), (resumed, again)):
+            _set_grads(m, step)
+            o.step()
+    for p, q in zip(model.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(p, q) and torch.equal(optimizer.state[p]["master"], again.state[q]["master"])
+
+
+def test_leaving_out_the_masters_is_noted_and_changes_the_run(tmp_path: Path) -> None:
+    model, optimizer = _trained()
+    state = _through_a_file(named_state(optimizer, model), tmp_path / "optim.pt")
+    for values in state["state"].values():
+        del values["master"]
+    resumed = copy.deepcopy(model)
+    again = fused_adamw(resumed, lr=1e-2)
+    (note,) = load_named_state(again, resumed, state)
+    assert "no float32 masters of 6 parameters" in note
+    for m, o in ((model, optimizer), (resumed, again)):
+        _set_grads(m, 9)
+        o.step()
+    assert not torch.equal(optimizer.state[model[0].weight]["master"], again.state[resumed[0].weight]["master"])
+
+
+def test_a_load_before_the_first_step_decides_the_masters() -> None:
+    model, optimizer = _trained()
+    state = copy.deepcopy(named_state(optimizer, model))
+    other = _model(torch.bfloat16, seed=5)
+    again = fused_adamw(other, lr=0.0)
+    load_named_state(again, other, state)
+    _set_grads(other, 0)
+    again.step()
+    assert torch.equal(other[0].weight, model[0].weight)
+    assert isinstance(again, FusedAdamW)
+    again.reset_masters()
+    with torch.no_grad():
+        other[0].weight.fill_(2.0)
+    again.step()
+    assert torch.equal(other[0].weight, torch.full_like(other[0].weight, 2.0))
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw", "adamw_fused", "adagrad"])
+def test_state_by_name_of_other_optimizers(kind: str, tmp_path: Path) -> None:
+    def build(params: Any) -> torch.optim.Optimizer:
+        if kind == "sgd":
+            return torch.optim.SGD(params, lr=0.1, momentum=0.9)
+        if kind == "adagrad":
+            return torch.optim.Adagrad(params, lr=0.1)
+        return torch.optim.AdamW(params, lr=0.1, fused=kind == "adamw_fused")
+
+    model = _model()
+    optimizer = build(model.parameters())
+    _set_grads(model, 0)
+    optimizer.step()
+    state = _through_a_file(named_state(optimizer, model), tmp_path / "optim.pt")
+    resumed = copy.deepcopy(model)
+    again = build(resumed.parameters())
+    load_named_state(again, resumed, state)
+    for m, o in ((model, optimizer), (resumed, again)):
+        _set_grads(m, 1)
+        o.step()
+    for p, q in zip(model.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+def test_a_parameter_that_had_no_gradient_yet_loads() -> None:
+    model = _model()
+    optimizer = fused_adamw(model)
+    _set_grads(model, 0)
+    model[2].weight.grad = None
+    optimizer.step()
+    again = fused_adamw(model)
+    load_named_state(again, model, copy.deepcopy(named_state(optimizer, model)))
+    assert again.state.keys() == optimizer.state.keys()
+
+
+def test_state_by_position_is_read_in_both_known_orders() -> None:
+    model, optimizer = _trained(torch.float32)
+    again = fused_adamw(model)
+    load_named_state(again, model, copy.deepcopy(optimizer.state_dict()))
+    assert torch.equal(again.state[model[1].bias]["exp_avg"], optimizer.state[model[1].bias]["exp_avg"])
+
+    params = sorted(model.parameters(), key=lambda p: p.dim() < 2)  # as cosmos-predict2 orders them, one step per group
+    foreign: dict[str, Any] = {
+        "state": {},
+        "param_groups": [{"params": list(range(6)), "lr": 1e-2, "step": torch.tensor([3])}],
+    }
+    for i, param in enumerate(params):
+        foreign["state"][i] = {key: optimizer.state[param][key].clone() for key in ("exp_avg", "exp_avg_sq")}
+    again = fused_adamw(model)
+    load_named_state(again, model, foreign)
+    for param in params:
+        assert torch.equal(again.state[param]["exp_avg"], optimizer.state[param]["exp_avg"])
+        assert again.state[param]["step"] == 3
+
+
+def test_what_does_not_fit_is_named_and_nothing_is_loaded() -> None:
+    model, optimizer = _trained()
+    state = copy.deepcopy(named_state(optimizer, model))
+    state["state"]["3.weight"] = state["state"].pop("2.weight")
+    state["param_groups"][0]["params"] = list(state["state"])
+    state["state"]["0.weight"]["exp_avg"] = torch.zeros(2, 2)
+    again = fused_adamw(model)
+    with pytest.raises(CheckpointError) as caught:
+        load_named_state(again, model, state)
+    for part in ("missing: 2.weight", "unexpected: 3.weight", "0.weight.exp_avg (2, 2) instead of (7, 5)"):
+        assert part in str(caught.value)
+    assert not again.state
+    with pytest.raises(CheckpointError, match="found \\['model'\\]"):
+        load_named_state(again, model, {"model": {}})
+
+
+def test_state_of_another_optimizer_is_refused() -> None:
+    model = _model()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    _set_grads(model, 0)
+    sgd.step()
+    with pytest.raises(CheckpointError, match="is of SGD, this run configures FusedAdamW"):
+        load_named_state(fused_adamw(model), model, named_state(sgd, model))
+    with pytest.raises(CheckpointError, match="has momentum_buffer but no exp_avg, exp_avg_sq, step"):
+        load_named_state(fused_adamw(model), model, sgd.state_dict())
+
+
+def test_the_configs_hyper_parameters_win_and_differences_are_noted() -> None:
+    model, optimizer = _trained()
+    build_scheduler(optimizer, lambda_linear([10], [100], [0.5], [1.0], [0.0]))
+    state = copy.deepcopy(named_state(optimizer, model))
+    again = fused_adamw(model, lr=5e-3, weight_decay=0.2)
+    notes = load_named_state(again, model, state)
+    assert notes == [
+        "optimizer.lr: checkpoint 0.01, config 0.005; using the config's",
+        "optimizer.weight_decay: checkpoint 0.1, config 0.2; using the config's",
+    ]
+    assert again.param_groups[0]["lr"] == 5e-3
+    load_named_state(again, model, state, config_wins=False)
+    assert again.param_groups[0]["lr"] == 1e-2 and again.param_groups[0]["weight_decay"] == 0.1
+
+
+def test_torchs_own_state_dict_keeps_float32() -> None:
+    model, optimizer = _trained()
+    again = fused_adamw(model)
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for param in model.parameters():
+        for key, value in optimizer.state[param].items():
+            assert again.state[param][key].dtype == torch.float32 and torch.equal(again.state[param][key], value)
+
+
+# Several processes
+
+
+def _train_sharded(folder: Path) -> None:
+    torch.set_num_threads(1)
+    mesh = init_device_mesh("cpu", (2,))
+    model = _model(torch.bfloat16)
+    fully_shard(model, mesh=mesh)
+    optimizer = fused_adamw(model, lr=1e-2)
+    for step in range(3):
+        _set_grads(model, step)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    state = named_state(optimizer, model)
+    assert all(isinstance(values["master"], DTensor) for values in state["state"].values())
+    state["state"] = {
+        name: {key: t.full_tensor() if isinstance(t, DTensor) else t for key, t in values.items()}
+        for name, values in state["state"].items()
+    }
+    weights = {name: p.detach().full_tensor() for name, p in model.named_parameters()}
+    if dist.get_rank() == 0:
+        torch.save({"optim": state, "weights": weights}, folder / "sharded.pt")
+    dist.barrier()
+
+    # What one process saved goes back into the shards, bit by bit.
+    single = torch.load(folder / "single.pt", weights_only=True, mmap=True)
+    again = fused_adamw(model, lr=1e-2)
+    load_named_state(again, model, single)
+    for name, param in model.named_parameters():
+        for key, value in single["state"][name].items():
+            own = again.state[param][key]
+            assert torch.equal(own.full_tensor() if isinstance(own, DTensor) else own, value), (name, key)
+
+    # DTensors of the same sharding go across without a gather.
+    load_named_state(fused_adamw(model, lr=1e-2), model, named_state(again, model))
+
+
+@pytest.mark.slow
+def test_two_sharded_processes_equal_one(tmp_path: Path) -> None:
+    model, optimizer = _trained()
+    torch.save(named_state(optimizer, model), tmp_path / "single.pt")
+    run_distributed(_train_sharded, world_size=2, args=(tmp_path,))
+    sharded = torch.load(tmp_path / "sharded.pt", weights_only=True)
+    for name, param in model.named_parameters():
+        assert_close(sharded["weights"][name], param.detach(), rtol=0, atol=1e-2)
+        for key, value in optimizer.state[param].items():
+            assert_close(sharded["optim"]["state"][name][key], value, rtol=1e-6, atol=1e-7)
+
+    resumed = copy.deepcopy(model)
+    again = fused_adamw(resumed, lr=1e-2)
+    load_named_state(again, resumed, sharded["optim"])
+    for name, param in resumed.named_parameters():
+        for key, value in sharded["optim"]["state"][name].items():
+            assert torch.equal(again.state[param][key], value)
+
+
+# Schedules
+
+
+def test_linear_values() -> None:
+    f = lambda_linear([2, 0], [4, 2], [0.0, 0.5], [1.0, 0.5], [0.2, 0.1])
+    values = [f(n) for n in range(9)]
+    assert values == pytest.approx([0.0, 0.5, 1.0, 0.6, 0.2, 0.3, 0.1, 0.1, 0.1], rel=1e-12)
+    assert f.length == 6
+
+
+def test_cosine_values() -> None:
+    f = lambda_cosine([2], [6], [0.0], [1.0], [0.2])
+    assert [f(n) for n in (0, 1, 2, 4, 6, 7, 10**6)] == pytest.approx([0.0, 0.5, 1.0, 0.6, 0.2, 0.2, 0.2], rel=1e-12)
+    assert f(3) == pytest.approx(0.2 + 0.4 * (1 + math.cos(math.pi / 4)), rel=1e-12)
+
+
+def test_default_group_values() -> None:
+    f = lambda_linear([1000], [10000000000000], [1e-6], [1.0], [1.0])
+    assert f(0) == 1e-6 and f(500) == pytest.approx(0.5000005, rel=1e-12) and f(1000) == 1.0 and f(10**9) == 1.0
+
+
+@pytest.mark.parametrize("make", [lambda_linear, lambda_cosine])
+def test_a_cycle_that_is_all_ramp_ends_at_its_peak(make: Any) -> None:
+    f = make([4], [4], [0.0], [1.0], [0.25])
+    assert [f(n) for n in (0, 2, 4, 5)] == [0.0, 0.5, 1.0, 0.25]
+
+
+def test_constant() -> None:
+    assert constant()(7) == 1.0 and constant(rate=0.5)(10**12) == 0.5 and constant().length is None
+
+
+def test_schedules_can_be_pickled() -> None:
+    for f in (
+        lambda_linear([2], [4], [0.0], [1.0], [0.2]),
+        lambda_cosine([2], [4], [0.0], [1.0], [0.2]),
+        constant(0.3),
+    ):
+        assert pickle.loads(pickle.dumps(f))(3) == f(3)
+
+
+@pytest.mark.parametrize(
+    ("lists", "message"),
+    [
+        (([1, 2], [10], [0.0], [1.0], [0.0]), "warm_up_steps has 2, cycle_lengths has 1, f_start has 1"),
+        (([], [], [], [], []), "at least one"),
+        ((1000, [10], [0.0], [1.0], [0.0]), "scheduler.warm_up_steps is 1000; expected a list"),
+        (([1], ["10"], [0.0], [1.0], [0.0]), "scheduler.cycle_lengths has '10'"),
+        (([1], [0], [0.0], [1.0], [0.0]), "Cycle 0 of the scheduler has cycle_lengths=0"),
+    ],
+)
+def test_wrong_schedules_are_explained(lists: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        lambda_linear(*lists)
+
+
+def test_scheduler_drives_the_rate_and_resumes_with_the_configs_schedule(tmp_path: Path) -> None:
+    model = _model()
+
+    def build(lr: float, f_max: float) -> tuple[torch.optim.Optimizer, Any]:
+        optimizer = fused_adamw(model, lr=lr, decay_1d=False)
+        return optimizer, build_scheduler(optimizer, lambda_linear([4], [100], [0.0], [f_max], [0.0]))
+
+    optimizer, scheduler = build(0.1, 1.0)
+    rates = []
+    for _ in range(4):
+        rates.append(optimizer.param_groups[1]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert rates == pytest.approx([0.0, 0.025, 0.05, 0.075])
+    state = _through_a_file(scheduler.state_dict(), tmp_path / "scheduler.pt")
+    assert state == {"last_epoch": 4, "_step_count": 5}
+    optimizer, scheduler = build(0.2, 0.5)
+    scheduler.load_state_dict(state)
+    assert [group["lr"] for group in optimizer.param_groups] == scheduler.get_last_lr() == pytest.approx([0.1, 0.1])
+    scheduler.load_state_dict({"last_epoch": 2, "base_lrs": [7.0], "lr_lambdas": [{}], "_last_lr": [7.0]})
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+    with pytest.raises(CheckpointError, match="no 'last_epoch'"):
+        scheduler.load_state_dict({})
+
+
+def test_a_rate_in_a_tensor_follows_the_schedule() -> None:
+    runs = []
+    for in_tensor in (False, True):
+        model = _model()
+        optimizer = fused_adamw(model, lr=1e-2)
+        if in_tensor:  # what capturable does on CUDA
+            _put_lr_on(torch.device("cpu"), optimizer.param_groups[0])
+        scheduler = build_scheduler(optimizer, lambda_linear([4], [100], [0.1], [1.0], [0.0]))
+        for step in range(6):
+            _set_grads(model, step)
+            optimizer.step()
+            scheduler.step()
+        scheduler.load_state_dict(scheduler.state_dict())
+        runs.append((model, float(optimizer.param_groups[0]["lr"]), named_state(optimizer, model)))
+    (a, lr_a, state_a), (b, lr_b, state_b) = runs
+    assert lr_b == pytest.approx(lr_a, rel=1e-6)
+    for p, q in zip(a.parameters(), b.parameters(), strict=True):
+        assert_close(p, q, rtol=1e-6, atol=1e-8)
+    assert type(state_b["param_groups"][0]["lr"]) is float
+    assert load_named_state(fused_adamw(a, lr=1e-2), a, copy.deepcopy(state_b)) == []
+    assert state_a["param_groups"][0]["initial_lr"] == state_b["param_groups"][0]["initial_lr"] == 1e-2
