@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Low-rank adapters: where they go, what they change, and their file."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.testing import assert_close
+
+from imaginaire.errors import CheckpointError, ConfigError
+from imaginaire.lora import LoraSpec, adapter_state, adapters, inject, load_adapter, lora_spec, merge, save_adapter
+from imaginaire.optim import fused_adamw
+from tests.multiprocess import run_distributed
+
+TARGETS = ["q_proj", "mlp.layer1"]
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj = nn.Linear(8, 8, bias=False)
+        self.k_proj = nn.Linear(8, 8)
+        self.mlp = nn.ModuleDict({"layer1": nn.Linear(8, 16), "layer2": nn.Linear(16, 8)})
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.q_proj(x) + self.k_proj(x))
+        return x + self.mlp["layer2"](torch.relu(self.mlp["layer1"](x)))
+
+
+def _net(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(Block(), Block()).to(dtype)
+
+
+def _adapted(seed: int = 1, init: bool = True, **options: Any) -> nn.Module:
+    options = {"rank": 4, "alpha": 8.0, "target_modules": TARGETS, **options}
+    return inject(_net(), init=init, generator=torch.Generator().manual_seed(seed), **options)
+
+
+def test_adapters_go_to_the_targets_with_pefts_keys() -> None:
+    net = _adapted()
+    assert list(adapters(net)) == ["0.q_proj", "0.mlp.layer1", "1.q_proj", "1.mlp.layer1"]
+    keys = net.state_dict().keys()
+    expected = {"0.q_proj.base_layer.weight", "0.q_proj.lora_A.default.weight", "0.q_proj.lora_B.default.weight"}
+    assert {key for key in keys if key.startswith("0.q_proj.")} == expected
+    assert "0.mlp.layer1.base_layer.bias" in keys and "0.mlp.layer2.weight" in keys
+    assert net.state_dict()["0.mlp.layer1.lora_A.default.weight"].shape == (4, 8)
+    assert net.state_dict()["0.mlp.layer1.lora_B.default.weight"].shape == (16, 4)
+    assert lora_spec(net) == LoraSpec(4, 8.0, ("q_proj", "mlp.layer1"))
+
+
+def test_targets_may_be_a_comma_separated_string_and_full_names() -> None:
+    net = _adapted(target_modules="0.q_proj, mlp.layer1")
+    assert list(adapters(net)) == ["0.q_proj", "0.mlp.layer1", "1.mlp.layer1"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_output_is_unchanged_at_the_start(dtype: torch.dtype) -> None:
+    net = _net(dtype)
+    x = torch.randn(3, 8).to(dtype)
+    before = net(x)
+    inject(net, 4, 8, TARGETS)
+    after = net(x)
+    assert torch.equal(before, after) and after.dtype == dtype
+    assert all(value.dtype == torch.float32 for value in adapter_state(net).values())
+
+
+def test_without_init_the_output_changes() -> None:
+    net = _adapted(init=False)
+    assert not torch.equal(net(torch.ones(1, 8)), _net()(torch.ones(1, 8)))
+
+
+def test_gradient_reaches_exactly_the_adapters() -> None:
+    net = _adapted(init=False)
+    net(torch.randn(3, 8)).sum().backward()
+    for name, param in net.named_parameters():
+        assert param.requires_grad == ("lora_" in name)
+        assert (param.grad is not None and bool(param.grad.abs().sum() > 0)) == ("lora_" in name)
+
+
+def test_start_depends_on_seed_and_name_only() -> None:
+    state = adapter_state(_adapted(seed=1))
+    again = adapter_state(_adapted(seed=1, target_modules=["mlp.layer1"]))
+    assert all(torch.equal(value, state[name]) for name, value in again.items())
+    assert not torch.equal(
+        adapter_state(_adapted(seed=2))["0.q_proj.lora_A.default.weight"], state["0.q_proj.lora_A.default.weight"]
+    )
+    first, second = state["0.q_proj.lora_A.default.weight"], state["1.q_proj.lora_A.default.weight"]
+    assert (
+        not torch.equal(first, second) and first.abs().max() <= 1 / 8**0.5
+    )  # kaiming_uniform(a=sqrt(5)) as in nn.Linear
+
+
+def test_alpha_over_rank_scales_the_update() -> None:
+    net, double = _adapted(init=False), _adapted(init=False, alpha=16.0)
+    x = torch.randn(2, 8)
+    layer, layer2 = adapters(net)["0.q_proj"], adapters(double)["0.q_proj"]
+    base = layer.base_layer(x)
+    assert_close(layer2(x) - base, 2 * (layer(x) - base))
+    a, b = layer.factors
+    assert_close(layer(x), base + 2.0 * x @ a.T @ b.T)
+
+
+def test_merge_keeps_the_output_and_the_first_names() -> None:
+    net = _adapted(init=False)
+    x = torch.randn(3, 8)
+    before = net(x)
+    merged = merge(net)
+    assert merged.state_dict().keys() == _net().state_dict().keys()
+    assert not adapters(merged) and type(merged[0].q_proj) is nn.Linear
+    assert_close(merged(x), before)
+
+
+def test_adapter_file_round_trip(tmp_path: Path) -> None:
+    net = _adapted(init=False)
+    path = str(tmp_path / "adapter.safetensors")
+    save_adapter(path, net, base="posttraining/base.pt")
+    with safetensors.safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    assert metadata == {
+        "format": "lora-1",
+        "rank": "4",
+        "alpha": "8.0",
+        "target_modules": '["q_proj", "mlp.layer1"]',
+        "base": "posttraining/base.pt",
+    }
+    x = torch.randn(3, 8)
+    plain = _net()
+    assert load_adapter(path, plain) == LoraSpec(4, 8.0, ("q_proj", "mlp.layer1"))  # adds the adapters
+    assert torch.equal(plain(x), net(x))
+    other = _adapted(seed=5)
+    load_adapter(path, other)
+    assert torch.equal(other(x), net(x))
+
+
+def test_a_file_with_other_settings_is_refused(tmp_path: Path) -> None:
+    path = str(tmp_path / "adapter.safetensors")
+    save_adapter(path, _adapted())
+    with pytest.raises(CheckpointError) as caught:
+        load_adapter(path, _adapted(rank=2))
+    assert "rank=4 alpha=8 targets=q_proj,mlp.layer1" in str(caught.value) and "rank=2 alpha=8" in str(caught.value)
+
+
+def test_a_file_that_does_not_fit_is_accounted(tmp_path: Path) -> None:
+    path = tmp_path / "adapter.safetensors"
+    save_adapter(str(path), _adapted())
+    with safetensors.safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    tensors = safetensors.torch.load_file(path)
+    tensors["2.q_proj.lora_A.default.weight"] = tensors.pop("1.q_proj.lora_A.default.weight")
+    tensors["0.q_proj.lora_B.default.weight"] = torch.zeros(3, 3)
+    safetensors.torch.save_file(tensors, path, metadata)
+    with pytest.raises(CheckpointError) as caught:
+        load_adapter(str(path), _adapted())
+    for part in ("missing: 1.q_proj.lora_A", "unexpected: 2.q_proj.lora_A", "wrong shape: 0.q_proj.lora_B"):
+        assert part in str(caught.value)
+
+
+def test_unreadable_adapter_files_are_explained(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"none\.safetensors"):
+        load_adapter(str(tmp_path / "none.safetensors"), _net())
+    (tmp_path / "torn.safetensors").write_bytes(b"torn")
+    with pytest.raises(CheckpointError, match="not a readable safetensors file"):
+        load_adapter(str(tmp_path / "torn.safetensors"), _net())
+    safetensors.torch.save_file({"w": torch.zeros(1)}, tmp_path / "plain.safetensors")
+    with pytest.raises(CheckpointError, match="its metadata has format=None, expected 'lora-1'"):
+        load_adapter(str(tmp_path / "plain.safetensors"), _net())
+    with pytest.raises(ConfigError, match="no LoRA adapters"):
+        save_adapter(str(tmp_path / "nothing.safetensors"), _net())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"target_modules": ["q_prj", "v"]},
+            "'q_prj' matches no module. Did you mean q_proj.*'v' matches no module. Known: 0, 1",
+        ),
+        ({"target_modules": ["mlp.layr1"]}, "'mlp.layr1' matches no module. Did you mean"),
+        ({"target_modules": ["norm"]}, "'norm' matches 0.norm, which is a LayerNorm, not a Linear"),
+        ({"target_modules": ""}, "lora_target_modules is empty"),
+        ({"rank": 0}, "lora_rank is 0"),
+        ({"alpha": 0}, "lora_alpha is 0"),
+    ],
+)
+def test_wrong_options_are_explained(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _adapted(**options)
+
+
+def test_a_refused_injection_leaves_the_module_as_it_was() -> None:
+    net = _net()
+    with pytest.raises(ConfigError):
+        inject(net, 4, 8, ["q_proj", "nothing"])
+    assert not adapters(net) and all(param.requires_grad for param in net.parameters())
+    inject(net, 4, 8, TARGETS)
+    with pytest.raises(ConfigError, match="already has LoRA adapters"):
+        inject(net, 4, 8, ["k_proj"])
+
+
+def test_an_adapted_module_can_be_copied_and_its_state_loaded() -> None:
+    net = _adapted(init=False)
+    twin = copy.deepcopy(net)
+    other = _adapted(seed=7)
+    other.load_state_dict(net.state_dict())
+    x = torch.randn(2, 8)
+    assert torch.equal(twin(x), net(x)) and torch.equal(other(x), net(x))
+    assert adapters(net)["0.q_proj"].weight is adapters(net)["0.q_proj"].base_layer.weight
+
+
+def _train(net: nn.Module) -> None:
+    optimizer = fused_adamw(net, lr=1e-2)
+    for step in range(3):
+        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(step)).to(torch.bfloat16)
+        net(x).float().square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _train_sharded(folder: Path) -> None:
+    torch.set_num_threads(1)
+    net = inject(_net(torch.bfloat16), 4, 8, TARGETS, generator=torch.Generator().manual_seed(1))
+    mesh = init_device_mesh("cpu", (2,))
+    for block in net:
+        fully_shard(block, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    _train(net)
+    save_adapter(str(folder / "sharded.safetensors"), net)
+    dist.barrier()
+    load_adapter(str(folder / "single.safetensors"), net)
+    expected = safetensors.torch.load_file(folder / "single.safetensors")
+    assert all(torch.equal(value.full_tensor(), expected[name]) for name, value in adapter_state(net).items())
+
+
+@pytest.mark.slow
+def test_two_sharded_processes_train_and_save_as_one(tmp_path: Path) -> None:
+    net = inject(_net(torch.bfloat16), 4, 8, TARGETS, generator=torch.Generator().manual_seed(1))
+    _train(net)
+    save_adapter(str(tmp_path / "single.safetensors"), net)
+    run_distributed(_train_sharded, world_size=2, args=(tmp_path,))
+    single, sharded = (safetensors.torch.load_file(tmp_path / f"{name}.safetensors") for name in ("single", "sharded"))
+    for name, value in single.items():
+        assert_close(sharded[name], value, rtol=1e-4, atol=1e-5)
