@@ -31,8 +31,10 @@ help:
 setup: $(STAMP)
 
 $(STAMP): setup.py constraints.txt
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "make: there is no '$(PYTHON)' here. Install Python 3.10 or newer and say which: make setup PYTHON=python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
-	  echo "make: $(PYTHON) is $$($(PYTHON) --version 2>&1 | head -n 1), but Python 3.10 or newer is needed." \
+	  echo "make: $(PYTHON) is $$($(PYTHON) --version 2>&1 | head -n 1), but 3.10 or newer is needed." \
 	       "Install one and say which: make setup PYTHON=python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 	  echo "make: $(PYTHON) has no venv module. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }

@@ -64,8 +64,8 @@ def foreign_packages() -> list[str]:
             )
         elif others:
             lines.append(
-                f"'{package}' is ours ({place}), but {', '.join(others)} is installed and provides it too; elsewhere Python "
-                f"may take that one. Cure: pip uninstall {' '.join(others)}"
+                f"'{package}' is ours ({place}), but {', '.join(others)} is installed and provides it too; "
+                f"in another folder Python may take that one. Cure: pip uninstall {' '.join(others)}"
             )
     return lines
 
