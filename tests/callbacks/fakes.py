@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trainer small enough to read: it owns what callbacks ask of one, and calls the hooks of a step in their order."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from imaginaire import lazy_config, parallel
+from imaginaire.callbacks import CallbackGroup
+from imaginaire.callbacks.trackers import Metrics
+from imaginaire.config import Config
+from imaginaire.timers import Timers
+
+
+class Model(nn.Linear):
+    precision = torch.float32
+
+    def __init__(self) -> None:
+        super().__init__(4, 1)
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        return parallel.clip_grad_norm_(self.parameters(), max_norm)
+
+
+class ImageModel(Model):
+    def is_image_batch(self, batch: Any) -> bool:
+        return "image" in batch
+
+
+def make_config(callbacks: dict[str, Any] | None = None, **trainer: Any) -> Any:
+    """A config with only what callbacks read; unlike the real one it may be changed."""
+    profiling = SimpleNamespace(
+        enable_profiling=False,
+        enable_memory_snapshot=False,
+        profile_freq=1,
+        first_n_rank=8,
+        target_ranks=None,
+        record_shape=True,
+        profile_memory=True,
+        with_stack=False,
+        with_modules=False,
+    )
+    fields = dict(callbacks=callbacks, logging_iter=2, grad_accum_iter=1, max_iter=100, max_val_iter=None)
+    job = SimpleNamespace(project="p", group="g", name="n", wandb_mode=None)
+    return SimpleNamespace(trainer=SimpleNamespace(**{**fields, "profiling": profiling, **trainer}), job=job)
+
+
+class Trainer:
+    """`step` runs one optimizer step of ``grad_accum_iter`` micro-batches through all the hooks."""
+
+    def __init__(self, config: Any | Config, run_dir: Path | str, model: Any = None, is_writer: bool = True) -> None:
+        self.config = config
+        self.run_dir = str(run_dir)
+        self.model = model if model is not None else Model()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda n: 1 / (1 + n))
+        self.timers = Timers(torch.device("cpu"))
+        self.samples_seen = 0
+        self.iteration = 0
+        self.non_finite: list[tuple[str, float]] = []
+        self.metrics = Metrics(self.run_dir, config.job, is_writer=is_writer)
+        self.callbacks = CallbackGroup(config, self)
+
+    def start(self, iteration: int = 0) -> None:
+        self.iteration = iteration
+        self.metrics.open(iteration)
+        self.callbacks.on_train_start(self.model, iteration)
+
+    def report_non_finite(self, what: str, value: float) -> None:
+        self.non_finite.append((what, value))
+
+    def step(self, *losses: float, batch: Any = None, output: dict[str, Any] | None = None) -> None:
+        cb, i = self.callbacks, self.iteration
+        batch = {"x": torch.ones(3, 4)} if batch is None else batch
+        for micro, value in enumerate(losses):
+            with self.timers("data"):
+                pass
+            cb.on_training_step_start(self.model, batch, i)
+            cb.on_training_step_batch_start(self.model, batch, i)
+            with self.timers("forward"):
+                loss = value + (self.model.weight - self.model.weight.detach()).sum()  # exactly the value
+            loss.backward()
+            if micro == len(losses) - 1:
+                cb.on_before_optimizer_step(self.model, self.optimizer, self.scheduler, None, i)
+                self.optimizer.step()
+                self.scheduler.step()
+                cb.on_before_zero_grad(self.model, self.optimizer, self.scheduler, i)
+                self.optimizer.zero_grad()
+            self.samples_seen += 3
+            cb.on_training_step_batch_end(self.model, batch, output or {}, loss.detach(), i)
+        self.iteration += 1
+        cb.on_training_step_end(self.model, batch, output or {}, loss.detach(), self.iteration)
+        self.metrics.flush(self.iteration)
+
+
+def lazy(target: Any, **arguments: Any) -> Any:
+    return lazy_config.LazyCall(target)(**arguments)
