@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Callbacks that tell how a run is doing: losses, speed, a sign of life, a progress bar."""
+
+import json
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from imaginaire import distributed, storage
+from imaginaire.callbacks.base import Callback, EveryN
+from imaginaire.callbacks.running_mean import RunningMean
+from imaginaire.errors import ConfigError, UserError
+
+log = logging.getLogger(__name__)
+
+
+class LossLog(Callback):
+    """Logs the loss, every scalar of the model's output, learning rates and samples seen, as means since the last log.
+
+    Means run over all micro-batches and ranks, every ``logging_iter * logging_iter_multipler`` steps; with a multiplier
+    the names begin with ``train@10/`` instead of ``train/``. NaN and infinite values are counted, not averaged.
+    Validation gives ``val/...``, weighted by batch size.
+    """
+
+    def __init__(self, logging_iter_multipler: int = 1) -> None:  # the spelling that configs in the wild use
+        if logging_iter_multipler < 1:
+            raise ConfigError(f"loss_log.logging_iter_multipler must be at least 1, found {logging_iter_multipler}.")
+        self.multiplier = logging_iter_multipler
+        self._train: dict[str, RunningMean] = {}
+        self._validation: dict[str, RunningMean] = {}
+        self._micro = 0
+        self._rates: dict[str, float] = {}
+
+    def on_before_optimizer_step(
+        self, model: Any, optimizer: Any, scheduler: Any, grad_scaler: Any, iteration: int = 0
+    ) -> None:
+        if self.multiplier == 1 and self._is_due(iteration + 1) and distributed.is_rank0():
+            self._rates = {}  # those of this step: the schedule moves on before the step ends
+            for index, group in enumerate(optimizer.param_groups):
+                self._rates[f"optim/lr_{index}"] = float(group["lr"])
+                self._rates[f"optim/weight_decay_{index}"] = float(group.get("weight_decay", 0.0))
+
+    def on_training_step_batch_end(
+        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
+    ) -> None:
+        _add_all(self._train, output, loss)
+        self._micro += 1
+        if self._micro < self.config.trainer.grad_accum_iter:
+            return
+        self._micro = 0
+        # Here and not at the end of the step: a checkpoint of this step then holds the sums of after the log.
+        if self._is_due(iteration + 1):
+            prefix = "train" if self.multiplier == 1 else f"train@{self.multiplier}"
+            values = {f"{prefix}/{name}": value for name, value in _gathered(self._train).items()}
+            if self.multiplier == 1:
+                values |= self._rates
+                values["train/samples_seen"] = self.trainer.samples_seen
+            self.trainer.metrics.log(values, iteration + 1)
+
+    def on_validation_start(self, model: Any, dataloader: Any, iteration: int = 0) -> None:
+        self._validation = {}
+
+    def on_validation_step_end(
+        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
+    ) -> None:
+        _add_all(self._validation, output, loss, weight=batch_size(batch))
+
+    def on_validation_end(self, model: Any, iteration: int = 0) -> None:
+        if self.multiplier == 1:
+            values = {f"val/{name}": value for name, value in _gathered(self._validation).items()}
+            self.trainer.metrics.log(values, iteration)
+            if "val/loss" in values:
+                log.info("iter %d validation loss %.6g", iteration, values["val/loss"])
+
+    def _is_due(self, iteration: int) -> bool:
+        return bool(iteration % (self.config.trainer.logging_iter * self.multiplier) == 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: mean.state_dict() for name, mean in self._train.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._train = {name: RunningMean() for name in state}
+        for name, mean in self._train.items():
+            mean.load_state_dict(state[name])
+
+
+def _add_all(means: dict[str, RunningMean], output: Any, loss: Tensor, weight: float = 1.0) -> None:
+    means.setdefault("loss", RunningMean()).add(loss, weight)
+    if not isinstance(output, Mapping):
+        return
+    for name, value in output.items():
+        is_scalar = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, int | float)
+        if is_scalar and name != "loss":
+            means.setdefault(str(name), RunningMean()).add(value, weight)
+
+
+def _gathered(means: dict[str, RunningMean]) -> dict[str, float]:
+    """Means over all ranks, and empties them. Ranks may have seen different names (image and video batches)."""
+    totals: dict[str, tuple[float, float, int]] = {}
+    for of_rank in distributed.all_gather_object({name: mean.totals() for name, mean in means.items()}):
+        for name, (total, weight, non_finite) in of_rank.items():
+            before = totals.get(name, (0.0, 0.0, 0))
+            totals[name] = (before[0] + total, before[1] + weight, before[2] + non_finite)
+    for mean in means.values():
+        mean.reset()
+    values = {name: total / weight for name, (total, weight, _) in totals.items() if weight}
+    values |= {f"non_finite_{name}": count for name, (_, _, count) in totals.items() if count}
+    return values
+
+
+def batch_size(batch: Any) -> int:
+    """Length of the first tensor found in a batch, else 1."""
+    return next((int(tensor.shape[0]) for tensor in _tensors(batch) if tensor.ndim), 1)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+class IterSpeed(EveryN):
+    """Reports the first ``hit_thres`` steps singly, then every ``every_n`` steps the seconds per step and their split.
+
+    ``train/s_per_iter`` leaves out validation and saving. ``timer/data``, ``timer/forward``, ... are seconds per step
+    by the trainer's timers, and ``train/data_percent`` is the share spent waiting for data. Rank 0 speaks for all.
+    """
+
+    def __init__(self, every_n: int | None = None, hit_thres: int = 5, step_size: int = 1) -> None:
+        super().__init__(every_n=every_n, step_size=step_size)
+        self.hit_thres = hit_thres
+        self._hits = 0
+        self._mark: float | None = None  # when the measured interval began
+        self._mark_iteration = 0
+        self._mark_samples = 0
+        self._paused = 0.0
+        self._pause_start: float | None = None
+        self._last_step: float | None = None
+
+    def on_train_start(self, model: Any, iteration: int = 0) -> None:
+        self._last_step = time.perf_counter()
+
+    def on_training_step_end(
+        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
+    ) -> None:
+        if self._hits < self.hit_thres:
+            self._hits += 1
+            if loss.is_cuda:
+                torch.cuda.synchronize(loss.device)
+            now = time.perf_counter()
+            log.info(
+                "Iteration %d: Hit counter: %d/%d | Loss: %.4f | Time: %.2fs",
+                iteration,
+                self._hits,
+                self.hit_thres,
+                float(loss),
+                now - (self._last_step if self._last_step is not None else now),
+            )
+            self._last_step = now
+            if self._hits == self.hit_thres:
+                self._restart(iteration)
+        else:
+            super().on_training_step_end(model, batch, output, loss, iteration)
+
+    def every_n_impl(
+        self, trainer: Any, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int
+    ) -> None:
+        steps = iteration - self._mark_iteration
+        if self._mark is None or steps <= 0:
+            self._restart(iteration)
+            return
+        elapsed = max(time.perf_counter() - self._mark - self._paused, 1e-9)
+        phases = trainer.timers.read_and_reset()
+        values = {f"timer/{name}": seconds / steps for name, seconds in phases.items()}
+        values["train/s_per_iter"] = elapsed / steps
+        values["train/data_percent"] = 100 * phases.get("data", 0.0) / elapsed
+        values["train/samples_per_s"] = (trainer.samples_seen - self._mark_samples) / elapsed
+        trainer.metrics.log(values, iteration)
+        self._restart(iteration, read_timers=False)
+
+    def _restart(self, iteration: int, read_timers: bool = True) -> None:
+        if read_timers:
+            self.trainer.timers.read_and_reset()
+        self._mark, self._mark_iteration, self._paused = time.perf_counter(), iteration, 0.0
+        self._mark_samples = self.trainer.samples_seen
+
+    def _pause(self) -> None:
+        self._pause_start = time.perf_counter()
+
+    def _resume(self) -> None:
+        if self._pause_start is not None:
+            self._paused += time.perf_counter() - self._pause_start
+            self._pause_start = None
+
+    def on_validation_start(self, model: Any, dataloader: Any, iteration: int = 0) -> None:
+        self._pause()
+
+    def on_validation_end(self, model: Any, iteration: int = 0) -> None:
+        self._resume()
+
+    def on_save_checkpoint_start(self, model: Any, iteration: int = 0) -> None:
+        self._pause()
+
+    def on_save_checkpoint_end(self, model: Any, iteration: int = 0) -> None:
+        self._resume()
+
+
+class HeartBeat(EveryN):
+    """Rewrites ``heart_beat.json`` in the run folder, at most every ``update_interval_in_minute``: a sign of life.
+
+    A supervisor compares ``unix_time`` with its own clock, and reads ``state`` (training, finished) and ``iteration``.
+    """
+
+    def __init__(self, every_n: int = 10, update_interval_in_minute: float = 20, step_size: int = 1) -> None:
+        super().__init__(every_n=every_n, step_size=step_size)
+        self.interval_s = 60 * update_interval_in_minute
+        self._last = float("-inf")
+
+    def on_train_start(self, model: Any, iteration: int = 0) -> None:
+        self._beat("training", iteration)
+
+    def every_n_impl(
+        self, trainer: Any, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int
+    ) -> None:
+        if time.monotonic() - self._last >= self.interval_s:
+            self._beat("training", iteration)
+
+    def on_train_end(self, model: Any, iteration: int = 0) -> None:
+        self._beat("finished", iteration)
+
+    def _beat(self, state: str, iteration: int) -> None:
+        if not distributed.is_rank0():
+            return
+        self._last = time.monotonic()
+        now = time.time()
+        beat = {
+            "state": state,
+            "iteration": iteration,
+            "samples_seen": self.trainer.samples_seen,
+            "unix_time": now,
+            "time": datetime.fromtimestamp(now, timezone.utc).isoformat(timespec="seconds"),
+            "update_interval_s": self.interval_s,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        }
+        text = json.dumps(beat, indent=1) + "\n"
+        path = storage.join(self.trainer.run_dir, "heart_beat.json")
+        try:
+            storage.write_atomically(path, lambda file: file.write(text.encode()))
+        except (OSError, UserError) as error:  # a missed beat must not stop what it watches
+            log.warning("heart beat not written to %s: %s", path, error)
+
+
+class ProgressBar(Callback):
+    """A bar for training and one for each validation, on rank 0's terminal; nothing when stderr is not one."""
+
+    def __init__(self) -> None:
+        self._bars: dict[str, Any] = {}
+
+    def _open(self, name: str, total: int | None, initial: int = 0) -> None:
+        if distributed.is_rank0() and sys.stderr.isatty():
+            from tqdm import tqdm
+
+            self._bars[name] = tqdm(
+                desc=name, total=total, initial=initial, leave=name == "training", dynamic_ncols=True
+            )
+
+    def _close(self, name: str) -> None:
+        if name in self._bars:
+            self._bars.pop(name).close()
+
+    def on_train_start(self, model: Any, iteration: int = 0) -> None:
+        max_iter = self.config.trainer.max_iter  # for display only
+        self._open("training", max_iter if max_iter < 999_999_999 else None, iteration)
+
+    def on_training_step_end(
+        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
+    ) -> None:
+        if bar := self._bars.get("training"):
+            bar.update(iteration - bar.n)
+
+    def on_validation_start(self, model: Any, dataloader: Any, iteration: int = 0) -> None:
+        limit = self.config.trainer.max_val_iter
+        length = len(dataloader) if hasattr(dataloader, "__len__") else None
+        known = [n for n in (limit, length) if n is not None]
+        self._open("validation", min(known) if known else None)
+
+    def on_validation_step_end(
+        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
+    ) -> None:
+        if bar := self._bars.get("validation"):
+            bar.update(1)
+
+    def on_validation_end(self, model: Any, iteration: int = 0) -> None:
+        self._close("validation")
+
+    def on_train_end(self, model: Any, iteration: int = 0) -> None:
+        self._close("training")
