@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dotted names of importable things: find one by its name, and give one a name that finds it again."""
+
+import enum
+import importlib
+import sys
+import types
+from typing import Any
+
+from imaginaire.errors import ConfigError, near
+
+
+def locate(name: str, key: str = "") -> Any:
+    """The class, function or object called ``package.module.Thing``; ``key`` is who asks, for the message."""
+    asks = f"{key} names" if key else "This configuration names"
+    parts = name.split(".")
+    if len(parts) < 2 or not all(parts):
+        raise ConfigError(f"{asks} '{name}', but a full dotted name such as package.module.Class is needed.")
+    for cut in range(len(parts) - 1, 0, -1):
+        module_name = ".".join(parts[:cut])
+        try:
+            found: Any = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
+                continue  # this much is no module; a shorter part may be one that holds a class
+            raise ConfigError(f"{asks} '{name}', but importing {module_name} failed: {error}.") from error
+        except Exception as error:  # any module may be named, so anything may go wrong in it
+            raise ConfigError(
+                f"{asks} '{name}', but importing {module_name} failed: {type(error).__name__}: {error}."
+            ) from error
+        for depth, part in enumerate(parts[cut:], start=cut):
+            if not hasattr(found, part):
+                where = ".".join(parts[:depth])
+                public = [member for member in dir(found) if not member.startswith("_")]
+                raise ConfigError(f"{asks} '{name}', but {where} has no '{part}'.{near(part, public)}")
+            found = getattr(found, part)
+        return found
+    raise ConfigError(
+        f"{asks} '{name}', but no module '{parts[0]}' can be imported."
+        " Run from the folder it lies in, or install the package that brings it."
+    )
+
+
+def _is_same(found: Any, wanted: Any) -> bool:
+    # Every access to a class method makes a new object, equal to the others.
+    return found is wanted or (isinstance(wanted, types.MethodType) and bool(found == wanted))
+
+
+def _lookup(name: str) -> Any:
+    try:
+        return locate(name)
+    except ConfigError:
+        return None
+
+
+def _candidates(value: Any) -> list[str]:
+    if isinstance(value, enum.Enum):
+        return [f"{type(value).__module__}.{type(value).__qualname__}.{value.name}"]
+    if type(value).__module__ == "torch" and type(value).__name__ in ("dtype", "memory_format", "layout"):
+        return [str(value)]
+    module, name = getattr(value, "__module__", None), getattr(value, "__name__", None)
+    qualname = getattr(value, "__qualname__", name)
+    if not isinstance(qualname, str):
+        return []
+    if not isinstance(module, str):  # some built-in functions of extension modules
+        return [f"{root}.{name}" for root in ("torch", "builtins") if root in sys.modules]
+    return [f"{module}.{qualname}", f"{module}.{name}", f"{module.split('.')[0]}.{name}"]
+
+
+def find_name(value: Any) -> str | None:
+    """A dotted name by which another process finds this very object, or None."""
+    for name in _candidates(value):
+        module = name.split(".")[0]
+        if module != "__main__" and "<" not in name and _is_same(_lookup(name), value):
+            return name
+    return None
+
+
+def name_of(value: Any, key: str = "") -> str:
+    """The verified dotted name of an object; ConfigError with the key path where there is none."""
+    if (name := find_name(value)) is not None:
+        return name
+    at = f"{key}: " if key else ""
+    if getattr(value, "__module__", None) == "__main__":
+        raise ConfigError(
+            f"{at}{describe(value)} is defined in the program that was started, so no saved configuration can name it."
+            " Move it into a module."
+        )
+    if "<lambda>" in describe(value) or "<locals>" in describe(value):
+        raise ConfigError(
+            f"{at}{describe(value)} has no name by which a saved configuration can find it."
+            " Define it at the top level of a module, without lambda."
+        )
+    raise ConfigError(
+        f"{at}{value!r} (a {type(value).__qualname__}) cannot be written to a configuration file."
+        " Use plain values, or L(TheClass)(...) so that it is built when it is needed."
+    )
+
+
+def describe(value: Any) -> str:
+    """A name for messages, found again or not."""
+    if isinstance(value, str):
+        return value
+    module = getattr(value, "__module__", None)
+    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or repr(value)
+    return f"{module}.{name}" if module else str(name)
