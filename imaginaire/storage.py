@@ -1,0 +1,557 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files and objects by path: local folders and ``s3://`` (or any other fsspec address) with the same calls.
+
+A local write goes to a temporary file beside its target, is synced, and is renamed over it; an object appears in its
+store only when the upload is complete. Remote operations are tried three times when the failure may pass (connection,
+time-out, throttling, 5xx) and fail at once, with a cure, when it will not. Nothing is cached between calls.
+"""
+
+import builtins
+import contextlib
+import errno
+import fcntl
+import hashlib
+import importlib.util
+import logging
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any, BinaryIO, TypeVar, cast
+
+from imaginaire.errors import CheckpointError, ConfigError, UserError, missing_package
+
+log = logging.getLogger(__name__)
+
+StrPath = str | os.PathLike[str]
+T = TypeVar("T")
+
+TRIES = 3
+FIRST_WAIT_S = 0.5  # doubles with every further try
+UPLOAD_PART_BYTES = 64 * 2**20  # held in memory; an object may have 10,000 parts, so up to 625 GB
+
+STANDARD_CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+PROJECT_CREDENTIALS = ("PROD_S3_CHECKPOINT_ACCESS_KEY_ID", "PROD_S3_CHECKPOINT_SECRET_ACCESS_KEY")
+STANDARD_ENDPOINT = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+PROJECT_ENDPOINT = ("PROD_S3_CHECKPOINT_ENDPOINT_URL",)
+STANDARD_REGION = ("AWS_REGION", "AWS_DEFAULT_REGION")
+PROJECT_REGION = ("PROD_S3_CHECKPOINT_REGION_NAME",)
+
+_TEMPORARY = re.compile(r"^\..+\.tmp-(\d+)$")
+_THROTTLING = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "RequestTimeout"}
+
+
+# Paths ----------------------------------------------------------------------------------------------------------------
+
+
+def is_remote(path: StrPath) -> bool:
+    """True for ``scheme://`` addresses other than ``file://``."""
+    text = os.fspath(path)
+    return "://" in text and not text.startswith("file://")
+
+
+def join(base: StrPath, *parts: str) -> str:
+    """``base/part/part``, for local paths and addresses alike."""
+    if is_remote(base):
+        return "/".join([os.fspath(base).rstrip("/"), *(part.strip("/") for part in parts)])
+    return os.path.join(_local(base), *parts)
+
+
+def exists(path: StrPath) -> bool:
+    if not is_remote(path):
+        return os.path.exists(_local(path))
+    return _info(path) is not None
+
+
+def is_folder(path: StrPath) -> bool:
+    """True for a folder; in an object store, for a prefix that has objects below it."""
+    if not is_remote(path):
+        return os.path.isdir(_local(path))
+    info = _info(path)
+    return info is not None and info["type"] == "directory"
+
+
+def size(path: StrPath) -> int:
+    """Bytes in the file."""
+    if not is_remote(path):
+        with _explained(path):
+            return os.path.getsize(_local(path))
+    info = _info(path)
+    if info is None:
+        raise CheckpointError(f"{os.fspath(path)} does not exist.")
+    return int(info["size"])
+
+
+def listdir(path: StrPath) -> list[str]:
+    """The names in a folder, sorted; empty where there is no such folder."""
+    if not is_remote(path):
+        try:
+            return sorted(os.listdir(_local(path)))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def names() -> list[str]:
+        fs, inner = filesystem(path)
+        try:
+            found = fs.ls(inner, detail=False)
+        except FileNotFoundError as error:
+            _raise_if_no_bucket(error, path)
+            return []
+        own = inner.rstrip("/")
+        # An object store may answer with the folder's own marker, or with the object itself.
+        return sorted({entry.rstrip("/").rsplit("/", 1)[-1] for entry in found if entry.rstrip("/") != own})
+
+    return _retry(path, names)
+
+
+def makedirs(path: StrPath) -> None:
+    """Make a local folder and its parents; object stores have none."""
+    if not is_remote(path):
+        with _explained(path):
+            os.makedirs(_local(path), exist_ok=True)
+
+
+def free_bytes(path: StrPath) -> int | None:
+    """Free bytes on the disk that holds ``path``, which need not exist yet; None for a remote one."""
+    if is_remote(path):
+        return None
+    place = Path(_local(path)).absolute()
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+# Reading --------------------------------------------------------------------------------------------------------------
+
+
+def open(path: StrPath, mode: str = "rb") -> IO[Any]:  # named as the builtin on purpose: storage.open
+    """A file object for reading, ``rb`` or ``r``."""
+    assert mode in ("r", "rb"), f"storage.open reads; use write_atomically to write, not mode '{mode}'"
+    if not is_remote(path):
+        with _explained(path):
+            return builtins.open(_local(path), mode, encoding=None if "b" in mode else "utf-8")
+
+    def opened() -> IO[Any]:
+        fs, inner = filesystem(path)
+        return cast(IO[Any], fs.open(inner, mode))
+
+    return _retry(path, opened)
+
+
+def read_text(path: StrPath) -> str:
+    """The whole file as UTF-8 text."""
+    if not is_remote(path):
+        with _explained(path), builtins.open(_local(path), encoding="utf-8") as file:
+            return file.read()
+
+    def text() -> str:
+        fs, inner = filesystem(path)
+        return bytes(fs.cat_file(inner)).decode()
+
+    return _retry(path, text)
+
+
+def local_copy(path: StrPath) -> Path:
+    """A local path with the file's content: the path itself, or a copy in ``$TMPDIR``, fetched once per machine.
+
+    The copy's place is derived from the address and the object's version, so a changed object is fetched anew. Other
+    processes of the machine wait for the one that fetches.
+    """
+    if not is_remote(path):
+        return Path(_local(path))
+    info = _info(path)
+    if info is None:
+        raise CheckpointError(f"{os.fspath(path)} does not exist.")
+    version = [str(info.get(key)) for key in ("ETag", "etag", "size", "LastModified", "created", "mtime")]
+    key = hashlib.sha256("\n".join([os.fspath(path), *version]).encode()).hexdigest()[:32]
+    folder = Path(tempfile.gettempdir()) / f"imaginaire-cache-{os.getuid()}" / key
+    target = folder / os.path.basename(os.fspath(path).rstrip("/"))
+    if target.exists():
+        return target
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with builtins.open(folder / ".lock", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # given back by the kernel, even when the holder is killed
+        if target.exists():
+            return target
+        remove_stale_temporaries(folder)
+        needed, free = int(info["size"]), free_bytes(folder)
+        if free is not None and free < needed:
+            raise CheckpointError(
+                f"{os.fspath(path)} has {needed / 1e9:.1f} GB, but {folder} has {free / 1e9:.1f} GB free. "
+                "Set TMPDIR to a larger disk."
+            )
+        temporary = _temporary_name(str(target))
+
+        def fetch() -> None:
+            fs, inner = filesystem(path)
+            fs.get_file(inner, temporary)
+
+        start = time.monotonic()
+        _retry(path, fetch)
+        os.replace(temporary, target)
+        log.info("fetched %s to %s (%.1f s)", os.fspath(path), target, time.monotonic() - start)
+    return target
+
+
+# Writing --------------------------------------------------------------------------------------------------------------
+
+
+def write_atomically(path: StrPath, write: Callable[[BinaryIO], object]) -> None:
+    """Have ``write`` fill a file that appears at ``path`` complete or not at all.
+
+    Whatever stops it leaves the old content, if any. For a remote path ``write`` may be called again after a failure
+    that may pass, so it must be repeatable.
+    """
+    if is_remote(path):
+        _retry(path, lambda: _upload(path, write))
+        return
+    target = _local(path)
+    makedirs(os.path.dirname(target) or ".")
+    temporary = _temporary_name(target)
+    with _explained_writing(path):
+        try:
+            file = create(temporary)
+            try:
+                write(file)
+                sync(file)
+            finally:
+                file.close()
+            rename(temporary, target)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            raise
+        _sync_folder(os.path.dirname(target) or ".")
+
+
+def create(path: StrPath) -> BinaryIO:
+    """A new file opened for writing, or an upload whose object appears when it is closed."""
+    if not is_remote(path):
+        return builtins.open(_local(path), "wb")
+    fs, inner = filesystem(path)
+    return cast(BinaryIO, fs.open(inner, "wb", block_size=UPLOAD_PART_BYTES))
+
+
+def sync(file: IO[Any]) -> None:
+    """Flush a local file to its disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def rename(source: StrPath, target: StrPath) -> None:
+    """Atomically put a local file, or a folder, in its final place."""
+    assert not is_remote(source) and not is_remote(target), "object stores cannot rename atomically"
+    os.replace(_local(source), _local(target))
+
+
+def remove(path: StrPath) -> None:
+    """Delete a file or a folder with everything in it; an absent one is fine."""
+    if not is_remote(path):
+        target = _local(path)
+        with _explained(path):
+            try:
+                if os.path.isdir(target) and not os.path.islink(target):
+                    shutil.rmtree(target)
+                else:
+                    os.unlink(target)
+            except FileNotFoundError:
+                pass
+        return
+
+    def delete() -> None:
+        fs, inner = filesystem(path)
+        try:
+            fs.rm(inner, recursive=True)
+        except FileNotFoundError as error:
+            _raise_if_no_bucket(error, path)
+
+    _retry(path, delete)
+
+
+def remove_stale_temporaries(folder: StrPath) -> None:
+    """Delete what killed processes left half-written directly in ``folder``: temporary files, unfinished uploads.
+
+    Call it before anything writes there. Unfinished uploads are invisible but paid for.
+    """
+    if is_remote(folder):
+        _retry(folder, lambda: _abort_uploads(folder))
+        return
+    for name in listdir(folder):
+        if (match := _TEMPORARY.match(name)) and int(match[1]) != os.getpid():
+            remove(join(folder, name))
+            log.info("removed %s, left by a process that was stopped", join(folder, name))
+
+
+def _temporary_name(target: str) -> str:
+    folder, name = os.path.split(target)
+    return os.path.join(folder, f".{name}.tmp-{os.getpid()}")
+
+
+def _sync_folder(folder: str) -> None:
+    """Make a rename in ``folder`` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _upload(path: StrPath, write: Callable[[BinaryIO], object]) -> None:
+    file = create(path)
+    try:
+        write(file)
+        file.close()  # completes the upload
+    except BaseException:
+        _discard(file)
+        raise
+
+
+def _discard(file: Any) -> None:
+    """Abort an upload. Closing it, or leaving it to the garbage collector, would complete it instead."""
+    try:
+        file.discard()
+    except Exception as error:  # the first failure is the one to report; a leftover upload is invisible
+        log.warning("an unfinished upload could not be aborted: %s", error)
+    file.forced = True
+    file.closed = True
+
+
+def _abort_uploads(folder: StrPath) -> None:
+    if not _is_s3(folder):
+        return
+    fs, inner = filesystem(folder)
+    bucket, prefix, _ = fs.split_path(inner)
+    for upload in fs.list_multipart_uploads(bucket):
+        key = upload["Key"]
+        if os.path.dirname(key) == prefix.rstrip("/"):
+            fs.abort_mpu(bucket, key, upload["UploadId"])
+            log.info("aborted the unfinished upload of s3://%s/%s", bucket, key)
+
+
+# Remote file systems --------------------------------------------------------------------------------------------------
+
+
+def filesystem(path: StrPath) -> tuple[Any, str]:
+    """The fsspec file system of a remote path, and the path inside it."""
+    import fsspec
+
+    text = os.fspath(path)
+    if _is_s3(text) and importlib.util.find_spec("s3fs") is None:
+        raise missing_package("s3fs", "s3")
+    try:
+        fs, inner = fsspec.core.url_to_fs(text, **filesystem_options(text))
+    except ImportError as error:
+        raise ConfigError(f"{text}: fsspec cannot open this kind of address here: {error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{text}: {error}") from error
+    if _is_s3(text):
+        fs.retries = 2  # for a body that breaks off; requests are retried by botocore, whole operations by _retry
+    return fs, cast(str, inner)
+
+
+def filesystem_options(path: StrPath) -> dict[str, Any]:
+    """The arguments for fsspec to open ``path``: for S3 the credentials, endpoint and region of the environment.
+
+    The standard AWS pair is taken first, then the project's. Endpoint and region come from the same family as the
+    pair; from the other one only if that one has no pair of its own. Without a pair the AWS chain decides (profile,
+    instance role).
+    """
+    if not _is_s3(path):
+        return {"use_listings_cache": False}
+    standard, project = _pair(STANDARD_CREDENTIALS), _pair(PROJECT_CREDENTIALS)
+    endpoints, regions = [STANDARD_ENDPOINT, PROJECT_ENDPOINT], [STANDARD_REGION, PROJECT_REGION]
+    if standard is None and project is not None:
+        endpoints.reverse()
+        regions.reverse()
+    if standard is not None and project is not None:
+        endpoints, regions = endpoints[:1], regions[:1]
+    key, secret = standard or project or (None, None)
+    return {
+        "key": key,
+        "secret": secret,
+        "token": os.environ.get("AWS_SESSION_TOKEN") if standard else None,
+        "endpoint_url": _first_set(sum(endpoints, ())),
+        "client_kwargs": {"region_name": region} if (region := _first_set(sum(regions, ()))) else {},
+        "config_kwargs": {"retries": {"mode": "standard", "total_max_attempts": 2}},
+        "use_listings_cache": False,
+    }
+
+
+def _is_s3(path: StrPath) -> bool:
+    return os.fspath(path).startswith(("s3://", "s3a://"))
+
+
+def _pair(names: tuple[str, str]) -> tuple[str, str] | None:
+    values = [os.environ.get(name) or None for name in names]
+    if values[0] and values[1]:
+        return values[0], values[1]
+    if any(values):
+        present, absent = names if values[0] else names[::-1]
+        raise ConfigError(f"{present} is set, but {absent} is not. Set both, or neither.")
+    return None
+
+
+def _first_set(names: tuple[str, ...]) -> str | None:
+    return next((os.environ[name] for name in names if os.environ.get(name)), None)
+
+
+def _info(path: StrPath) -> dict[str, Any] | None:
+    def info() -> dict[str, Any] | None:
+        fs, inner = filesystem(path)
+        try:
+            return dict(fs.info(inner))
+        except FileNotFoundError as error:
+            _raise_if_no_bucket(error, path)
+            return None
+
+    return _retry(path, info)
+
+
+# Failures -------------------------------------------------------------------------------------------------------------
+
+
+def _retry(path: StrPath, operation: Callable[[], T]) -> T:
+    """The operation's result; failures that may pass are tried again, all others become a UserError."""
+    for attempt in range(1, TRIES + 1):
+        try:
+            return operation()
+        except UserError:
+            raise
+        except Exception as error:
+            if not _may_pass(error):
+                explanation = _explain(error, path)
+                if explanation is None:
+                    raise
+                raise explanation from error
+            if attempt == TRIES:
+                raise CheckpointError(
+                    f"{os.fspath(path)}: failed {TRIES} times, last with {_brief(error)}. {_looked_at(path)}"
+                ) from error
+            wait = FIRST_WAIT_S * 2 ** (attempt - 1)
+            log.warning("%s: %s (try %d of %d, next in %.1f s)", os.fspath(path), _brief(error), attempt, TRIES, wait)
+            time.sleep(wait)
+    raise AssertionError("unreachable")
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _response(error: BaseException) -> tuple[int, str]:
+    """HTTP status and error code of an S3 answer anywhere in the chain, else (0, "")."""
+    for link in _chain(error):
+        response = getattr(link, "response", None)
+        if isinstance(response, dict):
+            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            return int(status), str(response.get("Error", {}).get("Code", ""))
+    return 0, ""
+
+
+def _may_pass(error: Exception) -> bool:
+    status, code = _response(error)
+    if code in _THROTTLING or status in (408, 429) or status >= 500:
+        return True
+    if status:
+        return False
+    names = {(kind.__module__.split(".")[0], kind.__name__) for link in _chain(error) for kind in type(link).__mro__}
+    passing = {
+        ("botocore", "HTTPClientError"),  # time-outs and closed connections
+        ("botocore", "ConnectionError"),  # no connection
+        ("botocore", "IncompleteReadError"),
+        ("botocore", "FlexibleChecksumError"),  # damaged on the way
+        ("aiohttp", "ClientError"),
+        ("builtins", "ConnectionError"),
+        ("builtins", "TimeoutError"),
+        ("asyncio", "TimeoutError"),
+    }
+    return bool(names & passing)
+
+
+def _explain(error: Exception, path: StrPath) -> UserError | None:
+    """What a user can do about a permanent failure of a remote path; None if it is not theirs."""
+    status, code = _response(error)
+    text = os.fspath(path)
+    kinds = {kind.__name__ for link in _chain(error) for kind in type(link).__mro__}
+    if "NoCredentialsError" in kinds or "PartialCredentialsError" in kinds:
+        return ConfigError(f"{text}: there are no credentials. {_looked_at(path)}")
+    if status in (401, 403) or isinstance(error, PermissionError):
+        return CheckpointError(f"{text}: access was refused ({code or _brief(error)}). {_looked_at(path)}")
+    if code == "NoSuchBucket":
+        return CheckpointError(f"{text}: this bucket does not exist at the endpoint asked. {_looked_at(path)}")
+    if isinstance(error, FileNotFoundError):
+        return CheckpointError(f"{text} does not exist.")
+    if status:
+        return CheckpointError(f"{text}: the store answered {status} {code}: {_brief(error)}. {_looked_at(path)}")
+    if "BotoCoreError" in kinds or "ParamValidationError" in kinds:
+        return ConfigError(f"{text}: {_brief(error)}. {_looked_at(path)}")
+    return None
+
+
+def _raise_if_no_bucket(error: FileNotFoundError, path: StrPath) -> None:
+    if _response(error)[1] == "NoSuchBucket":
+        raise error
+
+
+def _brief(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _looked_at(path: StrPath) -> str:
+    """Which variables decide access, and whether they are set; never their values, the endpoint's apart."""
+    if not _is_s3(path):
+        return ""
+    names = [*STANDARD_CREDENTIALS, "AWS_PROFILE", *PROJECT_CREDENTIALS]
+    states = ", ".join(f"{name} ({'set' if os.environ.get(name) else 'not set'})" for name in names)
+    endpoint = filesystem_options(path)["endpoint_url"] or "Amazon's, since no endpoint variable is set"
+    return f"Looked at {states}. Endpoint: {endpoint} ({', '.join(STANDARD_ENDPOINT + PROJECT_ENDPOINT)})."
+
+
+@contextlib.contextmanager
+def _explained(path: StrPath) -> Iterator[None]:
+    """Turn the local failures that a user can mend into a CheckpointError."""
+    text = os.fspath(path)
+    try:
+        with _explained_writing(path):
+            yield
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{text} does not exist.") from error
+    except IsADirectoryError as error:
+        raise CheckpointError(f"{text} is a folder; a file was expected.") from error
+    except (NotADirectoryError, FileExistsError) as error:
+        raise CheckpointError(f"{text}: a part of this path is a file; a folder was expected.") from error
+
+
+@contextlib.contextmanager
+def _explained_writing(path: StrPath) -> Iterator[None]:
+    """Only what the disk itself refuses, since the block may run the caller's code too."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # torch.save puts a RuntimeError of its own on top of a failed write
+        text, cause = os.fspath(path), _os_error(error)
+        if cause is not None and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            free = (free_bytes(path) or 0) / 1e9
+            raise CheckpointError(
+                f"{text} was not written: the disk or quota is full ({free:.2f} GB free). Free space, lower "
+                "checkpoint.keep_last, or set IMAGINAIRE_OUTPUT_ROOT to another disk."
+            ) from error
+        if cause is not None and cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise CheckpointError(
+                f"{text}: {cause.strerror}. Change its permissions, or set IMAGINAIRE_OUTPUT_ROOT to a folder "
+                "that you can write."
+            ) from error
+        raise
+
+
+def _os_error(error: BaseException | None) -> OSError | None:
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _local(path: StrPath) -> str:
+    return os.fspath(path).removeprefix("file://")

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real S3 server over HTTP, started once per session on a free port, and a fresh bucket for each test.
+
+Use it with ``from tests.s3_server import s3_bucket, s3_server``; ``s3_bucket`` gives an address such as
+``s3://test-3f2a...`` with the environment set for it.
+"""
+
+import os
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+CREDENTIAL_VARIABLES = [
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_PROFILE",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+    "PROD_S3_CHECKPOINT_ACCESS_KEY_ID",
+    "PROD_S3_CHECKPOINT_SECRET_ACCESS_KEY",
+    "PROD_S3_CHECKPOINT_ENDPOINT_URL",
+    "PROD_S3_CHECKPOINT_REGION_NAME",
+]
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """The address of the running server."""
+    moto_server = pytest.importorskip("moto.server", reason="moto[server] is not installed: pip install -e '.[dev]'")
+    # moto looks for credentials of its own when it starts
+    os.environ.setdefault("AWS_EC2_METADATA_DISABLED", "true")
+    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment that says nothing about S3."""
+    for name in CREDENTIAL_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+
+
+@pytest.fixture
+def s3_bucket(s3_server: str, no_credentials: None, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A fresh bucket as ``s3://name``, reachable through the standard variables."""
+    import boto3
+
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test-key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test-secret")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    boto3.client("s3", endpoint_url=s3_server).create_bucket(Bucket=name)
+    return f"s3://{name}"

@@ -1,0 +1,423 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files and objects: atomic writes, clear errors, retries, credentials."""
+
+import errno
+import logging
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+import torch
+
+from imaginaire import storage
+from imaginaire.errors import CheckpointError, ConfigError, UserError
+from tests.s3_server import no_credentials, s3_bucket, s3_server
+
+__all__ = ["no_credentials", "s3_bucket", "s3_server"]
+
+MB = 2**20
+
+
+def write_bytes(content: bytes) -> Any:
+    return lambda file: file.write(content)
+
+
+# Local ----------------------------------------------------------------------------------------------------------------
+
+
+def test_local_round_trip(tmp_path: Path) -> None:
+    path = storage.join(tmp_path, "a", "b.txt")
+    storage.write_atomically(path, write_bytes(b"hello"))
+    assert storage.exists(path) and storage.size(path) == 5 and storage.read_text(path) == "hello"
+    with storage.open(path) as file:
+        assert file.read() == b"hello"
+    with storage.open(f"file://{path}", "r") as file:
+        assert file.read() == "hello"
+    assert storage.listdir(tmp_path / "a") == ["b.txt"]
+    assert storage.local_copy(path) == Path(path)
+    assert storage.listdir(tmp_path / "absent") == [] and not storage.exists(tmp_path / "absent")
+    assert (storage.free_bytes(tmp_path / "x" / "y") or 0) > 0
+
+
+def test_is_remote_and_join() -> None:
+    assert storage.is_remote("s3://b/k") and not storage.is_remote("/tmp/x") and not storage.is_remote("file:///x")
+    assert storage.join("s3://b/k/", "c", "/d") == "s3://b/k/c/d"
+    assert storage.join("a", "b", "c") == "a/b/c"
+
+
+def test_local_write_takes_torch_save(tmp_path: Path) -> None:
+    weights = {"w": torch.randn(64, 64)}
+    storage.write_atomically(tmp_path / "w.pt", lambda file: torch.save(weights, file))
+    loaded = torch.load(tmp_path / "w.pt", mmap=True, weights_only=True)
+    assert torch.equal(loaded["w"], weights["w"])
+
+
+def test_failed_local_write_keeps_the_old_file_and_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"old")
+
+    def fails(file: BinaryIO) -> None:
+        file.write(b"new, half of it")
+        raise FileNotFoundError("raised by the caller's own code")
+
+    with pytest.raises(FileNotFoundError, match="own code"):
+        storage.write_atomically(path, fails)
+    assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["f"]
+
+
+def test_local_write_calls_create_sync_rename_through_the_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    for name in ("create", "sync", "rename"):
+        original = getattr(storage, name)
+        monkeypatch.setattr(storage, name, lambda *a, n=name, o=original: (calls.append(n), o(*a))[1])
+    storage.write_atomically(tmp_path / "f", write_bytes(b"x"))
+    assert calls == ["create", "sync", "rename"]
+
+
+def _killed_in_mid_write(path: str) -> None:
+    def write(file: BinaryIO) -> None:
+        file.write(b"half")
+        file.flush()
+        os._exit(9)
+
+    storage.write_atomically(path, write)
+
+
+def test_a_killed_writer_leaves_the_old_file_and_a_temporary_that_is_cleaned(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"old")
+    child = multiprocessing.get_context("fork").Process(target=_killed_in_mid_write, args=(str(path),))
+    child.start()
+    child.join()
+    assert path.read_bytes() == b"old"
+    (temporary,) = [name for name in os.listdir(tmp_path) if name != "f"]
+    assert temporary == f".f.tmp-{child.pid}"
+    (tmp_path / f".g.tmp-{os.getpid()}").write_bytes(b"ours, still being written")
+    (tmp_path / ".hidden").write_bytes(b"not ours")
+    storage.remove_stale_temporaries(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == [f".g.tmp-{os.getpid()}", ".hidden", "f"]
+
+
+def test_remove_takes_files_folders_and_absent_paths(tmp_path: Path) -> None:
+    (tmp_path / "d" / "e").mkdir(parents=True)
+    (tmp_path / "d" / "e" / "f").write_bytes(b"x")
+    (tmp_path / "keep").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "keep")
+    for name in ("d", "link", "absent"):
+        storage.remove(tmp_path / name)
+    assert os.listdir(tmp_path) == ["keep"]
+
+
+def test_local_mistakes_are_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(CheckpointError, match=r"absent does not exist"):
+        storage.read_text(tmp_path / "absent")
+    with pytest.raises(CheckpointError, match=r"absent does not exist"):
+        storage.size(tmp_path / "absent")
+    with pytest.raises(CheckpointError, match="is a folder; a file was expected"):
+        storage.open(tmp_path)
+    with pytest.raises(CheckpointError, match="a part of this path is a file"):
+        storage.write_atomically(tmp_path / "file" / "below", write_bytes(b"x"))
+
+
+@pytest.mark.parametrize("writer", ["plain", "torch.save"])
+def test_full_disk_names_path_and_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str) -> None:
+    class FullDisk:
+        def __init__(self, file: BinaryIO) -> None:
+            self.file, self.left = file, 1000
+
+        def write(self, data: bytes) -> int:
+            self.left -= len(data)
+            if self.left < 0:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return self.file.write(data)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.file, name)
+
+    original = storage.create
+    monkeypatch.setattr(storage, "create", lambda path: FullDisk(original(path)))
+    write = write_bytes(bytes(5000)) if writer == "plain" else lambda file: torch.save(torch.zeros(5000), file)
+    with pytest.raises(CheckpointError, match=r"big was not written: the disk or quota is full .*keep_last"):
+        storage.write_atomically(tmp_path / "big", write)
+    assert os.listdir(tmp_path) == []
+
+
+# Object store ---------------------------------------------------------------------------------------------------------
+
+
+def test_s3_round_trip(s3_bucket: str) -> None:
+    path = storage.join(s3_bucket, "run", "model", "a.txt")
+    assert not storage.exists(path) and storage.listdir(storage.join(s3_bucket, "run")) == []
+    storage.makedirs(storage.join(s3_bucket, "run"))
+    storage.write_atomically(path, write_bytes(b"hello"))
+    assert storage.exists(path) and storage.size(path) == 5 and storage.read_text(path) == "hello"
+    assert storage.listdir(storage.join(s3_bucket, "run")) == ["model"]
+    assert storage.is_folder(storage.join(s3_bucket, "run")) and not storage.is_folder(path)
+    storage.write_atomically(path, write_bytes(b"changed"))
+    assert storage.read_text(path) == "changed"  # nothing is cached
+    with storage.open(path) as file:
+        assert file.read(3) == b"cha"
+    assert storage.free_bytes(path) is None
+    storage.write_atomically(storage.join(s3_bucket, "run", "empty"), write_bytes(b""))
+    assert storage.size(storage.join(s3_bucket, "run", "empty")) == 0
+
+
+def test_s3_listing_sees_what_others_wrote(s3_bucket: str, s3_server: str) -> None:
+    import boto3
+
+    storage.write_atomically(storage.join(s3_bucket, "d", "one"), write_bytes(b"1"))
+    assert storage.listdir(storage.join(s3_bucket, "d")) == ["one"]
+    client = boto3.client("s3", endpoint_url=s3_server)
+    client.put_object(Bucket=s3_bucket.removeprefix("s3://"), Key="d/two", Body=b"2")
+    assert storage.listdir(storage.join(s3_bucket, "d")) == ["one", "two"]
+
+
+def test_s3_remove_takes_the_folder_and_not_its_namesakes(s3_bucket: str) -> None:
+    for name in ("iter_1/a", "iter_1/b/c", "iter_10/a"):
+        storage.write_atomically(storage.join(s3_bucket, name), write_bytes(b"x"))
+    storage.remove(storage.join(s3_bucket, "iter_1"))
+    storage.remove(storage.join(s3_bucket, "absent"))
+    assert storage.listdir(s3_bucket) == ["iter_10"]
+    storage.remove(storage.join(s3_bucket, "iter_10", "a"))
+    assert storage.listdir(s3_bucket) == []
+
+
+@pytest.mark.parametrize("megabytes", [1, 12], ids=["one put", "several parts"])
+def test_s3_write_appears_only_when_complete(
+    s3_bucket: str, s3_server: str, monkeypatch: pytest.MonkeyPatch, megabytes: int
+) -> None:
+    import boto3
+
+    monkeypatch.setattr(storage, "UPLOAD_PART_BYTES", 5 * MB)
+    path = storage.join(s3_bucket, "w.bin")
+    seen = []
+
+    def write(file: BinaryIO, *, fail: bool) -> None:
+        for _ in range(megabytes):
+            file.write(bytes(MB))
+        seen.append(storage.exists(path))
+        if fail:
+            raise RuntimeError("stopped half-way")
+
+    with pytest.raises(RuntimeError, match="half-way"):
+        storage.write_atomically(path, lambda file: write(file, fail=True))
+    assert not storage.exists(path)
+    client = boto3.client("s3", endpoint_url=s3_server)
+    assert not client.list_multipart_uploads(Bucket=s3_bucket.removeprefix("s3://")).get("Uploads")
+    storage.write_atomically(path, lambda file: write(file, fail=False))
+    assert seen == [False, False] and storage.size(path) == megabytes * MB
+
+
+def test_unfinished_uploads_of_a_killed_process_are_aborted(s3_bucket: str, s3_server: str) -> None:
+    import boto3
+
+    client = boto3.client("s3", endpoint_url=s3_server)
+    bucket = s3_bucket.removeprefix("s3://")
+    for key in ("run/model/a.pt", "run/optim/a.pt", "other/a.pt"):
+        client.create_multipart_upload(Bucket=bucket, Key=key)
+    storage.remove_stale_temporaries(storage.join(s3_bucket, "run", "model"))
+    left = client.list_multipart_uploads(Bucket=bucket)["Uploads"]
+    assert sorted(upload["Key"] for upload in left) == ["other/a.pt", "run/optim/a.pt"]
+
+
+def test_s3_takes_torch_save_and_gives_a_local_copy_once(
+    s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(storage.tempfile, "tempdir", str(tmp_path))
+    path = storage.join(s3_bucket, "w.pt")
+    weights = {"w": torch.randn(100, 100)}
+    storage.write_atomically(path, lambda file: torch.save(weights, file))
+    with caplog.at_level(logging.INFO, logger="imaginaire.storage"):
+        copies = {storage.local_copy(path) for _ in range(3)}
+        threads = [threading.Thread(target=storage.local_copy, args=(path,)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    (copy,) = copies
+    assert copy.name == "w.pt" and copy.is_relative_to(tmp_path)
+    assert torch.equal(torch.load(copy, mmap=True, weights_only=True)["w"], weights["w"])
+    assert sum("fetched" in record.message for record in caplog.records) == 1
+
+    storage.write_atomically(path, lambda file: torch.save({"w": torch.zeros(3)}, file))
+    assert torch.equal(torch.load(storage.local_copy(path), weights_only=True)["w"], torch.zeros(3))
+    with pytest.raises(CheckpointError, match="absent does not exist"):
+        storage.local_copy(storage.join(s3_bucket, "absent"))
+
+
+def test_other_fsspec_addresses_work() -> None:
+    storage.write_atomically("memory://folder/a", write_bytes(b"abc"))
+    assert storage.read_text("memory://folder/a") == "abc" and storage.listdir("memory://folder") == ["a"]
+    storage.remove("memory://folder")
+    assert not storage.exists("memory://folder/a")
+    with pytest.raises(ConfigError, match="nonsense://x"):
+        storage.exists("nonsense://x")
+
+
+# Credentials ----------------------------------------------------------------------------------------------------------
+
+
+def project_variables(server: str) -> dict[str, str]:
+    return {
+        "PROD_S3_CHECKPOINT_ACCESS_KEY_ID": "project-key",
+        "PROD_S3_CHECKPOINT_SECRET_ACCESS_KEY": "project-secret",
+        "PROD_S3_CHECKPOINT_ENDPOINT_URL": server,
+        "PROD_S3_CHECKPOINT_REGION_NAME": "eu-west-1",
+    }
+
+
+def test_project_variables_reach_the_store(s3_bucket: str, s3_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name)
+    for name, value in project_variables(s3_server).items():
+        monkeypatch.setenv(name, value)
+    options = storage.filesystem_options(s3_bucket)
+    assert (options["key"], options["secret"], options["endpoint_url"]) == ("project-key", "project-secret", s3_server)
+    assert options["client_kwargs"] == {"region_name": "eu-west-1"}
+    storage.write_atomically(storage.join(s3_bucket, "f"), write_bytes(b"x"))
+    assert storage.read_text(storage.join(s3_bucket, "f")) == "x"
+
+
+def test_standard_pair_wins_and_does_not_mix_with_the_project_endpoint(
+    no_credentials: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    monkeypatch.setenv("PROD_S3_CHECKPOINT_ENDPOINT_URL", "http://project")
+    assert storage.filesystem_options("s3://b")["endpoint_url"] == "http://project"  # the project has no pair
+    for name, value in project_variables("http://project").items():
+        monkeypatch.setenv(name, value)
+    options = storage.filesystem_options("s3://b")
+    assert options["key"] == "k" and options["endpoint_url"] is None
+
+
+def test_half_a_pair_is_named(no_credentials: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROD_S3_CHECKPOINT_SECRET_ACCESS_KEY", "very-secret")
+    with pytest.raises(ConfigError, match="PROD_S3_CHECKPOINT_ACCESS_KEY_ID is not") as caught:
+        storage.exists("s3://b/k")
+    assert "very-secret" not in str(caught.value)
+
+
+def test_no_credentials_at_all_is_one_clear_error(
+    s3_server: str, no_credentials: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
+    with pytest.raises(ConfigError, match=r"there are no credentials.*AWS_ACCESS_KEY_ID \(not set\)"):
+        storage.exists("s3://b/k")
+
+
+def test_missing_bucket_is_named_at_once(s3_bucket: str) -> None:
+    start = time.monotonic()
+    for attempt in (
+        lambda: storage.write_atomically("s3://no-such-bucket-here/k", write_bytes(b"x")),
+        lambda: storage.listdir("s3://no-such-bucket-here/folder"),
+    ):
+        with pytest.raises(CheckpointError, match=r"no-such-bucket-here.*bucket does not exist") as caught:
+            attempt()
+        assert "AWS_ACCESS_KEY_ID (set)" in str(caught.value) and "test-secret" not in str(caught.value)
+    assert time.monotonic() - start < 2
+    with pytest.raises(CheckpointError, match="absent does not exist"):
+        storage.read_text(storage.join(s3_bucket, "absent"))
+
+
+def test_missing_s3fs_names_the_extra(no_credentials: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"'s3fs' is not installed.*\.\[s3\]"):
+        storage.exists("s3://b/k")
+
+
+# Failures that may pass -----------------------------------------------------------------------------------------------
+
+
+class FlakyServer:
+    """An S3 server with the session server's content that answers the first ``failures`` requests with ``answer``."""
+
+    def __init__(self) -> None:
+        from moto.server import DomainDispatcherApplication, create_backend_app
+        from werkzeug.serving import make_server
+
+        self.failures, self.answer, self.failed = 0, "503 Service Unavailable", 0
+        self.application = DomainDispatcherApplication(create_backend_app)
+        self.server = make_server("127.0.0.1", 0, self.respond, threaded=True)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def respond(self, environ: dict[str, Any], start_response: Any) -> Any:
+        if self.failed >= self.failures:
+            return self.application(environ, start_response)
+        self.failed += 1
+        environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        start_response(self.answer, [("Content-Length", "0")])
+        return []
+
+
+@pytest.fixture
+def flaky(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FlakyServer]:
+    server = FlakyServer()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    monkeypatch.setattr(storage, "FIRST_WAIT_S", 0.01)
+    yield server
+    server.server.shutdown()
+    server.server.server_close()
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "imaginaire.storage"]
+
+
+def one_request_per_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Switch off botocore's own tries, so that the number of requests is ours."""
+    original = storage.filesystem_options
+
+    def options(path: storage.StrPath) -> dict[str, Any]:
+        return original(path) | {"config_kwargs": {"retries": {"mode": "standard", "total_max_attempts": 1}}}
+
+    monkeypatch.setattr(storage, "filesystem_options", options)
+
+
+def test_write_survives_a_server_that_is_busy_twice(
+    s3_bucket: str, flaky: FlakyServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one_request_per_try(monkeypatch)
+    flaky.failures = 2
+    path = storage.join(s3_bucket, "f")
+    storage.write_atomically(path, write_bytes(b"content"))
+    assert storage.read_text(path) == "content"
+    messages = warnings_of(caplog)
+    assert len(messages) == 2 and "try 1 of 3" in messages[0] and "try 2 of 3" in messages[1] and path in messages[0]
+
+
+def test_a_server_that_stays_busy_is_given_up_after_three_tries(
+    s3_bucket: str, flaky: FlakyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_request_per_try(monkeypatch)
+    flaky.failures = 1000
+    with pytest.raises(CheckpointError, match="failed 3 times"):
+        storage.write_atomically(storage.join(s3_bucket, "f"), write_bytes(b"content"))
+    assert flaky.failed == 3
+
+
+def test_refused_access_is_tried_once(s3_bucket: str, flaky: FlakyServer, caplog: pytest.LogCaptureFixture) -> None:
+    flaky.failures, flaky.answer = 1000, "403 Forbidden"
+    with pytest.raises(CheckpointError, match=r"access was refused.*PROD_S3_CHECKPOINT_ACCESS_KEY_ID \(not set\)"):
+        storage.write_atomically(storage.join(s3_bucket, "f"), write_bytes(b"content"))
+    assert flaky.failed == 1 and not warnings_of(caplog)
+
+
+def test_an_unreachable_endpoint_is_named(
+    s3_bucket: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one_request_per_try(monkeypatch)
+    monkeypatch.setattr(storage, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(UserError, match=r"failed 3 times.*127\.0\.0\.1:9"):
+        storage.exists(storage.join(s3_bucket, "f"))
+    assert len(warnings_of(caplog)) == 2
