@@ -47,10 +47,10 @@ _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "AUTH")
 
 def foreign_packages() -> list[str]:
     """One line for each of our packages that another distribution provides or hides; empty when all is ours."""
-    providers = importlib.metadata.packages_distributions()
+    providers = _other_providers()
     lines = []
     for package in PACKAGES:
-        others = sorted({name for name in providers.get(package, []) if _canonical(name) != DISTRIBUTION})
+        others = sorted(providers[package])
         place = _place(package)
         if place is not None and not _is_ours(place, others):
             owner = f"distribution '{others[0]}'" if others else "no known distribution"
@@ -72,6 +72,20 @@ def foreign_packages() -> list[str]:
 
 def _root() -> Path:
     return Path(__file__).resolve().parent.parent
+
+
+def _other_providers() -> dict[str, set[str]]:
+    """Installed distributions, other than ours, by which of our packages they bring."""
+    providers: dict[str, set[str]] = {package: set() for package in PACKAGES}
+    for distribution in importlib.metadata.distributions():
+        listing = f"\n{distribution.read_text('RECORD') or ''}"
+        names = (distribution.read_text("top_level.txt") or "").split()
+        for package in PACKAGES:
+            if package in names or f"\n{package}/" in listing:
+                name = distribution.metadata["Name"]
+                if _canonical(name) != DISTRIBUTION:
+                    providers[package].add(name)
+    return providers
 
 
 def _canonical(name: str) -> str:
