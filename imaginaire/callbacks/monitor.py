@@ -3,6 +3,7 @@
 
 import logging
 import os
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from imaginaire.callbacks.base import EveryN
 log = logging.getLogger(__name__)
 
 _GB = 2**30
+_TABLE_INTERVAL_S = 600.0
 
 
 class DeviceMonitor(EveryN):
@@ -24,7 +26,8 @@ class DeviceMonitor(EveryN):
 
     ``cpu_mem_gb`` is the resident memory of a rank with its workers, ``host_available_gb`` what the machine (or the
     container) still has. On GPUs: peaks of allocated and reserved memory since the last time and, with nvidia-ml-py,
-    used and free memory, temperature, power, utilisation and clock. ``log_memory_detail`` also logs them as a table.
+    used and free memory, temperature, power, utilisation and clock. ``log_memory_detail`` also logs them as a table, at
+    first and then at most every ten minutes.
     """
 
     def __init__(self, every_n: int | None = 200, step_size: int = 1, log_memory_detail: bool = True) -> None:
@@ -33,6 +36,7 @@ class DeviceMonitor(EveryN):
         self._gpu: Gpu | None = None
         self._watches: dict[int, LeakWatch] = {}
         self._has_warned = False
+        self._next_table = 0.0
 
     def on_train_start(self, model: Any, iteration: int = 0) -> None:
         device = distributed.device()
@@ -53,7 +57,8 @@ class DeviceMonitor(EveryN):
             values |= {f"device/{name}_max": highest for name, (_, highest, _) in summary.items()}
             values |= {f"device/{name}_min": lowest for name, (_, _, lowest) in summary.items()}
         trainer.metrics.log(values, iteration)
-        if self.log_memory_detail:
+        if self.log_memory_detail and time.monotonic() >= self._next_table:
+            self._next_table = time.monotonic() + _TABLE_INTERVAL_S
             rows = (f"  {name:<26}{a:>10.2f}{b:>10.2f}{c:>10.2f}" for name, (a, b, c) in summary.items())
             log.info("iter %d devices\n  %-26s%10s%10s%10s\n%s", iteration, "", "avg", "max", "min", "\n".join(rows))
         self._watch_for_leaks(of_ranks, iteration)

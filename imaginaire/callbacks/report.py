@@ -166,7 +166,7 @@ class IterSpeed(EveryN):
                 iteration,
                 self._hits,
                 self.hit_thres,
-                float(loss),
+                float(loss.detach()),
                 now - (self._last_step if self._last_step is not None else now),
             )
             self._last_step = now

@@ -24,8 +24,10 @@ class RunningMean:
         self._pending: list[tuple[Tensor, float]] = []
 
     def add(self, value: Tensor | float, weight: float = 1.0) -> None:
+        if isinstance(value, Tensor):
+            value = value.detach()
         if isinstance(value, Tensor) and value.device.type != "cpu":
-            self._pending.append((value.detach().reshape(()).clone(), weight))  # a copy: the model may reuse its tensor
+            self._pending.append((value.reshape(()).clone(), weight))  # a copy: the model may reuse its tensor
             if len(self._pending) >= _MAX_PENDING:
                 self._fold()
         else:

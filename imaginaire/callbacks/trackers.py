@@ -154,8 +154,9 @@ class Metrics:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._wandb.run_id = state["wandb_run_id"]
-        if self._is_writer:
+        """Take over a checkpoint's run and records; one written by another program may lack both."""
+        self._wandb.run_id = state.get("wandb_run_id")
+        if self._is_writer and state.get("values"):
             self._values, self._values_iteration = dict(state["values"]), state["iteration"]
 
     def _upload(self) -> None:

@@ -138,6 +138,13 @@ def test_running_mean_gives_the_same_whenever_it_is_read() -> None:
     assert RunningMean().mean() is None
 
 
+@pytest.mark.filterwarnings("error")
+def test_running_mean_takes_a_loss_with_its_graph() -> None:
+    mean = RunningMean()
+    mean.add(torch.tensor(2.0, requires_grad=True) * 3)
+    assert mean.mean() == 6.0
+
+
 def test_iter_speed_counts_the_first_hits_then_logs_speed_and_its_split(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
