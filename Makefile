@@ -65,4 +65,4 @@ test-gpu: $(STAMP)
 	$(PYTEST) -m gpu
 
 demo: $(STAMP)
-	$(PY) -m examples.minimal.demo
+	$(PY) -m scripts.demo

@@ -56,8 +56,8 @@ assert torch.equal(torch.get_rng_state(), state)
     assert _python(code) == ""
 
 
-@pytest.mark.parametrize("config", [BASE, "examples/minimal/config.py"])
-def test_composing_every_experiment_imports_nothing_heavy(config: str) -> None:
+def _compose_all(config: str) -> tuple[int, list[str]]:
+    """How many experiments a config file has, and which heavy packages are loaded after composing them all."""
     code = """
 import json, sys
 from imaginaire.compose import compose, experiment_names
@@ -69,5 +69,20 @@ loaded = sorted({module.partition(".")[0] for module in sys.modules} & set(heavy
 print(json.dumps([len(names), loaded]))
 """
     number, loaded = json.loads(_python(code, config, *HEAVY).strip().splitlines()[-1])
-    assert loaded == []
-    assert number > 0
+    return number, loaded
+
+
+def test_composing_every_experiment_imports_nothing_heavy() -> None:
+    assert _compose_all(BASE)[1] == []
+
+
+def test_composing_a_project_outside_the_packages_imports_nothing_heavy() -> None:
+    number, loaded = _compose_all("examples/minimal/config.py")
+    assert number > 0 and loaded == []
+
+
+@pytest.mark.slow
+def test_a_heavy_import_in_an_experiment_would_be_seen(tmp_path: Path) -> None:
+    config = tmp_path / "heavy_config.py"
+    config.write_text("import wandb\nfrom examples.minimal.config import make_config\n")
+    assert _compose_all(str(config))[1] == ["wandb"]
