@@ -213,7 +213,11 @@ def _tensor(value: Any) -> Any:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--goldens", metavar="DIR", help="one area's folder; its last component is the area's name")
+    parser.addoption(
+        "--goldens",
+        metavar="DIR",
+        help="run one area's parity tests, all tiers, on this folder (its last component: the area)",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -269,12 +273,11 @@ class _Session:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         elsewhere = []
         for item in list(items):
-            if not item.path.is_relative_to(PARITY):
-                continue
-            area = item.module.AREA  # type: ignore[attr-defined]
+            area = item.module.AREA if item.path.is_relative_to(PARITY) else None  # type: ignore[attr-defined]
             if self.given is not None and area != self.given.name:
                 items.remove(item)
                 elsewhere.append(item)
+            if area is None or item in elsewhere:
                 continue
             self.collected.setdefault(area, set()).add(item.nodeid)
             self.modules.add(str(item.path))
