@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the trainer costs over a bare PyTorch loop that does the same arithmetic, and what saving costs.
+
+python -m benchmarks.trainer_overhead [--quick]
+
+Both loops take the same model, data stream, optimizer, clipping and weight average; blocks of bare and trainer steps
+alternate in one process. Saving: steps of about 0.5 s, a 50 MB checkpoint every 10 steps, against the same without.
+"""
+
+import argparse
+import logging
+import os
+import platform
+import statistics
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from examples.minimal.data import Waves
+from examples.minimal.model import MinimalModel
+from imaginaire import parallel, random
+from imaginaire.callbacks import Callback
+from imaginaire.compose import compose
+from imaginaire.data import DataStream, ResumableLoader
+from imaginaire.lazy_config import LazyCall as L
+from imaginaire.lazy_config import instantiate
+from imaginaire.parallel import ParallelDims
+from imaginaire.trainer import launch
+
+CONFIG = "examples/minimal/config.py"
+SETTINGS = ["experiment=minimal", "dataloader_train.num_workers=0", "trainer.run_validation=False"]
+
+
+class StepClock(Callback):
+    """Notes when each step ends."""
+
+    times: ClassVar[list[float]] = []
+
+    def on_training_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self.times.append(time.perf_counter())
+
+
+class HeavyModel(MinimalModel):
+    """A step of about ``step_s`` seconds of a fixed number of products, and ``ballast`` million saved float32 numbers."""
+
+    products: ClassVar[int] = 0
+
+    def __init__(self, step_s: float = 0.5, ballast: float = 0.0) -> None:
+        super().__init__()
+        self.step_s = step_s
+        self.net.register_buffer("ballast", torch.zeros(int(ballast * 1e6)))
+        self._matrix = torch.randn(700, 700)
+
+    def training_step(self, batch: dict[str, Any], iteration: int) -> tuple[dict[str, Any], Tensor]:
+        for _ in range(self.products):
+            self._matrix @ self._matrix
+        return MinimalModel.training_step(self, batch, iteration)
+
+    def on_train_start(self, memory_format: torch.memory_format = torch.preserve_format) -> None:
+        if HeavyModel.products == 0:  # measured once, so that every block does the same work
+            start = time.perf_counter()
+            for _ in range(50):
+                self._matrix @ self._matrix
+            HeavyModel.products = int(50 * self.step_s / (time.perf_counter() - start))
+        ballast = self.net.ballast
+        super().on_train_start(memory_format)
+        self.net.ballast = ballast
+
+
+def bare_loop(steps: int) -> list[float]:
+    """Seconds of each step of a plain loop."""
+    config = compose(CONFIG, SETTINGS)
+    random.seed_all(0, 0, "build")
+    model = instantiate(config.model)
+    model.on_train_start()
+    model.parallelize(ParallelDims())
+    optimizer, scheduler = model.init_optimizer_scheduler(config.optimizer, config.scheduler)
+    stream = DataStream(ResumableLoader(Waves(), batch_size=16), 0, ParallelDims())
+    times = []
+    for iteration, batch in zip(range(steps), stream, strict=False):
+        _, loss = model.training_step(batch, iteration)
+        loss.backward()
+        parallel.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        model.on_before_zero_grad(optimizer, scheduler, iteration)
+        optimizer.zero_grad(set_to_none=True)
+        times.append(time.perf_counter())
+    return [b - a for a, b in pairwise(times)]
+
+
+def trainer_loop(steps: int, *extra: str, model: Any = None) -> list[float]:
+    """Seconds of each step of the trainer with its default callbacks."""
+    StepClock.times = []
+    with tempfile.TemporaryDirectory() as root:
+        os.environ["IMAGINAIRE_OUTPUT_ROOT"] = root
+        config = compose(CONFIG, [*SETTINGS, f"trainer.max_iter={steps}", *extra])
+        config = _with(config, model)
+        launch(config)
+    return [b - a for a, b in pairwise(StepClock.times)]
+
+
+def _with(config: Any, model: Any) -> Any:
+    """The composed configuration with the clock, and with another model where one is given."""
+    import attrs
+    from omegaconf import OmegaConf
+
+    from imaginaire.config import freeze
+
+    callbacks = OmegaConf.merge(config.trainer.callbacks, {"clock": L(StepClock)()})
+    members = {a.name: getattr(config, a.name) for a in attrs.fields(type(config))}
+    trainer = attrs.evolve(config.trainer, callbacks=callbacks)
+    members |= {"trainer": trainer, "model": config.model if model is None else model}
+    changed = type(config)(**members)
+    freeze(changed)
+    return changed
+
+
+def overhead(steps: int, rounds: int) -> None:
+    skip = steps // 5
+    bare, trained = [], []
+    for _ in range(rounds):
+        bare.append(statistics.median(bare_loop(steps)[skip:]))
+        trained.append(statistics.median(trainer_loop(steps, "checkpoint.save_iter=1000000")[skip:]))
+    added = [t - b for t, b in zip(trained, bare, strict=True)]
+    print(f"bare loop       {statistics.median(bare) * 1e3:7.3f} ms/step (median of {rounds} blocks of {steps} steps)")
+    print(f"trainer         {statistics.median(trained) * 1e3:7.3f} ms/step, default callbacks")
+    lowest, median, highest = (f(added) * 1e3 for f in (min, statistics.median, max))
+    print(f"overhead        {median:7.3f} ms/step (blocks: {lowest:.3f} to {highest:.3f})")
+
+
+def saving(steps: int, rounds: int) -> None:
+    node = L(HeavyModel)(step_s=0.5, ballast=6.0)  # weights and average: 2 x 24 MB
+    ratios = []
+    for _ in range(rounds):
+        without = sum(trainer_loop(steps, "checkpoint.save_iter=1000000", model=node))
+        every10 = sum(trainer_loop(steps, "checkpoint.save_iter=10", "checkpoint.keep_last=2", model=node))
+        ratios.append(every10 / without - 1)
+        print(
+            f"  {steps} steps: {without:.2f} s without saves, {every10:.2f} s with a save every 10 ({ratios[-1]:+.1%})"
+        )
+    print(f"saving          {statistics.median(ratios):+.1%} (median of {rounds})")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the work, for a look")
+    quick = parser.parse_args().quick
+    os.environ["WANDB_MODE"] = "disabled"
+    os.environ["IMAGINAIRE_LOG_LEVEL"] = "ERROR"
+    logging.disable(logging.WARNING)
+    os.chdir(Path(__file__).resolve().parents[1])
+    print(f"torch {torch.__version__}, {platform.processor() or platform.machine()}, {torch.get_num_threads()} threads")
+    overhead(steps=100 if quick else 500, rounds=2 if quick else 5)
+    saving(steps=11 if quick else 41, rounds=1 if quick else 3)
+
+
+if __name__ == "__main__":
+    main()

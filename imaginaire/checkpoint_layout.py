@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two layouts of a saved iteration, and how each is read, checked and written.
+
+``standard``: ``{model,optim,scheduler,trainer}/iter_000000500.pt`` with whole tensors, pointer "iter_000000500.pt".
+``dcp``: ``iter_000000500/{model,optim,scheduler,trainer}/`` of torch.distributed.checkpoint, sharded, pointer
+"iter_000000500".
+
+Both hold the same four trees of dictionaries, lists, plain values and tensors. The trainer's part is written last and
+carries a fingerprint of the other three, so a torn, mixed or foreign set is recognised without reading the tensors.
+Every file opens with ``torch.load(weights_only=True)``.
+"""
+
+import hashlib
+import io
+import re
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from imaginaire import distributed, storage, weights
+from imaginaire.dcp import SafeFileSystemReader, SafeLoadPlanner
+from imaginaire.errors import CheckpointError
+
+KINDS = ("model", "optim", "scheduler", "trainer")  # in the order of writing
+POINTER = "latest_checkpoint.txt"
+_PLAIN = "plain"  # key of a DCP folder under which everything that is not a tensor is kept
+_NAME = re.compile(r"iter_(\d{9,})(\.pt)?")
+
+Tree = Any
+Like = Callable[[tuple[str, ...], torch.Size, torch.dtype], Tensor]  # gives the tensor to load into
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSet:
+    """One saved iteration in a ``checkpoints`` folder; ``name`` is what the pointer says."""
+
+    folder: str
+    name: str
+
+    @property
+    def iteration(self) -> int:
+        match = _NAME.fullmatch(self.name)
+        assert match is not None
+        return int(match[1])
+
+    @property
+    def is_dcp(self) -> bool:
+        return not self.name.endswith(".pt")
+
+    def path(self, kind: str) -> str:
+        if self.is_dcp:
+            return storage.join(self.folder, self.name, kind)
+        return storage.join(self.folder, kind, self.name)
+
+    def has(self, kind: str) -> bool:
+        return storage.exists(storage.join(self.path(kind), ".metadata") if self.is_dcp else self.path(kind))
+
+    def read(self, kind: str, like: Like | None = None) -> Tree:
+        """The tree of one kind; tensors of a standard set stay memory-mapped, those of DCP are loaded into ``like``."""
+        if not self.has(kind):
+            raise CheckpointError(f"{self.path(kind)} is missing.")
+        if self.is_dcp:
+            return _read_dcp(self.path(kind), like)
+        return weights.load_pt(self.path(kind))
+
+    def faults(self) -> list[str]:
+        """What is wrong with this set, as sentences; reads a few kilobytes."""
+        missing = [self.path(kind) for kind in KINDS if not self.has(kind)]
+        if missing:
+            return [f"{path} is missing." for path in missing]
+        try:
+            recorded = self.read("trainer").get("files")
+        except CheckpointError as error:
+            return [str(error)]
+        except (AttributeError, TypeError):
+            recorded = None
+        if not isinstance(recorded, dict):
+            return []  # written by another program: nothing to compare with
+        faults = []
+        for kind in KINDS[:-1]:
+            try:
+                found = fingerprint(self.path(kind))
+            except CheckpointError as error:
+                faults.append(str(error))
+                continue
+            if found != recorded.get(kind):
+                faults.append(
+                    f"{self.path(kind)} is not the file that was saved with this set "
+                    f"({_difference(recorded.get(kind), found)})."
+                )
+        return faults
+
+    def bytes(self) -> int:
+        return sum(_bytes(self.path(kind)) for kind in KINDS if self.has(kind))
+
+    def remove(self, kind: str) -> None:
+        storage.remove(self.path(kind))
+        if self.is_dcp and not storage.listdir(storage.join(self.folder, self.name)):
+            storage.remove(storage.join(self.folder, self.name))
+
+
+def set_name(iteration: int, *, dcp: bool) -> str:
+    return f"iter_{iteration:09d}" + ("" if dcp else ".pt")
+
+
+def all_sets(folder: str) -> list[CheckpointSet]:
+    """Every iteration of which anything is there, newest first."""
+    names = {name for name in storage.listdir(folder) if _NAME.fullmatch(name) and not name.endswith(".pt")}
+    for kind in KINDS:
+        names |= {name for name in storage.listdir(storage.join(folder, kind)) if _NAME.fullmatch(name)}
+    return sorted((CheckpointSet(folder, name) for name in names), key=lambda s: s.iteration, reverse=True)
+
+
+def newest_complete(folder: str, before: int | None = None) -> CheckpointSet | None:
+    """The newest set without faults (older than ``before``)."""
+    older = (s for s in all_sets(folder) if before is None or s.iteration < before)
+    return next((s for s in older if not s.faults()), None)
+
+
+def read_pointer(folder: str) -> CheckpointSet | None:
+    """The set that ``latest_checkpoint.txt`` names, or None without that file."""
+    path = storage.join(folder, POINTER)
+    if not storage.exists(path):
+        return None
+    name = storage.read_text(path).strip()
+    if not _NAME.fullmatch(name):
+        raise CheckpointError(f"{path} says '{name[:80]}', not the name of an iteration such as iter_000000500.pt.")
+    return CheckpointSet(folder, name)
+
+
+def write_pointer(saved: CheckpointSet) -> None:
+    text = saved.name + "\n"
+    storage.write_atomically(storage.join(saved.folder, POINTER), lambda file: file.write(text.encode()))
+
+
+def find_set(path: str) -> CheckpointSet:
+    """The set at a path: a run's folder, its ``checkpoints`` folder, ``…/model/iter_N.pt`` or a DCP
+    ``…/iter_N[/model]``."""
+    path = path.rstrip("/")
+    parent, _, name = path.rpartition("/")
+    if name in KINDS and _NAME.fullmatch(parent.rpartition("/")[2]):
+        return find_set(parent)
+    if _NAME.fullmatch(name):
+        folder = parent if not name.endswith(".pt") else parent.rpartition("/")[0]
+        found = CheckpointSet(folder, name)
+        if any(found.has(kind) for kind in KINDS):
+            return found
+        others = ", ".join(s.name for s in all_sets(folder)[:8]) or "none"
+        raise CheckpointError(f"There is no checkpoint {name} in {folder}. Iterations there: {others}.")
+    for folder in (path, storage.join(path, "checkpoints")):
+        found_or_none = read_pointer(folder) or newest_complete(folder)
+        if found_or_none is not None:
+            return found_or_none
+    raise CheckpointError(
+        f"{path} holds no training state. Expected a run's folder with checkpoints/{POINTER}, or one of its iterations "
+        "(checkpoints/model/iter_000000500.pt or checkpoints/iter_000000500)."
+    )
+
+
+def write_standard(saved: CheckpointSet, trees: dict[str, Tree]) -> None:
+    """Write the four files; the pointer is the caller's."""
+    for kind in KINDS:
+        if kind == "trainer":
+            trees["trainer"]["files"] = {k: fingerprint(saved.path(k)) for k in KINDS[:-1]}
+        storage.makedirs(storage.join(saved.folder, kind))
+        storage.write_atomically(saved.path(kind), lambda file, tree=trees[kind]: torch.save(tree, file))  # type: ignore[misc]
+
+
+def write_dcp(saved: CheckpointSet, trees: dict[str, Tree], group: Any = None) -> None:
+    """Write the four folders, every rank its shards; the pointer is the caller's."""
+    for kind in KINDS:
+        if kind == "trainer" and distributed.is_rank0():
+            trees["trainer"]["files"] = {k: fingerprint(saved.path(k)) for k in KINDS[:-1]}
+        _write_dcp(saved.path(kind), trees[kind], group)
+
+
+def fingerprint(path: str) -> dict[str, Any]:
+    """Size and digest of a checkpoint file, from the checksums in its directory; of a DCP folder, from its file
+    sizes."""
+    if path.endswith(".pt"):
+        try:
+            with storage.open(path) as file, zipfile.ZipFile(file) as archive:
+                entries = [(i.filename.partition("/")[2], i.file_size, i.CRC) for i in archive.infolist()]
+        except (zipfile.BadZipFile, OSError, EOFError) as error:
+            size = storage.size(path)
+            raise CheckpointError(f"{path} ({size} bytes) is torn or not a checkpoint file: {error}.") from error
+        listing = repr(entries)
+    else:
+        names = sorted(n for n in storage.listdir(path) if n.endswith(".distcp"))
+        with storage.open(storage.join(path, ".metadata")) as file:
+            listing = (
+                repr([(n, storage.size(storage.join(path, n))) for n in names])
+                + hashlib.sha256(file.read()).hexdigest()
+            )
+    return {"bytes": _bytes(path), "digest": hashlib.sha256(listing.encode()).hexdigest()[:32]}
+
+
+def _bytes(path: str) -> int:
+    if path.endswith(".pt"):
+        return storage.size(path)
+    return sum(storage.size(storage.join(path, name)) for name in storage.listdir(path))
+
+
+def _difference(recorded: Any, found: dict[str, Any]) -> str:
+    if not isinstance(recorded, dict) or recorded.get("bytes") != found["bytes"]:
+        return f"{found['bytes']} bytes, saved were {recorded.get('bytes') if isinstance(recorded, dict) else 'none'}"
+    return "same size, other content"
+
+
+# --- trees in a DCP folder: tensors under dotted keys, everything else in one byte tensor
+
+
+def _write_dcp(path: str, tree: Tree, group: Any) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    tensors: dict[str, Tensor] = {}
+    skeleton = _take_tensors(tree, (), tensors)
+    if distributed.is_rank0():
+        buffer = io.BytesIO()
+        torch.save(skeleton, buffer)
+        tensors[_PLAIN] = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+    dcp.save(tensors, storage_writer=_dcp_writer(path), process_group=group, no_dist=not distributed.is_initialized())
+
+
+def _read_dcp(path: str, like: Like | None) -> Tree:
+    import torch.distributed.checkpoint as dcp
+
+    reader = SafeFileSystemReader(path)
+    stored = reader.read_metadata().state_dict_metadata
+    no_dist = not distributed.is_initialized() or like is None
+    targets: dict[str, Tensor] = {}
+    skeleton: Tree = None
+    if _PLAIN in stored:
+        plain = torch.empty(stored[_PLAIN].size, dtype=torch.uint8)
+        dcp.load({_PLAIN: plain}, storage_reader=reader, planner=SafeLoadPlanner(), no_dist=True)
+        skeleton = torch.load(io.BytesIO(plain.numpy().tobytes()), weights_only=True)
+        places = dict(_places(skeleton))
+    else:
+        places = {key: (key,) for key in stored}
+    for key, place in places.items():
+        if key not in stored:
+            raise CheckpointError(f"{path} has no tensor '{key}', which its own index names.")
+        size, dtype = stored[key].size, stored[key].properties.dtype
+        targets[key] = torch.empty(size, dtype=dtype) if like is None else like(place, size, dtype)
+    if targets:
+        dcp.load(targets, storage_reader=SafeFileSystemReader(path), planner=SafeLoadPlanner(), no_dist=no_dist)
+    return targets if skeleton is None else _put_tensors(skeleton, targets)
+
+
+def _dcp_writer(path: str) -> Any:
+    if storage.is_remote(path):
+        from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
+
+        return FsspecWriter(path, **storage.filesystem_options(path))
+    from torch.distributed.checkpoint import FileSystemWriter
+
+    return FileSystemWriter(path)
+
+
+def _take_tensors(tree: Tree, place: tuple[str, ...], into: dict[str, Tensor]) -> Tree:
+    """The tree with each tensor replaced by its key; the tensors go into a flat dictionary."""
+    if isinstance(tree, Tensor):
+        key = ".".join(place)
+        into[key] = tree
+        return {"__tensor__": key, "__place__": list(place)}
+    if isinstance(tree, dict):
+        return {name: _take_tensors(value, (*place, str(name)), into) for name, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_take_tensors(value, (*place, str(i)), into) for i, value in enumerate(tree))
+    return tree
+
+
+def _put_tensors(tree: Tree, tensors: dict[str, Tensor]) -> Tree:
+    if isinstance(tree, dict):
+        if "__tensor__" in tree:
+            return tensors[tree["__tensor__"]]
+        return {name: _put_tensors(value, tensors) for name, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_put_tensors(value, tensors) for value in tree)
+    return tree
+
+
+def _places(tree: Tree) -> Iterator[tuple[str, tuple[str, ...]]]:
+    if isinstance(tree, dict):
+        if "__tensor__" in tree:
+            yield tree["__tensor__"], tuple(tree["__place__"])
+            return
+        for value in tree.values():
+            yield from _places(value)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from _places(value)

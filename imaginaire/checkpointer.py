@@ -1,0 +1,439 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saving, resuming and keeping checkpoints.
+
+A save copies the state to the host while training stands still and writes it in the background; the next save waits
+for the one before. The four parts are written first and ``latest_checkpoint.txt`` last, each by rename, so the pointer
+always names a complete set and a killed run resumes from it. A failed write stops the run at its next step.
+"""
+
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from imaginaire import checkpoint_layout, distributed, optim_state, parallel, storage, weights
+from imaginaire.checkpoint_layout import KINDS, CheckpointSet, Tree
+from imaginaire.config import CheckpointConfig
+from imaginaire.errors import CheckpointError, ConfigError, near
+from imaginaire.model import ImaginaireModel
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class TrainingState:
+    """Everything that a checkpoint holds; ``trainer_state`` gives the trainer's own part (a collective)."""
+
+    model: ImaginaireModel
+    optimizer: Optimizer
+    scheduler: LRScheduler
+    trainer_state: Callable[[], dict[str, Any]]
+    load_trainer_state: Callable[[dict[str, Any]], None]
+
+    def trees(self) -> dict[str, Tree]:
+        """The four parts with live tensors."""
+        return {
+            "model": self.model.checkpoint_state(),
+            "optim": optim_state.named_state(self.optimizer, self.model),
+            "scheduler": self.scheduler.state_dict(),
+            "trainer": self.trainer_state(),
+        }
+
+    def snapshot_bytes(self) -> int:
+        """Size of a saved set: weights, average, and two float32 moments and a master for each trained parameter."""
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        numbers = sum(p.numel() * (8 if p.dtype == torch.float32 else 12) for p in trained)
+        return parallel.num_bytes(self.model.checkpoint_state().values()) + numbers
+
+
+class Checkpointer(ABC):
+    """Loads either layout; how a set is written is the subclass's."""
+
+    is_dcp = False
+
+    def __init__(self, config: CheckpointConfig, run_dir: str, callbacks: Any) -> None:
+        self.config = config
+        self.folder = storage.join(run_dir, "checkpoints")
+        self._callbacks = callbacks
+        self._writer: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._saved_iteration: int | None = None
+
+    # --- saving
+
+    def save(self, state: TrainingState, iteration: int) -> None:
+        """Copy the state and start writing it. Every rank calls this at the same iteration."""
+        start = time.perf_counter()
+        self._callbacks.on_save_checkpoint_start(state.model, iteration)
+        self._wait()
+        trees = self._snapshot(state)
+        if distributed.is_rank0():
+            self._callbacks.on_save_checkpoint(state.model, trees)
+        saved = CheckpointSet(self.folder, checkpoint_layout.set_name(iteration, dcp=self.is_dcp))
+        self._writer = threading.Thread(
+            target=self._write_and_report, args=(saved, trees, start), name="checkpoint-writer"
+        )
+        self._writer.start()
+        self._saved_iteration = iteration
+        self._callbacks.on_save_checkpoint_end(state.model, iteration)
+
+    @property
+    def saved_iteration(self) -> int | None:
+        """The iteration of the newest save of this process."""
+        return self._saved_iteration
+
+    def check(self) -> None:
+        """Raise what the background writer met. The trainer calls this at every step."""
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise CheckpointError(
+                f"Writing the checkpoint of iteration {self._saved_iteration} to {self.folder} failed: {failure}. "
+                "The pointer still names the one before it; free space or mend the path, then start again to resume."
+            ) from failure
+
+    def finalize(self) -> None:
+        """Wait until everything is written."""
+        self._wait()
+
+    def _wait(self) -> None:
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        self.check()
+
+    def _write_and_report(self, saved: CheckpointSet, trees: dict[str, Tree], start: float) -> None:
+        try:
+            self._write(saved, trees)
+        except BaseException as error:  # handed to the training thread by check()
+            self._failure = error
+            log.exception("checkpoint of iteration %d was not written", saved.iteration)
+            return
+        seconds = time.perf_counter() - start
+        if distributed.is_rank0():
+            log.info("saved iter %d to %s (%.1f s)", saved.iteration, saved.folder, seconds)
+        self._callbacks.on_save_checkpoint_success(saved.iteration, seconds)
+
+    @abstractmethod
+    def _snapshot(self, state: TrainingState) -> dict[str, Tree]:
+        """A copy of the state that training cannot change any more."""
+
+    @abstractmethod
+    def _write(self, saved: CheckpointSet, trees: dict[str, Tree]) -> None:
+        """Runs in the background thread."""
+
+    def _publish(self, saved: CheckpointSet) -> None:
+        checkpoint_layout.write_pointer(saved)
+        self._apply_retention(saved)
+
+    def _withdraw(self, saved: CheckpointSet) -> None:
+        """Before a set is overwritten that the pointer names, let the pointer name an older one."""
+        try:
+            named = checkpoint_layout.read_pointer(self.folder)
+        except CheckpointError:
+            return
+        if named is not None and named.iteration == saved.iteration:
+            older = checkpoint_layout.newest_complete(self.folder, before=saved.iteration)
+            if older is not None:
+                checkpoint_layout.write_pointer(older)
+            else:
+                storage.remove(storage.join(self.folder, checkpoint_layout.POINTER))
+
+    def _apply_retention(self, saved: CheckpointSet) -> None:
+        """Delete what ``keep_last`` and ``keep_every`` let go; by default only optimizer files older than the last
+        two."""
+        keep_last, keep_every = self.config.keep_last, self.config.keep_every
+        sets = [s for s in checkpoint_layout.all_sets(self.folder) if s.iteration <= saved.iteration]
+        for age, old in enumerate(sets):
+            if age < (keep_last if keep_last is not None else 2):
+                continue
+            keeps_weights = keep_last is None or (keep_every is not None and old.iteration % keep_every == 0)
+            for kind in ["optim"] if keeps_weights else reversed(KINDS):
+                if old.has(kind):
+                    old.remove(kind)
+
+    # --- loading
+
+    def load(self, state: TrainingState) -> int:
+        """Restore the run's own newest checkpoint, else ``load_path``; the iteration to go on from."""
+        own = self._own_set()
+        self._callbacks.on_load_checkpoint_start(state.model)
+        if own is not None:
+            skip = self._kinds_to_skip()
+            iteration = self._restore(own, [kind for kind in KINDS if kind not in skip], state)
+            log.info("resumed from iter %d of %s", own.iteration, self.folder)
+        elif self.config.load_path:
+            iteration = self._load_from_path(state)
+        else:
+            log.info("no checkpoint in %s: training from the start", self.folder)
+            iteration = 0
+        self._callbacks.on_load_checkpoint_end(state.model, iteration)
+        return iteration
+
+    def _own_set(self) -> CheckpointSet | None:
+        # one rank looks, so that all agree even while a file system is slow to show files
+        found: Any = None
+        if distributed.is_rank0():
+            try:
+                found = self._find_own_set()
+            except (CheckpointError, ConfigError) as error:
+                found = error
+        found = distributed.broadcast_object(found)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _find_own_set(self) -> CheckpointSet | None:
+        for kind in ("", *KINDS):
+            storage.remove_stale_temporaries(storage.join(self.folder, kind) if kind else self.folder)
+        try:
+            named = checkpoint_layout.read_pointer(self.folder)
+            faults = [] if named is None else named.faults()
+        except CheckpointError as error:
+            named, faults = None, [str(error)]
+        if named is not None and not faults:
+            return named
+        complete = checkpoint_layout.newest_complete(self.folder)
+        if not faults:
+            if complete is not None:  # stopped between the last file and the pointer, or the pointer was deleted
+                log.warning(
+                    "no %s in %s; resuming from the complete set %s",
+                    checkpoint_layout.POINTER,
+                    self.folder,
+                    complete.name,
+                )
+            return complete
+        if complete is None:
+            raise CheckpointError(
+                f"The run cannot resume: {' '.join(faults)} {self.folder} holds no other complete set. "
+                "Restore the files, or start under another job.name."
+            )
+        if not self.config.fallback:
+            raise CheckpointError(
+                f"The run cannot resume: {' '.join(faults)} The newest complete set is {complete.name} "
+                f"(iteration {complete.iteration}); go on from it with checkpoint.fallback=True."
+            )
+        log.warning("%s Falling back to %s, as checkpoint.fallback=True asks.", " ".join(faults), complete.name)
+        return complete
+
+    def _kinds_to_skip(self) -> set[str]:
+        skip = set(self.config.keys_not_to_resume)
+        if unknown := sorted(skip - set(KINDS)):
+            raise ConfigError(f"checkpoint.keys_not_to_resume has '{unknown[0]}'.{near(unknown[0], KINDS)}")
+        if skip:
+            log.warning("not resuming %s, as checkpoint.keys_not_to_resume asks", ", ".join(sorted(skip)))
+        return skip
+
+    def _load_from_path(self, state: TrainingState) -> int:
+        config = self.config
+        if config.load_training_state:
+            skip = self._kinds_to_skip()
+            iteration = self._restore(self._checked_set(), [kind for kind in KINDS if kind not in skip], state)
+            log.info("loaded weights and training state of iter %d from %s", iteration, config.load_path)
+            return iteration
+        source = weights.read(config.load_path)
+        report = state.model.load_checkpoint_state(_with_average(source, state.model.checkpoint_state()))
+        self._require(report, config.load_path)
+        iteration = 0
+        if config.only_load_scheduler_state:
+            saved = self._checked_set()
+            state.scheduler.load_state_dict(saved.read("scheduler"))
+            iteration = int(saved.read("trainer")["iteration"])
+        log.info("loaded weights from %s (%s)", config.load_path, report.summary())
+        return iteration
+
+    def _checked_set(self) -> CheckpointSet:
+        saved = checkpoint_layout.find_set(self.config.load_path)
+        if faults := saved.faults():
+            raise CheckpointError(f"checkpoint.load_path={self.config.load_path}: {' '.join(faults)}")
+        return saved
+
+    def _restore(self, saved: CheckpointSet, kinds: Sequence[str], state: TrainingState) -> int:
+        if "model" in kinds:
+            self._restore_model(saved, state.model)
+        if "optim" in kinds:
+            tree = saved.read("optim", _like_parameters(state.model))
+            for note in optim_state.load_named_state(state.optimizer, state.model, tree):
+                log.info("%s", note)
+            if "model" not in kinds or self.config.load_ema_to_reg:  # the saved masters belong to other weights
+                getattr(state.optimizer, "reset_masters", lambda: None)()
+        if "scheduler" in kinds:
+            state.scheduler.load_state_dict(saved.read("scheduler"))
+        trainer = saved.read("trainer")
+        self._callbacks.on_load_checkpoint(state.model, trainer)
+        if "trainer" in kinds:
+            state.load_trainer_state(trainer)
+            return int(trainer["iteration"])
+        return 0
+
+    def _restore_model(self, saved: CheckpointSet, model: ImaginaireModel) -> None:
+        source: Mapping[str, Tensor]
+        if saved.is_dcp and not self.config.load_ema_to_reg:
+            live = model.checkpoint_state()
+            # a name or shape that does not fit is read whole, to be accounted for below
+            fits: Callable[[str, torch.Size], bool] = lambda name, size: name in live and live[name].shape == size  # noqa: E731
+            source = saved.read(
+                "model",
+                lambda place, size, dtype: live[place[-1]] if fits(place[-1], size) else torch.empty(size, dtype=dtype),
+            )
+            report = weights.account(live, source)
+        else:
+            source = saved.read("model") if not saved.is_dcp else weights.read(saved.path("model"))
+            if self.config.load_ema_to_reg:
+                source = _average_as_weights(source, saved.path("model"))
+            report = model.load_checkpoint_state(source)
+        self._require(report, saved.path("model"))
+
+    def _require(self, report: weights.LoadReport, source: str) -> None:
+        config = self.config
+        if config.strict_resume:
+            report.require(
+                allow_missing=config.allow_missing,
+                allow_unexpected=config.allow_unexpected,
+                allow_wrong_shape=config.dcp_allow_mismatched_size,
+                source=source,
+            )
+        elif not report.matched:
+            raise CheckpointError(f"{source}: not one of its tensors fits this model ({report.summary()}).")
+        if config.verbose or report.missing or report.unexpected or report.wrong_shape:
+            log.info("%s: %s", source, report.summary())
+
+
+class StandardCheckpointer(Checkpointer):
+    """``ckpt_type=standard``: four .pt files; rank 0 holds one snapshot, the other ranks one gathered tensor at a
+    time."""
+
+    def _snapshot(self, state: TrainingState) -> dict[str, Tree]:
+        return {kind: _gather(tree, keep=distributed.is_rank0()) for kind, tree in state.trees().items()}
+
+    def _write(self, saved: CheckpointSet, trees: dict[str, Tree]) -> None:
+        if distributed.is_rank0():
+            self._withdraw(saved)
+            checkpoint_layout.write_standard(saved, trees)
+            self._publish(saved)
+
+
+class DistributedCheckpointer(Checkpointer):
+    """``ckpt_type=dcp``: every rank writes its shards (in the background with ``dcp_async_mode_enabled``)."""
+
+    is_dcp = True
+
+    def save(self, state: TrainingState, iteration: int) -> None:
+        distributed.cpu_group("checkpoint")  # made here, where all ranks are in step, for use by the writers
+        super().save(state, iteration)
+        if not self.config.dcp_async_mode_enabled:
+            self._wait()
+
+    def _snapshot(self, state: TrainingState) -> dict[str, Tree]:
+        from torch.distributed.checkpoint.staging import BlockingAsyncStager
+
+        trees = state.trees()
+        return {kind: BlockingAsyncStager(cache_staged_state_dict=False).stage(tree) for kind, tree in trees.items()}
+
+    def _write(self, saved: CheckpointSet, trees: dict[str, Tree]) -> None:
+        group = distributed.cpu_group("checkpoint")
+        if distributed.is_rank0():
+            self._withdraw(saved)
+        checkpoint_layout.write_dcp(saved, trees, group)
+        if distributed.is_rank0():
+            self._publish(saved)
+
+
+class DummyCheckpointer(Checkpointer):
+    """``ckpt_type=dummy``: saves nothing; loads as the others do."""
+
+    def save(self, state: TrainingState, iteration: int) -> None:
+        self._saved_iteration = iteration
+
+    def _snapshot(self, state: TrainingState) -> dict[str, Tree]:
+        raise AssertionError("a dummy checkpointer takes no snapshot")
+
+    def _write(self, saved: CheckpointSet, trees: dict[str, Tree]) -> None:
+        raise AssertionError("a dummy checkpointer writes nothing")
+
+
+def check_room(state: TrainingState, run_dir: str, config: CheckpointConfig, *, gathers: bool) -> None:
+    """Refuse at the start what would fail at the first save: too little disk, or too little host memory for a
+    snapshot."""
+    needed = state.snapshot_bytes()
+    free = storage.free_bytes(run_dir)
+    if free is not None and needed > free:
+        raise CheckpointError(
+            f"The next checkpoint needs {_gb(needed)}, but {run_dir} has {_gb(free)} free. Free space, set "
+            "IMAGINAIRE_OUTPUT_ROOT to another disk or s3://, or let fewer checkpoints stay (checkpoint.keep_last=2)."
+        )
+    available = host_memory_available()
+    if gathers and needed > 0.9 * available:
+        raise ConfigError(
+            f"A checkpoint of this run is a snapshot of {_gb(needed)} on rank 0's host, which has {_gb(available)} of "
+            "memory "
+            "available. Use ckpt_type=dcp: every rank then writes its own shards."
+        )
+
+
+def host_memory_available() -> int:
+    """Bytes of host memory that this process may still take (the container's limit counts)."""
+    available = int(psutil.virtual_memory().available)
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
+        available = min(available, int(text) - int(used.read_text()))
+    return available
+
+
+def _gather(tree: Tree, *, keep: bool) -> Tree:
+    """The tree with whole tensors copied to the host on the rank that keeps them; None in their place elsewhere."""
+    if isinstance(tree, Tensor):
+        whole = parallel.full_tensor(tree)
+        if not keep:
+            return None
+        return whole.to("cpu", copy=not isinstance(tree, DTensor) or whole.device.type != "cpu").contiguous()
+    if isinstance(tree, dict):
+        return {name: _gather(value, keep=keep) for name, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_gather(value, keep=keep) for value in tree)
+    return tree
+
+
+def _like_parameters(model: ImaginaireModel) -> checkpoint_layout.Like:
+    """Optimizer state of a sharded parameter is loaded into the same shards, everything else whole."""
+    parameters = dict(model.named_parameters())
+
+    def like(place: tuple[str, ...], size: torch.Size, dtype: torch.dtype) -> Tensor:
+        parameter = parameters.get(place[1]) if len(place) == 3 else None
+        if isinstance(parameter, DTensor) and parameter.shape == size:
+            return torch.zeros_like(parameter, dtype=dtype)
+        return torch.empty(size, dtype=dtype)
+
+    return like
+
+
+def _with_average(source: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Weights to start from: names under "net.", and an average that is absent begins as the weights."""
+    named = dict(source.items())
+    if not any(name.startswith("net.") for name in named) and any(name.startswith("net.") for name in live):
+        named = {f"net.{name}": value for name, value in named.items() if not name.startswith("net_ema.")}
+    if not any(name.startswith("net_ema.") for name in named):
+        wanted = [name for name in live if name.startswith("net_ema.")]
+        named |= {name: named[f"net.{name[8:]}"] for name in wanted if f"net.{name[8:]}" in named}
+    return named
+
+
+def _average_as_weights(source: Mapping[str, Tensor], path: str) -> Mapping[str, Tensor]:
+    average = {name: value for name, value in source.items() if name.startswith("net_ema.")}
+    if not average:
+        raise CheckpointError(f"checkpoint.load_ema_to_reg=True, but {path} holds no averaged weights (net_ema.*).")
+    return {**average, **{f"net.{name[8:]}": value for name, value in average.items()}}
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.3g} GB"

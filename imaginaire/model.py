@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract between the trainer and everything it trains."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from imaginaire import lazy_config, parallel, schedules, weights
+from imaginaire.ema import PowerEMA
+from imaginaire.parallel import ParallelDims
+
+
+class ImaginaireModel(nn.Module):
+    """What the trainer may ask of a model. Only `training_step` must be written.
+
+    A model keeps what it trains in ``net`` and, when it averages weights, a `PowerEMA` of it in ``ema``; whoever does
+    otherwise overrides the methods that say so. Class methods ``preflight(**config)`` (an iterable of problems as
+    text) and ``checkpoint_bytes(**config)`` may be offered; the trainer calls them before it builds anything.
+    """
+
+    net: nn.Module
+    ema: PowerEMA | None = None
+    precision: torch.dtype = torch.float32
+
+    def training_step(self, batch: Any, iteration: int) -> tuple[dict[str, Any], Tensor]:
+        """Metrics and tensors for callbacks, and the loss."""
+        raise NotImplementedError(f"{type(self).__name__} must define training_step")
+
+    def validation_step(self, batch: Any, iteration: int) -> tuple[dict[str, Any], Tensor]:
+        return self.training_step(batch, iteration)
+
+    def train_batches(self, dataloader: Iterable[Any]) -> Iterator[Any]:
+        """The batches to train on. Reinforcement learning turns the loader's prompts into scored experience here."""
+        yield from dataloader
+
+    def parallelize(self, dims: ParallelDims) -> None:
+        """Shard, split, recompute, compile: called once, before the optimizer exists."""
+
+    def init_optimizer_scheduler(self, optimizer_cfg: Any, scheduler_cfg: Any) -> tuple[Optimizer, LRScheduler]:
+        optimizer = lazy_config.instantiate(optimizer_cfg, model=self)
+        return optimizer, schedules.build_scheduler(optimizer, lazy_config.instantiate(scheduler_cfg))
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        return parallel.clip_grad_norm_(self.parameters(), max_norm)
+
+    def ema_scope(self) -> AbstractContextManager[Any]:
+        """Inside, the network holds its averaged weights."""
+        return nullcontext() if self.ema is None else self.ema.scope(self.net)
+
+    def on_train_start(self, memory_format: torch.memory_format = torch.preserve_format) -> None:
+        """Called on the device, before `parallelize`: the place to cast to the training precision."""
+
+    def on_before_zero_grad(self, optimizer: Optimizer, scheduler: LRScheduler, iteration: int) -> None:
+        """Called after each optimizer step: the place of the weight average."""
+        if self.ema is not None:
+            self.ema.update(self.net, iteration)
+
+    def on_after_backward(self) -> None:
+        pass
+
+    def checkpoint_state(self) -> dict[str, Tensor]:
+        """The live tensors to save, as they are (DTensors where sharded): "net.*" and, with an average, "net_ema.*"."""
+        state = {name: value for name, value in self.state_dict().items() if isinstance(value, Tensor)}
+        if self.ema is not None:
+            state |= {f"net_ema.{name}": value for name, value in self.ema.state().items()}
+        return state
+
+    def load_checkpoint_state(self, state: Mapping[str, Tensor]) -> weights.LoadReport:
+        """Copy saved tensors into the live ones and account for every name."""
+        return weights.load_into(self.checkpoint_state(), state)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be known to be wrong before anything heavy is built: weights, data, disk, number of processes.
+
+A class that a config names may offer a class method ``preflight(**arguments)`` that yields problems as sentences, and
+a model class ``checkpoint_bytes(**arguments)``, the size of one of its checkpoints. Both get the arguments of the lazy
+call as they stand in the config, and must be quick.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from imaginaire import checkpoint_layout, config_checks, distributed, parallel, storage
+from imaginaire.compose import experiment_names_registered
+from imaginaire.config import Config
+from imaginaire.errors import CheckpointError, ConfigError, DataError, UserError
+from imaginaire.names import locate
+
+_SECTIONS = ("model", "dataloader_train", "dataloader_val")
+
+
+def check_launch(config: Config) -> None:
+    """Raise one error that lists everything found wrong; called on every rank before models and data are built."""
+    if config.dataloader_train is None:
+        names = ", ".join(experiment_names_registered()) or "none"
+        raise ConfigError(
+            "dataloader_train is not set: there is nothing to train on. Choose an experiment (experiment=NAME) or set "
+            f"dataloader_train. Registered experiments: {names}."
+        )
+    for key in ("model", "optimizer", "scheduler"):
+        if getattr(config, key) is None:
+            raise ConfigError(f"{key} is not set. Choose an experiment that has one, or a group entry ({key}=NAME).")
+    parallel.check_context_parallel_size(config.model_parallel.context_parallel_size, distributed.world_size())
+    check_run_dir(config.job.path_local)
+    found = list(problems(config))
+    if found:
+        listed = "\n".join(f"  - {key}: {problem}" for key, problem in found[:20])
+        kind = DataError if all(key.startswith("dataloader") for key, _ in found) else ConfigError
+        raise kind(f"The run cannot start:\n{listed}")
+
+
+def notes(config: Config) -> list[str]:
+    """The same as sentences to print, for a dry run: nothing is refused."""
+    size = config.model_parallel.context_parallel_size
+    found = [f"needs a multiple of {size} processes (model_parallel.context_parallel_size)"] if size > 1 else []
+    if config.dataloader_train is None:
+        found.append("dataloader_train is not set: this composes, but cannot train")
+    try:
+        found += [f"{key}: {problem}" for key, problem in problems(config)]
+    except UserError as error:
+        found.append(str(error))
+    return found
+
+
+def problems(config: Config) -> Iterator[tuple[str, str]]:
+    """(config key, sentence) of everything that is wrong."""
+    for section in _SECTIONS:
+        for key, node in config_checks.nodes(getattr(config, section), section):
+            if callable(preflight := getattr(_target(node, key), "preflight", None)):
+                for problem in preflight(**_arguments(node)):
+                    yield key, str(problem)
+    load_path = config.checkpoint.load_path
+    own = storage.join(config.job.path_local, "checkpoints", checkpoint_layout.POINTER)
+    is_local = load_path.startswith((".", "/")) or load_path.endswith((".pt", ".safetensors"))
+    if is_local and not storage.exists(load_path) and not storage.exists(own):
+        yield "checkpoint.load_path", f"{load_path} does not exist"
+    yield from _disk_problems(config)
+
+
+def check_run_dir(path: str) -> None:
+    """Raise when the run folder cannot be written: better now than at the first save."""
+    try:
+        probe = storage.join(path, f".write-probe-{distributed.rank()}")
+        storage.write_atomically(probe, lambda file: file.write(b"x"))
+        storage.remove(probe)
+    except OSError as error:
+        raise CheckpointError(
+            f"The run folder {path} cannot be written: {error}. Set IMAGINAIRE_OUTPUT_ROOT to a place that can, or "
+            "change job.name."
+        ) from error
+
+
+def _disk_problems(config: Config) -> Iterator[tuple[str, str]]:
+    run_dir = config.job.path_local
+    free = storage.free_bytes(run_dir)
+    if free is None:
+        return
+    target = _target(config.model, "model")
+    if callable(size := getattr(target, "checkpoint_bytes", None)):
+        needed = int(size(**_arguments(config.model)))
+    else:
+        sets = checkpoint_layout.all_sets(storage.join(run_dir, "checkpoints"))
+        needed = max((s.bytes() for s in sets[:2]), default=0)
+    if needed > free:
+        yield (
+            "checkpoint",
+            f"the next checkpoint needs {needed / 1e9:.3g} GB, but {run_dir} has {free / 1e9:.3g} GB free. Free "
+            "space, set "
+            "IMAGINAIRE_OUTPUT_ROOT elsewhere, or let fewer stay (checkpoint.keep_last=2)",
+        )
+
+
+def _target(node: Any, key: str) -> Any:
+    target = node.get("_target_") if node is not None else None
+    return locate(target, key) if isinstance(target, str) else target
+
+
+def _arguments(node: Any) -> dict[str, Any]:
+    return {str(name): node[name] for name in node if not str(name).startswith("_")}

@@ -1,0 +1,519 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training loop.
+
+Policy is in callbacks, arithmetic in the model and in `parallel`, files in the checkpointer. The trainer owns the
+order of events and one number, the samples seen. An iteration ends with its save: whatever callbacks and validation
+did at that iteration is part of it, and a resumed run goes on as if it had never stopped.
+"""
+
+import gc
+import json
+import logging
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from imaginaire import (
+    checkpointer,
+    compose,
+    data,
+    distributed,
+    lazy_config,
+    parallel,
+    preflight,
+    provenance,
+    random,
+    storage,
+)
+from imaginaire import log as logs
+from imaginaire.callbacks import CallbackGroup
+from imaginaire.callbacks.trackers import Metrics
+from imaginaire.checkpointer import TrainingState
+from imaginaire.config import Config
+from imaginaire.data import DataStream
+from imaginaire.errors import CheckpointError, ConfigError, DataError, TrainingError
+from imaginaire.lazy_yaml import to_data
+from imaginaire.model import ImaginaireModel
+from imaginaire.names import locate
+from imaginaire.timers import Timers
+from imaginaire.watchdog import EXIT_INTERRUPTED, StopRequests, Watchdog
+
+log = logging.getLogger(__name__)
+
+
+def launch(config: Config) -> int:
+    """Run a composed configuration to its end; the exit code (0, or 75 when a signal asked to stop)."""
+    is_ours = not distributed.is_initialized()  # a caller's process group is the caller's to end
+    distributed.init()
+    config = compose.with_job_name(config, distributed.broadcast_object(config.job.name))
+    logs.setup(None, distributed.rank())
+    preflight.check_launch(config)
+    try:
+        trainer_type = config.trainer.type
+        if isinstance(trainer_type, str):
+            trainer_type = locate(trainer_type, "trainer.type")
+        trainer = trainer_type(config)
+        dataloader_train = lazy_config.instantiate(config.dataloader_train)
+        dataloader_val = lazy_config.instantiate(config.dataloader_val)
+        model = lazy_config.instantiate(config.model)
+        trainer.train(model, dataloader_train, dataloader_val)
+        return EXIT_INTERRUPTED if trainer.interrupted else 0
+    finally:
+        if is_ours:
+            distributed.shutdown()
+
+
+class ImaginaireTrainer:
+    """Trains an `ImaginaireModel`, from its newest checkpoint on."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.device = distributed.device()
+        self.dims = parallel.init_dims(
+            config.model_parallel.context_parallel_size,
+            replicate_only=config.trainer.distributed_parallelism == "ddp",
+        )
+        self.run_dir = config.job.path_local
+        self.timers = Timers(self.device)
+        self.iteration = 0
+        self.interrupted = False
+        self.skipped_steps = 0  # in all
+        self._skipped_in_a_row = 0
+        self._non_finite: str | None = None
+        self._make_run_dir()
+        torch.backends.cudnn.deterministic = config.trainer.cudnn.deterministic
+        torch.backends.cudnn.benchmark = config.trainer.cudnn.benchmark
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
+        random.seed_all(config.trainer.seed, 0, "build")  # the same on all ranks, so that they build equal models
+        is_writer = distributed.is_rank0()
+        self.metrics = Metrics(self.run_dir, config.job, is_writer, to_data(config))
+        self.callbacks = CallbackGroup(config, self)
+        self.checkpointer = _make_checkpointer(config, self.run_dir, self.callbacks)
+        self.watchdog = Watchdog(config.trainer.timeout_period, self.run_dir)
+
+    @property
+    def samples_seen(self) -> int:
+        return self.stream.samples_seen
+
+    def train(self, model: ImaginaireModel, dataloader_train: Any, dataloader_val: Any = None) -> None:
+        """Train until ``trainer.max_iter`` or until a signal asks to stop; the last state is saved."""
+        self._check_ready(dataloader_train, dataloader_val)
+        self.model = model
+        try:
+            with StopRequests() as self._stop:
+                self._prepare(model, dataloader_train)
+                self._loop(model, dataloader_val)
+            self._finish(model)
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if _is_out_of_memory(error):
+                raise TrainingError(_memory_advice(self.config, error)) from error
+            raise
+        finally:
+            gc.enable()  # a callback may have switched it off
+            self.watchdog.close()
+            self.metrics.close()
+
+    # --- before the first step
+
+    def _prepare(self, model: ImaginaireModel, dataloader_train: Any) -> None:
+        config = self.config
+        memory_format = getattr(torch, config.trainer.memory_format)
+        model.to(self.device, memory_format=memory_format)
+        model.on_train_start(memory_format)
+        model.parallelize(self.dims)
+        parallel.synchronise_replicas(model)
+        self.averager = parallel.GradientAverager(
+            model,
+            static_graph=config.trainer.ddp.static_graph,
+            find_unused_parameters=config.trainer.ddp.find_unused_parameters,
+        )
+        self.callbacks.on_optimizer_init_start()
+        self.optimizer, self.scheduler = model.init_optimizer_scheduler(config.optimizer, config.scheduler)
+        self.grad_scaler = torch.amp.GradScaler(self.device.type, **dict(config.trainer.grad_scaler_args))
+        self._check_precision(model)
+        self.callbacks.on_optimizer_init_end()
+
+        self.stream = DataStream(dataloader_train, config.trainer.seed, self.dims)
+        self._seed_rank()
+        self._state = TrainingState(model, self.optimizer, self.scheduler, self.state_dict, self.load_state_dict)
+        if not isinstance(self.checkpointer, checkpointer.DummyCheckpointer):
+            checkpointer.check_room(self._state, self.run_dir, config.checkpoint, gathers=not self.checkpointer.is_dcp)
+        self._dataloader_train = dataloader_train
+        self.iteration = self.resumed_iteration = self.checkpointer.load(self._state)
+        self._note_short_schedule()
+        self.metrics.open(self.iteration)
+        self._record_run(model)
+
+    def _loop(self, model: ImaginaireModel, dataloader_val: Any) -> None:
+        config, callbacks = self.config.trainer, self.callbacks
+        batches = self._batches(model)
+        callbacks.on_train_start(model, self.iteration)
+        self.last_loss = math.nan
+        if config.run_validation and self.iteration == 0 and config.max_iter > 0:
+            self.validate(model, dataloader_val)
+        if not model.training:
+            model.train()
+        while self.iteration < config.max_iter and not self.interrupted:
+            batch, output, loss = self._step(model, batches)
+            self.iteration += 1
+            callbacks.on_training_step_end(model, batch, output, loss, self.iteration)
+            if config.run_validation and self.iteration % config.validation_iter == 0:
+                self.validate(model, dataloader_val)
+            self.metrics.flush(self.iteration)
+            self.checkpointer.check()
+            if self.iteration % self.config.checkpoint.save_iter == 0:
+                self._save()
+        batches.close()
+
+    def _step(self, model: ImaginaireModel, batches: Iterator[Any]) -> tuple[Any, dict[str, Any], Tensor]:
+        """One optimizer step over ``grad_accum_iter`` micro-batches; the last of them with its results."""
+        callbacks, iteration, micro_batches = self.callbacks, self.iteration, self.config.trainer.grad_accum_iter
+        total: Tensor | None = None
+        for micro in range(micro_batches):
+            is_last = micro == micro_batches - 1
+            self.watchdog.beat(f"iteration {iteration + 1}, waiting for data")
+            callbacks.on_before_dataloading(iteration)
+            with self.timers("data"):
+                batch = next(batches)
+            callbacks.on_after_dataloading(iteration)
+            self.watchdog.beat(f"iteration {iteration + 1}, micro-batch {micro + 1} of {micro_batches}")
+            batch = data.move_to(batch, self.device)
+            callbacks.on_training_step_start(model, batch, iteration)
+            callbacks.on_training_step_batch_start(model, batch, iteration)
+            output, loss = self._forward_backward(model, batch, is_last)
+            total = loss.detach() if total is None else total + loss.detach()
+            if is_last:
+                self._optimizer_step(model, total / micro_batches)
+            callbacks.on_training_step_batch_end(model, batch, output, loss, iteration)
+        return batch, output, loss
+
+    def _forward_backward(self, model: ImaginaireModel, batch: Any, is_last: bool) -> tuple[dict[str, Any], Tensor]:
+        callbacks, iteration = self.callbacks, self.iteration
+        parallel.set_gradient_sync(model, is_last)
+        callbacks.on_before_forward(iteration)
+        with self.timers("forward"):
+            output, loss = model.training_step(batch, iteration)
+        callbacks.on_after_forward(iteration)
+        callbacks.on_before_backward(model, loss, iteration)
+        with self.timers("backward"):
+            if is_last:
+                self.averager.arm()
+            self.grad_scaler.scale(loss / self.config.trainer.grad_accum_iter).backward()
+            model.on_after_backward()
+        with self.timers("comm"):
+            self.averager.finish()
+        callbacks.on_after_backward(model, iteration)
+        return output, loss
+
+    def _optimizer_step(self, model: ImaginaireModel, loss: Tensor) -> None:
+        callbacks, optimizer, scheduler, scaler = self.callbacks, self.optimizer, self.scheduler, self.grad_scaler
+        iteration = self.iteration
+        self._non_finite = None
+        self._exchange_flags(float(loss))
+        with self.timers("optimizer"):
+            if scaler.is_enabled():
+                scaler.unscale_(optimizer)
+            callbacks.on_before_optimizer_step(model, optimizer, scheduler, scaler, iteration)
+            if self._non_finite is None and self._apply(optimizer):
+                scheduler.step()
+                self._skipped_in_a_row = 0
+                callbacks.on_before_zero_grad(model, optimizer, scheduler, iteration)
+                model.on_before_zero_grad(optimizer, scheduler, iteration)
+            else:
+                self._skip(model)
+            optimizer.zero_grad(set_to_none=True)
+
+    def _apply(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Step the optimizer; False when the gradient scaler found an overflow and left it out."""
+        scale = self.grad_scaler.get_scale()
+        self.grad_scaler.step(optimizer)
+        self.grad_scaler.update()
+        return not self.grad_scaler.is_enabled() or self.grad_scaler.get_scale() >= scale
+
+    # --- what is not finite
+
+    def report_non_finite(self, what: str, value: float) -> None:
+        """A callback found that this step must not be applied. The scaler has its own answer to an overflow."""
+        if self._non_finite is None and not (self.grad_scaler.is_enabled() and what == "grad_norm"):
+            self._non_finite = f"{what} is {value}"
+
+    def _exchange_flags(self, loss: float) -> None:
+        """One small collective a step: is any rank's loss not finite, was any rank asked to stop."""
+        is_finite = math.isfinite(loss)
+        first_bad = -1.0 if is_finite else float(distributed.rank())
+        flags = torch.tensor([first_bad, float(self._stop.wanted)])
+        if self.dims.world_size > 1:
+            distributed.all_reduce_(flags, "max")
+        bad_rank, stop = flags.tolist()
+        if bad_rank >= 0:
+            self._non_finite = (
+                f"the loss is {loss}" if not is_finite else f"the loss of rank {bad_rank:.0f} is not finite"
+            )
+        else:
+            self.last_loss = loss
+        if stop:
+            self.interrupted = True
+
+    def _skip(self, model: ImaginaireModel) -> None:
+        config = self.config.trainer
+        self.skipped_steps += 1
+        self._skipped_in_a_row += 1
+        why = self._non_finite or "the gradients overflowed in half precision"
+        self.metrics.log({"train/skipped_steps": float(self.skipped_steps)}, self.iteration + 1)
+        by_scaler = self._non_finite is None
+        if not by_scaler and config.non_finite == "stop":
+            raise TrainingError(self._divergence_report(model, why))
+        if self._skipped_in_a_row > config.max_non_finite:
+            raise TrainingError(
+                f"{self._skipped_in_a_row} steps in a row were skipped "
+                f"(trainer.max_non_finite={config.max_non_finite}). " + self._divergence_report(model, why)
+            )
+        log.warning("iteration %d: %s; step skipped (%d in all)", self.iteration + 1, why, self.skipped_steps)
+
+    def _divergence_report(self, model: ImaginaireModel, why: str) -> str:
+        names = [
+            name
+            for name, parameter in model.named_parameters()
+            if parameter.grad is not None and not bool(torch.isfinite(parallel.to_local(parameter.grad)).all())
+        ]
+        rates = ", ".join(f"{group['lr']:.3g}" for group in self.optimizer.param_groups)
+        where = f"{len(names)} parameters have non-finite gradients, first {names[0]}. " if names else ""
+        return (
+            f"Training stopped at iteration {self.iteration + 1} (samples {self.samples_seen}): {why}. Last finite "
+            "loss "
+            f"{self.last_loss:.6g}, learning rate {rates}. {where}The newest checkpoint is from before. Lower "
+            "optimizer.lr, "
+            "check the data, or leave such steps out with trainer.non_finite=skip."
+        )
+
+    # --- validation
+
+    @torch.no_grad()
+    def validate(self, model: ImaginaireModel, dataloader: Any) -> None:
+        """One pass over the validation data with averaged weights; training's randomness and modes stay untouched."""
+        self.watchdog.pause()
+        config, callbacks, iteration = self.config.trainer, self.callbacks, self.iteration
+        modes = {module: module.training for module in model.modules()}
+        callbacks.on_validation_start(model, dataloader, iteration)
+        model.eval()
+        with model.ema_scope(), random.preserved():
+            random.seed_all(config.seed, self.dims.dp_rank, "validation")  # the same draws in every validation
+            for index, batch in enumerate(dataloader):
+                if config.max_val_iter is not None and index >= config.max_val_iter:
+                    break
+                batch = data.move_to(batch, self.device)
+                callbacks.on_validation_step_start(model, batch, iteration)
+                output, loss = model.validation_step(batch, iteration)
+                callbacks.on_validation_step_end(model, batch, output, loss, iteration)
+        for module, training in modes.items():
+            module.training = training
+        callbacks.on_validation_end(model, iteration)
+
+    # --- saving and resuming
+
+    def state_dict(self) -> dict[str, Any]:
+        """The trainer's part of a checkpoint (a collective); `torch.load(weights_only=True)` reads it."""
+        return {
+            "iteration": self.iteration,
+            "samples_seen": self.samples_seen,
+            "data": self.stream.state_dict(),
+            "grad_scaler": self.grad_scaler.state_dict(),
+            "skipped_steps": self.skipped_steps,
+            "skipped_in_a_row": self._skipped_in_a_row,
+            "metrics": self.metrics.state_dict(),
+            "world_size": self.dims.world_size,
+            "context_parallel_size": self.dims.context_parallel_size,
+            "rng": distributed.all_gather_object(random.get_rng_state()),
+            "callbacks": distributed.all_gather_object(self.callbacks.state_dict()),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned, on the same number of processes or on another."""
+        config = self.config.trainer
+        position = state.get("data")
+        if position is None:
+            log.warning("the checkpoint records no data position: it was written by another program, data starts anew")
+        self.iteration = int(state["iteration"])
+        self.stream = DataStream(self._dataloader_train, config.seed, self.dims, position)
+        if self.grad_scaler.is_enabled() and state.get("grad_scaler"):
+            self.grad_scaler.load_state_dict(state["grad_scaler"])
+        self.skipped_steps = state.get("skipped_steps", 0)
+        self._skipped_in_a_row = state.get("skipped_in_a_row", 0)
+        self.metrics.load_state_dict(state.get("metrics", {}))
+        layout = (self.dims.world_size, self.dims.context_parallel_size)
+        saved_layout = (state.get("world_size"), state.get("context_parallel_size"))
+        of_callbacks = state.get("callbacks") or [{}]
+        if layout == saved_layout:
+            random.set_rng_state(state["rng"][self.dims.rank])
+            self.callbacks.load_state_dict(of_callbacks[self.dims.rank])
+            return
+        self._seed_rank()
+        self.callbacks.load_state_dict(of_callbacks[0] if self.dims.rank == 0 else {})
+        log.info(
+            "the checkpoint was written by %s processes, this run has %d: weights, optimizer and data order go on, the "
+            "generators of each rank are seeded anew from (seed %d, samples %d, rank)",
+            saved_layout[0],
+            self.dims.world_size,
+            config.seed,
+            self.samples_seen,
+        )
+
+    def _save(self) -> None:
+        self.watchdog.pause()
+        self.checkpointer.save(self._state, self.iteration)
+
+    def _finish(self, model: ImaginaireModel) -> None:
+        self.watchdog.pause()
+        if self.checkpointer.saved_iteration is None and self.iteration >= self.config.trainer.max_iter > 0:
+            log.info("nothing to do: iteration %d has reached trainer.max_iter", self.iteration)
+        if self._has_progress():
+            self._save()
+        self.callbacks.on_train_end(model, self.iteration)
+        self.checkpointer.finalize()
+        distributed.barrier("end of training")
+        self.callbacks.on_app_end()
+        if self.interrupted:
+            log.info("stopped by a signal at iteration %d; start the same command again to go on", self.iteration)
+
+    def _has_progress(self) -> bool:
+        return self.iteration != self.resumed_iteration and self.checkpointer.saved_iteration != self.iteration
+
+    # --- details
+
+    def _batches(self, model: ImaginaireModel) -> Any:
+        """Training batches without end: whatever the model makes of the stream, again and again."""
+        while True:
+            empty = True
+            for batch in model.train_batches(self.stream):
+                empty = False
+                yield batch
+            if empty:
+                raise DataError(
+                    f"{type(model).__name__}.train_batches gave no batch from {type(self._dataloader_train).__name__}."
+                )
+
+    def _note_short_schedule(self) -> None:
+        lengths = [getattr(f, "length", None) for f in getattr(self.scheduler, "lr_lambdas", [])]
+        shortest = min((length for length in lengths if length is not None), default=math.inf)
+        if shortest < self.config.trainer.max_iter:
+            log.info(
+                "scheduler: the schedule ends after %d steps, trainer.max_iter is %d; its last value holds from there on",
+                shortest,
+                self.config.trainer.max_iter,
+            )
+
+    def _seed_rank(self) -> None:
+        """Seed the global generators of this rank; ranks that share a sample draw alike."""
+        random.seed_all(self.config.trainer.seed, self.samples_seen, f"rank{self.dims.dp_rank}")
+
+    def _check_ready(self, dataloader_train: Any, dataloader_val: Any) -> None:
+        if dataloader_train is None:
+            raise ConfigError("dataloader_train is not set: there is nothing to train on.")
+        if self.config.trainer.run_validation and dataloader_val is None:
+            raise ConfigError(
+                "trainer.run_validation=True, but dataloader_val is not set. Set dataloader_val, or "
+                "run_validation=False."
+            )
+
+    def _check_precision(self, model: ImaginaireModel) -> None:
+        if model.precision == torch.float16:
+            if not self.grad_scaler.is_enabled():
+                raise ConfigError(
+                    "The model trains in float16, where small gradients vanish without a gradient scaler. Set "
+                    "trainer.grad_scaler_args.enabled=True, or use bfloat16."
+                )
+            if any(isinstance(p, DTensor) for p in model.parameters()):
+                raise ConfigError(
+                    "float16 with sharded parameters is not supported. Use bfloat16, or fsdp_shard_size=0."
+                )
+
+    def _make_run_dir(self) -> None:
+        if distributed.is_rank0():
+            storage.makedirs(self.run_dir)
+            text = lazy_config.to_yaml(self.config)
+            storage.write_atomically(storage.join(self.run_dir, "config.yaml"), lambda file: file.write(text.encode()))
+        distributed.barrier("run folder")
+        logs.setup(self.run_dir, distributed.rank())
+
+    def _record_run(self, model: ImaginaireModel) -> None:
+        """Add this start to ``runs.jsonl``: command, commit, versions, backends, sizes."""
+        parameters = list(model.parameters())
+        record = provenance.run_record() | {
+            "start_iteration": self.iteration,
+            "device": str(self.device),
+            "backend": torch.distributed.get_backend() if distributed.is_initialized() else "none",
+            "world_size": self.dims.world_size,
+            "context_parallel_size": self.dims.context_parallel_size,
+            "optimizer": type(self.optimizer).__name__,
+            "precision": str(model.precision),
+            "parameters": sum(p.numel() for p in parameters),
+            "trained_parameters": sum(p.numel() for p in parameters if p.requires_grad),
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
+        log.info(
+            "training %s: %s parameters (%s trained), %s x%d, precision %s, run folder %s",
+            type(model).__name__,
+            f"{record['parameters']:,}",
+            f"{record['trained_parameters']:,}",
+            self.device.type,
+            self.dims.world_size,
+            str(model.precision).removeprefix("torch."),
+            self.run_dir,
+        )
+        if distributed.is_rank0():
+            path = storage.join(self.run_dir, "runs.jsonl")
+            before = storage.read_text(path) if storage.exists(path) else ""
+            line = before + json.dumps(record, default=str) + "\n"
+            storage.write_atomically(path, lambda file: file.write(line.encode()))
+
+
+def _make_checkpointer(config: Config, run_dir: str, callbacks: CallbackGroup) -> checkpointer.Checkpointer:
+    """The configured class, given by itself, by name or as a lazy call; four .pt files when none is chosen."""
+    node = config.checkpoint.type
+    arguments = {"config": config.checkpoint, "run_dir": run_dir, "callbacks": callbacks}
+    if node is None:
+        return checkpointer.StandardCheckpointer(**arguments)
+    if isinstance(node, str):
+        node = locate(node, "checkpoint.type")
+    made = node(**arguments) if isinstance(node, type) else lazy_config.instantiate(node, **arguments)
+    if not isinstance(made, checkpointer.Checkpointer):
+        raise CheckpointError(
+            f"checkpoint.type makes a {type(made).__name__}, not a checkpointer. Choose ckpt_type=standard."
+        )
+    return made
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
+
+
+def _memory_advice(config: Config, error: BaseException) -> str:
+    """What to lower, by the keys that this configuration has."""
+    advice = []
+    batch_size = getattr(config.dataloader_train, "get", lambda key: None)("batch_size")
+    if isinstance(batch_size, int) and batch_size > 1:
+        accumulate = config.trainer.grad_accum_iter
+        advice.append(
+            f"dataloader_train.batch_size={batch_size // 2} trainer.grad_accum_iter={accumulate * 2} (the same update)"
+        )
+    model = getattr(config.model, "get", lambda key: None)("config")
+    if model is not None and "fsdp_shard_size" in model:
+        advice.append(f"a larger model.config.fsdp_shard_size (now {model['fsdp_shard_size']})")
+    if model is not None and "train_architecture" in model and model["train_architecture"] != "lora":
+        advice.append("model.config.train_architecture=lora (trains adapters only)")
+    advice.append(f"a larger model_parallel.context_parallel_size (now {config.model_parallel.context_parallel_size})")
+    if config.dataloader_train is not None and "num_workers" in config.dataloader_train:
+        advice.append(
+            f"fewer dataloader_train.num_workers (now {config.dataloader_train.get('num_workers')}) when the host ran "
+            "out"
+        )
+    listed = "\n".join(f"  - {item}" for item in advice)
+    cause = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return f"Out of memory: {cause}\nTry, in this order:\n{listed}"

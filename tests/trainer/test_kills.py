@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run that is killed at any moment resumes, and ends as the run that was never killed.
+
+The points to kill at are the calls of `imaginaire.storage`: one run records them, then for each a process runs with the
+storage functions wrapped, ends itself with SIGKILL at that point, and the run is taken up again.
+"""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+
+from imaginaire import storage
+from imaginaire.watchdog import EXIT_INTERRUPTED
+from tests.trainer.test_resume import compare
+from tests.training import run_dir, train
+
+OVERRIDES = ["trainer.max_iter=12", "checkpoint.save_iter=3", "checkpoint.keep_last=2", "trainer.run_validation=False"]
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["tests.trainer.test_resume"])
+
+
+class _Wrapped:
+    """A file whose fourth write is the middle of it."""
+
+    def __init__(self, file: BinaryIO, middle: Callable[[], None]) -> None:
+        self._file = file
+        self._middle = middle
+        self._writes = 0
+
+    def write(self, content: Any) -> int:
+        self._writes += 1
+        if self._writes == 4:
+            self._file.write(bytes(content)[: len(content) // 2])
+            self._file.flush()
+            self._middle()
+            return self._file.write(bytes(content)[len(content) // 2 :])
+        return self._file.write(content)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def _wrap_storage(root: str, reach: Callable[[str], None]) -> None:
+    create, rename, remove = storage.create, storage.rename, storage.remove
+
+    def place(path: Any) -> str | None:
+        """kind/iter_N.pt or the pointer, for what belongs to the checkpoints; temporaries by their target's name."""
+        text = os.fspath(path)
+        if f"{root}/" not in text or "/checkpoints/" not in text:
+            return None
+        folder, _, name = text.partition("/checkpoints/")[2].rpartition("/")
+        if ".tmp-" in name:
+            name = name[1:].partition(".tmp-")[0]
+        return f"{folder}/{name}" if folder else name
+
+    def wrapped_create(path: Any) -> Any:
+        at = place(path)
+        if at is None:
+            return create(path)
+        reach(f"before {at}")
+        return _Wrapped(create(path), lambda: reach(f"amid {at}"))
+
+    def wrapped_rename(source: Any, target: Any) -> None:
+        at = place(target)
+        if at is not None:
+            reach(f"before rename to {at}")
+        rename(source, target)
+        if at is not None:
+            reach(f"after rename to {at}")
+
+    def wrapped_remove(path: Any) -> None:
+        at = place(path)
+        if at is not None:
+            reach(f"before removing {at}")
+        remove(path)
+        if at is not None:
+            reach(f"after removing {at}")
+
+    storage.create, storage.rename, storage.remove = wrapped_create, wrapped_rename, wrapped_remove
+
+
+def _run(root: str, kill_at: str | None, record: str) -> None:
+    times: dict[str, int] = {}
+
+    def reach(point: str) -> None:
+        times[point] = times.get(point, 0) + 1
+        if times[point] > 1:
+            point = f"{point} ({times[point]})"
+        with Path(record).open("a") as file:
+            file.write(point + "\n")
+        if point == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    _wrap_storage(root, reach)
+    raise SystemExit(train(Path(root), OVERRIDES))
+
+
+def _process(root: Path, kill_at: str | None, record: Path) -> Any:
+    process = _context.Process(target=_run, args=(str(root), kill_at, str(record)))
+    process.start()
+    return process
+
+
+def _points(tmp_path: Path) -> list[str]:
+    """Every point of an uninterrupted run, in order; the run itself is the one to compare with."""
+    process = _process(tmp_path / "whole", None, tmp_path / "points")
+    process.join(120)
+    assert process.exitcode == 0
+    return (tmp_path / "points").read_text().splitlines()
+
+
+def _kill_and_resume(tmp_path: Path, point: str) -> str | None:
+    root = tmp_path / point.replace(" ", "_").replace("/", "-")
+    record = tmp_path / f"{root.name}.points"
+    process = _process(root, point, record)
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL, f"'{point}' was not reached: exit code {process.exitcode}"
+    assert record.read_text().splitlines()[-1] == point
+    assert train(root, OVERRIDES) == 0
+    leftovers = [path.name for path in run_dir(root).rglob("*.tmp-*")]
+    assert leftovers == []
+    return compare(tmp_path / "whole", root)
+
+
+def _check(tmp_path: Path, choose: Callable[[list[str]], list[str]]) -> int:
+    points = choose(_points(tmp_path))
+    different = {point: found for point in points if (found := _kill_and_resume(tmp_path, point)) is not None}
+    assert different == {}
+    return len(points)
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_a_few_points_of_a_save_resumes(tmp_path: Path) -> None:
+    def few(points: list[str]) -> list[str]:
+        wanted = [
+            "before model/iter_000000003.pt",
+            "amid optim/iter_000000006.pt",
+            "after rename to trainer/iter_000000006.pt",
+            "after rename to latest_checkpoint.txt",
+            "after removing optim/iter_000000003.pt",
+        ]
+        assert set(wanted) <= set(points), points
+        return wanted
+
+    assert _check(tmp_path, few) == 5
+
+
+@pytest.mark.long
+def test_a_run_killed_at_every_point_resumes(tmp_path: Path) -> None:
+    """Every file of every save: before, amid, before and after its rename; the pointer; each delete."""
+    count = _check(tmp_path, lambda points: points)
+    print(f"killed at {count} distinct points, every resume equal")
+    assert count >= 20
+
+
+@pytest.mark.slow
+def test_sigterm_saves_and_leaves_with_its_own_exit_code(tmp_path: Path) -> None:
+    assert train(tmp_path / "whole", OVERRIDES) == 0
+    root = tmp_path / "asked"
+    process = _process(root, None, tmp_path / "points")
+    metrics = run_dir(root) / "metrics.jsonl"
+    while process.is_alive() and (not metrics.exists() or not metrics.read_text()):
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGTERM)
+    process.join(60)
+    assert process.exitcode == EXIT_INTERRUPTED
+    assert train(root, OVERRIDES) == 0
+    assert compare(tmp_path / "whole", root) is None

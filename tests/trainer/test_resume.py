@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A resumed run equals an uninterrupted one, bit for bit, and each saved item is needed for that."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from imaginaire import distributed
+from tests.multiprocess import run_distributed
+from tests.training import Edit, difference, losses, saved, train
+
+pytestmark = pytest.mark.slow
+
+STOP_AT = 5  # in the middle of a logging window and of an epoch
+
+
+def compare(whole: Path, resumed: Path) -> str | None:
+    """The first difference between two finished runs: every saved item, and every logged loss."""
+    trees = difference(saved(whole), saved(resumed))
+    if trees is not None:
+        return trees
+    return None if losses(whole) == losses(resumed) else f"losses {losses(whole)} and {losses(resumed)}"
+
+
+def run_whole(root: Path, overrides: list[str]) -> None:
+    assert train(root, overrides) == 0
+
+
+def run_in_two(root: Path, overrides: list[str], edit: Edit | None = None) -> None:
+    assert train(root, [*overrides, f"trainer.max_iter={STOP_AT}"]) == 0
+    assert train(root, overrides, edit) == 0
+
+
+@pytest.mark.parametrize("ckpt_type", ["standard", "dcp"])
+def test_one_process(tmp_path: Path, ckpt_type: str) -> None:
+    run_whole(tmp_path / "whole", [f"ckpt_type={ckpt_type}"])
+    run_in_two(tmp_path / "parts", [f"ckpt_type={ckpt_type}"])
+    assert compare(tmp_path / "whole", tmp_path / "parts") is None
+    assert len(losses(tmp_path / "whole")) == 5 + 3, "training losses every 2, validation at 0, 4 and 8"
+
+
+LAYOUTS = {
+    "replicate": [],
+    "fsdp": ["trainer.distributed_parallelism=fsdp", "model.fsdp_shard_size=2"],
+    "fsdp_dcp": ["trainer.distributed_parallelism=fsdp", "model.fsdp_shard_size=2", "ckpt_type=dcp"],
+    "async_dcp": ["ckpt_type=dcp", "checkpoint.dcp_async_mode_enabled=True"],
+}
+
+
+def _two_ranks(root: Path) -> None:
+    for layout, overrides in LAYOUTS.items():
+        run_whole(root / layout / "whole", overrides)
+        run_in_two(root / layout / "parts", overrides)
+    run_in_two(root / "wrong_rng", [], _other_rng_on_rank_1)
+
+
+def _other_rng_on_rank_1(kind: str, tree: Any) -> Any:
+    if kind == "trainer":
+        tree = copy.copy(tree)
+        tree["rng"] = [tree["rng"][0], tree["rng"][0]]
+    return tree
+
+
+def test_two_processes(tmp_path: Path) -> None:
+    run_distributed(_two_ranks, 2, args=(tmp_path,), timeout=300)
+    for layout in LAYOUTS:
+        assert compare(tmp_path / layout / "whole", tmp_path / layout / "parts") is None, layout
+    assert compare(tmp_path / "replicate" / "whole", tmp_path / "wrong_rng") is not None, (
+        "rank 1's generators are not needed"
+    )
+
+
+def _without(item: str) -> Edit:
+    def edit(kind: str, tree: Any) -> Any:
+        tree = copy.copy(tree)
+        if kind == "trainer" and item == "rng":
+            torch.manual_seed(0)
+            tree["rng"] = [{**tree["rng"][0], "torch": torch.get_rng_state()}]
+        elif kind == "trainer" and item in ("rng/python", "rng/numpy"):
+            which = item.split("/")[1]
+            other = {"python": (3, (1, *tree["rng"][0]["python"][1][1:]), None)}
+            name, keys, _, has_gauss, cached = tree["rng"][0]["numpy"]
+            other["numpy"] = [name, keys.flip(0), 0, has_gauss, cached]  # type: ignore[assignment]
+            tree["rng"] = [{**tree["rng"][0], which: other[which]}]
+        elif kind == "trainer" and item == "position":
+            tree["data"] = {**tree["data"], "samples_seen": 0}
+        elif kind == "trainer" and item == "iteration":
+            tree["iteration"] -= 1
+        elif kind == "trainer" and item == "callback":
+            states = tree["callbacks"][0]
+            tree["callbacks"] = [{**states, "sway": {"calls": 0}}]
+        elif kind == "trainer" and item == "loss window":
+            tree["callbacks"] = [{n: s for n, s in tree["callbacks"][0].items() if n != "loss_log"}]
+        elif kind == "scheduler" and item == "scheduler":
+            tree["last_epoch"] = 0
+        elif kind == "optim" and item in ("master", "exp_avg", "exp_avg_sq", "step"):
+            state = {}
+            for name, values in tree["state"].items():
+                values = dict(values)
+                if item == "master":
+                    del values["master"]
+                else:
+                    values[item] = torch.zeros_like(values[item])
+                state[name] = values
+            tree["state"] = state
+        elif kind == "model" and item == "ema":
+            tree = {n: (tree[f"net.{n[8:]}"].float() if n.startswith("net_ema.") else v) for n, v in tree.items()}
+        return tree
+
+    return edit
+
+
+def test_nothing_that_is_saved_can_be_left_out(tmp_path: Path) -> None:
+    run_whole(tmp_path / "whole", [])
+    items = ["rng", "rng/python", "rng/numpy", "position", "iteration", "callback", "loss window", "scheduler"]
+    items += ["master", "exp_avg", "exp_avg_sq", "step", "ema"]
+    not_noticed = []
+    for item in items:
+        root = tmp_path / item.replace("/", "_")
+        run_in_two(root, [], _without(item))
+        if compare(tmp_path / "whole", root) is None:
+            not_noticed.append(item)
+    assert not_noticed == []
+
+
+def _resize(root: Path, stop_at: int | None) -> list[int]:
+    """Train, and tell which samples this rank read, by their positions."""
+    import tests.project.config as project
+
+    positions: list[int] = []
+    original = project.RestlessModel.training_step
+
+    def noting(self: Any, batch: Any, iteration: int) -> Any:
+        positions.extend(batch["sample_position"].tolist())
+        return original(self, batch, iteration)
+
+    project.RestlessModel.training_step = noting  # type: ignore[method-assign]
+    try:
+        train(root, [] if stop_at is None else [f"trainer.max_iter={stop_at}"])
+    finally:
+        project.RestlessModel.training_step = original  # type: ignore[method-assign]
+    return positions
+
+
+@pytest.mark.parametrize("worlds", [(2, 1), (1, 2)])
+def test_another_number_of_processes_goes_on_with_the_same_samples(tmp_path: Path, worlds: tuple[int, int]) -> None:
+    seen: list[int] = []
+    for world, stop_at in zip(worlds, (STOP_AT, None), strict=True):
+        parts = run_distributed(_resize, world, args=(tmp_path, stop_at)) if world > 1 else [_resize(tmp_path, stop_at)]
+        seen += [position for part in parts for position in part]
+    assert sorted(seen) == list(range(len(seen))), "a sample was lost or repeated"
+    assert saved(tmp_path)["trainer"]["samples_seen"] == len(seen)
+    log = (tmp_path / "tests/engine/restless/stdout.log").read_text()
+    assert f"written by {worlds[0]} processes, this run has {worlds[1]}" in log
+    assert distributed.world_size() == 1

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop: order of hooks, accumulation, precision, what is not finite, what hangs, what runs out."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tests.project.config as project
+from imaginaire import compose, parallel
+from imaginaire.callbacks import Callback
+from imaginaire.callbacks.base import HOOKS
+from imaginaire.errors import CheckpointError, ConfigError, DataError, TrainingError
+from imaginaire.watchdog import EXIT_TIMEOUT
+from tests.training import difference, losses, run_dir, saved, train
+
+pytestmark = pytest.mark.slow
+
+QUICK = ["trainer.run_validation=False", "dataloader_train.num_workers=0", "trainer.max_iter=4"]
+
+
+class Recorder(Callback):
+    seen: list[tuple[str, int | None]] = []
+
+
+def _recording(hook: str) -> Any:
+    def note(self: Any, *args: Any, **kwargs: Any) -> None:
+        iterations = [a for a in (*args, *kwargs.values()) if isinstance(a, int)]
+        Recorder.seen.append((hook, iterations[0] if iterations else None))
+
+    return note
+
+
+for _hook in HOOKS:
+    setattr(Recorder, _hook, _recording(_hook))
+
+
+RECORD = "+trainer.callbacks.recorder={_target_: tests.trainer.test_trainer.Recorder}"
+
+
+def test_hooks_come_in_the_documented_order(tmp_path: Path) -> None:
+    Recorder.seen.clear()
+    overrides = ["trainer.max_iter=2", "dataloader_train.num_workers=0", "trainer.validation_iter=2"]
+    train(tmp_path, [*overrides, "trainer.max_val_iter=1", RECORD])
+    seen = [entry for entry in Recorder.seen if entry[0] != "on_save_checkpoint_success"]
+    validation = ["on_validation_start", "on_validation_step_start", "on_validation_step_end", "on_validation_end"]
+    micro = [
+        "on_before_dataloading",
+        "on_after_dataloading",
+        "on_training_step_start",
+        "on_training_step_batch_start",
+        "on_before_forward",
+        "on_after_forward",
+        "on_before_backward",
+        "on_after_backward",
+    ]
+    step = [*micro, "on_training_step_batch_end", *micro, "on_before_optimizer_step", "on_before_zero_grad"]
+    step += ["on_training_step_batch_end", "on_training_step_end"]
+    expected = [
+        "on_optimizer_init_start",
+        "on_optimizer_init_end",
+        "on_load_checkpoint_start",
+        "on_load_checkpoint_end",
+    ]
+    expected += ["on_train_start", *validation, *step, *step, *validation]
+    expected += [
+        "on_save_checkpoint_start",
+        "on_save_checkpoint",
+        "on_save_checkpoint_end",
+        "on_train_end",
+        "on_app_end",
+    ]
+    assert [name for name, _ in seen] == expected
+    ends = [iteration for name, iteration in seen if name == "on_training_step_end"]
+    inside = [iteration for name, iteration in seen if name == "on_before_optimizer_step"]
+    assert ends == [1, 2] and inside == [0, 1]
+    assert ("on_save_checkpoint_success", 2) in Recorder.seen
+    Recorder.seen.clear()
+    train(tmp_path, [*overrides, "trainer.max_iter=3", RECORD])
+    loading = [name for name, _ in Recorder.seen if "load_checkpoint" in name]
+    assert loading == ["on_load_checkpoint_start", "on_load_checkpoint", "on_load_checkpoint_end"]
+
+
+def test_accumulated_micro_batches_equal_one_batch(tmp_path: Path) -> None:
+    smooth = ["experiment=restless", "model.precision=float32", "model.dropout=0.0", "~trainer.callbacks.sway", *QUICK]
+    smooth += ["model._target_=examples.minimal.model.MinimalModel"]
+    train(tmp_path / "one", [*smooth, "dataloader_train.batch_size=4", "trainer.grad_accum_iter=1"])
+    train(tmp_path / "two", [*smooth, "dataloader_train.batch_size=2", "trainer.grad_accum_iter=2"])
+    one, two = saved(tmp_path / "one"), saved(tmp_path / "two")
+    for name, value in one["model"].items():
+        torch.testing.assert_close(two["model"][name], value, rtol=1e-4, atol=1e-6)
+    assert one["trainer"]["samples_seen"] == two["trainer"]["samples_seen"] == 16
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+def test_each_precision_learns(tmp_path: Path, precision: str) -> None:
+    overrides = ["model._target_=examples.minimal.model.MinimalModel", f"model.precision={precision}", *QUICK]
+    overrides += ["trainer.max_iter=150", "dataloader_train.batch_size=16", "~trainer.callbacks.sway", "model.width=32"]
+    if precision == "float16":
+        with pytest.raises(ConfigError, match=r"float16.*grad_scaler_args.enabled=True"):
+            train(tmp_path, overrides)
+        overrides.append("+trainer.grad_scaler_args={enabled: True, init_scale: 1024.0}")
+    train(tmp_path, overrides)
+    values = [value for _, value in losses(tmp_path)]
+    assert values[-1] < values[0] / 3
+    trees = saved(tmp_path)
+    assert trees["model"]["net.head.weight"].dtype == getattr(torch, precision)
+    assert ("master" in trees["optim"]["state"]["net.head.weight"]) == (precision != "float32")
+    assert bool(trees["trainer"]["grad_scaler"]) == (precision == "float16")
+
+
+def test_an_overflow_in_float16_lowers_the_scale_and_leaves_the_step_out(tmp_path: Path) -> None:
+    overrides = [*QUICK, "model.precision=float16", "+trainer.grad_scaler_args={enabled: True, init_scale: 1.0e+30}"]
+    train(tmp_path, [*overrides, "trainer.max_non_finite=200", "trainer.max_iter=100"])
+    trees = saved(tmp_path)
+    assert trees["trainer"]["grad_scaler"]["scale"] < 1e30
+    skipped = trees["trainer"]["skipped_steps"]
+    assert 0 < skipped < 100
+    assert trees["scheduler"]["last_epoch"] == 100 - skipped
+
+
+# --- not finite
+
+
+EXPLODE = ["model._target_=tests.project.config.Explosive", *QUICK, "trainer.max_iter=8"]
+
+
+def test_a_loss_that_is_not_finite_stops_with_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(project.Explosive, "bad", (3,))
+    with pytest.raises(TrainingError) as caught:
+        train(tmp_path, EXPLODE)
+    message = str(caught.value)
+    assert "stopped at iteration 3" in message and "the loss is inf" in message
+    assert "non-finite gradients" in message and "trainer.non_finite=skip" in message
+
+
+def test_such_a_step_is_left_out_and_counted_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(project.Explosive, "bad", (3, 4))
+    train(tmp_path, [*EXPLODE, "trainer.non_finite=skip"])
+    trees = saved(tmp_path)
+    assert trees["trainer"]["skipped_steps"] == 2
+    assert trees["scheduler"]["last_epoch"] == 6
+    assert all(torch.isfinite(value).all() for value in trees["model"].values())
+    records = [json.loads(line) for line in (run_dir(tmp_path) / "metrics.jsonl").read_text().splitlines()]
+    assert max(record.get("train/skipped_steps", 0) for record in records) == 2
+
+
+def test_too_many_in_a_row_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(project.Explosive, "bad", tuple(range(2, 9)))
+    with pytest.raises(TrainingError, match="4 steps in a row were skipped"):
+        train(tmp_path, [*EXPLODE, "trainer.non_finite=skip", "trainer.max_non_finite=3"])
+
+
+# --- validation
+
+
+def test_validation_changes_nothing_in_training(tmp_path: Path) -> None:
+    train(tmp_path / "without", [*QUICK])
+    train(tmp_path / "with", [*QUICK, "trainer.run_validation=True", "trainer.validation_iter=1"])
+    assert difference(saved(tmp_path / "without"), saved(tmp_path / "with")) is None
+
+
+def test_validation_keeps_frozen_parts_in_their_mode_and_uses_averaged_weights(tmp_path: Path) -> None:
+    modes: list[tuple[bool, bool]] = []
+    weights: list[Any] = []
+
+    class Watching(project.RestlessModel):
+        def __init__(self, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            self.frozen = torch.nn.Dropout().eval()
+
+        def training_step(self, batch: Any, iteration: int) -> Any:
+            modes.append((self.training, self.frozen.training))
+            return super().training_step(batch, iteration)
+
+        def validation_step(self, batch: Any, iteration: int) -> Any:
+            modes.append((self.training, self.frozen.training))
+            assert self.ema is not None
+            weights.append((self.net.head.weight.float(), self.ema.shadows["head.weight"].bfloat16().float()))
+            return project.MinimalModel.training_step(self, batch, iteration)
+
+    original, project.RestlessModel = project.RestlessModel, Watching  # type: ignore[misc]
+    try:
+        overrides = ["model._target_=tests.project.config.RestlessModel", "dataloader_train.num_workers=0"]
+        train(tmp_path, [*overrides, "trainer.max_iter=3", "trainer.validation_iter=2"])
+    finally:
+        project.RestlessModel = original  # type: ignore[misc]
+    assert set(modes) == {(True, False), (False, False)}
+    assert all(used.equal(averaged) for used, averaged in weights)
+
+
+def test_validation_needs_data(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run_validation=True, but dataloader_val is not set"):
+        train(tmp_path, ["~dataloader_val"])
+
+
+# --- what cannot start
+
+
+def test_no_data_is_said_before_anything_is_built(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"dataloader_train is not set.*Registered experiments: .*restless"):
+        train(tmp_path, ["~dataloader_train"])
+    assert not (tmp_path / "tests").exists()
+
+
+def test_more_context_parallel_ranks_than_processes(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="context_parallel_size=2 does not divide the 1 processes"):
+        train(tmp_path, ["model_parallel.context_parallel_size=2"])
+
+
+def test_a_run_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "tests").write_text("a file where a folder must be")
+    with pytest.raises(CheckpointError, match=r"run folder .* cannot be written"):
+        train(tmp_path)
+
+
+class Missing(torch.utils.data.Dataset[int]):
+    @classmethod
+    def preflight(cls, folder: str) -> list[str]:
+        return [] if Path(folder).exists() else [f"the folder {folder} does not exist"]
+
+    def __init__(self, folder: str) -> None:
+        raise AssertionError("built in spite of its preflight")
+
+
+def test_preflight_of_a_data_set_stops_the_run_before_it_is_built(tmp_path: Path) -> None:
+    node = "dataloader_train.dataset={_target_: tests.trainer.test_trainer.Missing, folder: /no/such/folder}"
+    clear = ["~dataloader_train.dataset", f"+{node}"]
+    with pytest.raises(DataError, match=r"dataloader_train.dataset: the folder /no/such/folder does not exist"):
+        train(tmp_path, clear)
+
+
+class NoBatches(project.RestlessModel):
+    def train_batches(self, dataloader: Any) -> Any:
+        return iter(())
+
+
+def test_a_model_without_batches_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"NoBatches.train_batches gave no batch"):
+        train(tmp_path, ["model._target_=tests.trainer.test_trainer.NoBatches", *QUICK])
+
+
+# --- what goes wrong on the way
+
+
+class Hungry(project.RestlessModel):
+    def training_step(self, batch: Any, iteration: int) -> Any:
+        if iteration == 1:
+            torch.empty(2**60)
+        return super().training_step(batch, iteration)
+
+
+def test_out_of_memory_becomes_advice_in_keys_of_this_config(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError) as caught:
+        train(tmp_path, ["model._target_=tests.trainer.test_trainer.Hungry", *QUICK, "dataloader_train.batch_size=4"])
+    message = str(caught.value)
+    assert "dataloader_train.batch_size=2 trainer.grad_accum_iter=4 (the same update)" in message
+    assert "model_parallel.context_parallel_size" in message
+
+
+class Hanging(project.RestlessModel):
+    def training_step(self, batch: Any, iteration: int) -> Any:
+        if iteration == 2:
+            import time
+
+            time.sleep(60)
+        return super().training_step(batch, iteration)
+
+
+def test_a_hang_ends_with_stacks_and_its_own_exit_code(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "scripts.train", "--config=tests/project/config.py", "--", "experiment=restless"]
+    command += ["model._target_=tests.trainer.test_trainer.Hanging", *QUICK, "trainer.timeout_period=2"]
+    environment = {**os.environ, "IMAGINAIRE_OUTPUT_ROOT": str(tmp_path), "WANDB_MODE": "disabled"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert result.returncode == EXIT_TIMEOUT, result.stderr[-2000:]
+    assert "made no progress at: iteration 3, micro-batch 1 of 2" in result.stderr
+    assert "in training_step" in (run_dir(tmp_path) / "stacks_rank0.txt").read_text()
+
+
+# --- what is left of a run
+
+
+def test_a_run_folder_tells_what_ran(tmp_path: Path) -> None:
+    train(tmp_path, [*QUICK, "scheduler.cycle_lengths=[5]", "trainer.max_iter=7"])
+    train(tmp_path, [*QUICK, "trainer.max_iter=9", "optimizer.lr=0.001"])
+    folder = run_dir(tmp_path)
+    first, second = (json.loads(line) for line in (folder / "runs.jsonl").read_text().splitlines())
+    assert first["start_iteration"] == 0 and second["start_iteration"] == 7
+    assert first["optimizer"] == "FusedAdamW" and first["parameters"] > 1000 and "commit" in json.dumps(first)
+    log = (folder / "stdout.log").read_text()
+    assert "the schedule ends after 5 steps, trainer.max_iter is 7" in log
+    assert log.count("the schedule ends") == 1
+    assert "optimizer.lr: checkpoint 0.003, config 0.001" in log
+    config = compose.compose(str(folder / "config.yaml"), [])
+    assert config.trainer.max_iter == 9 and config.optimizer.lr == 0.001
+
+
+def test_the_dims_of_a_finished_run_are_those_of_one_process(tmp_path: Path) -> None:
+    train(tmp_path, QUICK)
+    assert parallel.current_dims().world_size == 1

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of the trainer in this process, and what is left of them."""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from imaginaire import checkpoint_layout
+from imaginaire.checkpoint_layout import KINDS, CheckpointSet
+from imaginaire.compose import compose
+from imaginaire.trainer import launch
+
+CONFIG = "tests/project/config.py"
+Edit = Callable[[str, Any], Any]  # (kind, tree as read) -> tree that the run gets
+
+
+def train(root: Path, overrides: Sequence[str] = (), edit: Edit | None = None, config: str = CONFIG) -> int:
+    """Train below ``root``; the exit code. ``edit`` changes what a resumed run reads from its checkpoint."""
+    read = CheckpointSet.read
+
+    def edited(self: CheckpointSet, kind: str, *args: Any) -> Any:
+        tree = read(self, kind, *args)
+        return tree if edit is None else edit(kind, tree)
+
+    environment = {"IMAGINAIRE_OUTPUT_ROOT": str(root), "WANDB_MODE": "disabled"}
+    with mock.patch.dict(os.environ, environment), mock.patch.object(CheckpointSet, "read", edited):
+        choice = [] if any(item.startswith("experiment=") for item in overrides) else ["experiment=restless"]
+        return launch(compose(config, [*choice, *overrides]))
+
+
+def run_dir(root: Path, name: str = "restless") -> Path:
+    return root / "tests/engine" / name
+
+
+def saved(root: Path, name: str = "restless") -> dict[str, Any]:
+    """The four trees of the newest checkpoint."""
+    found = checkpoint_layout.read_pointer(str(run_dir(root, name) / "checkpoints"))
+    assert found is not None
+    assert found.faults() == []
+    trees = {kind: found.read(kind) for kind in KINDS}
+    trees["trainer"].pop("files")
+    return trees
+
+
+def losses(root: Path, name: str = "restless") -> list[tuple[int, float]]:
+    """(iteration, value) of every logged training and validation loss."""
+    lines = (run_dir(root, name) / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    return [(r["iteration"], r[key]) for r in records for key in ("train/loss", "val/loss") if key in r]
+
+
+def difference(a: Any, b: Any, place: str = "") -> str | None:
+    """Where two trees first differ, bit by bit; None when they are equal."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        if a.dtype != b.dtype or not torch.equal(a, b):
+            return f"{place}: tensors differ"
+        return None
+    if isinstance(a, dict) and isinstance(b, dict):
+        if a.keys() != b.keys():
+            return f"{place}: keys {sorted(set(map(str, a)) ^ set(map(str, b)))}"
+        return next((d for key in a if (d := difference(a[key], b[key], f"{place}/{key}"))), None)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        if len(a) != len(b):
+            return f"{place}: lengths {len(a)} and {len(b)}"
+        return next(
+            (d for i, (x, y) in enumerate(zip(a, b, strict=True)) if (d := difference(x, y, f"{place}/{i}"))), None
+        )
+    return None if a == b else f"{place}: {a!r} and {b!r}"
