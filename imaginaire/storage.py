@@ -11,7 +11,6 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import importlib.util
 import logging
 import os
 import re
@@ -20,28 +19,19 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, BinaryIO, TypeVar, cast
+from typing import IO, Any, BinaryIO, cast
 
-from imaginaire.errors import CheckpointError, ConfigError, UserError, missing_package
+from imaginaire.errors import CheckpointError
+from imaginaire.object_store import StrPath as StrPath
+from imaginaire.object_store import filesystem as filesystem
+from imaginaire.object_store import filesystem_options as filesystem_options
+from imaginaire.object_store import is_s3, raise_if_no_bucket, retry
 
 log = logging.getLogger(__name__)
 
-StrPath = str | os.PathLike[str]
-T = TypeVar("T")
-
-TRIES = 3
-FIRST_WAIT_S = 0.5  # doubles with every further try
 UPLOAD_PART_BYTES = 64 * 2**20  # held in memory; an object may have 10,000 parts, so up to 625 GB
 
-STANDARD_CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-PROJECT_CREDENTIALS = ("PROD_S3_CHECKPOINT_ACCESS_KEY_ID", "PROD_S3_CHECKPOINT_SECRET_ACCESS_KEY")
-STANDARD_ENDPOINT = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-PROJECT_ENDPOINT = ("PROD_S3_CHECKPOINT_ENDPOINT_URL",)
-STANDARD_REGION = ("AWS_REGION", "AWS_DEFAULT_REGION")
-PROJECT_REGION = ("PROD_S3_CHECKPOINT_REGION_NAME",)
-
 _TEMPORARY = re.compile(r"^\..+\.tmp-(\d+)$")
-_THROTTLING = {"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "RequestTimeout"}
 
 
 # Paths ----------------------------------------------------------------------------------------------------------------
@@ -98,13 +88,13 @@ def listdir(path: StrPath) -> list[str]:
         try:
             found = fs.ls(inner, detail=False)
         except FileNotFoundError as error:
-            _raise_if_no_bucket(error, path)
+            raise_if_no_bucket(error, path)
             return []
         own = inner.rstrip("/")
         # An object store may answer with the folder's own marker, or with the object itself.
         return sorted({entry.rstrip("/").rsplit("/", 1)[-1] for entry in found if entry.rstrip("/") != own})
 
-    return _retry(path, names)
+    return retry(path, names)
 
 
 def makedirs(path: StrPath) -> None:
@@ -138,7 +128,7 @@ def open(path: StrPath, mode: str = "rb") -> IO[Any]:  # named as the builtin on
         fs, inner = filesystem(path)
         return cast(IO[Any], fs.open(inner, mode))
 
-    return _retry(path, opened)
+    return retry(path, opened)
 
 
 def read_text(path: StrPath) -> str:
@@ -151,7 +141,7 @@ def read_text(path: StrPath) -> str:
         fs, inner = filesystem(path)
         return bytes(fs.cat_file(inner)).decode()
 
-    return _retry(path, text)
+    return retry(path, text)
 
 
 def local_copy(path: StrPath) -> Path:
@@ -190,7 +180,7 @@ def local_copy(path: StrPath) -> Path:
             fs.get_file(inner, temporary)
 
         start = time.monotonic()
-        _retry(path, fetch)
+        retry(path, fetch)
         os.replace(temporary, target)
         log.info("fetched %s to %s (%.1f s)", os.fspath(path), target, time.monotonic() - start)
     return target
@@ -206,7 +196,7 @@ def write_atomically(path: StrPath, write: Callable[[BinaryIO], object]) -> None
     that may pass, so it must be repeatable.
     """
     if is_remote(path):
-        _retry(path, lambda: _upload(path, write))
+        retry(path, lambda: _upload(path, write))
         return
     target = _local(path)
     makedirs(os.path.dirname(target) or ".")
@@ -266,9 +256,9 @@ def remove(path: StrPath) -> None:
         try:
             fs.rm(inner, recursive=True)
         except FileNotFoundError as error:
-            _raise_if_no_bucket(error, path)
+            raise_if_no_bucket(error, path)
 
-    _retry(path, delete)
+    retry(path, delete)
 
 
 def remove_stale_temporaries(folder: StrPath) -> None:
@@ -277,7 +267,7 @@ def remove_stale_temporaries(folder: StrPath) -> None:
     Call it before anything writes there. Unfinished uploads are invisible but paid for.
     """
     if is_remote(folder):
-        _retry(folder, lambda: _abort_uploads(folder))
+        retry(folder, lambda: _abort_uploads(folder))
         return
     for name in listdir(folder):
         if (match := _TEMPORARY.match(name)) and int(match[1]) != os.getpid():
@@ -320,7 +310,7 @@ def _discard(file: Any) -> None:
 
 
 def _abort_uploads(folder: StrPath) -> None:
-    if not _is_s3(folder):
+    if not is_s3(folder):
         return
     fs, inner = filesystem(folder)
     bucket, prefix, _ = fs.split_path(inner)
@@ -331,184 +321,16 @@ def _abort_uploads(folder: StrPath) -> None:
             log.info("aborted the unfinished upload of s3://%s/%s", bucket, key)
 
 
-# Remote file systems --------------------------------------------------------------------------------------------------
-
-
-def filesystem(path: StrPath) -> tuple[Any, str]:
-    """The fsspec file system of a remote path, and the path inside it."""
-    import fsspec
-
-    text = os.fspath(path)
-    if _is_s3(text) and importlib.util.find_spec("s3fs") is None:
-        raise missing_package("s3fs", "s3")
-    try:
-        fs, inner = fsspec.core.url_to_fs(text, **filesystem_options(text))
-    except ImportError as error:
-        raise ConfigError(f"{text}: fsspec cannot open this kind of address here: {error}") from error
-    except ValueError as error:
-        raise ConfigError(f"{text}: {error}") from error
-    if _is_s3(text):
-        fs.retries = 2  # for a body that breaks off; requests are retried by botocore, whole operations by _retry
-    return fs, cast(str, inner)
-
-
-def filesystem_options(path: StrPath) -> dict[str, Any]:
-    """The arguments for fsspec to open ``path``: for S3 the credentials, endpoint and region of the environment.
-
-    The standard AWS pair is taken first, then the project's. Endpoint and region come from the same family as the
-    pair; from the other one only if that one has no pair of its own. Without a pair the AWS chain decides (profile,
-    instance role).
-    """
-    if not _is_s3(path):
-        return {"use_listings_cache": False}
-    standard, project = _pair(STANDARD_CREDENTIALS), _pair(PROJECT_CREDENTIALS)
-    endpoints, regions = [STANDARD_ENDPOINT, PROJECT_ENDPOINT], [STANDARD_REGION, PROJECT_REGION]
-    if standard is None and project is not None:
-        endpoints.reverse()
-        regions.reverse()
-    if standard is not None and project is not None:
-        endpoints, regions = endpoints[:1], regions[:1]
-    key, secret = standard or project or (None, None)
-    return {
-        "key": key,
-        "secret": secret,
-        "token": os.environ.get("AWS_SESSION_TOKEN") if standard else None,
-        "endpoint_url": _first_set(sum(endpoints, ())),
-        "client_kwargs": {"region_name": region} if (region := _first_set(sum(regions, ()))) else {},
-        "config_kwargs": {"retries": {"mode": "standard", "total_max_attempts": 2}},
-        "use_listings_cache": False,
-    }
-
-
-def _is_s3(path: StrPath) -> bool:
-    return os.fspath(path).startswith(("s3://", "s3a://"))
-
-
-def _pair(names: tuple[str, str]) -> tuple[str, str] | None:
-    values = [os.environ.get(name) or None for name in names]
-    if values[0] and values[1]:
-        return values[0], values[1]
-    if any(values):
-        present, absent = names if values[0] else names[::-1]
-        raise ConfigError(f"{present} is set, but {absent} is not. Set both, or neither.")
-    return None
-
-
-def _first_set(names: tuple[str, ...]) -> str | None:
-    return next((os.environ[name] for name in names if os.environ.get(name)), None)
-
-
 def _info(path: StrPath) -> dict[str, Any] | None:
     def info() -> dict[str, Any] | None:
         fs, inner = filesystem(path)
         try:
             return dict(fs.info(inner))
         except FileNotFoundError as error:
-            _raise_if_no_bucket(error, path)
+            raise_if_no_bucket(error, path)
             return None
 
-    return _retry(path, info)
-
-
-# Failures -------------------------------------------------------------------------------------------------------------
-
-
-def _retry(path: StrPath, operation: Callable[[], T]) -> T:
-    """The operation's result; failures that may pass are tried again, all others become a UserError."""
-    for attempt in range(1, TRIES + 1):
-        try:
-            return operation()
-        except UserError:
-            raise
-        except Exception as error:
-            if not _may_pass(error):
-                explanation = _explain(error, path)
-                if explanation is None:
-                    raise
-                raise explanation from error
-            if attempt == TRIES:
-                raise CheckpointError(
-                    f"{os.fspath(path)}: failed {TRIES} times, last with {_brief(error)}. {_looked_at(path)}"
-                ) from error
-            wait = FIRST_WAIT_S * 2 ** (attempt - 1)
-            log.warning("%s: %s (try %d of %d, next in %.1f s)", os.fspath(path), _brief(error), attempt, TRIES, wait)
-            time.sleep(wait)
-    raise AssertionError("unreachable")
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__
-
-
-def _response(error: BaseException) -> tuple[int, str]:
-    """HTTP status and error code of an S3 answer anywhere in the chain, else (0, "")."""
-    for link in _chain(error):
-        response = getattr(link, "response", None)
-        if isinstance(response, dict):
-            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-            return int(status), str(response.get("Error", {}).get("Code", ""))
-    return 0, ""
-
-
-def _may_pass(error: Exception) -> bool:
-    status, code = _response(error)
-    if code in _THROTTLING or status in (408, 429) or status >= 500:
-        return True
-    if status:
-        return False
-    names = {(kind.__module__.split(".")[0], kind.__name__) for link in _chain(error) for kind in type(link).__mro__}
-    passing = {
-        ("botocore", "HTTPClientError"),  # time-outs and closed connections
-        ("botocore", "ConnectionError"),  # no connection
-        ("botocore", "IncompleteReadError"),
-        ("botocore", "FlexibleChecksumError"),  # damaged on the way
-        ("aiohttp", "ClientError"),
-        ("builtins", "ConnectionError"),
-        ("builtins", "TimeoutError"),
-        ("asyncio", "TimeoutError"),
-    }
-    return bool(names & passing)
-
-
-def _explain(error: Exception, path: StrPath) -> UserError | None:
-    """What a user can do about a permanent failure of a remote path; None if it is not theirs."""
-    status, code = _response(error)
-    text = os.fspath(path)
-    kinds = {kind.__name__ for link in _chain(error) for kind in type(link).__mro__}
-    if "NoCredentialsError" in kinds or "PartialCredentialsError" in kinds:
-        return ConfigError(f"{text}: there are no credentials. {_looked_at(path)}")
-    if status in (401, 403) or isinstance(error, PermissionError):
-        return CheckpointError(f"{text}: access was refused ({code or _brief(error)}). {_looked_at(path)}")
-    if code == "NoSuchBucket":
-        return CheckpointError(f"{text}: this bucket does not exist at the endpoint asked. {_looked_at(path)}")
-    if isinstance(error, FileNotFoundError):
-        return CheckpointError(f"{text} does not exist.")
-    if status:
-        return CheckpointError(f"{text}: the store answered {status} {code}: {_brief(error)}. {_looked_at(path)}")
-    if "BotoCoreError" in kinds or "ParamValidationError" in kinds:
-        return ConfigError(f"{text}: {_brief(error)}. {_looked_at(path)}")
-    return None
-
-
-def _raise_if_no_bucket(error: FileNotFoundError, path: StrPath) -> None:
-    if _response(error)[1] == "NoSuchBucket":
-        raise error
-
-
-def _brief(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-
-
-def _looked_at(path: StrPath) -> str:
-    """Which variables decide access, and whether they are set; never their values, the endpoint's apart."""
-    if not _is_s3(path):
-        return ""
-    names = [*STANDARD_CREDENTIALS, "AWS_PROFILE", *PROJECT_CREDENTIALS]
-    states = ", ".join(f"{name} ({'set' if os.environ.get(name) else 'not set'})" for name in names)
-    endpoint = filesystem_options(path)["endpoint_url"] or "Amazon's, since no endpoint variable is set"
-    return f"Looked at {states}. Endpoint: {endpoint} ({', '.join(STANDARD_ENDPOINT + PROJECT_ENDPOINT)})."
+    return retry(path, info)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import errno
 import logging
 import multiprocessing
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import Any, BinaryIO
 import pytest
 import torch
 
-from imaginaire import storage
+from imaginaire import object_store, storage
 from imaginaire.errors import CheckpointError, ConfigError, UserError
 from tests.s3_server import no_credentials, s3_bucket, s3_server
 
@@ -279,7 +280,7 @@ def test_project_variables_reach_the_store(s3_bucket: str, s3_server: str, monke
         monkeypatch.delenv(name)
     for name, value in project_variables(s3_server).items():
         monkeypatch.setenv(name, value)
-    options = storage.filesystem_options(s3_bucket)
+    options = object_store.filesystem_options(s3_bucket)
     assert (options["key"], options["secret"], options["endpoint_url"]) == ("project-key", "project-secret", s3_server)
     assert options["client_kwargs"] == {"region_name": "eu-west-1"}
     storage.write_atomically(storage.join(s3_bucket, "f"), write_bytes(b"x"))
@@ -292,10 +293,10 @@ def test_standard_pair_wins_and_does_not_mix_with_the_project_endpoint(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
     monkeypatch.setenv("PROD_S3_CHECKPOINT_ENDPOINT_URL", "http://project")
-    assert storage.filesystem_options("s3://b")["endpoint_url"] == "http://project"  # the project has no pair
+    assert object_store.filesystem_options("s3://b")["endpoint_url"] == "http://project"  # the project has no pair
     for name, value in project_variables("http://project").items():
         monkeypatch.setenv(name, value)
-    options = storage.filesystem_options("s3://b")
+    options = object_store.filesystem_options("s3://b")
     assert options["key"] == "k" and options["endpoint_url"] is None
 
 
@@ -363,24 +364,24 @@ class FlakyServer:
 def flaky(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FlakyServer]:
     server = FlakyServer()
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
-    monkeypatch.setattr(storage, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(object_store, "FIRST_WAIT_S", 0.01)
     yield server
     server.server.shutdown()
     server.server.server_close()
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "imaginaire.storage"]
+    return [record.getMessage() for record in caplog.records if record.name == "imaginaire.object_store"]
 
 
 def one_request_per_try(monkeypatch: pytest.MonkeyPatch) -> None:
     """Switch off botocore's own tries, so that the number of requests is ours."""
-    original = storage.filesystem_options
+    original = object_store.filesystem_options
 
     def options(path: storage.StrPath) -> dict[str, Any]:
         return original(path) | {"config_kwargs": {"retries": {"mode": "standard", "total_max_attempts": 1}}}
 
-    monkeypatch.setattr(storage, "filesystem_options", options)
+    monkeypatch.setattr(object_store, "filesystem_options", options)
 
 
 def test_write_survives_a_server_that_is_busy_twice(
@@ -412,11 +413,23 @@ def test_refused_access_is_tried_once(s3_bucket: str, flaky: FlakyServer, caplog
     assert flaky.failed == 1 and not warnings_of(caplog)
 
 
+def test_a_silent_server_ends_in_an_error(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import s3fs
+
+    monkeypatch.setattr(object_store, "TRIES", 1)
+    monkeypatch.setattr(s3fs.S3FileSystem, "read_timeout", 0.3)
+    one_request_per_try(monkeypatch)
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # connections open, answers never come
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        with pytest.raises(CheckpointError, match="ReadTimeoutError"):
+            storage.write_atomically(storage.join(s3_bucket, "f"), write_bytes(b"content"))
+
+
 def test_an_unreachable_endpoint_is_named(
     s3_bucket: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     one_request_per_try(monkeypatch)
-    monkeypatch.setattr(storage, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(object_store, "FIRST_WAIT_S", 0.01)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(UserError, match=r"failed 3 times.*127\.0\.0\.1:9"):
         storage.exists(storage.join(s3_bucket, "f"))
