@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from imaginaire.config import Config, declared_class
 from imaginaire.errors import ConfigError
@@ -24,6 +25,7 @@ from imaginaire.names import locate, name_of
 from imaginaire.typed_nodes import (
     OBJECTS,
     default_of,
+    explain_value,
     fields_of,
     full_key,
     is_config_class,
@@ -277,7 +279,12 @@ def _typed(cls: type, data: Mapping[Any, Any], key: str) -> Any:
     for name, field in fields.items():
         if name not in values and is_config_class(field.type) and default_of(field) == "???":
             values[name] = unchecked(field.type, {}, join(key, name))
-    return unchecked(cls, values, key)
+    made = unchecked(cls, values, key)
+    try:
+        DictConfig(made, flags=OBJECTS)  # here the key is known
+    except OmegaConfBaseException as error:
+        raise ConfigError(explain_value(error, key)) from error
+    return made
 
 
 def _text(value: Any, key: str) -> str:

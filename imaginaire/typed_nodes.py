@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from imaginaire.errors import ConfigError, near
 
@@ -57,8 +58,9 @@ def check_fields(cls: type, names: Iterable[Any], key: str) -> None:
     known = fields_of(cls)
     for name in names:
         if name not in known:
+            offered = [field for field in known if field != "defaults"]  # Hydra's list, not for users
             raise ConfigError(
-                f"Unknown key {join(key, name)}: {cls.__qualname__} has no such field.{near(str(name), known)}"
+                f"Unknown key {join(key, name)}: {cls.__qualname__} has no such field.{near(str(name), offered)}"
             )
 
 
@@ -138,3 +140,35 @@ def default_of(field: Any, made: Any = None) -> Any:
     if field.default is not dataclasses.MISSING:
         return field.default
     return field.default_factory() if field.default_factory is not dataclasses.MISSING else "???"
+
+
+def explain_value(error: OmegaConfBaseException, prefix: str = "") -> str:
+    """An error of OmegaConf about one key, in our words: the full key, what was found, what is expected."""
+    key = join(prefix, error.full_key or str(error.key or ""))
+    cls = error.object_type if is_config_class(error.object_type) else None
+    name = str(error.key)
+    if key == "experiment" and "not in" in str(error.msg):
+        return 'it was stored without package="_global_". Add that to its store(...), or use register_experiment.'
+    if "not in" in str(error.msg) and cls is not None:
+        return f"Unknown key {key}: {cls.__qualname__} has no such field.{near(name, fields_of(cls))}"
+    if "does not support deletion" in str(error.msg):
+        default = f" Set it instead: {key}=VALUE." if cls is not None else ""
+        return f"~{key}: a field of {cls.__qualname__ if cls else 'a typed section'} cannot be removed.{default}"
+    if isinstance(error, ValidationError) or "conver" in str(error.msg) or "not a subclass" in str(error.msg):
+        found = f"{error.value!r} ({type(error.value).__name__})" if error.value is not None else "null"
+        return f"{key}={found} has the wrong type: {_expected(cls, name, error)}"
+    return f"{key}: {str(error.msg or error).splitlines()[0]}"
+
+
+def _expected(cls: type | None, name: str, error: OmegaConfBaseException) -> str:
+    field = fields_of(cls).get(name) if cls is not None else None
+    if field is None:
+        return str(error.msg or error).splitlines()[0]
+    declared = field.type
+    if is_config_class(declared):
+        return f"it is a section ({declared.__qualname__}) with the fields {', '.join(list(fields_of(declared))[:12])}."
+    kind = declared.__name__ if isinstance(declared, type) and not hasattr(declared, "__args__") else str(declared)
+    hint = ""
+    if isinstance(error.value, float) and "int" in kind and error.value.is_integer():
+        hint = f" Write {int(error.value)}."
+    return f"{kind.replace('typing.', '')} is expected.{hint}"

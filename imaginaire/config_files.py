@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loading the Python files that make configurations, and telling in one message what is wrong with one."""
+
+import contextlib
+import importlib
+import importlib.util
+import logging
+import os
+import pkgutil
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from imaginaire.config import Config
+from imaginaire.errors import ConfigError, UserError, near
+from imaginaire.lazy_yaml import add_import_folder
+
+log = logging.getLogger(__name__)
+
+EXTRAS = {  # top-level packages of the optional extras, for the cure in a message
+    "megatron": "compat",
+    "transformer_engine": "te",
+    "flash_attn": "flash",
+    "apex": "gpu",
+    "ray": "rl",
+    "libero": "libero",
+    "s3fs": "s3",
+}
+
+# Experiment modules that did not import, with the cause: named when an experiment cannot be found.
+broken_modules: dict[str, str] = {}
+
+
+def find_config_file(path: str) -> Path:
+    """The existing file that ``--config`` names: a Python file, or the config.yaml of a run."""
+    if not path.strip():
+        raise ConfigError("--config is empty. Give a Python file with make_config(), or the config.yaml of a run.")
+    file = Path(path).expanduser()
+    if file.is_dir():
+        offered = [str(file / name) for name in ("config.py", "config.yaml") if (file / name).is_file()]
+        hint = f" Did you mean {' or '.join(offered)}?" if offered else ""
+        raise ConfigError(f"--config={path} is a folder; a Python file or a config.yaml is needed.{hint}")
+    if not file.is_file():
+        folder = file.parent
+        names = [p.name for p in folder.iterdir() if p.suffix in (".py", ".yaml")] if folder.is_dir() else []
+        hint = near(file.name, names) if folder.is_dir() else f" The folder {folder} does not exist either."
+        raise ConfigError(f"--config={path} does not exist (working directory {Path.cwd()}).{hint}")
+    if file.suffix not in (".py", ".yaml", ".yml"):
+        raise ConfigError(f"--config={path} is neither a Python file (.py) nor a saved configuration (.yaml).")
+    return file.absolute()
+
+
+def load_config(path: Path) -> Config:
+    """What ``make_config()`` of this Python file returns; importing it registers groups and experiments."""
+    if str(Path.cwd()) not in sys.path and "" not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    # A module that prints while it is imported must not write between the names that --list gives on stdout.
+    with contextlib.redirect_stdout(sys.stderr):
+        module = _import(path)
+        make_config = getattr(module, "make_config", None)
+        if not callable(make_config):
+            public = [name for name in vars(module) if not name.startswith("_")]
+            hint = near("make_config", public) if near("make_config", public).startswith(" Did") else ""
+            raise ConfigError(f"{path} has no function make_config(), which must return the Config.{hint}")
+        config = _run(make_config, f"make_config() of {path} failed")
+    if not isinstance(config, Config):
+        raise ConfigError(
+            f"make_config() of {path} returned {'nothing' if config is None else f'a {type(config).__qualname__}'},"
+            " but it must return an imaginaire.config.Config."
+        )
+    return config
+
+
+def _import(path: Path) -> ModuleType:
+    failed = f"{path} does not import"
+    normal = Path(os.path.normpath(path))  # symbolic links stay: they may be how a folder came to lie here
+    if normal.is_relative_to(Path.cwd()):
+        parts = normal.relative_to(Path.cwd()).with_suffix("").parts
+        if all(part.isidentifier() for part in parts):
+            name = ".".join(parts)
+            module = _run(lambda: importlib.import_module(name), failed)
+            if _is_file(module, normal):
+                return module  # type: ignore[no-any-return]
+            raise ConfigError(
+                f"{path} would be the module {name}, but Python finds {getattr(module, '__file__', None) or name} under"
+                f" that name. Put an __init__.py into {path.parent}, or rename the folder."
+            )
+    return _import_alone(normal, failed)
+
+
+def _import_alone(path: Path, failed: str) -> ModuleType:
+    """A file outside the working directory: imported under its stem, with its folder on sys.path."""
+    name = path.stem
+    if not name.isidentifier():
+        raise ConfigError(f"{path}: '{path.name}' cannot be a module name. Rename the file, for example to config.py.")
+    loaded = sys.modules.get(name)
+    if loaded is not None and _is_file(loaded, path):
+        return loaded
+    if loaded is not None and not getattr(loaded, "_is_config_file", False):
+        raise ConfigError(
+            f"{path} would be the module '{name}', which is {getattr(loaded, '__file__', None) or 'a part of Python'}"
+            " already. Rename the file, for example to config.py."
+        )
+    add_import_folder(path.parent)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    module._is_config_file = True  # type: ignore[attr-defined]
+    loader = spec.loader
+    sys.modules[name] = module
+    try:
+        _run(lambda: loader.exec_module(module), failed)
+    except ConfigError:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _is_file(module: Any, path: Path) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and Path(file).resolve() == path.resolve()
+
+
+def _run(action: Callable[[], Any], failed: str) -> Any:
+    """The action's result; whatever a user's file raises becomes one message with the place."""
+    try:
+        return action()
+    except UserError as error:
+        raise ConfigError(f"{failed}: {error}") from error
+    except (Exception, SystemExit) as error:  # a border: the file may do anything
+        raise ConfigError(f"{failed}: {explain(error)}") from error
+
+
+def explain(error: BaseException) -> str:
+    """Kind, text and file:line of an error in somebody's file, on one line, with the extra that would mend it."""
+    text = " ".join(str(error).split())
+    if len(text) > 600:
+        text = text[:600] + " ..."
+    if isinstance(error, SyntaxError):
+        return f"SyntaxError: {error.msg} ({error.filename}:{error.lineno})"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen importlib")]
+    engine = str(Path(__file__).parent) + os.sep
+    theirs = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(engine)]
+    library = os.path.dirname(os.__file__) + os.sep
+    theirs = [f for f in theirs if not f.filename.startswith(library)] or frames
+    place = f" ({theirs[-1].filename}:{theirs[-1].lineno})" if theirs else ""
+    cure = ""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        extra = EXTRAS.get(error.name.split(".")[0])
+        cure = f" Install it from the checkout: pip install -e '.[{extra}]'" if extra else ""
+    if type(error).__name__ == "UnsupportedValueType":
+        cure = " Hydra's store takes plain values only; imaginaire.compose.register_experiment takes classes, too."
+    return f"{type(error).__name__}: {text}{place}.{cure}"
+
+
+def import_all_modules_from_package(
+    package: str | ModuleType, reload: bool = False, skip_underscore: bool = True
+) -> None:
+    """Import every module below a package, so that what it registers is registered.
+
+    A module that does not import is one warning, is remembered in ``broken_modules``, and does not stop the others.
+    """
+    root = importlib.import_module(package) if isinstance(package, str) else package
+    for info in pkgutil.iter_modules(root.__path__):
+        if skip_underscore and info.name.startswith("_"):
+            continue
+        name = f"{root.__name__}.{info.name}"
+        try:
+            known = sys.modules.get(name)
+            module = importlib.reload(known) if known is not None and reload else importlib.import_module(name)
+        except Exception as error:  # a border: experiment files are the users' own
+            cause = explain(error)
+            broken_modules[name] = cause
+            if os.environ.get("RANK", "0") == "0":
+                log.warning("%s did not import, so its experiments are absent: %s", name, cause)
+            continue
+        broken_modules.pop(name, None)
+        if info.ispkg:
+            import_all_modules_from_package(module, reload, skip_underscore)

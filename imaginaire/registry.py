@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What config files register: experiments and the entries of the other groups, in Hydra's store, one per process."""
+
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from hydra.core.config_store import ConfigNode, ConfigStore
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from imaginaire.config import Config
+from imaginaire.config_files import broken_modules
+from imaginaire.errors import ConfigError, near
+from imaginaire.names import describe
+from imaginaire.overrides import RENAMED
+from imaginaire.typed_nodes import OBJECTS
+
+LAZY_MEMBERS = ("model", "optimizer", "scheduler", "dataloader_train", "dataloader_val")
+
+_registered: dict[str, tuple[str, str]] = {}  # experiment name -> (content, module that registered it)
+
+
+def register_experiment(name: str, node: Mapping[str, Any]) -> None:
+    """Make ``experiment=name`` known. The same content again is harmless, other content is refused."""
+    if not name or not re.fullmatch(r"[\w.\-+]+", name):
+        raise ConfigError(f"'{name}' cannot name an experiment: use letters, digits, '_', '-' and '.'.")
+    if not isinstance(node, (Mapping, DictConfig)):
+        raise ConfigError(f"Experiment '{name}' must be a dictionary, not {node!r}.")
+    module = sys._getframe(1).f_globals.get("__name__", "?")
+    content = _content(node)
+    if name in _registered and _registered[name][0] != content and is_registered("experiment", name):
+        raise ConfigError(
+            f"Two experiments are called '{name}', with different content:"
+            f" from {_registered[name][1]} and from {module}. Rename one."
+        )
+    _registered[name] = (content, module)
+    tree = node if isinstance(node, DictConfig) else DictConfig(dict(node), flags=OBJECTS)
+    ConfigStore.instance().store(group="experiment", package="_global_", name=name, node=tree)
+
+
+def _content(value: Any) -> str:
+    """A text that is equal for equal nodes, also after their modules were loaded again."""
+    if isinstance(value, (DictConfig, ListConfig)):
+        value = OmegaConf.to_container(value, resolve=False)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key!r}: {_content(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_content(item) for item in value) + "]"
+    return describe(value) if callable(value) else repr(value)
+
+
+def groups() -> list[str]:
+    return [name for name, node in ConfigStore.instance().repo.items() if isinstance(node, dict)]
+
+
+def entries(group: str) -> list[str]:
+    node: Any = ConfigStore.instance().repo
+    for part in group.strip("/").split("/"):
+        node = node.get(part) if isinstance(node, dict) else None
+    return sorted(name.removesuffix(".yaml") for name in node) if isinstance(node, dict) else []
+
+
+def is_registered(group: str, name: str) -> bool:
+    return name in entries(group)
+
+
+def package_of(group: str) -> str:
+    """The key that a group fills."""
+    if group in LAZY_MEMBERS:
+        return group
+    node: Any = ConfigStore.instance().repo.get(group, {})
+    packages = {entry.package for entry in node.values() if isinstance(entry, ConfigNode)}
+    named = sorted(package for package in packages if package not in (None, "_global_", "_group_"))
+    return named[0] if named else group
+
+
+def unknown_entry(group: str, name: str) -> str:
+    if group != "experiment":
+        return f"The group '{group}' has no entry '{name}'.{near(name, entries(group))}"
+    text = f"No experiment is called '{name}'.{near(name, entries(group)) or ' None is registered.'}"
+    if broken_modules:
+        shown = list(broken_modules.items())[:8]
+        lines = "".join(f"\n  {module}: {_short(cause)}" for module, cause in shown)
+        more = f"\n  and {len(broken_modules) - 8} more" if len(broken_modules) > 8 else ""
+        text += f"\nThese modules did not import, it may be in one of them:{lines}{more}"
+    return text
+
+
+def _short(text: str, limit: int = 300) -> str:
+    return text if len(text) <= limit else text[:limit] + " ..."
+
+
+def prepare_store(root: Config) -> None:
+    """Bring what was registered into one form: one name per data group, entries that clear, no group without entry."""
+    repo: dict[str, Any] = ConfigStore.instance().repo
+    for old, new in RENAMED.items():
+        for entry, node in (repo.pop(old, None) or {}).items():
+            package = new if node.package in (None, "_group_", old) else node.package
+            kept = ConfigNode(name=entry, node=node.node, group=new, package=package, provider=node.provider)
+            repo.setdefault(new, {}).setdefault(entry, kept)
+    for group_entries in repo.values():
+        for entry in group_entries.values() if isinstance(group_entries, dict) else ():
+            if isinstance(entry, ConfigNode) and isinstance(entry.node, DictConfig) and "defaults" in entry.node:
+                _rename_defaults(entry.node)
+    clear: dict[str, Any] = {name: {name: None} for name in LAZY_MEMBERS}
+    clear["callbacks"] = {"trainer": {"callbacks": None}}
+    for name, node in clear.items():
+        ConfigStore.instance().store(group="clear", package="_global_", name=name, node=node)
+    listed = []
+    for item in root.defaults:
+        if isinstance(item, Mapping) and len(item) == 1:
+            (group, choice), *_ = item.items()
+            group = RENAMED.get(str(group), str(group))
+            if choice is None and not entries(group):
+                continue  # a group that has no entry would let any value through
+            item = {group: choice}
+        listed.append(item)
+    root.defaults = listed
+
+
+def _rename_defaults(node: DictConfig) -> None:
+    defaults = []
+    for item in OmegaConf.to_container(node, resolve=False)["defaults"]:  # type: ignore[index,call-overload]
+        if isinstance(item, dict):
+            item = {_renamed(str(name)): choice for name, choice in item.items()}
+        elif isinstance(item, str):
+            item = _renamed(item)
+        defaults.append(item)
+    with_flags = OmegaConf.create(defaults)
+    if with_flags != node._get_node("defaults"):
+        was_readonly, node._metadata.flags = node._metadata.flags, {**(node._metadata.flags or {}), "readonly": False}
+        node["defaults"] = defaults
+        node._metadata.flags = was_readonly
+
+
+def _renamed(entry: str) -> str:
+    """``override /data_val`` as ``override /dataloader_val``."""
+    return re.sub(r"(^|[\s/])(data_train|data_val)(?=$|[\s/@])", lambda m: m.group(1) + RENAMED[m.group(2)], entry)
