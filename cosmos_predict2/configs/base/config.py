@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The base configuration: what a run has before an experiment is chosen, and every group that one can choose from."""
+
+from cosmos_predict2.configs.base.defaults import callbacks, checkpoint, data, ema, model, optimizer, scheduler
+from imaginaire.compose import import_all_modules_from_package
+from imaginaire.config import Config, JobConfig, TrainerConfig
+
+# Groups after _self_ win over the values below; the experiment is last and wins over the groups.
+DEFAULTS = [
+    "_self_",
+    {"dataloader_train": None},
+    {"dataloader_val": None},
+    {"optimizer": "fusedadamw"},
+    {"scheduler": "constant"},
+    {"model": None},
+    {"callbacks": ["basic"]},
+    {"net": None},
+    {"ema": None},
+    {"checkpoint": None},
+    {"ckpt_type": "standard"},
+    {"experiment": None},
+]
+
+
+def make_config() -> Config:
+    for group in (callbacks, checkpoint, data, ema, model, optimizer, scheduler):
+        group.register()
+    import_all_modules_from_package("cosmos_predict2.configs.base.experiment")
+    return Config(
+        defaults=list(DEFAULTS),
+        job=JobConfig(project="cosmos_predict2", group="debug", name="delete_${now:%Y-%m-%d}_${now:%H-%M-%S}"),
+        trainer=TrainerConfig(max_iter=400_000, logging_iter=10, validation_iter=100, run_validation=False),
+    )

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Group ``callbacks``: ``callbacks=[basic,long]`` takes those of both; ``trainer.callbacks.NAME=null`` drops one."""
+
+from hydra.core.config_store import ConfigStore
+
+from imaginaire.callbacks.monitor import DeviceMonitor
+from imaginaire.callbacks.report import HeartBeat, IterSpeed, LossLog, ProgressBar
+from imaginaire.callbacks.train import GradClip, LowPrecision, ManualGarbageCollection
+from imaginaire.lazy_config import PLACEHOLDER
+from imaginaire.lazy_config import LazyCall as L
+
+BASIC = dict(
+    low_prec=L(LowPrecision)(config=PLACEHOLDER, trainer=PLACEHOLDER, update_iter=1),
+    iter_speed=L(IterSpeed)(every_n="${trainer.logging_iter}"),
+    device_monitor=L(DeviceMonitor)(every_n="${trainer.logging_iter}"),
+    manual_gc=L(ManualGarbageCollection)(every_n=5),
+    loss_log=L(LossLog)(logging_iter_multipler=1),
+    grad_clip=L(GradClip)(clip_norm=1.0),
+)
+LONG = dict(heart_beat=L(HeartBeat)())
+PROGRESS_BAR = dict(progress_bar=L(ProgressBar)())
+DEBUG = dict(  # the profiler and the memory snapshots join by these switches
+    trainer=dict(profiling=dict(enable_profiling=True, enable_memory_snapshot=True, profile_freq=10))
+)
+
+
+def register() -> None:
+    store = ConfigStore.instance().store
+    for name, node in (("basic", BASIC), ("long", LONG), ("progress_bar", PROGRESS_BAR)):
+        store(group="callbacks", package="trainer.callbacks", name=name, node=node)
+    store(group="callbacks", package="_global_", name="debug", node=DEBUG)

@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Group ``model``: a model with its size, resolution and frame rate. None is registered yet."""
+
+
+def register() -> None:
+    """Nothing to add; a group without entries is left out of the defaults list when a run is composed."""

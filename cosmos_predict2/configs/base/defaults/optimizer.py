@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Group ``optimizer``. The model is given when the optimizer is built."""
+
+from hydra.core.config_store import ConfigStore
+
+from imaginaire.lazy_config import PLACEHOLDER
+from imaginaire.lazy_config import LazyCall as L
+from imaginaire.optim import adamw, fused_adamw
+
+OPTIMIZERS = {
+    "fusedadamw": L(fused_adamw)(  # float32 masters when the parameters are bfloat16
+        model=PLACEHOLDER,
+        lr=1e-4,
+        weight_decay=0.1,
+        betas=[0.9, 0.99],
+        eps=1e-8,
+        optim_type="fusedadam",
+        master_weights=True,
+        capturable=True,
+        decay_1d=True,
+    ),
+    "adamw": L(adamw)(model=PLACEHOLDER, lr=1e-4, weight_decay=0.1, betas=[0.9, 0.99], eps=1e-8),
+}
+
+
+def register() -> None:
+    for name, node in OPTIMIZERS.items():
+        ConfigStore.instance().store(group="optimizer", package="optimizer", name=name, node=node)

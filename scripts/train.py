@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train: compose a configuration from a config file, an experiment and overrides, and run it."""
+
+import argparse
+import logging
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+
+from imaginaire.errors import UserError
+
+log = logging.getLogger(__name__)
+
+DEFAULT_CONFIG = "cosmos_predict2/configs/base/config.py"
+EXIT_USER_ERROR = 2
+EPILOG = """\
+overrides, after a bare '--' (the flags come before it):
+  experiment=NAME            choose an experiment; --list shows them
+  group=NAME                 choose an entry of a group, such as optimizer=adamw or ckpt_type=dcp
+  a.b.c=VALUE                set a value; a list is given whole: scheduler.f_max=[0.5]
+  +a.b=VALUE                 add an argument that the target takes but the configuration does not show
+  ~a.b, ~dataloader_val      remove an argument, or a whole loader
+
+examples:
+  python -m scripts.train --list
+  python -m scripts.train --dryrun -- experiment=NAME trainer.max_iter=10
+  python -m scripts.train --config=examples/minimal/config.py -- experiment=minimal optimizer.lr=1e-4
+  torchrun --nproc_per_node=2 --master_port=12341 -m scripts.train \\
+      --config=examples/minimal/config.py -- experiment=minimal
+  python -m scripts.train --config=checkpoints/examples/minimal/minimal/config.yaml -- trainer.max_iter=800
+
+Exit codes: 0 done; 2 something that you can mend, said in one message; 75 stopped by a signal with its state saved.
+Runs go to $IMAGINAIRE_OUTPUT_ROOT (default: checkpoints)/project/group/name; the same command again resumes there.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="python -m scripts.train",
+        usage="%(prog)s [--config PATH] [--list | --dryrun] [--debug] [-- OVERRIDE ...]",
+        description="Train a model: compose a configuration and run it. One process, or as many as torchrun starts.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    made.add_argument(
+        "--config",
+        metavar="PATH",
+        default=DEFAULT_CONFIG,
+        help="a Python file with make_config(), or the config.yaml of an earlier run (default: %(default)s)",
+    )
+    action = made.add_mutually_exclusive_group()
+    action.add_argument("--list", action="store_true", help="print the names of all experiments, one per line")
+    action.add_argument(
+        "--dryrun",
+        action="store_true",
+        help="print the composed configuration, write it to the run folder as config.yaml, build nothing",
+    )
+    made.add_argument("--debug", action="store_true", help="show the traceback of an error, not its message alone")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    debug = "--debug" in arguments or os.environ.get("IMAGINAIRE_DEBUG", "") not in ("", "0")
+    try:
+        return run(arguments)
+    except UserError as error:
+        return report(error, debug)
+
+
+def run(arguments: Sequence[str]) -> int:
+    from imaginaire.overrides import split_arguments
+
+    flags, overrides = split_arguments(arguments)
+    args = parser().parse_args(flags)
+    from imaginaire import compose
+
+    if args.list:
+        names = compose.experiment_names(args.config)
+        sys.stdout.write("".join(f"{name}\n" for name in names))
+        return 0
+    config = compose.compose(args.config, overrides)
+    if args.dryrun:
+        return dryrun(config, overrides)
+    from imaginaire import provenance, trainer
+
+    if os.environ.get("RANK", "0") == "0":
+        for line in provenance.foreign_packages():
+            log.warning("%s", line)
+    return trainer.launch(config)
+
+
+def dryrun(config: object, overrides: Sequence[str]) -> int:
+    """Print and save the configuration; what this machine lacks for the run is a note, never an error."""
+    from imaginaire import preflight, provenance, storage
+    from imaginaire.config import Config
+    from imaginaire.lazy_config import to_yaml
+
+    assert isinstance(config, Config)
+    text = to_yaml(config)
+    if os.environ.get("RANK", "0") != "0":
+        return 0
+    print(text, end="")
+    for override in overrides:
+        print(f"# override: {override}")
+    notes = [f"{os.environ.get('WORLD_SIZE', '1')} process(es) here", *provenance.foreign_packages()]
+    notes += preflight.notes(config)
+    path = storage.join(config.job.path_local, "config.yaml")
+    try:
+        storage.write_atomically(path, lambda file: file.write(text.encode()))
+    except (OSError, UserError) as error:
+        notes.append(f"{path} could not be written: {error}")
+    for note in notes:
+        print(f"note: {note}")
+    print(f"config: {path}")
+    return 0
+
+
+def report(error: UserError, debug: bool) -> int:
+    """Say on stderr what to mend. The first process of a machine speaks first: torchrun then ends the others."""
+    rank, local_rank = os.environ.get("RANK"), os.environ.get("LOCAL_RANK", "0")
+    if local_rank != "0":
+        time.sleep(3)
+    if debug:
+        traceback.print_exception(error)
+    prefix = f"[rank {rank}] " if rank is not None and rank != "0" else ""
+    print(f"{prefix}{type(error).__name__}: {error}", file=sys.stderr)
+    return EXIT_USER_ERROR
+
+
+if __name__ == "__main__":
+    sys.exit(main())
