@@ -21,13 +21,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
+from imaginaire import object_store
 from imaginaire.errors import CheckpointError
-from imaginaire.object_store import StrPath as StrPath
-from imaginaire.object_store import filesystem as filesystem
-from imaginaire.object_store import filesystem_options as filesystem_options
 from imaginaire.object_store import is_s3, raise_if_no_bucket, retry
 
 log = logging.getLogger(__name__)
+
+StrPath = object_store.StrPath
+filesystem = object_store.filesystem
+filesystem_options = object_store.filesystem_options
 
 UPLOAD_PART_BYTES = 64 * 2**20  # held in memory; an object may have 10,000 parts, so up to 625 GB
 
