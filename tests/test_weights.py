@@ -1,0 +1,627 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading weights from every kind of file and folder, and loading them with an account of every name."""
+
+import io
+import json
+import os
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from imaginaire import storage, weights
+from imaginaire.errors import CheckpointError, ConfigError
+from tests.multiprocess import run_distributed
+from tests.s3_server import no_credentials, s3_bucket, s3_server
+
+__all__ = ["no_credentials", "s3_bucket", "s3_server"]
+
+
+class Malicious:
+    """Unpickling it makes a folder."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.mark),)
+
+
+def state(**extra: Any) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "net.a.weight": torch.randn(4, 3, generator=generator),
+        "net.a.bias": torch.randn(4, generator=generator).bfloat16(),
+        **extra,
+    }
+
+
+def assert_same(found: Any, expected: dict[str, Any]) -> None:
+    assert sorted(found) == sorted(expected)
+    for name, value in expected.items():
+        assert found[name].dtype == value.dtype and torch.equal(found[name], value), name
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
+
+
+def test_torch_file_is_memory_mapped(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    torch.save({"big": torch.zeros(4_000_000)}, path)
+    before = _anonymous_kilobytes()
+    source = weights.read(str(path))
+    target = {"big": torch.ones(4_000_000, dtype=torch.bfloat16)}
+    weights.load_into(target, source).require()
+    assert not target["big"].any()
+    assert _anonymous_kilobytes() - before < 12_000  # the target's 8 MB, and not the source's 16 MB
+
+
+def _anonymous_kilobytes() -> int:
+    match = re.search(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())
+    assert match is not None
+    return int(match[1])
+
+
+@pytest.mark.parametrize("wrap", ["flat", "model", "state_dict", "module", "model.state_dict", "old format"])
+def test_torch_files_of_every_form_read(tmp_path: Path, wrap: str) -> None:
+    tree: Any = state()
+    for key in reversed(wrap.split(".") if wrap not in ("flat", "old format") else []):
+        tree = {key: tree, "optimizer": {"state": {}}, "iteration": 5}
+    torch.save(tree, tmp_path / "m.pth", _use_new_zipfile_serialization=wrap != "old format")
+    assert_same(weights.read(str(tmp_path / "m.pth")), state())
+
+
+def test_released_file_with_extra_state_reads(tmp_path: Path) -> None:
+    extra_state = io.BytesIO(b"transformer engine")
+    torch.save(state(**{"net.a._extra_state": extra_state, "net.b._extra_state": None}), tmp_path / "m.pt")
+    assert_same(weights.read(str(tmp_path / "m.pt")), state())
+    assert io.BytesIO not in torch.serialization.get_safe_globals()
+
+
+@pytest.mark.parametrize("new_format", [True, False])
+def test_an_object_is_refused_by_name_and_not_run(tmp_path: Path, new_format: bool) -> None:
+    path = tmp_path / "m.pt"
+    torch.save(state(bad=Malicious(tmp_path / "ran")), path, _use_new_zipfile_serialization=new_format)
+    with pytest.raises(CheckpointError, match=r"m\.pt holds the object 'posix\.mkdir'.*torch\.save\(") as caught:
+        weights.read(str(path))
+    assert not (tmp_path / "ran").exists() and "weights_only=False" not in str(caught.value)
+
+
+def test_numpy_content_is_refused_by_name(tmp_path: Path) -> None:
+    import numpy
+
+    torch.save({"w": torch.ones(2), "x": numpy.ones(2)}, tmp_path / "m.pt")
+    with pytest.raises(CheckpointError, match=r"'numpy\.[\w.]*_reconstruct'"):
+        weights.read(str(tmp_path / "m.pt"))
+
+
+def test_content_decides_and_not_the_suffix(tmp_path: Path) -> None:
+    save_file(state(), tmp_path / "m.pt")
+    torch.save(state(), tmp_path / "m.safetensors")
+    assert_same(weights.read(str(tmp_path / "m.pt")), state())
+    assert_same(weights.read(str(tmp_path / "m.safetensors")), state())
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+DAMAGE = {
+    "empty": (lambda path: path.write_bytes(b""), "is empty"),
+    "cut": (_cut, "is cut short"),
+    "page": (lambda path: path.write_bytes(b"<!DOCTYPE html><html>Sign in</html>"), "is a web page"),
+    "xml": (lambda path: path.write_bytes(b"<?xml version='1.0'?><Error>AccessDenied</Error>"), "error message"),
+    "lfs": (
+        lambda path: path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n"),
+        "is a git-lfs pointer.*git lfs pull",
+    ),
+    "zeros": (lambda path: path.write_bytes(bytes(5000)), "begins with zeros"),
+    "text": (lambda path: path.write_bytes(b"hello, this is text"), r"neither a torch file nor safetensors \(19 bytes"),
+    "pickle": (lambda path: path.write_bytes(pickle.dumps({"a": 1})), "damaged|not written by|pickle"),
+    "other zip": (lambda path: path.write_bytes(_zip()), "was not written by torch.save"),
+}
+
+
+def _zip() -> bytes:
+    import zipfile
+
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("word/document.xml", "x" * 100)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_a_file_that_is_not_weights_says_what_it_looks_like(tmp_path: Path, damage: str, suffix: str) -> None:
+    path = tmp_path / f"m{suffix}"
+    if suffix == ".pt":
+        torch.save(state(), path)
+    else:
+        save_file(state(), path)
+    apply, message = DAMAGE[damage]
+    apply(path)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        weights.read(str(path))
+    assert str(path) in str(caught.value) and len(str(caught.value)) < 400
+    if suffix == ".pt":
+        with pytest.raises(CheckpointError, match=message):
+            weights.load_pt(path)
+
+
+def test_a_file_without_tensors_lists_its_keys(tmp_path: Path) -> None:
+    torch.save({"iteration": 5, "lr": 0.1}, tmp_path / "m.pt")
+    with pytest.raises(CheckpointError, match=r"holds no tensors by name\. Its keys: 'iteration', 'lr'"):
+        weights.read(str(tmp_path / "m.pt"))
+    torch.save(torch.ones(3), tmp_path / "t.pt")
+    with pytest.raises(CheckpointError, match="holds a Tensor; a dictionary"):
+        weights.read(str(tmp_path / "t.pt"))
+
+
+def test_load_pt_gives_the_whole_tree(tmp_path: Path) -> None:
+    torch.save({"iteration": 5, "nested": [{"x": torch.ones(2)}]}, tmp_path / "t.pt")
+    tree = weights.load_pt(tmp_path / "t.pt")
+    assert tree["iteration"] == 5 and torch.equal(tree["nested"][0]["x"], torch.ones(2))
+    with pytest.raises(CheckpointError, match=r"u\.pt does not exist: .* has no 'u\.pt'\. Did you mean t\.pt\?"):
+        weights.load_pt(tmp_path / "u.pt")
+
+
+def test_a_missing_path_shows_what_lies_there(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "model"
+    folder.mkdir(parents=True)
+    for iteration in (500, 1000):
+        torch.save(state(), folder / f"iter_{iteration:09d}.pt")
+    with pytest.raises(CheckpointError, match=r"has no 'iter_000002000\.pt'.*Did you mean iter_000001000\.pt"):
+        weights.read(str(folder / "iter_000002000.pt"))
+    with pytest.raises(CheckpointError, match=r"has no 'run'\. Did you mean runs\?"):
+        weights.read(str(tmp_path / "run" / "model" / "iter_000000500.pt"))
+
+
+# Folders --------------------------------------------------------------------------------------------------------------
+
+
+def _save_shards(folder: Path, *, index: bool) -> dict[str, Tensor]:
+    tensors = {f"blocks.{i}.weight": torch.full((3, 2), float(i)) for i in range(3)}
+    names = [f"model-{i + 1:05d}-of-00003.safetensors" for i in range(3)]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (key, value) in zip(names, tensors.items()):
+        save_file({key: value}, folder / name)
+    if index:
+        table = {"metadata": {}, "weight_map": dict(zip(tensors, names))}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(table))
+    return tensors
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_sharded_folder_reads_and_names_a_missing_shard(tmp_path: Path, index: bool) -> None:
+    expected = _save_shards(tmp_path, index=index)
+    (tmp_path / "config.json").write_text("{}")
+    assert_same(weights.read(str(tmp_path)), expected)
+    (tmp_path / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"1 of 3 shards are missing: model-00002-of-00003\.safetensors"):
+        weights.read(str(tmp_path))
+
+
+def test_an_index_cannot_point_outside_its_folder(tmp_path: Path) -> None:
+    _save_shards(tmp_path, index=True)
+    table = {"weight_map": {"x": "../../secret.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(table))
+    with pytest.raises(CheckpointError, match="outside its folder"):
+        weights.read(str(tmp_path))
+    (tmp_path / "model.safetensors.index.json").write_text("{")
+    with pytest.raises(CheckpointError, match="is not an index of shards"):
+        weights.read(str(tmp_path))
+
+
+def test_a_tensor_that_the_index_promises_must_be_there(tmp_path: Path) -> None:
+    _save_shards(tmp_path, index=True)
+    index = tmp_path / "model.safetensors.index.json"
+    table = json.loads(index.read_text())
+    table["weight_map"]["extra.weight"] = "model-00001-of-00003.safetensors"
+    index.write_text(json.dumps(table))
+    with pytest.raises(CheckpointError, match=r"names 1 tensors that its shards do not hold: extra\.weight"):
+        weights.read(str(tmp_path))
+
+
+def test_folders_resolve_by_inspection(tmp_path: Path) -> None:
+    single = tmp_path / "single"
+    single.mkdir()
+    save_file(state(), single / "diffusion_pytorch_model.safetensors")
+    assert_same(weights.read(str(single)), state())
+
+    pipeline = tmp_path / "pipeline"
+    expected = _save_shards(pipeline / "transformer", index=True)
+    (pipeline / "scheduler").mkdir()
+    (pipeline / "model_index.json").write_text("{}")
+    assert_same(weights.read(str(pipeline)), expected)
+    (pipeline / "vae").mkdir()
+    save_file(state(), pipeline / "vae" / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"several sets.*pipeline/transformer, .*pipeline/vae"):
+        weights.read(str(pipeline))
+
+    several = tmp_path / "several"
+    several.mkdir()
+    for name in ("model-480p.pt", "model-720p.pt"):
+        torch.save(state(), several / name)
+    with pytest.raises(CheckpointError, match=r"several files of weights.*several/model-480p\.pt"):
+        weights.read(str(several))
+
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "README.md").write_text("")
+    with pytest.raises(CheckpointError, match=r"holds no weights\. It holds: README\.md"):
+        weights.read(str(tmp_path / "none"))
+
+
+def test_a_training_run_gives_its_latest_weights(tmp_path: Path) -> None:
+    model = tmp_path / "run" / "checkpoints" / "model"
+    model.mkdir(parents=True)
+    torch.save({"net.a": torch.zeros(2)}, model / "iter_000000500.pt")
+    torch.save({"net.a": torch.ones(2)}, model / "iter_000001000.pt")
+    pointer = tmp_path / "run" / "checkpoints" / "latest_checkpoint.txt"
+    pointer.write_text("iter_000000500.pt\n")
+    for path in (tmp_path / "run", tmp_path / "run" / "checkpoints"):
+        assert_same(weights.read(str(path)), {"net.a": torch.zeros(2)})
+    pointer.write_text("iter_000002000.pt\n")
+    with pytest.raises(CheckpointError, match=r"names iter_000002000\.pt, but .*there: iter_000000500\.pt"):
+        weights.read(str(tmp_path / "run"))
+    pointer.write_text("../../elsewhere.pt")
+    with pytest.raises(CheckpointError, match="should hold a name such as"):
+        weights.read(str(tmp_path / "run"))
+
+
+# DCP ------------------------------------------------------------------------------------------------------------------
+
+
+def save_dcp(folder: Path, tree: dict[str, Any]) -> None:
+    dcp.save(tree, checkpoint_id=str(folder), no_dist=True)
+
+
+def test_dcp_folder_reads_with_entries_that_are_not_tensors(tmp_path: Path) -> None:
+    folder = tmp_path / "iter_000000005" / "model"
+    tensors = state(scalar=torch.tensor(3), empty=torch.zeros(0, 3))
+    save_dcp(folder, {**tensors, "iteration": 5, "notes": ["a", {"b": None}], "net.a._extra_state": io.BytesIO(b"x")})
+    assert_same(weights.dcp_read(folder), tensors)
+    for path in (folder, folder.parent):
+        assert_same(weights.read(str(path)), tensors)
+    (tmp_path / "latest_checkpoint.txt").write_text("iter_000000005")
+    assert_same(weights.read(str(tmp_path)), tensors)
+
+
+def test_dcp_tensor_is_read_when_asked_for(tmp_path: Path) -> None:
+    save_dcp(tmp_path / "d", state())
+    source = weights.read(str(tmp_path / "d"))
+    (tmp_path / "d" / "__0_0.distcp").unlink()
+    assert weights.account({"net.a.weight": torch.empty(4, 3)}, source).unexpected == ("net.a.bias",)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        source["net.a.weight"]
+
+
+def test_malicious_dcp_metadata_is_refused_and_not_run(tmp_path: Path) -> None:
+    save_dcp(tmp_path / "d", state())
+    (tmp_path / "d" / ".metadata").write_bytes(pickle.dumps(Malicious(tmp_path / "ran")))
+    for read in (weights.dcp_read, lambda path: weights.SafeFileSystemReader(path).read_metadata()):
+        with pytest.raises(CheckpointError, match=r"'posix\.mkdir', which is not read for safety"):
+            read(tmp_path / "d")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_malicious_dcp_entry_is_refused_and_not_run(tmp_path: Path) -> None:
+    save_dcp(tmp_path / "d", {"w": torch.ones(2), "bad": Malicious(tmp_path / "ran")})
+    assert_same(weights.dcp_read(tmp_path / "d"), {"w": torch.ones(2)})
+    reader, planner = weights.dcp_reader(tmp_path / "d"), weights.SafeLoadPlanner()
+    with pytest.raises(BaseException, match=r"entry 'bad' holds the object 'posix\.mkdir', which"):
+        dcp.load({"w": torch.empty(2), "bad": None}, storage_reader=reader, planner=planner, no_dist=True)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_safe_reader_and_planner_load_nested_state(tmp_path: Path) -> None:
+    tree = {"net": {"a": torch.randn(3)}, "step": 7, "groups": [{"lr": 0.1, "name": "x"}]}
+    save_dcp(tmp_path / "d", tree)
+    target: dict[str, Any] = {"net": {"a": torch.zeros(3)}, "step": 0, "groups": [{"lr": 0.0, "name": ""}]}
+    dcp.load(target, storage_reader=weights.dcp_reader(tmp_path / "d"), planner=weights.SafeLoadPlanner(), no_dist=True)
+    assert torch.equal(target["net"]["a"], tree["net"]["a"])
+    assert target["step"] == 7 and target["groups"] == tree["groups"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda d: (d / ".metadata").write_bytes(b""), "is damaged|not plain DCP"),
+        (lambda d: _cut(d / ".metadata"), "is damaged|not plain DCP"),
+        (lambda d: (d / ".metadata").write_bytes(pickle.dumps({})), "holds a dict, not DCP metadata"),
+        (lambda d: (d / "__0_0.distcp").unlink(), r"1 of 1 files are missing: \['__0_0\.distcp'\]"),
+        (lambda d: _cut(d / "__0_0.distcp"), r"__0_0\.distcp is cut short"),
+    ],
+)
+def test_damaged_dcp_folder_names_the_file(tmp_path: Path, damage: Any, message: str) -> None:
+    save_dcp(tmp_path / "d", state())
+    damage(tmp_path / "d")
+    with pytest.raises(CheckpointError, match=message):
+        weights.read(str(tmp_path / "d"))
+
+
+def test_dcp_metadata_cannot_point_outside_its_folder(tmp_path: Path) -> None:
+    save_dcp(tmp_path / "d", state())
+    path = tmp_path / "d" / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    for info in metadata.storage_data.values():
+        info.relative_path = "../secret"
+    path.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError, match="points outside its folder"):
+        weights.dcp_read(tmp_path / "d")
+
+
+# Remote and hub -------------------------------------------------------------------------------------------------------
+
+
+def test_s3_files_folders_and_dcp_read(s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    file = storage.join(s3_bucket, "run", "checkpoints", "model", "iter_000000005.pt")
+    storage.write_atomically(file, lambda f: torch.save(state(), f))
+    pointer = storage.join(s3_bucket, "run", "checkpoints", "latest_checkpoint.txt")
+    storage.write_atomically(pointer, lambda f: f.write(b"iter_000000005.pt"))
+    for path in (file, storage.join(s3_bucket, "run")):
+        assert_same(weights.read(path), state())
+
+    folder = storage.join(s3_bucket, "dcp", "model")
+    writer = weights.dcp_writer(folder)
+    dcp.save({**state(), "iteration": 5}, storage_writer=writer, no_dist=True)
+    assert_same(weights.read(folder), state())
+    target = {**{name: torch.zeros_like(value) for name, value in state().items()}, "iteration": 0}
+    reader, planner = weights.dcp_reader(folder), weights.SafeLoadPlanner()
+    dcp.load(target, storage_reader=reader, planner=planner, no_dist=True)
+    assert target.pop("iteration") == 5
+    assert_same(target, state())
+    with pytest.raises(CheckpointError, match=r"Did you mean iter_000000005\.pt"):
+        weights.read(file.replace("5.pt", "6.pt"))
+
+
+def test_local_dcp_writer_round_trips(tmp_path: Path) -> None:
+    dcp.save(state(), storage_writer=weights.dcp_writer(tmp_path / "d"), no_dist=True)
+    assert_same(weights.read(str(tmp_path / "d")), state())
+
+
+class FakeHub:
+    """Stands for the network side of huggingface_hub: a folder of repositories."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def HfApi(self) -> "FakeHub":
+        return self
+
+    def list_repo_files(self, repository: str, revision: str | None = None) -> list[str]:
+        if not (self.root / repository).exists():
+            raise type("RepositoryNotFoundError", (Exception,), {})("404")
+        return [str(p.relative_to(self.root / repository)) for p in (self.root / repository).rglob("*") if p.is_file()]
+
+    def hf_hub_download(self, repository: str, name: str, revision: str | None = None) -> str:
+        return str(self.root / repository / name)
+
+
+def test_hub_ids_resolve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", FakeHub(tmp_path))
+    (tmp_path / "org" / "pt").mkdir(parents=True)
+    for name in ("model-480p.pt", "model-720p.pt"):
+        torch.save(state(), tmp_path / "org" / "pt" / name)
+    expected = _save_shards(tmp_path / "org" / "diffusers" / "transformer", index=True)
+    assert_same(weights.read("hf://org/pt/model-480p.pt"), state())
+    assert_same(weights.read("hf://org/diffusers@main/transformer"), expected)
+    with pytest.raises(CheckpointError, match=r"hf://org/pt holds several files.*hf://org/pt/model-480p\.pt"):
+        weights.read("org/pt")
+    with pytest.raises(CheckpointError, match=r"on the hub has no 'model-480\.pt'\. Did you mean model-480p\.pt"):
+        weights.read("hf://org/pt/model-480.pt")
+    with pytest.raises(CheckpointError, match=r"org/absent is not a path here .* nor a repository"):
+        weights.read("org/absent")
+    with pytest.raises(ConfigError, match=r"expected hf://organisation/name"):
+        weights.read("hf://org")
+
+
+def test_missing_hub_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+    with pytest.raises(ConfigError, match="pip install"):
+        weights.read("organisation/model")
+
+
+# Names ----------------------------------------------------------------------------------------------------------------
+
+
+def test_select_takes_one_network_and_drops_the_extras() -> None:
+    one, two = torch.ones(1), torch.full((1,), 2.0)
+    both = {
+        "net.a": one,
+        "net_ema.a": two,
+        "net.pos_embedder.seq": one,
+        "net.accum_iteration": one,
+        "net.x._extra_state": one,
+    }
+    assert_same(weights.select(both, "net"), {"a": one})
+    assert_same(weights.select(both, "auto"), {"a": one})
+    assert_same(weights.select(both, "net_ema"), {"a": two})
+    assert_same(weights.select({"net_ema.a": two}, "auto"), {"a": two})
+    assert_same(weights.select({"a": one}, "auto"), {"a": one})
+    assert_same(weights.select({"a": one}, "net"), {"a": one})
+    assert_same(weights.select({"net.a": one, "head": two}, "net"), {"a": one, "head": two})
+    with pytest.raises(CheckpointError, match=r"no names that begin with 'net_ema\.'; 1 begin with 'net\.'"):
+        weights.select({"net.a": one}, "net_ema")
+    with pytest.raises(CheckpointError, match="Ask for 'net_ema'"):
+        weights.select({"net_ema.a": one}, "net")
+
+
+def test_prefix_is_stripped_lazily(tmp_path: Path) -> None:
+    save_file(state(), tmp_path / "m.safetensors")
+    for prefix in ("net", "net."):
+        source = weights.read(str(tmp_path / "m.safetensors"), prefix=prefix)
+        assert sorted(source) == ["a.bias", "a.weight"] and "net.a.bias" not in source
+    with pytest.raises(CheckpointError, match=r"no names below 'ema'. They begin with: net"):
+        weights.read(str(tmp_path / "m.safetensors"), prefix="ema")
+    with pytest.raises(CheckpointError, match="both be loaded as 'x'"):
+        weights.renamed({"a": torch.ones(1), "b": torch.ones(1)}, lambda name: "x")
+
+
+# Loading --------------------------------------------------------------------------------------------------------------
+
+
+def test_load_into_copies_casts_and_accounts() -> None:
+    targets = {
+        "a": torch.zeros(2, dtype=torch.bfloat16),
+        "b": torch.zeros(3),
+        "c": torch.zeros(4),
+        "scalar": torch.zeros(()),
+    }
+    addresses = {name: tensor.data_ptr() for name, tensor in targets.items()}
+    source = {
+        "a": torch.ones(2),
+        "b": torch.ones(4),
+        "scalar": torch.tensor(5.0),
+        "z": torch.ones(1),
+        "x._extra_state": torch.ones(1),
+    }
+    report = weights.load_into(targets, source)
+    assert report == weights.account(targets, source)
+    assert report.matched == ("a", "scalar") and report.missing == ("c",)
+    assert report.unexpected == ("z",) and report.wrong_shape == ("b",)
+    assert report.summary() == "2 matched, 1 missing, 1 unexpected, 1 wrong shape"
+    assert torch.equal(targets["a"], torch.ones(2, dtype=torch.bfloat16)) and targets["scalar"] == 5
+    assert not targets["b"].any() and not targets["c"].any()
+    assert addresses == {name: tensor.data_ptr() for name, tensor in targets.items()}
+
+
+def test_load_into_a_module_with_renaming_and_shared_parameters() -> None:
+    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    module[1].weight = module[0].weight
+    source = {f"net.{name}": torch.randn_like(value) for name, value in module.state_dict().items()}
+    source["net.1.weight"] = source["net.0.weight"]
+    targets = dict(module.named_parameters(remove_duplicate=False))
+    report = weights.load_into(
+        targets, {**source, "other": torch.ones(1)}, rename=lambda n: n[4:] if n[:3] == "net" else None
+    )
+    report.require()
+    assert torch.equal(module[0].weight, source["net.0.weight"]) and module[0].weight.requires_grad
+
+
+def test_load_into_refuses_meta_targets_and_floats_for_integers() -> None:
+    with pytest.raises(CheckpointError, match="'a' is on the meta device"):
+        weights.load_into({"a": torch.empty(2, device="meta")}, {"a": torch.ones(2)})
+    with pytest.raises(CheckpointError, match=r"'a' is torch\.float32 in the file and torch\.int64"):
+        weights.load_into({"a": torch.zeros(2, dtype=torch.int64)}, {"a": torch.ones(2)})
+
+
+def _require_error(report: weights.LoadReport, **allowed: Any) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        report.require(source="m.pt", **allowed)
+    text = str(caught.value)
+    assert len(text.splitlines()) <= 25, text
+    return text
+
+
+def test_require_lists_names_counts_and_shapes() -> None:
+    targets = {f"blocks.{i}.weight": torch.zeros(2) for i in range(100)}
+    source = {f"layers.{i}.weight": torch.zeros(2) for i in range(50)} | {"blocks.0.weight": torch.zeros(3)}
+    source |= {"blocks.1.weight": torch.zeros(2)}
+    text = _require_error(weights.account(targets, source))
+    assert "m.pt does not fit the model (1 matched, 98 missing, 50 unexpected, 1 wrong shape)" in text
+    assert "98 in the model, missing in the file:" in text and "blocks.2.weight" in text and "and 93 more" in text
+    assert "blocks.0.weight: file [3], model [2]" in text
+
+
+def test_require_lets_listed_patterns_pass() -> None:
+    report = weights.LoadReport(matched=("a",), missing=("new.x", "new.y"), unexpected=("old.z",), wrong_shape=("w",))
+    report.require(["new.*"], ["old.*"], allow_wrong_shape=True)
+    text = _require_error(report, allow_missing=["new.x"], allow_unexpected=["*"], allow_wrong_shape=True)
+    assert "new.y" in text and "  new.x" not in text and "old.z" not in text
+    weights.LoadReport(matched=("a",)).require()
+
+
+def test_require_never_accepts_a_file_of_which_nothing_fits() -> None:
+    text = _require_error(
+        weights.LoadReport(missing=("a",), unexpected=("b",)), allow_missing=["*"], allow_unexpected=["*"]
+    )
+    assert "0 matched, 1 missing, 1 unexpected" in text
+
+
+@pytest.mark.parametrize(
+    ("report", "hint"),
+    [
+        (
+            weights.LoadReport(("net.a",), missing=("net_ema.a", "net_ema.b")),
+            r"written without EMA\. Set model\.config\.pipe_config\.ema\.enabled=False.*checkpoint\.load_path",
+        ),
+        (weights.LoadReport(("net.a",), unexpected=("net_ema.a",)), r"ema\.enabled=True"),
+        (
+            weights.LoadReport(
+                ("net.a",),
+                missing=("net.q.base_layer.weight", "net.q.lora_A.default.weight"),
+                unexpected=("net.q.weight",),
+            ),
+            r"LoRA mismatch: the model has LoRA.*train_architecture.*job\.name",
+        ),
+        (
+            weights.LoadReport(("net.a",), missing=("net.q.weight",), unexpected=("net.q.base_layer.weight",)),
+            r"LoRA mismatch: the file has LoRA",
+        ),
+        (weights.LoadReport((), missing=("a", "b"), unexpected=("net.a", "net.b")), r"file's names begin with 'net\.'"),
+        (weights.LoadReport((), missing=("net.a",), unexpected=("a",)), r"model's names begin with 'net\.'"),
+        (weights.LoadReport(("x",), wrong_shape=("a", "b", "c", "d")), "another size of model"),
+    ],
+)
+def test_require_hints_at_the_usual_causes(report: weights.LoadReport, hint: str) -> None:
+    assert re.search(hint, _require_error(report))
+
+
+# Shards ---------------------------------------------------------------------------------------------------------------
+
+
+class _Uneven(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 5)  # 5 rows over 2 ranks
+        self.b = nn.Linear(5, 1)  # 1 row: the second rank's shard is empty
+        self.register_buffer("scale", torch.zeros(3))
+
+
+def _load_shards(folder: str) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+    torch.set_num_threads(1)
+    world = torch.distributed.get_world_size()
+    expected = torch.load(f"{folder}/model.pt", weights_only=True)
+    meshes = [init_device_mesh("cpu", (world,), mesh_dim_names=("shard",))]
+    if world == 2:  # both are two-dimensional: replicated twice, and a single replica
+        meshes.append(init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard")))
+        meshes.append(init_device_mesh("cpu", (1, 2), mesh_dim_names=("replicate", "shard")))
+    else:
+        meshes.append(init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
+    for mesh in meshes:
+        for name in ("model.pt", "model.safetensors", "dcp"):
+            module = _Uneven()
+            fully_shard(module, mesh=mesh)
+            if name == "dcp":
+                module = module.bfloat16()
+            targets = dict(module.state_dict())
+            weights.load_into(targets, weights.read(f"{folder}/{name}")).require(source=name)
+            for key, value in module.state_dict().items():
+                full = value.full_tensor() if isinstance(value, DTensor) else value
+                assert torch.equal(full, expected[key].to(full.dtype)), (mesh, name, key)
+    plain = distribute_tensor(torch.zeros(4, 7), meshes[0], [Shard(1)])  # not along the first dimension
+    weights.load_into({"x": plain}, {"x": torch.arange(28.0).view(4, 7)}).require()
+    assert torch.equal(plain.full_tensor(), torch.arange(28.0).view(4, 7))
+
+
+@pytest.mark.parametrize(
+    "world_size", [pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.long)]
+)
+def test_sharded_targets_take_their_own_piece(tmp_path: Path, world_size: int) -> None:
+    tensors = {name: torch.randn_like(value) for name, value in _Uneven().state_dict().items()}
+    torch.save(tensors, tmp_path / "model.pt")
+    save_file(tensors, tmp_path / "model.safetensors")
+    save_dcp(tmp_path / "dcp", tensors)
+    run_distributed(_load_shards, world_size=world_size, args=(str(tmp_path),))
