@@ -46,7 +46,7 @@ class StepClock(Callback):
 
 
 class HeavyModel(MinimalModel):
-    """A step of about ``step_s`` seconds of a fixed number of products, and ``ballast`` million saved float32 numbers."""
+    """A fixed number of products a step, about ``step_s`` seconds, and ``ballast`` million saved float32 numbers."""
 
     products: ClassVar[int] = 0
 

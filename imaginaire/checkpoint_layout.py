@@ -22,12 +22,11 @@ import torch
 from torch import Tensor
 
 from imaginaire import distributed, storage, weights
-from imaginaire.dcp import SafeFileSystemReader, SafeLoadPlanner
+from imaginaire.dcp import PLAIN, SafeFileSystemReader, SafeLoadPlanner
 from imaginaire.errors import CheckpointError
 
 KINDS = ("model", "optim", "scheduler", "trainer")  # in the order of writing
 POINTER = "latest_checkpoint.txt"
-_PLAIN = "plain"  # key of a DCP folder under which everything that is not a tensor is kept
 _NAME = re.compile(r"iter_(\d{9,})(\.pt)?")
 
 Tree = Any
@@ -73,11 +72,14 @@ class CheckpointSet:
         if missing:
             return [f"{path} is missing." for path in missing]
         try:
-            recorded = self.read("trainer").get("files")
+            fingerprint(self.path("trainer"))
+            trainer = self.read("trainer")
         except CheckpointError as error:
             return [str(error)]
-        except (AttributeError, TypeError):
-            recorded = None
+        if not isinstance(trainer, dict) or trainer.get("iteration") != self.iteration:
+            found = trainer.get("iteration") if isinstance(trainer, dict) else type(trainer).__name__
+            return [f"{self.path('trainer')} is of iteration {found}, not {self.iteration}."]
+        recorded = trainer.get("files")
         if not isinstance(recorded, dict):
             return []  # written by another program: nothing to compare with
         faults = []
@@ -215,28 +217,42 @@ def _difference(recorded: Any, found: dict[str, Any]) -> str:
 
 
 def _write_dcp(path: str, tree: Tree, group: Any) -> None:
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     tensors: dict[str, Tensor] = {}
     skeleton = _take_tensors(tree, (), tensors)
     if distributed.is_rank0():
         buffer = io.BytesIO()
         torch.save(skeleton, buffer)
-        tensors[_PLAIN] = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
-    dcp.save(tensors, storage_writer=_dcp_writer(path), process_group=group, no_dist=not distributed.is_initialized())
+        tensors[PLAIN] = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+    save(
+        tensors, storage_writer=weights.dcp_writer(path), process_group=group, no_dist=not distributed.is_initialized()
+    )
 
 
 def _read_dcp(path: str, like: Like | None) -> Tree:
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        return _load_dcp(path, like)
+    except CheckpointException as error:
+        causes = "; ".join(sorted({f"{type(e[0]).__name__} {e[0]}".strip() for e in error.failures.values()}))
+        raise CheckpointError(f"{path} cannot be read: {causes}.") from error
+
+
+def _load_dcp(path: str, like: Like | None) -> Tree:
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     reader = SafeFileSystemReader(path)
-    stored = reader.read_metadata().state_dict_metadata
+    entries = reader.read_metadata().state_dict_metadata
+    stored = {key: entry for key, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
     no_dist = not distributed.is_initialized() or like is None
     targets: dict[str, Tensor] = {}
     skeleton: Tree = None
-    if _PLAIN in stored:
-        plain = torch.empty(stored[_PLAIN].size, dtype=torch.uint8)
-        dcp.load({_PLAIN: plain}, storage_reader=reader, planner=SafeLoadPlanner(), no_dist=True)
+    if PLAIN in stored:
+        plain = torch.empty(stored[PLAIN].size, dtype=torch.uint8)
+        load({PLAIN: plain}, storage_reader=reader, planner=SafeLoadPlanner(), no_dist=True)
         skeleton = torch.load(io.BytesIO(plain.numpy().tobytes()), weights_only=True)
         places = dict(_places(skeleton))
     else:
@@ -247,18 +263,10 @@ def _read_dcp(path: str, like: Like | None) -> Tree:
         size, dtype = stored[key].size, stored[key].properties.dtype
         targets[key] = torch.empty(size, dtype=dtype) if like is None else like(place, size, dtype)
     if targets:
-        dcp.load(targets, storage_reader=SafeFileSystemReader(path), planner=SafeLoadPlanner(), no_dist=no_dist)
+        group = None if no_dist else distributed.cpu_group("checkpoint")
+        reader = SafeFileSystemReader(path)
+        load(targets, storage_reader=reader, planner=SafeLoadPlanner(), process_group=group, no_dist=no_dist)
     return targets if skeleton is None else _put_tensors(skeleton, targets)
-
-
-def _dcp_writer(path: str) -> Any:
-    if storage.is_remote(path):
-        from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
-
-        return FsspecWriter(path, **storage.filesystem_options(path))
-    from torch.distributed.checkpoint import FileSystemWriter
-
-    return FileSystemWriter(path)
 
 
 def _take_tensors(tree: Tree, place: tuple[str, ...], into: dict[str, Tensor]) -> Tree:

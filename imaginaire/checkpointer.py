@@ -27,6 +27,7 @@ from imaginaire.checkpoint_layout import KINDS, CheckpointSet, Tree
 from imaginaire.config import CheckpointConfig
 from imaginaire.errors import CheckpointError, ConfigError, near
 from imaginaire.model import ImaginaireModel
+from imaginaire.weight_files import LazyTensors
 
 log = logging.getLogger(__name__)
 
@@ -191,6 +192,7 @@ class Checkpointer(ABC):
         found = distributed.broadcast_object(found)
         if isinstance(found, Exception):
             raise found
+        assert found is None or isinstance(found, CheckpointSet)
         return found
 
     def _find_own_set(self) -> CheckpointSet | None:
@@ -242,6 +244,8 @@ class Checkpointer(ABC):
             log.info("loaded weights and training state of iter %d from %s", iteration, config.load_path)
             return iteration
         source = weights.read(config.load_path)
+        if config.load_ema_to_reg:
+            source = _average_as_weights(source, config.load_path)
         report = state.model.load_checkpoint_state(_with_average(source, state.model.checkpoint_state()))
         self._require(report, config.load_path)
         iteration = 0
@@ -406,7 +410,7 @@ def _gather(tree: Tree, *, keep: bool) -> Tree:
 
 def _like_parameters(model: ImaginaireModel) -> checkpoint_layout.Like:
     """Optimizer state of a sharded parameter is loaded into the same shards, everything else whole."""
-    parameters = dict(model.named_parameters())
+    parameters: dict[str, Tensor] = dict(model.named_parameters())
 
     def like(place: tuple[str, ...], size: torch.Size, dtype: torch.dtype) -> Tensor:
         parameter = parameters.get(place[1]) if len(place) == 3 else None
@@ -419,20 +423,22 @@ def _like_parameters(model: ImaginaireModel) -> checkpoint_layout.Like:
 
 def _with_average(source: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Weights to start from: names under "net.", and an average that is absent begins as the weights."""
-    named = dict(source.items())
-    if not any(name.startswith("net.") for name in named) and any(name.startswith("net.") for name in live):
-        named = {f"net.{name}": value for name, value in named.items() if not name.startswith("net_ema.")}
-    if not any(name.startswith("net_ema.") for name in named):
-        wanted = [name for name in live if name.startswith("net_ema.")]
-        named |= {name: named[f"net.{name[8:]}"] for name in wanted if f"net.{name[8:]}" in named}
-    return named
+    names = {name: name for name in source}
+    if any(name.startswith("net.") for name in live) and not any(name.startswith("net.") for name in names):
+        names = {f"net.{name}": name for name in names if not name.startswith("net_ema.")}
+    if not any(name.startswith("net_ema.") for name in names):
+        weights_of = {name: f"net.{name[8:]}" for name in live if name.startswith("net_ema.")}
+        names |= {name: names[weight] for name, weight in weights_of.items() if weight in names}
+    return LazyTensors({name: (source, original) for name, original in names.items()})
 
 
 def _average_as_weights(source: Mapping[str, Tensor], path: str) -> Mapping[str, Tensor]:
-    average = {name: value for name, value in source.items() if name.startswith("net_ema.")}
+    """The averaged weights, both as themselves and as the weights to train."""
+    average = [name for name in source if name.startswith("net_ema.")]
     if not average:
         raise CheckpointError(f"checkpoint.load_ema_to_reg=True, but {path} holds no averaged weights (net_ema.*).")
-    return {**average, **{f"net.{name[8:]}": value for name, value in average.items()}}
+    names = {name: name for name in average} | {f"net.{name[8:]}": name for name in average}
+    return LazyTensors({name: (source, original) for name, original in names.items()})
 
 
 def _gb(size: float) -> str:

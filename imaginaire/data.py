@@ -73,7 +73,8 @@ class ResumableLoader:
         count = len(self.dataset)
         starts = range(0, count, global_batch)
         batches = [[(p, p % count) for p in _block(start, self.batch_size, dims)] for start in starts]
-        yield from _load(self.dataset, batches, 0, "validation", self._options)
+        for batch, indices in zip(_load(self.dataset, batches, 0, "validation", self._options), batches, strict=True):
+            yield _with_positions(batch, indices)
 
     def batches(self, seed: int, start: int, dims: ParallelDims) -> Iterator[Indices]:
         """Positions and indices of this rank's batches, from a position on, without end."""
@@ -301,7 +302,7 @@ def _epoch_of(loader: DataLoader[Any], seed: int, epoch: int) -> Iterator[list[i
     for sampler in (of_samples, of_batches):
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch)
-    if not isinstance(of_batches, Sized):
+    if not hasattr(of_batches, "__len__"):
         yield from (list(batch) for batch in of_batches)  # it may be endless
         return
     if getattr(of_samples, "generator", None) is not None:

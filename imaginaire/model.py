@@ -27,6 +27,11 @@ class ImaginaireModel(nn.Module):
     ema: PowerEMA | None = None
     precision: torch.dtype = torch.float32
 
+    @property
+    def weight_dtype(self) -> torch.dtype:
+        """What the trained weights are kept in: float32 also for float16, which the trainer gets by autocast."""
+        return torch.float32 if self.precision == torch.float16 else self.precision
+
     def training_step(self, batch: Any, iteration: int) -> tuple[dict[str, Any], Tensor]:
         """Metrics and tensors for callbacks, and the loss."""
         raise NotImplementedError(f"{type(self).__name__} must define training_step")

@@ -12,11 +12,10 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from imaginaire import (
     checkpointer,
@@ -123,7 +122,7 @@ class ImaginaireTrainer:
     def _prepare(self, model: ImaginaireModel, dataloader_train: Any) -> None:
         config = self.config
         memory_format = getattr(torch, config.trainer.memory_format)
-        model.to(self.device, memory_format=memory_format)
+        cast(Any, model).to(self.device, memory_format=memory_format)
         model.on_train_start(memory_format)
         model.parallelize(self.dims)
         parallel.synchronise_replicas(model)
@@ -196,7 +195,7 @@ class ImaginaireTrainer:
         callbacks, iteration = self.callbacks, self.iteration
         parallel.set_gradient_sync(model, is_last)
         callbacks.on_before_forward(iteration)
-        with self.timers("forward"):
+        with self.timers("forward"), self._autocast(model):
             output, loss = model.training_step(batch, iteration)
         callbacks.on_after_forward(iteration)
         callbacks.on_before_backward(model, loss, iteration)
@@ -308,7 +307,8 @@ class ImaginaireTrainer:
                     break
                 batch = data.move_to(batch, self.device)
                 callbacks.on_validation_step_start(model, batch, iteration)
-                output, loss = model.validation_step(batch, iteration)
+                with self._autocast(model):
+                    output, loss = model.validation_step(batch, iteration)
                 callbacks.on_validation_step_end(model, batch, output, loss, iteration)
         for module, training in modes.items():
             module.training = training
@@ -369,7 +369,7 @@ class ImaginaireTrainer:
 
     def _finish(self, model: ImaginaireModel) -> None:
         self.watchdog.pause()
-        if self.checkpointer.saved_iteration is None and self.iteration >= self.config.trainer.max_iter > 0:
+        if self.iteration == self.resumed_iteration and not self.interrupted:
             log.info("nothing to do: iteration %d has reached trainer.max_iter", self.iteration)
         if self._has_progress():
             self._save()
@@ -402,7 +402,8 @@ class ImaginaireTrainer:
         shortest = min((length for length in lengths if length is not None), default=math.inf)
         if shortest < self.config.trainer.max_iter:
             log.info(
-                "scheduler: the schedule ends after %d steps, trainer.max_iter is %d; its last value holds from there on",
+                "scheduler: the schedule ends after %d steps, trainer.max_iter is %d; its last value holds from there "
+                "on",
                 shortest,
                 self.config.trainer.max_iter,
             )
@@ -420,17 +421,21 @@ class ImaginaireTrainer:
                 "run_validation=False."
             )
 
+    def _autocast(self, model: ImaginaireModel) -> torch.autocast:
+        """float16 runs by autocast over float32 weights, as its gradients must be unscaled in float32."""
+        return torch.autocast(self.device.type, torch.float16, enabled=model.precision == torch.float16)
+
     def _check_precision(self, model: ImaginaireModel) -> None:
-        if model.precision == torch.float16:
-            if not self.grad_scaler.is_enabled():
-                raise ConfigError(
-                    "The model trains in float16, where small gradients vanish without a gradient scaler. Set "
-                    "trainer.grad_scaler_args.enabled=True, or use bfloat16."
-                )
-            if any(isinstance(p, DTensor) for p in model.parameters()):
-                raise ConfigError(
-                    "float16 with sharded parameters is not supported. Use bfloat16, or fsdp_shard_size=0."
-                )
+        if model.precision == torch.float16 and not self.grad_scaler.is_enabled():
+            raise ConfigError(
+                "The model trains in float16, where small gradients vanish without a gradient scaler. Set "
+                "trainer.grad_scaler_args.enabled=True, or use bfloat16."
+            )
+        if any(p.dtype == torch.float16 for p in model.parameters() if p.requires_grad):
+            raise ConfigError(
+                f"{type(model).__name__} holds float16 weights, whose gradients cannot be unscaled. Keep them in "
+                "model.weight_dtype (float32): the trainer computes in float16 by autocast."
+            )
 
     def _make_run_dir(self) -> None:
         if distributed.is_rank0():
@@ -475,7 +480,7 @@ class ImaginaireTrainer:
 def _make_checkpointer(config: Config, run_dir: str, callbacks: CallbackGroup) -> checkpointer.Checkpointer:
     """The configured class, given by itself, by name or as a lazy call; four .pt files when none is chosen."""
     node = config.checkpoint.type
-    arguments = {"config": config.checkpoint, "run_dir": run_dir, "callbacks": callbacks}
+    arguments: dict[str, Any] = {"config": config.checkpoint, "run_dir": run_dir, "callbacks": callbacks}
     if node is None:
         return checkpointer.StandardCheckpointer(**arguments)
     if isinstance(node, str):

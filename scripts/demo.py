@@ -2,6 +2,7 @@
 """`make demo`: train a small model, interrupt it, resume it, and show the loss curve. Needs no download and no GPU."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -57,20 +58,21 @@ def last_iteration() -> int:
     return max((int(r["iteration"]) for r in records()), default=0)
 
 
-def text_curve(losses: list[tuple[int, float]], resumed_at: int, width: int = 60) -> str:
-    """One line per logged iteration, its bar on a scale from zero to the largest loss."""
-    top = max(loss for _, loss in losses)
+def text_curve(losses: list[tuple[float, float]], resumed_at: int, width: int = 60) -> str:
+    """One line per logged iteration, its bar on a logarithmic scale."""
+    lowest, highest = (f(loss for _, loss in losses) for f in (min, max))
+    steps_per_e = (width - 1) / max(math.log(highest / lowest), 1e-9)
     rows = []
     marked = False
     for iteration, loss in losses:
         if iteration > resumed_at and not marked:
             rows.append(f"{'':>10} {'- - interrupted and resumed at ' + str(resumed_at) + ' ':-<{width}}")
             marked = True
-        rows.append(f"{iteration:>10} {'#' * max(1, round(width * loss / top))} {loss:.4f}")
+        rows.append(f"{iteration:>10.0f} {'#' * (1 + round(steps_per_e * math.log(loss / lowest)))} {loss:.4f}")
     return "\n".join(rows)
 
 
-def draw(losses: list[tuple[int, float]], validation: list[tuple[int, float]], resumed_at: int) -> Path:
+def draw(losses: list[tuple[float, float]], validation: list[tuple[float, float]], resumed_at: int) -> Path:
     import matplotlib
 
     matplotlib.use("Agg")

@@ -52,7 +52,7 @@ def _on_ranks(layout: str, micro_batches: int, max_norm: float) -> tuple[dict[st
         shard = {"fsdp": -1, "hsdp": 2}[layout]
         parallel.shard_blocks(net, net.blocks, dims.fsdp_mesh(shard))
     averager = GradientAverager(net, static_graph=True, find_unused_parameters=False)
-    for step in range(2):  # the second step runs with what the first agreed on
+    for _ in range(2):  # the second step runs with what the first agreed on
         net.zero_grad()
         mine = _data().tensor_split(dims.dp_size)[dims.dp_rank].tensor_split(micro_batches)
         for i, micro in enumerate(mine):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A complete project of one's own: this file registers the experiment ``minimal``, the two beside it are its model and data.
+"""A complete project of one's own: registers the experiment ``minimal``; the model and the data lie beside this file.
 
 python -m scripts.train --config=examples/minimal/config.py -- experiment=minimal
 """

@@ -50,18 +50,18 @@ class MinimalModel(ImaginaireModel):
         fsdp_shard_size: int = 0,
     ) -> None:
         super().__init__()
-        self.net = Forecaster(window, width, depth, dropout)
+        self.net: Forecaster = Forecaster(window, width, depth, dropout)
         self.precision = getattr(torch, precision)
         self._ema_rate = ema_rate
         self._fsdp_shard_size = fsdp_shard_size
 
     def on_train_start(self, memory_format: torch.memory_format = torch.preserve_format) -> None:
-        self.net.to(self.precision)
+        self.net.to(self.weight_dtype)
 
     def parallelize(self, dims: ParallelDims) -> None:
         shard_blocks(self.net, self.net.blocks, dims.fsdp_mesh(self._fsdp_shard_size))
         self.ema = PowerEMA(self.net, rate=self._ema_rate)
 
     def training_step(self, batch: dict[str, Any], iteration: int) -> tuple[dict[str, Any], Tensor]:
-        prediction = self.net(batch["window"].to(self.precision)).float()
+        prediction = self.net(batch["window"].to(self.weight_dtype)).float()
         return {}, functional.mse_loss(prediction, batch["next"].float())

@@ -134,7 +134,8 @@ def _resize(root: Path, stop_at: int | None) -> list[int]:
     original = project.RestlessModel.training_step
 
     def noting(self: Any, batch: Any, iteration: int) -> Any:
-        positions.extend(batch["sample_position"].tolist())
+        if self.training:
+            positions.extend(batch["sample_position"].tolist())
         return original(self, batch, iteration)
 
     project.RestlessModel.training_step = noting  # type: ignore[method-assign]

@@ -109,8 +109,9 @@ def test_each_precision_learns(tmp_path: Path, precision: str) -> None:
     values = [value for _, value in losses(tmp_path)]
     assert values[-1] < values[0] / 3
     trees = saved(tmp_path)
-    assert trees["model"]["net.head.weight"].dtype == getattr(torch, precision)
-    assert ("master" in trees["optim"]["state"]["net.head.weight"]) == (precision != "float32")
+    kept = torch.bfloat16 if precision == "bfloat16" else torch.float32  # float16 is autocast over float32 weights
+    assert trees["model"]["net.head.weight"].dtype == kept
+    assert ("master" in trees["optim"]["state"]["net.head.weight"]) == (precision == "bfloat16")
     assert bool(trees["trainer"]["grad_scaler"]) == (precision == "float16")
 
 
@@ -165,33 +166,31 @@ def test_validation_changes_nothing_in_training(tmp_path: Path) -> None:
     assert difference(saved(tmp_path / "without"), saved(tmp_path / "with")) is None
 
 
-def test_validation_keeps_frozen_parts_in_their_mode_and_uses_averaged_weights(tmp_path: Path) -> None:
+class Watching(project.RestlessModel):
     modes: list[tuple[bool, bool]] = []
-    weights: list[Any] = []
+    weights: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    class Watching(project.RestlessModel):
-        def __init__(self, **kwargs: Any) -> None:
-            super().__init__(**kwargs)
-            self.frozen = torch.nn.Dropout().eval()
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.frozen = torch.nn.Dropout().eval()
 
-        def training_step(self, batch: Any, iteration: int) -> Any:
-            modes.append((self.training, self.frozen.training))
-            return super().training_step(batch, iteration)
+    def training_step(self, batch: Any, iteration: int) -> Any:
+        self.modes.append((self.training, self.frozen.training))
+        return super().training_step(batch, iteration)
 
-        def validation_step(self, batch: Any, iteration: int) -> Any:
-            modes.append((self.training, self.frozen.training))
-            assert self.ema is not None
-            weights.append((self.net.head.weight.float(), self.ema.shadows["head.weight"].bfloat16().float()))
-            return project.MinimalModel.training_step(self, batch, iteration)
+    def validation_step(self, batch: Any, iteration: int) -> Any:
+        assert self.ema is not None
+        weight, averaged = self.net.head.weight, self.ema.shadows["head.weight"]
+        self.weights.append((weight.float(), averaged.bfloat16().float()))
+        return self.training_step(batch, iteration)
 
-    original, project.RestlessModel = project.RestlessModel, Watching  # type: ignore[misc]
-    try:
-        overrides = ["model._target_=tests.project.config.RestlessModel", "dataloader_train.num_workers=0"]
-        train(tmp_path, [*overrides, "trainer.max_iter=3", "trainer.validation_iter=2"])
-    finally:
-        project.RestlessModel = original  # type: ignore[misc]
-    assert set(modes) == {(True, False), (False, False)}
-    assert all(used.equal(averaged) for used, averaged in weights)
+
+def test_validation_keeps_frozen_parts_in_their_mode_and_uses_averaged_weights(tmp_path: Path) -> None:
+    overrides = ["model._target_=tests.trainer.test_trainer.Watching", "dataloader_train.num_workers=0"]
+    train(tmp_path, [*overrides, "trainer.max_iter=3", "trainer.validation_iter=2"])
+    assert set(Watching.modes) == {(True, False), (False, False)}
+    assert len(Watching.weights) == 4
+    assert all(used.equal(averaged) for used, averaged in Watching.weights)
 
 
 def test_validation_needs_data(tmp_path: Path) -> None:
@@ -215,22 +214,22 @@ def test_more_context_parallel_ranks_than_processes(tmp_path: Path) -> None:
 
 def test_a_run_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "tests").write_text("a file where a folder must be")
-    with pytest.raises(CheckpointError, match=r"run folder .* cannot be written"):
+    with pytest.raises(CheckpointError, match="a part of this path is a file; a folder was expected"):
         train(tmp_path)
 
 
 class Missing(torch.utils.data.Dataset[int]):
     @classmethod
-    def preflight(cls, folder: str) -> list[str]:
+    def preflight(cls, folder: str, **others: Any) -> list[str]:
         return [] if Path(folder).exists() else [f"the folder {folder} does not exist"]
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, **others: Any) -> None:
         raise AssertionError("built in spite of its preflight")
 
 
 def test_preflight_of_a_data_set_stops_the_run_before_it_is_built(tmp_path: Path) -> None:
-    node = "dataloader_train.dataset={_target_: tests.trainer.test_trainer.Missing, folder: /no/such/folder}"
-    clear = ["~dataloader_train.dataset", f"+{node}"]
+    target = "dataloader_train.dataset._target_=tests.trainer.test_trainer.Missing"
+    clear = [target, "+dataloader_train.dataset.folder=/no/such/folder"]
     with pytest.raises(DataError, match=r"dataloader_train.dataset: the folder /no/such/folder does not exist"):
         train(tmp_path, clear)
 
