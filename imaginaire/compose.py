@@ -75,7 +75,7 @@ def compose(config_path: str, overrides: Sequence[str] = ()) -> Config:
         config = load_config(path)
         prepare_store(config)
         found = _sort(items, config)
-        root = DictConfig(config, flags=OBJECTS)
+        root = DictConfig(config, flags=dict(OBJECTS))
     else:
         root = _load_saved(path, config_path)
         found = _sort_saved(items, root, config_path)

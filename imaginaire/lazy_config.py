@@ -80,7 +80,7 @@ class LazyCall:
         for name, default in _defaults(target):
             content[name] = default
         content.update(kwargs)
-        return DictConfig(content, flags=OBJECTS)
+        return DictConfig(content, flags=dict(OBJECTS))
 
 
 def _defaults(target: Any) -> Iterator[tuple[str, Any]]:

@@ -141,8 +141,8 @@ def from_yaml(text: str, source: str = "this YAML text", declared: type | None =
 
 def as_node(value: Any) -> Any:
     if isinstance(value, dict) or is_config_class(type(value)):
-        return DictConfig(value, flags=OBJECTS)
-    return ListConfig(value, flags=OBJECTS) if isinstance(value, list) else value
+        return DictConfig(value, flags=dict(OBJECTS))
+    return ListConfig(value, flags=dict(OBJECTS)) if isinstance(value, list) else value
 
 
 # --- objects to data ------------------------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ def _typed(cls: type, data: Mapping[Any, Any], key: str) -> Any:
             values[name] = unchecked(field.type, {}, join(key, name))
     made = unchecked(cls, values, key)
     try:
-        DictConfig(made, flags=OBJECTS)  # here the key is known
+        DictConfig(made, flags=dict(OBJECTS))  # here the key is known
     except OmegaConfBaseException as error:
         raise ConfigError(explain_value(error, key)) from error
     return made

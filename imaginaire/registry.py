@@ -35,7 +35,7 @@ def register_experiment(name: str, node: Mapping[str, Any]) -> None:
             f" from {_registered[name][1]} and from {module}. Rename one."
         )
     _registered[name] = (content, module)
-    tree = node if isinstance(node, DictConfig) else DictConfig(dict(node), flags=OBJECTS)
+    tree = node if isinstance(node, DictConfig) else DictConfig(dict(node), flags=dict(OBJECTS))
     ConfigStore.instance().store(group="experiment", package="_global_", name=name, node=tree)
 
 

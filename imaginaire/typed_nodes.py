@@ -7,6 +7,7 @@ object runs the validators. Both are done here, with the full key in every messa
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -15,7 +16,8 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from imaginaire.errors import ConfigError, near
 
-OBJECTS = {"allow_objects": True}  # the flag of nodes that may hold classes, functions and dtypes
+# The flag of nodes that may hold classes, functions and dtypes. A node changes the dictionary that it is given: copy it.
+OBJECTS = MappingProxyType({"allow_objects": True})
 
 
 def is_config_class(cls: Any) -> bool:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from imaginaire import distributed
+from imaginaire.errors import CheckpointError
 from tests.multiprocess import run_distributed
 from tests.training import Edit, difference, losses, saved, train
 
@@ -42,11 +43,13 @@ def test_one_process(tmp_path: Path, ckpt_type: str) -> None:
     assert len(losses(tmp_path / "whole")) == 5 + 3, "training losses every 2, validation at 0, 4 and 8"
 
 
+SHORT = ["dataloader_train.num_workers=0", "trainer.run_validation=False", "trainer.max_iter=8"]
+FSDP = ["trainer.distributed_parallelism=fsdp", "model.fsdp_shard_size=2", *SHORT]
 LAYOUTS = {
     "replicate": [],
-    "fsdp": ["trainer.distributed_parallelism=fsdp", "model.fsdp_shard_size=2"],
-    "fsdp_dcp": ["trainer.distributed_parallelism=fsdp", "model.fsdp_shard_size=2", "ckpt_type=dcp"],
-    "async_dcp": ["ckpt_type=dcp", "checkpoint.dcp_async_mode_enabled=True"],
+    "fsdp": FSDP,
+    "fsdp_dcp": [*FSDP, "ckpt_type=dcp"],
+    "async_dcp": ["ckpt_type=dcp", "checkpoint.dcp_async_mode_enabled=True", *SHORT],
 }
 
 
@@ -120,7 +123,10 @@ def test_nothing_that_is_saved_can_be_left_out(tmp_path: Path) -> None:
     not_noticed = []
     for item in items:
         root = tmp_path / item.replace("/", "_")
-        run_in_two(root, [], _without(item))
+        try:
+            run_in_two(root, [], _without(item))
+        except CheckpointError:
+            continue  # refused: noticed even earlier
         if compare(tmp_path / "whole", root) is None:
             not_noticed.append(item)
     assert not_noticed == []
