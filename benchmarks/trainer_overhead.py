@@ -27,7 +27,6 @@ from imaginaire import parallel, random
 from imaginaire.callbacks import Callback
 from imaginaire.compose import compose
 from imaginaire.data import DataStream, ResumableLoader
-from imaginaire.lazy_config import LazyCall as L
 from imaginaire.lazy_config import instantiate
 from imaginaire.parallel import ParallelDims
 from imaginaire.trainer import launch
@@ -50,8 +49,8 @@ class HeavyModel(MinimalModel):
 
     products: ClassVar[int] = 0
 
-    def __init__(self, step_s: float = 0.5, ballast: float = 0.0) -> None:
-        super().__init__()
+    def __init__(self, step_s: float = 0.5, ballast: float = 0.0, **arguments: Any) -> None:
+        super().__init__(**arguments)
         self.step_s = step_s
         self.net.register_buffer("ballast", torch.zeros(int(ballast * 1e6)))
         self._matrix = torch.randn(700, 700)
@@ -94,39 +93,23 @@ def bare_loop(steps: int) -> list[float]:
     return [b - a for a, b in pairwise(times)]
 
 
-def trainer_loop(steps: int, *extra: str, model: Any = None) -> list[float]:
+def trainer_loop(steps: int, *overrides: str) -> list[float]:
     """Seconds of each step of the trainer with its default callbacks."""
-    StepClock.times = []
+    StepClock.times.clear()
+    clock = "+trainer.callbacks.clock={_target_: benchmarks.trainer_overhead.StepClock}"
     with tempfile.TemporaryDirectory() as root:
         os.environ["IMAGINAIRE_OUTPUT_ROOT"] = root
-        config = compose(CONFIG, [*SETTINGS, f"trainer.max_iter={steps}", *extra])
-        config = _with(config, model)
-        launch(config)
+        launch(compose(CONFIG, [*SETTINGS, f"trainer.max_iter={steps}", clock, *overrides]))
     return [b - a for a, b in pairwise(StepClock.times)]
-
-
-def _with(config: Any, model: Any) -> Any:
-    """The composed configuration with the clock, and with another model where one is given."""
-    import attrs
-    from omegaconf import OmegaConf
-
-    from imaginaire.config import freeze
-
-    callbacks = OmegaConf.merge(config.trainer.callbacks, {"clock": L(StepClock)()})
-    members = {a.name: getattr(config, a.name) for a in attrs.fields(type(config))}
-    trainer = attrs.evolve(config.trainer, callbacks=callbacks)
-    members |= {"trainer": trainer, "model": config.model if model is None else model}
-    changed = type(config)(**members)
-    freeze(changed)
-    return changed
 
 
 def overhead(steps: int, rounds: int) -> None:
     skip = steps // 5
     bare, trained = [], []
     for _ in range(rounds):
-        bare.append(statistics.median(bare_loop(steps)[skip:]))
-        trained.append(statistics.median(trainer_loop(steps, "checkpoint.save_iter=1000000")[skip:]))
+        # means: what happens every few steps (garbage collection, logging) counts
+        bare.append(statistics.fmean(bare_loop(steps)[skip:]))
+        trained.append(statistics.fmean(trainer_loop(steps, "checkpoint.save_iter=1000000")[skip:]))
     added = [t - b for t, b in zip(trained, bare, strict=True)]
     print(f"bare loop       {statistics.median(bare) * 1e3:7.3f} ms/step (median of {rounds} blocks of {steps} steps)")
     print(f"trainer         {statistics.median(trained) * 1e3:7.3f} ms/step, default callbacks")
@@ -135,11 +118,12 @@ def overhead(steps: int, rounds: int) -> None:
 
 
 def saving(steps: int, rounds: int) -> None:
-    node = L(HeavyModel)(step_s=0.5, ballast=6.0)  # weights and average: 2 x 24 MB
+    heavy = ["model._target_=benchmarks.trainer_overhead.HeavyModel", "+model.step_s=0.5"]
+    heavy += ["+model.ballast=6.0"]  # weights and average: 2 x 24 MB
     ratios = []
     for _ in range(rounds):
-        without = sum(trainer_loop(steps, "checkpoint.save_iter=1000000", model=node))
-        every10 = sum(trainer_loop(steps, "checkpoint.save_iter=10", "checkpoint.keep_last=2", model=node))
+        without = sum(trainer_loop(steps, *heavy, "checkpoint.save_iter=1000000"))
+        every10 = sum(trainer_loop(steps, *heavy, "checkpoint.save_iter=10", "checkpoint.keep_last=2"))
         ratios.append(every10 / without - 1)
         print(
             f"  {steps} steps: {without:.2f} s without saves, {every10:.2f} s with a save every 10 ({ratios[-1]:+.1%})"
@@ -161,4 +145,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    import importlib
+
+    importlib.import_module("benchmarks.trainer_overhead").main()  # the module that configurations name

@@ -226,14 +226,15 @@ class _Positioned(Dataset[Any]):
         self._seed = seed
         self._purpose = purpose
 
-    def __getitem__(self, place: tuple[int, int]) -> Any:
-        position, index = place
+    def __getitems__(self, places: Indices) -> list[Any]:
         if get_worker_info() is not None:
-            random.seed_all(self._seed, position, self._purpose)
-            return self._dataset[index]
+            return [self._read(*place) for place in places]
         with random.preserved():  # in the training process the generators belong to the model
-            random.seed_all(self._seed, position, self._purpose)
-            return self._dataset[index]
+            return [self._read(*place) for place in places]
+
+    def _read(self, position: int, index: int) -> Any:
+        random.seed_host(self._seed, position, self._purpose)
+        return self._dataset[index]
 
 
 class _WorkerStart:

@@ -28,11 +28,21 @@ def generator(seed: int, position: int, purpose: str, device: torch.device | str
 
 
 def seed_all(seed: int, position: int, purpose: str) -> None:
-    """Seed the global generators of Python, NumPy and torch (every device)."""
+    """Seed the global generators of Python, NumPy and torch, on the host and on the devices."""
+    seed_host(seed, position, purpose)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(derive_seed(seed, position, purpose))
+
+
+def seed_host(seed: int, position: int, purpose: str) -> None:
+    """The same for the host alone, cheap enough for every sample.
+
+    ``torch.manual_seed`` is not: without a GPU it keeps a call and its stack for each use until there is one.
+    """
     derived = derive_seed(seed, position, purpose)
     random.seed(derived)
     numpy.random.seed(derived & 0xFFFFFFFF)
-    torch.manual_seed(derived)
+    torch.default_generator.manual_seed(derived)
 
 
 def get_rng_state() -> dict[str, Any]:

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from imaginaire.errors import ConfigError, near
 
-# The flag of nodes that may hold classes, functions and dtypes. A node changes the dictionary that it is given: copy it.
+# The flag of nodes that may hold classes, functions and dtypes. A node changes the dictionary it is given: copy it.
 OBJECTS = MappingProxyType({"allow_objects": True})
 
 
