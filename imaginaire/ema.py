@@ -48,7 +48,10 @@ class PowerEMA:
         self._module = module
         self._scope_device = torch.device(scope_device) if scope_device is not None else None
         with torch.no_grad():
-            self.shadows = {name: p.detach().to(torch.float32, copy=True) for name, p in _parameters(module).items()}
+            parameters = _parameters(module)
+            self.shadows = {
+                name: p.to(torch.promote_types(p.dtype, torch.float32), copy=True) for name, p in parameters.items()
+            }
 
     def beta(self, iteration: int) -> float:
         """The decay at an iteration, counted before it is increased."""

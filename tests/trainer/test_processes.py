@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several ranks: what one is told all do, and what one meets is said once."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tests.project.config as project
+from imaginaire import checkpointer, distributed
+from imaginaire.errors import TrainingError
+from imaginaire.watchdog import EXIT_INTERRUPTED
+from tests.multiprocess import run_distributed
+from tests.training import run_dir, saved, train
+
+pytestmark = pytest.mark.slow
+
+QUICK = ["trainer.run_validation=False", "dataloader_train.num_workers=0", "trainer.max_iter=50"]
+HERE = "tests.trainer.test_processes"
+
+
+class AskedToStop(project.RestlessModel):
+    """Its second rank gets the signal in the third iteration."""
+
+    def training_step(self, batch: Any, iteration: int) -> Any:
+        if iteration == 2 and distributed.rank() == 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return super().training_step(batch, iteration)
+
+
+class DivergesOnOneRank(project.RestlessModel):
+    def training_step(self, batch: Any, iteration: int) -> Any:
+        output, loss = super().training_step(batch, iteration)
+        return output, loss * float("nan") if iteration == 1 and distributed.rank() == 1 else loss
+
+
+def _several(root: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    found["asked"] = train(root / "asked", [*QUICK, f"model._target_={HERE}.AskedToStop"])
+    skip = [*QUICK, f"model._target_={HERE}.DivergesOnOneRank", "trainer.max_iter=4"]
+    found["skipped"] = train(root / "skip", [*skip, "trainer.non_finite=skip"])
+    try:
+        train(root / "stop", skip)
+    except TrainingError as error:
+        found["stopped"] = str(error)
+    found["most held"] = _most_held(root / "gather")
+    return found
+
+
+def _most_held(root: Path) -> int:
+    """How many gathered tensors this rank holds of a snapshot."""
+    kept: list[int] = []
+    snapshot = checkpointer.StandardCheckpointer._snapshot
+
+    def counting(self: Any, state: Any) -> Any:
+        trees = snapshot(self, state)
+        kept.append(sum(value is not None for value in trees["model"].values()))
+        return trees
+
+    checkpointer.StandardCheckpointer._snapshot = counting  # type: ignore[method-assign]
+    fsdp = ["trainer.distributed_parallelism=fsdp", "model.fsdp_shard_size=2"]
+    train(root, [*QUICK, *fsdp, "trainer.max_iter=1"])
+    checkpointer.StandardCheckpointer._snapshot = snapshot  # type: ignore[method-assign]
+    return max(kept)
+
+
+def test_ranks_act_together(tmp_path: Path) -> None:
+    first, second = run_distributed(_several, 2, args=(tmp_path,), timeout=200)
+    assert first["asked"] == second["asked"] == EXIT_INTERRUPTED
+    assert saved(tmp_path / "asked")["trainer"]["iteration"] == 3
+    assert first["skipped"] == 0 and saved(tmp_path / "skip")["trainer"]["skipped_steps"] == 1
+    assert "the loss of rank 1 is not finite" in first["stopped"]
+    assert "the loss is nan" in second["stopped"]
+    assert first["most held"] > 0 and second["most held"] == 0
+
+
+def _torchrun(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command += ["-m", "scripts.train", "--config=tests/project/config.py", "--", "experiment=restless", *arguments]
+    environment = {**os.environ, "IMAGINAIRE_OUTPUT_ROOT": str(root), "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_torchrun_trains_and_says_a_mistake_once(tmp_path: Path) -> None:
+    result = _torchrun(tmp_path, *QUICK, "trainer.max_iter=2")
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert saved(tmp_path)["trainer"]["world_size"] == 2
+    assert "cpu x2" in (run_dir(tmp_path) / "stdout.log").read_text()
+    result = _torchrun(tmp_path, "trainer.max_itr=2")
+    assert result.returncode != 0
+    assert result.stderr.count("trainer.max_iter") == 1, result.stderr[-3000:]
