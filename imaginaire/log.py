@@ -6,6 +6,7 @@ import logging.handlers
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 _FORMAT = "[%(asctime)s|%(levelname)s|%(location)s] %(message)s"
 _ROTATE_BYTES = 100 * 2**20
@@ -21,6 +22,18 @@ class _Formatter(logging.Formatter):
         return super().format(record)
 
 
+class _Terminal(logging.StreamHandler[Any]):
+    """Standard error; a progress bar that is drawn there is moved down."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
+        if tqdm is None or not getattr(tqdm, "_instances", None):
+            super().emit(record)
+            return
+        with tqdm.external_write_mode(file=self.stream):
+            super().emit(record)
+
+
 def setup(run_dir: str | None = None, rank: int = 0) -> None:
     """Send records to stderr and, once there is a local run folder, to ``stdout.log`` in it.
 
@@ -30,7 +43,7 @@ def setup(run_dir: str | None = None, rank: int = 0) -> None:
     for handler in [h for h in root.handlers if getattr(h, "of_imaginaire", False)]:
         root.removeHandler(handler)
         handler.close()
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    handlers: list[logging.Handler] = [_Terminal(sys.stderr)]
     if run_dir is not None and "://" not in run_dir:
         Path(run_dir).mkdir(parents=True, exist_ok=True)
         name = "stdout.log" if rank == 0 else f"stdout_rank{rank}.log"

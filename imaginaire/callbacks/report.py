@@ -289,7 +289,7 @@ class ProgressBar(Callback):
     def on_training_step_end(
         self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
     ) -> None:
-        if bar := self._bars.get("training"):
+        if (bar := self._bars.get("training")) is not None:  # a bar without a total has no truth
             bar.update(iteration - bar.n)
 
     def on_validation_start(self, model: Any, dataloader: Any, iteration: int = 0) -> None:
@@ -301,7 +301,7 @@ class ProgressBar(Callback):
     def on_validation_step_end(
         self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
     ) -> None:
-        if bar := self._bars.get("validation"):
+        if (bar := self._bars.get("validation")) is not None:
             bar.update(1)
 
     def on_validation_end(self, model: Any, iteration: int = 0) -> None:

@@ -92,4 +92,4 @@ def test_torchrun_trains_and_says_a_mistake_once(tmp_path: Path) -> None:
     assert "cpu x2" in (run_dir(tmp_path) / "stdout.log").read_text()
     result = _torchrun(tmp_path, "trainer.max_itr=2")
     assert result.returncode != 0
-    assert result.stderr.count("trainer.max_iter") == 1, result.stderr[-3000:]
+    assert result.stderr.count("Unknown key trainer.max_itr") == 1, result.stderr[-3000:]

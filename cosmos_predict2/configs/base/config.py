@@ -13,7 +13,7 @@ DEFAULTS = [
     {"optimizer": "fusedadamw"},
     {"scheduler": "constant"},
     {"model": None},
-    {"callbacks": ["basic"]},
+    {"callbacks": ["basic", "progress_bar"]},
     {"net": None},
     {"ema": None},
     {"checkpoint": None},
