@@ -117,8 +117,8 @@ def overhead(steps: int, rounds: int) -> None:
     print(f"overhead        {median:7.3f} ms/step (blocks: {lowest:.3f} to {highest:.3f})")
 
 
-def saving(steps: int, rounds: int) -> None:
-    heavy = ["model._target_=benchmarks.trainer_overhead.HeavyModel", "+model.step_s=0.5"]
+def saving(steps: int, rounds: int, step_s: float) -> None:
+    heavy = ["model._target_=benchmarks.trainer_overhead.HeavyModel", f"+model.step_s={step_s}"]
     heavy += ["+model.ballast=6.0"]  # weights and average: 2 x 24 MB
     ratios = []
     for _ in range(rounds):
@@ -133,15 +133,15 @@ def saving(steps: int, rounds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the work, for a look")
+    parser.add_argument("--quick", action="store_true", help="a small part of the work, for a look")
     quick = parser.parse_args().quick
     os.environ["WANDB_MODE"] = "disabled"
     os.environ["IMAGINAIRE_LOG_LEVEL"] = "ERROR"
     logging.disable(logging.WARNING)
     os.chdir(Path(__file__).resolve().parents[1])
     print(f"torch {torch.__version__}, {platform.processor() or platform.machine()}, {torch.get_num_threads()} threads")
-    overhead(steps=100 if quick else 500, rounds=2 if quick else 5)
-    saving(steps=11 if quick else 41, rounds=1 if quick else 3)
+    overhead(steps=100 if quick else 500, rounds=1 if quick else 5)
+    saving(steps=11 if quick else 41, rounds=1 if quick else 3, step_s=0.1 if quick else 0.5)
 
 
 if __name__ == "__main__":

@@ -128,13 +128,13 @@ def cpu_group(name: str = "objects") -> dist.ProcessGroup | None:
 
 
 def broadcast_tensors_(tensors: Sequence[Tensor], src: int = 0) -> None:
-    """Give every rank the tensors of rank ``src``, in place, packed by dtype."""
+    """Give every rank the tensors of rank ``src``, in place, packed by dtype and device."""
     if not is_initialized() or not tensors:
         return
-    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    by_kind: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
-        by_dtype.setdefault(tensor.dtype, []).append(tensor.detach())
-    for same in by_dtype.values():
+        by_kind.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
+    for same in by_kind.values():
         flat = torch.cat([tensor.reshape(-1) for tensor in same])
         dist.broadcast(flat, src)
         for tensor, part in zip(same, flat.split([tensor.numel() for tensor in same]), strict=True):

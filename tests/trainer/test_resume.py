@@ -2,6 +2,7 @@
 """A resumed run equals an uninterrupted one, bit for bit, and each saved item is needed for that."""
 
 import copy
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from imaginaire.errors import CheckpointError
 from tests.multiprocess import run_distributed
 from tests.training import Edit, difference, losses, saved, train
 
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow
 
 STOP_AT = 5  # in the middle of a logging window and of an epoch
 
@@ -35,6 +36,7 @@ def run_in_two(root: Path, overrides: list[str], edit: Edit | None = None) -> No
     assert train(root, overrides, edit) == 0
 
 
+@slow
 @pytest.mark.parametrize("ckpt_type", ["standard", "dcp"])
 def test_one_process(tmp_path: Path, ckpt_type: str) -> None:
     run_whole(tmp_path / "whole", [f"ckpt_type={ckpt_type}"])
@@ -53,11 +55,12 @@ LAYOUTS = {
 }
 
 
-def _two_ranks(root: Path) -> None:
-    for layout, overrides in LAYOUTS.items():
-        run_whole(root / layout / "whole", overrides)
-        run_in_two(root / layout / "parts", overrides)
-    run_in_two(root / "wrong_rng", [], _other_rng_on_rank_1)
+def _two_ranks(root: Path, layouts: list[str]) -> None:
+    for layout in layouts:
+        run_whole(root / layout / "whole", LAYOUTS[layout])
+        run_in_two(root / layout / "parts", LAYOUTS[layout])
+    if "replicate" in layouts:
+        run_in_two(root / "wrong_rng", [], _other_rng_on_rank_1)
 
 
 def _other_rng_on_rank_1(kind: str, tree: Any) -> Any:
@@ -67,13 +70,22 @@ def _other_rng_on_rank_1(kind: str, tree: Any) -> Any:
     return tree
 
 
+@slow
 def test_two_processes(tmp_path: Path) -> None:
-    run_distributed(_two_ranks, 2, args=(tmp_path,), timeout=300)
-    for layout in LAYOUTS:
-        assert compare(tmp_path / layout / "whole", tmp_path / layout / "parts") is None, layout
-    assert compare(tmp_path / "replicate" / "whole", tmp_path / "wrong_rng") is not None, (
-        "rank 1's generators are not needed"
-    )
+    _check_two_processes(tmp_path, ["replicate", "fsdp"])
+    different = compare(tmp_path / "replicate" / "whole", tmp_path / "wrong_rng")
+    assert different is not None, "rank 1's generators are not needed"
+
+
+@pytest.mark.long
+def test_two_processes_in_the_sharded_layout(tmp_path: Path) -> None:
+    _check_two_processes(tmp_path, ["fsdp_dcp", "async_dcp"])
+
+
+def _check_two_processes(root: Path, layouts: list[str]) -> None:
+    run_distributed(_two_ranks, 2, args=(root, layouts), timeout=300)
+    for layout in layouts:
+        assert compare(root / layout / "whole", root / layout / "parts") is None, layout
 
 
 def _without(item: str) -> Edit:
@@ -116,6 +128,7 @@ def _without(item: str) -> Edit:
     return edit
 
 
+@slow
 def test_nothing_that_is_saved_can_be_left_out(tmp_path: Path) -> None:
     run_whole(tmp_path / "whole", [])
     items = ["rng", "rng/python", "rng/numpy", "position", "iteration", "callback", "loss window", "scheduler"]
@@ -152,14 +165,17 @@ def _resize(root: Path, stop_at: int | None) -> list[int]:
     return positions
 
 
-@pytest.mark.parametrize("worlds", [(2, 1), (1, 2)])
-def test_another_number_of_processes_goes_on_with_the_same_samples(tmp_path: Path, worlds: tuple[int, int]) -> None:
+@slow
+def test_another_number_of_processes_goes_on_with_the_same_samples(tmp_path: Path) -> None:
+    worlds = [1, 2, 1]
+    stops = [3, 6, None]
     seen: list[int] = []
-    for world, stop_at in zip(worlds, (STOP_AT, None), strict=True):
+    for world, stop_at in zip(worlds, stops, strict=True):
         parts = run_distributed(_resize, world, args=(tmp_path, stop_at)) if world > 1 else [_resize(tmp_path, stop_at)]
         seen += [position for part in parts for position in part]
     assert sorted(seen) == list(range(len(seen))), "a sample was lost or repeated"
-    assert saved(tmp_path)["trainer"]["samples_seen"] == len(seen)
+    assert len(seen) == 4 * (3 + 2 * 3 + 5) == saved(tmp_path)["trainer"]["samples_seen"]
     log = (tmp_path / "tests/engine/restless/stdout.log").read_text()
-    assert f"written by {worlds[0]} processes, this run has {worlds[1]}" in log
+    for before, after in pairwise(worlds):
+        assert f"written by {before} processes, this run has {after}" in log
     assert distributed.world_size() == 1
