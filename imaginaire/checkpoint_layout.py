@@ -13,6 +13,7 @@ Every file opens with ``torch.load(weights_only=True)``.
 import hashlib
 import io
 import re
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ from imaginaire.errors import CheckpointError
 KINDS = ("model", "optim", "scheduler", "trainer")  # in the order of writing
 POINTER = "latest_checkpoint.txt"
 _NAME = re.compile(r"iter_(\d{9,})(\.pt)?")
+
+# torch says on every save of a single process that it assumes a single process
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 Tree = Any
 Like = Callable[[tuple[str, ...], torch.Size, torch.dtype], Tensor]  # gives the tensor to load into

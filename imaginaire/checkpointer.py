@@ -309,8 +309,10 @@ class Checkpointer(ABC):
             )
         elif not report.matched:
             raise CheckpointError(f"{source}: not one of its tensors fits this model ({report.summary()}).")
-        if config.verbose or report.missing or report.unexpected or report.wrong_shape:
-            log.info("%s: %s", source, report.summary())
+        if report.missing or report.unexpected or report.wrong_shape:
+            names = [*report.missing, *report.unexpected, *report.wrong_shape]
+            listed = f" ({', '.join(names[:20])}{', ...' if len(names) > 20 else ''})" if config.verbose else ""
+            log.warning("%s: %s%s", source, report.summary(), listed)
 
 
 class StandardCheckpointer(Checkpointer):

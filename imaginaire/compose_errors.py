@@ -10,6 +10,7 @@ from hydra.errors import ConfigCompositionException, MissingConfigException
 from omegaconf import DictConfig, ListConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from imaginaire.config_checks import explain_callbacks
 from imaginaire.errors import near
 from imaginaire.lazy_config import signature
 from imaginaire.names import describe, locate
@@ -64,8 +65,17 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
             if " is a list. " in (found := unknown_key(key, overrides)):
                 return found
     if isinstance(cause, OmegaConfBaseException):
+        if "Cannot merge DictConfig with ListConfig" in text + str(cause):
+            return place + _list_for_mapping(cause.full_key or "", overrides)
         return place + explain_value(cause)
     return place + " ".join(text.split())[:1000]
+
+
+def _list_for_mapping(key: str, overrides: Sequence[str]) -> str:
+    given = next((text for text in overrides if text.partition("=")[0].lstrip("+") == key), f"{key}=[...]")
+    if key == "trainer.callbacks":
+        return explain_callbacks(given.partition("=")[2])
+    return f"{given} gives a list, but {key} is a section. Set its fields: {key}.NAME=VALUE."
 
 
 def unknown_key(key: str, overrides: Sequence[str]) -> str:

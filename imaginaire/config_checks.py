@@ -119,10 +119,20 @@ def _check_number(key: str, node: Any, parameter: inspect.Parameter, target: Any
         )
 
 
+def explain_callbacks(value: Any) -> str:
+    """``trainer.callbacks`` was given something else than callbacks by name."""
+    return (
+        f"trainer.callbacks={value} does not set callbacks: they are a mapping from names to what is built."
+        " trainer.callbacks.NAME=null switches one off; callbacks=[basic,long] chooses groups, callbacks=[] none."
+    )
+
+
 def check_lazy(tree: DictConfig, members: Sequence[str]) -> None:
     """What will be built says what it is: lazy members and callbacks are null or have a target."""
     callbacks = tree.trainer._get_node("callbacks")
     found = [(name, tree._get_node(name)) for name in members]
+    if callbacks is not None and not isinstance(callbacks, DictConfig) and not callbacks._is_none():
+        raise ConfigError(explain_callbacks(callbacks))
     if isinstance(callbacks, DictConfig) and not callbacks._is_none():
         found += [(f"trainer.callbacks.{name!s}", callbacks._get_node(name)) for name in callbacks]
     for key, node in found:

@@ -2,6 +2,7 @@
 """Loading the Python files that make configurations, and telling in one message what is wrong with one."""
 
 import contextlib
+import difflib
 import importlib
 import importlib.util
 import logging
@@ -44,13 +45,22 @@ def find_config_file(path: str) -> Path:
         hint = f" Did you mean {' or '.join(offered)}?" if offered else ""
         raise ConfigError(f"--config={path} is a folder; a Python file or a config.yaml is needed.{hint}")
     if not file.is_file():
-        folder = file.parent
-        names = [p.name for p in folder.iterdir() if p.suffix in (".py", ".yaml")] if folder.is_dir() else []
-        hint = near(file.name, names) if folder.is_dir() else f" The folder {folder} does not exist either."
-        raise ConfigError(f"--config={path} does not exist (working directory {Path.cwd()}).{hint}")
+        hint = _near_configs(file) if file.parent.is_dir() else f" The folder {file.parent} does not exist either."
+        cure = "" if file.is_absolute() else " Run from the checkout, or give another --config."
+        raise ConfigError(f"--config={path} does not exist (working directory {Path.cwd()}).{hint}{cure}")
     if file.suffix not in (".py", ".yaml", ".yml"):
         raise ConfigError(f"--config={path} is neither a Python file (.py) nor a saved configuration (.yaml).")
     return file.absolute()
+
+
+def _near_configs(file: Path) -> str:
+    """The configurations that lie where ``file`` was looked for, those of a similar name first."""
+    marks = {".py": "def make_config", ".yaml": "trainer:"}
+    there = [p for p in sorted(file.parent.iterdir()) if p.suffix in marks and p.is_file()]
+    there = [p for p in there if marks[p.suffix] in p.read_text(encoding="utf-8", errors="replace")]
+    if close := difflib.get_close_matches(file.name, [p.name for p in there], n=3):
+        return f" Did you mean {' or '.join(str(file.with_name(name)) for name in close)}?"
+    return f" In its folder: {', '.join(map(str, there[:12]))}." if there else ""
 
 
 def load_config(path: Path) -> Config:
@@ -150,7 +160,10 @@ def explain(error: BaseException) -> str:
     cure = ""
     if isinstance(error, ModuleNotFoundError) and error.name:
         extra = EXTRAS.get(error.name.split(".")[0])
-        cure = f" Install it from the checkout: pip install -e '.[{extra}]'" if extra else ""
+        if extra:
+            cure = f" Install it from the checkout: pip install -e '.[{extra}]'"
+        elif "." not in error.name:
+            cure = " Run from the folder it lies in, or install the package that brings it."
     if type(error).__name__ == "UnsupportedValueType":
         cure = " Hydra's store takes plain values only; imaginaire.compose.register_experiment takes classes, too."
     return f"{type(error).__name__}: {text}{place}.{cure}"

@@ -11,7 +11,9 @@ skipped as indices.
 """
 
 import logging
+import multiprocessing.util
 import signal
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any, cast
@@ -237,6 +239,26 @@ class _Positioned(Dataset[Any]):
         return self._dataset[index]
 
 
+_readers: weakref.WeakSet[Any] = weakref.WeakSet()  # iterators that may have workers
+
+
+def close_readers() -> None:
+    """End the workers of every loader that is still being read, also of one that an exception left behind.
+
+    They ignore SIGTERM, by which Python would otherwise end them at exit, and wait for ever.
+    """
+    for reader in list(_readers):
+        if hasattr(reader, "_shutdown_workers"):
+            reader._shutdown_workers()
+        for worker in getattr(reader, "_workers", ()):
+            if worker.is_alive():
+                worker.kill()
+        _readers.discard(reader)
+
+
+multiprocessing.util.Finalize(None, close_readers, exitpriority=100)  # before Python joins its children
+
+
 class _WorkerStart:
     """Leaves signals for the training process to answer: workers must outlive them until the checkpoint is written."""
 
@@ -244,7 +266,7 @@ class _WorkerStart:
         self._then = then
 
     def __call__(self, worker_id: int) -> None:
-        for name in (signal.SIGTERM, signal.SIGUSR1):
+        for name in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             signal.signal(name, signal.SIG_IGN)
         if self._then is not None:
             self._then(worker_id)
@@ -260,15 +282,16 @@ def _load(
     options = {k: v for k, v in options.items() if v is not None}
     start = _WorkerStart(options.pop("worker_init_fn", None))
     # its own generator: the loader must not draw its base seed from the model's
-    return iter(
-        DataLoader(
-            _Positioned(dataset, seed, purpose),
-            batch_sampler=cast(Any, batches),  # an endless iterable, which DataLoader accepts
-            generator=random.generator(seed, 0, "workers"),
-            worker_init_fn=start,
-            **options,
-        )
+    loader: DataLoader[Any] = DataLoader(
+        _Positioned(dataset, seed, purpose),
+        batch_sampler=cast(Any, batches),  # an endless iterable, which DataLoader accepts
+        generator=random.generator(seed, 0, "workers"),
+        worker_init_fn=start,
+        **options,
     )
+    reader = iter(loader)
+    _readers.add(reader)
+    return reader
 
 
 def _block(start: int, batch_size: int, dims: ParallelDims) -> range:

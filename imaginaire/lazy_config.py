@@ -178,6 +178,10 @@ def _call(cfg: Mapping[Any, Any], key: str, args: tuple[Any, ...], given: dict[s
         raise
     except TypeError as error:
         raise ConfigError(f"{at}{_why_refused(target, args, arguments, error)}") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{at}{describe(target)} could not be built: {type(error).__name__}: {error}. (--debug shows where.)"
+        ) from error
 
 
 def _why_refused(target: Any, args: tuple[Any, ...], arguments: Mapping[str, Any], error: TypeError) -> str:

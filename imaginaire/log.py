@@ -8,15 +8,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
+_BRIEF = "[%(asctime)s|%(levelname)s] %(message)s"
 _FORMAT = "[%(asctime)s|%(levelname)s|%(location)s] %(message)s"
 _ROTATE_BYTES = 100 * 2**20
 
 
 class _Formatter(logging.Formatter):
-    def __init__(self, rank: int) -> None:
-        super().__init__(("" if rank == 0 else f"[RANK{rank}] ") + _FORMAT, datefmt="%m-%d %H:%M:%S")
+    """The line of this model family. On a terminal an info line goes without its place in the code."""
+
+    def __init__(self, rank: int, with_place: bool) -> None:
+        self._prefix = "" if rank == 0 else f"[RANK{rank}] "
+        self._with_place = with_place
+        super().__init__(self._prefix + _FORMAT, datefmt="%m-%d %H:%M:%S")
+        self._brief = logging.Formatter(self._prefix + _BRIEF, datefmt="%m-%d %H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
+        if record.levelno == logging.INFO and not self._with_place:
+            return self._brief.format(record)
         path = os.path.relpath(record.pathname) if record.pathname.startswith(os.getcwd()) else record.filename
         record.location = f"{path}:{record.lineno}:{record.funcName}"
         return super().format(record)
@@ -52,7 +60,7 @@ def setup(run_dir: str | None = None, rank: int = 0) -> None:
     level = os.environ.get("IMAGINAIRE_LOG_LEVEL", "INFO").upper() if rank == 0 else "ERROR"
     for handler in handlers:
         handler.of_imaginaire = True  # type: ignore[attr-defined]
-        handler.setFormatter(_Formatter(rank))
+        handler.setFormatter(_Formatter(rank, with_place=not isinstance(handler, _Terminal)))
         root.addHandler(handler)
     root.setLevel(level)
     logging.captureWarnings(True)

@@ -189,7 +189,8 @@ def raise_if_no_bucket(error: FileNotFoundError, path: StrPath) -> None:
 
 
 def _brief(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    """Kind and text on one line, without a full stop: every message that holds it goes on."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".rstrip(". :")
 
 
 def _looked_at(path: StrPath) -> str:

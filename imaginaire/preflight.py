@@ -6,14 +6,25 @@ a model class ``checkpoint_bytes(**arguments)``, the size of one of its checkpoi
 call as they stand in the config, and must be quick.
 """
 
+import errno
+import fcntl
+import logging
+import os
+import socket
+import time
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
+
+from omegaconf import DictConfig
 
 from imaginaire import checkpoint_layout, config_checks, distributed, parallel, storage
 from imaginaire.compose import experiment_names_registered
 from imaginaire.config import Config
 from imaginaire.errors import CheckpointError, ConfigError, DataError, UserError
+from imaginaire.model import ImaginaireModel
 from imaginaire.names import locate
+
+log = logging.getLogger(__name__)
 
 _SECTIONS = ("model", "dataloader_train", "dataloader_val")
 
@@ -29,6 +40,12 @@ def check_launch(config: Config) -> None:
     for key in ("model", "optimizer", "scheduler"):
         if getattr(config, key) is None:
             raise ConfigError(f"{key} is not set. Choose an experiment that has one, or a group entry ({key}=NAME).")
+    for key in (*_SECTIONS, "optimizer", "scheduler"):
+        node = getattr(config, key)
+        if node is not None and not isinstance(node, DictConfig):
+            name = type(node).__name__
+            raise ConfigError(f"{key} is a {name} that exists already. Name it, so that it is built: L({name})(...).")
+    _check_model_class(_target(config.model, "model"))
     parallel.check_context_parallel_size(config.model_parallel.context_parallel_size, distributed.world_size())
     check_run_dir(config.job.path_local)
     found = list(problems(config))
@@ -36,6 +53,39 @@ def check_launch(config: Config) -> None:
         listed = "\n".join(f"  - {key}: {problem}" for key, problem in found[:20])
         kind = DataError if all(key.startswith("dataloader") for key, _ in found) else ConfigError
         raise kind(f"The run cannot start:\n{listed}")
+
+
+def _check_model_class(target: Any) -> None:
+    if not isinstance(target, type):
+        return  # a function that builds one; the trainer looks at what it gives
+    name = target.__name__
+    if not issubclass(target, ImaginaireModel):
+        raise ConfigError(f"model: {name} is not an imaginaire.model.ImaginaireModel. Derive it from that class.")
+    if target.training_step is ImaginaireModel.training_step:
+        raise ConfigError(f"model: {name} does not define training_step(batch, iteration) -> (metrics, loss).")
+
+
+def lock_run_dir(path: str) -> IO[str] | None:
+    """Hold the run folder for this process, or say who does; released when the file is closed or the process ends."""
+    if storage.is_remote(path):
+        return None  # object stores have no locks
+    file = open(storage.join(path, "run.lock"), "a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            log.warning("%s cannot be locked (%s): do not start the same run twice", path, error)
+            return file
+        file.seek(0)
+        holder = file.read().strip() or "another process"
+        file.close()
+        raise ConfigError(
+            f"The run folder {path} is in use by {holder}. Wait for it, end it, or give this run another job.name."
+        ) from error
+    file.truncate(0)
+    file.write(f"{socket.gethostname()} pid {os.getpid()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+    file.flush()
+    return file
 
 
 def notes(config: Config) -> list[str]:

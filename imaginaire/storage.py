@@ -12,6 +12,7 @@ import errno
 import fcntl
 import hashlib
 import logging
+import math
 import os
 import re
 import shutil
@@ -33,6 +34,7 @@ filesystem_options = object_store.filesystem_options
 
 UPLOAD_PART_BYTES = 64 * 2**20  # held in memory; an object may have 10,000 parts, so up to 625 GB
 
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _TEMPORARY = re.compile(r"^\..+\.tmp-(\d+)$")
 
 
@@ -101,9 +103,18 @@ def listdir(path: StrPath) -> list[str]:
 
 def makedirs(path: StrPath) -> None:
     """Make a local folder and its parents; object stores have none."""
-    if not is_remote(path):
-        with _explained(path):
-            os.makedirs(_local(path), exist_ok=True)
+    if is_remote(path):
+        return
+    try:
+        os.makedirs(_local(path), exist_ok=True)
+    except OSError as error:
+        if error.errno in _DISK_FULL:
+            raise CheckpointError(_disk_full(path, "made")) from error
+        is_file = isinstance(error, NotADirectoryError | FileExistsError)
+        why = "a part of this path is a file; a folder was expected" if is_file else error.strerror or str(error)
+        raise CheckpointError(
+            f"The folder {os.fspath(path)} cannot be created: {why}. Set IMAGINAIRE_OUTPUT_ROOT to a folder that can."
+        ) from error
 
 
 def free_bytes(path: StrPath) -> int | None:
@@ -357,18 +368,29 @@ def _explained_writing(path: StrPath) -> Iterator[None]:
         yield
     except (OSError, RuntimeError) as error:  # torch.save puts a RuntimeError of its own on top of a failed write
         text, cause = os.fspath(path), _os_error(error)
-        if cause is not None and cause.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = (free_bytes(path) or 0) / 1e9
-            raise CheckpointError(
-                f"{text} was not written: the disk or quota is full ({free:.2f} GB free). Free space, lower "
-                "checkpoint.keep_last, or set IMAGINAIRE_OUTPUT_ROOT to another disk."
-            ) from error
+        if cause is not None and cause.errno in _DISK_FULL:
+            raise CheckpointError(_disk_full(path, "written")) from error
         if cause is not None and cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise CheckpointError(
                 f"{text}: {cause.strerror}. Change its permissions, or set IMAGINAIRE_OUTPUT_ROOT to a folder "
                 "that you can write."
             ) from error
         raise
+
+
+def _disk_full(path: StrPath, done: str) -> str:
+    return (
+        f"{os.fspath(path)} was not {done}: the disk or quota is full ({readable_bytes(free_bytes(path) or 0)} free)."
+        " Free space, set checkpoint.keep_last (2, say), or set IMAGINAIRE_OUTPUT_ROOT to another disk."
+    )
+
+
+def readable_bytes(count: int) -> str:
+    """``0 bytes``, ``812 MB``, ``1.24 GB``: three digits, in powers of a thousand."""
+    if count < 1000:
+        return "1 byte" if count == 1 else f"{count} bytes"
+    power = min(int(math.log10(count)) // 3, 4)
+    return f"{count / 1000**power:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
 def _os_error(error: BaseException | None) -> OSError | None:

@@ -12,10 +12,11 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from imaginaire import (
     checkpointer,
@@ -52,6 +53,7 @@ def launch(config: Config) -> int:
     config = compose.with_job_name(config, distributed.broadcast_object(config.job.name))
     logs.setup(None, distributed.rank())
     preflight.check_launch(config)
+    trainer = None
     try:
         trainer_type = config.trainer.type
         if isinstance(trainer_type, str):
@@ -63,6 +65,9 @@ def launch(config: Config) -> int:
         trainer.train(model, dataloader_train, dataloader_val)
         return EXIT_INTERRUPTED if trainer.interrupted else 0
     finally:
+        data.close_readers()
+        if trainer is not None:
+            trainer.close()
         if is_ours:
             distributed.shutdown()
 
@@ -84,6 +89,8 @@ class ImaginaireTrainer:
         self.skipped_steps = 0  # in all
         self._skipped_in_a_row = 0
         self._non_finite: str | None = None
+        self._lock: IO[str] | None = None
+        self._start = time.monotonic()
         self._make_run_dir()
         torch.backends.cudnn.deterministic = config.trainer.cudnn.deterministic
         torch.backends.cudnn.benchmark = config.trainer.cudnn.benchmark
@@ -101,7 +108,7 @@ class ImaginaireTrainer:
 
     def train(self, model: ImaginaireModel, dataloader_train: Any, dataloader_val: Any = None) -> None:
         """Train until ``trainer.max_iter`` or until a signal asks to stop; the last state is saved."""
-        self._check_ready(dataloader_train, dataloader_val)
+        self._check_ready(model, dataloader_train, dataloader_val)
         self.model = model
         try:
             with StopRequests() as self._stop:
@@ -112,10 +119,15 @@ class ImaginaireTrainer:
             if _is_out_of_memory(error):
                 raise TrainingError(_memory_advice(self.config, error)) from error
             raise
-        finally:
-            gc.enable()  # a callback may have switched it off
-            self.watchdog.close()
-            self.metrics.close()
+
+    def close(self) -> None:
+        """Let go of everything, also after an exception; a second call does nothing."""
+        gc.enable()  # a callback may have switched it off
+        self.watchdog.close()
+        self.metrics.close()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     # --- before the first step
 
@@ -285,10 +297,14 @@ class ImaginaireTrainer:
         return (
             f"Training stopped at iteration {self.iteration + 1} (samples {self.samples_seen}): {why}. Last finite "
             "loss "
-            f"{self.last_loss:.6g}, learning rate {rates}. {where}The newest checkpoint is from before. Lower "
+            f"{self.last_loss:.6g}, learning rate {rates}. {where}{self._newest()} Lower "
             "optimizer.lr, "
             "check the data, or leave such steps out with trainer.non_finite=skip."
         )
+
+    def _newest(self) -> str:
+        newest = self.checkpointer.saved_iteration or self.resumed_iteration
+        return f"The newest checkpoint is of iteration {newest}." if newest else "There is no checkpoint yet."
 
     # --- validation
 
@@ -370,7 +386,11 @@ class ImaginaireTrainer:
     def _finish(self, model: ImaginaireModel) -> None:
         self.watchdog.pause()
         if self.iteration == self.resumed_iteration and not self.interrupted:
-            log.info("nothing to do: iteration %d has reached trainer.max_iter", self.iteration)
+            log.info(
+                "nothing to do: iteration %d has reached trainer.max_iter. Raise it to go on, or begin anew under "
+                "another job.name.",
+                self.iteration,
+            )
         if self._has_progress():
             self._save()
         self.callbacks.on_train_end(model, self.iteration)
@@ -379,6 +399,9 @@ class ImaginaireTrainer:
         self.callbacks.on_app_end()
         if self.interrupted:
             log.info("stopped by a signal at iteration %d; start the same command again to go on", self.iteration)
+        elif self.iteration != self.resumed_iteration:
+            seconds = time.monotonic() - self._start
+            log.info("finished: iteration %d, %.0f s, run folder %s", self.iteration, seconds, self.run_dir)
 
     def _has_progress(self) -> bool:
         return self.iteration != self.resumed_iteration and self.checkpointer.saved_iteration != self.iteration
@@ -412,9 +435,18 @@ class ImaginaireTrainer:
         """Seed the global generators of this rank; ranks that share a sample draw alike."""
         random.seed_all(self.config.trainer.seed, self.samples_seen, f"rank{self.dims.dp_rank}")
 
-    def _check_ready(self, dataloader_train: Any, dataloader_val: Any) -> None:
+    def _check_ready(self, model: Any, dataloader_train: Any, dataloader_val: Any) -> None:
+        if not isinstance(model, ImaginaireModel):
+            raise ConfigError(f"model builds a {type(model).__name__}, not an imaginaire.model.ImaginaireModel.")
         if dataloader_train is None:
             raise ConfigError("dataloader_train is not set: there is nothing to train on.")
+        for key, loader in (("dataloader_train", dataloader_train), ("dataloader_val", dataloader_val)):
+            if isinstance(loader, Dataset):
+                kind = type(loader).__name__
+                raise ConfigError(
+                    f"{key} builds the data set {kind}, not a loader. Wrap it: "
+                    f"L(ResumableLoader)(dataset=L({kind})(...), batch_size=...)."
+                )
         if self.config.trainer.run_validation and dataloader_val is None:
             raise ConfigError(
                 "trainer.run_validation=True, but dataloader_val is not set. Set dataloader_val, or "
@@ -440,6 +472,7 @@ class ImaginaireTrainer:
     def _make_run_dir(self) -> None:
         if distributed.is_rank0():
             storage.makedirs(self.run_dir)
+            self._lock = preflight.lock_run_dir(self.run_dir)
             text = lazy_config.to_yaml(self.config)
             storage.write_atomically(storage.join(self.run_dir, "config.yaml"), lambda file: file.write(text.encode()))
         distributed.barrier("run folder")

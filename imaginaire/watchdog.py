@@ -16,7 +16,7 @@ from imaginaire import distributed
 log = logging.getLogger(__name__)
 
 EXIT_TIMEOUT = 70  # no step was finished in trainer.timeout_period seconds
-EXIT_INTERRUPTED = 75  # SIGTERM or SIGUSR1: the checkpoint is written, start again to go on
+EXIT_INTERRUPTED = 75  # SIGTERM, SIGUSR1 or Ctrl-C: the checkpoint is written, start again to go on
 
 
 class Watchdog:
@@ -72,9 +72,10 @@ class Watchdog:
 
 
 class StopRequests:
-    """Notes SIGTERM and SIGUSR1 while entered; the loop asks `wanted` at the end of each step."""
+    """Notes SIGTERM, SIGUSR1 and Ctrl-C while entered; the loop asks `wanted` in each step. A second Ctrl-C is not
+    waited for."""
 
-    _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+    _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
     def __init__(self) -> None:
         self.wanted = False
@@ -91,4 +92,8 @@ class StopRequests:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.wanted:
+            raise KeyboardInterrupt
         self.wanted = True
+        hint = " Ctrl-C again quits at once." if number == signal.SIGINT else ""
+        log.warning("%s: saving after this step, then leaving.%s", signal.Signals(number).name, hint)

@@ -133,6 +133,11 @@ class LoadReport:
             )
         elif self.missing and self.unexpected and (prefix := _constant_prefix(self.missing, self.unexpected)):
             hints.append(prefix)
+        if self.wrong_shape and not hints:
+            hints.append(
+                "Give another model its own folder with job.name. To leave out what does not fit: "
+                "checkpoint.strict_resume=False, or checkpoint.dcp_allow_mismatched_size=True for other shapes alone."
+            )
         if len(self.wrong_shape) > 3:
             hints.append("So many other shapes mean another size of model: compare its width and depth in the config.")
         return hints

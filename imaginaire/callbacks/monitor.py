@@ -26,8 +26,8 @@ class DeviceMonitor(EveryN):
 
     ``cpu_mem_gb`` is the resident memory of a rank with its workers, ``host_available_gb`` what the machine (or the
     container) still has. On GPUs: peaks of allocated and reserved memory since the last time and, with nvidia-ml-py,
-    used and free memory, temperature, power, utilisation and clock. ``log_memory_detail`` also logs them as a table, at
-    first and then at most every ten minutes.
+    used and free memory, temperature, power, utilisation and clock. ``log_memory_detail`` also logs them, at first and
+    then at most every ten minutes: a table, or one line for a single rank.
     """
 
     def __init__(self, every_n: int | None = 200, step_size: int = 1, log_memory_detail: bool = True) -> None:
@@ -59,8 +59,7 @@ class DeviceMonitor(EveryN):
         trainer.metrics.log(values, iteration)
         if self.log_memory_detail and time.monotonic() >= self._next_table:
             self._next_table = time.monotonic() + _TABLE_INTERVAL_S
-            rows = (f"  {name:<26}{a:>10.2f}{b:>10.2f}{c:>10.2f}" for name, (a, b, c) in summary.items())
-            log.info("iter %d devices\n  %-26s%10s%10s%10s\n%s", iteration, "", "avg", "max", "min", "\n".join(rows))
+            log.info("iter %d devices%s", iteration, _line_of(of_ranks[0]) if len(of_ranks) == 1 else _table(summary))
         self._watch_for_leaks(of_ranks, iteration)
 
     def _watch_for_leaks(self, of_ranks: Sequence[dict[str, float]], iteration: int) -> None:
@@ -137,6 +136,21 @@ def _line(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> tuple[float, floa
     variance = float(y_centred @ y_centred)
     explained = 1 - float(residual @ residual) / variance if variance > 0 else 0.0
     return slope, float(y.mean() - slope * (x.mean() - x[0])), explained
+
+
+def _line_of(figures: dict[str, float]) -> str:
+    """``: cpu_mem 0.85 GB, host available 22.6 GB``."""
+    parts = (
+        f"{name.removesuffix('_gb').replace('host_available', 'host available')} {value:.3g}"
+        f"{' GB' if name.endswith('_gb') else ''}"
+        for name, value in figures.items()
+    )
+    return ": " + ", ".join(parts)
+
+
+def _table(summary: dict[str, tuple[float, float, float]]) -> str:
+    rows = [f"  {name:<26}{a:>10.2f}{b:>10.2f}{c:>10.2f}" for name, (a, b, c) in summary.items()]
+    return "\n".join([f"\n  {'':<26}{'avg':>10}{'max':>10}{'min':>10}", *rows])
 
 
 def summarise(of_ranks: Sequence[dict[str, float]]) -> dict[str, tuple[float, float, float]]:

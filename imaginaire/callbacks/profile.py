@@ -4,6 +4,7 @@
 import logging
 import shutil
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,7 +22,7 @@ _MAX_SNAPSHOT_ENTRIES = 100_000
 
 
 class Profiler(Callback):
-    """Records one step in ``trainer.profiling.profile_freq`` and writes it for chrome://tracing.
+    """Records one step in ``trainer.profiling.profile_freq`` and writes it for https://ui.perfetto.dev.
 
     Files: ``torch_trace/iteration_N/rankR_trace.json.gz``, on ``target_ranks`` or the first ``first_n_rank`` ranks.
     """
@@ -40,12 +41,22 @@ class Profiler(Callback):
             )
         if not is_profiled_rank(profiling):
             return
+        periods = (self.config.trainer.max_iter - iteration) // profiling.profile_freq
+        if periods < 1:
+            log.info(
+                "no profile: trainer.max_iter=%d leaves fewer than trainer.profiling.profile_freq=%d iterations",
+                self.config.trainer.max_iter,
+                profiling.profile_freq,
+            )
+            return
+        # Each recorded step is written before the next period begins, so what torch warns of is meant.
+        warnings.filterwarnings("ignore", message="Warning: Profiler clears events")
         activities = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         self._profile = torch.profiler.profile(
             activities=activities,
-            schedule=torch.profiler.schedule(wait=waiting, warmup=_WARM_UP_STEPS, active=1),
+            schedule=torch.profiler.schedule(wait=waiting, warmup=_WARM_UP_STEPS, active=1, repeat=periods),
             on_trace_ready=self._write,
             record_shapes=profiling.record_shape,
             profile_memory=profiling.profile_memory,
@@ -91,7 +102,7 @@ class MemorySnapshot(Callback):
     def on_train_start(self, model: Any, iteration: int = 0) -> None:
         self._iteration = iteration
         if not torch.cuda.is_available():
-            log.info("memory snapshots need a GPU: trainer.profiling.enable_memory_snapshot has no effect here")
+            log.warning("memory snapshots need a GPU: trainer.profiling.enable_memory_snapshot has no effect here")
         elif is_profiled_rank(self.config.trainer.profiling):
             torch.cuda.memory._record_memory_history(max_entries=_MAX_SNAPSHOT_ENTRIES)
             torch._C._cuda_attach_out_of_memory_observer(self._out_of_memory)  # type: ignore[attr-defined]

@@ -228,7 +228,8 @@ def _truncate(path: Path, iteration: int) -> int:
             last = max(last, found)
     if dropped:
         storage.write_atomically(path, lambda file: file.writelines(kept))
-        log.info("%s: dropped %d records after iteration %d", path, dropped, iteration)
+        records = "1 record" if dropped == 1 else f"{dropped} records"
+        log.info("%s: dropped %s after iteration %d", path, records, iteration)
     return last
 
 

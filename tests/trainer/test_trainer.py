@@ -3,8 +3,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ from imaginaire import compose, parallel
 from imaginaire.callbacks import Callback
 from imaginaire.callbacks.base import HOOKS
 from imaginaire.errors import CheckpointError, ConfigError, DataError, TrainingError
-from imaginaire.watchdog import EXIT_TIMEOUT
+from imaginaire.model import ImaginaireModel
+from imaginaire.watchdog import EXIT_INTERRUPTED, EXIT_TIMEOUT
 from tests.training import difference, losses, run_dir, saved, train
 
 pytestmark = pytest.mark.slow
@@ -302,3 +305,76 @@ def test_a_run_folder_tells_what_ran(tmp_path: Path) -> None:
 def test_the_dims_of_a_finished_run_are_those_of_one_process(tmp_path: Path) -> None:
     train(tmp_path, QUICK)
     assert parallel.current_dims().world_size == 1
+
+
+# --- ends
+
+
+class Raises(project.RestlessModel):
+    def training_step(self, batch: Any, iteration: int) -> Any:
+        if iteration == 2:
+            raise KeyError("a bug in the model")
+        return super().training_step(batch, iteration)
+
+
+class RaisingWaves(project.Waves):
+    def __getitem__(self, index: int) -> Any:
+        raise KeyError("a bug in the data set")
+
+
+@pytest.mark.parametrize("bug", ["model._target_={}.Raises", "dataloader_train.dataset._target_={}.RaisingWaves"])
+def test_a_bug_ends_the_process_with_workers_too(tmp_path: Path, bug: str) -> None:
+    command = [sys.executable, "-m", "scripts.train", "--config=tests/project/config.py", "--", "experiment=restless"]
+    environment = {**os.environ, "IMAGINAIRE_OUTPUT_ROOT": str(tmp_path), "WANDB_MODE": "disabled"}
+    command += [bug.format("tests.trainer.test_trainer"), "dataloader_train.num_workers=2"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=40)
+    assert result.returncode == 1
+    assert "a bug in the" in result.stderr
+
+
+def test_ctrl_c_saves_and_a_second_start_of_a_running_run_is_refused(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "scripts.train", "--config=tests/project/config.py", "--", "experiment=restless"]
+    environment = {**os.environ, "IMAGINAIRE_OUTPUT_ROOT": str(tmp_path), "WANDB_MODE": "disabled"}
+    process = subprocess.Popen(
+        [*command, "trainer.max_iter=1000000"], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    metrics = run_dir(tmp_path) / "metrics.jsonl"
+    while process.poll() is None and (not metrics.exists() or not metrics.read_text()):
+        time.sleep(0.02)
+    with pytest.raises(ConfigError, match=rf"in use by .* pid {process.pid} since .*another job.name"):
+        train(tmp_path)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=40)
+    assert process.returncode == EXIT_INTERRUPTED, errors[-2000:]
+    assert "SIGINT: saving after this step, then leaving. Ctrl-C again quits at once." in errors
+    assert saved(tmp_path)["trainer"]["iteration"] > 0
+
+
+def test_what_is_no_model_or_no_loader_is_said_with_its_cure(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model: Linear is not an imaginaire.model.ImaginaireModel"):
+        train(tmp_path, ["~model.width", "model._target_=torch.nn.Linear", *_arguments_gone()])
+    with pytest.raises(ConfigError, match="model: WithoutStep does not define training_step"):
+        train(tmp_path, ["model._target_=tests.trainer.test_trainer.WithoutStep"])
+    with pytest.raises(ConfigError, match=r"dataloader_train builds the data set Waves, not a loader"):
+        gone = [f"~dataloader_train.{name}" for name in ("batch_size", "num_workers", "shuffle", "pin_memory")]
+        gone += ["~dataloader_train.prefetch_factor", "~dataloader_train.collate_fn", "~dataloader_train.dataset"]
+        train(tmp_path, ["dataloader_train._target_=examples.minimal.data.Waves", *gone])
+    with pytest.raises(
+        ConfigError, match=r"dataloader_train.dataset: .*Unreadable could not be built: FileNotFoundError"
+    ):
+        train(tmp_path, ["dataloader_train.dataset._target_=tests.trainer.test_trainer.Unreadable"])
+
+
+def _arguments_gone() -> list[str]:
+    names = ("window", "depth", "dropout", "precision", "ema_rate", "fsdp_shard_size")
+    return [*(f"~model.{name}" for name in names), "+model.in_features=1", "+model.out_features=1"]
+
+
+class WithoutStep(ImaginaireModel):
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__()
+
+
+class Unreadable(project.Waves):
+    def __init__(self, **arguments: Any) -> None:
+        Path("/no/such/file").read_text()
