@@ -54,6 +54,12 @@ def _refuse_flag(word: str, overrides: Sequence[str]) -> None:
     raise ConfigError(f"'{word}' stands among the overrides, but an override is key=value.{near(name, FLAGS)}")
 
 
+def unknown_flag(word: str) -> ConfigError:
+    """The error for a word with a dash that is none of the flags."""
+    name = word.partition("=")[0]
+    return ConfigError(f"unknown flag {name}.{near(name, FLAGS)}")
+
+
 @dataclass(frozen=True)
 class Item:
     """One override: ``key=value``, ``+key=value`` (adds), ``++key=value`` (sets or adds) or ``~key`` (deletes)."""

@@ -8,36 +8,52 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
-from imaginaire.errors import UserError
+from imaginaire.errors import ConfigError, UserError
 
 log = logging.getLogger(__name__)
 
 DEFAULT_CONFIG = "cosmos_predict2/configs/base/config.py"
 EXIT_USER_ERROR = 2
+EXIT_KEYBOARD = 130  # as a shell counts SIGINT
 EPILOG = """\
 overrides, after a bare '--' (the flags come before it):
   experiment=NAME            choose an experiment; --list shows them
   group=NAME                 choose an entry of a group, such as optimizer=adamw or ckpt_type=dcp
   a.b.c=VALUE                set a value; a list is given whole: scheduler.f_max=[0.5]
   +a.b=VALUE                 add an argument that the target takes but the configuration does not show
+  key=null                   set to nothing, or switch off: trainer.callbacks.manual_gc=null
   ~a.b, ~dataloader_val      remove an argument, or a whole loader
+  'key="a,b"'                a comma, '=' or bracket in a value: quotes of its own inside the shell's
 
 examples:
-  python -m scripts.train --list
-  python -m scripts.train --dryrun -- experiment=NAME trainer.max_iter=10
+  python -m scripts.train --config=examples/minimal/config.py --list
+  python -m scripts.train --config=examples/minimal/config.py --dryrun -- experiment=minimal trainer.max_iter=10
   python -m scripts.train --config=examples/minimal/config.py -- experiment=minimal optimizer.lr=1e-4
   torchrun --nproc_per_node=2 --master_port=12341 -m scripts.train \\
       --config=examples/minimal/config.py -- experiment=minimal
   python -m scripts.train --config=checkpoints/examples/minimal/minimal/config.yaml -- trainer.max_iter=800
 
-Exit codes: 0 done; 2 something that you can mend, said in one message; 75 stopped by a signal with its state saved.
+exit codes:
+  0    done
+  1    an unexpected exception, with its traceback
+  2    something that you can mend, said in one message
+  70   no progress in trainer.timeout_period seconds
+  75   stopped by SIGTERM, SIGUSR1 or Ctrl-C with its state saved: the same command goes on
+  130  Ctrl-C before training began, or a second one
+
 Runs go to $IMAGINAIRE_OUTPUT_ROOT (default: checkpoints)/project/group/name; the same command again resumes there.
 """
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}. See --help.")
+
+
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    made = _Parser(
         prog="python -m scripts.train",
         usage="%(prog)s [--config PATH] [--list | --dryrun] [--debug] [-- OVERRIDE ...]",
         description="Train a model: compose a configuration and run it. One process, or as many as torchrun starts.",
@@ -68,19 +84,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(arguments)
     except UserError as error:
+        log_to_run(f"{type(error).__name__}: {error}")
         return report(error, debug)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_KEYBOARD
+    except Exception as error:
+        log_to_run("stopped by an unexpected exception", error)
+        raise
 
 
 def run(arguments: Sequence[str]) -> int:
-    from imaginaire.overrides import split_arguments
+    from imaginaire.overrides import split_arguments, unknown_flag
 
     flags, overrides = split_arguments(arguments)
-    args = parser().parse_args(flags)
+    args, unknown = parser().parse_known_args(flags)
+    if unknown:
+        raise unknown_flag(unknown[0])
     from imaginaire import compose
 
     if args.list:
         names = compose.experiment_names(args.config)
         sys.stdout.write("".join(f"{name}\n" for name in names))
+        if not names:
+            print(f"no experiments in {args.config}", file=sys.stderr)
         return 0
     config = compose.compose(args.config, overrides)
     if args.dryrun:
@@ -94,7 +121,10 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def dryrun(config: object, overrides: Sequence[str]) -> int:
-    """Print and save the configuration; what this machine lacks for the run is a note, never an error."""
+    """Print and save the configuration; what this machine lacks for the run is a note, never an error.
+
+    The ``config.yaml`` of a run that has started stays what that run used.
+    """
     from imaginaire import preflight, provenance, storage
     from imaginaire.config import Config
     from imaginaire.lazy_config import to_yaml
@@ -106,17 +136,33 @@ def dryrun(config: object, overrides: Sequence[str]) -> int:
     print(text, end="")
     for override in overrides:
         print(f"# override: {override}")
-    notes = [f"{os.environ.get('WORLD_SIZE', '1')} process(es) here", *provenance.foreign_packages()]
-    notes += preflight.notes(config)
-    path = storage.join(config.job.path_local, "config.yaml")
+    world_size = os.environ.get("WORLD_SIZE", "1")
+    notes = [f"{world_size} processes here"] if world_size != "1" else []
+    notes += [*provenance.foreign_packages(), *preflight.notes(config)]
+    run_dir, path = config.job.path_local, ""
     try:
+        started = any(storage.exists(storage.join(run_dir, name)) for name in ("runs.jsonl", "checkpoints"))
+        path = storage.join(run_dir, "config.dryrun.yaml" if started else "config.yaml")
         storage.write_atomically(path, lambda file: file.write(text.encode()))
+        if started:
+            notes.append(f"a run has started in {run_dir}: its config.yaml is left as it is")
     except (OSError, UserError) as error:
-        notes.append(f"{path} could not be written: {error}")
+        notes.append(f"nothing was written: {error}")
+        path = ""
     for note in notes:
         print(f"note: {note}")
-    print(f"config: {path}")
+    if path:
+        print(f"config: {path}")
     return 0
+
+
+def log_to_run(message: str, error: BaseException | None = None) -> None:
+    """Keep what ended the program in the log file of the run, if that is open; stderr gets it in any case."""
+    trace = (type(error), error, error.__traceback__) if error is not None else None
+    record = log.makeRecord(log.name, logging.ERROR, __file__, 0, "%s", (message,), trace, "main")
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.handle(record)
 
 
 def report(error: UserError, debug: bool) -> int:

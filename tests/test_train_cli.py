@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line of training, up to the point where a run would begin."""
 
+import logging
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from imaginaire.errors import ConfigError
+from imaginaire import compose, trainer
+from imaginaire import log as logs
+from imaginaire.errors import ConfigError, TrainingError
 from scripts import train
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,6 +47,15 @@ def test_list_prints_names_and_nothing_else(
     assert all(line and " " not in line for line in lines)
 
 
+def test_list_without_experiments_says_so_beside_the_list(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compose, "experiment_names", lambda path: [])
+    assert called(monkeypatch, tmp_path, ["--list"]) == 0
+    captured = capsys.readouterr()
+    assert not captured.out and captured.err == f"no experiments in {BASE}\n"
+
+
 def test_dryrun_prints_and_writes_what_runs_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -50,7 +63,7 @@ def test_dryrun_prints_and_writes_what_runs_again(
     assert called(monkeypatch, tmp_path, arguments) == 0
     out = capsys.readouterr().out
     path = tmp_path / "out/examples/minimal/minimal/config.yaml"
-    assert f"config: {path}" in out and "# override: optimizer.lr=1e-2" in out and "note: 1 process" in out
+    assert f"config: {path}" in out and "# override: optimizer.lr=1e-2" in out and "note:" not in out
     assert path.read_text() in out and "lr: 0.01\n" in path.read_text()
     assert called(monkeypatch, tmp_path, [f"--config={path}", "--dryrun", "--", "trainer.max_iter=3"]) == 0
     assert capsys.readouterr().out.count("max_iter: 3\n") == 1
@@ -65,7 +78,24 @@ def test_dryrun_composes_without_an_experiment_and_notes_what_is_absent(
     blocked.write_text("")
     monkeypatch.setenv("IMAGINAIRE_OUTPUT_ROOT", str(blocked))
     assert train.main(["--dryrun"]) == 0
-    assert "could not be written" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "note: nothing was written: " in out and "cannot be created" in out and "\nconfig: " not in out
+
+
+@pytest.mark.parametrize("trace", ["runs.jsonl", "checkpoints/"])
+def test_dryrun_leaves_the_configuration_of_a_run_that_has_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], trace: str
+) -> None:
+    folder = tmp_path / "out/examples/minimal/minimal"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("what ran")
+    (folder / trace).mkdir() if trace.endswith("/") else (folder / trace).write_text("")
+    arguments = ["--config=examples/minimal/config.py", "--dryrun", "--", "experiment=minimal", "trainer.max_iter=3"]
+    assert called(monkeypatch, tmp_path, arguments) == 0
+    out = capsys.readouterr().out
+    assert "note: a run has started in " in out and f"config: {folder / 'config.dryrun.yaml'}" in out
+    assert (folder / "config.yaml").read_text() == "what ran"
+    assert "max_iter: 3\n" in (folder / "config.dryrun.yaml").read_text()
 
 
 def test_base_values_and_groups(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,6 +141,69 @@ def test_help_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     for text in ("--config", "--list", "--dryrun", "--debug", "experiment=NAME", "torchrun", "IMAGINAIRE_OUTPUT_ROOT"):
         assert text in out
+    assert out.index("--config=examples/minimal/config.py") == out.index("--config=", out.index("examples:"))
+    assert [code for code in ("0", "1", "2", "70", "75", "130") if f"\n  {code:<5}" not in out] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--dry-run"], "unknown flag --dry-run. Did you mean --dryrun?"),
+        (["--conifg=x", "--list"], "unknown flag --conifg. Did you mean --config?"),
+        (["--config"], "argument --config: expected one argument. See --help."),
+        (["--list", "--dryrun"], "argument --dryrun: not allowed with argument --list. See --help."),
+    ],
+)
+def test_a_wrong_flag_is_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    text: str,
+) -> None:
+    assert called(monkeypatch, tmp_path, arguments) == 2
+    assert capsys.readouterr().err == f"ConfigError: {text}\n"
+
+
+@pytest.fixture
+def minimal_that_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[BaseException], int]]:
+    """Start the example in a run that has its log file open and then raises."""
+
+    def started(error: BaseException) -> int:
+        def launch(config: Any) -> int:
+            logs.setup(str(tmp_path / "run"))
+            raise error
+
+        monkeypatch.setattr(trainer, "launch", launch)
+        return called(monkeypatch, tmp_path, ["--config=examples/minimal/config.py", "--", "experiment=minimal"])
+
+    before = logging.getLogger().level
+    yield started
+    for handler in [h for h in logging.getLogger().handlers if getattr(h, "of_imaginaire", False)]:
+        logging.getLogger().removeHandler(handler)
+        handler.close()
+    logging.getLogger().setLevel(before)
+    logging.captureWarnings(False)
+
+
+def test_what_ends_a_run_is_in_its_log_and_once_on_stderr(
+    minimal_that_raises: Callable[[BaseException], int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert minimal_that_raises(TrainingError("it diverged")) == 2
+    assert capsys.readouterr().err == "TrainingError: it diverged\n"
+    assert "TrainingError: it diverged" in (tmp_path / "run/stdout.log").read_text()
+    with pytest.raises(ZeroDivisionError):  # the interpreter prints it
+        minimal_that_raises(ZeroDivisionError("by nought"))
+    assert not capsys.readouterr().err
+    text = (tmp_path / "run/stdout.log").read_text()
+    assert "|ERROR|" in text and "Traceback" in text and "ZeroDivisionError: by nought" in text
+
+
+def test_an_interrupt_before_training_is_one_line(
+    minimal_that_raises: Callable[[BaseException], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert minimal_that_raises(KeyboardInterrupt()) == 130
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_a_mistake_is_a_message_and_a_code(
@@ -153,6 +246,7 @@ def test_list_of_a_noisy_config_file_is_clean(tmp_path: Path) -> None:
     (tmp_path / "empty.py").write_text("from imaginaire.config import Config as make_config\n")
     done = run(f"--config={tmp_path / 'empty.py'}", "--list")
     assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == f"no experiments in {tmp_path / 'empty.py'}\n"
 
 
 @pytest.mark.slow
@@ -175,4 +269,4 @@ def test_torchrun_hands_the_arguments_through(tmp_path: Path) -> None:
     environment = {**os.environ, "IMAGINAIRE_OUTPUT_ROOT": str(tmp_path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "note: 2 process(es) here" in done.stdout and done.stdout.count("\nconfig: ") == 1
+    assert "note: 2 processes here" in done.stdout and done.stdout.count("\nconfig: ") == 1
