@@ -45,9 +45,12 @@ def find_config_file(path: str) -> Path:
         hint = f" Did you mean {' or '.join(offered)}?" if offered else ""
         raise ConfigError(f"--config={path} is a folder; a Python file or a config.yaml is needed.{hint}")
     if not file.is_file():
-        hint = _near_configs(file) if file.parent.is_dir() else f" The folder {file.parent} does not exist either."
-        cure = "" if file.is_absolute() else " Run from the checkout, or give another --config."
-        raise ConfigError(f"--config={path} does not exist (working directory {Path.cwd()}).{hint}{cure}")
+        if file.parent.is_dir():
+            hint = _near_configs(file)
+        else:
+            cure = "" if file.is_absolute() else " Run from the checkout, or give --config."
+            hint = f" The folder {file.parent} does not exist either.{cure}"
+        raise ConfigError(f"--config={path} does not exist (working directory {Path.cwd()}).{hint}")
     if file.suffix not in (".py", ".yaml", ".yml"):
         raise ConfigError(f"--config={path} is neither a Python file (.py) nor a saved configuration (.yaml).")
     return file.absolute()

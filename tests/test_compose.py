@@ -480,6 +480,9 @@ MISTAKES = [
     (["model=2"], ["The group 'model' has no entry '2'. Known: small"]),
     (["trainer.callbacks.sped.width=1"], ["trainer.callbacks has no 'sped'", "Did you mean speed"]),
     (["+trainer.callbacks.sped.width=1"], ["trainer.callbacks.sped has values (width) but no _target_"]),
+    (["trainer.callbacks=[]"], ["trainer.callbacks=[] does not", "trainer.callbacks.NAME=null", "callbacks=[basic,"]),
+    (["trainer.callbacks=speed"], ["trainer.callbacks=speed does not", "callbacks=[] none"]),
+    (["trainer.ddp=[1]"], ["trainer.ddp=[1] gives a list, but trainer.ddp is a section"]),
     (["trainer.type=parts.Nett"], ["trainer.type names 'parts.Nett'", "Did you mean Net"]),
     (["experiment=no_package_exp"], ['package="_global_"']),
 ]  # fmt: skip
@@ -498,7 +501,7 @@ def test_a_mistake_is_one_message(config: str, overrides: list[str], texts: list
 @pytest.mark.parametrize(
     ("body", "texts"),
     [
-        ("x = 1\nimport no_such_package\n", ["does not import", "ModuleNotFoundError", "config.py:2"]),
+        ("x = 1\nimport no_such_package\n", ["does not import", "config.py:2", "Run from the folder it lies in"]),
         ("from megatron.core import parallel_state\n", ["megatron", "pip install -e '.[compat]'"]),
         ("x = (1\n", ["does not import", "SyntaxError", "config.py:1"]),
         ("\n\nx = 1 / 0\n", ["does not import", "ZeroDivisionError", "config.py:3"]),
@@ -519,8 +522,12 @@ def test_a_config_file_that_does_not_work(tmp_path: Path, body: str, texts: list
 
 
 def test_config_paths_that_do_not_exist(config: str, tmp_path: Path) -> None:
-    assert "Did you mean config.py" in message(str(tmp_path / "confg.py"))
-    assert "does not exist either" in message(str(tmp_path / "no" / "config.py"))
+    assert f"Did you mean {tmp_path / 'config.py'}?" in message(str(tmp_path / "confg.py"))
+    (tmp_path / "confgs.py").write_text("lr = 1\n")  # no configuration, for all its name
+    found = message(str(tmp_path / "confg.py"))
+    assert "confgs.py" not in found and message(str(tmp_path / "nope.py")).endswith(f" {tmp_path / 'config.py'}.")
+    assert "does not exist either." in message(str(tmp_path / "no" / "config.py"))
+    assert "Run from the checkout, or give --config." in message("no/config.py")
     assert "is a folder" in message(str(tmp_path)) and "config.py" in message(str(tmp_path))
     assert "--config is empty" in message("")
     (tmp_path / "config.txt").write_text("")
