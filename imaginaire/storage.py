@@ -386,11 +386,11 @@ def _disk_full(path: StrPath, done: str) -> str:
 
 
 def readable_bytes(count: int) -> str:
-    """``0 bytes``, ``812 MB``, ``1.24 GB``: three digits, in powers of a thousand."""
+    """``0 bytes``, ``812.3 MB``, ``1.2 GB``: in powers of a thousand."""
     if count < 1000:
         return "1 byte" if count == 1 else f"{count} bytes"
     power = min(int(math.log10(count)) // 3, 4)
-    return f"{count / 1000**power:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
+    return f"{count / 1000**power:.1f} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
 def _os_error(error: BaseException | None) -> OSError | None:

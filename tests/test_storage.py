@@ -124,8 +124,17 @@ def test_local_mistakes_are_one_clear_error(tmp_path: Path) -> None:
         storage.size(tmp_path / "absent")
     with pytest.raises(CheckpointError, match="is a folder; a file was expected"):
         storage.open(tmp_path)
-    with pytest.raises(CheckpointError, match="a part of this path is a file"):
-        storage.write_atomically(tmp_path / "file" / "below", write_bytes(b"x"))
+    with pytest.raises(CheckpointError, match="file/below cannot be created: a part of this path is a file; a folder"):
+        storage.write_atomically(tmp_path / "file" / "below" / "f", write_bytes(b"x"))
+    with pytest.raises(CheckpointError, match=r"cannot be created: .* Set IMAGINAIRE_OUTPUT_ROOT to a folder that can"):
+        storage.makedirs("/proc/no/such/place")
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 bytes"), (1, "1 byte"), (999, "999 bytes"), (1000, "1.0 kB"), (2.5e12, "2.5 TB")]
+)
+def test_bytes_are_said_readably(count: float, text: str) -> None:
+    assert storage.readable_bytes(int(count)) == text
 
 
 @pytest.mark.parametrize("writer", ["plain", "torch.save"])
@@ -146,7 +155,11 @@ def test_full_disk_names_path_and_cure(tmp_path: Path, monkeypatch: pytest.Monke
     original = storage.create
     monkeypatch.setattr(storage, "create", lambda path: FullDisk(original(path)))
     write = write_bytes(bytes(5000)) if writer == "plain" else lambda file: torch.save(torch.zeros(5000), file)
-    with pytest.raises(CheckpointError, match=r"big was not written: the disk or quota is full .*keep_last"):
+    monkeypatch.setattr(storage, "free_bytes", lambda path: 0)
+    expected = (
+        r"big was not written: the disk or quota is full \(0 bytes free\)\. Free space, set checkpoint\.keep_last"
+    )
+    with pytest.raises(CheckpointError, match=expected):
         storage.write_atomically(tmp_path / "big", write)
     assert os.listdir(tmp_path) == []
 

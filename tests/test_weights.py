@@ -569,6 +569,7 @@ def test_require_never_accepts_a_file_of_which_nothing_fits() -> None:
         (weights.LoadReport((), missing=("a", "b"), unexpected=("net.a", "net.b")), r"file's names begin with 'net\.'"),
         (weights.LoadReport((), missing=("net.a",), unexpected=("a",)), r"model's names begin with 'net\.'"),
         (weights.LoadReport(("x",), wrong_shape=("a", "b", "c", "d")), "another size of model"),
+        (weights.LoadReport(("x",), wrong_shape=("a",)), "job.name.*strict_resume=False.*dcp_allow_mismatched_size"),
     ],
 )
 def test_require_hints_at_the_usual_causes(report: weights.LoadReport, hint: str) -> None:
