@@ -141,7 +141,7 @@ def _line(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> tuple[float, floa
 def _line_of(figures: dict[str, float]) -> str:
     """``: cpu_mem 0.85 GB, host available 22.6 GB``."""
     parts = (
-        f"{name.removesuffix('_gb').replace('host_available', 'host available')} {value:.3g}"
+        f"{name.removesuffix('_gb').replace('host_available', 'host available')} {value:.{2 if value < 10 else 1}f}"
         f"{' GB' if name.endswith('_gb') else ''}"
         for name, value in figures.items()
     )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import logging
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -73,7 +74,16 @@ def test_monitor_warns_once_about_a_leak_and_logs_figures(
     assert "rank 0 keeps growing" in warnings[0] and "+50.000 GB per 1000 iterations" in warnings[0]
     assert records(tmp_path)[0]["device/cpu_mem_gb"] == pytest.approx(4.05)
     assert records(tmp_path)[0]["device/host_available_gb"] > 0
-    assert caplog.text.count("avg       max       min") == 1  # not at every hit
+    (line,) = [r.getMessage() for r in caplog.records if "devices" in r.getMessage()]  # not at every hit
+    assert re.fullmatch(r"iter 1 devices: cpu_mem 4\.05 GB, host available [\d.]+ GB(, .*)?", line)
+
+
+def test_several_ranks_are_a_table() -> None:
+    table = monitor._table(monitor.summarise([{"cpu_mem_gb": 1.0}, {"cpu_mem_gb": 3.0}]))
+    assert [line.split() for line in table.splitlines()[1:]] == [
+        ["avg", "max", "min"],
+        ["cpu_mem_gb", "2.00", "3.00", "1.00"],
+    ]
 
 
 def test_resident_memory_includes_children() -> None:

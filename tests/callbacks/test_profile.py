@@ -4,11 +4,12 @@ import json
 import logging
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 
-from imaginaire.callbacks.profile import is_profiled_rank
+from imaginaire.callbacks.profile import Profiler, is_profiled_rank
 from imaginaire.errors import ConfigError
 from tests.callbacks.fakes import Trainer, make_config
 
@@ -30,6 +31,33 @@ def test_profiler_joins_when_enabled_and_writes_one_trace_per_period(tmp_path: P
     ]
     names = {event.get("name") for event in json.loads(gzip.decompress(traces[0].read_bytes()))["traceEvents"]}
     assert any("aten::" in str(name) for name in names)
+
+
+def test_profiler_begins_no_period_that_does_not_fit_and_is_silent(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    config = make_config(None, max_iter=9)
+    config.trainer.profiling.enable_profiling = True
+    config.trainer.profiling.profile_freq = 4
+    trainer = Trainer(config, tmp_path)
+    trainer.start()
+    for _ in range(9):
+        trainer.step(1.0)
+    profile = cast(Profiler, trainer.callbacks["profiler"])._profile
+    assert profile is not None and profile.current_action is torch.profiler.ProfilerAction.NONE
+    trainer.callbacks.on_train_end(trainer.model, 9)
+    trainer.metrics.close()
+    assert sorted(p.name for p in (tmp_path / "torch_trace").iterdir()) == ["iteration_4", "iteration_8"]
+    assert not [w for w in recwarn if "Profiler" in str(w.message)]
+
+
+def test_a_run_too_short_for_a_profile_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = make_config(None, max_iter=3)
+    config.trainer.profiling.enable_profiling = True
+    config.trainer.profiling.profile_freq = 4
+    with caplog.at_level(logging.INFO):
+        Trainer(config, tmp_path).start()
+    assert "no profile: trainer.max_iter=3 leaves fewer" in caplog.text
 
 
 def test_profile_freq_below_a_period_is_an_error(tmp_path: Path) -> None:
@@ -58,7 +86,7 @@ def test_memory_snapshots_say_that_they_need_a_gpu(tmp_path: Path, caplog: pytes
     config = make_config(None)
     config.trainer.profiling.enable_memory_snapshot = True
     trainer = Trainer(config, tmp_path)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.WARNING):
         trainer.start()
     trainer.step(1.0)
     trainer.callbacks.on_train_end(trainer.model, 1)

@@ -149,15 +149,16 @@ def test_iter_speed_counts_the_first_hits_then_logs_speed_and_its_split(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer = Trainer(make_config({"iter_speed": lazy(IterSpeed, hit_thres=3)}), tmp_path)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         trainer.start()
         for _ in range(6):
             trainer.step(0.5)
     trainer.metrics.close()
-    hits = [r.getMessage() for r in caplog.records if "Hit counter" in r.getMessage()]
-    assert [h.split(" | Time")[0] for h in hits] == [
+    hits = [r for r in caplog.records if "Hit counter" in r.getMessage()]
+    assert [h.getMessage().split(" | Time")[0] for h in hits] == [
         f"Iteration {i}: Hit counter: {i}/3 | Loss: 0.5000" for i in (1, 2, 3)
     ]
+    assert [h.levelname for h in hits] == ["INFO", "DEBUG", "INFO"]
     first, second = records(tmp_path)
     assert (first["iteration"], second["iteration"]) == (4, 6)
     assert {"timer/data", "timer/forward", "train/s_per_iter", "train/data_percent"} <= set(second)

@@ -64,6 +64,9 @@ def test_resume_drops_later_records_and_a_torn_last_line(tmp_path: Path, caplog:
     metrics.close()
     assert [(r["iteration"], r["x"]) for r in records(tmp_path)] == [(2, 2), (4, 4), (6, 60)]
     assert "dropped 3 records after iteration 4" in caplog.text
+    with caplog.at_level(logging.INFO):
+        new(tmp_path, iteration=4).close()
+    assert "dropped 1 record after iteration 4" in caplog.text
 
 
 def test_a_run_from_scratch_starts_a_new_file(tmp_path: Path) -> None:
