@@ -8,13 +8,16 @@ by the system, as torchrun does it, so two tests never meet on one port.
 """
 
 import contextlib
+import ctypes
 import faulthandler
 import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
+import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -52,7 +55,8 @@ def run_distributed(
         processes: list[BaseProcess] = []
         try:
             for rank in range(world_size):
-                process = context.Process(target=_run_rank, args=(fn, args, rank, folder, deadline), daemon=False)
+                arguments = (fn, args, rank, folder, deadline, os.getpid())
+                process = context.Process(target=_run_rank, args=arguments, daemon=False)
                 with _environment({**_rank_environment(rank, world_size, store.port, use_cuda), **(env or {})}):
                     process.start()
                 processes.append(process)
@@ -99,8 +103,28 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _run_rank(fn: Callable[..., Any], args: tuple[Any, ...], rank: int, folder: str, deadline: float) -> None:
+def end_with(parent: int) -> None:
+    """Have this process killed when its parent ends, however that comes about (a killed test run leaves no ranks)."""
+    if sys.platform == "linux":
+        PR_SET_PDEATHSIG = 1
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it had ended before
+            os._exit(1)
+        return
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _run_rank(
+    fn: Callable[..., Any], args: tuple[Any, ...], rank: int, folder: str, deadline: float, parent: int
+) -> None:
     """In the child: join, run, leave the value or the error in a file."""
+    end_with(parent)
     torch.set_num_threads(1)
     with open(Path(folder) / f"{rank}.stacks", "w") as stacks:
         faulthandler.dump_traceback_later(max(0.05, deadline - time.time() - 0.5), file=stacks)

@@ -3,7 +3,11 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -35,6 +39,40 @@ def _die_on_rank_0() -> None:
     if dist.get_rank() == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(600)
+
+
+def _leave_pid_and_sleep(folder: Path) -> None:
+    (folder / f"{dist.get_rank()}.pid").write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ranks_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    code = (
+        "from pathlib import Path; from tests.multiprocess import run_distributed\n"
+        "from tests.test_multiprocess import _leave_pid_and_sleep\n"
+        f"run_distributed(_leave_pid_and_sleep, world_size=2, args=(Path({str(tmp_path)!r}),))\n"
+    )
+    root = Path(__file__).resolve().parents[1]
+    with subprocess.Popen([sys.executable, "-c", code], cwd=root) as parent:
+        until(lambda: len([p for p in tmp_path.glob("*.pid") if p.read_text()]) == 2)
+        ranks = [int(p.read_text()) for p in tmp_path.glob("*.pid")]
+        parent.kill()
+    until(lambda: not any(_runs(rank) for rank in ranks))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_values_come_back_in_rank_order() -> None:
