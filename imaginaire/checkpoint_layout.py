@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from imaginaire import distributed, storage, weights
 from imaginaire.dcp import PLAIN, SafeFileSystemReader, SafeLoadPlanner
@@ -32,6 +33,9 @@ _NAME = re.compile(r"iter_(\d{9,})(\.pt)?")
 
 # torch says on every save of a single process that it assumes a single process
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+
+_PLAIN_TYPES = {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size}
+_PLAIN_TYPES |= {Tensor, nn.Parameter, DTensor}
 
 Tree = Any
 Like = Callable[[tuple[str, ...], torch.Size, torch.dtype], Tensor]  # gives the tensor to load into
@@ -61,6 +65,10 @@ class CheckpointSet:
 
     def has(self, kind: str) -> bool:
         return storage.exists(storage.join(self.path(kind), ".metadata") if self.is_dcp else self.path(kind))
+
+    def has_leftovers(self, kind: str) -> bool:
+        """Whether anything of a kind is there, also what a stopped removal left."""
+        return bool(storage.listdir(self.path(kind))) if self.is_dcp else self.has(kind)
 
     def read(self, kind: str, like: Like | None = None) -> Tree:
         """The tree of one kind; tensors of a standard set stay memory-mapped, those of DCP are loaded into ``like``."""
@@ -179,9 +187,26 @@ def write_standard(saved: CheckpointSet, trees: dict[str, Tree]) -> None:
 def write_dcp(saved: CheckpointSet, trees: dict[str, Tree], group: Any = None) -> None:
     """Write the four folders, every rank its shards; the pointer is the caller's."""
     for kind in KINDS:
-        if kind == "trainer" and distributed.is_rank0():
+        if kind == "trainer" and (group is None or distributed.is_rank0()):
             trees["trainer"]["files"] = {k: fingerprint(saved.path(k)) for k in KINDS[:-1]}
         _write_dcp(saved.path(kind), trees[kind], group)
+
+
+def check_plain(tree: Tree, place: str) -> None:
+    """Raise unless `torch.load(weights_only=True)` will read the tree back; names the first value that it would not."""
+    if isinstance(tree, dict):
+        for name, value in tree.items():
+            check_plain(name, f"{place}: the key {name!r}")
+            check_plain(value, f"{place}.{name}")
+    elif type(tree) in (list, tuple):
+        for index, value in enumerate(tree):
+            check_plain(value, f"{place}.{index}")
+    elif type(tree) not in _PLAIN_TYPES:
+        kind = f"{type(tree).__module__}.{type(tree).__qualname__}"
+        raise CheckpointError(
+            f"{place} is a {kind}, which a checkpoint cannot hold. Give plain numbers, strings, containers or tensors "
+            "(float(x) for a NumPy number, torch.from_numpy(x) for an array)."
+        )
 
 
 def fingerprint(path: str) -> dict[str, Any]:
@@ -229,9 +254,7 @@ def _write_dcp(path: str, tree: Tree, group: Any) -> None:
         buffer = io.BytesIO()
         torch.save(skeleton, buffer)
         tensors[PLAIN] = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
-    save(
-        tensors, storage_writer=weights.dcp_writer(path), process_group=group, no_dist=not distributed.is_initialized()
-    )
+    save(tensors, storage_writer=weights.dcp_writer(path), process_group=group, no_dist=group is None)
 
 
 def _read_dcp(path: str, like: Like | None) -> Tree:

@@ -25,11 +25,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from imaginaire import checkpoint_layout, distributed, optim_state, parallel, storage, weights
 from imaginaire.checkpoint_layout import KINDS, CheckpointSet, Tree
 from imaginaire.config import CheckpointConfig
-from imaginaire.errors import CheckpointError, ConfigError, near
+from imaginaire.errors import CheckpointError, ConfigError, UserError, near
 from imaginaire.model import ImaginaireModel
 from imaginaire.weight_files import LazyTensors
 
 log = logging.getLogger(__name__)
+
+_CLOSE_TIMEOUT_S = 30  # for a sharded write whose other ranks may be gone
 
 
 @dataclass(slots=True)
@@ -70,6 +72,7 @@ class Checkpointer(ABC):
         self._writer: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._saved_iteration: int | None = None
+        self._is_closed = False
 
     # --- saving
 
@@ -81,6 +84,8 @@ class Checkpointer(ABC):
         trees = self._snapshot(state)
         if distributed.is_rank0():
             self._callbacks.on_save_checkpoint(state.model, trees)
+            for kind in ("scheduler", "trainer"):
+                checkpoint_layout.check_plain(trees[kind], kind)
         saved = CheckpointSet(self.folder, checkpoint_layout.set_name(iteration, dcp=self.is_dcp))
         self._writer = threading.Thread(
             target=self._write_and_report, args=(saved, trees, start), name="checkpoint-writer"
@@ -99,13 +104,21 @@ class Checkpointer(ABC):
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise CheckpointError(
-                f"Writing the checkpoint of iteration {self._saved_iteration} to {self.folder} failed: {failure}. "
-                "The pointer still names the one before it; free space or mend the path, then start again to resume."
+                f"Saving iteration {self._saved_iteration} to {self.folder} failed: "
+                f"{type(failure).__name__}: {str(failure).rstrip('.')}. The pointer names the last complete set: "
+                "mend the cause, then start the same command again to go on from it."
             ) from failure
 
     def finalize(self) -> None:
         """Wait until everything is written."""
         self._wait()
+
+    def close(self) -> None:
+        """After an error: let a write that needs no other rank finish, publish no other."""
+        self._is_closed = True
+        if self._writer is not None:
+            self._writer.join(None if not self.is_dcp else _CLOSE_TIMEOUT_S)
+            self._writer = None
 
     def _wait(self) -> None:
         if self._writer is not None:
@@ -116,14 +129,12 @@ class Checkpointer(ABC):
     def _write_and_report(self, saved: CheckpointSet, trees: dict[str, Tree], start: float) -> None:
         try:
             self._write(saved, trees)
+            seconds = time.perf_counter() - start
+            if distributed.is_rank0():
+                log.info("saved iter %d to %s (%.1f s)", saved.iteration, saved.folder, seconds)
+            self._callbacks.on_save_checkpoint_success(saved.iteration, seconds)
         except BaseException as error:  # handed to the training thread by check()
             self._failure = error
-            log.exception("checkpoint of iteration %d was not written", saved.iteration)
-            return
-        seconds = time.perf_counter() - start
-        if distributed.is_rank0():
-            log.info("saved iter %d to %s (%.1f s)", saved.iteration, saved.folder, seconds)
-        self._callbacks.on_save_checkpoint_success(saved.iteration, seconds)
 
     @abstractmethod
     def _snapshot(self, state: TrainingState) -> dict[str, Tree]:
@@ -134,8 +145,16 @@ class Checkpointer(ABC):
         """Runs in the background thread."""
 
     def _publish(self, saved: CheckpointSet) -> None:
+        """Point to a set that was read back, and only then let older ones go."""
+        if self._is_closed and self.is_dcp:
+            return  # the run ended on an error: other ranks may not have written their shards
+        if faults := saved.faults():
+            raise CheckpointError(f"What was written cannot be read back: {' '.join(faults)}")
         checkpoint_layout.write_pointer(saved)
-        self._apply_retention(saved)
+        try:
+            self._apply_retention(saved)
+        except (OSError, UserError) as error:
+            log.warning("iter %d is saved, but older checkpoints could not be removed: %s", saved.iteration, error)
 
     def _withdraw(self, saved: CheckpointSet) -> None:
         """Before a set is overwritten that the pointer names, let the pointer name an older one."""
@@ -155,12 +174,15 @@ class Checkpointer(ABC):
         two."""
         keep_last, keep_every = self.config.keep_last, self.config.keep_every
         sets = [s for s in checkpoint_layout.all_sets(self.folder) if s.iteration <= saved.iteration]
-        for age, old in enumerate(sets):
-            if age < (keep_last if keep_last is not None else 2):
+        age = 0
+        for old in sets:
+            was_complete = old.has("trainer")  # written last and removed first
+            age += was_complete
+            if was_complete and age <= (keep_last if keep_last is not None else 2):
                 continue
             keeps_weights = keep_last is None or (keep_every is not None and old.iteration % keep_every == 0)
-            for kind in ["optim"] if keeps_weights else reversed(KINDS):
-                if old.has(kind):
+            for kind in ["optim"] if keeps_weights and was_complete else reversed(KINDS):
+                if old.has_leftovers(kind):
                     old.remove(kind)
 
     # --- loading
@@ -171,7 +193,7 @@ class Checkpointer(ABC):
         self._callbacks.on_load_checkpoint_start(state.model)
         if own is not None:
             skip = self._kinds_to_skip()
-            iteration = self._restore(own, [kind for kind in KINDS if kind not in skip], state)
+            iteration = self._restore(own, [kind for kind in KINDS if kind not in skip], state, is_own=True)
             log.info("resumed from iter %d of %s", own.iteration, self.folder)
         elif self.config.load_path:
             iteration = self._load_from_path(state)
@@ -262,27 +284,32 @@ class Checkpointer(ABC):
             raise CheckpointError(f"checkpoint.load_path={self.config.load_path}: {' '.join(faults)}")
         return saved
 
-    def _restore(self, saved: CheckpointSet, kinds: Sequence[str], state: TrainingState) -> int:
+    def _restore(
+        self, saved: CheckpointSet, kinds: Sequence[str], state: TrainingState, *, is_own: bool = False
+    ) -> int:
+        from_average = self.config.load_ema_to_reg and not is_own  # says where a run starts, not how it goes on
         if "model" in kinds:
-            self._restore_model(saved, state.model)
+            self._restore_model(saved, state.model, from_average)
         if "optim" in kinds:
             tree = saved.read("optim", _like_parameters(state.model))
             for note in optim_state.load_named_state(state.optimizer, state.model, tree):
                 log.info("%s", note)
-            if "model" not in kinds or self.config.load_ema_to_reg:  # the saved masters belong to other weights
+            if "model" not in kinds or from_average:  # the saved masters belong to other weights
                 getattr(state.optimizer, "reset_masters", lambda: None)()
         if "scheduler" in kinds:
             state.scheduler.load_state_dict(saved.read("scheduler"))
         trainer = saved.read("trainer")
         self._callbacks.on_load_checkpoint(state.model, trainer)
+        if not is_own:
+            trainer = {**trainer, "metrics": None}  # its W&B run is the other run's
         if "trainer" in kinds:
             state.load_trainer_state(trainer)
             return int(trainer["iteration"])
         return 0
 
-    def _restore_model(self, saved: CheckpointSet, model: ImaginaireModel) -> None:
+    def _restore_model(self, saved: CheckpointSet, model: ImaginaireModel, from_average: bool) -> None:
         source: Mapping[str, Tensor]
-        if saved.is_dcp and not self.config.load_ema_to_reg:
+        if saved.is_dcp and not from_average:
             live = model.checkpoint_state()
             # a name or shape that does not fit is read whole, to be accounted for below
             fits: Callable[[str, torch.Size], bool] = lambda name, size: name in live and live[name].shape == size  # noqa: E731
@@ -293,7 +320,7 @@ class Checkpointer(ABC):
             report = weights.account(live, source)
         else:
             source = saved.read("model") if not saved.is_dcp else weights.read(saved.path("model"))
-            if self.config.load_ema_to_reg:
+            if from_average:
                 source = _average_as_weights(source, saved.path("model"))
             report = model.load_checkpoint_state(source)
         self._require(report, saved.path("model"))
@@ -335,7 +362,8 @@ class DistributedCheckpointer(Checkpointer):
     is_dcp = True
 
     def save(self, state: TrainingState, iteration: int) -> None:
-        distributed.cpu_group("checkpoint")  # made here, where all ranks are in step, for use by the writers
+        # decided here, where all ranks are in step: the writer may still run when the process group is gone
+        self._group = distributed.cpu_group("checkpoint")
         super().save(state, iteration)
         if not self.config.dcp_async_mode_enabled:
             self._wait()
@@ -347,10 +375,9 @@ class DistributedCheckpointer(Checkpointer):
         return {kind: BlockingAsyncStager(cache_staged_state_dict=False).stage(tree) for kind, tree in trees.items()}
 
     def _write(self, saved: CheckpointSet, trees: dict[str, Tree]) -> None:
-        group = distributed.cpu_group("checkpoint")
         if distributed.is_rank0():
             self._withdraw(saved)
-        checkpoint_layout.write_dcp(saved, trees, group)
+        checkpoint_layout.write_dcp(saved, trees, self._group)
         if distributed.is_rank0():
             self._publish(saved)
 
@@ -368,23 +395,32 @@ class DummyCheckpointer(Checkpointer):
         raise AssertionError("a dummy checkpointer writes nothing")
 
 
-def check_room(state: TrainingState, run_dir: str, config: CheckpointConfig, *, gathers: bool) -> None:
+def check_room(state: TrainingState, run_dir: str, *, gathers: bool) -> None:
     """Refuse at the start what would fail at the first save: too little disk, or too little host memory for a
     snapshot."""
     needed = state.snapshot_bytes()
+    problem: UserError | None = None
+    if distributed.is_rank0():  # the rank that gathers; its answer is everybody's
+        problem = _lack_of_room(needed, run_dir, gathers=gathers)
+    if (problem := distributed.broadcast_object(problem)) is not None:
+        raise problem
+
+
+def _lack_of_room(needed: int, run_dir: str, *, gathers: bool) -> UserError | None:
     free = storage.free_bytes(run_dir)
     if free is not None and needed > free:
-        raise CheckpointError(
+        return CheckpointError(
             f"The next checkpoint needs {_gb(needed)}, but {run_dir} has {_gb(free)} free. Free space, set "
             "IMAGINAIRE_OUTPUT_ROOT to another disk or s3://, or let fewer checkpoints stay (checkpoint.keep_last=2)."
         )
     available = host_memory_available()
     if gathers and needed > 0.9 * available:
-        raise ConfigError(
+        return ConfigError(
             f"A checkpoint of this run is a snapshot of {_gb(needed)} on rank 0's host, which has {_gb(available)} of "
             "memory "
             "available. Use ckpt_type=dcp: every rank then writes its own shards."
         )
+    return None
 
 
 def host_memory_available() -> int:

@@ -43,6 +43,8 @@ def init(timeout_s: float | None = None) -> None:
 
 
 def shutdown() -> None:
+    """Leave the process group; groups made from it go with it."""
+    _cpu_groups.clear()
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -69,9 +69,9 @@ def lock_run_dir(path: str) -> IO[str] | None:
     """Hold the run folder for this process, or say who does; released when the file is closed or the process ends."""
     if storage.is_remote(path):
         return None  # object stores have no locks
-    file = open(storage.join(path, "run.lock"), "a+")
+    file = open(storage.join(path, "run.lock"), "a+")  # noqa: SIM115 - held as long as the run
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock not shared with forked workers
     except OSError as error:
         if error.errno not in (errno.EAGAIN, errno.EACCES):
             log.warning("%s cannot be locked (%s): do not start the same run twice", path, error)
@@ -144,8 +144,7 @@ def _disk_problems(config: Config) -> Iterator[tuple[str, str]]:
         yield (
             "checkpoint",
             f"the next checkpoint needs {needed / 1e9:.3g} GB, but {run_dir} has {free / 1e9:.3g} GB free. Free "
-            "space, set "
-            "IMAGINAIRE_OUTPUT_ROOT elsewhere, or let fewer stay (checkpoint.keep_last=2)",
+            "space, or set IMAGINAIRE_OUTPUT_ROOT to another disk or s3://",
         )
 
 

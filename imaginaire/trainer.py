@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from imaginaire import (
+    checkpoint_layout,
     checkpointer,
     compose,
     data,
@@ -65,9 +66,9 @@ def launch(config: Config) -> int:
         trainer.train(model, dataloader_train, dataloader_val)
         return EXIT_INTERRUPTED if trainer.interrupted else 0
     finally:
-        data.close_readers()
         if trainer is not None:
             trainer.close()
+        data.close_readers()
         if is_ours:
             distributed.shutdown()
 
@@ -114,7 +115,7 @@ class ImaginaireTrainer:
             with StopRequests() as self._stop:
                 self._prepare(model, dataloader_train)
                 self._loop(model, dataloader_val)
-            self._finish(model)
+                self._finish(model)  # signals are still only noted: a save must not be cut short
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if _is_out_of_memory(error):
                 raise TrainingError(_memory_advice(self.config, error)) from error
@@ -124,6 +125,7 @@ class ImaginaireTrainer:
         """Let go of everything, also after an exception; a second call does nothing."""
         gc.enable()  # a callback may have switched it off
         self.watchdog.close()
+        self.checkpointer.close()
         self.metrics.close()
         if self._lock is not None:
             self._lock.close()
@@ -148,12 +150,13 @@ class ImaginaireTrainer:
         self.grad_scaler = torch.amp.GradScaler(self.device.type, **dict(config.trainer.grad_scaler_args))
         self._check_precision(model)
         self.callbacks.on_optimizer_init_end()
+        checkpoint_layout.check_plain(self.callbacks.state_dict(), "callbacks")
 
         self.stream = DataStream(dataloader_train, config.trainer.seed, self.dims)
         self._seed_rank()
         self._state = TrainingState(model, self.optimizer, self.scheduler, self.state_dict, self.load_state_dict)
         if not isinstance(self.checkpointer, checkpointer.DummyCheckpointer):
-            checkpointer.check_room(self._state, self.run_dir, config.checkpoint, gathers=not self.checkpointer.is_dcp)
+            checkpointer.check_room(self._state, self.run_dir, gathers=not self.checkpointer.is_dcp)
         self._dataloader_train = dataloader_train
         self.iteration = self.resumed_iteration = self.checkpointer.load(self._state)
         self._note_short_schedule()
@@ -225,11 +228,11 @@ class ImaginaireTrainer:
         callbacks, optimizer, scheduler, scaler = self.callbacks, self.optimizer, self.scheduler, self.grad_scaler
         iteration = self.iteration
         self._non_finite = None
-        self._exchange_flags(float(loss))
         with self.timers("optimizer"):
             if scaler.is_enabled():
                 scaler.unscale_(optimizer)
             callbacks.on_before_optimizer_step(model, optimizer, scheduler, scaler, iteration)
+            self._exchange_flags(float(loss))
             if self._non_finite is None and self._apply(optimizer):
                 scheduler.step()
                 self._skipped_in_a_row = 0
@@ -254,21 +257,22 @@ class ImaginaireTrainer:
             self._non_finite = f"{what} is {value}"
 
     def _exchange_flags(self, loss: float) -> None:
-        """One small collective a step: is any rank's loss not finite, was any rank asked to stop."""
-        is_finite = math.isfinite(loss)
-        first_bad = -1.0 if is_finite else float(distributed.rank())
-        flags = torch.tensor([first_bad, float(self._stop.wanted)])
+        """One small collective a step: must any rank leave this step out, was any rank asked to stop."""
+        has_bad_loss = not math.isfinite(loss)
+        if has_bad_loss:
+            self._non_finite = f"the loss is {loss}"
+        place = distributed.rank() + 1.0  # 0 is none
+        flags = torch.tensor([has_bad_loss * place, (self._non_finite is not None) * place, float(self._stop.wanted)])
         if self.dims.world_size > 1:
             distributed.all_reduce_(flags, "max")
-        bad_rank, stop = flags.tolist()
-        if bad_rank >= 0:
-            self._non_finite = (
-                f"the loss is {loss}" if not is_finite else f"the loss of rank {bad_rank:.0f} is not finite"
-            )
-        else:
+        bad_loss, bad, stop = flags.tolist()
+        if not bad:
             self.last_loss = loss
-        if stop:
-            self.interrupted = True
+        elif bad_loss and not has_bad_loss:
+            self._non_finite = f"the loss of rank {bad_loss - 1:.0f} is not finite"
+        elif self._non_finite is None:
+            self._non_finite = f"rank {bad - 1:.0f} found something that is not finite"
+        self.interrupted = self.interrupted or stop > 0
 
     def _skip(self, model: ImaginaireModel) -> None:
         config = self.config.trainer
@@ -311,7 +315,6 @@ class ImaginaireTrainer:
     @torch.no_grad()
     def validate(self, model: ImaginaireModel, dataloader: Any) -> None:
         """One pass over the validation data with averaged weights; training's randomness and modes stay untouched."""
-        self.watchdog.pause()
         config, callbacks, iteration = self.config.trainer, self.callbacks, self.iteration
         modes = {module: module.training for module in model.modules()}
         callbacks.on_validation_start(model, dataloader, iteration)
@@ -321,6 +324,10 @@ class ImaginaireTrainer:
             for index, batch in enumerate(dataloader):
                 if config.max_val_iter is not None and index >= config.max_val_iter:
                     break
+                self.watchdog.beat(f"validation at iteration {iteration}, batch {index + 1}")
+                if self._asked_to_stop():
+                    log.warning("validation at iteration %d is cut short: the run was asked to stop", iteration)
+                    break
                 batch = data.move_to(batch, self.device)
                 callbacks.on_validation_step_start(model, batch, iteration)
                 with self._autocast(model):
@@ -328,7 +335,14 @@ class ImaginaireTrainer:
                 callbacks.on_validation_step_end(model, batch, output, loss, iteration)
         for module, training in modes.items():
             module.training = training
-        callbacks.on_validation_end(model, iteration)
+        if not self.interrupted:
+            callbacks.on_validation_end(model, iteration)
+
+    def _asked_to_stop(self) -> bool:
+        """Whether any rank was asked to stop (a collective)."""
+        wanted = torch.tensor(float(self._stop.wanted))
+        self.interrupted = self.interrupted or bool(distributed.all_reduce_(wanted, "max") > 0)
+        return self.interrupted
 
     # --- saving and resuming
 
@@ -360,7 +374,8 @@ class ImaginaireTrainer:
             self.grad_scaler.load_state_dict(state["grad_scaler"])
         self.skipped_steps = state.get("skipped_steps", 0)
         self._skipped_in_a_row = state.get("skipped_in_a_row", 0)
-        self.metrics.load_state_dict(state.get("metrics", {}))
+        if state.get("metrics"):
+            self.metrics.load_state_dict(state["metrics"])
         layout = (self.dims.world_size, self.dims.context_parallel_size)
         saved_layout = (state.get("world_size"), state.get("context_parallel_size"))
         of_callbacks = state.get("callbacks") or [{}]
@@ -369,7 +384,7 @@ class ImaginaireTrainer:
             self.callbacks.load_state_dict(of_callbacks[self.dims.rank])
             return
         self._seed_rank()
-        self.callbacks.load_state_dict(of_callbacks[0] if self.dims.rank == 0 else {})
+        self.callbacks.load_state_dict(of_callbacks[0])  # the same on all ranks, or replicas would part
         log.info(
             "the checkpoint was written by %s processes, this run has %d: weights, optimizer and data order go on, the "
             "generators of each rank are seeded anew from (seed %d, samples %d, rank)",

@@ -58,6 +58,10 @@ class Watchdog:
                 self._end()
 
     def _end(self) -> None:
+        # whatever hangs may hold the log or the file system, too
+        last_resort = threading.Timer(20, os._exit, [EXIT_TIMEOUT])
+        last_resort.daemon = True
+        last_resort.start()
         where = f"rank {distributed.rank()} made no progress at: {self._place}"
         message = f"{where}, for {self._timeout_s:g} s (trainer.timeout_period)."
         if self._stacks is not None:

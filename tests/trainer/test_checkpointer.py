@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loading by the rules, damage that is named, retention, and saves that fail."""
 
+import os
 import shutil
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
+import tests.project.config as project
 from imaginaire import checkpoint_layout, checkpointer, storage
+from imaginaire.callbacks import Callback
 from imaginaire.checkpoint_layout import KINDS
 from imaginaire.errors import CheckpointError, ConfigError
 from scripts.convert import convert
@@ -262,7 +268,8 @@ def test_a_failed_write_stops_the_run_and_the_last_set_stays(tmp_path: Path, mon
 
     monkeypatch.setattr(storage, "create", full_disk)
     with pytest.raises(
-        CheckpointError, match=r"(?s)iteration 4 .* failed: .*optim.* was not written: the disk or quota is full"
+        CheckpointError,
+        match=r"(?s)Saving iteration 4 to .* failed: .*optim.* was not written: the disk or quota is full",
     ):
         train(tmp_path, QUICK)
     monkeypatch.undo()
@@ -278,7 +285,7 @@ def test_too_little_memory_or_disk_is_refused_at_the_start(tmp_path: Path, monke
     assert train(tmp_path / "dcp", [*QUICK, "ckpt_type=dcp"]) == 0
     monkeypatch.undo()
     monkeypatch.setattr(storage, "free_bytes", lambda path: 1000)
-    with pytest.raises(CheckpointError, match=r"needs .* but .* free.*keep_last"):
+    with pytest.raises(CheckpointError, match=r"needs .* but .* free.*IMAGINAIRE_OUTPUT_ROOT"):
         train(tmp_path, QUICK)
 
 
@@ -309,3 +316,80 @@ def test_a_run_with_the_other_type_goes_on_from_what_is_there(copy: Path) -> Non
     assert train(copy, [*QUICK, "trainer.max_iter=8", "ckpt_type=dcp"]) == 0
     assert (checkpoints(copy) / "latest_checkpoint.txt").read_text() == "iter_000000008\n"
     assert checkpoint_layout.newest_complete(str(checkpoints(copy))).iteration == 8  # type: ignore[union-attr]
+
+
+# --- what a review broke once
+
+
+def test_load_ema_to_reg_says_where_a_run_starts_and_not_how_it_goes_on(tmp_path: Path) -> None:
+    more = [*QUICK, "checkpoint.load_ema_to_reg=True"]
+    assert train(tmp_path / "whole", more) == 0
+    assert train(tmp_path / "parts", [*more, "trainer.max_iter=3"]) == 0
+    assert train(tmp_path / "parts", more) == 0
+    assert difference(saved(tmp_path / "whole"), saved(tmp_path / "parts")) is None
+
+
+class NumpyState(Callback):
+    def state_dict(self) -> dict[str, Any]:
+        return {"mean": numpy.float64(1.0)}
+
+
+def test_callback_state_that_no_file_can_hold_is_said_before_the_first_step(tmp_path: Path) -> None:
+    node = "+trainer.callbacks.mean={_target_: tests.trainer.test_checkpointer.NumpyState}"
+    with pytest.raises(CheckpointError, match=r"callbacks.mean.mean is a numpy.float64.*float\(x\)"):
+        train(tmp_path, [*QUICK, node])
+
+
+def test_leftovers_of_a_stopped_removal_go_and_do_not_count(tmp_path: Path) -> None:
+    base = [item for item in QUICK if "keep_last" not in item]
+    base += ["ckpt_type=dcp", "checkpoint.keep_last=2"]
+    assert train(tmp_path, [*base, "trainer.max_iter=4"]) == 0
+    (checkpoints(tmp_path) / "iter_000000002/trainer/.metadata").unlink()
+    assert train(tmp_path, [*base, "trainer.max_iter=8"]) == 0
+    assert sorted(p.name for p in checkpoints(tmp_path).glob("iter_*")) == ["iter_000000006", "iter_000000008"]
+
+
+def test_a_removal_that_fails_is_a_warning_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stuck(path: Any) -> None:
+        raise PermissionError(f"{path} is held")
+
+    with monkeypatch.context() as patch, caplog.at_level("WARNING"):
+        patch.setattr(checkpoint_layout.CheckpointSet, "remove", lambda self, kind: stuck(self.path(kind)))
+        assert train(tmp_path, [*QUICK, "checkpoint.keep_last=1"]) == 0
+    assert "iter 4 is saved, but older checkpoints could not be removed" in caplog.text
+
+
+def test_a_second_signal_does_not_cut_the_last_save_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create = storage.create
+
+    def slow(path: Any) -> Any:
+        if "iter_000000006" in str(path):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.1)
+        return create(path)
+
+    monkeypatch.setattr(storage, "create", slow)
+    train(tmp_path, [*QUICK, "checkpoint.save_iter=1000"])
+    assert saved(tmp_path)["trainer"]["iteration"] == 6
+
+
+def test_an_error_in_the_run_leaves_only_whole_sets_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The write that is under way when training fails is finished (standard) or not published (dcp)."""
+    create = storage.create
+    monkeypatch.setattr(storage, "create", lambda path: (time.sleep(0.2), create(path))[1])
+    fails = [*QUICK, "model._target_=tests.trainer.test_checkpointer.FailsLater", "trainer.max_iter=20"]
+    fails += ["checkpoint.dcp_async_mode_enabled=True"]
+    for ckpt_type in ("standard", "dcp"):
+        root = tmp_path / ckpt_type
+        with pytest.raises(ZeroDivisionError):
+            train(root, [*fails, f"ckpt_type={ckpt_type}"])
+        assert train(root, [*QUICK, f"ckpt_type={ckpt_type}", "trainer.max_iter=8"]) == 0
+
+
+class FailsLater(project.RestlessModel):
+    def training_step(self, batch: Any, iteration: int) -> Any:
+        if iteration == 4:
+            raise ZeroDivisionError
+        return super().training_step(batch, iteration)

@@ -87,6 +87,8 @@ def _wrap_storage(root: str, reach: Callable[[str], None]) -> None:
 
 
 def _run(root: str, kill_at: str | None, record: str) -> None:
+    # as in a run of its own: workers are children of the process that is killed, and end with it
+    multiprocessing.set_start_method("fork", force=True)
     times: dict[str, int] = {}
 
     def reach(point: str) -> None:

@@ -359,9 +359,7 @@ def test_what_is_no_model_or_no_loader_is_said_with_its_cure(tmp_path: Path) -> 
         gone = [f"~dataloader_train.{name}" for name in ("batch_size", "num_workers", "shuffle", "pin_memory")]
         gone += ["~dataloader_train.prefetch_factor", "~dataloader_train.collate_fn", "~dataloader_train.dataset"]
         train(tmp_path, ["dataloader_train._target_=examples.minimal.data.Waves", *gone])
-    with pytest.raises(
-        ConfigError, match=r"dataloader_train.dataset: .*Unreadable could not be built: FileNotFoundError"
-    ):
+    with pytest.raises(ConfigError, match=r"dataloader_train.dataset: .*Unreadable could not be built: FileNot"):
         train(tmp_path, ["dataloader_train.dataset._target_=tests.trainer.test_trainer.Unreadable"])
 
 
