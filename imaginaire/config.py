@@ -172,9 +172,7 @@ class JobConfig(Section):
     project: str = ""
     group: str = ""
     name: str = ""
-    wandb_mode: str | None = attrs.field(
-        default=None, validator=one_of(None, "online", "offline", "disabled", "shared")
-    )
+    wandb_mode: str | None = attrs.field(default=None, validator=one_of(None, "online", "offline", "disabled"))
 
     @property
     def path(self) -> str:
@@ -320,6 +318,17 @@ class CheckpointConfig(Section):
     allow_missing: list[str] = attrs.field(factory=list)  # patterns of names that the file may lack
     allow_unexpected: list[str] = attrs.field(factory=list)  # patterns of names that only the file has
     fallback: bool = False  # resume from the newest complete set when the latest is damaged
+
+    def __attrs_post_init__(self) -> None:
+        both = [key for key in ("load_training_state", "only_load_scheduler_state") if getattr(self, key) is True]
+        if len(both) == 2:
+            raise ConfigError(
+                "load_training_state=True loads everything, only_load_scheduler_state=True the place in the schedule"
+                " alone. Choose one."
+            )
+        for key in [*both, *(["load_ema_to_reg"] if self.load_ema_to_reg is True else [])]:
+            if self.load_path == "":
+                raise ConfigError(f"{key}=True says how to start from load_path, which is empty. Set load_path, too.")
 
 
 _ONLY_CP = no_effect("the models split over context_parallel_size and over fsdp_shard_size only")

@@ -322,11 +322,28 @@ def test_a_run_with_the_other_type_goes_on_from_what_is_there(copy: Path) -> Non
 
 
 def test_load_ema_to_reg_says_where_a_run_starts_and_not_how_it_goes_on(tmp_path: Path) -> None:
-    more = [*QUICK, "checkpoint.load_ema_to_reg=True"]
+    assert train(tmp_path / "first", [*QUICK, "trainer.max_iter=1"]) == 0
+    more = [*QUICK, "checkpoint.load_ema_to_reg=True", f"checkpoint.load_path={run_dir(tmp_path / 'first')}"]
     assert train(tmp_path / "whole", more) == 0
     assert train(tmp_path / "parts", [*more, "trainer.max_iter=3"]) == 0
     assert train(tmp_path / "parts", more) == 0
     assert difference(saved(tmp_path / "whole"), saved(tmp_path / "parts")) is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["checkpoint.load_training_state=True"], "load_training_state=True says how to start from load_path"),
+        (["checkpoint.load_ema_to_reg=True"], "load_ema_to_reg=True says how to start from load_path"),
+        (
+            ["checkpoint.load_training_state=True", "checkpoint.only_load_scheduler_state=True"],
+            "loads everything.*Choose one",
+        ),
+    ],
+)
+def test_ways_to_load_without_a_path_are_refused(tmp_path: Path, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(tmp_path, [*QUICK, *overrides])
 
 
 class NumpyState(Callback):
