@@ -3,10 +3,12 @@
 
 The world is data-parallel x context-parallel; ranks of one context-parallel group are neighbours and share a sample.
 Parameters that a model shards (`fully_shard`) are DTensors and reduce their own gradients; the gradients of all other
-parameters are averaged over all ranks by `GradientAverager`.
+parameters are averaged over all ranks by `GradientAverager`, and what replicas must have in common (first weights,
+buffers) comes from rank 0.
 """
 
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +17,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from imaginaire import distributed
 from imaginaire.errors import ConfigError
 
 _BUCKET_BYTES = 25 * 2**20
+_MESSAGE_BYTES = 64 * 2**20  # of one broadcast: what it costs in memory
+_CHECKSUM_NUMEL = 2**16  # elements that are int64 at a time: they stay in a CPU's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +182,8 @@ def grad_norm(grads: Sequence[Tensor]) -> Tensor:
         if layout is not None:
             mesh, placements = layout
             for dim, placement in enumerate(placements):
-                if isinstance(placement, Shard):
+                assert not placement.is_partial(), "a gradient that is not reduced yet has no norm"
+                if not placement.is_replicate():  # `Shard`, and kinds of it that are not its subclasses
                     dist.all_reduce(square, group=mesh.get_group(dim))
         squares.append(square)
     widest = max((s.dtype for s in squares), key=lambda dtype: dtype.itemsize)
@@ -189,8 +194,12 @@ class GradientAverager:
     """Averages the gradients of unsharded parameters over all ranks, overlapped with the backward pass.
 
     Parameters are packed into fixed buckets in reverse order; a bucket is reduced as soon as its last gradient is
-    there, always in bucket order, so the sums are the same in every step and after every resume. Which parameters take
-    part is agreed between the ranks: on the first step only (``static_graph``), or on every step.
+    there, always in one order of buckets, so the sums are the same in every step and after every resume. Which
+    parameters take part is agreed between the ranks: on the first step only (``static_graph``), or on every step.
+
+    A parameter may get its gradient in several parts (a module shared by re-entrant checkpoints, a second backward).
+    ``p.grad`` holds this rank's sum until `finish` writes the average back, so a bucket that was reduced too early is
+    reduced again from there, and from then on waits for `finish`.
     """
 
     def __init__(self, model: nn.Module, *, static_graph: bool, find_unused_parameters: bool) -> None:
@@ -201,10 +210,12 @@ class GradientAverager:
         self._agree_once = static_graph and not find_unused_parameters
         self._find_unused = find_unused_parameters
         self._agreed: tuple[bool, ...] | None = None
+        self._late: set[int] = set()  # buckets that are not reduced before `finish`, the same on all ranks
         self._armed = False
-        self._waiting: list[int] = []
-        self._next = 0
-        self._flights: list[tuple[Tensor, list[nn.Parameter], Any]] = []
+        self._missing: list[set[nn.Parameter]] = []  # for each bucket, who has no gradient yet
+        self._repeated: dict[int, nn.Parameter] = {}  # buckets in which a parameter got a second gradient
+        self._queue: deque[int] = deque()
+        self._flights: dict[int, tuple[Tensor, Any]] = {}
         if distributed.world_size() > 1:
             for parameter in self._names:
                 parameter.register_post_accumulate_grad_hook(self._on_gradient)
@@ -212,21 +223,26 @@ class GradientAverager:
     def arm(self) -> None:
         """Call before the backward pass of the last micro-batch."""
         self._armed = True
-        self._waiting = [len(bucket) for bucket in self._buckets]
-        self._next = 0
-        self._flights = []
+        self._missing = [set(bucket) for bucket in self._buckets]
+        self._repeated = {}
+        self._queue = deque(i for i in range(len(self._buckets)) if i not in self._late)
+        self._flights = {}
 
     def finish(self) -> None:
         """Call after that backward pass: launches what is left, waits, and writes the averages back."""
-        if not self._armed or distributed.world_size() == 1:
+        if not self._armed or not self._buckets or distributed.world_size() == 1:
             return
         self._armed = False
-        has_grad = tuple(p.grad is not None for bucket in self._buckets for p in bucket)
-        while self._next < len(self._buckets):
-            self._launch()
-        used = self._agree(has_grad)
+        for i in (*self._queue, *sorted(self._late)):
+            self._launch(i)
+        used, too_early = self._agree()
+        for i in too_early:
+            self._flights[i][1].wait()
+            self._launch(i)
+        self._late.update(too_early)
         world = distributed.world_size()
-        for flat, bucket, work in self._flights:
+        for i, bucket in enumerate(self._buckets):
+            flat, work = self._flights.pop(i)
             work.wait()
             flat /= world
             for parameter, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
@@ -235,47 +251,54 @@ class GradientAverager:
                 if parameter.grad is None:
                     parameter.grad = torch.empty_like(parameter)
                 parameter.grad.copy_(part.view_as(parameter))
-        self._flights = []
 
     def _on_gradient(self, parameter: Tensor) -> None:
         if not self._armed:
             return
         assert isinstance(parameter, nn.Parameter)
-        self._waiting[self._bucket_of[parameter]] -= 1
-        while self._next < len(self._buckets) and self._waiting[self._next] == 0:
-            self._launch()
+        bucket = self._bucket_of[parameter]
+        if parameter not in self._missing[bucket]:
+            self._repeated.setdefault(bucket, parameter)
+        self._missing[bucket].discard(parameter)
+        while self._queue and not self._missing[self._queue[0]]:
+            self._launch(self._queue.popleft())
 
-    def _launch(self) -> None:
-        bucket = self._buckets[self._next]
-        self._next += 1
-        parts = [p.grad.reshape(-1) if p.grad is not None else torch.zeros_like(p).reshape(-1) for p in bucket]
-        flat = torch.cat(parts)
-        self._flights.append((flat, bucket, dist.all_reduce(flat, async_op=True)))
+    def _launch(self, i: int) -> None:
+        bucket = self._buckets[i]
+        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in bucket])
+        self._flights[i] = (flat, dist.all_reduce(flat, async_op=True))
 
-    def _agree(self, has_grad: tuple[bool, ...]) -> dict[nn.Parameter, bool]:
-        """Which parameters have a gradient on any rank."""
+    def _agree(self) -> tuple[dict[nn.Parameter, bool], list[int]]:
+        """Which parameters have a gradient on any rank, and which buckets any rank may have reduced too early."""
         parameters = [p for bucket in self._buckets for p in bucket]
+        has_grad = tuple(p.grad is not None for p in parameters)
+        repeated = [i in self._repeated and i not in self._late for i in range(len(self._buckets))]
+        too_early: list[int] = []
         if self._agreed is None or not self._agree_once:
-            count = torch.tensor(has_grad, dtype=torch.int32)
-            dist.all_reduce(count)
-            partial = [p for p, c in zip(parameters, count.tolist(), strict=True) if 0 < c < distributed.world_size()]
+            flags = torch.tensor([*has_grad, *repeated], dtype=torch.int32)
+            dist.all_reduce(flags)
+            count = flags.tolist()[: len(parameters)]
+            partial = [p for p, c in zip(parameters, count, strict=True) if 0 < c < distributed.world_size()]
             if partial and not self._find_unused:
                 raise ConfigError(
                     f"{len(partial)} parameters got a gradient on some ranks only, among them "
-                    f"{self._names[partial[0]]}. "
-                    "If that is intended (branches that depend on the batch), set "
+                    f"{self._names[partial[0]]}. If that is intended (branches that depend on the batch), set "
                     "trainer.ddp.find_unused_parameters=True."
                 )
-            self._agreed = tuple(c > 0 for c in count.tolist())
+            self._agreed = tuple(c > 0 for c in count)
+            too_early = [i for i, c in enumerate(flags.tolist()[len(parameters) :]) if c > 0]
         elif has_grad != self._agreed:
             changed = next(p for p, now, then in zip(parameters, has_grad, self._agreed, strict=True) if now != then)
-            raise ConfigError(
-                f"parameter {self._names[changed]} {'lost' if changed.grad is None else 'got'} a gradient since the "
-                "first "
-                "step, but trainer.ddp.static_graph=True promises that the graph stays. Set "
-                "trainer.ddp.static_graph=False."
-            )
-        return dict(zip(parameters, self._agreed, strict=True))
+            raise self._graph_changed(changed, "lost its gradient" if changed.grad is None else "got a gradient")
+        elif any(repeated):
+            raise self._graph_changed(self._repeated[repeated.index(True)], "got its gradient in several parts")
+        return dict(zip(parameters, self._agreed, strict=True)), too_early
+
+    def _graph_changed(self, parameter: nn.Parameter, what: str) -> ConfigError:
+        return ConfigError(
+            f"parameter {self._names[parameter]} {what}, unlike in the first step, but trainer.ddp.static_graph=True "
+            "promises that the graph stays. Set trainer.ddp.static_graph=False."
+        )
 
 
 def _buckets(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
@@ -293,9 +316,94 @@ def _buckets(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
 
 
 def synchronise_replicas(model: nn.Module) -> None:
-    """Give every rank rank 0's unsharded parameters and buffers."""
-    tensors = [t for t in [*model.parameters(), *model.buffers()] if not isinstance(t, DTensor)]
-    distributed.broadcast_tensors_([t.data for t in tensors])
+    """Give every rank rank 0's parameters and buffers.
+
+    Call it before the model is sharded: DTensors are left alone, and so are tensors without data (device "meta").
+    """
+    _broadcast([t for t in [*model.parameters(), *model.buffers()] if _has_plain_data(t)])
+
+
+class BufferBroadcaster:
+    """Gives every rank rank 0's persistent buffers, such as the statistics of a BatchNorm.
+
+    A call costs one small broadcast, and nothing for a model without such buffers. Build it when the modules are final.
+    """
+
+    def __init__(self, model: nn.Module, enabled: bool) -> None:
+        # Places and not tensors, because a module may assign another tensor to its buffer.
+        self._places = [
+            (module, name)
+            for module in model.modules()
+            for name in module._buffers
+            if enabled and name not in module._non_persistent_buffers_set
+        ]
+
+    def __call__(self) -> None:
+        buffers = [buffer for module, name in self._places if (buffer := module._buffers[name]) is not None]
+        _broadcast([buffer for buffer in buffers if _has_plain_data(buffer)])
+
+
+def replicas_equal(model: nn.Module) -> str | None:
+    """The first unsharded parameter whose bits differ between the ranks, or None; the same answer on every rank."""
+    named = [(name, p) for name, p in model.named_parameters() if _has_plain_data(p)]
+    if distributed.world_size() == 1 or not named:
+        return None
+    mine = torch.stack([_checksum(p).to("cpu") for _, p in named])
+    everyone = [torch.empty_like(mine) for _ in range(distributed.world_size())]
+    dist.all_gather(everyone, mine)
+    is_equal = (torch.stack(everyone) == everyone[0]).all(dim=0).tolist()
+    return next((name for (name, _), same in zip(named, is_equal, strict=True) if not same), None)
+
+
+def _has_plain_data(tensor: Tensor) -> bool:
+    return not isinstance(tensor, DTensor) and not tensor.is_meta and tensor.numel() > 0
+
+
+def _broadcast(tensors: Iterable[Tensor]) -> None:
+    """Give every rank rank 0's tensors, in place, as messages of bytes that hold many small ones or a part of one."""
+    if distributed.world_size() == 1:
+        return
+    message: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        target = _unexpanded(tensor.detach())
+        dense = target.contiguous()  # itself, nearly always
+        for piece in _elements(dense, torch.uint8).split(_MESSAGE_BYTES):
+            if size + piece.numel() > _MESSAGE_BYTES:
+                distributed.broadcast_tensors_(message)
+                message, size = [], 0
+            message.append(piece)
+            size += piece.numel()
+        if dense.data_ptr() != target.data_ptr():
+            distributed.broadcast_tensors_(message)
+            message, size = [], 0
+            target.copy_(dense)
+    distributed.broadcast_tensors_(message)
+
+
+def _unexpanded(tensor: Tensor) -> Tensor:
+    """The view of an expanded tensor that has each element once."""
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+def _elements(dense: Tensor, dtype: torch.dtype) -> Tensor:
+    """A contiguous tensor's memory as a flat view of another type, which is no larger than its own."""
+    return dense.as_strided((dense.numel(),), (1,)).view(dtype)  # `view(-1)` may leave a stride of 0
+
+
+def _checksum(tensor: Tensor) -> Tensor:
+    """A sum of the bits, weighted by place. Integers wrap around, so equal tensors agree whatever the order of sums."""
+    size = min(tensor.element_size(), 8)
+    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
+    bits = _elements(tensor.detach().contiguous(), integer)
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    weights = torch.arange(1, 2 * min(bits.numel(), _CHECKSUM_NUMEL), 2, device=tensor.device)  # odd: no bit is lost
+    for part in bits.split(_CHECKSUM_NUMEL):
+        total = total * 1_000_003 + (part.to(torch.int64) * weights[: part.numel()]).sum()
+    return total
 
 
 def shard_blocks(

@@ -3,8 +3,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 from imaginaire import distributed, parallel
 from imaginaire.errors import ConfigError
@@ -102,6 +107,205 @@ def test_a_parameter_used_on_one_rank_only_is_averaged_or_named() -> None:
     net(_data(), use_idle=True).square().mean().backward()
     for values in (first, second):
         assert_close(values["idle.weight"], net.idle.weight.grad / 2)
+
+
+class Shared(nn.Module):
+    """One layer used several times, each time recomputed by a backward of its own: its gradient comes in parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 5)
+        self.shared = nn.Linear(5, 5)
+        self.last = nn.Linear(5, 1)
+
+    def forward(self, x: Tensor, num_uses: int = 3) -> Tensor:
+        x = self.first(x)
+        for _ in range(num_uses):
+            x = checkpoint(lambda z: torch.tanh(self.shared(z)), x, use_reentrant=True)
+        return self.last(x)
+
+
+def _shared() -> Shared:
+    torch.manual_seed(0)
+    return Shared().double()
+
+
+def _shared_gradients(static: bool, uses: list[tuple[int, int]]) -> list[dict[str, Tensor | None]]:
+    """One step for each entry, which says how often each of the two ranks uses the layer."""
+    net = _shared()
+    averager = GradientAverager(net, static_graph=static, find_unused_parameters=False)
+    steps = []
+    for num_uses in uses:
+        net.zero_grad()
+        averager.arm()
+        mine = net(_data().tensor_split(2)[distributed.rank()], num_uses[distributed.rank()])
+        (mine.square().mean() / 2).backward(retain_graph=True)
+        (mine.square().mean() / 2).backward()  # the layer's gradient comes again after all buckets were complete
+        averager.finish()
+        steps.append(_grads(net))
+    return steps
+
+
+_STABLE, _CHANGING = [(3, 3), (3, 3)], [(1, 1), (1, 3), (3, 1)]
+_GRADIENT_CASES = [(True, _STABLE), (False, _STABLE), (False, _CHANGING)]
+
+
+def _gradient_cases() -> list[Any]:
+    results = []
+    for parallel._BUCKET_BYTES in (8, 2**20):  # one parameter each, or all in one
+        results += [_shared_gradients(*case) for case in _GRADIENT_CASES]
+    return results
+
+
+def _more_uses_later() -> None:
+    net = _shared()
+    averager = GradientAverager(net, static_graph=True, find_unused_parameters=False)
+    for num_uses in (1, 3):
+        averager.arm()
+        net(_data(), num_uses).square().mean().backward()
+        averager.finish()
+
+
+def _expected_shared(num_uses: tuple[int, int]) -> dict[str, Tensor | None]:
+    net = _shared()
+    for part, uses in zip(_data().tensor_split(2), num_uses, strict=True):
+        (net(part, uses).square().mean() / 2).backward()
+    return _grads(net)
+
+
+@pytest.mark.slow
+def test_gradients_that_come_in_parts_are_averaged_whole() -> None:
+    for results in run_distributed(_gradient_cases, 2):
+        for (_, uses), steps in zip(_GRADIENT_CASES * 2, results, strict=True):
+            for num_uses, found in zip(uses, steps, strict=True):
+                for name, grad in _expected_shared(num_uses).items():
+                    assert_close(found[name], grad, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.slow
+def test_gradients_that_come_in_parts_only_later_are_named() -> None:
+    with pytest.raises(RankError, match=r"parameter shared\.\w+ got its gradient in several parts.*static_graph=False"):
+        run_distributed(_more_uses_later, 2)
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(5)
+        self.register_buffer("mean", torch.zeros(5))
+        self.register_buffer("scratch", torch.zeros(2), persistent=False)
+        self.register_buffer("mask", torch.zeros(3, dtype=torch.bool))
+        self.register_buffer("absent", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(dim=0)  # another tensor at each step
+        self.scratch += x.mean()
+        self.mask |= x.mean() > 0
+        return self.norm(x)
+
+
+def _buffers_after_steps(enabled: bool) -> dict[str, Tensor]:
+    net = Normed()
+    broadcast = parallel.BufferBroadcaster(net, enabled)
+    data = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(distributed.rank())) + distributed.rank() - 0.5
+    for batch in data:
+        net(batch)
+        broadcast()
+    return dict(net.named_buffers())
+
+
+class Odd(nn.Module):
+    """Tensors of many kinds, with values that differ between ranks."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((3, 4), value))
+        self.small = nn.Parameter(torch.full((7,), value, dtype=torch.bfloat16))
+        self.conv = nn.Parameter(torch.full((2, 3, 2, 2), value).to(memory_format=torch.channels_last))
+        self.large = nn.Parameter(torch.full((1000,), value))
+        self.frozen = nn.Parameter(torch.full((), value), requires_grad=False)
+        self.register_buffer("count", torch.tensor(int(value)))
+        self.register_buffer("is_odd", torch.tensor([value == 1.0]))
+        self.register_buffer("wide", torch.tensor([value]).expand(4))
+        self.register_buffer("empty", torch.zeros(0))
+        self.register_buffer("later", torch.zeros(3, device="meta"))
+        self.register_buffer("complex", torch.tensor([complex(value, 1.0)]))
+
+
+def _synchronised() -> tuple[dict[str, Tensor], list[str | None]]:
+    parallel._MESSAGE_BYTES, parallel._CHECKSUM_NUMEL = 1024, 300  # `large` takes several of both
+    rank = distributed.rank()
+    net = Odd(float(rank))
+    differing = [parallel.replicas_equal(net)]
+    parallel.synchronise_replicas(net)
+    differing.append(parallel.replicas_equal(net))
+    if rank == 1:
+        net.conv.data[1, 2, 1, 1] = 1e-30
+    differing.append(parallel.replicas_equal(net))
+    net.conv.data.fill_(float("nan"))  # equal bits, although no NaN equals another
+    if rank == 1:
+        net.large.data[:2] = torch.tensor([1.0, 2.0])
+    else:
+        net.large.data[:2] = torch.tensor([2.0, 1.0])
+    differing.append(parallel.replicas_equal(net))
+    return {n: t.detach() for n, t in net.state_dict().items() if not t.is_meta}, differing
+
+
+def _norms() -> list[float]:
+    mesh = init_device_mesh("cpu", (2,))
+    part = torch.tensor([3.0, 4.0])
+    return [
+        float(parallel.grad_norm([DTensor.from_local(part, mesh, [placement], run_check=False)]))
+        for placement in (Shard(0), _StridedShard(0, split_factor=1), Replicate())
+    ]
+
+
+def _sharded_after_synchronising() -> Tensor:
+    torch.manual_seed(distributed.rank())
+    net = Net()
+    parallel.synchronise_replicas(net)
+    parallel.shard_blocks(net, net.blocks, parallel.init_dims().fsdp_mesh(-1))
+    parallel.synchronise_replicas(net)  # leaves sharded weights alone
+    assert parallel.replicas_equal(net) is None
+    return parallel.full_tensor(net.head.weight)
+
+
+def _replica_cases() -> list[Any]:
+    assert dist.get_world_size() == 2
+    return [
+        _buffers_after_steps(True),
+        _buffers_after_steps(False),
+        _synchronised(),
+        _norms(),
+        _sharded_after_synchronising(),
+    ]
+
+
+@pytest.mark.slow
+def test_replicas_have_in_common_what_they_must() -> None:
+    first, second = run_distributed(_replica_cases, 2)
+
+    persistent = {"mean", "mask", "norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
+    differing = {n for n in first[0] if not torch.equal(first[0][n], second[0][n])}
+    assert persistent | {"scratch"} == set(first[0]) and differing == {"scratch"}
+    differing = {n for n in first[1] if not torch.equal(first[1][n], second[1][n])}
+    assert differing == persistent - {"norm.num_batches_tracked"} | {"scratch"}
+
+    for state, names in (first[2], second[2]):
+        assert names == ["weight", None, "conv", "large"]
+        for name in ("weight", "small", "frozen", "count", "is_odd", "wide", "complex"):
+            assert not state[name].real.any(), name
+        assert not state["large"][2:].any()
+    assert first[3] == second[3] == pytest.approx([50**0.5, 50**0.5, 5.0])
+    torch.manual_seed(0)
+    assert torch.equal(first[4], Net().head.weight) and torch.equal(second[4], first[4])
+
+
+def test_one_process_has_nothing_to_have_in_common() -> None:
+    net = Odd(2.0)
+    parallel.synchronise_replicas(net)
+    parallel.BufferBroadcaster(net, True)()
+    assert parallel.replicas_equal(net) is None and float(net.frozen) == 2.0
 
 
 def test_norm_is_taken_in_float32_of_half_precision_gradients() -> None:
