@@ -76,6 +76,7 @@ def compose(config_path: str, overrides: Sequence[str] = ()) -> Config:
         prepare_store(config)
         found = _sort(items, config)
         root = DictConfig(config, flags=dict(OBJECTS))
+        OmegaConf.set_struct(root.trainer.grad_scaler_args, False)  # arguments: any name that GradScaler takes
     else:
         root = _load_saved(path, config_path)
         found = _sort_saved(items, root, config_path)

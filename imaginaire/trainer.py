@@ -138,8 +138,9 @@ class ImaginaireTrainer:
         memory_format = getattr(torch, config.trainer.memory_format)
         cast(Any, model).to(self.device, memory_format=memory_format)
         model.on_train_start(memory_format)
-        model.parallelize(self.dims)
         parallel.synchronise_replicas(model)
+        model.parallelize(self.dims)
+        self.broadcast_buffers = parallel.BufferBroadcaster(model, config.trainer.ddp.broadcast_buffers)
         self.averager = parallel.GradientAverager(
             model,
             static_graph=config.trainer.ddp.static_graph,
@@ -147,7 +148,7 @@ class ImaginaireTrainer:
         )
         self.callbacks.on_optimizer_init_start()
         self.optimizer, self.scheduler = model.init_optimizer_scheduler(config.optimizer, config.scheduler)
-        self.grad_scaler = torch.amp.GradScaler(self.device.type, **dict(config.trainer.grad_scaler_args))
+        self.grad_scaler = _make_grad_scaler(self.device, dict(config.trainer.grad_scaler_args))
         self._check_precision(model)
         self.callbacks.on_optimizer_init_end()
         checkpoint_layout.check_plain(self.callbacks.state_dict(), "callbacks")
@@ -159,6 +160,8 @@ class ImaginaireTrainer:
             checkpointer.check_room(self._state, self.run_dir, gathers=not self.checkpointer.is_dcp)
         self._dataloader_train = dataloader_train
         self.iteration = self.resumed_iteration = self.checkpointer.load(self._state)
+        if (name := parallel.replicas_equal(model)) is not None:
+            raise TrainingError(f"{name} differs between the ranks after loading. Do all of them see the same files?")
         self._note_short_schedule()
         self.metrics.open(self.iteration)
         self._record_run(model)
@@ -221,6 +224,8 @@ class ImaginaireTrainer:
             model.on_after_backward()
         with self.timers("comm"):
             self.averager.finish()
+            if is_last:
+                self.broadcast_buffers()
         callbacks.on_after_backward(model, iteration)
         return output, loss
 
@@ -523,6 +528,13 @@ class ImaginaireTrainer:
             before = storage.read_text(path) if storage.exists(path) else ""
             line = before + json.dumps(record, default=str) + "\n"
             storage.write_atomically(path, lambda file: file.write(line.encode()))
+
+
+def _make_grad_scaler(device: torch.device, arguments: dict[str, Any]) -> torch.amp.GradScaler:
+    try:
+        return torch.amp.GradScaler(device.type, **arguments)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise ConfigError(f"trainer.grad_scaler_args={arguments}: {error}.") from error
 
 
 def _make_checkpointer(config: Config, run_dir: str, callbacks: CallbackGroup) -> checkpointer.Checkpointer:

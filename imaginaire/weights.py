@@ -118,17 +118,19 @@ class LoadReport:
                 else ("the file has LoRA adapters and the model has none")
             )
             hints.append(
-                f"LoRA mismatch: {side}. Set model.config.train_architecture as it was ('lora' or 'base'), or give "
-                "this run its own folder with job.name."
+                f"LoRA mismatch: {side}. Run with the adapters as they were (model.config.train_architecture, where "
+                "the model has it), or give this run its own folder with another job.name."
             )
         elif self.missing and all(name.startswith("net_ema.") for name in self.missing):
             hints.append(
-                "The file was written without EMA. Set model.config.pipe_config.ema.enabled=False, or load its weights "
-                "alone with checkpoint.load_path."
+                "The file was written without an average of the weights (EMA). Switch the average off "
+                "(model.config.pipe_config.ema.enabled=False, where the model has it), or start another run from it: "
+                "another job.name, and checkpoint.load_path."
             )
         elif self.unexpected and all(name.startswith("net_ema.") for name in self.unexpected):
             hints.append(
-                "The file holds an EMA copy and the model keeps none. Set model.config.pipe_config.ema.enabled=True, "
+                "The file holds an average of the weights (EMA) and the model keeps none. Switch it on "
+                "(model.config.pipe_config.ema.enabled=True, where the model has it), "
                 "or allow it: checkpoint.allow_unexpected=['net_ema.*']."
             )
         elif self.missing and self.unexpected and (prefix := _constant_prefix(self.missing, self.unexpected)):

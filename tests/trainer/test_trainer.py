@@ -107,7 +107,7 @@ def test_each_precision_learns(tmp_path: Path, precision: str) -> None:
     if precision == "float16":
         with pytest.raises(ConfigError, match=r"float16.*grad_scaler_args.enabled=True"):
             train(tmp_path, overrides)
-        overrides.append("+trainer.grad_scaler_args={enabled: True, init_scale: 1024.0}")
+        overrides.append("trainer.grad_scaler_args={enabled: True, init_scale: 1024.0}")
     train(tmp_path, overrides)
     values = [value for _, value in losses(tmp_path)]
     assert values[-1] < values[0] / 3
@@ -119,7 +119,7 @@ def test_each_precision_learns(tmp_path: Path, precision: str) -> None:
 
 
 def test_an_overflow_in_float16_lowers_the_scale_and_leaves_the_step_out(tmp_path: Path) -> None:
-    overrides = [*QUICK, "model.precision=float16", "+trainer.grad_scaler_args={enabled: True, init_scale: 1.0e+30}"]
+    overrides = [*QUICK, "model.precision=float16", "trainer.grad_scaler_args={enabled: True, init_scale: 1.0e+30}"]
     train(tmp_path, [*overrides, "trainer.max_non_finite=200", "trainer.max_iter=100"])
     trees = saved(tmp_path)
     assert trees["trainer"]["grad_scaler"]["scale"] < 1e30
