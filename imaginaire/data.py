@@ -6,8 +6,8 @@ function, so nothing is stored but how many samples were used, prefetching canno
 continues what another number began. Before a sample is read, Python, NumPy and torch are seeded from (seed, position),
 so random crops repeat as well, also those of data sets that know nothing of this.
 
-A loader that is not ours is resumed by its own order: the sampler's ``set_epoch`` is called and its batches are
-skipped as indices.
+A plain torch DataLoader over a map-style data set is resumed by its own order: the sampler's ``set_epoch`` is called
+and its batches are skipped as indices. What else can be iterated over is read again up to the place.
 """
 
 import logging
@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any, cast
 
 import torch
+import torch.utils.data._utils
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from imaginaire import random
+from imaginaire import foreign_loader, random
 from imaginaire.errors import DataError
 from imaginaire.parallel import ParallelDims, current_dims
 
@@ -34,8 +35,9 @@ Indices = list[tuple[int, int]]  # (position in the stream, index in the data se
 class ResumableLoader:
     """Batches of a map-style data set, for training (an endless stream) and for validation (one pass).
 
-    ``batch_size`` counts the samples of one data-parallel rank. Iterating gives one pass in order, in which the last
-    batch is filled up from the beginning; the trainer takes the endless, shuffled form from `stream`.
+    ``batch_size`` counts the samples of one data-parallel rank. Iterating gives one pass in order, whose last batch is
+    shorter where the samples do not suffice; it is as long on all ranks, for which fewer samples than there are ranks
+    are taken a second time, from the beginning. The trainer takes the endless, shuffled form from `batches`.
     """
 
     def __init__(
@@ -73,8 +75,11 @@ class ResumableLoader:
         dims = current_dims()
         global_batch = self.batch_size * dims.dp_size
         count = len(self.dataset)
-        starts = range(0, count, global_batch)
-        batches = [[(p, p % count) for p in _block(start, self.batch_size, dims)] for start in starts]
+        sizes = [
+            (start, min(self.batch_size, -(-(count - start) // dims.dp_size)))
+            for start in range(0, count, global_batch)
+        ]
+        batches = [[(p, p % count) for p in _block(start, size, dims)] for start, size in sizes]
         for batch, indices in zip(_load(self.dataset, batches, 0, "validation", self._options), batches, strict=True):
             yield _with_positions(batch, indices)
 
@@ -113,28 +118,37 @@ class DataStream:
         loader: Any,
         seed: int,
         dims: ParallelDims,
-        state: Mapping[str, int] | None = None,
+        state: Mapping[str, int | None] | None = None,
     ) -> None:
         self._loader = loader
         self._seed = seed
         self._dims = dims
         state = state or {}
-        self.samples_seen = state.get("samples_seen", 0)
-        self.epoch = state.get("epoch", 0)  # these two are used by foreign loaders only
-        self.samples_in_epoch = state.get("samples_in_epoch", 0)
+        self.samples_seen = state.get("samples_seen") or 0
+        self.epoch = state.get("epoch") or 0  # these two are used by foreign loaders only
+        self.samples_in_epoch = state.get("samples_in_epoch") or 0
+        self._identity = {
+            "seed": seed,
+            "dataset_size": foreign_loader.length(getattr(loader, "dataset", None)),
+            "batch_size": foreign_loader.batch_size(loader),
+        }
         _check_not_empty(loader)
+        foreign_loader.check_ranks(loader, dims)
+        _note_changes(state, self._identity)
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, int | None]:
+        """The place, and what the order follows from: the seed, the number of samples and the batch size of a rank."""
         return {
             "samples_seen": self.samples_seen,
             "epoch": self.epoch,
             "samples_in_epoch": self.samples_in_epoch,
+            **self._identity,
         }
 
     def __iter__(self) -> Iterator[Any]:
         if isinstance(self._loader, ResumableLoader):
             return self._own()
-        if _is_map_style(self._loader):
+        if foreign_loader.is_map_style(self._loader):
             return self._foreign()
         return self._opaque()
 
@@ -148,34 +162,39 @@ class DataStream:
             yield _with_positions(batch, indices)
 
     def _foreign(self) -> Iterator[Any]:
-        """Batches of a torch DataLoader over a map-style data set, in its own sampler's order."""
+        """Batches of a torch DataLoader over a map-style data set, in its own sampler's order.
+
+        Sample k of a rank is taken for sample ``k * dp_size + dp_rank`` of the epoch, as a DistributedSampler deals
+        them out. So another number of ranks may stop inside a batch: its rest comes first, as a shorter batch, or when
+        it has not a sample for each rank, with the batch that follows.
+        """
         loader: DataLoader[Any] = self._loader
-        drawn: deque[tuple[int, Indices]] = deque()
+        dp_size, dp_rank = self._dims.dp_size, self._dims.dp_rank
+        drawn: deque[tuple[tuple[int, int, int], Indices]] = deque()  # (the place after the batch, the batch)
 
         def source() -> Iterator[Indices]:
-            epoch, used, position = self.epoch, self.samples_in_epoch, self.samples_seen
+            epoch, used = self.epoch, self.samples_in_epoch
+            start = self.samples_seen - used  # of the epoch in the stream
+            batch: Indices = []
             while True:
                 if used:
-                    log.info(
-                        "resuming %s: epoch %d, skipping %d samples by index",
-                        type(loader).__name__,
-                        epoch,
-                        used,
-                    )
+                    log.info("resuming %s: epoch %d, skipping %d samples by index", type(loader).__name__, epoch, used)
                 seen, empty = 0, True
-                for indices in _epoch_of(loader, self._seed, epoch):
+                for indices in foreign_loader.epoch_of(loader, self._seed, epoch):
                     empty = False
-                    seen += len(indices) * self._dims.dp_size
+                    first, seen = seen, seen + len(indices) * dp_size
                     if seen <= used:
                         continue
-                    first = position + self._dims.dp_rank
-                    batch = [(first + k * self._dims.dp_size, index) for k, index in enumerate(indices)]
-                    position += len(indices) * self._dims.dp_size
-                    drawn.append((epoch, batch))
+                    places = ((first + k * dp_size + dp_rank, index) for k, index in enumerate(indices))
+                    batch += [(start + place, index) for place, index in places if place >= used]
+                    if seen - used < dp_size:
+                        continue
+                    drawn.append(((epoch, seen, start + seen), batch))
                     yield batch
+                    batch = []
                 if empty:
                     raise DataError(f"The sampler of {type(loader.dataset).__name__} gave no batch in epoch {epoch}.")
-                epoch, used = epoch + 1, 0
+                epoch, start, used = epoch + 1, start + max(seen, used), 0
 
         options = {
             "num_workers": loader.num_workers,
@@ -187,27 +206,31 @@ class DataStream:
             "multiprocessing_context": loader.multiprocessing_context,
         }
         for batch in _load(loader.dataset, source(), self._seed, "sample", options):
-            epoch, indices = drawn.popleft()
-            if epoch != self.epoch:
-                self.epoch, self.samples_in_epoch = epoch, 0
-            count = len(indices) * self._dims.dp_size
-            self.samples_seen += count
-            self.samples_in_epoch += count
+            (self.epoch, self.samples_in_epoch, self.samples_seen), indices = drawn.popleft()
             yield _with_positions(batch, indices)
 
     def _opaque(self) -> Iterator[Any]:
-        """Batches of any other iterable: passes over it are repeated, and a resumed run has to read what it skips."""
+        """Batches of any other iterable: passes over it are repeated, and a resumed run has to read what it skips.
+
+        What it draws from the global generators follows from (seed, epoch, dp_rank) and leaves the model's alone.
+        """
         skip = self.samples_in_epoch
         if skip:
             log.warning(
-                "%s can only be resumed by reading its first %d samples again; a map-style data set would skip them "
-                "by index",
+                "%s can only be resumed by reading its first %d samples again; a plain DataLoader over a map-style "
+                "data set, or a ResumableLoader, would skip them by index. Order and draws repeat exactly if they are "
+                "fixed or come from the global generators of Python, NumPy and torch, which are seeded for each epoch, "
+                "and if num_workers and the number of ranks are what they were. What follows from a generator of the "
+                "data set's own, from the clock or from workers that outlive an epoch (persistent_workers) does not.",
                 type(self._loader).__name__,
                 skip,
             )
+        _leave_signals_alone(self._loader)
+        purpose = f"loader of rank {self._dims.dp_rank}"
         while True:
             seen = 0
-            for batch in self._loader:
+            foreign_loader.start_epoch(self._loader, self._seed, self.epoch)
+            for batch in foreign_loader.drawn_apart(self._loader, self._seed, self.epoch, purpose):
                 count = _batch_length(batch) * self._dims.dp_size
                 seen += count
                 if seen <= skip:
@@ -218,6 +241,12 @@ class DataStream:
             if seen == 0:
                 raise DataError(f"{type(self._loader).__name__} gave no batch at all in epoch {self.epoch}.")
             self.epoch, self.samples_in_epoch, skip = self.epoch + 1, 0, 0
+
+
+def open_pass(loader: Any) -> Iterator[Any]:
+    """One pass over a loader of any kind, as for validation, with workers that `close_readers` can end."""
+    _leave_signals_alone(loader)
+    return iter(loader)
 
 
 class _Positioned(Dataset[Any]):
@@ -240,6 +269,7 @@ class _Positioned(Dataset[Any]):
 
 
 _readers: weakref.WeakSet[Any] = weakref.WeakSet()  # iterators that may have workers
+_workers: weakref.WeakSet[Any] = weakref.WeakSet()  # their processes, which may outlive them
 
 
 def close_readers() -> None:
@@ -247,13 +277,19 @@ def close_readers() -> None:
 
     They ignore SIGTERM, by which Python would otherwise end them at exit, and wait for ever.
     """
-    for reader in list(_readers):
-        if hasattr(reader, "_shutdown_workers"):
-            reader._shutdown_workers()
-        for worker in getattr(reader, "_workers", ()):
-            if worker.is_alive():
-                worker.kill()
-        _readers.discard(reader)
+    torch_utils: Any = torch.utils.data._utils
+    patience, torch_utils.MP_STATUS_CHECK_INTERVAL = torch_utils.MP_STATUS_CHECK_INTERVAL, 1.0  # s for a stuck worker
+    try:
+        for reader in list(_readers):
+            if hasattr(reader, "_shutdown_workers"):
+                reader._shutdown_workers()
+    finally:
+        torch_utils.MP_STATUS_CHECK_INTERVAL = patience
+    for worker in list(_workers):
+        if worker.is_alive():
+            worker.kill()
+    _readers.clear()
+    _workers.clear()
 
 
 multiprocessing.util.Finalize(None, close_readers, exitpriority=100)  # before Python joins its children
@@ -289,8 +325,23 @@ def _load(
         worker_init_fn=start,
         **options,
     )
-    reader = iter(loader)
+    return _registered(iter(loader))
+
+
+def _leave_signals_alone(loader: Any) -> None:
+    """Make the workers of a torch DataLoader that is not ours like those of ours."""
+    if not isinstance(loader, DataLoader) or loader.num_workers == 0 or isinstance(loader.worker_init_fn, _WorkerStart):
+        return
+    loader.worker_init_fn = _WorkerStart(loader.worker_init_fn)
+    start = loader._get_iterator  # __iter__ would not do: a subclass makes it a generator, which hides the workers
+    cast(Any, loader)._get_iterator = lambda: _registered(start())
+
+
+def _registered(reader: Iterator[Any]) -> Iterator[Any]:
     _readers.add(reader)
+    for worker in getattr(reader, "_workers", ()):
+        worker.terminate = worker.kill  # by which torch ends a worker that is stuck: it ignores SIGTERM
+        _workers.add(worker)
     return reader
 
 
@@ -311,47 +362,31 @@ def _with_positions(batch: Any, indices: Indices) -> Any:
     return batch
 
 
-def _is_map_style(loader: Any) -> bool:
-    return (
-        isinstance(loader, DataLoader)
-        and not isinstance(loader.dataset, IterableDataset)
-        and loader.batch_sampler is not None
+def _check_not_empty(loader: Any) -> None:
+    if isinstance(loader, ResumableLoader) or foreign_loader.length(loader) != 0:
+        return
+    samples = foreign_loader.length(getattr(loader, "dataset", None))
+    raise DataError(
+        f"dataloader_train gives no batch: the data set has {'?' if samples is None else samples} samples for this "
+        f"rank's batch_size={getattr(loader, 'batch_size', '?')} (drop_last={getattr(loader, 'drop_last', '?')}). "
+        "Lower dataloader_train.batch_size or add data."
     )
 
 
-def _epoch_of(loader: DataLoader[Any], seed: int, epoch: int) -> Iterator[list[int]]:
-    """The index batches of one epoch; samplers that draw from torch's global generator are seeded by (seed, epoch)."""
-    of_samples: Any = loader.sampler
-    of_batches: Any = loader.batch_sampler
-    for sampler in (of_samples, of_batches):
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(epoch)
-    if not hasattr(of_batches, "__len__"):
-        yield from (list(batch) for batch in of_batches)  # it may be endless
-        return
-    if getattr(of_samples, "generator", None) is not None:
-        of_samples.generator.manual_seed(random.derive_seed(seed, epoch, "sampler"))
-    with random.preserved():
-        random.seed_all(seed, epoch, "sampler")
-        batches = [list(batch) for batch in of_batches]
-    yield from batches
-
-
-def _check_not_empty(loader: Any) -> None:
-    if isinstance(loader, ResumableLoader) or not isinstance(loader, Sized):
-        return
-    try:
-        length = len(loader)
-    except TypeError:  # an iterable data set without a length
-        return
-    if length == 0:
-        dataset = getattr(loader, "dataset", None)
-        samples = len(dataset) if isinstance(dataset, Sized) else "?"
-        batch_size = getattr(loader, "batch_size", "?")
-        raise DataError(
-            f"dataloader_train gives no batch: the data set has {samples} samples for this rank's "
-            f"batch_size={batch_size} "
-            f"(drop_last={getattr(loader, 'drop_last', '?')}). Lower dataloader_train.batch_size or add data."
+def _note_changes(saved: Mapping[str, int | None], current: Mapping[str, int | None]) -> None:
+    """Say in which way a resumed stream is another than the saved one."""
+    changes = {
+        key: f"{key} {saved[key]} -> {new}"
+        for key, new in current.items()
+        if saved.get(key) is not None and new is not None and saved[key] != new
+    }
+    if size := changes.pop("batch_size", None):
+        log.info("data: %s: the order of the samples stays, from here on it is cut into other batches", size)
+    if changes:
+        log.warning(
+            "data: %s since the checkpoint was written: from here on the order of the samples, or what is drawn for "
+            "them, is another, and this epoch may repeat some and leave some out",
+            ", ".join(changes.values()),
         )
 
 

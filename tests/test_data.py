@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
+import multiprocessing
+import os
 import random as python_random
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -7,9 +13,10 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler, get_worker_info
 
-from imaginaire.data import DataStream, ResumableLoader, move_to
+from imaginaire import parallel
+from imaginaire.data import DataStream, ResumableLoader, close_readers, move_to, open_pass
 from imaginaire.errors import DataError
 from imaginaire.parallel import ParallelDims
 
@@ -32,16 +39,75 @@ class Numbers(Dataset[dict[str, Any]]):
         }
 
 
-class Stream(IterableDataset[dict[str, int]]):
-    def __iter__(self) -> Iterator[dict[str, int]]:
-        yield from ({"index": i} for i in range(6))
+class Stream(IterableDataset[dict[str, Any]]):
+    """Shuffled numbers with draws, all from the global generators."""
+
+    def __init__(self, count: int = 6) -> None:
+        self.count = count
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        order = list(range(self.count))
+        python_random.shuffle(order)
+        for i in order:
+            yield {"index": i, "draws": torch.tensor([float(numpy.random.random()), float(torch.rand(()))])}
+
+
+class Shifting(DataLoader[Any]):
+    """Changes its batches on their way out."""
+
+    def __iter__(self) -> Any:
+        for batch in super().__iter__():
+            batch["index"] = batch["index"] + 100
+            yield batch
+
+
+class EndlessBatches:
+    """A batch sampler that draws from the global generators as it goes and has no length."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while True:
+            yield torch.randint(10, (3,)).tolist()
+
+
+class EndlessIndices:
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            yield python_random.randrange(10)
+
+
+class Slow(Numbers):
+    """Far longer at one of its samples than anybody waits."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == 2:
+            time.sleep(100)
+        return super().__getitem__(index)
+
+
+class Passing(IterableDataset[dict[str, Any]]):
+    """The items of a data set, of which a worker reads its share."""
+
+    def __init__(self, dataset: Numbers) -> None:
+        self.dataset = dataset
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        worker = get_worker_info()
+        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
+        yield from (self.dataset[i] for i in range(first, len(self.dataset), step))
+
+
+class Broken(Numbers):
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == 3:
+            raise KeyError("a bug in the data")
+        return super().__getitem__(index)
 
 
 def dims(world: int = 1, rank: int = 0, cp: int = 1) -> ParallelDims:
     return ParallelDims(world_size=world, rank=rank, context_parallel_size=cp)
 
 
-def take(loader: Any, count: int, *, state: dict[str, int] | None = None, of: ParallelDims | None = None) -> Any:
+def take(loader: Any, count: int, *, state: dict[str, int | None] | None = None, of: ParallelDims | None = None) -> Any:
     stream = DataStream(loader, seed=5, dims=of or dims(), state=state)
     batches = list(islice(iter(stream), count))
     return batches, stream.state_dict()
@@ -93,7 +159,7 @@ def test_another_number_of_ranks_continues_the_same_order(change: tuple[int, int
     loader = ResumableLoader(Numbers(16), batch_size=2)
     whole, _ = take(loader, 24)
 
-    def ranks(world: int, count: int, state: dict[str, int] | None) -> tuple[list[int], dict[str, int]]:
+    def ranks(world: int, count: int, state: dict[str, int | None] | None) -> tuple[list[int], dict[str, int | None]]:
         parts = [take(loader, count, state=state, of=dims(world, rank)) for rank in range(world)]
         order = [int(i) for step in range(count) for part, _ in parts for i in part[step]["index"]]
         return order, parts[0][1]
@@ -143,13 +209,165 @@ def test_a_foreign_sampler_on_fewer_ranks_goes_on_where_more_stopped() -> None:
     assert sorted(indices(one)) == list(range(9)), "the second epoch is whole"
 
 
-def test_other_iterables_repeat_and_resume_by_reading(caplog: pytest.LogCaptureFixture) -> None:
-    whole, _ = take(DataLoader(Stream(), batch_size=2), 8)
-    first, state = take(DataLoader(Stream(), batch_size=2), 4)
-    with caplog.at_level("WARNING"):
-        rest, _ = take(DataLoader(Stream(), batch_size=2), 4, state=state)
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+@pytest.mark.parametrize("change", [(1, 2), (1, 3), (2, 1), (3, 2), (2, 4)])
+def test_a_foreign_sampler_on_other_ranks_repeats_and_loses_nothing(change: tuple[int, int], batch_size: int) -> None:
+    def steps(world: int, count: int, state: dict[str, int | None] | None) -> tuple[list[list[int]], Any]:
+        """Positions of each step over all ranks; every rank has to count alike."""
+        parts = []
+        for rank in range(world):
+            dataset = Numbers(60)
+            sampler = DistributedSampler(dataset, world, rank, shuffle=True)
+            loader = DataLoader(dataset, sampler=sampler, batch_size=batch_size)
+            parts.append(take(loader, count, state=state, of=dims(world, rank)))
+            read.extend(indices(parts[-1][0]))
+        assert all(state == parts[0][1] for _, state in parts)
+        return [[int(p) for part, _ in parts for p in part[i]["sample_position"]] for i in range(count)], parts[0][1]
+
+    before, after = change
+    for stop in (1, 3):
+        read: list[int] = []
+        first, state = steps(before, stop, None)
+        second, end = steps(after, 3, state)
+        positions = [p for step in first + second for p in step]
+        assert sorted(positions) == list(range(end["samples_seen"])), "in the stream, all of them and each once"
+        assert len(set(read)) == len(read), "of the data set, each once"
+        assert len(second[1]) == batch_size * after, "the step after the cut is whole again"
+
+
+def test_a_rest_at_the_end_of_an_epoch_joins_the_next() -> None:
+    def build(world: int, rank: int) -> DataLoader[Any]:
+        dataset = Numbers(8)
+        return DataLoader(dataset, sampler=DistributedSampler(dataset, world, rank, shuffle=False), batch_size=1)
+
+    _, state = take(build(1, 0), 7)
+    (first, _), (second, end) = (take(build(2, rank), 2, state=state, of=dims(2, rank)) for rank in range(2))
+    assert [indices([batch]) for batch in first] == [[0], [2]]
+    assert [indices([batch]) for batch in second] == [[7, 1], [3]]
+    assert end["samples_seen"] == 12 and end["epoch"] == 1 and end["samples_in_epoch"] == 4
+
+
+def test_ranks_that_would_read_the_same_samples_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+    of = dims(2, 1)
+    with pytest.raises(
+        DataError, match=r"all 2 ranks read the same samples by BatchSampler with RandomSampler. Give it"
+    ):
+        take(DataLoader(Numbers(), batch_size=2, shuffle=True), 1, of=of)
+    with pytest.raises(
+        DataError, match=r"DistributedSampler is for rank 3 of 4, but this is data-parallel rank 1 of 2"
+    ):
+        take(DataLoader(Numbers(), sampler=DistributedSampler(Numbers(), 4, 3)), 1, of=dims(4, 3, cp=2))
+    for _ in range(2):
+        take(DataLoader(Numbers(), batch_sampler=EndlessBatches()), 1, of=of)  # type: ignore[arg-type]
+    assert caplog.text.count("EndlessBatches with SequentialSampler has neither num_replicas nor set_epoch") == 1
+
+
+@pytest.mark.parametrize("kind", [{"batch_sampler": EndlessBatches()}, {"sampler": EndlessIndices(), "batch_size": 3}])
+def test_an_endless_sampler_repeats_its_draws_and_leaves_the_generators_alone(kind: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    python_random.seed(0)
+    expected = torch.rand(3), python_random.random()
+    torch.manual_seed(0)
+    python_random.seed(0)
+    whole, _ = take(DataLoader(Numbers(), **kind), 7)
+    first, state = take(DataLoader(Numbers(), **kind), 3)
+    rest, _ = take(DataLoader(Numbers(), **kind), 4, state=state)
+    assert torch.equal(torch.rand(3), expected[0]) and python_random.random() == expected[1]
     assert indices(first + rest) == indices(whole)
+    assert len({tuple(indices([batch])) for batch in whole}) > 1, "one batch again and again"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_other_iterables_repeat_and_resume_by_reading(caplog: pytest.LogCaptureFixture, workers: int) -> None:
+    def build() -> DataLoader[Any]:
+        return DataLoader(Stream(), batch_size=2, num_workers=workers)
+
+    epoch = 3 * max(1, workers)
+    whole, _ = take(build(), 2 * epoch)
+    assert indices(whole[:epoch]) != indices(whole[epoch:]), "epochs repeat one order"
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    first, state = take(build(), epoch + 1)
+    with caplog.at_level("WARNING"):
+        rest, _ = take(build(), epoch - 1, state=state)
+    assert indices(first + rest) == indices(whole)
+    assert all(torch.equal(a["draws"], b["draws"]) for a, b in zip(whole, first + rest, strict=True))
     assert "only be resumed by reading its first 2 samples" in caplog.text
+    assert torch.equal(torch.rand(3), expected), "draws of the data set came from the model's generators"
+
+
+def test_a_loader_with_its_own_iter_is_asked_and_not_bypassed() -> None:
+    def build() -> DataLoader[Any]:
+        dataset = Numbers()
+        return Shifting(dataset, batch_size=3, sampler=RandomSampler(dataset, generator=torch.Generator()))
+
+    whole, _ = take(build(), 8)
+    first, state = take(build(), 5)
+    rest, _ = take(build(), 3, state=state)
+    assert indices(first + rest) == indices(whole)
+    assert sorted(indices(whole[:4])) == sorted(indices(whole[4:])) == list(range(100, 110))
+    assert indices(whole[:4]) != indices(whole[4:])
+
+
+def test_a_resumed_stream_says_what_changed(caplog: pytest.LogCaptureFixture) -> None:
+    _, state = take(ResumableLoader(Numbers(), batch_size=2), 2)
+    assert state["seed"] == 5 and state["dataset_size"] == 10 and state["batch_size"] == 2
+    with caplog.at_level("INFO"):
+        take(ResumableLoader(Numbers(), batch_size=2), 1, state=state)
+        take(ResumableLoader(Numbers(), batch_size=2), 1, state={"samples_seen": 4})  # by an earlier version
+        assert not caplog.records
+        DataStream(ResumableLoader(Numbers(12), batch_size=4), seed=6, dims=dims(), state=state)
+    info, warning = caplog.records
+    assert (info.levelname, warning.levelname) == ("INFO", "WARNING")
+    assert "batch_size 2 -> 4: the order of the samples stays" in info.message
+    assert "seed 5 -> 6, dataset_size 10 -> 12 since the checkpoint was written" in warning.message
+
+
+LOADERS = {
+    "own": lambda dataset: ResumableLoader(dataset, batch_size=1, num_workers=2, shuffle=False),
+    "plain": lambda dataset: DataLoader(dataset, num_workers=2),
+    "subclass": lambda dataset: Shifting(dataset, num_workers=2),
+    "iterable": lambda dataset: DataLoader(Passing(dataset), num_workers=2),
+}
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize("is_validation", [False, True])
+def test_workers_outlive_the_signals_that_the_training_process_answers(kind: str, is_validation: bool) -> None:
+    others = set(multiprocessing.active_children())
+    loader = LOADERS[kind](Numbers(60))
+    reader = open_pass(loader) if is_validation else iter(DataStream(loader, seed=5, dims=dims()))
+    next(reader)
+    workers = set(multiprocessing.active_children()) - others
+    assert len(workers) == 2
+    next(reader)  # by now both have started
+    for worker in workers:
+        for name in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            os.kill(worker.pid or 0, name)
+    assert len(list(islice(reader, 20))) == 20
+    close_readers()
+    assert not any(worker.is_alive() for worker in workers)
+
+
+def end_with_two_bugs(kind: str) -> None:
+    """A program that breaks in its workers, which is caught, and then beside other workers, one of which is stuck."""
+    left_behind = iter(DataStream(LOADERS[kind](Broken()), seed=5, dims=dims()))
+    try:
+        list(islice(left_behind, 100))
+    except KeyError:
+        reader = iter(DataStream(LOADERS[kind](Slow()), seed=5, dims=dims()))
+        next(reader)
+    raise RuntimeError("a bug in the model")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["plain", "subclass", "iterable"])
+def test_a_bug_ends_the_program_and_its_workers(kind: str) -> None:
+    code = f"from tests.test_data import end_with_two_bugs; end_with_two_bugs({kind!r})"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1] == "RuntimeError: a bug in the model"
 
 
 def test_an_empty_source_is_an_error_and_not_an_endless_wait() -> None:
@@ -161,12 +379,17 @@ def test_an_empty_source_is_an_error_and_not_an_endless_wait() -> None:
         ResumableLoader(Numbers(0))
 
 
-def test_a_pass_for_validation_is_in_order_and_always_alike() -> None:
+def test_a_pass_for_validation_is_in_order_and_always_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     loader = ResumableLoader(Numbers(5), batch_size=2)
-    first, second = list(loader), list(loader)
-    assert indices(first) == [0, 1, 2, 3, 4, 0]
-    assert len(loader) == 3
+    first, second = list(open_pass(loader)), list(loader)
+    assert indices(first) == [0, 1, 2, 3, 4], "no sample counts twice"
+    assert len(loader) == len(first) == 3
     assert all(torch.equal(a["draws"], b["draws"]) for a, b in zip(first, second, strict=True))
+    parts = []
+    for rank in range(2):
+        monkeypatch.setattr(parallel, "_current", dims(2, rank))
+        parts.append([indices([batch]) for batch in ResumableLoader(Numbers(7), batch_size=2)])
+    assert parts == [[[0, 1], [4, 5]], [[2, 3], [6, 0]]], "as many batches on each rank, one sample twice"
 
 
 def test_move_to_keeps_containers() -> None:
