@@ -26,9 +26,9 @@ from torch.distributed.tensor import DTensor
 from imaginaire import distributed, storage, weights
 from imaginaire.dcp import PLAIN, SafeFileSystemReader, SafeLoadPlanner
 from imaginaire.errors import CheckpointError
+from imaginaire.weight_files import POINTER
 
 KINDS = ("model", "optim", "scheduler", "trainer")  # in the order of writing
-POINTER = "latest_checkpoint.txt"
 _NAME = re.compile(r"iter_(\d{9,})(\.pt)?")
 
 # torch says on every save of a single process that it assumes a single process

@@ -12,10 +12,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -26,8 +24,9 @@ from imaginaire import checkpoint_layout, distributed, optim_state, parallel, st
 from imaginaire.checkpoint_layout import KINDS, CheckpointSet, Tree
 from imaginaire.config import CheckpointConfig
 from imaginaire.errors import CheckpointError, ConfigError, UserError, near
+from imaginaire.memory import host_memory_available
 from imaginaire.model import ImaginaireModel
-from imaginaire.weight_files import LazyTensors
+from imaginaire.weight_files import POINTER, LazyTensors
 
 log = logging.getLogger(__name__)
 
@@ -167,7 +166,7 @@ class Checkpointer(ABC):
             if older is not None:
                 checkpoint_layout.write_pointer(older)
             else:
-                storage.remove(storage.join(self.folder, checkpoint_layout.POINTER))
+                storage.remove(storage.join(self.folder, POINTER))
 
     def _apply_retention(self, saved: CheckpointSet) -> None:
         """Delete what ``keep_last`` and ``keep_every`` let go; by default only optimizer files older than the last
@@ -232,7 +231,7 @@ class Checkpointer(ABC):
             if complete is not None:  # stopped between the last file and the pointer, or the pointer was deleted
                 log.warning(
                     "no %s in %s; resuming from the complete set %s",
-                    checkpoint_layout.POINTER,
+                    POINTER,
                     self.folder,
                     complete.name,
                 )
@@ -421,15 +420,6 @@ def _lack_of_room(needed: int, run_dir: str, *, gathers: bool) -> UserError | No
             "available. Use ckpt_type=dcp: every rank then writes its own shards."
         )
     return None
-
-
-def host_memory_available() -> int:
-    """Bytes of host memory that this process may still take (the container's limit counts)."""
-    available = int(psutil.virtual_memory().available)
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
-        available = min(available, int(text) - int(used.read_text()))
-    return available
 
 
 def _gather(tree: Tree, *, keep: bool) -> Tree:

@@ -23,6 +23,7 @@ from imaginaire.config import Config
 from imaginaire.errors import CheckpointError, ConfigError, DataError, UserError
 from imaginaire.model import ImaginaireModel
 from imaginaire.names import locate
+from imaginaire.weight_files import POINTER
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
                 for problem in preflight(**_arguments(node)):
                     yield key, str(problem)
     load_path = config.checkpoint.load_path
-    own = storage.join(config.job.path_local, "checkpoints", checkpoint_layout.POINTER)
+    own = storage.join(config.job.path_local, "checkpoints", POINTER)
     is_local = load_path.startswith((".", "/")) or load_path.endswith((".pt", ".safetensors"))
     if is_local and not storage.exists(load_path) and not storage.exists(own):
         yield "checkpoint.load_path", f"{load_path} does not exist"

@@ -6,6 +6,7 @@ Another distribution can provide packages of the same names; an import then take
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
 import socket
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from imaginaire import storage
 
 DISTRIBUTION = "cosmos-posttrain"
 PACKAGES = ("imaginaire", "cosmos_predict2")
@@ -139,6 +142,15 @@ def run_record() -> dict[str, Any]:
         "world_size": int(os.environ.get("WORLD_SIZE", "1")),
         "environment": {name: os.environ[name] for name in sorted(os.environ) if _is_kept(name)},
     }
+
+
+def add_start(run_dir: str, facts: dict[str, Any]) -> None:
+    """Add one start of a run to its ``runs.jsonl``."""
+    path = storage.join(run_dir, "runs.jsonl")
+    before = storage.read_text(path) if storage.exists(path) else ""
+    record = run_record() | facts
+    text = before + json.dumps(record, default=str) + "\n"
+    storage.write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:

@@ -7,7 +7,6 @@ did at that iteration is part of it, and a resumed run goes on as if it had neve
 """
 
 import gc
-import json
 import logging
 import math
 import time
@@ -25,6 +24,7 @@ from imaginaire import (
     data,
     distributed,
     lazy_config,
+    memory,
     parallel,
     preflight,
     provenance,
@@ -117,8 +117,8 @@ class ImaginaireTrainer:
                 self._loop(model, dataloader_val)
                 self._finish(model)  # signals are still only noted: a save must not be cut short
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-            if _is_out_of_memory(error):
-                raise TrainingError(_memory_advice(self.config, error)) from error
+            if memory.is_out_of_memory(error):
+                raise TrainingError(memory.advice(self.config, error)) from error
             raise
 
     def close(self) -> None:
@@ -501,33 +501,25 @@ class ImaginaireTrainer:
     def _record_run(self, model: ImaginaireModel) -> None:
         """Add this start to ``runs.jsonl``: command, commit, versions, backends, sizes."""
         parameters = list(model.parameters())
-        record = provenance.run_record() | {
+        record = {
             "start_iteration": self.iteration,
             "device": str(self.device),
             "backend": torch.distributed.get_backend() if distributed.is_initialized() else "none",
             "world_size": self.dims.world_size,
             "context_parallel_size": self.dims.context_parallel_size,
             "optimizer": type(self.optimizer).__name__,
-            "precision": str(model.precision),
+            "precision": str(model.precision).removeprefix("torch."),
             "parameters": sum(p.numel() for p in parameters),
             "trained_parameters": sum(p.numel() for p in parameters if p.requires_grad),
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
         log.info(
-            "training %s: %s parameters (%s trained), %s x%d, precision %s, run folder %s",
-            type(model).__name__,
-            f"{record['parameters']:,}",
-            f"{record['trained_parameters']:,}",
-            self.device.type,
-            self.dims.world_size,
-            str(model.precision).removeprefix("torch."),
-            self.run_dir,
+            "training {model}: {parameters:,} parameters ({trained_parameters:,} trained), {type} x{world_size}, "
+            "precision {precision}, run folder {folder}".format(
+                model=type(model).__name__, type=self.device.type, folder=self.run_dir, **record
+            )
         )
         if distributed.is_rank0():
-            path = storage.join(self.run_dir, "runs.jsonl")
-            before = storage.read_text(path) if storage.exists(path) else ""
-            line = before + json.dumps(record, default=str) + "\n"
-            storage.write_atomically(path, lambda file: file.write(line.encode()))
+            provenance.add_start(self.run_dir, record)
 
 
 def _make_grad_scaler(device: torch.device, arguments: dict[str, Any]) -> torch.amp.GradScaler:
@@ -551,34 +543,3 @@ def _make_checkpointer(config: Config, run_dir: str, callbacks: CallbackGroup) -
             f"checkpoint.type makes a {type(made).__name__}, not a checkpointer. Choose ckpt_type=standard."
         )
     return made
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
-
-
-def _memory_advice(config: Config, error: BaseException) -> str:
-    """What to lower, by the keys that this configuration has."""
-    advice = []
-    batch_size = getattr(config.dataloader_train, "get", lambda key: None)("batch_size")
-    if isinstance(batch_size, int) and batch_size > 1:
-        accumulate = config.trainer.grad_accum_iter
-        advice.append(
-            f"dataloader_train.batch_size={batch_size // 2} trainer.grad_accum_iter={accumulate * 2} (the same update)"
-        )
-    model = getattr(config.model, "get", lambda key: None)("config")
-    if model is not None and "fsdp_shard_size" in model:
-        advice.append(f"a larger model.config.fsdp_shard_size (now {model['fsdp_shard_size']})")
-    if model is not None and "train_architecture" in model and model["train_architecture"] != "lora":
-        advice.append("model.config.train_architecture=lora (trains adapters only)")
-    advice.append(f"a larger model_parallel.context_parallel_size (now {config.model_parallel.context_parallel_size})")
-    if config.dataloader_train is not None and "num_workers" in config.dataloader_train:
-        advice.append(
-            f"fewer dataloader_train.num_workers (now {config.dataloader_train.get('num_workers')}) when the host ran "
-            "out"
-        )
-    listed = "\n".join(f"  - {item}" for item in advice)
-    cause = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return f"Out of memory: {cause}\nTry, in this order:\n{listed}"

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from imaginaire import distributed
 from imaginaire.callbacks.base import EveryN
+from imaginaire.memory import host_memory_available
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class DeviceMonitor(EveryN):
     def every_n_impl(
         self, trainer: Any, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int
     ) -> None:
-        figures = {"cpu_mem_gb": tree_rss_bytes() / _GB, "host_available_gb": host_available_bytes() / _GB}
+        figures = {"cpu_mem_gb": tree_rss_bytes() / _GB, "host_available_gb": host_memory_available() / _GB}
         if self._gpu is not None:
             figures |= self._gpu.figures()
         of_ranks = distributed.all_gather_object(figures)
@@ -191,24 +192,6 @@ def _rss(pid: int) -> int:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (FileNotFoundError, ProcessLookupError):
         return 0
-
-
-def host_available_bytes() -> int:
-    """Memory that can still be taken: the machine's, or less where a container's limit is nearer."""
-    import psutil
-
-    available = int(psutil.virtual_memory().available)
-    for limit_file, used_file in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        try:
-            limit, used = Path(limit_file).read_text().strip(), Path(used_file).read_text().strip()
-        except OSError:
-            continue
-        if limit != "max":
-            available = min(available, int(limit) - int(used))
-    return max(available, 0)
 
 
 class Gpu:
