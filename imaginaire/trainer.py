@@ -326,7 +326,7 @@ class ImaginaireTrainer:
         model.eval()
         with model.ema_scope(), random.preserved():
             random.seed_all(config.seed, self.dims.dp_rank, "validation")  # the same draws in every validation
-            for index, batch in enumerate(dataloader):
+            for index, batch in enumerate(data.open_pass(dataloader)):
                 if config.max_val_iter is not None and index >= config.max_val_iter:
                     break
                 self.watchdog.beat(f"validation at iteration {iteration}, batch {index + 1}")
