@@ -15,7 +15,9 @@ import time
 from collections.abc import Iterator
 from typing import IO, Any
 
+import torch
 from omegaconf import DictConfig
+from torch.utils.data import Dataset
 
 from imaginaire import checkpoint_layout, config_checks, distributed, parallel, storage
 from imaginaire.compose import experiment_names_registered
@@ -64,6 +66,39 @@ def _check_model_class(target: Any) -> None:
         raise ConfigError(f"model: {name} is not an imaginaire.model.ImaginaireModel. Derive it from that class.")
     if target.training_step is ImaginaireModel.training_step:
         raise ConfigError(f"model: {name} does not define training_step(batch, iteration) -> (metrics, loss).")
+
+
+def check_built(config: Config, model: Any, dataloader_train: Any, dataloader_val: Any) -> None:
+    """Raise when what the configuration built is not what a trainer takes."""
+    if not isinstance(model, ImaginaireModel):
+        raise ConfigError(f"model builds a {type(model).__name__}, not an imaginaire.model.ImaginaireModel.")
+    if dataloader_train is None:
+        raise ConfigError("dataloader_train is not set: there is nothing to train on.")
+    for key, loader in (("dataloader_train", dataloader_train), ("dataloader_val", dataloader_val)):
+        if isinstance(loader, Dataset):
+            kind = type(loader).__name__
+            raise ConfigError(
+                f"{key} builds the data set {kind}, not a loader. Wrap it: "
+                f"L(ResumableLoader)(dataset=L({kind})(...), batch_size=...)."
+            )
+    if config.trainer.run_validation and dataloader_val is None:
+        raise ConfigError(
+            "trainer.run_validation=True, but dataloader_val is not set. Set dataloader_val, or run_validation=False."
+        )
+
+
+def check_precision(model: ImaginaireModel, *, has_scaler: bool) -> None:
+    """Raise for float16 that cannot train."""
+    if model.precision == torch.float16 and not has_scaler:
+        raise ConfigError(
+            "The model trains in float16, where small gradients vanish without a gradient scaler. Set "
+            "trainer.grad_scaler_args.enabled=True, or use bfloat16."
+        )
+    if any(p.dtype == torch.float16 for p in model.parameters() if p.requires_grad):
+        raise ConfigError(
+            f"{type(model).__name__} holds float16 weights, whose gradients cannot be unscaled. Keep them in "
+            "model.weight_dtype (float32): the trainer computes in float16 by autocast."
+        )
 
 
 def lock_run_dir(path: str) -> IO[str] | None:

@@ -15,7 +15,6 @@ from typing import IO, Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from imaginaire import (
     checkpoint_layout,
@@ -41,6 +40,7 @@ from imaginaire.errors import CheckpointError, ConfigError, DataError, TrainingE
 from imaginaire.lazy_yaml import to_data
 from imaginaire.model import ImaginaireModel
 from imaginaire.names import locate
+from imaginaire.step_guard import StepGuard
 from imaginaire.timers import Timers
 from imaginaire.watchdog import EXIT_INTERRUPTED, StopRequests, Watchdog
 
@@ -87,9 +87,6 @@ class ImaginaireTrainer:
         self.timers = Timers(self.device)
         self.iteration = 0
         self.interrupted = False
-        self.skipped_steps = 0  # in all
-        self._skipped_in_a_row = 0
-        self._non_finite: str | None = None
         self._lock: IO[str] | None = None
         self._start = time.monotonic()
         self._make_run_dir()
@@ -109,7 +106,7 @@ class ImaginaireTrainer:
 
     def train(self, model: ImaginaireModel, dataloader_train: Any, dataloader_val: Any = None) -> None:
         """Train until ``trainer.max_iter`` or until a signal asks to stop; the last state is saved."""
-        self._check_ready(model, dataloader_train, dataloader_val)
+        preflight.check_built(self.config, model, dataloader_train, dataloader_val)
         self.model = model
         try:
             with StopRequests() as self._stop:
@@ -149,7 +146,8 @@ class ImaginaireTrainer:
         self.callbacks.on_optimizer_init_start()
         self.optimizer, self.scheduler = model.init_optimizer_scheduler(config.optimizer, config.scheduler)
         self.grad_scaler = _make_grad_scaler(self.device, dict(config.trainer.grad_scaler_args))
-        self._check_precision(model)
+        self.guard = StepGuard(config.trainer, has_scaler=self.grad_scaler.is_enabled())
+        preflight.check_precision(model, has_scaler=self.grad_scaler.is_enabled())
         self.callbacks.on_optimizer_init_end()
         checkpoint_layout.check_plain(self.callbacks.state_dict(), "callbacks")
 
@@ -170,7 +168,6 @@ class ImaginaireTrainer:
         config, callbacks = self.config.trainer, self.callbacks
         batches = self._batches(model)
         callbacks.on_train_start(model, self.iteration)
-        self.last_loss = math.nan
         if config.run_validation and self.iteration == 0 and config.max_iter > 0:
             self.validate(model, dataloader_val)
         if not model.training:
@@ -232,19 +229,23 @@ class ImaginaireTrainer:
     def _optimizer_step(self, model: ImaginaireModel, loss: Tensor) -> None:
         callbacks, optimizer, scheduler, scaler = self.callbacks, self.optimizer, self.scheduler, self.grad_scaler
         iteration = self.iteration
-        self._non_finite = None
+        self.guard.begin()
         with self.timers("optimizer"):
             if scaler.is_enabled():
                 scaler.unscale_(optimizer)
             callbacks.on_before_optimizer_step(model, optimizer, scheduler, scaler, iteration)
-            self._exchange_flags(float(loss))
-            if self._non_finite is None and self._apply(optimizer):
+            may_apply, stop = self.guard.agree(float(loss), self._stop.wanted)
+            self.interrupted = self.interrupted or stop
+            if may_apply and self._apply(optimizer):
+                self.guard.applied()
                 scheduler.step()
-                self._skipped_in_a_row = 0
                 callbacks.on_before_zero_grad(model, optimizer, scheduler, iteration)
                 model.on_before_zero_grad(optimizer, scheduler, iteration)
             else:
-                self._skip(model)
+                if not may_apply and scaler.is_enabled():
+                    scaler.update()  # closes what unscale_ opened
+                self.guard.skip(model, optimizer, self._place())
+                self.metrics.log({"train/skipped_steps": float(self.guard.skipped)}, iteration + 1)
             optimizer.zero_grad(set_to_none=True)
 
     def _apply(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -254,66 +255,9 @@ class ImaginaireTrainer:
         self.grad_scaler.update()
         return not self.grad_scaler.is_enabled() or self.grad_scaler.get_scale() >= scale
 
-    # --- what is not finite
-
     def report_non_finite(self, what: str, value: float) -> None:
-        """A callback found that this step must not be applied. The scaler has its own answer to an overflow."""
-        if self._non_finite is None and not (self.grad_scaler.is_enabled() and what == "grad_norm"):
-            self._non_finite = f"{what} is {value}"
-
-    def _exchange_flags(self, loss: float) -> None:
-        """One small collective a step: must any rank leave this step out, was any rank asked to stop."""
-        has_bad_loss = not math.isfinite(loss)
-        if has_bad_loss:
-            self._non_finite = f"the loss is {loss}"
-        place = distributed.rank() + 1.0  # 0 is none
-        flags = torch.tensor([has_bad_loss * place, (self._non_finite is not None) * place, float(self._stop.wanted)])
-        if self.dims.world_size > 1:
-            distributed.all_reduce_(flags, "max")
-        bad_loss, bad, stop = flags.tolist()
-        if not bad:
-            self.last_loss = loss
-        elif bad_loss and not has_bad_loss:
-            self._non_finite = f"the loss of rank {bad_loss - 1:.0f} is not finite"
-        elif self._non_finite is None:
-            self._non_finite = f"rank {bad - 1:.0f} found something that is not finite"
-        self.interrupted = self.interrupted or stop > 0
-
-    def _skip(self, model: ImaginaireModel) -> None:
-        config = self.config.trainer
-        self.skipped_steps += 1
-        self._skipped_in_a_row += 1
-        why = self._non_finite or "the gradients overflowed in half precision"
-        self.metrics.log({"train/skipped_steps": float(self.skipped_steps)}, self.iteration + 1)
-        by_scaler = self._non_finite is None
-        if not by_scaler and config.non_finite == "stop":
-            raise TrainingError(self._divergence_report(model, why))
-        if self._skipped_in_a_row > config.max_non_finite:
-            raise TrainingError(
-                f"{self._skipped_in_a_row} steps in a row were skipped "
-                f"(trainer.max_non_finite={config.max_non_finite}). " + self._divergence_report(model, why)
-            )
-        log.warning("iteration %d: %s; step skipped (%d in all)", self.iteration + 1, why, self.skipped_steps)
-
-    def _divergence_report(self, model: ImaginaireModel, why: str) -> str:
-        names = [
-            name
-            for name, parameter in model.named_parameters()
-            if parameter.grad is not None and not bool(torch.isfinite(parallel.to_local(parameter.grad)).all())
-        ]
-        rates = ", ".join(f"{group['lr']:.3g}" for group in self.optimizer.param_groups)
-        where = f"{len(names)} parameters have non-finite gradients, first {names[0]}. " if names else ""
-        return (
-            f"Training stopped at iteration {self.iteration + 1} (samples {self.samples_seen}): {why}. Last finite "
-            "loss "
-            f"{self.last_loss:.6g}, learning rate {rates}. {where}{self._newest()} Lower "
-            "optimizer.lr, "
-            "check the data, or leave such steps out with trainer.non_finite=skip."
-        )
-
-    def _newest(self) -> str:
-        newest = self.checkpointer.saved_iteration or self.resumed_iteration
-        return f"The newest checkpoint is of iteration {newest}." if newest else "There is no checkpoint yet."
+        """A callback found that this step must not be applied."""
+        self.guard.report(what, value)
 
     # --- validation
 
@@ -358,8 +302,8 @@ class ImaginaireTrainer:
             "samples_seen": self.samples_seen,
             "data": self.stream.state_dict(),
             "grad_scaler": self.grad_scaler.state_dict(),
-            "skipped_steps": self.skipped_steps,
-            "skipped_in_a_row": self._skipped_in_a_row,
+            "skipped_steps": self.guard.skipped,
+            "skipped_in_a_row": self.guard.in_a_row,
             "metrics": self.metrics.state_dict(),
             "world_size": self.dims.world_size,
             "context_parallel_size": self.dims.context_parallel_size,
@@ -377,8 +321,8 @@ class ImaginaireTrainer:
         self.stream = DataStream(self._dataloader_train, config.seed, self.dims, position)
         if self.grad_scaler.is_enabled() and state.get("grad_scaler"):
             self.grad_scaler.load_state_dict(state["grad_scaler"])
-        self.skipped_steps = state.get("skipped_steps", 0)
-        self._skipped_in_a_row = state.get("skipped_in_a_row", 0)
+        self.guard.skipped = state.get("skipped_steps", 0)
+        self.guard.in_a_row = state.get("skipped_in_a_row", 0)
         if state.get("metrics"):
             self.metrics.load_state_dict(state["metrics"])
         layout = (self.dims.world_size, self.dims.context_parallel_size)
@@ -451,43 +395,18 @@ class ImaginaireTrainer:
                 self.config.trainer.max_iter,
             )
 
+    def _place(self) -> str:
+        newest = self.checkpointer.saved_iteration or self.resumed_iteration
+        saved = f"newest checkpoint {newest}" if newest else "no checkpoint yet"
+        return f"iteration {self.iteration + 1} ({self.samples_seen} samples, {saved})"
+
     def _seed_rank(self) -> None:
         """Seed the global generators of this rank; ranks that share a sample draw alike."""
         random.seed_all(self.config.trainer.seed, self.samples_seen, f"rank{self.dims.dp_rank}")
 
-    def _check_ready(self, model: Any, dataloader_train: Any, dataloader_val: Any) -> None:
-        if not isinstance(model, ImaginaireModel):
-            raise ConfigError(f"model builds a {type(model).__name__}, not an imaginaire.model.ImaginaireModel.")
-        if dataloader_train is None:
-            raise ConfigError("dataloader_train is not set: there is nothing to train on.")
-        for key, loader in (("dataloader_train", dataloader_train), ("dataloader_val", dataloader_val)):
-            if isinstance(loader, Dataset):
-                kind = type(loader).__name__
-                raise ConfigError(
-                    f"{key} builds the data set {kind}, not a loader. Wrap it: "
-                    f"L(ResumableLoader)(dataset=L({kind})(...), batch_size=...)."
-                )
-        if self.config.trainer.run_validation and dataloader_val is None:
-            raise ConfigError(
-                "trainer.run_validation=True, but dataloader_val is not set. Set dataloader_val, or "
-                "run_validation=False."
-            )
-
     def _autocast(self, model: ImaginaireModel) -> torch.autocast:
         """float16 runs by autocast over float32 weights, as its gradients must be unscaled in float32."""
         return torch.autocast(self.device.type, torch.float16, enabled=model.precision == torch.float16)
-
-    def _check_precision(self, model: ImaginaireModel) -> None:
-        if model.precision == torch.float16 and not self.grad_scaler.is_enabled():
-            raise ConfigError(
-                "The model trains in float16, where small gradients vanish without a gradient scaler. Set "
-                "trainer.grad_scaler_args.enabled=True, or use bfloat16."
-            )
-        if any(p.dtype == torch.float16 for p in model.parameters() if p.requires_grad):
-            raise ConfigError(
-                f"{type(model).__name__} holds float16 weights, whose gradients cannot be unscaled. Keep them in "
-                "model.weight_dtype (float32): the trainer computes in float16 by autocast."
-            )
 
     def _make_run_dir(self) -> None:
         if distributed.is_rank0():

@@ -154,6 +154,13 @@ def test_such_a_step_is_left_out_and_counted_when_asked(tmp_path: Path, monkeypa
     assert max(record.get("train/skipped_steps", 0) for record in records) == 2
 
 
+def test_such_a_step_is_left_out_under_a_gradient_scaler_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(project.Explosive, "bad", (3,))
+    scaler = ["model.precision=float16", "trainer.grad_scaler_args={enabled: True, init_scale: 1024.0}"]
+    train(tmp_path, [*EXPLODE, *scaler, "trainer.non_finite=skip"])
+    assert saved(tmp_path)["trainer"]["skipped_steps"] == 1
+
+
 def test_too_many_in_a_row_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(project.Explosive, "bad", tuple(range(2, 9)))
     with pytest.raises(TrainingError, match="4 steps in a row were skipped"):
