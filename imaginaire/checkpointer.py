@@ -149,6 +149,7 @@ class Checkpointer(ABC):
             return  # the run ended on an error: other ranks may not have written their shards
         if faults := saved.faults():
             raise CheckpointError(f"What was written cannot be read back: {' '.join(faults)}")
+        storage.forget_copies()
         checkpoint_layout.write_pointer(saved)
         try:
             self._apply_retention(saved)
@@ -199,6 +200,8 @@ class Checkpointer(ABC):
         else:
             log.info("no checkpoint in %s: training from the start", self.folder)
             iteration = 0
+        distributed.barrier("checkpoint loaded")
+        storage.forget_copies()  # of remote files, which may fill the disk
         self._callbacks.on_load_checkpoint_end(state.model, iteration)
         return iteration
 

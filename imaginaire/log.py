@@ -13,6 +13,12 @@ _FORMAT = "[%(asctime)s|%(levelname)s|%(location)s] %(message)s"
 _ROTATE_BYTES = 100 * 2**20
 
 
+def _level() -> str:
+    """``IMAGINAIRE_LOG_LEVEL``, else ``LOGURU_LEVEL`` (the guides' name); INFO without them, or for an unknown word."""
+    asked = os.environ.get("IMAGINAIRE_LOG_LEVEL") or os.environ.get("LOGURU_LEVEL") or "INFO"
+    return asked.upper() if isinstance(logging.getLevelName(asked.upper()), int) else "INFO"
+
+
 class _Formatter(logging.Formatter):
     """The line of this model family. On a terminal an info line goes without its place in the code."""
 
@@ -57,7 +63,7 @@ def setup(run_dir: str | None = None, rank: int = 0) -> None:
         name = "stdout.log" if rank == 0 else f"stdout_rank{rank}.log"
         path = os.path.join(run_dir, name)
         handlers.append(logging.handlers.RotatingFileHandler(path, maxBytes=_ROTATE_BYTES, backupCount=3, delay=True))
-    level = os.environ.get("IMAGINAIRE_LOG_LEVEL", "INFO").upper() if rank == 0 else "ERROR"
+    level = _level() if rank == 0 else "ERROR"
     for handler in handlers:
         handler.of_imaginaire = True  # type: ignore[attr-defined]
         handler.setFormatter(_Formatter(rank, with_place=not isinstance(handler, _Terminal)))

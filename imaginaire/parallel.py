@@ -7,6 +7,7 @@ parameters are averaged over all ranks by `GradientAverager`, and what replicas 
 buffers) comes from rank 0.
 """
 
+import logging
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,6 +22,8 @@ from torch.distributed.tensor import DTensor
 
 from imaginaire import distributed
 from imaginaire.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 _BUCKET_BYTES = 25 * 2**20
 _MESSAGE_BYTES = 64 * 2**20  # of one broadcast: what it costs in memory
@@ -56,6 +59,8 @@ class ParallelDims:
 
         ``shard_size`` is the config's ``fsdp_shard_size``: 0 off, -1 the whole world, else cut to the world size.
         """
+        if self.replicate_only and self.world_size > 1 and shard_size not in (0, 1):
+            log.info("fsdp_shard_size=%d is not used: trainer.distributed_parallelism=ddp replicates", shard_size)
         if shard_size == 0 or self.world_size == 1 or self.replicate_only:
             return None
         shard = self.world_size if shard_size == -1 else min(shard_size, self.world_size)

@@ -157,6 +157,16 @@ def read_text(path: StrPath) -> str:
     return retry(path, text)
 
 
+_copies: set[Path] = set()  # folders of local_copy that this process uses
+
+
+def forget_copies() -> None:
+    """Delete the copies that `local_copy` made or found; what is mapped into memory stays readable."""
+    for folder in _copies:
+        shutil.rmtree(folder, ignore_errors=True)
+    _copies.clear()
+
+
 def local_copy(path: StrPath) -> Path:
     """A local path with the file's content: the path itself, or a copy in ``$TMPDIR``, fetched once per machine.
 
@@ -172,6 +182,7 @@ def local_copy(path: StrPath) -> Path:
     key = hashlib.sha256("\n".join([os.fspath(path), *version]).encode()).hexdigest()[:32]
     folder = Path(tempfile.gettempdir()) / f"imaginaire-cache-{os.getuid()}" / key
     target = folder / os.path.basename(os.fspath(path).rstrip("/"))
+    _copies.add(folder)
     if target.exists():
         return target
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)

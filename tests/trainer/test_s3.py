@@ -33,6 +33,7 @@ def test_a_run_on_s3_resumes_and_equals_one_on_disk(tmp_path: Path, s3_bucket: s
     assert train(tmp_path, [*overrides, "trainer.max_iter=10"]) == 0
     assert train_there(s3_bucket, [*overrides, "trainer.max_iter=5"]) == 0
     assert train_there(s3_bucket, [*overrides, "trainer.max_iter=10"]) == 0
+    assert storage._copies == set(), "copies of loaded files stay on the local disk"
     folder = storage.join(s3_bucket, "tests/engine/restless/checkpoints")
     found = checkpoint_layout.read_pointer(folder)
     assert found is not None and found.iteration == 10 and found.faults() == []
