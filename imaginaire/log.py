@@ -36,7 +36,7 @@ class _Formatter(logging.Formatter):
         return super().format(record)
 
 
-class _Terminal(logging.StreamHandler[Any]):
+class _Terminal(logging.StreamHandler):  # type: ignore[type-arg] - generic from Python 3.11 on
     """Standard error; a progress bar that is drawn there is moved down."""
 
     def emit(self, record: logging.LogRecord) -> None:
