@@ -6,7 +6,6 @@ import logging.handlers
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 _BRIEF = "[%(asctime)s|%(levelname)s] %(message)s"
 _FORMAT = "[%(asctime)s|%(levelname)s|%(location)s] %(message)s"
@@ -36,7 +35,7 @@ class _Formatter(logging.Formatter):
         return super().format(record)
 
 
-class _Terminal(logging.StreamHandler):  # type: ignore[type-arg] - generic from Python 3.11 on
+class _Terminal(logging.StreamHandler):  # type: ignore[type-arg]  # a subscript needs Python 3.11
     """Standard error; a progress bar that is drawn there is moved down."""
 
     def emit(self, record: logging.LogRecord) -> None:
