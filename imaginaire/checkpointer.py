@@ -71,7 +71,6 @@ class Checkpointer(ABC):
         self._writer: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._saved_iteration: int | None = None
-        self._is_closed = False
 
     # --- saving
 
@@ -113,11 +112,13 @@ class Checkpointer(ABC):
         self._wait()
 
     def close(self) -> None:
-        """After an error: let a write that needs no other rank finish, publish no other."""
-        self._is_closed = True
+        """After an error: let the write that is under way finish, and say when it did not."""
         if self._writer is not None:
             self._writer.join(None if not self.is_dcp else _CLOSE_TIMEOUT_S)
             self._writer = None
+        if self._failure is not None:
+            log.error("iteration %s was not saved: %s", self._saved_iteration, self._failure)
+            self._failure = None
 
     def _wait(self) -> None:
         if self._writer is not None:
@@ -145,8 +146,6 @@ class Checkpointer(ABC):
 
     def _publish(self, saved: CheckpointSet) -> None:
         """Point to a set that was read back, and only then let older ones go."""
-        if self._is_closed and self.is_dcp:
-            return  # the run ended on an error: other ranks may not have written their shards
         if faults := saved.faults():
             raise CheckpointError(f"What was written cannot be read back: {' '.join(faults)}")
         storage.forget_copies()
@@ -181,7 +180,7 @@ class Checkpointer(ABC):
             if was_complete and age <= (keep_last if keep_last is not None else 2):
                 continue
             keeps_weights = keep_last is None or (keep_every is not None and old.iteration % keep_every == 0)
-            for kind in ["optim"] if keeps_weights and was_complete else reversed(KINDS):
+            for kind in ["optim"] if keeps_weights else reversed(KINDS):
                 if old.has_leftovers(kind):
                     old.remove(kind)
 

@@ -304,6 +304,9 @@ class _WorkerStart:
     def __call__(self, worker_id: int) -> None:
         for name in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             signal.signal(name, signal.SIG_IGN)
+        info: Any = get_worker_info()
+        if isinstance(info.dataset, _Positioned):
+            object.__setattr__(info, "dataset", info.dataset._dataset)  # what a worker_init_fn expects there
         if self._then is not None:
             self._then(worker_id)
 

@@ -8,22 +8,24 @@ import torch
 
 from imaginaire.config import Config
 
-_LIMITS = (  # what a container may use and uses, cgroup 2 and 1
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+_CGROUPS = (  # folder; file of what a container may use, and of what it uses; entry of the file cache in memory.stat
+    ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 
 
 def host_memory_available() -> int:
     """Bytes that can still be taken: the machine's, or less where a container's limit is nearer."""
     available = int(psutil.virtual_memory().available)
-    for limit_file, used_file in _LIMITS:
+    for folder, limit_file, used_file, cache_entry in _CGROUPS:
         try:
-            limit, used = Path(limit_file).read_text().strip(), Path(used_file).read_text().strip()
-        except OSError:
+            limit, used = ((Path(folder) / name).read_text().strip() for name in (limit_file, used_file))
+            stat = dict(line.split() for line in (Path(folder) / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):
             continue
         if limit != "max":
-            available = min(available, int(limit) - int(used))
+            cache = int(stat.get(cache_entry, 0))  # counted as used, but given back on demand
+            available = min(available, int(limit) - int(used) + cache)
     return max(available, 0)
 
 

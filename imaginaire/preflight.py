@@ -29,6 +29,8 @@ from imaginaire.weight_files import POINTER
 
 log = logging.getLogger(__name__)
 
+_locked: set[str] = set()  # a second lock of one process would replace the first, and end with it
+
 _SECTIONS = ("model", "dataloader_train", "dataloader_val")
 
 
@@ -105,7 +107,13 @@ def lock_run_dir(path: str) -> IO[str] | None:
     """Hold the run folder for this process, or say who does; released when the file is closed or the process ends."""
     if storage.is_remote(path):
         return None  # object stores have no locks
-    file = open(storage.join(path, "run.lock"), "a+")  # noqa: SIM115 - held as long as the run
+    name = os.path.abspath(storage.join(path, "run.lock"))
+    if name in _locked:
+        raise ConfigError(f"The run folder {path} is in use by this process: close() its other trainer first.")
+    try:
+        file = open(name, "a+")  # noqa: SIM115 - held as long as the run
+    except OSError as error:
+        raise ConfigError(f"{name} cannot be opened: {error}. Give this run another job.name.") from error
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock not shared with forked workers
     except OSError as error:
@@ -118,10 +126,16 @@ def lock_run_dir(path: str) -> IO[str] | None:
         raise ConfigError(
             f"The run folder {path} is in use by {holder}. Wait for it, end it, or give this run another job.name."
         ) from error
+    _locked.add(name)
     file.truncate(0)
     file.write(f"{socket.gethostname()} pid {os.getpid()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
     file.flush()
     return file
+
+
+def unlock_run_dir(file: IO[str]) -> None:
+    _locked.discard(file.name)
+    file.close()
 
 
 def notes(config: Config) -> list[str]:

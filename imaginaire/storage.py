@@ -162,9 +162,8 @@ _copies: set[Path] = set()  # folders of local_copy that this process uses
 
 def forget_copies() -> None:
     """Delete the copies that `local_copy` made or found; what is mapped into memory stays readable."""
-    for folder in _copies:
-        shutil.rmtree(folder, ignore_errors=True)
-    _copies.clear()
+    while _copies:
+        shutil.rmtree(_copies.pop(), ignore_errors=True)
 
 
 def local_copy(path: StrPath) -> Path:
@@ -180,7 +179,8 @@ def local_copy(path: StrPath) -> Path:
         raise CheckpointError(f"{os.fspath(path)} does not exist.")
     version = [str(info.get(key)) for key in ("ETag", "etag", "size", "LastModified", "created", "mtime")]
     key = hashlib.sha256("\n".join([os.fspath(path), *version]).encode()).hexdigest()[:32]
-    folder = Path(tempfile.gettempdir()) / f"imaginaire-cache-{os.getuid()}" / key
+    # ranks that one launcher started share their copies, other runs have their own
+    folder = Path(tempfile.gettempdir()) / f"imaginaire-cache-{os.getuid()}" / f"{os.getppid()}-{key}"
     target = folder / os.path.basename(os.fspath(path).rstrip("/"))
     _copies.add(folder)
     if target.exists():

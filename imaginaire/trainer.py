@@ -87,6 +87,7 @@ class ImaginaireTrainer:
         self.timers = Timers(self.device)
         self.iteration = 0
         self.interrupted = False
+        self._validation_due = False
         self._lock: IO[str] | None = None
         self._start = time.monotonic()
         self._make_run_dir()
@@ -117,6 +118,8 @@ class ImaginaireTrainer:
             if memory.is_out_of_memory(error):
                 raise TrainingError(memory.advice(self.config, error)) from error
             raise
+        finally:
+            self._release_run_dir()
 
     def close(self) -> None:
         """Let go of everything, also after an exception; a second call does nothing."""
@@ -124,8 +127,13 @@ class ImaginaireTrainer:
         self.watchdog.close()
         self.checkpointer.close()
         self.metrics.close()
+        self._release_run_dir()
+
+    def _release_run_dir(self) -> None:
+        """After the last write: another process may now use the run folder."""
+        self.checkpointer.close()
         if self._lock is not None:
-            self._lock.close()
+            preflight.unlock_run_dir(self._lock)
             self._lock = None
 
     # --- before the first step
@@ -168,8 +176,10 @@ class ImaginaireTrainer:
         config, callbacks = self.config.trainer, self.callbacks
         batches = self._batches(model)
         callbacks.on_train_start(model, self.iteration)
-        if config.run_validation and self.iteration == 0 and config.max_iter > 0:
+        is_first = self.iteration == 0 and config.max_iter > 0
+        if config.run_validation and (is_first or self._validation_due):
             self.validate(model, dataloader_val)
+            self.metrics.flush(self.iteration)
         if not model.training:
             model.train()
         while self.iteration < config.max_iter and not self.interrupted:
@@ -188,6 +198,7 @@ class ImaginaireTrainer:
         """One optimizer step over ``grad_accum_iter`` micro-batches; the last of them with its results."""
         callbacks, iteration, micro_batches = self.callbacks, self.iteration, self.config.trainer.grad_accum_iter
         total: Tensor | None = None
+        self.guard.begin()
         for micro in range(micro_batches):
             is_last = micro == micro_batches - 1
             self.watchdog.beat(f"iteration {iteration + 1}, waiting for data")
@@ -229,7 +240,6 @@ class ImaginaireTrainer:
     def _optimizer_step(self, model: ImaginaireModel, loss: Tensor) -> None:
         callbacks, optimizer, scheduler, scaler = self.callbacks, self.optimizer, self.scheduler, self.grad_scaler
         iteration = self.iteration
-        self.guard.begin()
         with self.timers("optimizer"):
             if scaler.is_enabled():
                 scaler.unscale_(optimizer)
@@ -263,20 +273,20 @@ class ImaginaireTrainer:
 
     @torch.no_grad()
     def validate(self, model: ImaginaireModel, dataloader: Any) -> None:
-        """One pass over the validation data with averaged weights; training's randomness and modes stay untouched."""
+        """One pass over the validation data with averaged weights; training's randomness and modes stay untouched.
+
+        A pass that a signal cuts short is made up for when the run is resumed.
+        """
         config, callbacks, iteration = self.config.trainer, self.callbacks, self.iteration
+        self._validation_due = True
+        if self.interrupted:
+            return
         modes = {module: module.training for module in model.modules()}
         callbacks.on_validation_start(model, dataloader, iteration)
         model.eval()
         with model.ema_scope(), random.preserved():
             random.seed_all(config.seed, self.dims.dp_rank, "validation")  # the same draws in every validation
-            for index, batch in enumerate(data.open_pass(dataloader)):
-                if config.max_val_iter is not None and index >= config.max_val_iter:
-                    break
-                self.watchdog.beat(f"validation at iteration {iteration}, batch {index + 1}")
-                if self._asked_to_stop():
-                    log.warning("validation at iteration %d is cut short: the run was asked to stop", iteration)
-                    break
+            for batch in self._validation_batches(dataloader):
                 batch = data.move_to(batch, self.device)
                 callbacks.on_validation_step_start(model, batch, iteration)
                 with self._autocast(model):
@@ -285,13 +295,27 @@ class ImaginaireTrainer:
         for module, training in modes.items():
             module.training = training
         if not self.interrupted:
+            self._validation_due = False
             callbacks.on_validation_end(model, iteration)
 
-    def _asked_to_stop(self) -> bool:
-        """Whether any rank was asked to stop (a collective)."""
-        wanted = torch.tensor(float(self._stop.wanted))
-        self.interrupted = self.interrupted or bool(distributed.all_reduce_(wanted, "max") > 0)
-        return self.interrupted
+    def _validation_batches(self, dataloader: Any) -> Iterator[Any]:
+        """The batches of one pass. A rank that has no more waits for the others; all stop when any was asked to."""
+        batches = iter(data.open_pass(dataloader))
+        count, nothing = 0, object()
+        while True:
+            self.watchdog.beat(f"validation at iteration {self.iteration}, batch {count + 1}")
+            is_over = count == self.config.trainer.max_val_iter
+            batch = nothing if is_over else next(batches, nothing)
+            flags = torch.tensor([float(batch is not nothing), float(self._stop.wanted)])
+            any_batch, stop = distributed.all_reduce_(flags, "max").tolist()
+            if stop:
+                self.interrupted = True
+                log.warning("validation at iteration %d is cut short: the run was asked to stop", self.iteration)
+            if stop or not any_batch:
+                return
+            if batch is not nothing:
+                yield batch
+            count += 1
 
     # --- saving and resuming
 
@@ -304,6 +328,7 @@ class ImaginaireTrainer:
             "grad_scaler": self.grad_scaler.state_dict(),
             "skipped_steps": self.guard.skipped,
             "skipped_in_a_row": self.guard.in_a_row,
+            "validation_due": self._validation_due,
             "metrics": self.metrics.state_dict(),
             "world_size": self.dims.world_size,
             "context_parallel_size": self.dims.context_parallel_size,
@@ -321,6 +346,7 @@ class ImaginaireTrainer:
         self.stream = DataStream(self._dataloader_train, config.seed, self.dims, position)
         if self.grad_scaler.is_enabled() and state.get("grad_scaler"):
             self.grad_scaler.load_state_dict(state["grad_scaler"])
+        self._validation_due = bool(state.get("validation_due", False))
         self.guard.skipped = state.get("skipped_steps", 0)
         self.guard.in_a_row = state.get("skipped_in_a_row", 0)
         if state.get("metrics"):

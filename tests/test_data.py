@@ -396,3 +396,20 @@ def test_move_to_keeps_containers() -> None:
     moved = move_to({"a": torch.ones(2), "b": [torch.zeros(1), "text"], "c": (1, torch.ones(1))}, torch.device("meta"))
     assert moved["a"].device.type == moved["b"][0].device.type == moved["c"][1].device.type == "meta"
     assert moved["b"][1] == "text" and moved["c"][0] == 1
+
+
+def _mark_data_set(worker_id: int) -> None:
+    info = torch.utils.data.get_worker_info()
+    assert info is not None
+    info.dataset.count = 1000 + worker_id  # type: ignore[attr-defined]
+
+
+class Marked(Numbers):
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"index": index, "mark": self.count}
+
+
+def test_worker_init_fn_finds_the_data_set_itself() -> None:
+    loader = DataLoader(Marked(), batch_size=2, num_workers=1, worker_init_fn=_mark_data_set)
+    batches, _ = take(loader, 2)
+    assert all(int(mark) == 1000 for batch in batches for mark in batch["mark"])

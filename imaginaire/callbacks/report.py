@@ -18,6 +18,7 @@ from imaginaire import distributed, storage
 from imaginaire.callbacks.base import Callback, EveryN
 from imaginaire.callbacks.running_mean import RunningMean
 from imaginaire.errors import ConfigError, UserError
+from imaginaire.foreign_loader import length
 
 log = logging.getLogger(__name__)
 
@@ -296,8 +297,7 @@ class ProgressBar(Callback):
 
     def on_validation_start(self, model: Any, dataloader: Any, iteration: int = 0) -> None:
         limit = self.config.trainer.max_val_iter
-        length = len(dataloader) if hasattr(dataloader, "__len__") else None
-        known = [n for n in (limit, length) if n is not None]
+        known = [n for n in (limit, length(dataloader)) if n is not None]
         self._open("validation", min(known) if known else None)
 
     def on_validation_step_end(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import tests.project.config as project
 from imaginaire import checkpointer, distributed
@@ -113,3 +114,22 @@ def test_replicas_stay_equal_after_a_change_of_their_number(tmp_path: Path) -> N
     train(tmp_path, [*QUICK, "trainer.max_iter=3"])
     first, second = run_distributed(_sway_on_two, 2, args=(tmp_path,))
     assert first == second != []
+
+
+class Uneven(torch.utils.data.IterableDataset[Any]):
+    """One more sample on the second rank."""
+
+    def __init__(self, **left_from_the_config: Any) -> None: ...
+
+    def __iter__(self) -> Any:
+        for _ in range(2 + distributed.rank()):
+            yield {"window": torch.zeros(32), "next": torch.zeros(1)}
+
+
+def _uneven_validation(root: Path) -> int:
+    node = "{_target_: torch.utils.data.DataLoader, dataset: {_target_: tests.trainer.test_processes.Uneven}, shuffle: False}"
+    return train(root, [*QUICK, "trainer.max_iter=2", "trainer.run_validation=True", f"dataloader_val={node}"])
+
+
+def test_ranks_with_more_or_fewer_validation_batches_wait_for_each_other(tmp_path: Path) -> None:
+    assert run_distributed(_uneven_validation, 2, args=(tmp_path,), timeout=60) == [0, 0]

@@ -383,3 +383,35 @@ class WithoutStep(ImaginaireModel):
 class Unreadable(project.Waves):
     def __init__(self, **arguments: Any) -> None:
         Path("/no/such/file").read_text()
+
+
+class ReportsEarly(Callback):
+    def on_after_backward(self, model: Any, iteration: int = 0) -> None:
+        if iteration == 1:
+            self.trainer.report_non_finite("something early", float("nan"))
+
+
+def test_a_report_before_the_optimizer_step_counts(tmp_path: Path) -> None:
+    node = "+trainer.callbacks.early={_target_: tests.trainer.test_trainer.ReportsEarly}"
+    train(tmp_path, [*QUICK, "trainer.non_finite=skip", node])
+    assert saved(tmp_path)["trainer"]["skipped_steps"] == 1
+
+
+class StopsInValidation(project.RestlessModel):
+    done = False
+
+    def validation_step(self, batch: Any, iteration: int) -> Any:
+        if iteration == 4 and not StopsInValidation.done:
+            StopsInValidation.done = True
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().validation_step(batch, iteration)
+
+
+def test_a_validation_that_a_signal_cut_short_is_made_up_for(tmp_path: Path) -> None:
+    overrides = ["model._target_=tests.trainer.test_trainer.StopsInValidation", "dataloader_train.num_workers=0"]
+    assert train(tmp_path / "parts", overrides) == EXIT_INTERRUPTED
+    assert saved(tmp_path / "parts")["trainer"]["iteration"] == 4
+    assert train(tmp_path / "parts", overrides) == 0
+    assert train(tmp_path / "whole", overrides) == 0
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    assert difference(saved(tmp_path / "parts"), saved(tmp_path / "whole")) is None
