@@ -127,7 +127,8 @@ class Uneven(torch.utils.data.IterableDataset[Any]):
 
 
 def _uneven_validation(root: Path) -> int:
-    node = "{_target_: torch.utils.data.DataLoader, dataset: {_target_: tests.trainer.test_processes.Uneven}, shuffle: False}"
+    data_set = f"{{_target_: {HERE}.Uneven}}"
+    node = f"{{_target_: torch.utils.data.DataLoader, dataset: {data_set}, shuffle: False}}"
     return train(root, [*QUICK, "trainer.max_iter=2", "trainer.run_validation=True", f"dataloader_val={node}"])
 
 
