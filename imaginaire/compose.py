@@ -164,6 +164,8 @@ def _check_choice(item: Item, choices: Mapping[str, str]) -> None:
 
 def _refuse_unlisted(item: Item, root: Config, listed: Mapping[str, Any]) -> None:
     """``key=name`` without a dot is meant as a group's choice: say which groups there are."""
+    if item.key == "experiment" and not entries("experiment"):  # the group is listed only once it has entries
+        raise ConfigError(unknown_entry("experiment", str(item.value)))
     fields = fields_of(type(root))
     if item.key in fields and not is_config_class(fields[item.key].type) and item.key not in LAZY_MEMBERS:
         return  # a plain value at the top level

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Composition: groups, experiments, overrides; and every mistake that a user can make, as one message."""
 
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -722,3 +723,20 @@ def test_every_field_of_the_root_can_be_written_and_read(config: str) -> None:
     made = compose(config)
     assert isinstance(made, Config)
     assert OmegaConf.is_config(made.optimizer)
+
+
+def test_an_experiment_of_a_config_without_any_is_unknown_by_name(tmp_path: Path) -> None:
+    """Also when the one module that would register it did not import: the message then names the module."""
+    config = tmp_path / "empty_config.py"
+    config.write_text(
+        "from imaginaire.config import Config\n"
+        "def make_config():\n"
+        "    return Config(defaults=['_self_', {'experiment': None}])\n"
+    )
+    script = (
+        "import sys; from imaginaire.compose import compose\n"
+        "try: compose(sys.argv[1], ['experiment=NAME'])\n"
+        "except ValueError as error: print(error)"
+    )
+    result = subprocess.run([sys.executable, "-c", script, str(config)], capture_output=True, text=True)
+    assert result.stdout.strip() == "No experiment is called 'NAME'. None is registered.", result.stderr
