@@ -20,6 +20,8 @@ CORE = [
     "tqdm>=4.64",
     "psutil>=5.9",
     "PyYAML>=6.0",
+    "av>=12.0",
+    "pillow>=10.0",
 ]
 
 EXTRAS = {
@@ -32,6 +34,8 @@ EXTRAS = {
     # For samplers and experiment files that import megatron.core.parallel_state.
     "compat": ["megatron-core>=0.10"],
     "s3": ["s3fs>=2023.5"],
+    # Released weights: the download command, hub ids as paths, and the text encoders (T5, Reason1).
+    "weights": ["huggingface_hub>=0.24", "transformers>=4.51", "sentencepiece>=0.2"],
     "track": ["wandb>=0.17", "tensorboard>=2.15"],
     # Nothing in this version imports what the next three bring; they reserve the names that later parts use.
     "rl": ["ray[default]>=2.40"],
@@ -50,10 +54,10 @@ DEVELOPMENT = [
     "moto[server]>=5.0",
     "boto3>=1.34",
     "matplotlib>=3.8",
-    "huggingface_hub>=0.24",
+    "diffusers>=0.36",  # the peer that tests and benchmarks compare with
 ]
 
-EXTRAS["dev"] = [*DEVELOPMENT, *EXTRAS["s3"], *EXTRAS["track"]]
+EXTRAS["dev"] = [*DEVELOPMENT, *EXTRAS["s3"], *EXTRAS["track"], *EXTRAS["weights"]]
 EXTRAS["all"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
 
 setup(

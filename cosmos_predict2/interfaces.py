@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The seams of inference and training: what a tokenizer, a text encoder, a guardrail and a prompt refiner must offer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+
+@runtime_checkable
+class VideoTokenizer(Protocol):
+    """Pixels to normalised latents and back: 1 + 4k frames become 1 + k latent frames, height and width an eighth.
+
+    Not a module of the model that uses it: its weights are frozen and never part of a training checkpoint.
+    """
+
+    latent_ch: int
+    spatial_compression_factor: int
+    temporal_compression_factor: int
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def encode(self, video_B_C_F_H_W: Tensor) -> Tensor:
+        """Latents of RGB in [-1, 1], in the dtype of the video; the posterior's mean, never a draw."""
+
+    def decode(self, latent_B_C_T_H_W: Tensor) -> Tensor:
+        """RGB of latents, not clamped, in the dtype of the latents."""
+
+    def get_latent_num_frames(self, num_pixel_frames: int) -> int: ...
+
+    def get_pixel_num_frames(self, num_latent_frames: int) -> int: ...
+
+    def to(self, device: torch.device | str) -> Any:
+        """Move the weights; gives itself."""
+
+
+@runtime_checkable
+class TextEncoder(Protocol):
+    """Prompts to embeddings of a fixed number of tokens; what lies past a prompt is part of the contract."""
+
+    name: str  # says which embeddings may be mixed: encoder, weights and whatever changes the result
+    num_tokens: int
+    width: int
+
+    def encode(self, prompts: Sequence[str]) -> Tensor:
+        """[len(prompts), num_tokens, width], float32 on the encoder's device."""
+
+    def to(self, device: torch.device | str) -> Any:
+        """Move the weights; gives itself."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a guardrail says of a prompt or a video; the message names the rule that spoke."""
+
+    is_safe: bool
+    message: str = ""
+
+
+class Guardrail(Protocol):
+    """A check that may stop a generation. An error inside it counts as unsafe."""
+
+    name: str
+
+    def check_prompt(self, prompt: str) -> Verdict: ...
+
+
+class PromptRefiner(Protocol):
+    """Rewrites a prompt, given the picture or clip that the video begins with."""
+
+    def refine(self, prompt: str, media_path: str) -> str: ...
