@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a generation is conditioned on, and how training withholds it so that guidance can be learnt.
+
+The conditioner turns a batch into a `Condition`. In training each input may be dropped for a whole sample: its values
+become zero, and a text of zeros is what "no text" means to the network. In inference the pair for guidance is made:
+with the text, and with the negative text or none.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from imaginaire.config import Section
+from imaginaire.errors import ConfigError, DataError
+
+TEXT_KEY = "t5_text_embeddings"
+NEGATIVE_TEXT_KEY = "neg_t5_text_embeddings"
+EMBEDDERS = ("fps", "padding_mask", "text", "use_video_condition")  # in the order of their draws
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Everything that the network sees besides the noisy latents and the noise level."""
+
+    crossattn_emb_B_S_E: Tensor
+    padding_mask_B_1_H_W: Tensor | None = None  # in pixels; 1 where the picture is padding
+    fps_B: Tensor | None = None
+    is_image: bool = False
+    use_video_condition: bool = True  # False: given frames are shown as zeros, under the mask as ever
+    gt_frames_B_C_T_H_W: Tensor | None = None
+    condition_mask_B_1_T_H_W: Tensor | None = None  # 1 on the latent frames that are given
+
+    def with_given_frames(self, gt_frames_B_C_T_H_W: Tensor, num_frames_B: Tensor) -> "Condition":
+        """The same, with the first latent frames of each sample given."""
+        mask = given_frames_mask(num_frames_B, gt_frames_B_C_T_H_W)
+        return replace(self, gt_frames_B_C_T_H_W=gt_frames_B_C_T_H_W, condition_mask_B_1_T_H_W=mask)
+
+    def stacked_with(self, other: "Condition") -> "Condition":
+        """Both conditions in one batch, this one first."""
+        values = {}
+        for field in ("crossattn_emb_B_S_E", "padding_mask_B_1_H_W", "fps_B", "gt_frames_B_C_T_H_W"):
+            values[field] = _stack(getattr(self, field), getattr(other, field))
+        mask = _stack(self.condition_mask_B_1_T_H_W, other.condition_mask_B_1_T_H_W)
+        return replace(self, **values, condition_mask_B_1_T_H_W=mask)
+
+
+def given_frames_mask(num_frames_B: Tensor, like_B_C_T_H_W: Tensor) -> Tensor:
+    """[B, 1, T, H, W], 1 on the first ``num_frames_B`` latent frames of each sample; none where T is 1."""
+    batch, _, frames, height, width = like_B_C_T_H_W.shape
+    index_T = torch.arange(frames, device=like_B_C_T_H_W.device)
+    count_B_1 = num_frames_B.to(index_T.device)[:, None] * (frames > 1)
+    mask_B_T = (index_T < count_B_1).to(like_B_C_T_H_W.dtype)
+    return mask_B_T[:, None, :, None, None].expand(batch, 1, frames, height, width).contiguous()
+
+
+@attrs.define(kw_only=True, slots=False)
+class DropoutConfig(Section):
+    """How often an input is withheld in training, for a whole sample at a time."""
+
+    dropout_rate: float = 0.0
+
+    def __attrs_post_init__(self) -> None:
+        if isinstance(self.dropout_rate, (int, float)) and not 0 <= self.dropout_rate <= 1:
+            raise ConfigError(f"dropout_rate={self.dropout_rate}, but it is a probability, from 0 to 1.")
+
+
+@attrs.define(kw_only=True, slots=False)
+class ConditionerConfig(Section):
+    fps: DropoutConfig = attrs.field(factory=DropoutConfig)
+    padding_mask: DropoutConfig = attrs.field(factory=DropoutConfig)
+    text: DropoutConfig = attrs.field(factory=lambda: DropoutConfig(dropout_rate=0.2))
+    use_video_condition: DropoutConfig = attrs.field(factory=DropoutConfig)
+
+
+class Conditioner:
+    """Batches to conditions, by the dropout rates of its config."""
+
+    def __init__(self, config: ConditionerConfig | None = None) -> None:
+        config = config or ConditionerConfig()
+        self.rates = {name: float(getattr(config, name).dropout_rate) for name in EMBEDDERS}
+
+    def draw_keep(self, generators: Sequence[torch.Generator] | int) -> dict[str, Tensor]:
+        """For each input the samples that keep it: 1 or 0, [B]; one number for the flag, which is the batch's.
+
+        Given a batch size instead of one generator per sample, all is drawn from torch's global generator, each input
+        for the whole batch in turn.
+        """
+        keep = {}
+        for name, rate in self.rates.items():
+            if isinstance(generators, int):
+                size = 1 if name == "use_video_condition" else generators
+                keep[name] = torch.bernoulli(torch.full((size,), 1.0 - rate))
+            else:
+                chosen = generators[:1] if name == "use_video_condition" else generators
+                keep[name] = torch.cat([torch.bernoulli(torch.full((1,), 1.0 - rate), generator=g) for g in chosen])
+        return keep
+
+    def condition(self, batch: Mapping[str, Any], *, is_image: bool, keep: Mapping[str, Tensor] | None = None) -> Condition:
+        """The condition of a batch; ``keep`` as `draw_keep` gives it, or all of it."""
+        return self._make(batch, is_image, _required(batch, TEXT_KEY), keep)
+
+    def guidance_pair(self, batch: Mapping[str, Any], *, is_image: bool = False) -> tuple[Condition, Condition]:
+        """With the text, and with the batch's negative text in its place, or with zeros where it has none."""
+        text = _required(batch, TEXT_KEY)
+        conditional = self._make(batch, is_image, text, None)
+        if NEGATIVE_TEXT_KEY in batch:
+            return conditional, self._make(batch, is_image, batch[NEGATIVE_TEXT_KEY], None)
+        dropped = {name: torch.full((1,), float(rate <= 1e-4)) for name, rate in self.rates.items()}
+        # The frames that the user gave are never withheld.
+        dropped["use_video_condition"] = torch.ones(1)
+        return conditional, self._make(batch, is_image, text, dropped)
+
+    def _make(
+        self, batch: Mapping[str, Any], is_image: bool, text: Tensor, keep: Mapping[str, Tensor] | None
+    ) -> Condition:
+        fps, padding_mask = _required(batch, "fps"), _required(batch, "padding_mask")
+        flag = True
+        if keep is not None:
+            fps = _kept(fps, keep["fps"], self.rates["fps"])
+            padding_mask = _kept(padding_mask, keep["padding_mask"], self.rates["padding_mask"])
+            text = _kept(text, keep["text"], self.rates["text"])
+            flag = bool(keep["use_video_condition"].item())
+        return Condition(
+            crossattn_emb_B_S_E=text,
+            padding_mask_B_1_H_W=padding_mask,
+            fps_B=fps,
+            is_image=is_image,
+            use_video_condition=flag,
+        )
+
+
+def _kept(value: Tensor, keep: Tensor, rate: float) -> Tensor:
+    if rate == 0.0:
+        return value  # as it is: an integer frame rate stays one
+    return value * keep.to(value).reshape(-1, *[1] * (value.dim() - 1))
+
+
+def _stack(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return None if a is None or b is None else torch.cat([a, b])
+
+
+def _required(batch: Mapping[str, Any], key: str) -> Tensor:
+    if key not in batch:
+        raise DataError(f"The batch has no '{key}'. It has: {', '.join(sorted(map(str, batch)))}.")
+    value = batch[key]
+    if not isinstance(value, Tensor):
+        raise DataError(f"The batch's '{key}' is a {type(value).__name__}, not a tensor.")
+    return value

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Resolutions by name and aspect ratio, and how many frames a model of each rate handles."""
+
+from imaginaire.errors import ConfigError, near
+
+# (width, height) in pixels, all multiples of 16: 8 of the tokenizer, 2 of the network's patches. "48" is the toy world.
+VIDEO_SIZES = {
+    "720": {"1:1": (960, 960), "4:3": (960, 704), "3:4": (704, 960), "16:9": (1280, 704), "9:16": (704, 1280)},
+    "512": {"1:1": (512, 512), "4:3": (640, 512), "3:4": (512, 640), "16:9": (640, 384), "9:16": (384, 640)},
+    "480": {"1:1": (480, 480), "4:3": (640, 480), "3:4": (480, 640), "16:9": (768, 432), "9:16": (432, 768)},
+    "48": {"1:1": (48, 48), "4:3": (64, 48), "3:4": (48, 64), "16:9": (80, 48), "9:16": (48, 80)},
+}
+IMAGE_SIZES = {
+    "1024": {"1:1": (1024, 1024), "4:3": (1168, 880), "3:4": (880, 1168), "16:9": (1360, 768), "9:16": (768, 1360)},
+}
+ASPECT_RATIOS = ("1:1", "4:3", "3:4", "16:9", "9:16")
+
+
+def size_of(resolution: str, aspect_ratio: str) -> tuple[int, int]:
+    """(height, width) in pixels."""
+    table = {**VIDEO_SIZES, **IMAGE_SIZES}
+    if resolution not in table:
+        raise ConfigError(f"There is no resolution '{resolution}'.{near(resolution, table)}")
+    if aspect_ratio not in table[resolution]:
+        raise ConfigError(f"There is no aspect ratio '{aspect_ratio}'.{near(aspect_ratio, table[resolution])}")
+    width, height = table[resolution][aspect_ratio]
+    return height, width
+
+
+def pixel_frames(num_latent_frames: int) -> int:
+    """Frames of a clip with that many latent ones: the first alone, then four for each."""
+    return 4 * (num_latent_frames - 1) + 1
+
+
+def latent_frames(num_pixel_frames: int) -> int:
+    """Latent frames of a clip; its length must be one more than a multiple of four."""
+    if num_pixel_frames < 1 or num_pixel_frames % 4 != 1:
+        below = max(1, (num_pixel_frames - 1) // 4 * 4 + 1)
+        raise ConfigError(
+            f"A clip of {num_pixel_frames} frames has no latent form: it must be 1 + 4k frames."
+            f" The nearest are {below} and {below + 4}."
+        )
+    return (num_pixel_frames - 1) // 4 + 1

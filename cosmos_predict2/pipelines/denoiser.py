@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From noisy latents to clean ones: scaling, given frames, the network, and scaling back.
+
+With t = sigma / (1 + sigma) the network sees c_in x = (1 - t) x_0 + t eps and predicts the velocity v = eps - x_0::
+
+    x_0 = c_skip x + c_out net(c_in x, c_noise)
+
+Frames that are given enter the network clean and unscaled, at their own small noise level, and come out as they were.
+Latents, noise levels and all arithmetic around the network are in float32 at least; the network computes in its own
+precision.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from cosmos_predict2.conditioner import Condition
+from cosmos_predict2.diffusion.rectified_flow import Scaling, edm_scaling, rectified_flow_scaling
+from imaginaire.errors import ConfigError
+
+SCALINGS = ("rectified_flow", "edm")
+STRATEGIES = ("frame_replace", "channel_concat")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The clean latents and the noise that the network sees in noisy ones."""
+
+    x0_B_C_T_H_W: Tensor
+    epsilon_B_C_T_H_W: Tensor
+
+
+class Denoiser:
+    """A network with its preconditioning. Called with noisy latents, it gives what they were."""
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        sigma_data: float = 1.0,
+        sigma_conditional: float = 1e-4,
+        conditioning_strategy: str = "frame_replace",
+        t_scaling_factor: float = 1.0,
+        scaling: str = "rectified_flow",
+    ) -> None:
+        if scaling not in SCALINGS or conditioning_strategy not in STRATEGIES:
+            raise ConfigError(
+                f"scaling={scaling!r} must be one of {', '.join(SCALINGS)}, and"
+                f" conditioning_strategy={conditioning_strategy!r} one of {', '.join(STRATEGIES)}."
+            )
+        if scaling == "rectified_flow" and sigma_data != 1.0:
+            raise ConfigError(f"sigma_data={sigma_data}, but rectified flow is defined for sigma_data=1.0.")
+        self.net = net
+        self.sigma_data = sigma_data
+        self.sigma_conditional = sigma_conditional
+        self.conditioning_strategy = conditioning_strategy
+        self._scaling: Callable[[Tensor], Scaling] = (
+            (lambda sigma: rectified_flow_scaling(sigma, t_scaling_factor))
+            if scaling == "rectified_flow"
+            else (lambda sigma: edm_scaling(sigma, sigma_data))
+        )
+
+    def __call__(
+        self, xt_B_C_T_H_W: Tensor, sigma: Tensor, condition: Condition, prepared: object | None = None
+    ) -> Prediction:
+        """The prediction at ``sigma``, one level per sample [B] or [B, 1], or per latent frame [B, T]."""
+        xt = _at_least_float32(xt_B_C_T_H_W)
+        sigma_B_T = _at_least_float32(sigma).reshape(xt.shape[0], -1)
+        scaling = self._scaling(sigma_B_T)
+        given_c_noise = self._scaling(sigma_B_T.new_tensor([[self.sigma_conditional]])).c_noise
+        output = self._network(
+            xt * _per_frame(scaling.c_in), scaling.c_noise, condition, prepared, given_c_noise=given_c_noise
+        )
+        x0 = _per_frame(scaling.c_skip) * xt + _per_frame(scaling.c_out) * output.to(xt.dtype)
+        if condition.gt_frames_B_C_T_H_W is not None and not condition.is_image:
+            x0 = _where_given(condition, condition.gt_frames_B_C_T_H_W.to(x0.dtype), x0)
+        return Prediction(x0, (xt - x0) / _per_frame(sigma_B_T))
+
+    def velocity(
+        self,
+        xt_B_C_T_H_W: Tensor,
+        timesteps_B_1: Tensor,
+        condition: Condition,
+        *,
+        timestep_scale: float = 0.001,
+        conditional_timestep: float = -1.0,
+        prepared: object | None = None,
+    ) -> Tensor:
+        """eps - x_0 in the form of Predict2.5: x_t = t eps + (1 - t) x_0 at timesteps 1000 t.
+
+        Given frames enter clean; with ``conditional_timestep`` >= 0 they have that timestep of their own.
+        """
+        xt = _at_least_float32(xt_B_C_T_H_W)
+        timesteps_B_T = _at_least_float32(timesteps_B_1).reshape(xt.shape[0], -1)
+        own = None
+        if conditional_timestep >= 0:
+            own = timesteps_B_T.new_tensor([[conditional_timestep * timestep_scale]])
+        output = self._network(xt, timesteps_B_T * timestep_scale, condition, prepared, given_c_noise=own)
+        return output.to(xt.dtype)
+
+    def _network(
+        self,
+        x_in: Tensor,
+        c_noise_B_T: Tensor,
+        condition: Condition,
+        prepared: object | None,
+        given_c_noise: Tensor | None,
+    ) -> Tensor:
+        """The network's output for scaled latents; None leaves the noise level of given frames as it is."""
+        if not condition.is_image and condition.condition_mask_B_1_T_H_W is not None:
+            assert condition.gt_frames_B_C_T_H_W is not None
+            given = condition.gt_frames_B_C_T_H_W.to(x_in.dtype) / self.sigma_data * condition.use_video_condition
+            mask = condition.condition_mask_B_1_T_H_W.to(x_in.dtype)
+            if self.conditioning_strategy == "channel_concat":
+                x_in = torch.cat([x_in, given * mask], dim=1)
+            else:
+                x_in = torch.where(mask.bool(), given, x_in)
+                if given_c_noise is not None:
+                    share_B_T = mask.mean(dim=(1, 3, 4))
+                    c_noise_B_T = given_c_noise * share_B_T + c_noise_B_T * (1 - share_B_T)
+        elif self.conditioning_strategy == "channel_concat":
+            x_in = torch.cat([x_in, torch.zeros_like(x_in)], dim=1)
+        dtype = _dtype(self.net)
+        output: Tensor = self.net(
+            x_in.to(dtype),
+            c_noise_B_T.to(torch.promote_types(dtype, torch.float32)),
+            condition.crossattn_emb_B_S_E.to(dtype),
+            condition_mask_B_1_T_H_W=_cast(condition.condition_mask_B_1_T_H_W, dtype),
+            padding_mask_B_1_H_W=_cast(condition.padding_mask_B_1_H_W, dtype),
+            fps_B=condition.fps_B,
+            is_image=condition.is_image,
+            prepared=prepared,
+        )
+        return _at_least_float32(output)
+
+
+def _dtype(net: nn.Module) -> torch.dtype:
+    """The precision that a network computes in: that of its largest weights, adapters aside."""
+    block = getattr(net, "blocks", [net])[0]
+    return next(p.dtype for name, p in block.named_parameters() if "lora_" not in name)
+
+
+def _where_given(condition: Condition, given: Tensor, other: Tensor) -> Tensor:
+    assert condition.condition_mask_B_1_T_H_W is not None
+    return torch.where(condition.condition_mask_B_1_T_H_W.bool(), given, other)
+
+
+def _at_least_float32(value: Tensor) -> Tensor:
+    return value.to(torch.promote_types(value.dtype, torch.float32))
+
+
+def _per_frame(value_B_T: Tensor) -> Tensor:
+    return value_B_T[:, None, :, None, None]
+
+
+def _cast(value: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if value is None else value.to(dtype)
