@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rectified flow written with its time: x_t = (1 - t) x_0 + t epsilon, as predict2.5 trains it.
+
+The network predicts the velocity epsilon - x_0. A shift s > 1 moves the times towards noise:
+t -> s t / (1 + (s - 1) t). Timesteps count from 0 to 1000 = 1000 t.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.diffusion.rectified_flow import at_least_float32, per_frame
+
+NUM_TIMESTEPS = 1000
+HIGH_NOISE_TIMESTEPS = (980.0, 1000.0)
+WAVER_SCALE = 1.29
+
+
+def shift_time(t: Tensor, shift: float) -> Tensor:
+    """s t / (1 + (s - 1) t): keeps 0 and 1, and gives pure noise more of what lies between."""
+    return shift * t / (1 + (shift - 1) * t)
+
+
+def waver_mode(uniform_B: Tensor, scale: float = WAVER_SCALE) -> Tensor:
+    """Times 1 - u - s (cos^2(pi u / 2) - 1 + u): uniform draws moved towards both ends' middle, s = 1.29 by default."""
+    u = at_least_float32(uniform_B)
+    return 1 - u - scale * (torch.cos(math.pi * u / 2) ** 2 - 1 + u)
+
+
+def training_timesteps(u_B: Tensor, shift: float) -> Tensor:
+    """1000 times the shifted time of u in [0, 1]; u = sigmoid of a normal draw in the released recipe."""
+    return NUM_TIMESTEPS * shift_time(at_least_float32(u_B), shift)
+
+
+def timestep_table(shift: float, num_timesteps: int = NUM_TIMESTEPS) -> Tensor:
+    """The decreasing list of shifted timesteps, float32: the first is 1000 (pure noise), the last above 0."""
+    t = torch.arange(num_timesteps, 0, -1, dtype=torch.float64) / num_timesteps
+    return (num_timesteps * shift_time(t, shift)).float()
+
+
+def training_timesteps_from_table(u_B: Tensor, shift: float, num_timesteps: int = NUM_TIMESTEPS) -> Tensor:
+    """The entry floor(1000 u) of ``timestep_table``: here u near 0 is noise, the reverse of ``training_timesteps``."""
+    index = (at_least_float32(u_B) * num_timesteps).long().clamp(0, num_timesteps - 1)
+    return timestep_table(shift, num_timesteps).to(u_B.device)[index]
+
+
+def mix_high_noise(timesteps_B: Tensor, pick_B: Tensor, high_B: Tensor, ratio: float = 0.05) -> Tensor:
+    """The timesteps, but drawn from 980 to 1000 by ``high_B`` where ``pick_B`` lies below ``ratio`` (both uniform)."""
+    low, high = HIGH_NOISE_TIMESTEPS
+    return torch.where(pick_B < ratio, (low + (high - low) * high_B).to(timesteps_B.dtype), timesteps_B)
+
+
+def interpolate(x0_B_C_T_H_W: Tensor, epsilon_B_C_T_H_W: Tensor, t_B_T: Tensor) -> Tensor:
+    """x_t = (1 - t) x_0 + t epsilon, with one time per sample or per latent frame."""
+    t = per_frame(at_least_float32(t_B_T))
+    return t * epsilon_B_C_T_H_W + (1 - t) * x0_B_C_T_H_W
+
+
+def velocity(x0_B_C_T_H_W: Tensor, epsilon_B_C_T_H_W: Tensor) -> Tensor:
+    """epsilon - x_0, what the network is trained to predict at every time."""
+    return epsilon_B_C_T_H_W - x0_B_C_T_H_W
+
+
+def x0_of_velocity(x_t_B_C_T_H_W: Tensor, velocity_B_C_T_H_W: Tensor, t_B_T: Tensor) -> Tensor:
+    """x_t - t v, the clean estimate that belongs to a velocity."""
+    return x_t_B_C_T_H_W - per_frame(at_least_float32(t_B_T)) * velocity_B_C_T_H_W
+
+
+def velocity_of_x0(x_t_B_C_T_H_W: Tensor, x0_B_C_T_H_W: Tensor, t_B_T: Tensor) -> Tensor:
+    """(x_t - x_0) / t, the inverse of ``x0_of_velocity`` for t > 0."""
+    return (x_t_B_C_T_H_W - x0_B_C_T_H_W) / per_frame(at_least_float32(t_B_T))
+
+
+def velocity_error(velocity_B_C_T_H_W: Tensor, target_B_C_T_H_W: Tensor) -> Tensor:
+    """The mean squared error of each sample, (B,); the loss is its mean."""
+    return ((velocity_B_C_T_H_W - target_B_C_T_H_W) ** 2).flatten(1).mean(dim=1)

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rectified flow written with noise levels: x_sigma = x_0 + sigma * epsilon, its preconditioning, weights and loss.
+
+A noise level and its flow time are tied by t = sigma / (1 + sigma). A network under ``rectified_flow_scaling`` sees
+x_sigma / (1 + sigma) = (1 - t) x_0 + t epsilon and the time t, and predicts the velocity epsilon - x_0.
+Levels may be given per sample, (B,) or (B, 1), or per latent frame, (B, T).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+HIGH_SIGMA_RANGE = (200.0, 100_000.0)
+NUM_WEIGHT_BINS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """x_0 = c_skip * x_sigma + c_out * network(c_in * x_sigma, c_noise); each shaped like the noise level."""
+
+    c_skip: Tensor
+    c_out: Tensor
+    c_in: Tensor
+    c_noise: Tensor
+
+
+def rectified_flow_scaling(sigma_B_T: Tensor, t_scaling_factor: float = 1.0) -> Scaling:
+    """The scaling that makes the network a velocity predictor: 1 - t, -t, 1 - t and t (times ``t_scaling_factor``)."""
+    t = flow_time(sigma_B_T)
+    return Scaling(c_skip=1 - t, c_out=-t, c_in=1 - t, c_noise=t * t_scaling_factor)
+
+
+def edm_scaling(sigma_B_T: Tensor, sigma_data: float = 1.0) -> Scaling:
+    """The scaling of EDM (table 1), which older checkpoints were trained with."""
+    sigma = at_least_float32(sigma_B_T)
+    variance = sigma**2 + sigma_data**2
+    return Scaling(
+        c_skip=sigma_data**2 / variance,
+        c_out=sigma * sigma_data / variance.sqrt(),
+        c_in=1 / variance.sqrt(),
+        c_noise=sigma.log() / 4,
+    )
+
+
+def rectified_flow_weight(sigma_B_T: Tensor) -> Tensor:
+    """(1 + sigma)^2 / sigma^2 = 1 / t^2: with it the squared error of x_0 is exactly that of the velocity."""
+    sigma = at_least_float32(sigma_B_T)
+    return (1 + sigma) ** 2 / sigma**2
+
+
+def edm_weight(sigma_B_T: Tensor, sigma_data: float = 1.0) -> Tensor:
+    """(sigma^2 + sigma_data^2) / (sigma sigma_data)^2: unit weight on what an EDM network predicts."""
+    sigma = at_least_float32(sigma_B_T)
+    return (sigma**2 + sigma_data**2) / (sigma * sigma_data) ** 2
+
+
+def nonuniform_weight(sigma_B_T: Tensor) -> Tensor:
+    """A bell over the flow time, looked up in 1000 bins: 0 at both ends, 1 on average, largest at t = 1/2."""
+    t = flow_time(sigma_B_T)
+    bins = (t * NUM_WEIGHT_BINS).round().clamp(0, NUM_WEIGHT_BINS - 1).long()
+    return torch.tensor(_bell(), dtype=t.dtype, device=t.device)[bins]
+
+
+@cache
+def _bell() -> tuple[float, ...]:
+    t = torch.linspace(0, 1, NUM_WEIGHT_BINS, dtype=torch.float64)
+    bell = torch.exp(-2 * (t - 0.5) ** 2)
+    bell = bell - bell.min()
+    return tuple((bell / bell.mean()).tolist())
+
+
+def add_noise(x0_B_C_T_H_W: Tensor, epsilon_B_C_T_H_W: Tensor, sigma_B_T: Tensor) -> Tensor:
+    """x_sigma = x_0 + sigma * epsilon, with one level per sample or per latent frame."""
+    return x0_B_C_T_H_W + per_frame(sigma_B_T) * epsilon_B_C_T_H_W
+
+
+def draw_sigma(
+    uniform_B: Tensor,
+    *,
+    factor: float = 1.0,
+    high_sigma_ratio: float = 0.0,
+    pick_B: Tensor | None = None,
+    high_B: Tensor | None = None,
+) -> Tensor:
+    """Noise levels for training, a pure function of numbers drawn uniformly from [0, 1).
+
+    ln(sigma / factor) is normally distributed; ``factor`` is sqrt(latent frames) for video and 1 for images. Where
+    ``pick_B`` lies below ``high_sigma_ratio`` the level is log-uniform between 200 and 100000 instead, by ``high_B``.
+    """
+    # A float32 uniform can be exactly 0, which would be no noise at all and an infinite weight.
+    sigma = torch.special.ndtri(uniform_B.double().clamp(1e-12, 1 - 1e-12)).exp() * factor
+    if high_sigma_ratio > 0:
+        if pick_B is None or high_B is None:
+            raise ValueError(f"high_sigma_ratio={high_sigma_ratio} needs two more uniform draws: pick_B and high_B.")
+        low, high = map(math.log, HIGH_SIGMA_RANGE)
+        sigma = torch.where(pick_B < high_sigma_ratio, (low + high_B.double() * (high - low)).exp(), sigma)
+    return sigma.to(torch.promote_types(uniform_B.dtype, torch.float32))
+
+
+def weighted_error(
+    x0_pred_B_C_T_H_W: Tensor,
+    x0_B_C_T_H_W: Tensor,
+    sigma_B_T: Tensor,
+    weight: Callable[[Tensor], Tensor] = rectified_flow_weight,
+) -> Tensor:
+    """(x0_pred - x0)^2 * weight(sigma), element by element."""
+    return (x0_pred_B_C_T_H_W - x0_B_C_T_H_W) ** 2 * per_frame(weight(sigma_B_T))
+
+
+def reduce_loss(
+    error_B_C_T_H_W: Tensor, reduction: Literal["mean", "sum"] = "mean", scale: float | Tensor = 1.0
+) -> Tensor:
+    """One number: the mean of all elements, or the sum over channels and the mean of the rest; times ``scale``."""
+    if reduction == "mean":
+        return error_B_C_T_H_W.mean() * scale
+    if reduction == "sum":
+        return error_B_C_T_H_W.sum(dim=1).mean() * scale
+    raise ValueError(f"There is no loss reduction '{reduction}'; there are 'mean' and 'sum'.")
+
+
+def flow_time(sigma_B_T: Tensor) -> Tensor:
+    """t = sigma / (1 + sigma), in float32 or wider."""
+    sigma = at_least_float32(sigma_B_T)
+    return sigma / (1 + sigma)
+
+
+def noise_level(t_B_T: Tensor) -> Tensor:
+    """sigma = t / (1 - t), the inverse of ``flow_time``."""
+    t = at_least_float32(t_B_T)
+    return t / (1 - t)
+
+
+def per_frame(value_B_T: Tensor) -> Tensor:
+    """(B,), (B, 1) or (B, T) values as (B, 1, 1, 1, 1) or (B, 1, T, 1, 1), to be multiplied with a video."""
+    if value_B_T.ndim not in (1, 2):
+        raise ValueError(
+            f"A value per sample or latent frame has shape (B,), (B, 1) or (B, T); found {value_B_T.shape}."
+        )
+    value_B_T = value_B_T.reshape(value_B_T.shape[0], -1)
+    return value_B_T[:, None, :, None, None]
+
+
+def at_least_float32(value: Tensor) -> Tensor:
+    return value.to(torch.promote_types(value.dtype, torch.float32))

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sampling loop, and the solvers by name.
+
+A solver takes the state from one noise level to the next, given the estimate of the clean video there. All but "unipc"
+work on x = x0 + sigma epsilon; "unipc" works on flow times, x_t = (1 - t) x0 + t epsilon.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.diffusion.exponential import AdamsBashforth2, Euler, Heun, Midpoint
+from cosmos_predict2.diffusion.step import Denoise, Evaluate, Step, Stepper, randn_like
+from cosmos_predict2.diffusion.unipc import UniPC
+
+SOLVERS: dict[str, Callable[[Evaluate], Stepper]] = {
+    "2ab": lambda _: AdamsBashforth2(),
+    "2ab_float64": lambda _: AdamsBashforth2(torch.float64),
+    "1euler": Euler,
+    "2mid": Midpoint,
+    "2mid_stable": lambda evaluate: Midpoint(evaluate, is_stable=True),
+    "2heun_edm": Heun,
+    "unipc": lambda _: UniPC(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Churn:
+    """Noise put back before each evaluation between two levels (EDM, algorithm 2)."""
+
+    amount: float
+    sigma_min: float = 0.0
+    sigma_max: float = math.inf
+    noise_scale: float = 1.0
+    generator: torch.Generator | None = None
+
+    def apply(self, x_B_C_T_H_W: Tensor, sigma: float, num_steps: int) -> tuple[Tensor, float]:
+        """The state and its level after the noise."""
+        if not self.sigma_min < sigma < self.sigma_max:
+            return x_B_C_T_H_W, sigma
+        raised = sigma * (1 + min(self.amount / (num_steps + 1), math.sqrt(1.2) - 1))
+        noise = randn_like(x_B_C_T_H_W, self.generator)
+        return x_B_C_T_H_W + math.sqrt(raised**2 - sigma**2) * self.noise_scale * noise, raised
+
+
+def sample(
+    denoise: Denoise,
+    x_B_C_T_H_W: Tensor,
+    sigmas: Tensor,
+    step: str | Stepper = "2ab",
+    on_step: Callable[[int, Step], None] | None = None,
+    *,
+    final_denoise: bool = True,
+    churn: Churn | None = None,
+) -> Tensor:
+    """The clean video at the end of the levels ``sigmas``, in the dtype of the noise (at least float32).
+
+    ``x_B_C_T_H_W`` is the state at the first level: noise times sigmas[0], or for flow times the noise itself. Any shape
+    will do that begins with the batch. ``denoise(x_B_C_T_H_W, sigma_B)`` estimates the clean video and is given both in
+    the dtype of the noise. ``step`` is a name of SOLVERS or a stepper of your own; ``on_step(i, step)`` sees every step.
+    If the last level is not 0, one more evaluation there gives the result, unless ``final_denoise`` is off.
+    Gradients are recorded if the caller has them on.
+    """
+    levels = _decreasing(sigmas)
+    dtype = torch.promote_types(x_B_C_T_H_W.dtype, torch.float32)
+
+    def evaluate(x: Tensor, sigma: float) -> Tensor:
+        sigma_B = torch.full((x.shape[0],), sigma, dtype=dtype, device=x.device)
+        return denoise(x.to(dtype), sigma_B)
+
+    stepper = solver(step, evaluate) if isinstance(step, str) else step
+    x = x_B_C_T_H_W.to(dtype)
+    for i, (sigma, sigma_next) in enumerate(pairwise(levels)):
+        if churn is not None:
+            x, sigma = churn.apply(x, sigma, len(levels) - 1)
+        x0 = evaluate(x, sigma)
+        taken = stepper.step(x, x0, sigma, sigma_next)
+        if on_step is not None:
+            on_step(i, taken)
+        x = taken.x_next_B_C_T_H_W
+    if final_denoise and levels[-1] > 0:
+        x = evaluate(x, levels[-1])
+    return x.to(dtype)
+
+
+def guide(conditional: Tensor, unconditional: Tensor, guidance: float) -> Tensor:
+    """conditional + guidance * (conditional - unconditional): 0 is no guidance, 7 the usual scale of 8."""
+    return conditional + guidance * (conditional - unconditional)
+
+
+def solver(name: str, evaluate: Evaluate) -> Stepper:
+    """A fresh stepper of that name; those that look ahead call ``evaluate`` for themselves."""
+    if name not in SOLVERS:
+        raise ValueError(f"No solver is called '{name}'. Known: {', '.join(SOLVERS)}.")
+    return SOLVERS[name](evaluate)
+
+
+def _decreasing(sigmas: Tensor) -> list[float]:
+    levels = [float(level) for level in sigmas.double().tolist()]
+    if len(levels) < 2 or levels[-1] < 0 or any(a <= b for a, b in pairwise(levels)):
+        raise ValueError(f"Sampling needs two or more decreasing noise levels that are not negative; found {levels}.")
+    return levels

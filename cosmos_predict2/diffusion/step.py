@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a step of a sampler is, and what can take one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+Denoise = Callable[[Tensor, Tensor], Tensor]  # (x_B_C_T_H_W, sigma_B) -> x0_B_C_T_H_W
+Evaluate = Callable[[Tensor, float], Tensor]  # the same, with one level for all
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step from ``sigma`` to ``sigma_next``. A stepper with more to tell (a log-probability) gives a subclass."""
+
+    x_B_C_T_H_W: Tensor
+    x0_B_C_T_H_W: Tensor
+    x_next_B_C_T_H_W: Tensor
+    sigma: float
+    sigma_next: float
+
+
+class Stepper(Protocol):
+    """One way to take a step. It may remember earlier ones, so a stepper serves one run."""
+
+    def step(self, x_B_C_T_H_W: Tensor, x0_B_C_T_H_W: Tensor, sigma: float, sigma_next: float) -> Step: ...
+
+
+def randn_like(x: Tensor, generator: torch.Generator | None) -> Tensor:
+    return torch.randn(x.shape, dtype=x.dtype, device=x.device, generator=generator)
