@@ -50,13 +50,13 @@ def edm_scaling(sigma_B_T: Tensor, sigma_data: float = 1.0) -> Scaling:
 def rectified_flow_weight(sigma_B_T: Tensor) -> Tensor:
     """(1 + sigma)^2 / sigma^2 = 1 / t^2: with it the squared error of x_0 is exactly that of the velocity."""
     sigma = at_least_float32(sigma_B_T)
-    return (1 + sigma) ** 2 / sigma**2
+    return ((1 + sigma) / sigma).square()
 
 
 def edm_weight(sigma_B_T: Tensor, sigma_data: float = 1.0) -> Tensor:
     """(sigma^2 + sigma_data^2) / (sigma sigma_data)^2: unit weight on what an EDM network predicts."""
     sigma = at_least_float32(sigma_B_T)
-    return (sigma**2 + sigma_data**2) / (sigma * sigma_data) ** 2
+    return (sigma**2 + sigma_data**2) / (sigma * sigma_data).square()
 
 
 def nonuniform_weight(sigma_B_T: Tensor) -> Tensor:
@@ -138,9 +138,8 @@ def noise_level(t_B_T: Tensor) -> Tensor:
 def per_frame(value_B_T: Tensor) -> Tensor:
     """(B,), (B, 1) or (B, T) values as (B, 1, 1, 1, 1) or (B, 1, T, 1, 1), to be multiplied with a video."""
     if value_B_T.ndim not in (1, 2):
-        raise ValueError(
-            f"A value per sample or latent frame has shape (B,), (B, 1) or (B, T); found {value_B_T.shape}."
-        )
+        found = tuple(value_B_T.shape)
+        raise ValueError(f"A value per sample or latent frame has shape (B,), (B, 1) or (B, T); found {found}.")
     value_B_T = value_B_T.reshape(value_B_T.shape[0], -1)
     return value_B_T[:, None, :, None, None]
 

@@ -37,7 +37,7 @@ def karras_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 8
         raise ValueError(f"Noise levels run down from sigma_max to sigma_min; found {sigma_max} and {sigma_min}.")
     start, end = sigma_max ** (1 / order), sigma_min ** (1 / order)
     share = torch.arange(num_steps + 1, dtype=torch.float64) / num_steps
-    return (start + share * (end - start)) ** order
+    return torch.pow(start + share * (end - start), order)
 
 
 def flow_sigmas(

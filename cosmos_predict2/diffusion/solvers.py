@@ -59,9 +59,10 @@ def sample(
 ) -> Tensor:
     """The clean video at the end of the levels ``sigmas``, in the dtype of the noise (at least float32).
 
-    ``x_B_C_T_H_W`` is the state at the first level: noise times sigmas[0], or for flow times the noise itself. Any shape
-    will do that begins with the batch. ``denoise(x_B_C_T_H_W, sigma_B)`` estimates the clean video and is given both in
-    the dtype of the noise. ``step`` is a name of SOLVERS or a stepper of your own; ``on_step(i, step)`` sees every step.
+    ``x_B_C_T_H_W`` is the state at the first level: noise times sigmas[0], or for flow times the noise itself; any
+    shape that begins with the batch will do. ``denoise(x_B_C_T_H_W, sigma_B)`` estimates the clean video and is given
+    both in the dtype of the noise. ``step`` is a name of SOLVERS or a stepper of your own, and ``on_step(i, step)``
+    sees every step.
     If the last level is not 0, one more evaluation there gives the result, unless ``final_denoise`` is off.
     Gradients are recorded if the caller has them on.
     """

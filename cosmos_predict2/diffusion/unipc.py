@@ -23,7 +23,7 @@ class _Past:
 
 
 class UniPC:
-    """A stepper for ``sample``. Keeps its states in the dtype of x; the last step, to level 0, gives the estimate there."""
+    """Keeps its states in the dtype of x; the last step, to level 0, gives the estimate before it."""
 
     def __init__(self) -> None:
         self._past: list[_Past] = []  # the latest two
