@@ -1,0 +1,390 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The diffusion transformer of Cosmos-Predict2: Text2Image, and Video2World with its condition-mask channel.
+
+Plain single-device PyTorch with the state-dict names of the released files. Sharding, recomputation, compilation,
+context parallelism and LoRA are applied from outside.
+
+    net = Video2WorldDiT(model_channels=2048, num_blocks=28, num_heads=16, ...)
+    velocity = net(x, timesteps, text, condition_mask_B_1_T_H_W=mask)
+    prepared = net.prepare(text, latent_shape=x.shape[2:])            # once per sample, for many sampling steps
+    velocity = net(x, timesteps, None, condition_mask_B_1_T_H_W=mask, prepared=prepared)
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from cosmos_predict2.nn.attention import AttentionChoice, canonical_backend, choose_attention
+from cosmos_predict2.nn.blocks import Block, FinalLayer, KeysValues, RMSNorm, Rope
+from cosmos_predict2.nn.embeddings import (
+    LearnedPositions,
+    PatchEmbed,
+    RopePrecision,
+    RotaryPositions,
+    TimestepEmbedding,
+    Timesteps,
+)
+
+TimestepPrecision = Literal["float32", "module"]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a sample keeps from one sampling step to the next: positions, and keys and values of the text."""
+
+    size: tuple[int, int, int]  # tokens along time, height, width
+    rope: Rope
+    extra_1_T_H_W_D: Tensor | None
+    cross: tuple[KeysValues, ...]  # of each block
+
+    def frames(self, first: int, end: int) -> "Prepared":
+        """The part for token frames ``first`` to ``end``, of a clip whose frames are spread over processes."""
+        t, h, w = self.size
+        if not 0 <= first < end <= t:
+            raise ValueError(f"Frames {first} to {end} are not within the {t} token frames that were prepared.")
+        cos_L_K, sin_L_K = (table[first * h * w : end * h * w] for table in self.rope)
+        extra = None if self.extra_1_T_H_W_D is None else self.extra_1_T_H_W_D[:, first:end]
+        return dataclasses.replace(self, size=(end - first, h, w), rope=(cos_L_K, sin_L_K), extra_1_T_H_W_D=extra)
+
+
+class DiT(nn.Module):
+    """The Text2Image network; also the base of Video2World.
+
+    ``timestep_precision`` and ``rope_precision``: "module" rounds times and angles to the dtype of the network, as the
+    released weights were trained; "float32" keeps them out of bfloat16. Both agree in a float32 network.
+    ``pos_emb_learnable``, ``pos_emb_interpolation``, ``min_fps``, ``max_fps`` and the ``extra_*_extrapolation_ratio``
+    are of released configs and have no effect on rotary positions.
+    """
+
+    has_condition_channel = False
+
+    def __init__(
+        self,
+        *,
+        max_img_h: int = 240,
+        max_img_w: int = 240,
+        max_frames: int = 128,
+        in_channels: int = 16,
+        out_channels: int = 16,
+        patch_spatial: int = 2,
+        patch_temporal: int = 1,
+        concat_padding_mask: bool = True,
+        model_channels: int,
+        num_blocks: int,
+        num_heads: int,
+        mlp_ratio: float = 4.0,
+        crossattn_emb_channels: int = 1024,
+        crossattn_proj_in_channels: int | None = None,
+        pos_emb_cls: str = "rope3d",
+        pos_emb_learnable: bool = True,
+        pos_emb_interpolation: str = "crop",
+        min_fps: int = 1,
+        max_fps: int = 30,
+        use_adaln_lora: bool = True,
+        adaln_lora_dim: int = 256,
+        rope_h_extrapolation_ratio: float = 1.0,
+        rope_w_extrapolation_ratio: float = 1.0,
+        rope_t_extrapolation_ratio: float = 1.0,
+        rope_enable_fps_modulation: bool = False,
+        extra_per_block_abs_pos_emb: bool = False,
+        extra_h_extrapolation_ratio: float = 1.0,
+        extra_w_extrapolation_ratio: float = 1.0,
+        extra_t_extrapolation_ratio: float = 1.0,
+        atten_backend: str = "auto",
+        rope_precision: RopePrecision = "float32",
+        timestep_precision: TimestepPrecision = "module",
+    ) -> None:
+        super().__init__()
+        _check_sizes(model_channels, num_heads, num_blocks, mlp_ratio)
+        _check_choice("pos_emb_cls", pos_emb_cls, ("rope3d",))
+        _check_choice("rope_precision", rope_precision, ("float32", "module"))
+        _check_choice("timestep_precision", timestep_precision, ("float32", "module"))
+        for name, size, patch in [
+            ("max_img_h", max_img_h, patch_spatial),
+            ("max_img_w", max_img_w, patch_spatial),
+            ("max_frames", max_frames, patch_temporal),
+        ]:
+            if size < patch or size % patch:
+                raise ValueError(f"{name}={size} is not a multiple of the patch size {patch}.")
+        canonical_backend(atten_backend)
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.patch_spatial = patch_spatial
+        self.patch_temporal = patch_temporal
+        self.concat_padding_mask = concat_padding_mask
+        self.model_channels = model_channels
+        self.num_heads = num_heads
+        self.head_dim = model_channels // num_heads
+        self.text_channels = crossattn_proj_in_channels or crossattn_emb_channels
+        self.atten_backend = atten_backend
+        self.timestep_precision = timestep_precision
+        self.attention: AttentionChoice | None = None
+        lora_dim = adaln_lora_dim if use_adaln_lora else None
+        max_size = (max_frames // patch_temporal, max_img_h // patch_spatial, max_img_w // patch_spatial)
+        self.max_size = max_size
+
+        self.x_embedder = PatchEmbed(
+            in_channels + self.has_condition_channel + concat_padding_mask,
+            model_channels,
+            patch_spatial,
+            patch_temporal,
+        )
+        self.pos_embedder = RotaryPositions(
+            self.head_dim,
+            max_size=max_size,
+            ratios=(rope_t_extrapolation_ratio, rope_h_extrapolation_ratio, rope_w_extrapolation_ratio),
+            enable_fps_modulation=rope_enable_fps_modulation,
+            precision=rope_precision,
+        )
+        self.extra_pos_embedder = LearnedPositions(model_channels, max_size) if extra_per_block_abs_pos_emb else None
+        self.t_embedder = nn.Sequential(Timesteps(model_channels), TimestepEmbedding(model_channels, use_adaln_lora))
+        self.t_embedding_norm = RMSNorm(model_channels)
+        self.crossattn_proj = (
+            nn.Sequential(nn.Linear(self.text_channels, crossattn_emb_channels), nn.GELU())
+            if self.text_channels != crossattn_emb_channels
+            else None
+        )
+        self.blocks = nn.ModuleList(
+            Block(model_channels, num_heads, crossattn_emb_channels, mlp_ratio, lora_dim) for _ in range(num_blocks)
+        )
+        self.final_layer = FinalLayer(model_channels, patch_spatial**2 * patch_temporal * out_channels, lora_dim)
+        # Statistics that released files carry; training may count here.
+        self.register_buffer("accum_video_sample_counter", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("accum_image_sample_counter", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("accum_iteration", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("accum_train_in_hours", torch.zeros(()))
+        self.init_weights()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that the network computes in."""
+        return cast(nn.Linear, self.x_embedder.proj[1]).weight.dtype
+
+    def _blocks(self) -> list[Block]:
+        return cast("list[Block]", list(self.blocks))
+
+    # ---- weights -----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def init_weights(self, generator: torch.Generator | None = None) -> None:
+        """Draw fresh weights: normals cut at three standard deviations, zero for the last modulation matrices.
+
+        Writes the buffers too. Does nothing on the meta device.
+        """
+        if self.pos_embedder.seq.is_meta:
+            return
+        for module in self.modules():
+            if isinstance(module, RMSNorm):
+                nn.init.ones_(module.weight)
+            elif isinstance(module, nn.Linear):
+                _draw(module.weight, module.in_features**-0.5, generator)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, LearnedPositions):
+                for table in module.parameters():
+                    _draw(table, self.model_channels**-0.5, generator)
+        modulations = [self.final_layer.adaln_modulation]
+        for block in self._blocks():
+            modulations += [block.adaln_modulation_self_attn, block.adaln_modulation_cross_attn]
+            modulations += [block.adaln_modulation_mlp]
+        for modulation in modulations:
+            nn.init.zeros_(cast(nn.Linear, modulation[-1]).weight)
+        self.reset_buffers()
+
+    @torch.no_grad()
+    def reset_buffers(self) -> None:
+        """Write what is a function of the arguments: positions, and counters at zero. For use after ``to_empty``."""
+        self.pos_embedder.reset_buffers()
+        for name in ("video_sample_counter", "image_sample_counter", "iteration", "train_in_hours"):
+            getattr(self, f"accum_{name}").zero_()
+
+    # ---- attention ---------------------------------------------------------------------------------------------------
+
+    def choose_attention(
+        self, name: str | None = None, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> AttentionChoice:
+        """Take an operator for all blocks, by default for where the network lies; the first forward does it otherwise.
+
+        ``name`` None: what the network was built with. Before context parallelism wraps the operators.
+        """
+        device = device or self.pos_embedder.seq.device
+        choice = choose_attention(name or self.atten_backend, device, dtype or self.dtype, self.head_dim)
+        for block in self._blocks():
+            block.self_attn.attention = block.cross_attn.attention = choice.op
+        self.attention = choice
+        return choice
+
+    # ---- forward -----------------------------------------------------------------------------------------------------
+
+    def prepare(
+        self,
+        crossattn_emb_B_S_E: Tensor,
+        *,
+        latent_shape: tuple[int, int, int],
+        fps_B: Tensor | None = None,
+    ) -> Prepared:
+        """What does not change from one sampling step to the next, for ``forward(..., prepared=...)``.
+
+        ``latent_shape`` is (T, H, W) in latents.
+        """
+        size = self._size(tuple(latent_shape))
+        text_B_S_E = self._text(crossattn_emb_B_S_E)
+        rope, extra_1_T_H_W_D = self._positions(size, fps_B)
+        cross = tuple(block.cross_attn.keys_values(text_B_S_E) for block in self._blocks())
+        return Prepared(size, rope, extra_1_T_H_W_D, cross)
+
+    def forward(
+        self,
+        x_B_C_T_H_W: Tensor,
+        timesteps_B_T: Tensor,
+        crossattn_emb_B_S_E: Tensor | None,
+        *,
+        condition_mask_B_1_T_H_W: Tensor | None = None,
+        padding_mask_B_1_H_W: Tensor | None = None,
+        fps_B: Tensor | None = None,
+        is_image: bool = False,
+        prepared: Prepared | None = None,
+    ) -> Tensor:
+        """The velocity (B, C, T, H, W), in the dtype of the network.
+
+        Timesteps are flow times in [0, 1], (B,), (B, 1) or one per latent frame (B, T). The padding mask is in pixels,
+        1 where padded, None for nowhere. Inputs are cast to the dtype of the network.
+        """
+        size = self._check_inputs(x_B_C_T_H_W, timesteps_B_T)
+        if self.attention is None:
+            self.choose_attention(device=x_B_C_T_H_W.device)
+        x_B_T_H_W_D = self.x_embedder(
+            self._with_masks(x_B_C_T_H_W.to(self.dtype), condition_mask_B_1_T_H_W, padding_mask_B_1_H_W, is_image)
+        )
+        emb_B_T_D, adaln_B_T_3D = self.t_embedder(self._timesteps(timesteps_B_T))
+        emb_B_T_D = self.t_embedding_norm(emb_B_T_D)
+        contexts: list[Tensor | KeysValues]
+        if prepared is None:
+            rope, extra_1_T_H_W_D = self._positions(size, fps_B)
+            contexts = [self._text(crossattn_emb_B_S_E)] * len(self.blocks)
+        else:
+            if prepared.size != size:
+                raise ValueError(f"prepared holds {prepared.size} tokens along (T, H, W), x has {size}: prepare anew.")
+            rope, extra_1_T_H_W_D = prepared.rope, prepared.extra_1_T_H_W_D
+            contexts = list(prepared.cross)
+        for block, context in zip(self.blocks, contexts):
+            x_B_T_H_W_D = block(x_B_T_H_W_D, emb_B_T_D, adaln_B_T_3D, context, rope, extra_1_T_H_W_D)
+        patches_B_T_H_W_M = self.final_layer(x_B_T_H_W_D, emb_B_T_D, adaln_B_T_3D)
+        velocity_B_C_T_H_W: Tensor = rearrange(  # channels are fastest here, unlike in the patches that come in
+            patches_B_T_H_W_M,
+            "b t h w (m n r c) -> b c (t r) (h m) (w n)",
+            m=self.patch_spatial,
+            n=self.patch_spatial,
+            r=self.patch_temporal,
+        )
+        return velocity_B_C_T_H_W
+
+    def _with_masks(
+        self,
+        x_B_C_T_H_W: Tensor,
+        condition_mask_B_1_T_H_W: Tensor | None,
+        padding_mask_B_1_H_W: Tensor | None,
+        is_image: bool,
+    ) -> Tensor:
+        """Latents, condition mask and padding mask along the channels, as far as the network has them."""
+        batch, _, t, h, w = x_B_C_T_H_W.shape
+        channels = [x_B_C_T_H_W]
+        if self.has_condition_channel:
+            if is_image:
+                channels.append(x_B_C_T_H_W.new_zeros(batch, 1, t, h, w))
+            elif condition_mask_B_1_T_H_W is None:
+                raise ValueError("condition_mask_B_1_T_H_W is None: a video batch needs it (zeros: no frame is given).")
+            else:
+                channels.append(condition_mask_B_1_T_H_W.to(x_B_C_T_H_W.dtype).expand(batch, 1, t, h, w))
+        if self.concat_padding_mask:
+            if padding_mask_B_1_H_W is None:
+                padding_mask_B_1_H_W = x_B_C_T_H_W.new_zeros(1, 1, h, w)
+            resized_B_1_H_W = F.interpolate(padding_mask_B_1_H_W.to(x_B_C_T_H_W.dtype), size=(h, w), mode="nearest")
+            channels.append(resized_B_1_H_W.unsqueeze(2).expand(batch, 1, t, h, w))
+        return torch.cat(channels, dim=1)
+
+    def _timesteps(self, timesteps_B_T: Tensor) -> Tensor:
+        dtype = self.dtype
+        if self.timestep_precision == "float32":
+            dtype = torch.promote_types(dtype, torch.float32)
+        timesteps_B_T = timesteps_B_T.to(dtype)
+        return timesteps_B_T.unsqueeze(1) if timesteps_B_T.ndim == 1 else timesteps_B_T
+
+    def _positions(self, size: tuple[int, int, int], fps_B: Tensor | None) -> tuple[Rope, Tensor | None]:
+        angles_L_K = self.pos_embedder(size, fps_B)
+        extra_1_T_H_W_D = None if self.extra_pos_embedder is None else self.extra_pos_embedder(size)
+        return (torch.cos(angles_L_K), torch.sin(angles_L_K)), extra_1_T_H_W_D
+
+    def _text(self, crossattn_emb_B_S_E: Tensor | None) -> Tensor:
+        if crossattn_emb_B_S_E is None:
+            raise ValueError("crossattn_emb_B_S_E is None: give the text, or what prepare() made of it.")
+        if crossattn_emb_B_S_E.shape[-1] != self.text_channels:
+            raise ValueError(
+                f"The text is {crossattn_emb_B_S_E.shape[-1]} wide, the network expects {self.text_channels}: use the "
+                "text encoder that it was trained with (crossattn_proj_in_channels says its width)."
+            )
+        text_B_S_E = crossattn_emb_B_S_E.to(self.dtype)
+        if self.crossattn_proj is not None:
+            text_B_S_E = self.crossattn_proj(text_B_S_E)
+        return text_B_S_E
+
+    def _check_inputs(self, x_B_C_T_H_W: Tensor, timesteps_B_T: Tensor) -> tuple[int, int, int]:
+        batch, channels, *latent_shape = x_B_C_T_H_W.shape
+        if channels != self.in_channels:
+            raise ValueError(
+                f"x has {channels} channels, the network takes {self.in_channels} (masks are added inside): check "
+                "the tokenizer."
+            )
+        size = self._size(tuple(latent_shape))
+        shape = tuple(timesteps_B_T.shape)
+        allowed = [(batch,), (batch, 1)] + ([(batch, size[0])] if self.patch_temporal == 1 else [])
+        if shape not in allowed:
+            raise ValueError(f"timesteps have shape {shape}, expected {' or '.join(map(str, allowed))}.")
+        return size
+
+    def _size(self, latent_shape: tuple[int, ...]) -> tuple[int, int, int]:
+        """Tokens along (T, H, W), checked against what the network was built for."""
+        patches = (self.patch_temporal, self.patch_spatial, self.patch_spatial)
+        limits = dict(zip(("max_frames", "max_img_h", "max_img_w"), self.max_size))
+        for (name, limit), length, patch in zip(limits.items(), latent_shape, patches):
+            if length % patch:
+                raise ValueError(f"The latent shape {latent_shape} (T, H, W) is not a multiple of the patch {patches}.")
+            if length > limit * patch:
+                raise ValueError(f"The latent shape {latent_shape} (T, H, W) is beyond {name}={limit * patch}.")
+        t, h, w = (length // patch for length, patch in zip(latent_shape, patches))
+        return t, h, w
+
+
+class Video2WorldDiT(DiT):
+    """The Video2World network: one more input channel, inside, says which latent frames are given."""
+
+    has_condition_channel = True
+
+
+def _draw(weight: Tensor, std: float, generator: torch.Generator | None) -> None:
+    nn.init.trunc_normal_(weight, std=std, a=-3 * std, b=3 * std, generator=generator)
+
+
+def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name}='{value}' is not built here: use {' or '.join(map(repr, allowed))}.")
+
+
+def _check_sizes(model_channels: int, num_heads: int, num_blocks: int, mlp_ratio: float) -> None:
+    if num_blocks < 1 or num_heads < 1:
+        raise ValueError(f"num_blocks={num_blocks} and num_heads={num_heads} must be at least 1.")
+    if model_channels % num_heads:
+        raise ValueError(f"model_channels={model_channels} is not a multiple of num_heads={num_heads}.")
+    head_dim = model_channels // num_heads
+    if head_dim % 2 or head_dim < 12:
+        raise ValueError(
+            f"model_channels={model_channels} over num_heads={num_heads} makes heads {head_dim} wide; rotary positions "
+            "over three axes need an even width of at least 12."
+        )
+    if int(model_channels * mlp_ratio) < 1:
+        raise ValueError(f"mlp_ratio={mlp_ratio} leaves the MLP of width {model_channels} empty.")

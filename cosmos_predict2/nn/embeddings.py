@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What turns latents, times and places into vectors: patches, timesteps, rotary positions, learned positions."""
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from einops.layers.torch import Rearrange
+from torch import Tensor, nn
+
+RopePrecision = Literal["float32", "module"]
+BASE_FPS = 24  # frame rate at which fps modulation leaves positions as they are
+MAX_PERIOD = 10000.0
+
+
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """The dtype for sums and angles of a tensor: float32, or float64 for float64."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+class PatchEmbed(nn.Module):
+    """Latents cut into patches of (temporal, spatial, spatial), one token each; features run c, t, h, w, c slowest."""
+
+    def __init__(self, in_channels: int, model_channels: int, patch_spatial: int, patch_temporal: int) -> None:
+        super().__init__()
+        self.proj = nn.Sequential(
+            Rearrange("b c (t r) (h m) (w n) -> b t h w (c r m n)", r=patch_temporal, m=patch_spatial, n=patch_spatial),
+            nn.Linear(in_channels * patch_spatial**2 * patch_temporal, model_channels, bias=False),
+        )
+
+    def forward(self, x_B_C_T_H_W: Tensor) -> Tensor:
+        """Tokens (B, T', H', W', D)."""
+        tokens_B_T_H_W_D: Tensor = self.proj(x_B_C_T_H_W)
+        return tokens_B_T_H_W_D
+
+
+class Timesteps(nn.Module):
+    """Sinusoidal features of times in [0, 1]: [cos(t f_i), sin(t f_i)], f_i = 10000^(-2i / width)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.num_frequencies = width // 2
+
+    def forward(self, timesteps_B_T: Tensor) -> Tensor:
+        """(B, T, width) in the dtype of the times; the angles are float32 or better."""
+        dtype = at_least_float32(timesteps_B_T.dtype)
+        exponent = -math.log(MAX_PERIOD) * torch.arange(self.num_frequencies, dtype=dtype, device=timesteps_B_T.device)
+        angle = timesteps_B_T.to(dtype).unsqueeze(-1) * torch.exp(exponent / self.num_frequencies)
+        return torch.cat([torch.cos(angle), torch.sin(angle)], dim=-1).to(timesteps_B_T.dtype)
+
+
+class TimestepEmbedding(nn.Module):
+    """Features of the time to what the blocks are modulated with.
+
+    With AdaLN-LoRA: the features themselves and a second tensor (B, T, 3D) that all blocks share. Without: the MLP of
+    the features and None.
+    """
+
+    def __init__(self, width: int, use_adaln_lora: bool) -> None:
+        super().__init__()
+        self.use_adaln_lora = use_adaln_lora
+        self.linear_1 = nn.Linear(width, width, bias=not use_adaln_lora)
+        self.activation = nn.SiLU()
+        self.linear_2 = nn.Linear(width, 3 * width if use_adaln_lora else width, bias=False)
+
+    def forward(self, feature_B_T_D: Tensor) -> tuple[Tensor, Tensor | None]:
+        feature_B_T_D = feature_B_T_D.to(self.linear_1.weight.dtype)  # wider only with timestep_precision="float32"
+        hidden = self.linear_2(self.activation(self.linear_1(feature_B_T_D)))
+        return (feature_B_T_D, hidden) if self.use_adaln_lora else (hidden, None)
+
+
+class RotaryPositions(nn.Module):
+    """Angles of the rotary embedding over time, height and width, with NTK extrapolation per axis.
+
+    The three buffers exist because released files hold them; the angles are computed from the sizes. Precision
+    "float32" keeps buffers and angles out of any cast below float32. "module" rounds where a network that was cast as
+    a whole rounds: released weights were trained so.
+    """
+
+    seq: Tensor
+    dim_spatial_range: Tensor
+    dim_temporal_range: Tensor
+
+    def __init__(
+        self,
+        head_dim: int,
+        *,
+        max_size: tuple[int, int, int],
+        ratios: tuple[float, float, float],
+        enable_fps_modulation: bool = False,
+        precision: RopePrecision = "float32",
+    ) -> None:
+        """``max_size`` and ``ratios`` are of (time, height, width); sizes count tokens, not latents."""
+        super().__init__()
+        spatial = head_dim // 6 * 2
+        self.dims = (head_dim - 2 * spatial, spatial, spatial)
+        self.thetas = tuple(MAX_PERIOD * r ** (dim / (dim - 2)) for r, dim in zip(ratios, self.dims))
+        self.max_size = max_size
+        self.enable_fps_modulation = enable_fps_modulation
+        self.precision = precision
+        self.register_buffer("seq", torch.empty(max(max_size)))
+        self.register_buffer("dim_spatial_range", torch.empty(self.dims[1] // 2))
+        self.register_buffer("dim_temporal_range", torch.empty(self.dims[0] // 2))
+        self.reset_buffers()
+
+    def reset_buffers(self) -> None:
+        """Write the buffers anew, as functions of the sizes."""
+        if self.seq.is_meta:
+            return
+        self.seq.copy_(torch.arange(len(self.seq), dtype=torch.float32))
+        self.dim_temporal_range.copy_(self._range(self.dims[0]))
+        self.dim_spatial_range.copy_(self._range(self.dims[1]))
+
+    @staticmethod
+    def _range(dim: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Tensor:
+        return torch.arange(0, dim, 2, dtype=dtype, device=device) / dim
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)
+        if self.precision == "float32" and self.seq.dtype.itemsize < torch.float32.itemsize:
+            for name in ("seq", "dim_spatial_range", "dim_temporal_range"):
+                self._buffers[name] = torch.empty_like(getattr(self, name), dtype=torch.float32)
+            self.reset_buffers()
+        return self
+
+    def axis_angles(self, size: tuple[int, int, int], fps_B: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Angles per axis, (T', dim_t / 2), (H', dim_h / 2) and (W', dim_w / 2), in float32 or better."""
+        device = self.seq.device
+        dtype = at_least_float32(self.seq.dtype)
+        low = self.seq.dtype if self.precision == "module" else dtype
+        angles = []
+        for axis, (length, dim, theta) in enumerate(zip(size, self.dims, self.thetas)):
+            position = torch.arange(length, dtype=dtype, device=device).to(low)
+            if axis == 0 and fps_B is not None and self.enable_fps_modulation:
+                position = position / fps_B[:1].to(device) * BASE_FPS  # a float32 frame rate widens the product
+            frequency = 1.0 / theta ** self._range(dim, dtype, device).to(low)
+            angles.append((position[:, None] * frequency).to(dtype))
+        return angles[0], angles[1], angles[2]
+
+    def forward(self, size: tuple[int, int, int], fps_B: Tensor | None = None) -> Tensor:
+        """Angles (T' * H' * W', head_dim / 2), time slowest: half of the angle vector, whose two halves are equal."""
+        if self.enable_fps_modulation and size[0] > 1:
+            _check_fps(fps_B)
+        angles = self.axis_angles(size, fps_B)
+        grids = (
+            angles[0][:, None, None, :].expand(*size, -1),
+            angles[1][None, :, None, :].expand(*size, -1),
+            angles[2][None, None, :, :].expand(*size, -1),
+        )
+        return torch.cat(grids, dim=-1).flatten(0, 2)
+
+
+def _check_fps(fps_B: Tensor | None) -> None:
+    if fps_B is None:
+        raise ValueError(
+            "fps_B is None, but rope_enable_fps_modulation scales time by it: give each clip's frame rate, or build "
+            "the network with rope_enable_fps_modulation=False."
+        )
+    if fps_B.numel() > 1 and not bool((fps_B == fps_B[0]).all()):
+        raise ValueError(
+            f"fps_B has different frame rates ({', '.join(f'{fps:g}' for fps in fps_B.tolist()[:8])}), and "
+            "rope_enable_fps_modulation takes one for the whole batch: group clips by frame rate, or use batch size 1."
+        )
+
+
+def rotate(x_B_L_N_K: Tensor, cos_L_K: Tensor, sin_L_K: Tensor) -> Tensor:
+    """Each pair (x_i, x_{i + K/2}) turned by its angle; tables hold K/2 columns in float32 or better."""
+    cos, sin = cos_L_K.unsqueeze(1), sin_L_K.unsqueeze(1)
+    first, second = x_B_L_N_K.to(torch.promote_types(x_B_L_N_K.dtype, cos.dtype)).chunk(2, dim=-1)
+    turned = torch.cat(
+        [torch.addcmul(first * cos, second, sin, value=-1), torch.addcmul(second * cos, first, sin)], dim=-1
+    )
+    return turned.to(x_B_L_N_K.dtype)
+
+
+class LearnedPositions(nn.Module):
+    """Learned tables of the three axes, summed and scaled to a root mean square of one; added in every block."""
+
+    def __init__(self, model_channels: int, max_size: tuple[int, int, int]) -> None:
+        super().__init__()
+        max_t, max_h, max_w = max_size
+        self.pos_emb_h = nn.Parameter(torch.empty(max_h, model_channels))
+        self.pos_emb_w = nn.Parameter(torch.empty(max_w, model_channels))
+        self.pos_emb_t = nn.Parameter(torch.empty(max_t, model_channels))
+
+    def forward(self, size: tuple[int, int, int]) -> Tensor:
+        """(1, T', H', W', D)."""
+        t, h, w = size
+        sum_T_H_W_D = self.pos_emb_t[:t, None, None] + self.pos_emb_h[None, :h, None] + self.pos_emb_w[None, None, :w]
+        dtype = at_least_float32(sum_T_H_W_D.dtype)
+        norm = torch.linalg.vector_norm(sum_T_H_W_D, dim=-1, keepdim=True, dtype=dtype)
+        scaled: Tensor = sum_T_H_W_D / (1e-6 + norm * sum_T_H_W_D.shape[-1] ** -0.5)
+        return scaled.to(sum_T_H_W_D.dtype).unsqueeze(0)
