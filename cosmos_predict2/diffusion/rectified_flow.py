@@ -93,7 +93,7 @@ def draw_sigma(
     ``pick_B`` lies below ``high_sigma_ratio`` the level is log-uniform between 200 and 100000 instead, by ``high_B``.
     """
     # A float32 uniform can be exactly 0, which would be no noise at all and an infinite weight.
-    sigma = torch.special.ndtri(uniform_B.double().clamp(1e-12, 1 - 1e-12)).exp() * factor
+    sigma: Tensor = torch.special.ndtri(uniform_B.double().clamp(1e-12, 1 - 1e-12)).exp() * factor
     if high_sigma_ratio > 0:
         if pick_B is None or high_B is None:
             raise ValueError(f"high_sigma_ratio={high_sigma_ratio} needs two more uniform draws: pick_B and high_B.")

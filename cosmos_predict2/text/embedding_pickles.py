@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ``t5_xxl/NAME.pickle`` files of data sets: a list with one float16 array [tokens, width], its zeros cut off.
+
+A pickle may run any code when it is loaded. These are read with an unpickler that knows the handful of NumPy names that
+such a file needs and refuses all others before anything happens.
+"""
+
+import io
+import pickle
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from imaginaire import storage
+from imaginaire.errors import DataError
+from imaginaire.object_store import StrPath
+
+NUM_TOKENS = 512
+LARGEST_BYTES = 512 * 2**20  # far above any real file
+
+_RECONSTRUCT = ("numpy.core.multiarray", "numpy._core.multiarray")
+_FROM_BUFFER = ("numpy.core.numeric", "numpy._core.numeric")
+_ALLOWED = {
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    *((module, "_reconstruct") for module in _RECONSTRUCT),  # protocols 2 to 4
+    *((module, "_frombuffer") for module in _FROM_BUFFER),  # protocol 5
+    ("_codecs", "encode"),  # protocol 2
+}
+
+
+def read(path: StrPath, num_tokens: int = NUM_TOKENS) -> Tensor:
+    """The embedding of a file as float32 [num_tokens, width]: padded with zeros, or cut."""
+    size = storage.size(path)
+    if size > LARGEST_BYTES:
+        raise DataError(f"{path} has {storage.readable_bytes(size)}: too large for the embedding of one prompt.")
+    with storage.open(path) as file:
+        return padded(_array(file.read(), str(path)), num_tokens)
+
+
+def write(path: StrPath, embedding: Tensor) -> None:
+    """Write one embedding [tokens, width] in the exchange form: float16, without the zeros at its end, protocol 4."""
+    array = np.ascontiguousarray(trimmed(embedding).to("cpu", torch.float16).numpy())
+    storage.write_atomically(path, lambda file: pickle.dump([array], file, protocol=4))
+
+
+def trimmed(embedding: Tensor) -> Tensor:
+    """The embedding up to its last token that is not zero; one token at least."""
+    used = (embedding != 0).any(dim=-1).nonzero()
+    return embedding[: int(used[-1]) + 1 if len(used) else 1]
+
+
+def padded(embedding: Tensor, num_tokens: int) -> Tensor:
+    """float32 [num_tokens, width] of an embedding with fewer or more tokens."""
+    result = torch.zeros(num_tokens, embedding.shape[1], dtype=torch.float32)
+    kept = embedding[:num_tokens]
+    result[: len(kept)] = kept
+    return result
+
+
+def _array(content: bytes, path: str) -> Tensor:
+    try:
+        loaded = _Unpickler(io.BytesIO(content)).load()
+    except _Refused as refused:
+        raise DataError(
+            f"{path} asks for {refused}, which the embedding of a prompt does not need: it was not loaded. Do not open "
+            "this file with anything else unless you trust where it comes from."
+        ) from None
+    except Exception as error:  # a damaged pickle raises anything at all
+        raise DataError(f"{path} is no readable pickle ({type(error).__name__}: {error}). Write it again.") from error
+    expected = f"{path} should hold a list with one array [tokens, width] of floating-point numbers"
+    if not isinstance(loaded, list) or len(loaded) != 1:
+        length = f" of {len(loaded)}" if isinstance(loaded, (list, tuple, dict)) else ""
+        raise DataError(f"{expected}; found {type(loaded).__name__}{length}.")
+    array = loaded[0]
+    if not isinstance(array, np.ndarray):
+        raise DataError(f"{expected}; found a list with {type(array).__name__}.")
+    if array.ndim != 2 or array.dtype.kind != "f" or 0 in array.shape:
+        raise DataError(f"{expected}; found {array.dtype} {list(array.shape)}.")
+    return torch.from_numpy(array.astype(np.float32))
+
+
+class _Refused(Exception):
+    pass
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ALLOWED:
+            raise _Refused(f"{module}.{name}")
+        if (module, name) == ("_codecs", "encode"):
+            return _latin1_bytes
+        if module.startswith("numpy._core.") and "numpy._core" not in sys.modules:  # NumPy 1
+            module = module.replace("numpy._core.", "numpy.core.", 1)
+        elif module.startswith("numpy.core.") and "numpy._core" in sys.modules:
+            module = module.replace("numpy.core.", "numpy._core.", 1)  # the old name warns
+        return super().find_class(module, name)
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise _Refused("a persistent object")
+
+
+def _latin1_bytes(text: str, encoding: str) -> bytes:
+    """What protocol 2 calls to get bytes back; any other codec has no place here."""
+    if encoding != "latin1":
+        raise _Refused(f"the codec {encoding}")
+    return text.encode("latin1")

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pickled embeddings: what the public scripts wrote is read, and nothing that could run code."""
+
+import os
+import pickle
+import pickletools
+import subprocess
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cosmos_predict2.text import embedding_pickles
+from imaginaire.errors import DataError
+
+PROTOCOLS = [0, 1, 2, 3, 4, 5]
+
+
+def _array(tokens: int, width: int = 8) -> np.ndarray:
+    return np.random.RandomState(0).standard_normal((tokens, width)).astype(np.float16)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("tokens", [1, 5, 512, 600])
+def test_public_files_are_read(tmp_path: Path, protocol: int, tokens: int) -> None:
+    array = _array(tokens)
+    (tmp_path / "a.pickle").write_bytes(pickle.dumps([array], protocol=protocol))
+    embedding = embedding_pickles.read(tmp_path / "a.pickle")
+    assert embedding.shape == (512, 8) and embedding.dtype == torch.float32
+    kept = min(tokens, 512)
+    assert torch.equal(embedding[:kept], torch.from_numpy(array[:kept]).float())
+    assert embedding[kept:].count_nonzero() == 0
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_both_names_of_numpy_are_read(tmp_path: Path, old: bool) -> None:
+    names = (b"numpy._core.multiarray", b"numpy.core.multiarray")
+    content = pickle.dumps([_array(5)], protocol=2)
+    for name in names:
+        content = content.replace(name, names[1] if old else names[0])
+    (tmp_path / "a.pickle").write_bytes(content)
+    assert embedding_pickles.read(tmp_path / "a.pickle", num_tokens=7).shape == (7, 8)
+
+
+def test_what_is_written_is_in_the_exchange_form(tmp_path: Path) -> None:
+    embedding = embedding_pickles.padded(torch.from_numpy(_array(5)), 512)
+    embedding_pickles.write(tmp_path / "a.pickle", embedding)
+    content = (tmp_path / "a.pickle").read_bytes()
+    assert next(pickletools.genops(content))[1] == 4
+    loaded = pickle.loads(content)
+    assert isinstance(loaded, list) and len(loaded) == 1
+    assert loaded[0].dtype == np.float16 and loaded[0].shape == (5, 8)
+    assert torch.equal(embedding_pickles.read(tmp_path / "a.pickle"), embedding)
+
+
+def test_a_token_of_zeros_inside_is_kept_and_an_empty_embedding_has_one() -> None:
+    embedding = torch.zeros(6, 2)
+    assert embedding_pickles.trimmed(embedding).shape == (1, 2)
+    embedding[3, 1] = 1
+    assert embedding_pickles.trimmed(embedding).shape == (4, 2)
+
+
+class _Runs:
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = (function, arguments)
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: [_Runs(os.system, f"touch {path}")],
+        lambda path: [_Runs(exec, f"open({str(path)!r}, 'w')")],
+        lambda path: [_Runs(open, str(path), "w")],
+        lambda path: [_Runs(subprocess.Popen, ["touch", str(path)])],
+        lambda path: [_array(5), _Runs(os.mkdir, str(path))],
+        lambda path: [np.array([_Runs(os.mkdir, str(path))], dtype=object)],
+        lambda path: {"t5_xxl": _Runs(os.mkdir, str(path))},
+    ],
+)
+def test_code_is_refused_and_does_not_run(tmp_path: Path, protocol: int, make: Any) -> None:
+    (tmp_path / "bad.pickle").write_bytes(pickle.dumps(make(tmp_path / "ran"), protocol=protocol))
+    with pytest.raises(DataError, match=r"bad\.pickle asks for .*was not loaded"):
+        embedding_pickles.read(tmp_path / "bad.pickle")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"cnumpy\nndarray.__init__\n.",  # an attribute of an allowed name
+        b"\x80\x04\x8c\x05numpy\x8c\x0fndarray.__new__\x93.",
+        b"c_codecs\nencode\n(Vx\nVrot13\ntR.",
+        b"cnumpy\nload\n.",
+        b"cnumpy.core.multiarray\nfromfile\n.",
+        b"\x80\x04\x8c\x01x\x94Q.",  # a persistent object
+    ],
+)
+def test_ways_around_are_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "bad.pickle").write_bytes(content)
+    with pytest.raises(DataError, match="bad.pickle"):
+        embedding_pickles.read(tmp_path / "bad.pickle")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (pickle.dumps(_array(5)), "found ndarray"),
+        (pickle.dumps([_array(5), _array(5)]), "found list of 2"),
+        (pickle.dumps([[1.0]]), "a list with list"),
+        (pickle.dumps([np.zeros(3, np.float16)]), r"float16 \[3\]"),
+        (pickle.dumps([np.zeros((3, 4), np.int64)]), "int64"),
+        (pickle.dumps([np.zeros((0, 4), np.float16)], protocol=4), r"\[0, 4\]"),
+        (pickle.dumps({"a": 1}), "dict of 1"),
+        (pickle.dumps(OrderedDict()), "collections.OrderedDict"),
+        (pickle.dumps([_array(5)])[:-20], "no readable pickle"),
+        (b"", "no readable pickle"),
+        (b"version https://git-lfs.github.com/spec/v1", "no readable pickle"),
+    ],
+)
+def test_other_content_is_an_error_that_names_the_file(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "a.pickle").write_bytes(content)
+    with pytest.raises(DataError, match=words) as caught:
+        embedding_pickles.read(tmp_path / "a.pickle")
+    assert "a.pickle" in str(caught.value)
