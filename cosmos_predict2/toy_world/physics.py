@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Motion of gripper and objects: contact and nothing else moves an object.
+
+Everything is vectorised over the first dimension and a pure function of states and actions. A push follows Coulomb's
+law: an object that the gripper presses into yields along the contact normal, and is dragged along the tangent as far as
+friction reaches; inside the friction cone it sticks to the gripper. A closed gripper that is within a pixel of an
+object holds it until it opens.
+"""
+
+import numpy
+from numpy.typing import NDArray
+
+from cosmos_predict2.toy_world.scene import (
+    BOX_HALF_SIDE,
+    BOX_X,
+    CLOSED,
+    GRIPPER_RADIUS,
+    GRIPPER_X,
+    GRIPPER_Y,
+    HELD,
+    NOTHING,
+    OBJECT_RADII,
+    PUCK_RADIUS,
+    PUCK_X,
+    STATE_SIZE,
+    Floats,
+    Setting,
+    to_grid,
+)
+
+# Where dx, dy and grip stand in an action; the other entries of a robot's action are accepted and do nothing.
+ACTION_LAYOUTS = {4: (0, 1, 2), 7: (0, 1, 6)}
+NUM_SUBSTEPS = 2
+GRASP_GAP = 1.0
+
+_PUCK, _BOX = 0, 1
+
+
+def advance(states: Floats, actions: NDArray[numpy.floating], setting: Setting, size: int) -> Floats:
+    """States [N, 10] one step later; actions are [N, 4] or [N, 7], clipped to [-1, 1]."""
+    where = action_layout(actions.shape[-1])
+    motion = numpy.clip(actions[:, where].T.astype(numpy.float64), -1.0, 1.0)
+    rows = numpy.ascontiguousarray(states.T)  # one contiguous row per quantity
+    step = motion[:2] * (setting.speed / NUM_SUBSTEPS)
+    _open_or_close(rows, motion[2] > 0.0)
+    is_holding = bool((rows[HELD] != NOTHING).any())
+    is_crowded = bool(((rows[PUCK_X] > 0.0) & (rows[BOX_X] > 0.0)).any())
+    present = [k for k in (_PUCK, _BOX) if (rows[PUCK_X + 2 * k] > 0.0).any()]
+    for _ in range(NUM_SUBSTEPS):
+        _substep(rows, step, setting.friction, size, present, is_holding, is_crowded)
+    return to_grid(rows.T)
+
+
+def simulate(states: Floats, actions: NDArray[numpy.floating], setting: Setting, size: int) -> Floats:
+    """States [N, T + 1, 10] from first states [N, 10] and actions [N, T, A]."""
+    out = numpy.empty((states.shape[0], actions.shape[1] + 1, STATE_SIZE))
+    out[:, 0] = states
+    for i in range(actions.shape[1]):
+        out[:, i + 1] = advance(out[:, i], actions[:, i], setting, size)
+    return out
+
+
+def action_layout(action_dim: int) -> list[int]:
+    """Positions of dx, dy and grip in an action."""
+    if action_dim not in ACTION_LAYOUTS:
+        raise ValueError(f"The toy world's actions have 4 or 7 numbers, got {action_dim}.")
+    return list(ACTION_LAYOUTS[action_dim])
+
+
+def gap(x: Floats, y: Floats, object_x: Floats, object_y: Floats, number: int) -> Floats:
+    """Free pixels between the gripper at (x, y) and an object's edge; negative inside it."""
+    return -_press(x, y, object_x, object_y, number, GRIPPER_RADIUS)[0]
+
+
+def _open_or_close(rows: Floats, is_closed: NDArray[numpy.bool_]) -> None:
+    rows[CLOSED] = is_closed
+    rows[HELD][~is_closed] = NOTHING
+    reaching = is_closed & (rows[HELD] == NOTHING)
+    if not reaching.any():
+        return
+    gaps = numpy.stack([gap(rows[GRIPPER_X], rows[GRIPPER_Y], *_object(rows, k), k) for k in (_PUCK, _BOX)])
+    nearest = gaps.argmin(0)
+    grasped = reaching & (gaps.min(0) <= GRASP_GAP)
+    rows[HELD][grasped] = nearest[grasped]
+
+
+def _substep(
+    rows: Floats, step: Floats, friction: float, size: int, present: list[int], is_holding: bool, is_crowded: bool
+) -> None:
+    gripper = rows[GRIPPER_X : GRIPPER_Y + 1]
+    before = gripper.copy()
+    gripper += step
+    numpy.clip(gripper, GRIPPER_RADIUS, size - GRIPPER_RADIUS, out=gripper)
+    if is_holding:
+        _carry(rows, before, size)
+    moved = gripper - before
+    pushed = []
+    for k in present:
+        place = _object(rows, k)
+        depth, normal_x, normal_y = _press(gripper[0], gripper[1], place[0], place[1], k, GRIPPER_RADIUS)
+        hit = depth > 0.0
+        if is_holding:
+            hit &= rows[HELD] != k
+        pushed.append(hit | (rows[HELD] == k) if is_holding else hit)
+        if not hit.any():
+            continue
+        along = moved[0] * normal_x + moved[1] * normal_y
+        across = moved[1] * normal_x - moved[0] * normal_y  # along the tangent (-normal_y, normal_x)
+        presses = along > 0.0
+        slide = numpy.clip(across / numpy.where(presses, along, 1.0), -friction, friction)
+        slide = numpy.where(presses, slide, 0.0)
+        depth = numpy.where(hit, depth, 0.0)
+        _shift(rows, k, depth * (normal_x - slide * normal_y), depth * (normal_y + slide * normal_x), hit, size)
+    if is_crowded:
+        _objects_yield(rows, pushed, size)
+    for k in present:
+        if not pushed[present.index(k)].any() and not is_crowded:
+            continue
+        place = _object(rows, k)
+        depth, normal_x, normal_y = _press(gripper[0], gripper[1], place[0], place[1], k, GRIPPER_RADIUS)
+        hit = depth > 1e-9
+        if is_holding:
+            hit &= rows[HELD] != k
+        if hit.any():  # a wall or another object stopped the object: the gripper stops at it
+            back = numpy.where(hit, depth, 0.0)
+            _shift_gripper(rows, -back * normal_x, -back * normal_y)
+
+
+def _object(rows: Floats, number: int) -> Floats:
+    return rows[PUCK_X + 2 * number : PUCK_X + 2 * number + 2]
+
+
+def _press(
+    x: Floats, y: Floats, object_x: Floats, object_y: Floats, number: int, radius: float
+) -> tuple[Floats, Floats, Floats]:
+    """How deep a disc presses into an object, and the unit normal from the disc into it."""
+    dx, dy = object_x - x, object_y - y
+    if number == _PUCK:
+        distance = numpy.sqrt(dx * dx + dy * dy)
+        inverse = 1.0 / numpy.maximum(distance, 1e-9)
+        return radius + PUCK_RADIUS - distance, dx * inverse, dy * inverse
+    # the box never turns: its nearest point to the disc's centre
+    outside_x = dx - numpy.clip(dx, -BOX_HALF_SIDE, BOX_HALF_SIDE)
+    outside_y = dy - numpy.clip(dy, -BOX_HALF_SIDE, BOX_HALF_SIDE)
+    distance = numpy.sqrt(outside_x * outside_x + outside_y * outside_y)
+    inverse = 1.0 / numpy.maximum(distance, 1e-9)
+    depth, normal_x, normal_y = radius - distance, outside_x * inverse, outside_y * inverse
+    inside = distance < 1e-9
+    if inside.any():  # the centre is in the box: out through the nearest side
+        is_side = numpy.abs(dx) >= numpy.abs(dy)
+        normal_x = numpy.where(inside, numpy.where(is_side, numpy.copysign(1.0, dx), 0.0), normal_x)
+        normal_y = numpy.where(inside, numpy.where(is_side, 0.0, numpy.copysign(1.0, dy)), normal_y)
+        inner = radius + BOX_HALF_SIDE - numpy.maximum(numpy.abs(dx), numpy.abs(dy))
+        depth = numpy.where(inside, inner, depth)
+    return depth, normal_x, normal_y
+
+
+def _shift(rows: Floats, number: int, dx: Floats, dy: Floats, who: NDArray[numpy.bool_], size: int) -> None:
+    """Move an object and keep it on the table."""
+    place = _object(rows, number)
+    low, high = OBJECT_RADII[number], size - OBJECT_RADII[number]
+    place[0] = numpy.where(who, numpy.clip(place[0] + dx, low, high), place[0])
+    place[1] = numpy.where(who, numpy.clip(place[1] + dy, low, high), place[1])
+
+
+def _shift_gripper(rows: Floats, dx: Floats, dy: Floats) -> None:
+    """Move the gripper, and with it what it holds."""
+    rows[GRIPPER_X] += dx
+    rows[GRIPPER_Y] += dy
+    for k in (_PUCK, _BOX):
+        held = rows[HELD] == k
+        if held.any():
+            place = _object(rows, k)
+            place[0] += numpy.where(held, dx, 0.0)
+            place[1] += numpy.where(held, dy, 0.0)
+
+
+def _carry(rows: Floats, before: Floats, size: int) -> None:
+    """Take held objects along; a wall that stops the object stops the gripper."""
+    gripper = rows[GRIPPER_X : GRIPPER_Y + 1]
+    for k in (_PUCK, _BOX):
+        held = rows[HELD] == k
+        if not held.any():
+            continue
+        place = _object(rows, k)
+        offset = place - before
+        low, high = OBJECT_RADII[k], size - OBJECT_RADII[k]
+        stopped = numpy.clip(gripper, low - offset, high - offset)
+        gripper[:] = numpy.where(held, stopped, gripper)
+        place[:] = numpy.where(held, gripper + offset, place)
+
+
+def _objects_yield(rows: Floats, pushed: list[NDArray[numpy.bool_]], size: int) -> None:
+    """Where puck and box overlap, the one that was not pushed yields; where a wall stops it, both stop."""
+    puck, box = _object(rows, _PUCK), _object(rows, _BOX)
+    depth, normal_x, normal_y = _press(puck[0], puck[1], box[0], box[1], _BOX, PUCK_RADIUS)
+    hit = depth > 0.0
+    if not hit.any():
+        return
+    box_yields = pushed[_PUCK] | ~pushed[_BOX]
+    for yields, number, sign in ((hit & box_yields, _BOX, 1.0), (hit & ~box_yields, _PUCK, -1.0)):
+        if yields.any():
+            _shift(rows, number, sign * depth * normal_x, sign * depth * normal_y, yields, size)
+    depth, normal_x, normal_y = _press(puck[0], puck[1], box[0], box[1], _BOX, PUCK_RADIUS)
+    for stops, number, sign in ((hit & box_yields, _PUCK, -1.0), (hit & ~box_yields, _BOX, 1.0)):
+        stops = stops & (depth > 1e-9)
+        if not stops.any():
+            continue
+        back_x, back_y = (numpy.where(stops, sign * depth * n, 0.0) for n in (normal_x, normal_y))
+        held = rows[HELD] == number
+        _shift(rows, number, back_x, back_y, stops & ~held, size)
+        _shift_gripper(rows, numpy.where(held, back_x, 0.0), numpy.where(held, back_y, 0.0))
