@@ -48,7 +48,8 @@ class AttentionChoice(NamedTuple):
 
 def attend(q_B_L_N_K: Tensor, k_B_S_N_K: Tensor, v_B_S_N_K: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(K)) v by PyTorch, in the form that is fastest for the device and the number of tokens."""
-    if q_B_L_N_K.device.type == "cpu" and q_B_L_N_K.shape[1] * k_B_S_N_K.shape[1] <= SMALL_SCORES:
+    is_small = q_B_L_N_K.shape[1] * k_B_S_N_K.shape[1] <= SMALL_SCORES
+    if is_small and q_B_L_N_K.device.type == "cpu" and q_B_L_N_K.dtype not in HALF:
         return attend_by_products(q_B_L_N_K, k_B_S_N_K, v_B_S_N_K)
     return attend_fused(q_B_L_N_K, k_B_S_N_K, v_B_S_N_K)
 

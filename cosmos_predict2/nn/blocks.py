@@ -88,7 +88,12 @@ def modulation(width: int, num_vectors: int, lora_dim: int | None) -> nn.Sequent
 def modulated_norm(x_B_T_H_W_D: Tensor, shift_B_T_1_1_D: Tensor, scale_B_T_1_1_D: Tensor) -> Tensor:
     """LN(x) * (1 + scale) + shift, with T rows of modulation or one."""
     normed = F.layer_norm(x_B_T_H_W_D, x_B_T_H_W_D.shape[-1:], eps=EPS)
-    return torch.addcmul(shift_B_T_1_1_D, normed, 1 + scale_B_T_1_1_D)
+    return multiply_add(shift_B_T_1_1_D, normed, 1 + scale_B_T_1_1_D)
+
+
+def multiply_add(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """x + a * b. Half precision rounds the product too, as the networks did that released weights come from."""
+    return x + a * b if x.dtype.itemsize < 4 else torch.addcmul(x, a, b)
 
 
 class Block(nn.Module):
@@ -119,12 +124,12 @@ class Block(nn.Module):
         x = x_B_T_H_W_D if extra_1_T_H_W_D is None else x_B_T_H_W_D + extra_1_T_H_W_D
         shift, scale, gate = _vectors(self.adaln_modulation_self_attn, emb_B_T_D, adaln_B_T_3D)
         y_B_L_D = self.self_attn(modulated_norm(x, shift, scale).flatten(1, 3), rope=rope)
-        x = torch.addcmul(x, gate, y_B_L_D.view(shape))
+        x = multiply_add(x, gate, y_B_L_D.view(shape))
         shift, scale, gate = _vectors(self.adaln_modulation_cross_attn, emb_B_T_D, adaln_B_T_3D)
         y_B_L_D = self.cross_attn(modulated_norm(x, shift, scale).flatten(1, 3), context)
-        x = torch.addcmul(x, gate, y_B_L_D.view(shape))
+        x = multiply_add(x, gate, y_B_L_D.view(shape))
         shift, scale, gate = _vectors(self.adaln_modulation_mlp, emb_B_T_D, adaln_B_T_3D)
-        return torch.addcmul(x, gate, self.mlp(modulated_norm(x, shift, scale)))
+        return multiply_add(x, gate, self.mlp(modulated_norm(x, shift, scale)))
 
 
 def _vectors(layer: nn.Module, emb_B_T_D: Tensor, adaln_B_T_3D: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

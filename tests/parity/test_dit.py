@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The network against golden values: outputs, what lies between, half precision, rotary tables, names and shapes."""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cosmos_predict2.checkpoints.released import NETWORKS
+from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
+from cosmos_predict2.nn.embeddings import RotaryPositions, Timesteps
+from tests.goldens import Golden, Value
+
+AREA = "video2world"
+CLASSES = {"v2w": Video2WorldDiT, "t2i": DiT}
+TIMES = {"shared_t.": "timesteps_B_1", "per_frame_t.": "timesteps_B_T", "": "timesteps_B_1"}  # by the entry's prefix
+INPUTS = ("x", "crossattn_emb", "condition_mask", "padding_mask", "fps")
+AXES = ("t", "h", "w")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test per network (``dit``), half-precision file (``half``), rotary table (``table``) and manifest."""
+    session = metafunc.config.pluginmanager.get_plugin("golden-session")
+    assert session is not None
+    folder = session.golden(AREA).folder
+    meta = folder / "meta.json"
+    keys = json.loads(meta.read_text(encoding="utf-8")) if meta.is_file() else {}
+    found = {
+        "dit": [key for key in keys if key.startswith("dit_")],
+        "half": sorted(path.name for path in folder.glob("dit_*.bf16.safetensors")),
+        "table": [key for key in keys if key.startswith("rope_")],
+        "manifest": list(keys.get("manifests", {})),
+    }
+    for name, values in found.items():
+        if name in metafunc.fixturenames:
+            metafunc.parametrize(name, values or ["absent"])
+
+
+# ---- the networks ----------------------------------------------------------------------------------------------------
+
+
+def test_names_shapes_and_number_of_parameters(dit: str, golden: Golden) -> None:
+    net = _build(golden, dit)
+    weights = golden.tensors(f"{dit}.weights.safetensors")
+    expected = {name.removeprefix("net."): weights[name].use() for name in weights}
+    found = net.state_dict()
+    assert {name: (tensor.shape, tensor.dtype) for name, tensor in found.items()} == {
+        name: (tensor.shape, tensor.dtype) for name, tensor in expected.items()
+    }
+    for name in expected:
+        if name.startswith("pos_embedder."):
+            weights[f"net.{name}"].compare(found[name], atol=_bound(golden, "rope_fp32"))
+    meta = golden.json("meta.json")[dit]
+    if "params" in meta:
+        meta["params"].compare(sum(p.numel() for p in net.parameters()))
+
+
+def test_outputs_and_what_lies_between(dit: str, golden: Golden) -> None:
+    net = _load(golden, dit)
+    file = golden.tensors(f"{dit}.forward.safetensors")
+    inputs = {name: file[name].use() for name in file if name in INPUTS or name.startswith("timesteps_B_")}
+    calls: dict[str, list[str]] = {}
+    for name in file:
+        prefix = next((p for p in ("shared_t.", "per_frame_t.", "image.") if name.startswith(p)), "")
+        if name not in inputs:
+            calls.setdefault(prefix, []).append(name)
+    is_text2image = type(net) is DiT
+    for prefix, names in calls.items():
+        if prefix == "image.":
+            frames = file["image.out"].use().shape[2]
+            found = _call(net, {**inputs, "x": inputs["x"][:, :, :frames]}, "timesteps_B_1", is_image=True)
+        else:
+            found = _call(net, inputs, TIMES[prefix], is_image=is_text2image)
+        for name in names:
+            key = name.removeprefix(prefix)
+            assert key in found, f"{dit}.forward: no part of the network gives '{key}'"
+            kind = "network_fp32"
+            if re.fullmatch(r"block\d+", key):
+                kind = "block_fp32"
+            elif key == "rope_angles":
+                kind = "rope_fp32"
+            # extra_pos_emb is the same for every sample, and stored for each
+            actual = found[key].expand_as(file[name].use()) if key == "extra_pos_emb" else found[key]
+            file[name].compare(actual, atol=_bound(golden, kind))
+
+
+@pytest.mark.parametrize("rope_precision", ["module", "float32"])
+def test_half_precision(half: str, rope_precision: str, golden: Golden) -> None:
+    dit = half.removesuffix(".bf16.safetensors")
+    net = _load(golden, dit, rope_precision=rope_precision).to(torch.bfloat16)
+    file, given = golden.tensors(half), golden.tensors(f"{dit}.forward.safetensors")
+    names = [name for name in given if name in INPUTS or name.startswith("timesteps_B_")]
+    inputs = {name: given[name].use() for name in names}
+    inputs = {name: x if name == "fps" else x.to(torch.bfloat16) for name, x in inputs.items()}
+    tolerance = golden.json("meta.json")["tolerances"]["network_bf16"]
+    bound = tolerance["relative_l2_same_mode" if rope_precision == "module" else "relative_l2"].use()
+    for name in file:
+        if name == "rope_angles_bf16_model":
+            if rope_precision == "module":
+                found = _call(net, inputs, "timesteps_B_1", is_image=type(net) is DiT)
+                _compare_rounded(golden, file[name], found["rope_angles"])
+            continue
+        prefix = name.removesuffix("out_bf16")
+        assert prefix in TIMES, f"{half}: what is '{name}'?"
+        out = _call(net, inputs, TIMES[prefix], is_image=type(net) is DiT)["out"]
+        assert out.dtype == torch.bfloat16
+        expected = file[name].expected().float()  # a norm over the whole output, which compare() does not have
+        assert float((out.float() - expected).norm() / expected.norm()) <= bound
+
+
+# ---- tables and names at real size -----------------------------------------------------------------------------------
+
+
+def test_rotary_tables(table: str, golden: Golden) -> None:
+    meta, file = golden.json("meta.json")[table], golden.tensors(f"{table}.safetensors")
+    options = meta.use()
+    patches = (options.get("patch_temporal", 1), options.get("patch_spatial", 2), options.get("patch_spatial", 2))
+    limits = [options["max_frames"], options["max_img_h"], options["max_img_w"]]
+    fps = None
+    if options["rope_enable_fps_modulation"]:
+        fps = torch.as_tensor(options["fps"], dtype=torch.float32).reshape(-1)
+    for kind in ("fp32", "bf16_module"):
+        positions = RotaryPositions(
+            options["head_dim"],
+            max_size=tuple(limit // patch for limit, patch in zip(limits, patches)),
+            ratios=tuple(options[f"rope_{axis}_extrapolation_ratio"] for axis in AXES),
+            enable_fps_modulation=options["rope_enable_fps_modulation"],
+            precision="float32" if kind == "fp32" else "module",
+        )
+        if kind == "bf16_module":
+            positions.to(torch.bfloat16)
+        size = tuple(file[f"{kind}.{axis}"].use().shape[0] for axis in AXES)
+        for axis, angles in zip(AXES, positions.axis_angles(size, fps)):
+            if kind == "fp32":
+                file[f"{kind}.{axis}"].compare(angles, atol=_bound(golden, "rope_fp32"))
+            else:
+                _compare_rounded(golden, file[f"{kind}.{axis}"], angles)
+
+
+def test_sinusoids(table: str, golden: Golden) -> None:
+    file = golden.tensors(f"{table}.safetensors")
+    for name in file:
+        if match := re.fullmatch(r"timesteps_sinusoid_(fp32|bf16)_dim(\d+)", name):
+            timesteps, features = file["timesteps_in"].use(), Timesteps(int(match[2]))
+            if match[1] == "fp32":
+                file[name].compare(features(timesteps), atol=_bound(golden, "network_fp32"))
+            else:
+                _compare_rounded(golden, file[name], features(timesteps.to(torch.bfloat16)).float())
+
+
+def test_manifest(manifest: str, golden: Golden) -> None:
+    column = golden.json("meta.json")["manifests"][manifest].use()
+    released = NETWORKS.get(column) or NETWORKS[f"{column} Video2World"]
+    with torch.device("meta"):
+        net = (DiT if "Text2Image" in column else Video2WorldDiT)(**released)
+    found = {
+        name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
+        for name, tensor in net.state_dict().items()
+    }
+    file = golden.json(f"{manifest}.json")
+    for name in file:
+        file[name].compare(found)
+
+
+# ---- helpers ---------------------------------------------------------------------------------------------------------
+
+
+def _build(golden: Golden, dit: str, **options: Any) -> DiT:
+    meta = golden.json("meta.json")[dit]
+    return CLASSES[meta["cls"].use()](**{**meta["cfg"].use(), **options})
+
+
+def _load(golden: Golden, dit: str, **options: Any) -> DiT:
+    net = _build(golden, dit, **options)
+    weights = golden.tensors(f"{dit}.weights.safetensors")
+    net.load_state_dict({name.removeprefix("net."): weights[name].use() for name in weights})
+    return net.eval()
+
+
+@torch.no_grad()
+def _call(net: DiT, inputs: dict[str, Tensor], timesteps: str, is_image: bool) -> dict[str, Tensor]:
+    """The output as ``out``, and by its golden name whatever a part of the network gave on the way."""
+    with _recorded(net) as found:
+        out = net(
+            inputs["x"],
+            inputs[timesteps],
+            inputs["crossattn_emb"],
+            condition_mask_B_1_T_H_W=inputs["condition_mask"],
+            padding_mask_B_1_H_W=inputs["padding_mask"],
+            fps_B=inputs["fps"],
+            is_image=is_image,
+        )
+    return {**found, "out": out}
+
+
+@contextmanager
+def _recorded(net: nn.Module) -> Iterator[dict[str, Any]]:
+    """What each module gives, under the names that the goldens use."""
+    found: dict[str, Any] = {}
+
+    def record(name: str, output: Any) -> None:
+        if name == "pos_embedder":
+            found["rope_angles"] = torch.cat([output, output], dim=-1)[:, None, None]
+        elif name == "t_embedder.0":
+            found["timesteps_sinusoid"] = output
+        elif name == "t_embedder":
+            found["t_embedder.0"], found["t_embedder.1"] = output
+        elif name == "extra_pos_embedder":
+            found["extra_pos_emb"] = output
+        elif name != "t_embedder.1":
+            found[re.sub(r"^blocks\.(\d+)", r"block\1", name)] = output
+
+    handles = [
+        module.register_forward_hook(lambda module, inputs, output, name=name: record(name, output))
+        for name, module in net.named_modules()
+        if name
+    ]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _bound(golden: Golden, kind: str) -> float:
+    return float(golden.json("meta.json")["tolerances"][kind]["max_abs"].use())
+
+
+def _compare_rounded(golden: Golden, value: Value, actual: Tensor) -> None:
+    """Within one step of bfloat16 everywhere, and nearly everywhere equal."""
+    tolerance = golden.json("meta.json")["tolerances"]["rope_bf16"]
+    value.compare(actual, rtol=tolerance["relative_to_entry"].use())
+    equal = (actual == value.expected()).float().mean()
+    assert float(equal) >= tolerance["share_equal"].use(), f"{value.entry}: only {float(equal):.1%} are equal"
