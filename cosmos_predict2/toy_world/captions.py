@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an episode is called: a sentence of at most 64 bytes that says what happened, not what was intended."""
+"""What an episode is called: a sentence of at most 63 bytes that says what happened, not what was intended."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,6 @@ from cosmos_predict2.toy_world.scene import (
 )
 from cosmos_predict2.toy_world.tasks import STILL, TOUCH_GAP, Task
 
-MAX_BYTES = 64
 THINGS = ("red puck", "blue box")
 
 # by what happened; the first wording is the task's own sentence and the most frequent one

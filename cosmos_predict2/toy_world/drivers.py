@@ -34,6 +34,7 @@ DRIVERS = ("expert", "noisy", "push", "wander")
 _ROUND = 3.0  # pixels that the way round an object stays clear of it
 _ROUND_STEP = 0.6  # radians of that way per step
 _DECAY, _KICK = 0.8, 0.45  # of the Ornstein-Uhlenbeck noise
+_NEAR_ENOUGH = 1.5  # pixels from the aim at which an expert stops
 _KNOT = 3  # steps that a wanderer keeps a direction
 _ACTION_GRID = 1024.0  # actions are multiples of 1/1024: exact in float32
 
@@ -157,14 +158,14 @@ def _push(states: Floats, place: Floats, number: Floats, aim: Floats, error: Flo
     angle = now + numpy.clip(turn, -_ROUND_STEP, _ROUND_STEP)
     waypoint = place + reach[:, None] * numpy.stack([numpy.cos(angle), numpy.sin(angle)], -1)
     motion = numpy.where(pushes[:, None], ahead * left[:, None], waypoint - gripper)
-    motion[left < 0.5] = 0.0
+    motion[left < _NEAR_ENOUGH] = 0.0
     return _with_grip(_limited(motion, setting), -1.0)
 
 
 def _carry(states: Floats, place: Floats, number: Floats, aim: Floats, error: Floats, setting: Setting) -> Floats:
     """Come near, close, bring the object to the aim, open."""
     to_aim = aim - place
-    is_there = _length(to_aim) < 1.5
+    is_there = _length(to_aim) < _NEAR_ENOUGH
     holds = states[:, HELD] == number
     free = _gap(states, place, number)
     reaches = free <= 0.8 * GRASP_GAP
@@ -187,7 +188,7 @@ def _targets(states: Floats, tasks: Sequence[Task]) -> Floats:
 
 def _gap(states: Floats, place: Floats, number: Floats) -> Floats:
     x, y = states[:, GRIPPER].T
-    return numpy.where(number == 0, gap(x, y, *place.T, 0), gap(x, y, *place.T, 1))
+    return numpy.where(number == 0, gap(x, y, place[:, 0], place[:, 1], 0), gap(x, y, place[:, 0], place[:, 1], 1))
 
 
 def _approach(states: Floats, place: Floats, distance: Floats) -> Floats:

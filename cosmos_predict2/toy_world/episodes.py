@@ -121,7 +121,7 @@ def make_episodes(
         actions=actions,
         rewards=reward(left, done)[:, 1:],
         success=done[:, -1],
-        ever=done.any(1),
+        ever=numpy.logical_or.reduce(done, axis=1),
         captions=captions,
         tasks=[tasks[i] for i in chosen],
         drivers=drivers,

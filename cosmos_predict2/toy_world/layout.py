@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy
 from numpy.random import Generator
+from numpy.typing import NDArray
 
 from cosmos_predict2.toy_world.physics import gap
 from cosmos_predict2.toy_world.scene import (
@@ -29,6 +30,8 @@ OTHER_MARGIN = 7.0
 GRIPPER_MARGIN = 6.0
 MOST_SIDEWAYS = numpy.deg2rad(80.0)  # of the gripper's place, off the line through goal and object
 
+Bools = NDArray[numpy.bool_]
+
 _TRIES = 16  # drawn at a time
 _GIVE_UP = 400
 
@@ -47,7 +50,7 @@ def lay_table(generators: Sequence[Generator], tasks: Sequence[Task], setting: S
     for _ in range(_GIVE_UP):
         if pending.size == 0:
             return to_grid(states)
-        draws = numpy.stack([generators[i].random((_TRIES, 8)) for i in pending])
+        draws = numpy.stack([generators[i].random((_TRIES, 8)) for i in pending.tolist()])
         tried, is_good = _try(draws, target[pending, None], is_crowded[pending, None], setting, size)
         first = is_good.argmax(1)
         done = is_good[numpy.arange(len(pending)), first]
@@ -62,8 +65,8 @@ def random_spot(uniform: Floats, size: int) -> Floats:
 
 
 def _try(
-    draws: Floats, target: Floats, is_crowded: Floats, setting: Setting, size: int
-) -> tuple[Floats, numpy.ndarray]:
+    draws: Floats, target: NDArray[numpy.intp], is_crowded: Bools, setting: Setting, size: int
+) -> tuple[Floats, Bools]:
     """States of all draws [N, tries, 8], and which of them are good."""
     place = random_spot(draws[..., 0:2], size)
     angle = 2 * numpy.pi * draws[..., 2]
@@ -85,8 +88,8 @@ def _try(
         gripper = place - (edge + GRIPPER_RADIUS + clearance)[..., None] * back
     other = OTHER_MARGIN + draws[..., 6:8] * (size - 2 * OTHER_MARGIN)
 
-    def within(points: Floats, margin: float) -> numpy.ndarray:
-        return ((points >= margin) & (points <= size - margin)).all(-1)
+    def within(points: Floats, margin: float) -> Bools:
+        return (points.min(axis=-1) >= margin) & (points.max(axis=-1) <= size - margin)
 
     room_behind = place - (reach + 0.5)[..., None] * ahead  # where the gripper must fit to push towards the goal
     is_good = within(goal, OBJECT_MARGIN) & within(gripper, GRIPPER_MARGIN) & within(room_behind, GRIPPER_RADIUS)
@@ -108,7 +111,7 @@ def _try(
     return states, is_good
 
 
-def _is_out_of_the_way(other: Floats, place: Floats, goal: Floats, gripper: Floats, away: Floats) -> numpy.ndarray:
+def _is_out_of_the_way(other: Floats, place: Floats, goal: Floats, gripper: Floats, away: Floats) -> Bools:
     """Whether the second object touches nothing and does not stand between object and goal."""
     along = (((other - place) * (goal - place)).sum(-1) / away**2).clip(0.0, 1.0)
     nearest = place + along[..., None] * (goal - place)

@@ -22,6 +22,7 @@ from cosmos_predict2.toy_world.scene import (
     OBJECT_RADII,
     PUCK_RADIUS,
     PUCK_X,
+    PUCK_Y,
     STATE_SIZE,
     Floats,
     Setting,
@@ -40,7 +41,7 @@ def advance(states: Floats, actions: NDArray[numpy.floating], setting: Setting, 
     """States [N, 10] one step later; actions are [N, 4] or [N, 7], clipped to [-1, 1]."""
     where = action_layout(actions.shape[-1])
     motion = numpy.clip(actions[:, where].T.astype(numpy.float64), -1.0, 1.0)
-    rows = numpy.ascontiguousarray(states.T)  # one contiguous row per quantity
+    rows = numpy.array(states.T, order="C")  # a copy with one contiguous row per quantity
     step = motion[:2] * (setting.speed / NUM_SUBSTEPS)
     _open_or_close(rows, motion[2] > 0.0)
     is_holding = bool((rows[HELD] != NOTHING).any())
@@ -48,7 +49,7 @@ def advance(states: Floats, actions: NDArray[numpy.floating], setting: Setting, 
     present = [k for k in (_PUCK, _BOX) if (rows[PUCK_X + 2 * k] > 0.0).any()]
     for _ in range(NUM_SUBSTEPS):
         _substep(rows, step, setting.friction, size, present, is_holding, is_crowded)
-    return to_grid(rows.T)
+    return numpy.ascontiguousarray(to_grid(rows).T)
 
 
 def simulate(states: Floats, actions: NDArray[numpy.floating], setting: Setting, size: int) -> Floats:
@@ -78,7 +79,9 @@ def _open_or_close(rows: Floats, is_closed: NDArray[numpy.bool_]) -> None:
     reaching = is_closed & (rows[HELD] == NOTHING)
     if not reaching.any():
         return
-    gaps = numpy.stack([gap(rows[GRIPPER_X], rows[GRIPPER_Y], *_object(rows, k), k) for k in (_PUCK, _BOX)])
+    gaps = numpy.stack(
+        [gap(rows[GRIPPER_X], rows[GRIPPER_Y], rows[PUCK_X + 2 * k], rows[PUCK_Y + 2 * k], k) for k in (_PUCK, _BOX)]
+    )
     nearest = gaps.argmin(0)
     grasped = reaching & (gaps.min(0) <= GRASP_GAP)
     rows[HELD][grasped] = nearest[grasped]
@@ -113,8 +116,8 @@ def _substep(
         _shift(rows, k, depth * (normal_x - slide * normal_y), depth * (normal_y + slide * normal_x), hit, size)
     if is_crowded:
         _objects_yield(rows, pushed, size)
-    for k in present:
-        if not pushed[present.index(k)].any() and not is_crowded:
+    for k, was_pushed in zip(present, pushed, strict=True):
+        if not is_crowded and not was_pushed.any():
             continue
         place = _object(rows, k)
         depth, normal_x, normal_y = _press(gripper[0], gripper[1], place[0], place[1], k, GRIPPER_RADIUS)

@@ -40,6 +40,7 @@ class ToyWorld:
         dims = action_layout(action_dim)
         self.active_dims = tuple(dims if uses_grip(self._choices) else dims[:2])
         self._next_seed = 0
+        self.tasks: list[Task] = []
         self.states: Floats = numpy.empty((num_envs, STATE_SIZE))
         self.reset()
 

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training videos that are made while they are read: episodes of the toy world with captions and actions."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from cosmos_predict2.text.bytes_encoder import BytesEncoder
+from cosmos_predict2.toy_world.episodes import make_episodes
+from imaginaire.errors import ConfigError, near
+
+# Where each split's episodes begin in the endless series of a seed: far enough apart that none is in both.
+SPLITS = {"train": 0, "val": 2**40}
+
+
+class ToyWorldVideos(Dataset[dict[str, Any]]):
+    """``num_episodes`` simulated episodes; each item is a random window of one, drawn when it is asked for.
+
+    Only compact states are kept, so a large data set costs little memory. The window's start comes from NumPy's global
+    generator, which the loader seeds per sample; ``start`` fixes it. Items have the keys of a folder of videos, and
+    ``action`` [num_frames - 1, action_dim]: row k leads from frame k to frame k + 1.
+    """
+
+    def __init__(
+        self,
+        num_episodes: int = 2048,
+        num_frames: int = 13,
+        size: int = 48,
+        mix: str = "expert",
+        seed: int = 0,
+        num_tokens: int = 64,
+        width: int = 64,
+        fps: float = 10.0,
+        split: str = "train",
+        tasks: Sequence[str] = ("push_puck",),
+        setting: str = "default",
+        action_dim: int = 4,
+        num_steps: int | None = None,
+        start: int | None = None,
+        ring_elsewhere: float | None = None,
+    ) -> None:
+        if split not in SPLITS:
+            raise ConfigError(f"The toy world has no split '{split}'.{near(split, SPLITS)}")
+        if num_frames < 1:
+            raise ConfigError(f"num_frames={num_frames}; a video has one frame at least.")
+        try:
+            self.episodes = make_episodes(
+                num_episodes,
+                seed,
+                mix=mix,
+                length=num_steps,
+                size=size,
+                setting=setting,
+                tasks=tuple(tasks),
+                action_dim=action_dim,
+                ring_elsewhere=ring_elsewhere,
+                first=SPLITS[split],
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        last = self.episodes.states.shape[1] - num_frames
+        if last < 0 or not 0 <= (start or 0) <= last:
+            raise ConfigError(
+                f"Frames {start or 0} to {(start or 0) + num_frames - 1} of episodes with {last + num_frames} frames: "
+                "lower num_frames or start, or raise num_steps."
+            )
+        self.num_frames = num_frames
+        self.fps = float(fps)
+        self._start = start
+        self._num_starts = last + 1
+        self._name = f"toy_world/{setting}/{mix}/seed{seed}/{split}"
+        self._text = _embeddings(BytesEncoder(num_tokens, width), self.episodes.captions)
+
+    def __len__(self) -> int:
+        return len(self.episodes)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"item {index} of {len(self)}")
+        start = numpy.random.randint(self._num_starts) if self._start is None else self._start
+        frames = self.episodes.render(index, start, start + self.num_frames)
+        caption = self.episodes.captions[index]
+        embedding, mask = self._text[caption]
+        size = self.episodes.size
+        return {
+            "video": torch.from_numpy(numpy.ascontiguousarray(frames.transpose(3, 0, 1, 2))),
+            "action": torch.from_numpy(self.episodes.actions[index, start : start + self.num_frames - 1].copy()),
+            "t5_text_embeddings": embedding,
+            "t5_text_mask": mask,
+            "fps": self.fps,
+            "image_size": torch.tensor([size, size, size, size]),
+            "num_frames": self.num_frames,
+            "padding_mask": torch.zeros(1, size, size),
+            "ai_caption": caption,
+            "video_name": {"video_path": f"{self._name}/{index % len(self):06d}.mp4", "t5_embedding_path": ""},
+        }
+
+
+def _embeddings(encoder: BytesEncoder, captions: Sequence[str]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Embedding and mask of each distinct caption."""
+    distinct = sorted(set(captions))
+    embeddings = encoder.encode(distinct)
+    masks = (embeddings != 0).any(dim=-1).long()
+    return {caption: (embeddings[i], masks[i]) for i, caption in enumerate(distinct)}
