@@ -71,6 +71,7 @@ setup(
     packages=find_packages(
         include=["imaginaire", "imaginaire.*", "cosmos_predict2", "cosmos_predict2.*", "scripts", "scripts.*"]
     ),
+    package_data={"cosmos_predict2.auxiliary.guardrail": ["*.txt"]},
     install_requires=CORE,
     extras_require=EXTRAS,
 )

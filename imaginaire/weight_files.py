@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import unquote
 
 import torch
 from torch import Tensor
@@ -86,6 +87,16 @@ def open_address(address: str) -> Mapping[str, Tensor]:
     if not storage.exists(address):
         raise _absent(address)
     return open_file(storage.local_copy(address), address)
+
+
+def names_at(address: str) -> list[str]:
+    """The names directly in a local or remote folder, or in a hub repository or a folder of it; [] for a file."""
+    if address.startswith("hf://") or _is_hub_id(address):
+        repository, revision, inner = _hub_parts(address)
+        prefix = f"{inner}/" if inner else ""
+        names = _hub_names(repository, revision, address)
+        return sorted({name[len(prefix) :].partition("/")[0] for name in names if name.startswith(prefix)})
+    return storage.listdir(address) if storage.is_folder(address) else []
 
 
 def load_pt(path: StrPath) -> Any:
@@ -386,10 +397,7 @@ def _is_hub_id(address: str) -> bool:
 
 def _open_hub(address: str) -> Mapping[str, Tensor]:
     """``organisation/name``, or ``hf://organisation/name[@revision][/folder or file]``."""
-    match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:@([\w.-]+))?(?:/(.+))?", address.removeprefix("hf://").rstrip("/"))
-    if match is None:
-        raise ConfigError(f"{address}: expected hf://organisation/name[@revision][/file].")
-    repository, revision, inner = match[1], match[2], match[3] or ""
+    repository, revision, inner = _hub_parts(address)
     names = _hub_names(repository, revision, address)
     if inner in names:
         return open_file(_hub_fetch(repository, revision, inner, address), address)
@@ -407,6 +415,14 @@ def _open_hub(address: str) -> Mapping[str, Tensor]:
         inside = [name for name in below if name.endswith(TENSOR_SUFFIXES)]
         raise CheckpointError(f"{folder.address} holds several sets of weights, or none. Name one: {_listed(inside)}.")
     return found
+
+
+def _hub_parts(address: str) -> tuple[str, str | None, str]:
+    """Repository, revision and inner path; a slash in a revision is written %2F, as elsewhere on the hub."""
+    match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:@([\w.%-]+))?(?:/(.+))?", address.removeprefix("hf://").rstrip("/"))
+    if match is None:
+        raise ConfigError(f"{address}: expected hf://organisation/name[@revision][/file].")
+    return match[1], unquote(match[2]) if match[2] else None, match[3] or ""
 
 
 def _hub_names(repository: str, revision: str | None, address: str) -> list[str]:

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights of the video network from wherever they are, under the network's own names, and into a network.
+
+Every argument that takes weights goes through ``open_dit``: released ``.pt`` files, training checkpoints and run
+folders, DCP folders, safetensors, hub ids, and diffusers' pipeline or transformer folders.
+"""
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from cosmos_predict2.checkpoints.adapters import merge_lora_state
+from cosmos_predict2.checkpoints.diffusers_names import from_diffusers_name, is_diffusers
+from cosmos_predict2.checkpoints.families import describe, require_family
+from cosmos_predict2.checkpoints.runs import clean_name, recorded_alpha
+from imaginaire import storage, weights
+from imaginaire.errors import CheckpointError
+from imaginaire.weight_files import TENSOR_SUFFIXES, names_at
+from imaginaire.weights import LoadReport
+
+WHICH = ("auto", "net", "net_ema")
+
+
+def open_dit(path_or_id: str, which: str = "auto") -> Mapping[str, Tensor]:
+    """Tensors of the network by its own names, lazy; LoRA factors stay beside their ``base_layer``.
+
+    ``which`` is ``net``, ``net_ema`` or ``auto``: ``net``, or the averaged copy where that is all there is.
+    """
+    if which not in WHICH:
+        raise CheckpointError(f"which={which!r}: expected one of {', '.join(WHICH)}.")
+    address = _inside_a_pipeline(str(path_or_id))
+    source = weights.renamed(weights.read(address), clean_name)
+    if is_diffusers(source):
+        return _from_diffusers(source, address, which)
+    try:
+        return weights.select(source, which)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path_or_id}: {error}") from error
+
+
+def load_dit(
+    net: nn.Module,
+    path_or_id: str,
+    which: str = "auto",
+    allow_missing: Iterable[str] = (),
+    *,
+    lora_alpha: float | None = None,
+) -> LoadReport:
+    """Load a network's weights, every name accounted for; the report of what matched.
+
+    ``allow_missing`` are patterns of the network's own names that the file may lack, such as ``action_embedder_*``.
+    Adapters in the file are merged into its weights, unless the network has adapters itself.
+    """
+    path, allow_missing = str(path_or_id), tuple(allow_missing)
+    source = open_dit(path, which)
+    targets = {clean_name(name): tensor for name, tensor in net.state_dict().items() if not weights.is_extra(name)}
+    found, wanted = describe(source), describe(targets)
+    if wanted is not None and not any(fnmatchcase("x_embedder.proj.1.weight", pattern) for pattern in allow_missing):
+        require_family(found, wanted, path, source)
+    has_adapters = any(".lora_A." in name for name in targets)
+    if any(".lora_A." in name for name in source) and not has_adapters:
+        source = merge_lora_state(source, alpha=lora_alpha or recorded_alpha(path), where=path)
+    elif has_adapters and not any(".base_layer." in name for name in source):
+        source = weights.renamed(source, _below_adapters(targets))
+        allow_missing += ("*.lora_A.*", "*.lora_B.*")
+    report = weights.load_into(targets, source)
+    report.require(allow_missing=allow_missing, source=path)
+    return report
+
+
+def _inside_a_pipeline(address: str) -> str:
+    """The transformer's folder of a diffusers pipeline; any other address as it is."""
+    names = names_at(address)
+    if "transformer" in names and "model_index.json" in names and not any(n.endswith(TENSOR_SUFFIXES) for n in names):
+        return storage.join(address if "://" in address or Path(address).exists() else f"hf://{address}", "transformer")
+    return address
+
+
+def _from_diffusers(source: Mapping[str, Tensor], address: str, which: str) -> Mapping[str, Tensor]:
+    if which == "net_ema":
+        raise CheckpointError(f"{address} is in diffusers' layout, which holds no averaged copy: ask for 'net'.")
+    if unknown := [name for name in source if from_diffusers_name(name) is None]:
+        raise CheckpointError(
+            f"{address} is a diffusers transformer with {len(unknown)} names that this network does not have:"
+            f" {', '.join(unknown[:5])}."
+        )
+    return weights.renamed(source, from_diffusers_name)
+
+
+def _below_adapters(targets: Mapping[str, Tensor]) -> Any:
+    """Plain names to those of a network whose Linears lie inside adapters."""
+
+    def rename(name: str) -> str:
+        layer, _, last = name.rpartition(".")
+        inside = f"{layer}.base_layer.{last}"
+        return inside if inside in targets else name
+
+    return rename

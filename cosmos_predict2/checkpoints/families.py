@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which network a set of weights is of, told by its names and shapes; and why it does not fit another one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from torch import Tensor
+
+from imaginaire.errors import CheckpointError
+from imaginaire.weight_files import shape_of
+
+LATENT_CHANNELS = 16
+_SIZES = {(1280, 20): "0.6B", (2048, 28): "2B", (5120, 36): "14B"}
+# Channels that enter the patch embedding: latents, condition mask, padding mask, seven views.
+_KINDS = {17: "Text2Image", 18: "Video2World", 25: "multiview"}
+
+_PATCH = "x_embedder.proj.1.weight"
+_FINAL = "final_layer.linear.weight"
+_ACTION = "action_embedder_B_D.fc1.weight"
+_PROJECTION = "crossattn_proj.0.weight"
+
+
+@dataclass(frozen=True)
+class Family:
+    """What the shapes of a network's weights say of it."""
+
+    width: int
+    num_blocks: int
+    head_dim: int
+    input_channels: int
+    patch_volume: int
+    text_width: int
+    text_projection_from: int | None  # width before the projection, of Predict2.5
+    adaln_rank: int | None  # None without AdaLN-LoRA
+    mlp_width: int
+    action_inputs: int | None  # of an action-conditioned network
+    has_extra_positions: bool
+    has_lora: bool
+
+    @property
+    def size(self) -> str | None:
+        """ "2B", "14B" or "0.6B"; None for a size that was not released."""
+        return _SIZES.get((self.width, self.num_blocks))
+
+    @property
+    def kind(self) -> str:
+        if self.action_inputs is not None:
+            return "action-conditioned Video2World"
+        return _KINDS.get(self.input_channels, f"network with {self.input_channels} input channels")
+
+    @property
+    def network(self) -> str | None:
+        """The key in ``released.NETWORKS``, for a network that was released; derived ones give their base."""
+        if self.size is None:
+            return None
+        if self.text_projection_from is not None:
+            return f"{self.size} Predict2.5"
+        return f"{self.size} Text2Image" if self.kind == "Text2Image" else f"{self.size} Video2World"
+
+    def __str__(self) -> str:
+        release = "Predict2.5 " if self.text_projection_from is not None else ""
+        size = f"{self.size} " if self.size else ""
+        return f"{size}{release}{self.kind}, width {self.width}, {self.num_blocks} blocks"
+
+
+def describe(source: Mapping[str, Tensor]) -> Family | None:
+    """What network the weights are of, by our names without ``net.``; None if they are of none of this family."""
+    names = {_plain(name): name for name in source}
+
+    def shape(name: str) -> tuple[int, ...] | None:
+        return shape_of(source, names[name]) if name in names else None
+
+    patch, final = shape(_PATCH), shape(_FINAL)
+    keys, mlp = shape("blocks.0.cross_attn.k_proj.weight"), shape("blocks.0.mlp.layer1.weight")
+    norm = shape("blocks.0.self_attn.q_norm.weight")
+    if patch is None or final is None or keys is None or mlp is None or norm is None:
+        return None
+    blocks = {name.split(".")[1] for name in names if name.startswith("blocks.")}
+    volume = max(1, final[0] // LATENT_CHANNELS)
+    lora = shape("blocks.0.adaln_modulation_self_attn.2.weight")
+    projection, action = shape(_PROJECTION), shape(_ACTION)
+    return Family(
+        width=patch[0],
+        num_blocks=len(blocks),
+        head_dim=norm[0],
+        input_channels=patch[1] // volume,
+        patch_volume=volume,
+        text_width=keys[1],
+        text_projection_from=None if projection is None else projection[1],
+        adaln_rank=None if lora is None else lora[1],
+        mlp_width=mlp[0],
+        action_inputs=None if action is None else action[1],
+        has_extra_positions=any(name.startswith("extra_pos_embedder.") for name in names),
+        has_lora=any(".lora_A." in name for name in source),
+    )
+
+
+def require_family(found: Family | None, wanted: Family | None, source: str, names: Mapping[str, Any]) -> None:
+    """Raise where the weights are of another network altogether, in one sentence that says which."""
+    if found is None:
+        raise CheckpointError(f"{source} does not hold the weights of a video network: {_what_it_is(names)}.")
+    if wanted is None:
+        return
+    file, net = f"{source} is {_article(found)}", f"The network is {_article(wanted)}"
+    if (found.width, found.num_blocks) != (wanted.width, wanted.num_blocks):
+        raise CheckpointError(f"{file}. {net}. Choose the model size of the file, or another file.")
+    if found.input_channels != wanted.input_channels:
+        cure = "Its first layer takes other channels: choose the program for it, or another file."
+        raise CheckpointError(f"{file}. {net}. {cure}")
+    if found.text_projection_from is not None and wanted.text_projection_from is None:
+        raise CheckpointError(
+            f"{file}: it reads Reason1 text of width {found.text_projection_from} through a projection (crossattn_proj)"
+            f" that the network lacks. Set net.crossattn_proj_in_channels={found.text_projection_from}, with that text"
+            " encoder."
+        )
+    if found.action_inputs is not None and wanted.action_inputs is None:
+        raise CheckpointError(f"{file}. {net}: without actions. Choose an action-conditioned model for this file.")
+    differences = [
+        f"{field.name.replace('_', ' ')} {getattr(found, field.name)} in the file and {getattr(wanted, field.name)}"
+        " in the network"
+        for field in fields(Family)
+        if field.name in ("head_dim", "patch_volume", "text_width", "adaln_rank", "mlp_width")
+        and getattr(found, field.name) != getattr(wanted, field.name)
+    ]
+    if differences:
+        raise CheckpointError(f"{source} is of another network: {'; '.join(differences)}.")
+
+
+def _what_it_is(names: Mapping[str, Any]) -> str:
+    """What the names look like."""
+    known = {
+        "a video tokenizer (give it as the tokenizer's vae_pth)": ("encoder.conv1.", "decoder.conv1.", "quant_conv."),
+        "a T5 text encoder": ("shared.weight", "encoder.block.0."),
+        "a language model": ("model.layers.0.", "model.embed_tokens.", "lm_head."),
+    }
+    if names and all(".lora_" in name or name.endswith(".alpha") for name in names):
+        return "it is a LoRA adapter, so give it with --lora, beside the weights that it was trained on"
+    for what, starts in known.items():
+        if any(name.startswith(starts) for name in names):
+            return f"it looks like {what}"
+    shown = ", ".join(list(names)[:4])
+    return f"'{_PATCH}' and its kin are missing. Its names: {shown or 'none'}" + (", ..." if len(names) > 4 else "")
+
+
+def _plain(name: str) -> str:
+    return name.replace(".base_layer.", ".")
+
+
+def _article(family: Family) -> str:
+    text = str(family)
+    return f"an {text}" if text[0] in "aeiou" else f"a {text}"

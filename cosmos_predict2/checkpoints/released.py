@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The released models by name: where their files lie below one folder, which revision is meant, how they are built.
+
+The folder is an argument, else what ``COSMOS_PREDICT2_ARGS="--checkpoints DIR"`` says when it is asked for, else
+``checkpoints``.
+"""
+
+import os
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+from imaginaire import storage
+from imaginaire.errors import ConfigError, near
+
+DEFAULT_DIR = "checkpoints"
+SETTINGS_VARIABLE = "COSMOS_PREDICT2_ARGS"
+_SETTINGS = {"--checkpoints": "checkpoints", "--text_encoder": "text_encoder"}
+
+SIZES = ("0.6B", "2B", "14B")
+VIDEO_SIZES = ("2B", "14B")
+RESOLUTIONS = ("480", "720")
+FPS = (10, 16)
+GROOT_VARIANTS = ("gr1", "droid")
+
+
+@dataclass(frozen=True)
+class Repository:
+    """One repository of the hub, at the revision that the file names here were taken from."""
+
+    name: str
+    revision: str | None
+    licence: str = "NVIDIA Open Model License"
+    is_gated: bool = False
+
+
+_REPOSITORIES = [
+    Repository("google-t5/t5-11b", "90f37703b3334dfe9d2b009bfcbfbf1ac9d28ea3", "Apache-2.0"),
+    Repository(
+        "meta-llama/Llama-Guard-3-8B", "7327bd9f6efbbe6101dc6cc4736302b3cbb6e425", "Llama 3.1 Community License", True
+    ),
+    Repository("nvidia/Cosmos-Guardrail1", "d6d4bfa899a71454a700907664f3e88f503950cf"),
+    Repository("nvidia/Cosmos-Reason1-7B", "8fe96c1fa10db9e666b6fa6a87fea57dd9635649"),
+    Repository("nvidia/Cosmos-Predict2-0.6B-Text2Image", "80e9f1599778499e9b5435179861871b5a3561d4"),
+    Repository("nvidia/Cosmos-Predict2-2B-Text2Image", "acdb5fde992a73ef0355f287977d002cbfd127e0"),
+    Repository("nvidia/Cosmos-Predict2-14B-Text2Image", "015332720f70dd7b497c1cff9fd0c936a77f160b"),
+    Repository("nvidia/Cosmos-Predict2-2B-Video2World", "f50c09f5d8ab133a90cac3f4886a6471e9ba3f18"),
+    Repository("nvidia/Cosmos-Predict2-14B-Video2World", "03b03a377fede782647afac998f674d9f358e319"),
+    Repository("nvidia/Cosmos-Predict2-2B-Multiview", "52f3731663eecdc998d9608f9b21ac4dcbdea6f1"),
+    Repository("nvidia/Cosmos-Predict2-14B-Sample-GR00T-Dreams-GR1", "926f34dd83860c5406ab4b400e156c3fd6fe6c0d"),
+    Repository("nvidia/Cosmos-Predict2-14B-Sample-GR00T-Dreams-DROID", "ebc29d30a3fab504bcc779a85bca073d14ad39f9"),
+    Repository("nvidia/Cosmos-Predict2-2B-Sample-Action-Conditioned", None),  # no revision was ever named
+    Repository("nvidia/Cosmos-Predict2.5-2B", None),
+    Repository("nvidia/Cosmos-Predict2.5-14B", None),
+]
+REPOSITORIES = {repository.name: repository for repository in _REPOSITORIES}
+
+T5 = "google-t5/t5-11b"
+LLAMA_GUARD = "meta-llama/Llama-Guard-3-8B"
+GUARDRAIL = "nvidia/Cosmos-Guardrail1"
+REASON1 = "nvidia/Cosmos-Reason1-7B"  # the prompt refiner
+REASON1_ENCODER_REVISION = "3210bec0495fdc7a8d3dbb8d58da5711eab4b423"  # the text encoder of Predict2.5: other weights
+REASON1_ENCODER_DIR = f"{REASON1}-{REASON1_ENCODER_REVISION[:7]}"
+PREDICT25_TOKENIZER_REVISION = "6787e176dce74a101d922174a95dba29fa5f0c55"
+
+# Predict2.5: what users call a model -> (repository, file). The stems are part of the published names.
+_P25_2B, _P25_14B = "nvidia/Cosmos-Predict2.5-2B", "nvidia/Cosmos-Predict2.5-14B"
+PREDICT25 = {
+    "2B/pre-trained": (_P25_2B, "base/pre-trained/d20b7120-df3e-4911-919d-db6e08bad31c_ema_bf16.pt"),
+    "2B/post-trained": (_P25_2B, "base/post-trained/81edfebe-bd6a-4039-8c1d-737df1a790bf_ema_bf16.pt"),
+    "2B/distilled": (_P25_2B, "base/distilled/575edf0f-d973-4c74-b52c-69929a08d0a5_ema_bf16.pt"),
+    "2B/auto/multiview": (_P25_2B, "auto/multiview/524af350-2e43-496c-8590-3646ae1325da_ema_bf16.pt"),
+    "2B/robot/action-cond": (_P25_2B, "robot/action-cond/38c6c645-7d41-4560-8eeb-6f4ddc0e6574_ema_bf16.pt"),
+    "2B/robot/multiview-agibot": (_P25_2B, "robot/multiview-agibot/f740321e-2cd6-4370-bbfe-545f4eca2065_ema_bf16.pt"),
+    "14B/pre-trained": (_P25_14B, "base/pre-trained/54937b8c-29de-4f04-862c-e67b04ec41e8_ema_bf16.pt"),
+    "14B/post-trained": (_P25_14B, "base/post-trained/e21d2a49-4747-44c8-ba44-9f6f9243715f_ema_bf16.pt"),
+}
+PREDICT25_EMPTY_TEXT = "robot/action-cond/cr1_empty_string_text_embeddings.pt"
+
+# What the released networks were built with, as arguments of cosmos_predict2.nn.dit; the rest has its default there.
+_2B = dict(model_channels=2048, num_blocks=28, num_heads=16)
+_14B = dict(model_channels=5120, num_blocks=36, num_heads=40)
+_06B = dict(model_channels=1280, num_blocks=20, num_heads=20)
+_ROPE = ("rope_t_extrapolation_ratio", "rope_h_extrapolation_ratio", "rope_w_extrapolation_ratio")
+
+
+def _net(numbers: dict[str, int], rope: tuple[float, float, float], **others: int) -> dict[str, Any]:
+    return {**numbers, **dict(zip(_ROPE, rope)), **others}
+
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    "2B Video2World": _net(_2B, (1.0, 3.0, 3.0)),
+    "14B Video2World": _net(_14B, (20 / 24, 2.0, 2.0)),
+    "0.6B Text2Image": _net(_06B, (1.0, 4.0, 4.0)),
+    "2B Text2Image": _net(_2B, (1.0, 4.0, 4.0)),
+    "14B Text2Image": _net(_14B, (1.0, 4.0, 4.0)),
+    "2B Predict2.5": _net(_2B, (1.0, 3.0, 3.0), crossattn_proj_in_channels=100352),
+    "14B Predict2.5": _net(_14B, (1.0, 3.0, 3.0), crossattn_proj_in_channels=100352),
+}
+
+
+# Where things are -----------------------------------------------------------------------------------------------------
+
+
+def checkpoint_dir(explicit: str | None = None) -> str:
+    """The folder of the released weights: ``explicit``, else the environment's, else ``checkpoints``."""
+    return explicit or environment_settings().get("checkpoints") or DEFAULT_DIR
+
+
+def environment_settings() -> dict[str, str]:
+    """What ``COSMOS_PREDICT2_ARGS`` says now: ``checkpoints`` and ``text_encoder``, those that are there."""
+    text = os.environ.get(SETTINGS_VARIABLE, "")
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"{SETTINGS_VARIABLE}={text!r} cannot be split into words: {error}.") from error
+    settings: dict[str, str] = {}
+    while words:
+        flag, equals, value = words.pop(0).partition("=")
+        if flag not in _SETTINGS:
+            raise ConfigError(f"{SETTINGS_VARIABLE}={text!r} has '{flag}'.{near(flag, _SETTINGS)}")
+        if not equals:
+            value = words.pop(0) if words and not words[0].startswith("--") else ""
+        if not value:
+            raise ConfigError(f"{SETTINGS_VARIABLE}={text!r}: {flag} needs a value, such as {flag} /data/{flag[2:]}.")
+        settings[_SETTINGS[flag]] = value
+    return settings
+
+
+def get_cosmos_predict2_text2image_checkpoint(
+    *, model_size: str = "2B", fast_tokenizer: bool = False, distilled: bool = False, root: str | None = None
+) -> str:
+    """``<root>/nvidia/Cosmos-Predict2-2B-Text2Image/model.pt`` and its variants."""
+    _one_of("model_size", model_size, SIZES)
+    if (fast_tokenizer or distilled) and model_size != "0.6B":
+        raise ConfigError(f"The fast-tokenizer and distilled Text2Image models are 0.6B, not {model_size}.")
+    name = "model" + "_fast_tokenizer" * fast_tokenizer + "_distilled" * distilled + ".pt"
+    return _below(root, f"nvidia/Cosmos-Predict2-{model_size}-Text2Image", name)
+
+
+def get_cosmos_predict2_video2world_checkpoint(
+    *,
+    model_size: str = "2B",
+    resolution: str | int = "720",
+    fps: int = 16,
+    natten: bool = False,
+    root: str | None = None,
+) -> str:
+    """``<root>/nvidia/Cosmos-Predict2-2B-Video2World/model-720p-16fps.pt`` and its variants."""
+    _one_of("model_size", model_size, VIDEO_SIZES)
+    _one_of("resolution", str(resolution), RESOLUTIONS)
+    _one_of("fps", fps, FPS)
+    if natten and str(resolution) != "720":
+        raise ConfigError(f"The NATTEN weights are for resolution 720 (16:9), not {resolution}.")
+    name = f"model-{resolution}p-{fps}fps{'-natten' * natten}.pt"
+    return _below(root, f"nvidia/Cosmos-Predict2-{model_size}-Video2World", name)
+
+
+def get_cosmos_predict2_action_conditioned_checkpoint(*, root: str | None = None) -> str:
+    return _below(root, "nvidia/Cosmos-Predict2-2B-Sample-Action-Conditioned", "model-480p-4fps.pt")
+
+
+def get_cosmos_predict2_gr00t_checkpoint(*, gr00t_variant: str, root: str | None = None) -> str:
+    _one_of("gr00t_variant", gr00t_variant, GROOT_VARIANTS)
+    repository = f"nvidia/Cosmos-Predict2-14B-Sample-GR00T-Dreams-{gr00t_variant.upper()}"
+    return _below(root, repository, "model-480p-16fps.pt")
+
+
+def get_cosmos_predict2_multiview_checkpoint(*, root: str | None = None) -> str:
+    return _below(root, "nvidia/Cosmos-Predict2-2B-Multiview", "model-720p-10fps-7views-29frames.pt")
+
+
+def get_cosmos_predict25_checkpoint(name: str, *, root: str | None = None) -> str:
+    """The file of a Predict2.5 model by its public name, such as ``2B/post-trained``."""
+    _one_of("Predict2.5 model", name, tuple(PREDICT25))
+    return _below(root, *PREDICT25[name])
+
+
+def get_tokenizer_checkpoint(*, model_size: str = "2B", root: str | None = None) -> str:
+    """The video tokenizer: the same file in every repository, so the first place that has it counts."""
+    _one_of("model_size", model_size, VIDEO_SIZES)
+    first = _below(root, f"nvidia/Cosmos-Predict2-{model_size}-Video2World", "tokenizer/tokenizer.pth")
+    other = [f"nvidia/Cosmos-Predict2-{size}-Video2World/tokenizer/tokenizer.pth" for size in VIDEO_SIZES]
+    other += [f"nvidia/Cosmos-Predict2-{size}-Text2Image/tokenizer/tokenizer.pth" for size in VIDEO_SIZES]
+    other += [f"{_P25_2B}/tokenizer.pth", f"{_P25_14B}/tokenizer.pth"]
+    return next((path for path in [first, *(_below(root, name) for name in other)] if storage.exists(path)), first)
+
+
+def get_t5_model_dir(*, root: str | None = None) -> str:
+    return _below(root, T5)
+
+
+def get_cosmos_reason1_model_dir(*, root: str | None = None) -> str:
+    """The prompt refiner's folder."""
+    return _below(root, REASON1)
+
+
+def get_reason1_encoder_dir(*, root: str | None = None) -> str:
+    """The folder of Predict2.5's text encoder, which is another revision than the prompt refiner's."""
+    return _below(root, REASON1_ENCODER_DIR)
+
+
+def get_guardrail_dir(*, root: str | None = None) -> str:
+    return _below(root, GUARDRAIL)
+
+
+def _below(root: str | None, *parts: str) -> str:
+    return storage.join(checkpoint_dir(root), *parts)
+
+
+def _one_of(what: str, value: object, known: tuple[Any, ...]) -> None:
+    if value not in known:
+        raise ConfigError(f"{what} is {value!r}; expected one of {', '.join(map(str, known))}.")

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a training run recorded beside its checkpoints, and the names that it saved without what wrappers add."""
+
+import logging
+from typing import Any
+
+import yaml
+
+from imaginaire import storage
+
+log = logging.getLogger(__name__)
+
+WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.", "_fsdp_wrapped_module.")  # of recomputation, compile, FSDP1
+
+
+def clean_name(name: str) -> str:
+    """The name without what wrappers put into it."""
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def recorded_alpha(path: str) -> float | None:
+    """``lora_alpha`` as the run that a checkpoint lies in recorded it; None where nothing says so."""
+    value = (run_config(path) or {}).get("lora_alpha")
+    return float(value) if isinstance(value, int | float) else None
+
+
+def run_config(path: str) -> dict[str, Any] | None:
+    """``model.config`` of the ``config.yaml`` of the run that a checkpoint lies in, as plain data; None without one."""
+    folder = path.rstrip("/")
+    for _ in range(4):
+        candidate = storage.join(folder, "config.yaml")
+        if not folder.startswith("hf://") and storage.is_folder(folder) and storage.exists(candidate):
+            break
+        folder = folder.rpartition("/")[0]
+        if not folder or folder.endswith(":/"):
+            return None
+    else:
+        return None
+    try:
+        tree: Any = yaml.safe_load(storage.read_text(candidate))
+    except yaml.YAMLError as error:
+        log.warning("%s cannot be read: %s", candidate, error)
+        return None
+    for key in ("model", "config"):
+        tree = tree.get(key) if isinstance(tree, dict) else None
+    return tree if isinstance(tree, dict) else None
