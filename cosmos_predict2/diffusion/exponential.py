@@ -27,7 +27,13 @@ class AdamsBashforth2:
         if self._previous is None or sigma_next == 0:  # nothing to extrapolate from, or an infinite distance
             x_next = euler(x_B_C_T_H_W, x0_B_C_T_H_W, sigma, sigma_next)
         else:
-            x_next = two_point(x_B_C_T_H_W, x0_B_C_T_H_W, *self._previous, sigma, sigma_next)
+            x0_previous, sigma_previous = self._previous
+            if sigma >= sigma_previous:
+                raise ValueError(
+                    f"Level {sigma} does not come below {sigma_previous}, the level before it: churn raises it too "
+                    "far, or this stepper has served a run (make a new one for each)."
+                )
+            x_next = two_point(x_B_C_T_H_W, x0_B_C_T_H_W, x0_previous, sigma_previous, sigma, sigma_next)
         self._previous = (x0_B_C_T_H_W.to(dtype), sigma)
         return Step(x_B_C_T_H_W, x0_B_C_T_H_W, x_next.to(dtype), sigma, sigma_next)
 
@@ -106,10 +112,7 @@ def two_point(x: Tensor, x0: Tensor, x0_other: Tensor, sigma_other: float, sigma
     distance = math.log(sigma / sigma_next)
     to_other = math.log(sigma / sigma_other)
     if distance <= SMALLEST_STEP or abs(to_other) <= SMALLEST_STEP:
-        raise ValueError(
-            f"The levels {sigma_other}, {sigma} and {sigma_next} are too close for a second-order step. Levels must "
-            "decrease (with churn as well), and a stepper serves one run: make a new one for the next."
-        )
+        raise ValueError(f"The levels {sigma_other}, {sigma}, {sigma_next} are too close for a second-order step.")
     phi1 = math.expm1(-distance) / -distance
     phi2 = (phi1 - 1) / -distance
     other = phi2 * distance / to_other

@@ -32,7 +32,8 @@ class UniPC:
         """The predicted state. The estimate belongs to the state before its own correction."""
         if self._past and sigma >= self._past[-1].sigma:
             raise ValueError(
-                f"Level {sigma} does not come below {self._past[-1].sigma}: a stepper serves one run, make a new one."
+                f"Level {sigma} does not come below {self._past[-1].sigma}, the level before it: this stepper has "
+                "served a run (make a new one for each)."
             )
         z, x0 = x_B_C_T_H_W.double(), x0_B_C_T_H_W.double()
         if self._past:

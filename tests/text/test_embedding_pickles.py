@@ -104,7 +104,7 @@ def test_code_is_refused_and_does_not_run(tmp_path: Path, protocol: int, make: A
 )
 def test_ways_around_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "bad.pickle").write_bytes(content)
-    with pytest.raises(DataError, match="bad.pickle"):
+    with pytest.raises(DataError, match=r"bad\.pickle"):
         embedding_pickles.read(tmp_path / "bad.pickle")
 
 

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sampling loop and every solver, on problems whose solution is known."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_predict2.diffusion.exponential import AdamsBashforth2, Renoise
+from cosmos_predict2.diffusion.rectified_flow import flow_time
+from cosmos_predict2.diffusion.schedules import distilled_sigmas, flow_sigmas, karras_sigmas
+from cosmos_predict2.diffusion.solvers import SOLVERS, Churn, guide, sample
+from cosmos_predict2.diffusion.step import Step, Stepper
+from cosmos_predict2.diffusion.unipc import UniPC
+
+IN_LEVELS = [name for name in SOLVERS if name != "unipc"]
+SHAPE = (2, 3, 2, 4, 4)
+
+
+def _noise(seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(SHAPE, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def _wide(sigma_B: Tensor) -> Tensor:
+    return sigma_B[:, None, None, None, None]
+
+
+@dataclass
+class Gaussian:
+    """Data from N(mean, std^2): its best estimate, and where the flow takes a state, in noise levels and flow times."""
+
+    mean: float = 0.7
+    std: float = 0.5
+
+    def x0(self, x: Tensor, sigma_B: Tensor) -> Tensor:
+        sigma = _wide(sigma_B)
+        return (self.std**2 * x + sigma**2 * self.mean) / (self.std**2 + sigma**2)
+
+    def at(self, x: Tensor, sigma: float, sigma_next: float) -> Tensor:
+        ratio = math.sqrt((self.std**2 + sigma_next**2) / (self.std**2 + sigma**2))
+        return self.mean + (x - self.mean) * ratio
+
+    def flow_x0(self, z: Tensor, t_B: Tensor) -> Tensor:
+        return self.x0(z / (1 - _wide(t_B)), t_B / (1 - t_B))
+
+    def flow_at(self, z: Tensor, t: float, t_next: float) -> Tensor:
+        return (1 - t_next) * self.at(z / (1 - t), t / (1 - t), t_next / (1 - t_next))
+
+
+def _error(name: str, num_steps: int) -> float:
+    """The largest error at the last of ``num_steps`` equal steps in ln(sigma) from 10 to 0.1."""
+    problem, start = Gaussian(), _noise() * 10
+    levels = torch.linspace(math.log(10), math.log(0.1), num_steps + 1, dtype=torch.float64).exp()
+    if name == "unipc":
+        levels = flow_time(levels)
+        first, last = levels[0].item(), levels[-1].item()
+        found = sample(problem.flow_x0, start * (1 - first), levels, name, final_denoise=False)
+        expected = problem.flow_at(start * (1 - first), first, last)
+    else:
+        found = sample(problem.x0, start, levels, name, final_denoise=False)
+        expected = problem.at(start, 10.0, 0.1)
+    return (found - expected).abs().max().item()
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_order_of_convergence(name: str) -> None:
+    order = math.log2(_error(name, 64) / _error(name, 128))
+    assert order == pytest.approx({"1euler": 1, "unipc": 3}.get(name, 2), abs=0.1)
+
+
+@pytest.mark.parametrize("name", IN_LEVELS)
+def test_a_gaussian_comes_out_at_the_default_levels(name: str) -> None:
+    problem, sigmas = Gaussian(), karras_sigmas(35)
+    start = _noise() * sigmas[0]
+    result = sample(problem.x0, start, sigmas, name)
+    expected = problem.x0(problem.at(start, 80.0, 0.002), torch.full((2,), 0.002, dtype=torch.float64))
+    torch.testing.assert_close(result, expected, rtol=0, atol=0.15 if name == "1euler" else 0.04)
+
+
+@pytest.mark.parametrize("kind", ["shift", "karras"])
+def test_a_gaussian_comes_out_of_unipc(kind: str) -> None:
+    problem, schedule = Gaussian(), flow_sigmas(35, kind)  # type: ignore[arg-type]
+    start = _noise()
+    result = sample(problem.flow_x0, start, schedule.sigmas, "unipc")
+    torch.testing.assert_close(result, problem.flow_at(start, schedule.sigmas[0].item(), 0.0), rtol=0, atol=0.04)
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("num_steps", [1, 2, 5])
+def test_one_answer_everywhere_is_reached_on_a_straight_line(name: str, num_steps: int) -> None:
+    answer, start, steps = _noise(1), _noise(2) * 50, []
+    levels = torch.linspace(0.9, 0.1, num_steps + 1, dtype=torch.float64)
+    result = sample(lambda x, sigma: answer, start, levels, name, lambda i, step: steps.append(step))
+    torch.testing.assert_close(result, answer)
+    for step in steps:
+        fraction = step.sigma_next / 0.9
+        torch.testing.assert_close(step.x_next_B_C_T_H_W, answer + fraction * (start - answer), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_the_last_step_to_zero_gives_the_last_estimate(name: str) -> None:
+    seen: list[Tensor] = []
+
+    def denoise(x: Tensor, sigma_B: Tensor) -> Tensor:
+        assert (sigma_B > 0).all()
+        seen.append(x * 0.3 + 0.1)
+        return seen[-1]
+
+    result = sample(denoise, _noise(), torch.tensor([0.9, 0.5, 0.2, 0.0]), name)
+    torch.testing.assert_close(result, seen[-1])
+
+
+def test_unipc_starts_from_pure_noise() -> None:
+    problem, levels = Gaussian(), torch.linspace(1, 0, 41, dtype=torch.float64)
+    near_one = levels.clone()
+    near_one[0] = 1 - 1e-7
+    with_limit = sample(lambda z, t: problem.flow_x0(z, t.clamp(max=1 - 1e-9)), _noise(), levels, "unipc")
+    torch.testing.assert_close(with_limit, sample(problem.flow_x0, _noise(), near_one, "unipc"), rtol=0, atol=2e-3)
+
+
+def test_unipc_is_that_of_diffusers() -> None:
+    from diffusers.schedulers.scheduling_unipc_multistep import UniPCMultistepScheduler
+
+    schedule, start = flow_sigmas(12), _noise(dtype=torch.float32)
+
+    def velocity(z: Tensor, timestep: float) -> Tensor:
+        return torch.tanh(z - 0.4) * (0.5 + timestep / 1000)
+
+    peer = UniPCMultistepScheduler(
+        solver_order=2, solver_type="bh2", prediction_type="flow_prediction", use_flow_sigmas=True,
+        final_sigmas_type="zero", lower_order_final=True,
+    )  # fmt: skip
+    peer.set_timesteps(12)
+    peer.sigmas, peer.timesteps = schedule.sigmas.float(), schedule.timesteps
+    state, states = start, []
+    for timestep in schedule.timesteps:
+        state = peer.step(velocity(state, timestep.item()), timestep, state, return_dict=False)[0]
+        states.append(state)
+
+    def denoise(z: Tensor, sigma_B: Tensor) -> Tensor:
+        return z - _wide(sigma_B) * velocity(z, schedule.timesteps_at(sigma_B)[0].item())
+
+    ours: list[Tensor] = []
+    sample(denoise, start, schedule.sigmas, "unipc", lambda i, step: ours.append(step.x_next_B_C_T_H_W))
+    torch.testing.assert_close(torch.stack(ours), torch.stack(states), rtol=0, atol=3e-6)  # its float32 coefficients
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize(
+    ("noise", "inside"),
+    [(torch.float32, torch.float32), (torch.float64, torch.float64), (torch.bfloat16, torch.float32)],
+)
+def test_dtypes(name: str, noise: torch.dtype, inside: torch.dtype) -> None:
+    def denoise(x: Tensor, sigma_B: Tensor) -> Tensor:
+        assert x.dtype == sigma_B.dtype == inside and sigma_B.shape == (2,)
+        return x * 0.5
+
+    steps: list[Step] = []
+    levels = torch.tensor([0.9, 0.5, 0.2, 0.1])
+    result = sample(denoise, _noise(dtype=noise), levels, name, lambda i, step: steps.append(step))
+    assert result.dtype == inside
+    state = inside if name in ("2ab", "unipc") else torch.float64
+    assert {step.x_next_B_C_T_H_W.dtype for step in steps} == {state}
+    assert isinstance(steps[0].sigma, float)
+
+
+def test_the_two_forms_of_2ab_differ_by_rounding_only() -> None:
+    problem, sigmas = Gaussian(), karras_sigmas(35)
+    start = (_noise() * sigmas[0]).float()
+    kept, wide = (sample(problem.x0, start, sigmas, name) for name in ("2ab", "2ab_float64"))
+    torch.testing.assert_close(kept, wide, rtol=0, atol=1e-4)
+    assert not torch.equal(kept, wide)
+
+
+@pytest.mark.parametrize(
+    ("name", "calls"), [("2ab", 6), ("1euler", 6), ("2mid", 11), ("2mid_stable", 11), ("2heun_edm", 11), ("unipc", 6)]
+)
+def test_number_of_evaluations(name: str, calls: int) -> None:
+    levels_seen: list[float] = []
+
+    def denoise(x: Tensor, sigma_B: Tensor) -> Tensor:
+        levels_seen.append(sigma_B[0].item())
+        return x * 0
+
+    levels = torch.tensor([0.9, 0.7, 0.5, 0.3, 0.2, 0.1], dtype=torch.float64)
+    sample(denoise, _noise(), levels, name)
+    assert len(levels_seen) == calls and levels_seen[-1] == 0.1
+    sample(denoise, _noise(), levels, name, final_denoise=False)
+    assert len(levels_seen) == 2 * calls - 1
+
+
+def test_on_step_sees_the_whole_trajectory() -> None:
+    steps: list[tuple[int, Step]] = []
+    start, levels = _noise(), torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64)
+    sample(Gaussian().x0, start, levels, on_step=lambda i, step: steps.append((i, step)))
+    assert [i for i, _ in steps] == [0, 1]
+    (_, first), (_, second) = steps
+    assert torch.equal(first.x_B_C_T_H_W, start)
+    assert torch.equal(second.x_B_C_T_H_W, first.x_next_B_C_T_H_W)
+    assert [(step.sigma, step.sigma_next) for _, step in steps] == [(4.0, 2.0), (2.0, 1.0)]
+    expected = Gaussian().x0(first.x_next_B_C_T_H_W, torch.full((2,), 2.0, dtype=torch.float64))
+    assert torch.equal(second.x0_B_C_T_H_W, expected)
+
+
+@dataclass(frozen=True, slots=True)
+class _NoisyStep(Step):
+    log_prob_B: Tensor
+
+
+class _Ancestral:
+    """A stochastic stepper as reinforcement learning brings it, with more to tell than the state."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+
+    def step(self, x_B_C_T_H_W: Tensor, x0_B_C_T_H_W: Tensor, sigma: float, sigma_next: float) -> _NoisyStep:
+        noise = torch.randn(x_B_C_T_H_W.shape, dtype=x_B_C_T_H_W.dtype, generator=self.generator)
+        x_next = x0_B_C_T_H_W + sigma_next * noise
+        return _NoisyStep(x_B_C_T_H_W, x0_B_C_T_H_W, x_next, sigma, sigma_next, -(noise**2).flatten(1).mean(1) / 2)
+
+
+def test_a_stepper_of_ones_own_plugs_in() -> None:
+    log_probs: list[Tensor] = []
+
+    def on_step(i: int, step: Step) -> None:
+        assert isinstance(step, _NoisyStep)
+        log_probs.append(step.log_prob_B)
+
+    levels, stepper = karras_sigmas(8), _Ancestral(torch.Generator().manual_seed(0))
+    result = sample(Gaussian().x0, _noise() * 80, levels, stepper, on_step)
+    assert torch.isfinite(result).all() and torch.stack(log_probs).shape == (8, 2)
+
+
+def test_distilled_sampling_adds_exactly_the_noise_of_the_next_level() -> None:
+    states: list[Tensor] = []
+    generator = torch.Generator().manual_seed(3)
+    stepper = Renoise(generator)
+    result = sample(
+        lambda x, sigma: torch.full_like(x, 0.5),
+        _noise(dtype=torch.float32) * 80,
+        distilled_sigmas(3),
+        stepper,
+        lambda i, step: states.append(step.x_next_B_C_T_H_W),
+    )
+    assert result.dtype == torch.float32 and (result == 0.5).all()
+    assert states[0].std().item() == pytest.approx(3.6, rel=0.2)
+    again = torch.randn(SHAPE, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(states[0], 0.5 + 3.6 * again)
+
+
+def test_churn_raises_the_level_where_asked_and_repeats_by_its_generator() -> None:
+    def run(seed: int, **churn: float) -> tuple[Tensor, list[float]]:
+        levels: list[float] = []
+        generator = torch.Generator().manual_seed(seed)
+        result = sample(
+            Gaussian().x0,
+            _noise() * 80,
+            karras_sigmas(10),
+            "2heun_edm",
+            lambda i, step: levels.append(step.sigma),
+            churn=Churn(**churn, generator=generator),  # type: ignore[arg-type]
+        )
+        return result, levels
+
+    quiet, levels = run(0, amount=0.0)
+    assert torch.equal(quiet, sample(Gaussian().x0, _noise() * 80, karras_sigmas(10), "2heun_edm"))
+    first, raised = run(0, amount=0.55, sigma_min=0.05, sigma_max=50.0)
+    factor = [b / a for a, b in zip(levels, raised)]
+    expected = [1.05 if 0.05 < level < 50 else 1.0 for level in levels]
+    assert factor == pytest.approx(expected)
+    assert torch.equal(first, run(0, amount=0.55, sigma_min=0.05, sigma_max=50.0)[0])
+    assert not torch.equal(first, run(1, amount=0.55, sigma_min=0.05, sigma_max=50.0)[0])
+    assert run(0, amount=1e9)[1][3] == pytest.approx(levels[3] * math.sqrt(1.2))
+
+
+def test_gradients_reach_the_denoiser() -> None:
+    scale = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    sample(lambda x, sigma: x * scale, _noise(), torch.tensor([2.0, 1.0, 0.5]), "2mid").sum().backward()
+    assert scale.grad is not None and scale.grad != 0
+
+
+def test_a_scale_of_zero_is_no_guidance() -> None:
+    conditional, unconditional = _noise(0), _noise(1)
+    assert torch.equal(guide(conditional, unconditional, 0.0), conditional)
+    torch.testing.assert_close(guide(conditional, unconditional, -1.0), unconditional)
+    torch.testing.assert_close(
+        guide(conditional, unconditional, 7.0), unconditional + 8 * (conditional - unconditional)
+    )
+
+
+@pytest.mark.parametrize("levels", [[1.0], [1.0, 1.0], [1.0, 2.0], [1.0, -0.5], []])
+def test_levels_that_do_not_decrease_are_refused(levels: list[float]) -> None:
+    with pytest.raises(ValueError, match="decreasing"):
+        sample(Gaussian().x0, _noise(), torch.tensor(levels))
+
+
+def test_an_unknown_solver_is_named_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"'3ab'.*2ab.*unipc"):
+        sample(Gaussian().x0, _noise(), torch.tensor([2.0, 1.0]), "3ab")
+
+
+@pytest.mark.parametrize("make", [AdamsBashforth2, UniPC])
+def test_a_stepper_with_history_serves_one_run(make: Callable[[], Stepper]) -> None:
+    stepper, levels = make(), torch.tensor([0.9, 0.5, 0.2])
+    sample(Gaussian().x0, _noise(), levels, stepper)
+    with pytest.raises(ValueError, match="served a run"):
+        sample(Gaussian().x0, _noise(), levels, stepper)
