@@ -85,7 +85,7 @@ def open_address(address: str) -> Mapping[str, Tensor]:
     if storage.is_folder(address):
         return _open_folder(_Folder.at(address))
     if not storage.exists(address):
-        raise _absent(address)
+        raise absent(address)
     return open_file(storage.local_copy(address), address)
 
 
@@ -103,7 +103,7 @@ def load_pt(path: StrPath) -> Any:
     """What ``torch.save`` wrote, memory-mapped, under ``weights_only=True``; remote files are fetched first."""
     text = os.fspath(path)
     if not storage.exists(text):
-        raise _absent(text)
+        raise absent(text)
     return _load_torch(storage.local_copy(text), text)
 
 
@@ -366,8 +366,8 @@ def _listed(names: list[str], address: str = "", limit: int = 8) -> str:
     return ", ".join(shown) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
-def _absent(address: str) -> CheckpointError:
-    """What lies where the path stops being right."""
+def absent(address: str) -> CheckpointError:
+    """The error for an address that does not exist: what lies where the path stops being right."""
     missing = address.rstrip("/")
     while True:
         parent, _, name = missing.rpartition("/")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from cosmos_predict2.checkpoints.adapters import merge_lora_state
 from cosmos_predict2.checkpoints.diffusers_names import from_diffusers_name, is_diffusers
 from cosmos_predict2.checkpoints.families import describe, require_family
+from cosmos_predict2.checkpoints.released import describe_missing, download_command
 from cosmos_predict2.checkpoints.runs import clean_name, recorded_alpha
 from imaginaire import storage, weights
 from imaginaire.errors import CheckpointError
@@ -32,6 +33,8 @@ def open_dit(path_or_id: str, which: str = "auto") -> Mapping[str, Tensor]:
     if which not in WHICH:
         raise CheckpointError(f"which={which!r}: expected one of {', '.join(WHICH)}.")
     address = _inside_a_pipeline(str(path_or_id))
+    if download_command(address) and not storage.is_remote(address) and not storage.exists(address):
+        raise CheckpointError(describe_missing(address))
     source = weights.renamed(weights.read(address), clean_name)
     if is_diffusers(source):
         return _from_diffusers(source, address, which)

@@ -6,12 +6,14 @@ The folder is an argument, else what ``COSMOS_PREDICT2_ARGS="--checkpoints DIR"`
 """
 
 import os
+import re
 import shlex
 from dataclasses import dataclass
 from typing import Any
 
 from imaginaire import storage
 from imaginaire.errors import ConfigError, near
+from imaginaire.weight_files import absent
 
 DEFAULT_DIR = "checkpoints"
 SETTINGS_VARIABLE = "COSMOS_PREDICT2_ARGS"
@@ -97,6 +99,17 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "2B Predict2.5": _net(_2B, (1.0, 3.0, 3.0), crossattn_proj_in_channels=100352),
     "14B Predict2.5": _net(_14B, (1.0, 3.0, 3.0), crossattn_proj_in_channels=100352),
 }
+
+
+_TYPES = {  # end of a repository's name -> --model_types
+    "Text2Image": "text2image",
+    "Video2World": "video2world",
+    "Sample-Action-Conditioned": "sample_action_conditioned",
+    "Sample-GR00T-Dreams-GR1": "sample_gr00t_dreams_gr1",
+    "Sample-GR00T-Dreams-DROID": "sample_gr00t_dreams_droid",
+    "Multiview": "multiview",
+}
+_VARIANT = re.compile(r"model-(\d+)p-(\d+)fps(-natten)?\.pt")
 
 
 # Where things are -----------------------------------------------------------------------------------------------------
@@ -202,6 +215,41 @@ def get_reason1_encoder_dir(*, root: str | None = None) -> str:
 
 def get_guardrail_dir(*, root: str | None = None) -> str:
     return _below(root, GUARDRAIL)
+
+
+def download_command(path: str) -> str | None:
+    """The command that fetches a released file to where ``path`` says; None for a path that no release has."""
+    for name in [*REPOSITORIES, REASON1_ENCODER_DIR]:
+        root, found, file = f"/{path}".partition(f"/{name}/")
+        if not found:
+            continue
+        words = ["python -m scripts.download_checkpoints"]
+        match = re.fullmatch(r"nvidia/Cosmos-Predict2-(0\.6B|2B|14B)-(.+)", name)
+        if match is None and "Predict2.5" not in name:
+            return None
+        if match is None:
+            model = next((model for model, place in PREDICT25.items() if place == (name, file)), None)
+            words.append(f"--predict2_5 {model or name.rpartition('-')[2] + '/post-trained'}")
+        else:
+            words.append(f"--model_types {_TYPES[match[2]]} --model_sizes {match[1]}")
+            variant = _VARIANT.fullmatch(file)
+            if match[2] == "Video2World" and variant:
+                words.append(f"--resolution {variant[1]} --fps {variant[2]}{' --natten' * bool(variant[3])}")
+            elif file.endswith("tokenizer.pth"):
+                words.append("--tokenizer_only")
+        if root.removeprefix("/") not in ("", DEFAULT_DIR):
+            words.append(f"--checkpoint_dir {shlex.quote(root[1:])}")
+        return " ".join(words)
+    return None
+
+
+def describe_missing(path: str) -> str:
+    """A sentence on a path of weights that does not exist: where it stops being right, and how to fetch it."""
+    command = download_command(path)
+    if command is None:
+        return str(absent(path))
+    is_near = storage.is_folder(path.rpartition("/")[0])
+    return f"{absent(path) if is_near else f'{path} does not exist.'} Download it: {command}"
 
 
 def _below(root: str | None, *parts: str) -> str:
