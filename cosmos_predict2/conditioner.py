@@ -41,7 +41,7 @@ class Condition:
 
     def stacked_with(self, other: "Condition") -> "Condition":
         """Both conditions in one batch, this one first."""
-        values = {}
+        values: dict[str, Any] = {}
         for field in ("crossattn_emb_B_S_E", "padding_mask_B_1_H_W", "fps_B", "gt_frames_B_C_T_H_W"):
             values[field] = _stack(getattr(self, field), getattr(other, field))
         mask = _stack(self.condition_mask_B_1_T_H_W, other.condition_mask_B_1_T_H_W)
@@ -99,7 +99,9 @@ class Conditioner:
                 keep[name] = torch.cat([torch.bernoulli(torch.full((1,), 1.0 - rate), generator=g) for g in chosen])
         return keep
 
-    def condition(self, batch: Mapping[str, Any], *, is_image: bool, keep: Mapping[str, Tensor] | None = None) -> Condition:
+    def condition(
+        self, batch: Mapping[str, Any], *, is_image: bool, keep: Mapping[str, Tensor] | None = None
+    ) -> Condition:
         """The condition of a batch; ``keep`` as `draw_keep` gives it, or all of it."""
         return self._make(batch, is_image, _required(batch, TEXT_KEY), keep)
 

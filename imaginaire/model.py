@@ -26,6 +26,7 @@ class ImaginaireModel(nn.Module):
     net: nn.Module
     ema: PowerEMA | None = None
     precision: torch.dtype = torch.float32
+    seed: int = 0  # the run's; the trainer sets it before training
 
     @property
     def weight_dtype(self) -> torch.dtype:

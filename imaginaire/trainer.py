@@ -109,6 +109,7 @@ class ImaginaireTrainer:
         """Train until ``trainer.max_iter`` or until a signal asks to stop; the last state is saved."""
         preflight.check_built(self.config, model, dataloader_train, dataloader_val)
         self.model = model
+        model.seed = self.config.trainer.seed
         try:
             with StopRequests() as self._stop:
                 self._prepare(model, dataloader_train)

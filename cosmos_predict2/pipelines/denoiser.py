@@ -14,10 +14,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cosmos_predict2.conditioner import Condition
-from cosmos_predict2.diffusion.rectified_flow import Scaling, edm_scaling, rectified_flow_scaling
+from cosmos_predict2.diffusion.rectified_flow import (
+    Scaling,
+    at_least_float32,
+    edm_scaling,
+    per_frame,
+    rectified_flow_scaling,
+)
+from cosmos_predict2.nn.dit import DiT, Prepared
 from imaginaire.errors import ConfigError
 
 SCALINGS = ("rectified_flow", "edm")
@@ -37,7 +44,7 @@ class Denoiser:
 
     def __init__(
         self,
-        net: nn.Module,
+        net: DiT,
         *,
         sigma_data: float = 1.0,
         sigma_conditional: float = 1e-4,
@@ -63,20 +70,20 @@ class Denoiser:
         )
 
     def __call__(
-        self, xt_B_C_T_H_W: Tensor, sigma: Tensor, condition: Condition, prepared: object | None = None
+        self, xt_B_C_T_H_W: Tensor, sigma: Tensor, condition: Condition, prepared: Prepared | None = None
     ) -> Prediction:
         """The prediction at ``sigma``, one level per sample [B] or [B, 1], or per latent frame [B, T]."""
-        xt = _at_least_float32(xt_B_C_T_H_W)
-        sigma_B_T = _at_least_float32(sigma).reshape(xt.shape[0], -1)
+        xt = at_least_float32(xt_B_C_T_H_W)
+        sigma_B_T = at_least_float32(sigma).reshape(xt.shape[0], -1)
         scaling = self._scaling(sigma_B_T)
         given_c_noise = self._scaling(sigma_B_T.new_tensor([[self.sigma_conditional]])).c_noise
         output = self._network(
-            xt * _per_frame(scaling.c_in), scaling.c_noise, condition, prepared, given_c_noise=given_c_noise
+            xt * per_frame(scaling.c_in), scaling.c_noise, condition, prepared, given_c_noise=given_c_noise
         )
-        x0 = _per_frame(scaling.c_skip) * xt + _per_frame(scaling.c_out) * output.to(xt.dtype)
+        x0 = per_frame(scaling.c_skip) * xt + per_frame(scaling.c_out) * output.to(xt.dtype)
         if condition.gt_frames_B_C_T_H_W is not None and not condition.is_image:
             x0 = _where_given(condition, condition.gt_frames_B_C_T_H_W.to(x0.dtype), x0)
-        return Prediction(x0, (xt - x0) / _per_frame(sigma_B_T))
+        return Prediction(x0, (xt - x0) / per_frame(sigma_B_T))
 
     def velocity(
         self,
@@ -86,14 +93,14 @@ class Denoiser:
         *,
         timestep_scale: float = 0.001,
         conditional_timestep: float = -1.0,
-        prepared: object | None = None,
+        prepared: Prepared | None = None,
     ) -> Tensor:
         """eps - x_0 in the form of Predict2.5: x_t = t eps + (1 - t) x_0 at timesteps 1000 t.
 
         Given frames enter clean; with ``conditional_timestep`` >= 0 they have that timestep of their own.
         """
-        xt = _at_least_float32(xt_B_C_T_H_W)
-        timesteps_B_T = _at_least_float32(timesteps_B_1).reshape(xt.shape[0], -1)
+        xt = at_least_float32(xt_B_C_T_H_W)
+        timesteps_B_T = at_least_float32(timesteps_B_1).reshape(xt.shape[0], -1)
         own = None
         if conditional_timestep >= 0:
             own = timesteps_B_T.new_tensor([[conditional_timestep * timestep_scale]])
@@ -105,7 +112,7 @@ class Denoiser:
         x_in: Tensor,
         c_noise_B_T: Tensor,
         condition: Condition,
-        prepared: object | None,
+        prepared: Prepared | None,
         given_c_noise: Tensor | None,
     ) -> Tensor:
         """The network's output for scaled latents; None leaves the noise level of given frames as it is."""
@@ -122,37 +129,23 @@ class Denoiser:
                     c_noise_B_T = given_c_noise * share_B_T + c_noise_B_T * (1 - share_B_T)
         elif self.conditioning_strategy == "channel_concat":
             x_in = torch.cat([x_in, torch.zeros_like(x_in)], dim=1)
-        dtype = _dtype(self.net)
+        dtype = self.net.dtype
         output: Tensor = self.net(
             x_in.to(dtype),
             c_noise_B_T.to(torch.promote_types(dtype, torch.float32)),
-            condition.crossattn_emb_B_S_E.to(dtype),
+            None if prepared is not None else condition.crossattn_emb_B_S_E.to(dtype),
             condition_mask_B_1_T_H_W=_cast(condition.condition_mask_B_1_T_H_W, dtype),
             padding_mask_B_1_H_W=_cast(condition.padding_mask_B_1_H_W, dtype),
             fps_B=condition.fps_B,
             is_image=condition.is_image,
             prepared=prepared,
         )
-        return _at_least_float32(output)
-
-
-def _dtype(net: nn.Module) -> torch.dtype:
-    """The precision that a network computes in: that of its largest weights, adapters aside."""
-    block = getattr(net, "blocks", [net])[0]
-    return next(p.dtype for name, p in block.named_parameters() if "lora_" not in name)
+        return at_least_float32(output)
 
 
 def _where_given(condition: Condition, given: Tensor, other: Tensor) -> Tensor:
     assert condition.condition_mask_B_1_T_H_W is not None
     return torch.where(condition.condition_mask_B_1_T_H_W.bool(), given, other)
-
-
-def _at_least_float32(value: Tensor) -> Tensor:
-    return value.to(torch.promote_types(value.dtype, torch.float32))
-
-
-def _per_frame(value_B_T: Tensor) -> Tensor:
-    return value_B_T[:, None, :, None, None]
 
 
 def _cast(value: Tensor | None, dtype: torch.dtype) -> Tensor | None:

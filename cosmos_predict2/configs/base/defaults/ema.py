@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Group ``ema``: averages of the weights. None is registered yet."""
+"""Group ``ema``: averages of the weights."""
+
+from hydra.core.config_store import ConfigStore
+
+POWER = dict(enabled=True, rate=0.1, iteration_shift=0)
 
 
 def register() -> None:
-    """Nothing to add; a group without entries is left out of the defaults list when a run is composed."""
+    ConfigStore.instance().store(group="ema", package="model.config.pipe_config.ema", name="power", node=POWER)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Video2World by size, resolution and frame rate: the numbers of the released models, and of the tiny one."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from cosmos_predict2.checkpoints.released import (
+    NETWORKS,
+    get_cosmos_predict2_video2world_checkpoint,
+    get_t5_model_dir,
+    get_tokenizer_checkpoint,
+)
+from cosmos_predict2.nn.dit import Video2WorldDiT
+from cosmos_predict2.pipelines.video2world import SolverConfig, Video2WorldPipelineConfig
+from cosmos_predict2.text.bytes_encoder import BytesEncoder
+from cosmos_predict2.text.t5 import T5Encoder
+from cosmos_predict2.tokenizers.tiny import TinyTokenizer
+from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
+from imaginaire.errors import ConfigError
+from imaginaire.lazy_config import LazyCall as L
+
+STATE_T = {16: 24, 10: 16}  # latent frames by frame rate: 93 and 61 pixel frames
+
+
+@dataclass(frozen=True)
+class Size:
+    """What one size of model offers; the first resolution, rate and aspect ratio are its defaults."""
+
+    net: dict[str, Any]
+    resolutions: tuple[str, ...]
+    rates: tuple[int, ...]
+    aspect_ratio: str
+
+
+TINY_NET = dict(
+    model_channels=128,
+    num_blocks=4,
+    num_heads=2,
+    adaln_lora_dim=32,
+    crossattn_emb_channels=64,
+    rope_t_extrapolation_ratio=1.0,
+    rope_h_extrapolation_ratio=1.0,
+    rope_w_extrapolation_ratio=1.0,
+    max_img_h=16,
+    max_img_w=16,
+    max_frames=16,
+)
+SIZES = {
+    "2B": Size(NETWORKS["2B Video2World"], ("720", "480"), (16, 10), "16:9"),
+    "14B": Size(NETWORKS["14B Video2World"], ("720", "480"), (16, 10), "16:9"),
+    "tiny": Size(TINY_NET, ("48",), (10,), "1:1"),  # ours: learns the toy world on a CPU, in minutes
+}
+
+
+def get_cosmos_predict2_video2world_pipeline(
+    *, model_size: str = "2B", resolution: str = "", fps: int = 0, natten: bool = False
+) -> Video2WorldPipelineConfig:
+    """The pipeline's config; an empty resolution and a rate of 0 mean the size's defaults (720 and 16)."""
+    size = check_variant(model_size, resolution, fps, natten)
+    resolution, fps = resolution or size.resolutions[0], fps or size.rates[0]
+    is_tiny = model_size == "tiny"
+    # The sparse attention of the natten weights is computed densely: same weights, same names.
+    net = L(Video2WorldDiT)(**{"atten_backend": "auto" if is_tiny else "minimal_a2a", **size.net})
+    if is_tiny:
+        tokenizer, text_encoder = L(TinyTokenizer)(), L(BytesEncoder)(num_tokens=64, width=64)
+    else:
+        vae_pth = get_tokenizer_checkpoint(model_size=model_size)
+        tokenizer = L(WanTokenizer)(vae_pth=vae_pth, chunk_duration=81, load_mean_std=False, temporal_window=16)
+        text_encoder = L(T5Encoder)(path=get_t5_model_dir())
+    return Video2WorldPipelineConfig(
+        net=net,
+        tokenizer=tokenizer,
+        text_encoder=text_encoder,
+        state_t=4 if is_tiny else STATE_T[fps],
+        resolution=resolution,
+        fps=fps,
+        precision="float32" if is_tiny else "bfloat16",
+        timestamps=SolverConfig(nfe=35),
+    )
+
+
+def get_dit_path(*, model_size: str, resolution: str = "", fps: int = 0, natten: bool = False) -> str:
+    """Where the released weights of a variant lie; empty for the tiny model, which has none."""
+    size = check_variant(model_size, resolution, fps, natten)
+    if model_size == "tiny":
+        return ""
+    return get_cosmos_predict2_video2world_checkpoint(
+        model_size=model_size, resolution=resolution or size.resolutions[0], fps=fps or size.rates[0], natten=natten
+    )
+
+
+def check_variant(model_size: str, resolution: str = "", fps: int = 0, natten: bool = False) -> Size:
+    """The size, or an error that says which variants there are."""
+    if model_size not in SIZES:
+        raise ConfigError(f"There is no Video2World model of size '{model_size}'. There are: {', '.join(SIZES)}.")
+    size = SIZES[model_size]
+    if (resolution and resolution not in size.resolutions) or (fps and fps not in size.rates):
+        raise ConfigError(
+            f"The {model_size} model has no variant with resolution {resolution or size.resolutions[0]} and"
+            f" {fps or size.rates[0]} frames per second. Resolutions: {', '.join(size.resolutions)}; rates:"
+            f" {', '.join(map(str, size.rates))}."
+        )
+    if natten and (model_size == "tiny" or (resolution or size.resolutions[0]) != "720"):
+        raise ConfigError("The natten weights exist for the 2B and 14B models at resolution 720 only.")
+    return size

@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Post-training of Video2World: one batch becomes latents, noise and a condition, and the network learns to undo it.
+
+    x_t = x_0 + sigma eps        loss = loss_scale * mean of (x_0' - x_0)^2 (1 + sigma)^2 / sigma^2
+
+which is the error of the velocity. The first latent frames of a sample may be given to the network; they add nothing
+to the sum, but count in its mean.
+
+Every draw follows from the run's seed and the sample's place in the training stream, so a resumed run and another
+number of processes draw the same. Batches without ``sample_position`` draw from torch's global generator.
+"""
+
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, cast
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from cosmos_predict2.checkpoints import load_dit
+from cosmos_predict2.checkpoints.presence import problem_with
+from cosmos_predict2.conditioner import Condition, Conditioner
+from cosmos_predict2.data.sizes import pixel_frames
+from cosmos_predict2.diffusion import rectified_flow
+from cosmos_predict2.interfaces import VideoTokenizer
+from cosmos_predict2.nn.dit import DiT
+from cosmos_predict2.pipelines.assembly import settle_attention
+from cosmos_predict2.pipelines.video2world import PRECISIONS, Video2WorldPipelineConfig
+from imaginaire import distributed, lazy_config, lora, random, storage
+from imaginaire.config import Section, at_least, one_of
+from imaginaire.ema import PowerEMA
+from imaginaire.errors import ConfigError, DataError
+from imaginaire.model import ImaginaireModel
+from imaginaire.parallel import ParallelDims, current_dims, shard_blocks
+
+log = logging.getLogger(__name__)
+
+LORA_TARGETS = "q_proj,k_proj,v_proj,output_proj,mlp.layer1,mlp.layer2"
+
+
+@attrs.define(kw_only=True, slots=False)
+class Predict2ModelManagerConfig(Section):
+    """Where the run starts from. No path: random weights."""
+
+    dit_path: str = ""
+    text_encoder_path: str = ""  # training reads embeddings from its data
+
+
+@attrs.define(kw_only=True, slots=False)
+class Predict2Video2WorldModelConfig(Section):
+    train_architecture: str = attrs.field(default="base", validator=one_of("base", "lora"))
+    lora_rank: int = 16
+    lora_alpha: float = 16
+    lora_target_modules: str = LORA_TARGETS
+    init_lora_weights: bool = True
+    precision: str = attrs.field(default="bfloat16", validator=one_of(*PRECISIONS))
+    input_video_key: str = "video"
+    input_image_key: str = "images"
+    loss_reduce: str = attrs.field(default="mean", validator=one_of("mean", "sum"))
+    loss_scale: float = 10.0
+    adjust_video_noise: bool = True  # both here and in pipe_config, as in published configs: either may switch it off
+    high_sigma_ratio: float = 0.0  # share of the videos that train at noise levels from 200 to 100,000
+    fsdp_shard_size: int = attrs.field(default=0, validator=at_least(-1))
+    model_manager_config: Predict2ModelManagerConfig = attrs.field(factory=Predict2ModelManagerConfig)
+    pipe_config: Video2WorldPipelineConfig = attrs.field(factory=Video2WorldPipelineConfig)
+
+    def __attrs_post_init__(self) -> None:
+        if self.train_architecture != "lora":
+            return
+        if not self.lora_rank > 0 or not self.lora_alpha > 0 or not str(self.lora_target_modules).strip(", "):
+            raise ConfigError(
+                f"lora_rank={self.lora_rank}, lora_alpha={self.lora_alpha} and lora_target_modules="
+                f"{self.lora_target_modules!r}: rank and alpha must be above 0, and targets must be named."
+            )
+
+
+class Predict2Video2WorldModel(ImaginaireModel):
+    """The trained network in ``net``, its average in ``ema``; the tokenizer is used, never trained or saved."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        config = lazy_config.instantiate(config)
+        assert isinstance(config, Predict2Video2WorldModelConfig)
+        self.config = config
+        self.pipe_config = config.pipe_config
+        self.precision = PRECISIONS[config.precision]
+        self.net: DiT = _build(config)
+        self.denoiser = self.pipe_config.denoiser(self.net)
+        self.conditioner = Conditioner(self.pipe_config.conditioner)
+        self.tokenizer: VideoTokenizer = lazy_config.instantiate(self.pipe_config.tokenizer)
+
+    @classmethod
+    def preflight(cls, config: Any) -> Iterator[str]:
+        """What can be known to be wrong before anything is built."""
+        path = config["model_manager_config"]["dit_path"]
+        if path and not storage.is_remote(path) and (problem := problem_with(path)) is not None:
+            yield f"model_manager_config.dit_path: {problem}"
+        pipe = config["pipe_config"]
+        low, high = pipe["min_num_conditional_frames"], pipe["max_num_conditional_frames"]
+        if not 0 <= low <= high < pipe["state_t"]:
+            yield (
+                f"pipe_config.min_num_conditional_frames={low} and max_num_conditional_frames={high} must be in order"
+                f" and below state_t={pipe['state_t']}"
+            )
+
+    # --- set-up
+
+    def on_train_start(self, memory_format: torch.memory_format = torch.preserve_format) -> None:
+        device = next(self.net.parameters()).device
+        cast_base_weights(self.net, self.weight_dtype)
+        self.tokenizer.to(device)
+        settle_attention(self.net, device, self.precision)
+
+    def parallelize(self, dims: ParallelDims) -> None:
+        if dims.context_parallel_size > 1:
+            raise ConfigError(
+                f"model_parallel.context_parallel_size={dims.context_parallel_size}, but this version trains a"
+                " sample on one device. Set it to 1."
+            )
+        shard_blocks(self.net, self.net.blocks, dims.fsdp_mesh(self.config.fsdp_shard_size))
+        ema = self.pipe_config.ema
+        if ema.enabled:
+            self.ema = PowerEMA(self.net, rate=ema.rate, iteration_shift=ema.iteration_shift)
+
+    # --- one step
+
+    def training_step(self, batch: Mapping[str, Any], iteration: int) -> tuple[dict[str, Any], Tensor]:
+        is_image = self._is_image(batch)
+        generators = self._generators(batch, "train")
+        if self.training:
+            self._count_samples(batch, is_image)
+        x0, condition = self.data_and_condition(batch, generators)
+        epsilon, sigma_B_1 = self.draw_noise(x0, is_image, generators)
+        return self.loss(x0, epsilon, sigma_B_1, condition)
+
+    def validation_step(self, batch: Mapping[str, Any], iteration: int) -> tuple[dict[str, Any], Tensor]:
+        is_image = self._is_image(batch)
+        generators = self._generators(batch, "validation")
+        x0, condition = self.data_and_condition(batch, generators, keep_all=True)
+        epsilon, sigma_B_1 = self.draw_noise(x0, is_image, generators)
+        return self.loss(x0, epsilon, sigma_B_1, condition)
+
+    def data_and_condition(
+        self, batch: Mapping[str, Any], generators: "Draws", *, keep_all: bool = False
+    ) -> tuple[Tensor, Condition]:
+        """Clean latents, and what the network is told: inputs dropped for guidance, and the first frames of each."""
+        is_image = self._is_image(batch)
+        pixels = self._pixels(batch, is_image, generators)
+        with torch.no_grad():
+            x0 = rectified_flow.at_least_float32(self.tokenizer.encode(pixels)) * self.pipe_config.sigma_data
+        keep = None if keep_all else self.conditioner.draw_keep(generators.each("condition"))
+        condition = self.conditioner.condition(batch, is_image=is_image, keep=keep)
+        if not is_image:
+            condition = condition.with_given_frames(x0, self._num_given(batch, x0, generators))
+        return x0, condition
+
+    def draw_noise(self, x0_B_C_T_H_W: Tensor, is_image: bool, generators: "Draws") -> tuple[Tensor, Tensor]:
+        """Standard normal noise, and one noise level per sample [B, 1]."""
+        config = self.config
+        epsilon = generators.normal(x0_B_C_T_H_W.shape, "epsilon").to(x0_B_C_T_H_W)
+        factor, high_sigma_ratio = 1.0, 0.0
+        if not is_image:
+            high_sigma_ratio = config.high_sigma_ratio
+            if config.adjust_video_noise and self.pipe_config.adjust_video_noise:
+                factor = self.pipe_config.video_noise_factor or math.sqrt(self.pipe_config.state_t)
+        uniform_B_3 = generators.uniform(3, "sigma")
+        sigma_B = rectified_flow.draw_sigma(
+            uniform_B_3[:, 0],
+            factor=factor,
+            high_sigma_ratio=high_sigma_ratio,
+            pick_B=uniform_B_3[:, 1],
+            high_B=uniform_B_3[:, 2],
+        )
+        return epsilon, sigma_B[:, None].to(x0_B_C_T_H_W)
+
+    def loss(
+        self, x0_B_C_T_H_W: Tensor, epsilon_B_C_T_H_W: Tensor, sigma_B_T: Tensor, condition: Condition
+    ) -> tuple[dict[str, Any], Tensor]:
+        """The loss of these draws, with its parts."""
+        xt = rectified_flow.add_noise(x0_B_C_T_H_W, epsilon_B_C_T_H_W, sigma_B_T)
+        x0_pred = self.denoiser(xt, sigma_B_T, condition).x0_B_C_T_H_W
+        weight_B_T = rectified_flow.rectified_flow_weight(sigma_B_T)
+        if not self.pipe_config.rectified_flow_loss_weight_uniform:
+            weight_B_T = weight_B_T * rectified_flow.nonuniform_weight(sigma_B_T)
+        squared = (x0_pred - x0_B_C_T_H_W) ** 2
+        error = squared * weight_B_T[:, None, :, None, None]
+        loss = rectified_flow.reduce_loss(
+            error, cast(Literal["mean", "sum"], self.config.loss_reduce), self.config.loss_scale
+        )
+        output = {
+            "x0": x0_B_C_T_H_W,
+            "xt": xt,
+            "sigma": sigma_B_T,
+            "weights_per_sigma": weight_B_T,
+            "condition": condition,
+            "x0_pred": x0_pred.detach(),
+            "mse_loss": squared.detach().mean(),
+            "edm_loss": error.detach().mean(),
+            "edm_loss_per_frame": error.detach().mean(dim=(1, 3, 4)),
+        }
+        return output, loss
+
+    # --- its parts
+
+    def _is_image(self, batch: Mapping[str, Any]) -> bool:
+        video, image = self.config.input_video_key in batch, self.config.input_image_key in batch
+        if video == image:
+            raise DataError(
+                f"A batch must have one of '{self.config.input_video_key}' and '{self.config.input_image_key}', but it"
+                f" has {'both' if video else 'neither'}: {', '.join(sorted(map(str, batch)))}."
+            )
+        return image
+
+    def _pixels(self, batch: Mapping[str, Any], is_image: bool, generators: "Draws") -> Tensor:
+        """RGB in [-1, 1], [B, 3, F, H, W]; a clip that is longer than the model's is cut at random."""
+        device = next(self.net.parameters()).device
+        if is_image:
+            images: Tensor = batch[self.config.input_image_key]
+            return _checked_range(images.to(device).float()[:, :, None] if images.dim() == 4 else images.float())
+        video: Tensor = batch[self.config.input_video_key]
+        wanted, have = pixel_frames(self.pipe_config.state_t), video.shape[2]
+        if have < wanted or (have > wanted and not self.pipe_config.resize_online):
+            raise DataError(
+                f"The clips of this batch have {have} frames, but the model takes {wanted} (state_t="
+                f"{self.pipe_config.state_t}). Set the data set's num_frames={wanted}."
+            )
+        if have > wanted:
+            starts = (generators.uniform(1, "crop")[:, 0] * (have - wanted + 1)).long().tolist()
+            video = torch.stack([clip[:, start : start + wanted] for clip, start in zip(video, starts)])
+        video = video.to(device)
+        return video.float() / 127.5 - 1 if not video.is_floating_point() else _checked_range(video.float())
+
+    def _num_given(self, batch: Mapping[str, Any], x0: Tensor, generators: "Draws") -> Tensor:
+        low, high = self.pipe_config.min_num_conditional_frames, self.pipe_config.max_num_conditional_frames
+        if "num_conditional_frames" in batch:
+            given = torch.as_tensor(batch["num_conditional_frames"]).reshape(-1)
+            return given.expand(x0.shape[0]) if given.numel() == 1 else given
+        return generators.integers(low, high + 1, "given_frames").to(x0.device)
+
+    def _count_samples(self, batch: Mapping[str, Any], is_image: bool) -> None:
+        key = self.config.input_image_key if is_image else self.config.input_video_key
+        name = "accum_image_sample_counter" if is_image else "accum_video_sample_counter"
+        cast(Tensor, getattr(self.net, name)).add_(len(batch[key]) * current_dims().dp_size)
+        cast(Tensor, self.net.accum_iteration).add_(1)
+
+    def _generators(self, batch: Mapping[str, Any], pass_name: str) -> "Draws":
+        key = self.config.input_image_key if self._is_image(batch) else self.config.input_video_key
+        positions = batch.get("sample_position")
+        return Draws(len(batch[key]), None if positions is None else positions.tolist(), self.seed, pass_name)
+
+
+class Draws:
+    """The random numbers of a batch: of each sample by its position, or of all from torch's global generator."""
+
+    def __init__(self, size: int, positions: list[int] | None, seed: int = 0, pass_name: str = "train") -> None:
+        self._size = size
+        self._positions = positions
+        self._seed = seed
+        self._pass_name = pass_name
+
+    def each(self, purpose: str) -> list[torch.Generator] | int:
+        """One generator per sample, or, without positions, how many samples there are."""
+        if self._positions is None:
+            return self._size
+        return [random.generator(self._seed, position, f"{self._pass_name}/{purpose}") for position in self._positions]
+
+    def uniform(self, count: int, purpose: str) -> Tensor:
+        """[B, count] in [0, 1), float64."""
+        generators = self.each(purpose)
+        if isinstance(generators, int):
+            return torch.rand(generators, count, dtype=torch.float64)
+        return torch.stack([torch.rand(count, dtype=torch.float64, generator=g) for g in generators])
+
+    def integers(self, low: int, high: int, purpose: str) -> Tensor:
+        """[B], each from low to high - 1."""
+        generators = self.each(purpose)
+        if isinstance(generators, int):
+            return torch.randint(low, high, (generators,))
+        return torch.cat([torch.randint(low, high, (1,), generator=g) for g in generators])
+
+    def normal(self, shape: tuple[int, ...] | torch.Size, purpose: str) -> Tensor:
+        """Standard normal float32 of a shape that begins with the batch."""
+        generators = self.each(purpose)
+        if isinstance(generators, int):
+            return torch.randn(shape)
+        return torch.stack([torch.randn(shape[1:], generator=g) for g in generators])
+
+
+def cast_base_weights(net: nn.Module, dtype: torch.dtype) -> None:
+    """Cast the weights of a network; adapters stay in float32, whose small updates half precision would lose."""
+    kept = {name: value.detach().clone() for name, value in lora.adapter_state(net).items()}
+    net.to(dtype)
+    for adapter in lora.adapters(net).values():
+        adapter.lora_A.float()
+        adapter.lora_B.float()
+    with torch.no_grad():
+        for name, value in lora.adapter_state(net).items():
+            value.copy_(kept[name])
+
+
+def _build(config: Predict2Video2WorldModelConfig) -> DiT:
+    """The network with its start weights and, for LoRA, its adapters."""
+    net: DiT = lazy_config.instantiate(config.pipe_config.net)
+    path = config.model_manager_config.dit_path
+    if path:
+        report = load_dit(net, path)
+        log.info("start weights: %s (%s)", path, report.summary())
+    elif distributed.is_rank0():
+        log.info("start weights: random (model.config.model_manager_config.dit_path is not set)")
+    if config.train_architecture == "lora":
+        lora.inject(net, config.lora_rank, config.lora_alpha, config.lora_target_modules, config.init_lora_weights)
+        trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
+        log.info("lora: %s, %s trained parameters", lora.lora_spec(net), f"{trained:,}")
+    return net
+
+
+def _checked_range(pixels: Tensor) -> Tensor:
+    """Pixels that are floating already must be scaled already."""
+    if pixels.numel() and float(pixels.abs().max()) > 1.0001:
+        raise DataError(
+            f"Floating pixels reach {float(pixels.abs().max()):.4g}; they must lie in [-1, 1]. Give uint8 for 0...255."
+        )
+    return pixels

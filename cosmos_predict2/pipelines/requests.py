@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests for videos: read from a batch file, checked before anything heavy, carried out one by one, and recorded."""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.data import media
+from cosmos_predict2.pipelines.inputs import check_input
+from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, to_uint8
+from imaginaire import storage
+from imaginaire.errors import ConfigError, DataError, UserError, near
+
+log = logging.getLogger(__name__)
+
+BATCH_KEYS = ("input_video", "prompt", "output_video", "negative_prompt", "seed", "num_conditional_frames")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One video to make."""
+
+    input_path: str
+    prompt: str
+    save_path: str
+    negative_prompt: str = ""
+    num_conditional_frames: int = 1  # pixel frames
+    seed: int = 0
+    compare_to: str = ""  # a true clip to show beside the result, on a contact sheet
+
+    def check(self) -> None:
+        """Raise for what can be known to be wrong: input, number of frames, output."""
+        if not self.prompt.strip():
+            raise ConfigError("The prompt is empty. Say with --prompt what should happen.")
+        check_input(self.input_path, self.num_conditional_frames)
+        if self.compare_to:
+            media.probe_video(self.compare_to)
+        media.check_writable(self.save_path, media.WRITTEN_VIDEO_SUFFIXES)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all requests of a run share; recorded beside every result."""
+
+    aspect_ratio: str
+    guidance: float
+    num_steps: int
+    fps: float
+    weights: str  # path and fingerprint of the network's weights
+    use_cuda_graphs: bool = False
+    contact_sheet: bool = False
+
+
+def read_batch(path: str, defaults: Request) -> list[Request]:
+    """The requests of a batch file: a JSON list of {input_video, prompt, output_video}, or JSON lines of them.
+
+    Relative paths count from the working directory. What an entry does not say is taken from ``defaults``; its
+    ``output_video`` is ``output_<i>.mp4`` in the folder of the default.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"The batch file {path} cannot be read: {error}.") from error
+    try:
+        entries = (
+            [json.loads(line) for line in text.splitlines() if line.strip()]
+            if path.endswith(".jsonl")
+            else json.loads(text)
+        )
+    except json.JSONDecodeError as error:
+        raise DataError(f"The batch file {path} is not JSON: {error}.") from error
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise DataError(f"The batch file {path} must hold a list of objects, each with {', '.join(BATCH_KEYS[:3])}.")
+    if not entries:
+        raise DataError(f"The batch file {path} holds no entries.")
+    folder = os.path.dirname(defaults.save_path)
+    requests, problems = [], []
+    for i, entry in enumerate(entries):
+        if unknown := [key for key in entry if key not in BATCH_KEYS]:
+            problems.append(f"entry {i}: unknown key '{unknown[0]}'.{near(unknown[0], BATCH_KEYS)}")
+            continue
+        if missing := [key for key in ("input_video", "prompt") if not entry.get(key)]:
+            problems.append(f"entry {i}: no {' and no '.join(missing)}")
+            continue
+        requests.append(
+            Request(
+                input_path=str(entry["input_video"]),
+                prompt=str(entry["prompt"]),
+                save_path=str(entry.get("output_video") or os.path.join(folder, f"output_{i}.mp4")),
+                negative_prompt=str(entry.get("negative_prompt", defaults.negative_prompt)),
+                num_conditional_frames=int(entry.get("num_conditional_frames", defaults.num_conditional_frames)),
+                seed=int(entry.get("seed", defaults.seed)),
+            )
+        )
+    outputs = [request.save_path for request in requests]
+    problems += [
+        f"{name} is the output of several entries" for name in sorted({n for n in outputs if outputs.count(n) > 1})
+    ]
+    if problems:
+        raise DataError(f"The batch file {path} cannot be used:\n" + "\n".join(f"  - {p}" for p in problems[:20]))
+    return requests
+
+
+def run_all(
+    make_pipeline: Callable[[], Video2WorldPipeline],
+    requests: Sequence[Request],
+    settings: Settings,
+    *,
+    embeddings: dict[str, Tensor] | None = None,
+    skip_existing: bool = False,
+) -> int:
+    """Carry the requests out; how many failed. The pipeline is built when the first request needs it.
+
+    One request alone raises what is wrong with it; of several, each failure is logged and the others go on.
+    """
+    failed = skipped = made = 0
+    todo: list[Request] = []
+    for request in requests:
+        if skip_existing and os.path.exists(request.save_path):
+            skipped += 1
+            log.info("skipped: %s exists", request.save_path)
+            continue
+        try:
+            request.check()
+        except UserError as error:
+            if len(requests) == 1:
+                raise
+            failed += 1
+            log.error("%s: %s", request.save_path, error)
+            continue
+        todo.append(request)
+    pipe = make_pipeline() if todo else None
+    for i, request in enumerate(todo, start=1):
+        assert pipe is not None
+        try:
+            seconds = generate_to_file(pipe, request, settings, embeddings)
+        except (UserError, OSError, torch.OutOfMemoryError) as error:
+            if len(requests) == 1:
+                raise
+            failed += 1
+            log.error("%s: %s", request.save_path, error)
+            continue
+        made += 1
+        log.info("saved %s (%d of %d, %.1f s)", request.save_path, i, len(todo), seconds)
+    if len(requests) > 1:
+        log.info("%d made, %d skipped, %d failed", made, skipped, failed)
+    return failed
+
+
+def generate_to_file(
+    pipe: Video2WorldPipeline, request: Request, settings: Settings, embeddings: dict[str, Tensor] | None = None
+) -> float:
+    """Make one video and write it with its records; the seconds that it took."""
+    start = time.monotonic()
+    video, refined = pipe(
+        input_path=request.input_path,
+        prompt=request.prompt,
+        negative_prompt=request.negative_prompt,
+        aspect_ratio=settings.aspect_ratio,
+        num_conditional_frames=request.num_conditional_frames,
+        guidance=settings.guidance,
+        num_sampling_step=settings.num_steps,
+        seed=request.seed,
+        use_cuda_graphs=settings.use_cuda_graphs,
+        return_prompt=True,
+        embeddings=embeddings,
+        progress=True,
+    )
+    if not torch.isfinite(video).all():
+        raise DataError("The network gave values that are not finite. Are these the weights of this model?")
+    frames = to_uint8(video[0]).cpu()
+    media.write_video(request.save_path, frames, settings.fps)
+    seconds = time.monotonic() - start
+    write_records(request, settings, refined, seconds, tuple(frames.shape[1:]))
+    if settings.contact_sheet or request.compare_to:
+        write_contact_sheet(request, frames)
+    return seconds
+
+
+def write_records(request: Request, settings: Settings, refined: str, seconds: float, shape: tuple[int, ...]) -> None:
+    """``<stem>.txt`` with the prompts, ``<stem>.json`` with everything that repeats the video."""
+    stem = os.path.splitext(request.save_path)[0]
+    sections = [("Prompt", request.prompt), ("Negative Prompt", request.negative_prompt), ("Refined Prompt", refined)]
+    _write_text(f"{stem}.txt", "".join(f"[{title}]\n{text}\n\n" for title, text in sections))
+    num_frames, height, width = shape
+    record = {**asdict(request), **asdict(settings), "refined_prompt": refined}
+    record |= {"num_frames": num_frames, "height": height, "width": width, "seconds": round(seconds, 3)}
+    _write_text(f"{stem}.json", json.dumps(record, indent=2) + "\n")
+
+
+def write_contact_sheet(request: Request, frames: Tensor) -> str:
+    """``<stem>.png``: frames of the result, under those of the true clip where there is one."""
+    rows, labels = [frames], ["generated"]
+    if request.compare_to:
+        true, _ = media.read_video(request.compare_to)
+        true = media.resize_and_crop(true, (frames.shape[2], frames.shape[3]))[:, : frames.shape[1]]
+        rows, labels = [true, frames], ["true", "generated"]
+    path = f"{os.path.splitext(request.save_path)[0]}.png"
+    media.write_image(path, media.contact_sheet(rows, labels, columns=min(8, frames.shape[1])))
+    log.info("contact sheet: %s", path)
+    return path
+
+
+def _write_text(path: str, text: str) -> None:
+    storage.write_atomically(path, lambda file: file.write(text.encode("utf-8")))
+
+
+def fingerprint(path: str) -> str:
+    """Which weights these are, for the records: name, size and time of what lies there."""
+    if not path:
+        return "random"
+    try:
+        found: Any = os.stat(path)
+    except OSError:
+        return path
+    return f"{path} ({found.st_size} bytes, {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(found.st_mtime))} UTC)"

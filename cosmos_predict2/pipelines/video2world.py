@@ -1,0 +1,385 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Video2World at inference: a picture or the end of a clip, and a prompt, become a video.
+
+    pipe = Video2WorldPipeline.from_config(get_cosmos_predict2_video2world_pipeline(model_size="2B"), dit_path="...")
+    video = pipe(input_path="image.jpg", prompt="The robot picks up the apple.")     # [1, 3, F, H, W] in [-1, 1]
+
+The parts are assembled here: guardrail and refiner, text encoder, tokenizer, network, sampler. What a part does is in
+its own module.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import attrs
+import numpy
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from cosmos_predict2.auxiliary.guardrail.runner import GuardrailConfig, GuardrailRunner, create_guardrail
+from cosmos_predict2.auxiliary.prompt_refiner import PromptRefinerConfig, create_prompt_refiner
+from cosmos_predict2.auxiliary.status import status_line
+from cosmos_predict2.checkpoints import apply_lora
+from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, TEXT_KEY, Condition, Conditioner, ConditionerConfig
+from cosmos_predict2.data.sizes import latent_frames, pixel_frames, size_of
+from cosmos_predict2.diffusion.schedules import karras_sigmas
+from cosmos_predict2.diffusion.solvers import guide, sample
+from cosmos_predict2.interfaces import PromptRefiner, TextEncoder, VideoTokenizer
+from cosmos_predict2.nn.dit import DiT
+from cosmos_predict2.pipelines.assembly import build_net
+from cosmos_predict2.pipelines.cuda_graph import GraphedNetwork
+from cosmos_predict2.pipelines.denoiser import Denoiser
+from cosmos_predict2.pipelines.inputs import read_input
+from imaginaire import lazy_config
+from imaginaire.config import Section, at_least, one_of
+from imaginaire.errors import ConfigError, UserError
+
+log = logging.getLogger(__name__)
+
+PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
+
+
+class BlockedError(UserError):
+    """A guardrail refused the prompt; the message says which rule."""
+
+
+@attrs.define(kw_only=True, slots=False)
+class EMAConfig(Section):
+    """The power-function average of the weights, kept in training."""
+
+    enabled: bool = False
+    rate: float = 0.1
+    iteration_shift: int = attrs.field(default=0, validator=at_least(0))
+
+
+@attrs.define(kw_only=True, slots=False)
+class SolverConfig(Section):
+    """Noise levels of sampling: from t_max down to t_min, evenly spaced in their 1/order-th powers."""
+
+    nfe: int = attrs.field(default=35, validator=at_least(1))
+    t_min: float = 0.002
+    t_max: float = 80.0
+    order: float = 7.0
+
+
+@attrs.define(kw_only=True, slots=False)
+class Video2WorldPipelineConfig(Section):
+    net: Any = None  # lazy node of the network
+    tokenizer: Any = None  # lazy node of a VideoTokenizer
+    text_encoder: Any = None  # lazy node of a TextEncoder, used at inference only
+    conditioner: ConditionerConfig = attrs.field(factory=ConditionerConfig)
+    conditioning_strategy: str = attrs.field(
+        default="frame_replace", validator=one_of("frame_replace", "channel_concat")
+    )
+    min_num_conditional_frames: int = attrs.field(default=1, validator=at_least(0))  # latent frames, in training
+    max_num_conditional_frames: int = attrs.field(default=2, validator=at_least(0))
+    sigma_conditional: float = 1e-4  # noise level that the network is told for given frames
+    sigma_data: float = 1.0
+    state_ch: int = 16
+    state_t: int = attrs.field(default=24, validator=at_least(1))  # latent frames
+    resolution: str = "720"
+    fps: int = attrs.field(default=16, validator=at_least(1))
+    precision: str = attrs.field(default="bfloat16", validator=one_of(*PRECISIONS))
+    adjust_video_noise: bool = True  # training noise of videos times sqrt(state_t)
+    video_noise_factor: float | None = None  # given: this factor in place of sqrt(state_t)
+    resize_online: bool = True  # cut a longer training clip to the frames of state_t
+    rectified_flow_t_scaling_factor: float = 1.0
+    rectified_flow_loss_weight_uniform: bool = True
+    timestamps: SolverConfig = attrs.field(factory=SolverConfig)
+    ema: EMAConfig = attrs.field(factory=EMAConfig)
+    guardrail_config: GuardrailConfig = attrs.field(factory=GuardrailConfig)
+    prompt_refiner_config: PromptRefinerConfig = attrs.field(factory=PromptRefinerConfig)
+    input_video_key: str = "video"
+    input_image_key: str = "images"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return PRECISIONS[self.precision]
+
+    def denoiser(self, net: DiT) -> Denoiser:
+        return Denoiser(
+            net,
+            sigma_data=self.sigma_data,
+            sigma_conditional=self.sigma_conditional,
+            conditioning_strategy=self.conditioning_strategy,
+            t_scaling_factor=self.rectified_flow_t_scaling_factor,
+        )
+
+
+class Video2WorldPipeline:
+    """The assembled parts; call it, or `generate` with frames and embeddings at hand."""
+
+    def __init__(
+        self,
+        config: Video2WorldPipelineConfig,
+        net: DiT,
+        tokenizer: VideoTokenizer,
+        text_encoder: TextEncoder | None = None,
+        guardrail: GuardrailRunner | None = None,
+        refiner: PromptRefiner | None = None,
+        *,
+        device: torch.device | str = "cpu",
+        offload_text_encoder: bool = False,
+        offload_tokenizer: bool = False,
+    ) -> None:
+        self.config = config
+        self.dit = net
+        self.tokenizer = tokenizer
+        self.text_encoder = text_encoder
+        self.guardrail = guardrail
+        self.refiner = refiner
+        self.device = torch.device(device)
+        self.denoiser = config.denoiser(net)
+        self.conditioner = Conditioner(config.conditioner)
+        self._offload_text_encoder = offload_text_encoder
+        self._offload_tokenizer = offload_tokenizer
+        self._check_text_width()
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Video2WorldPipelineConfig,
+        dit_path: str = "",
+        use_text_encoder: bool = True,
+        device: torch.device | str | None = None,
+        torch_dtype: torch.dtype | None = None,
+        load_ema_to_reg: bool = False,
+        load_prompt_refiner: bool = False,
+        *,
+        lora: Sequence[str] = (),
+        offload_text_encoder: bool = False,
+        offload_tokenizer: bool = False,
+    ) -> "Video2WorldPipeline":
+        """The pipeline of a config with its weights.
+
+        ``dit_path`` may be anything that holds weights of the network; without one they are random, and the log says
+        so. The device is a GPU where there is one, the precision that of the config (float32 on a CPU).
+        """
+        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        dtype = torch_dtype or (config.dtype if device.type != "cpu" else torch.float32)
+        guardrail = create_guardrail(config.guardrail_config)
+        refiner = create_prompt_refiner(config.prompt_refiner_config, is_explicit=load_prompt_refiner)
+        log.info("%s", status_line(config.guardrail_config, config.prompt_refiner_config, guardrail, refiner))
+        net = build_net(
+            config.net, device=device, dtype=dtype, path=dit_path, which="net_ema" if load_ema_to_reg else "auto"
+        )
+        if lora:
+            log.info("lora: %s merged into %d layers", ", ".join(lora), len(apply_lora(net, lora)))
+        tokenizer = lazy_config.instantiate(config.tokenizer)
+        tokenizer.to("cpu" if offload_tokenizer else device)
+        text_encoder = None
+        if use_text_encoder and config.text_encoder is not None:
+            text_encoder = lazy_config.instantiate(config.text_encoder)
+            text_encoder.to("cpu" if offload_text_encoder else device)
+        return cls(
+            config,
+            net,
+            tokenizer,
+            text_encoder,
+            guardrail,
+            refiner,
+            device=device,
+            offload_text_encoder=offload_text_encoder,
+            offload_tokenizer=offload_tokenizer,
+        )
+
+    # --- one request
+
+    def __call__(
+        self,
+        input_path: str,
+        prompt: str,
+        negative_prompt: str | None = None,
+        aspect_ratio: str = "16:9",
+        num_conditional_frames: int = 1,
+        guidance: float = 7.0,
+        num_sampling_step: int = 35,
+        seed: int = 0,
+        use_cuda_graphs: bool = False,
+        return_prompt: bool = False,
+        *,
+        embeddings: Mapping[str, Tensor] | None = None,
+        progress: bool = False,
+    ) -> Any:
+        """[1, 3, F, H, W] in [-1, 1]; with ``return_prompt`` also the prompt as it was used.
+
+        ``num_conditional_frames`` counts pixel frames: 1, or 5 of a clip. Guidance leads away from the negative prompt,
+        or without one from what the network makes of no text. ``embeddings`` gives the prompts' embeddings by text, so
+        that no encoder is needed.
+        """
+        refined = self.checked_prompt(prompt, input_path)
+        frames = read_input(input_path, num_conditional_frames, size_of(self.config.resolution, aspect_ratio))
+        text, *negative = self.encode_text([refined, negative_prompt] if negative_prompt else [refined], embeddings)
+        video = self.generate(
+            frames[None],
+            text[None],
+            negative[0][None] if negative else None,
+            guidance=guidance,
+            num_steps=num_sampling_step,
+            seed=seed,
+            use_cuda_graphs=use_cuda_graphs,
+            progress=progress,
+        )
+        return (video, refined) if return_prompt else video
+
+    def checked_prompt(self, prompt: str, media_path: str) -> str:
+        """The prompt, refined where a refiner is built in; raises BlockedError where a guardrail says so."""
+        for stage in ("prompt", "refined prompt"):
+            if self.guardrail is not None and not (verdict := self.guardrail.run_safety_check(prompt)).is_safe:
+                raise BlockedError(f"The {stage} was refused: {verdict.message}.")
+            if self.refiner is None or stage == "refined prompt":
+                break
+            prompt = self.refiner.refine(prompt, media_path)
+        return prompt
+
+    def encode_text(self, prompts: Sequence[str], embeddings: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Embeddings [B, S, E]: those given by text, the rest by the encoder; each distinct prompt once."""
+        known = dict(embeddings or {})
+        missing = [prompt for prompt in dict.fromkeys(prompts) if prompt not in known]
+        if missing:
+            if self.text_encoder is None:
+                raise ConfigError(
+                    f"There is no text encoder and no embedding of {missing[0][:60]!r}. Write one with"
+                    " 'python -m scripts.encode_prompts' and give it with --prompt_embeddings FILE."
+                )
+            self.text_encoder.to(self.device)
+            known |= dict(zip(missing, self.text_encoder.encode(missing)))
+            if self._offload_text_encoder:
+                self.text_encoder.to("cpu")
+        return torch.stack([known[prompt].to(self.device) for prompt in prompts])
+
+    @torch.no_grad()
+    def generate(
+        self,
+        frames_B_C_F_H_W: Tensor,
+        text_B_S_E: Tensor,
+        negative_text_B_S_E: Tensor | None = None,
+        *,
+        guidance: float = 7.0,
+        num_steps: int = 35,
+        seed: int = 0,
+        solver: str = "2ab",
+        use_cuda_graphs: bool = False,
+        progress: bool = False,
+        on_step: Callable[[int, Any], None] | None = None,
+    ) -> Tensor:
+        """Videos [B, 3, F, H, W] in [-1, 1] that begin with the given frames, uint8, 1 + 4k of them.
+
+        Without a negative text, the unconditional half of the guidance has a text of zeros.
+        """
+        config = self.config
+        batch = {TEXT_KEY: text_B_S_E.to(self.device)}
+        if negative_text_B_S_E is not None:
+            batch[NEGATIVE_TEXT_KEY] = negative_text_B_S_E.to(self.device)
+        size, _, num_given, height, width = frames_B_C_F_H_W.shape
+        batch["padding_mask"] = torch.zeros(size, 1, height, width, device=self.device)
+        batch["fps"] = torch.full((size,), float(config.fps), device=self.device)
+        given = self._given_latents(frames_B_C_F_H_W)
+        num_B = torch.full((size,), latent_frames(num_given), device=self.device)
+        conditional, unconditional = (
+            condition.with_given_frames(given, num_B) for condition in self.conditioner.guidance_pair(batch)
+        )
+        denoise = self._guided(conditional, unconditional if guidance != 0 else None, guidance, use_cuda_graphs)
+        levels = config.timestamps
+        sigmas = karras_sigmas(num_steps, levels.t_min, levels.t_max, levels.order)
+        noise = initial_noise(tuple(given.shape), seed).to(self.device) * levels.t_max
+        with tqdm(total=num_steps, desc="sampling", unit="step", leave=False, disable=not progress) as bar:
+
+            def report(i: int, step: Any) -> None:
+                bar.update()
+                if on_step is not None:
+                    on_step(i, step)
+
+            latent = sample(denoise, noise, sigmas, solver, report)
+        return self._decode(latent)
+
+    def _given_latents(self, frames_B_C_F_H_W: Tensor) -> Tensor:
+        """Latents of the whole clip in which only the given frames are filled: the rest is never looked at."""
+        config, count = self.config, frames_B_C_F_H_W.shape[2]
+        total = pixel_frames(config.state_t)
+        if not 0 < count < total or count % 4 != 1:
+            raise ConfigError(
+                f"{count} frames are given to condition on, but it must be 1, 5, ... frames and fewer than the"
+                f" {total} of the video."
+            )
+        self.tokenizer.to(self.device)
+        pixels = frames_B_C_F_H_W.to(self.device).float() / 127.5 - 1
+        latent = self.tokenizer.encode(pixels).float() * config.sigma_data
+        if self._offload_tokenizer:
+            self.tokenizer.to("cpu")
+        shape = list(latent.shape)
+        shape[2] = config.state_t
+        given = latent.new_zeros(shape)
+        given[:, :, : latent.shape[2]] = latent
+        return given
+
+    def _decode(self, latent_B_C_T_H_W: Tensor) -> Tensor:
+        self.tokenizer.to(self.device)
+        video = self.tokenizer.decode(latent_B_C_T_H_W.float() / self.config.sigma_data)
+        if self._offload_tokenizer:
+            self.tokenizer.to("cpu")
+        return video.clamp(-1, 1)
+
+    def _guided(
+        self, conditional: Condition, unconditional: Condition | None, guidance: float, use_cuda_graphs: bool
+    ) -> Callable[[Tensor, Tensor], Tensor]:
+        """The denoiser with guidance; both halves in one batch where memory allows."""
+        given = conditional.gt_frames_B_C_T_H_W
+        assert given is not None
+        shape = (given.shape[2], given.shape[3], given.shape[4])
+        denoiser = self.denoiser
+        if use_cuda_graphs:
+            denoiser = self.config.denoiser(cast(DiT, GraphedNetwork(self.dit, self.device)))
+
+        def run(condition: Condition) -> Callable[[Tensor, Tensor], Tensor]:
+            text = condition.crossattn_emb_B_S_E.to(self.dit.dtype)
+            prepared = self.dit.prepare(text, latent_shape=shape, fps_B=condition.fps_B)
+
+            def denoise(x: Tensor, sigma_B: Tensor) -> Tensor:
+                return denoiser(x, sigma_B, condition, prepared).x0_B_C_T_H_W
+
+            return denoise
+
+        if unconditional is None:
+            return run(conditional)
+        if self._fits_twice(given):
+            both = run(conditional.stacked_with(unconditional))
+
+            def guided_together(x: Tensor, sigma_B: Tensor) -> Tensor:
+                positive, negative = both(torch.cat([x, x]), torch.cat([sigma_B, sigma_B])).chunk(2)
+                return guide(positive, negative, guidance)
+
+            return guided_together
+        positive, negative = run(conditional), run(unconditional)
+        return lambda x, sigma_B: guide(positive(x, sigma_B), negative(x, sigma_B), guidance)
+
+    def _fits_twice(self, latent_B_C_T_H_W: Tensor) -> bool:
+        """Whether the activations of a batch twice as large fit into the memory that is free."""
+        if self.device.type != "cuda":
+            return True
+        tokens = latent_B_C_T_H_W[:, 0].numel() // 4  # patches of 2 x 2
+        width = self.dit.model_channels
+        needed = 2 * tokens * width * 24 * torch.finfo(self.dit.dtype).bits // 8
+        free, _ = torch.cuda.mem_get_info(self.device)
+        reserved = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return needed < free + reserved
+
+    def _check_text_width(self) -> None:
+        width = self.dit.text_channels
+        if self.text_encoder is not None and self.text_encoder.width != width:
+            raise ConfigError(
+                f"The text encoder {self.text_encoder.name} gives embeddings of width {self.text_encoder.width}, but"
+                f" the network takes {width}. Choose the encoder that it was trained with."
+            )
+
+
+def initial_noise(shape: tuple[int, ...], seed: int) -> Tensor:
+    """Standard normal float32 from NumPy's RandomState: the same on every device and number of processes."""
+    return torch.from_numpy(numpy.random.RandomState(seed).standard_normal(shape).astype(numpy.float32))
+
+
+def to_uint8(video: Tensor) -> Tensor:
+    """[-1, 1] to 0 ... 255, rounded."""
+    return ((video.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
