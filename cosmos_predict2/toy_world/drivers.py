@@ -104,11 +104,14 @@ def drive(
 
 def expert_action(states: Floats, tasks: Sequence[Task], setting: Setting) -> Floats:
     """What an expert of skill 1 does in states [N, 10]: dx, dy and grip, [N, 3]."""
-    return _perform(states, states[:, GOAL], numpy.zeros(len(states)), tasks, setting)
+    verbs = [task.verb for task in tasks]
+    return _perform(states, states[:, GOAL], numpy.zeros(len(states)), tasks, verbs, setting)
 
 
 def _decide(states: Floats, tasks: Sequence[Task], plan: Plan, i: int, setting: Setting) -> Floats:
-    skilled = _perform(states, plan.aim, plan.error, tasks, setting)
+    # who pushes somewhere at random also pushes what is only to be touched
+    verbs = ["push" if (d, t.verb) == ("push", "touch") else t.verb for d, t in zip(plan.driver, tasks, strict=True)]
+    skilled = _perform(states, plan.aim, plan.error, tasks, verbs, setting)
     gain = 1.0 - 0.5 * (1.0 - plan.skill)
     shake = 0.9 * (1.0 - plan.skill)
     action = skilled.copy()
@@ -121,20 +124,21 @@ def _decide(states: Floats, tasks: Sequence[Task], plan: Plan, i: int, setting: 
     wanders = numpy.array([driver == "wander" for driver in plan.driver])
     if wanders.any():
         to_object = _targets(states, tasks) - states[:, GRIPPER]
-        drawn = 0.45 * to_object / numpy.maximum(_length(to_object), 1e-9)[:, None]
+        drawn = 0.6 * to_object / numpy.maximum(_length(to_object), 1e-9)[:, None]
         action[wanders, :2] = (plan.noise[:, i - i % _KNOT, :2] + drawn)[wanders]
         if plan.has_grip:
             action[wanders, 2] = numpy.sign(plan.noise[:, i - i % _KNOT, 2])[wanders]
     return action
 
 
-def _perform(states: Floats, aim: Floats, error: Floats, tasks: Sequence[Task], setting: Setting) -> Floats:
-    verb = numpy.array([task.verb for task in tasks])
+def _perform(
+    states: Floats, aim: Floats, error: Floats, tasks: Sequence[Task], verbs: Sequence[str], setting: Setting
+) -> Floats:
     action = numpy.zeros((len(states), 3))
     place = _targets(states, tasks)
     number = numpy.array([task.target for task in tasks])
     for name, act in (("push", _push), ("carry", _carry), ("touch", _touch)):
-        who = verb == name
+        who = numpy.array(verbs) == name
         if who.any():
             action[who] = act(states[who], place[who], number[who], aim[who], error[who], setting)
     return action

@@ -30,7 +30,7 @@ MIXES = {
     # what happens follows from the actions only: the ring mostly says nothing about where the object goes
     "mixed": Mix(
         {"expert": 0.3, "noisy": 0.3, "push": 0.25, "wander": 0.15},
-        {"expert": (0.5, 1.0), "noisy": (0.0, 0.5), "push": (0.4, 1.0), "wander": (0.0, 0.0)},
+        {"expert": (0.6, 1.0), "noisy": (0.1, 0.6), "push": (0.5, 1.0), "wander": (0.0, 0.0)},
         ring_elsewhere=0.75,
     ),
 }

@@ -40,7 +40,7 @@ COLOURS: dict[str, tuple[int, int, int]] = {
     "puck": (215, 40, 40),
     "box": (40, 80, 220),
     "open gripper": (40, 40, 60),
-    "closed gripper": (10, 80, 60),
+    "closed gripper": (120, 30, 130),
 }
 
 # Positions are kept on this grid: differences in the last bit between mathematical libraries do not add up.
