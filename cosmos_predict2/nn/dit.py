@@ -124,7 +124,7 @@ class DiT(nn.Module):
         self.atten_backend = atten_backend
         self.timestep_precision = timestep_precision
         self.attention: AttentionChoice | None = None
-        lora_dim = adaln_lora_dim if use_adaln_lora else None
+        self.adaln_lora_dim = adaln_lora_dim if use_adaln_lora else None
         max_size = (max_frames // patch_temporal, max_img_h // patch_spatial, max_img_w // patch_spatial)
         self.max_size = max_size
 
@@ -150,9 +150,12 @@ class DiT(nn.Module):
             else None
         )
         self.blocks = nn.ModuleList(
-            Block(model_channels, num_heads, crossattn_emb_channels, mlp_ratio, lora_dim) for _ in range(num_blocks)
+            Block(model_channels, num_heads, crossattn_emb_channels, mlp_ratio, self.adaln_lora_dim)
+            for _ in range(num_blocks)
         )
-        self.final_layer = FinalLayer(model_channels, patch_spatial**2 * patch_temporal * out_channels, lora_dim)
+        self.final_layer = FinalLayer(
+            model_channels, patch_spatial**2 * patch_temporal * out_channels, self.adaln_lora_dim
+        )
         # Statistics that released files carry; training may count here.
         self.register_buffer("accum_video_sample_counter", torch.zeros((), dtype=torch.int64))
         self.register_buffer("accum_image_sample_counter", torch.zeros((), dtype=torch.int64))
@@ -164,6 +167,9 @@ class DiT(nn.Module):
     def dtype(self) -> torch.dtype:
         """The dtype that the network computes in."""
         return cast(nn.Linear, self.x_embedder.proj[1]).weight.dtype
+
+    def get_block(self, i: int) -> Block:
+        return cast(Block, self.blocks[i])
 
     def _blocks(self) -> list[Block]:
         return cast("list[Block]", list(self.blocks))

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many parameters a network has and how many operations its forward pass takes, as formulas of its sizes."""
+
+from dataclasses import dataclass
+
+from cosmos_predict2.nn.dit import DiT
+
+PARAMETERS = {  # published networks, counted
+    "0.6B Text2Image": 597_536_000,
+    "2B Text2Image": 1_956_405_248,
+    "14B Text2Image": 14_265_265_152,
+    "2B Video2World": 1_956_413_440,
+    "14B Video2World": 14_265_285_632,
+}
+
+
+@dataclass(frozen=True)
+class ForwardFlops:
+    """Floating-point operations of one forward pass, two per multiply-add, by where they are."""
+
+    self_attention: int  # the two products of queries, keys and values
+    cross_attention: int  # likewise
+    linear: int  # projections and MLPs of all tokens
+    other: int  # text keys and values, modulation, embedding of patches and time, final layer
+
+    @property
+    def total(self) -> int:
+        return self.self_attention + self.cross_attention + self.linear + self.other
+
+
+def num_parameters(net: DiT) -> int:
+    """D·Cin·p²pt + the time embedding + the final layer + L blocks (+ learned positions, text projection)."""
+    s = _Sizes(net)
+    blocks = s.blocks * (6 * s.d**2 + 2 * s.e * s.d + 4 * net.head_dim + 2 * s.hidden * s.d + 3 * s.modulation(3))
+    time = (4 * s.d**2 if s.rank else 2 * s.d**2 + s.d) + s.d
+    count = s.features_in * s.d + time + s.features_out * s.d + s.modulation(2) + blocks
+    if net.extra_pos_embedder is not None:
+        count += sum(net.max_size) * s.d
+    if net.crossattn_proj is not None:
+        count += (net.text_channels + 1) * s.e
+    return count
+
+
+def forward_flops(
+    net: DiT,
+    latent_shape: tuple[int, int, int],
+    *,
+    text_tokens: int,
+    timestep_rows: int = 1,
+    batch_size: int = 1,
+    is_prepared: bool = False,
+) -> ForwardFlops:
+    """Operations for latents of (T, H, W); ``timestep_rows`` is T where each frame has its own time, else 1.
+
+    ``is_prepared``: without what ``net.prepare`` does once per sample. A training step takes about three times this.
+    """
+    s = _Sizes(net)
+    t, h, w = latent_shape
+    tokens = t * h * w // (net.patch_temporal * net.patch_spatial**2)
+    text = 4 * text_tokens * s.e * s.d * s.blocks
+    if net.crossattn_proj is not None:
+        text += 2 * text_tokens * net.text_channels * s.e
+    time = timestep_rows * 2 * ((4 if s.rank else 2) * s.d**2 + s.modulation(2) + s.blocks * 3 * s.modulation(3))
+    patches = 2 * tokens * (s.features_in + s.features_out) * s.d
+    return ForwardFlops(
+        self_attention=batch_size * s.blocks * 4 * tokens**2 * s.d,
+        cross_attention=batch_size * s.blocks * 4 * tokens * text_tokens * s.d,
+        linear=batch_size * s.blocks * tokens * (12 * s.d**2 + 4 * s.hidden * s.d),
+        other=batch_size * (time + patches + (0 if is_prepared else text)),
+    )
+
+
+class _Sizes:
+    """The letters of the formulas, read off a network (one on the meta device will do)."""
+
+    def __init__(self, net: DiT) -> None:
+        block = net.get_block(0)
+        self.d = net.model_channels
+        self.e = block.cross_attn.k_proj.in_features
+        self.hidden = block.mlp.layer1.out_features
+        self.blocks = len(net.blocks)
+        self.rank = net.adaln_lora_dim
+        patch = net.patch_spatial**2 * net.patch_temporal
+        self.features_in = (net.in_channels + net.has_condition_channel + net.concat_padding_mask) * patch
+        self.features_out = net.out_channels * patch
+
+    def modulation(self, num_vectors: int) -> int:
+        """Parameters of one modulation."""
+        return self.d * num_vectors * self.d if not self.rank else self.rank * (1 + num_vectors) * self.d
