@@ -6,7 +6,6 @@ folders, DCP folders, safetensors, hub ids, and diffusers' pipeline or transform
 """
 
 from collections.abc import Iterable, Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -57,21 +56,37 @@ def load_dit(
     ``allow_missing`` are patterns of the network's own names that the file may lack, such as ``action_embedder_*``.
     Adapters in the file are merged into its weights, unless the network has adapters itself.
     """
-    path, allow_missing = str(path_or_id), tuple(allow_missing)
-    source = open_dit(path, which)
-    targets = {clean_name(name): tensor for name, tensor in net.state_dict().items() if not weights.is_extra(name)}
-    found, wanted = describe(source), describe(targets)
-    if wanted is not None and not any(fnmatchcase("x_embedder.proj.1.weight", pattern) for pattern in allow_missing):
-        require_family(found, wanted, path, source)
-    has_adapters = any(".lora_A." in name for name in targets)
-    if any(".lora_A." in name for name in source) and not has_adapters:
-        source = merge_lora_state(source, alpha=lora_alpha or recorded_alpha(path), where=path)
-    elif has_adapters and not any(".base_layer." in name for name in source):
-        source = weights.renamed(source, _below_adapters(targets))
-        allow_missing += ("*.lora_A.*", "*.lora_B.*")
+    path = str(path_or_id)
+    targets, source, allow_missing = fitted(net, open_dit(path, which), path, allow_missing, lora_alpha)
     report = weights.load_into(targets, source)
     report.require(allow_missing=allow_missing, source=path)
     return report
+
+
+def fitted(
+    net: nn.Module,
+    source: Mapping[str, Tensor],
+    path: str,
+    allow_missing: Iterable[str] = (),
+    lora_alpha: float | None = None,
+) -> tuple[dict[str, Tensor], Mapping[str, Tensor], tuple[str, ...]]:
+    """The network's tensors, the source in its form (adapters merged or kept), and what may be missing.
+
+    Raises where the two are of different members of the family altogether.
+    """
+    allow_missing = tuple(allow_missing)
+    targets = {clean_name(name): tensor for name, tensor in net.state_dict().items() if not weights.is_extra(name)}
+    found, wanted = describe(source), describe(targets)
+    if wanted is not None:
+        require_family(found, wanted, path, source)
+    has_adapters = any(".lora_A." in name for name in targets)
+    if any(".lora_A." in name for name in source) and not has_adapters:
+        alpha = lora_alpha if lora_alpha is not None else recorded_alpha(path)
+        return targets, merge_lora_state(source, alpha, where=path), allow_missing
+    if has_adapters and not any(".base_layer." in name for name in source):
+        allow_missing += ("*.lora_A.*", "*.lora_B.*")
+        return targets, weights.renamed(source, _below_adapters(targets)), allow_missing
+    return targets, source, allow_missing
 
 
 def _inside_a_pipeline(address: str) -> str:
