@@ -149,7 +149,7 @@ class Predict2Video2WorldModel(ImaginaireModel):
         is_image = self._is_image(batch)
         pixels = self._pixels(batch, is_image, generators)
         with torch.no_grad():
-            x0 = rectified_flow.at_least_float32(self.tokenizer.encode(pixels)) * self.pipe_config.sigma_data
+            x0 = self.tokenizer.encode(pixels).to(self._work_dtype) * self.pipe_config.sigma_data
         keep = None if keep_all else self.conditioner.draw_keep(generators.each("condition"))
         condition = self.conditioner.condition(batch, is_image=is_image, keep=keep)
         if not is_image:
@@ -204,6 +204,11 @@ class Predict2Video2WorldModel(ImaginaireModel):
 
     # --- its parts
 
+    @property
+    def _work_dtype(self) -> torch.dtype:
+        """Latents, noise and the loss are in float32 at least; a float64 network has all of it in float64."""
+        return torch.promote_types(self.precision, torch.float32)
+
     def _is_image(self, batch: Mapping[str, Any]) -> bool:
         video, image = self.config.input_video_key in batch, self.config.input_image_key in batch
         if video == image:
@@ -218,7 +223,8 @@ class Predict2Video2WorldModel(ImaginaireModel):
         device = next(self.net.parameters()).device
         if is_image:
             images: Tensor = batch[self.config.input_image_key]
-            return _checked_range(images.to(device).float()[:, :, None] if images.dim() == 4 else images.float())
+            images = images[:, :, None] if images.dim() == 4 else images
+            return _checked_range(images.to(device, self._work_dtype))
         video: Tensor = batch[self.config.input_video_key]
         wanted, have = pixel_frames(self.pipe_config.state_t), video.shape[2]
         if have < wanted or (have > wanted and not self.pipe_config.resize_online):
@@ -229,8 +235,8 @@ class Predict2Video2WorldModel(ImaginaireModel):
         if have > wanted:
             starts = (generators.uniform(1, "crop")[:, 0] * (have - wanted + 1)).long().tolist()
             video = torch.stack([clip[:, start : start + wanted] for clip, start in zip(video, starts)])
-        video = video.to(device)
-        return video.float() / 127.5 - 1 if not video.is_floating_point() else _checked_range(video.float())
+        pixels = video.to(device).to(self._work_dtype)
+        return _checked_range(pixels) if video.is_floating_point() else pixels / 127.5 - 1
 
     def _num_given(self, batch: Mapping[str, Any], x0: Tensor, generators: "Draws") -> Tensor:
         low, high = self.pipe_config.min_num_conditional_frames, self.pipe_config.max_num_conditional_frames

@@ -284,7 +284,7 @@ class Video2WorldPipeline:
         denoise = self._guided(conditional, unconditional if guidance != 0 else None, guidance, use_cuda_graphs)
         levels = config.timestamps
         sigmas = karras_sigmas(num_steps, levels.t_min, levels.t_max, levels.order)
-        noise = initial_noise(tuple(given.shape), seed).to(self.device) * levels.t_max
+        noise = initial_noise(tuple(given.shape), seed).to(given) * levels.t_max
         with tqdm(total=num_steps, desc="sampling", unit="step", leave=False, disable=not progress) as bar:
 
             def report(i: int, step: Any) -> None:
@@ -305,8 +305,9 @@ class Video2WorldPipeline:
                 f" {total} of the video."
             )
         self.tokenizer.to(self.device)
-        pixels = frames_B_C_F_H_W.to(self.device).float() / 127.5 - 1
-        latent = self.tokenizer.encode(pixels).float() * config.sigma_data
+        work_dtype = torch.promote_types(self.dit.dtype, torch.float32)
+        pixels = frames_B_C_F_H_W.to(self.device, work_dtype) / 127.5 - 1
+        latent = self.tokenizer.encode(pixels).to(work_dtype) * config.sigma_data
         if self._offload_tokenizer:
             self.tokenizer.to("cpu")
         shape = list(latent.shape)
@@ -317,7 +318,7 @@ class Video2WorldPipeline:
 
     def _decode(self, latent_B_C_T_H_W: Tensor) -> Tensor:
         self.tokenizer.to(self.device)
-        video = self.tokenizer.decode(latent_B_C_T_H_W.float() / self.config.sigma_data)
+        video = self.tokenizer.decode(latent_B_C_T_H_W / self.config.sigma_data)
         if self._offload_tokenizer:
             self.tokenizer.to("cpu")
         return video.clamp(-1, 1)

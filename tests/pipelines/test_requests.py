@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests: what is refused before anything is built, what is skipped, and what is recorded."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cosmos_predict2.data import media
+from cosmos_predict2.pipelines.inputs import check_input, read_input
+from cosmos_predict2.pipelines.requests import Request, Settings, read_batch, run_all
+from imaginaire.errors import ConfigError, DataError
+from tests.pipelines.test_video2world import make_pipeline
+
+SETTINGS = Settings(aspect_ratio="1:1", guidance=0.0, num_steps=1, fps=10, weights="random")
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> str:
+    path = str(tmp_path / "picture.png")
+    media.write_image(path, torch.full((3, 40, 60), 90, dtype=torch.uint8))
+    return path
+
+
+@pytest.fixture
+def clip(tmp_path: Path) -> str:
+    path = str(tmp_path / "clip.mp4")
+    ramp = (torch.arange(7, dtype=torch.uint8) * 30)[None, :, None, None].expand(3, 7, 48, 48)
+    media.write_video(path, ramp, 10)
+    return path
+
+
+def request_for(path: str, tmp_path: Path, **options: Any) -> Request:
+    return Request(**{"input_path": path, "prompt": "push", "save_path": str(tmp_path / "out.mp4"), **options})
+
+
+def test_a_clip_is_continued_from_its_end(clip: str) -> None:
+    last = read_input(clip, 5, (48, 48)).float().mean(dim=(0, 2, 3))
+    assert torch.allclose(last, torch.tensor([60.0, 90, 120, 150, 180]), atol=4)
+
+
+def test_a_picture_is_scaled_and_cropped(picture: str) -> None:
+    assert read_input(picture, 1, (48, 48)).shape == (3, 1, 48, 48)
+
+
+def test_inputs_that_cannot_be_used(picture: str, clip: str, tmp_path: Path) -> None:
+    (tmp_path / "val" / "videos").mkdir(parents=True)
+    (tmp_path / "val" / "videos" / "a.mp4").write_bytes(Path(clip).read_bytes())
+    (tmp_path / "broken.mp4").write_bytes(b"not a video")
+    (tmp_path / "broken.png").write_bytes(b"not a picture")
+    for path, num_frames, text in [
+        (str(tmp_path / "picture.pmg"), 1, "'.pmg'"),
+        (str(tmp_path / "pictures.png"), 1, "picture.png"),
+        (str(tmp_path / "val" / "a.mp4"), 1, "val/videos/a.mp4"),
+        (str(tmp_path / "nowhere" / "a.mp4"), 1, "does not exist"),
+        (str(tmp_path / "broken.mp4"), 1, "broken.mp4"),
+        (str(tmp_path / "broken.png"), 1, "broken.png"),
+        (picture, 5, "one picture"),
+        (clip, 9, "has 7 frames"),
+    ]:
+        with pytest.raises(DataError) as error:
+            check_input(path, num_frames)
+        assert text in str(error.value), (path, str(error.value))
+
+
+def test_requests_are_checked(picture: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="prompt is empty"):
+        request_for(picture, tmp_path, prompt=" ").check()
+    with pytest.raises(DataError, match=r"\.avi"):
+        request_for(picture, tmp_path, save_path=str(tmp_path / "out.avi")).check()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="file"):
+        request_for(picture, tmp_path, save_path=str(tmp_path / "file" / "out.mp4")).check()
+
+
+def test_a_batch_file_is_read_strictly(tmp_path: Path) -> None:
+    default = Request(input_path="", prompt="", save_path=str(tmp_path / "generated.mp4"), seed=4)
+    path = tmp_path / "batch.json"
+    path.write_text(
+        json.dumps(
+            [
+                {"input_video": "a.png", "prompt": "one"},
+                {"input_video": "b.png", "prompt": "two", "output_video": "b.mp4", "seed": 9},
+            ]
+        )
+    )
+    first, second = read_batch(str(path), default)
+    assert (first.save_path, first.seed) == (str(tmp_path / "output_0.mp4"), 4)
+    assert (second.save_path, second.seed) == ("b.mp4", 9)
+    for content, text in [
+        ('[{"input_video": "a.png"}]', "entry 0: no prompt"),
+        ('[{"input_video": "a.png", "prompt": "x", "ouput_video": "y"}]', "Did you mean output_video"),
+        (json.dumps([dict(input_video=name, prompt="x", output_video="y") for name in "ab"]), "y is the output"),
+        ('{"input_video": "a.png"}', "must hold a list"),
+        ("[", "is not JSON"),
+        ("[]", "no entries"),
+    ]:
+        path.write_text(content)
+        with pytest.raises(DataError, match=text):
+            read_batch(str(path), default)
+
+
+def test_a_batch_goes_on_after_a_failure_and_counts_it(picture: str, tmp_path: Path) -> None:
+    good = request_for(picture, tmp_path, save_path=str(tmp_path / "good.mp4"))
+    bad = request_for(str(tmp_path / "absent.png"), tmp_path, save_path=str(tmp_path / "bad.mp4"))
+    assert run_all(make_pipeline, [bad, good], SETTINGS) == 1
+    assert media.probe_video(good.save_path).num_frames == 9
+    assert media.probe_video(good.save_path).fps == 10
+    assert not Path(bad.save_path).exists()
+
+
+def test_outputs_that_exist_are_skipped_and_nothing_is_built(picture: str, tmp_path: Path) -> None:
+    requests = [request_for(picture, tmp_path, save_path=str(tmp_path / f"{i}.mp4")) for i in range(2)]
+    for request in requests:
+        Path(request.save_path).write_text("made before")
+
+    def never() -> Any:
+        raise AssertionError("built")
+
+    assert run_all(never, requests, SETTINGS, skip_existing=True) == 0
+    assert Path(requests[0].save_path).read_text() == "made before"
+
+
+def test_a_single_failure_is_raised(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"absent\.png"):
+        run_all(make_pipeline, [request_for(str(tmp_path / "absent.png"), tmp_path)], SETTINGS)
+
+
+def test_how_a_video_was_made_is_written_beside_it(picture: str, clip: str, tmp_path: Path) -> None:
+    request = request_for(picture, tmp_path, negative_prompt="blurred", seed=3, compare_to=clip)
+    assert run_all(make_pipeline, [request], SETTINGS) == 0
+    record = json.loads((tmp_path / "out.json").read_text())
+    assert (record["seed"], record["num_steps"], record["num_frames"], record["weights"]) == (3, 1, 9, "random")
+    assert "[Negative Prompt]\nblurred\n" in (tmp_path / "out.txt").read_text()
+    sheet = media.read_image(str(tmp_path / "out.png"))
+    assert sheet.shape[1] > 200  # two labelled rows

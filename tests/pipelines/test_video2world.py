@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generation: reproducible, honest about what it was given, and clear about what it lacks."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_predict2.auxiliary.guardrail.runner import GuardrailRunner
+from cosmos_predict2.interfaces import Verdict
+from cosmos_predict2.nn.dit import Video2WorldDiT
+from cosmos_predict2.pipelines.denoiser import Denoiser
+from cosmos_predict2.pipelines.video2world import (
+    BlockedError,
+    Video2WorldPipeline,
+    Video2WorldPipelineConfig,
+    initial_noise,
+    to_uint8,
+)
+from cosmos_predict2.text.bytes_encoder import BytesEncoder
+from imaginaire.errors import ConfigError
+from tests.models.parts import PooledPixels
+
+NET = dict(model_channels=32, num_blocks=2, num_heads=2, adaln_lora_dim=8, crossattn_emb_channels=8)
+NET |= dict(max_img_h=8, max_img_w=8, max_frames=4)
+
+
+def make_pipeline(**options: Any) -> Video2WorldPipeline:
+    torch.manual_seed(0)
+    net = Video2WorldDiT(**NET)
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            if "adaln_modulation" in name:
+                parameter.normal_(std=0.2)
+    config = Video2WorldPipelineConfig(state_t=3, fps=10, resolution="48", precision="float32")
+    encoder = options.pop("text_encoder", BytesEncoder(num_tokens=6, width=8))
+    return Video2WorldPipeline(config, net.eval(), PooledPixels(), encoder, **options)
+
+
+def frames(count: int = 1, size: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(0, 256, (size, 3, count, 32, 32), dtype=torch.uint8, generator=generator)
+
+
+def text(pipe: Video2WorldPipeline, prompt: str) -> Tensor:
+    return pipe.encode_text([prompt])
+
+
+def test_equal_seeds_give_equal_videos_and_others_do_not() -> None:
+    pipe = make_pipeline()
+    embedding = text(pipe, "push the puck")
+    first, second, other = (
+        pipe.generate(frames(), embedding, num_steps=3, seed=seed, guidance=1.0) for seed in (0, 0, 1)
+    )
+    assert first.shape == (1, 3, 9, 32, 32)
+    assert torch.equal(first, second)
+    assert not torch.equal(first, other)
+    assert float(first.abs().max()) <= 1.0
+
+
+def test_initial_noise_does_not_depend_on_the_device_or_torch() -> None:
+    torch.manual_seed(5)
+    noise = initial_noise((1, 2, 1, 1, 3), seed=0)
+    expected = [1.7640524, 0.4001572, 0.9787380, 2.2408932, 1.8675580, -0.9772779]  # numpy.random.RandomState(0)
+    assert torch.allclose(noise.flatten(), torch.tensor(expected))
+    assert noise.dtype == torch.float32
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_the_video_begins_with_what_was_given(count: int) -> None:
+    pipe = make_pipeline()
+    given = frames(count)
+    latent = pipe.tokenizer.encode(given.float() / 127.5 - 1)
+    video = pipe.generate(given, text(pipe, "x"), num_steps=2, guidance=0.0)
+    expected = pipe.tokenizer.decode(latent)
+    assert torch.allclose(video[:, :, :count], expected, atol=1e-5)
+
+
+def test_both_halves_of_the_guidance_in_one_batch_or_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = make_pipeline()
+    positive, negative = text(pipe, "push"), text(pipe, "blurred")
+    arguments = dict(num_steps=3, guidance=3.0)
+    together = pipe.generate(frames(), positive, negative, **arguments)  # type: ignore[arg-type]
+    monkeypatch.setattr(pipe, "_fits_twice", lambda latent: False)
+    apart = pipe.generate(frames(), positive, negative, **arguments)  # type: ignore[arg-type]
+    assert torch.allclose(together, apart, atol=1e-4)
+    assert not torch.equal(together, pipe.generate(frames(), positive, None, **arguments))  # type: ignore[arg-type]
+
+
+def test_without_guidance_the_network_runs_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = make_pipeline()
+    calls: list[int] = []
+    run = Denoiser.__call__
+
+    def counted(self: Denoiser, x: Tensor, *args: Any) -> Any:
+        calls.append(x.shape[0])
+        return run(self, x, *args)
+
+    monkeypatch.setattr(Denoiser, "__call__", counted)
+    pipe.generate(frames(), text(pipe, "x"), num_steps=4, guidance=0.0)
+    assert calls == [1] * 5  # one more at the last level
+    calls.clear()
+    pipe.generate(frames(), text(pipe, "x"), num_steps=4, guidance=1.0)
+    assert calls == [2] * 5
+
+
+def test_what_is_prepared_once_gives_the_same_as_anew_at_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = make_pipeline()
+    embedding = text(pipe, "push")
+    with_cache = pipe.generate(frames(), embedding, num_steps=2, guidance=0.0)
+    run = Denoiser.__call__
+    monkeypatch.setattr(
+        Denoiser, "__call__", lambda self, x, sigma, condition, prepared=None: run(self, x, sigma, condition)
+    )
+    assert torch.allclose(with_cache, pipe.generate(frames(), embedding, num_steps=2, guidance=0.0), atol=1e-5)
+
+
+def test_samples_of_a_batch_do_not_mix() -> None:
+    pipe = make_pipeline()
+    both = torch.cat([text(pipe, "push"), text(pipe, "pull")])
+    given = frames(size=2)
+    batch = pipe.generate(given, both, num_steps=2, guidance=0.0)
+    given[1] = 255 - given[1]
+    changed = pipe.generate(given, both, num_steps=2, guidance=0.0)
+    assert torch.allclose(batch[0], changed[0], atol=1e-5)
+    assert not torch.allclose(batch[1], changed[1], atol=1e-2)
+
+
+@pytest.mark.parametrize("count", [2, 9])
+def test_a_wrong_number_of_given_frames_is_refused(count: int) -> None:
+    pipe = make_pipeline()
+    with pytest.raises(ConfigError, match=f"^{count} frames"):
+        pipe.generate(frames(count), text(pipe, "x"), num_steps=1)
+
+
+def test_without_an_encoder_embeddings_must_be_given() -> None:
+    pipe = make_pipeline(text_encoder=None)
+    with pytest.raises(ConfigError, match="encode_prompts"):
+        pipe.encode_text(["push the puck"])
+    stored = torch.ones(6, 8)
+    assert torch.equal(pipe.encode_text(["a"], {"a": stored})[0], stored)
+
+
+def test_equal_prompts_are_encoded_once() -> None:
+    class Counting(BytesEncoder):
+        seen: list[str] = []
+
+        def encode(self, prompts: Any) -> Tensor:
+            self.seen.extend(prompts)
+            return super().encode(prompts)
+
+    pipe = make_pipeline(text_encoder=Counting(num_tokens=6, width=8))
+    assert pipe.encode_text(["a", "b", "a"]).shape == (3, 6, 8)
+    assert Counting.seen == ["a", "b"]
+
+
+def test_an_encoder_of_another_width_is_refused() -> None:
+    with pytest.raises(ConfigError, match="width 16"):
+        make_pipeline(text_encoder=BytesEncoder(num_tokens=6, width=16))
+
+
+class NoPucks:
+    name = "no pucks"
+
+    def check_prompt(self, prompt: str) -> Verdict:
+        return Verdict("puck" not in prompt, "it speaks of a puck")
+
+
+class Rewriter:
+    def refine(self, prompt: str, media_path: str) -> str:
+        return f"{prompt}, seen in {Path(media_path).name}"
+
+
+def test_a_guardrail_sees_the_prompt_before_and_after_refining() -> None:
+    pipe = make_pipeline(guardrail=GuardrailRunner([NoPucks()]), refiner=Rewriter())
+    assert pipe.checked_prompt("push the box", "a/b.png") == "push the box, seen in b.png"
+    with pytest.raises(BlockedError, match=r"The prompt was refused: no pucks: it speaks of a puck"):
+        pipe.checked_prompt("push the puck", "a.png")
+    with pytest.raises(BlockedError, match="The refined prompt was refused"):
+        pipe.checked_prompt("push the box", "puck.png")
+
+
+def test_pixels_are_rounded_not_cut() -> None:
+    levels = torch.arange(256)
+    assert torch.equal(to_uint8(levels / 127.5 - 1), levels.to(torch.uint8))
+    assert to_uint8(torch.tensor([-2.0, 2.0])).tolist() == [0, 255]
