@@ -1,26 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turn a checkpoint of one layout into the other: four .pt files (standard) or torch.distributed.checkpoint folders
-(dcp)."""
+"""Turn a checkpoint into another form: the two training layouts into each other, or one network's weights into a
+released .pt, a safetensors file or diffusers' transformer folder."""
 
 import argparse
 import logging
 import sys
 
+import torch
+
+from cosmos_predict2.checkpoints.export import FORMS, Export, export
 from imaginaire import checkpoint_layout, storage
 from imaginaire import log as logs
 from imaginaire.checkpoint_layout import KINDS, CheckpointSet
-from imaginaire.errors import CheckpointError, UserError
+from imaginaire.errors import CheckpointError, ConfigError, UserError
 
 log = logging.getLogger(__name__)
 
 _EPILOG = """\
-SOURCE is a run's folder, its checkpoints folder, or one iteration in it (checkpoints/model/iter_000000500.pt or
-checkpoints/iter_000000500). DESTINATION is a run's folder; the iteration is written below its checkpoints/, and its
-latest_checkpoint.txt names it, so that a run there resumes from it.
+--to standard, --to dcp: the whole training state. SOURCE is a run's folder, its checkpoints folder, or one iteration in
+it (checkpoints/model/iter_000000500.pt or checkpoints/iter_000000500). DESTINATION is a run's folder; the iteration is
+written below its checkpoints/, and its latest_checkpoint.txt names it, so that a run there resumes from it.
 
-example:
+--to pt, --to safetensors, --to diffusers: the weights of one network. SOURCE is anything that holds them: a released or
+training .pt, a run's folder, a DCP folder, safetensors, a diffusers folder, a hub id. DESTINATION is the file, or the
+transformer folder, to write. Without --to its suffix decides. Names in files begin with "net.", as released ones do.
+
+examples:
   python -m scripts.convert checkpoints/examples/minimal/minimal checkpoints/examples/minimal/as_dcp --to dcp
+  python -m scripts.convert RUN/checkpoints/model/iter_000001000.pt exported.pt --weights ema --dtype bfloat16
+  python -m scripts.convert exported.pt exported/transformer --to diffusers
 """
+_WHICH = {"auto": "auto", "net": "net", "ema": "net_ema"}
+_DTYPES = {"bfloat16": torch.bfloat16, "bf16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_DTYPES |= {"fp16": torch.float16, "fp32": torch.float32}
 
 
 def convert(source: str, destination: str, to: str) -> CheckpointSet:
@@ -40,24 +52,78 @@ def convert(source: str, destination: str, to: str) -> CheckpointSet:
     return written
 
 
-def main() -> int:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m scripts.convert",
         description=__doc__,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("source", help="what to read (a path or s3:// address)")
-    parser.add_argument("destination", help="the run folder to write to")
-    parser.add_argument("--to", choices=("standard", "dcp"), required=True, help="layout to write")
-    args = parser.parse_args()
+    parser.add_argument("source", help="what to read (a path, s3:// address or hub id)")
+    parser.add_argument("destination", help="what to write: a run folder, a file or a transformer folder")
+    parser.add_argument("--to", choices=("standard", "dcp", *FORMS), help="form to write (default: by the suffix)")
+    parser.add_argument(
+        "--weights", choices=tuple(_WHICH), default="auto", help="trained or averaged weights (auto: trained, if there)"
+    )
+    parser.add_argument("--dtype", choices=tuple(_DTYPES), help="cast to this (default: as they are)")
+    parser.add_argument("--merge-lora", "--merge_lora", action="store_true", help="add LoRA adapters to their weights")
+    parser.add_argument("--lora_alpha", type=float, metavar="NUMBER", help="alpha, where the run's config.yaml is lost")
+    parser.add_argument(
+        "--rope_scale", type=float, nargs=3, metavar=("T", "H", "W"), help="RoPE ratios of a size that was not released"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace a file or folder that exists")
+    return parser
+
+
+def run(args: argparse.Namespace) -> None:
+    form = args.to or _form_of(args.destination)
+    if form in ("standard", "dcp"):
+        given = [
+            flag
+            for flag, is_given in (
+                ("--weights", args.weights != "auto"),
+                ("--dtype", args.dtype),
+                ("--merge-lora", args.merge_lora),
+                ("--rope_scale", args.rope_scale),
+            )
+            if is_given
+        ]
+        if given:
+            raise ConfigError(f"--to {form} keeps the whole training state, so {', '.join(given)} cannot be applied.")
+        written = convert(args.source, args.destination, form)
+        log.info("wrote %s in %s", written.name, written.folder)
+        return
+    job = Export(
+        args.source,
+        args.destination,
+        form,
+        which=_WHICH[args.weights],
+        dtype=_DTYPES[args.dtype] if args.dtype else None,
+        merge_lora=args.merge_lora,
+        lora_alpha=args.lora_alpha,
+        rope_scale=tuple(args.rope_scale) if args.rope_scale else None,
+        overwrite=args.overwrite,
+    )
+    written_tensors = export(job)
+    log.info("wrote %s (%d tensors%s)", args.destination, len(written_tensors), f", {args.dtype}" if args.dtype else "")
+
+
+def _form_of(destination: str) -> str:
+    suffixes = {".pt": "pt", ".pth": "pt", ".safetensors": "safetensors"}
+    found = next((form for suffix, form in suffixes.items() if destination.endswith(suffix)), None)
+    if found is None:
+        raise ConfigError(f"{destination} has no suffix that says what to write: add --to standard, dcp or diffusers.")
+    return found
+
+
+def main() -> int:
+    args = _parser().parse_args()
     logs.setup()
     try:
-        written = convert(args.source, args.destination, args.to)
+        run(args)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    log.info("wrote %s in %s", written.name, written.folder)
     return 0
 
 

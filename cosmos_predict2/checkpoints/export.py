@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One network's weights written in a form that others read: released ``.pt``, safetensors, diffusers' folder.
+
+Tensors are read, cast once and written one after another, so a safetensors file of any size needs the memory of its
+largest tensor.
+"""
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.checkpoints.adapters import merge_lora_state
+from cosmos_predict2.checkpoints.diffusers_names import diffusers_config, to_diffusers_name
+from cosmos_predict2.checkpoints.dit_weights import open_dit
+from cosmos_predict2.checkpoints.families import Family, describe, require_family
+from cosmos_predict2.checkpoints.released import NETWORKS
+from cosmos_predict2.checkpoints.runs import recorded_alpha, run_config
+from imaginaire import storage, weights
+from imaginaire.errors import CheckpointError, ConfigError
+from imaginaire.weight_files import names_at, shape_of
+
+log = logging.getLogger(__name__)
+
+FORMS = ("pt", "safetensors", "diffusers")
+SHARD_BYTES = 5 * 10**9  # as diffusers cuts
+_STEM = "diffusion_pytorch_model"
+_DTYPE_NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Export:
+    """What to read, and in which form to write it."""
+
+    source: str
+    destination: str
+    form: str
+    which: str = "auto"
+    dtype: torch.dtype | None = None  # None: as it is
+    merge_lora: bool = False
+    lora_alpha: float | None = None
+    rope_scale: tuple[float, float, float] | None = None  # (t, h, w), where neither release nor run says it
+    overwrite: bool = False
+
+
+def export(job: Export) -> Mapping[str, Tensor]:
+    """Write the weights; gives what was written, by the names in the file."""
+    tensors = open_dit(job.source, job.which)
+    family = describe(tensors)
+    require_family(family, None, job.source, tensors)
+    assert family is not None
+    if family.has_lora and job.merge_lora:
+        alpha = job.lora_alpha if job.lora_alpha is not None else recorded_alpha(job.source)
+        tensors = merge_lora_state(tensors, alpha, where=job.source, dtype=job.dtype)
+    elif family.has_lora and job.form == "diffusers":
+        raise CheckpointError(
+            f"{job.source} has LoRA adapters, which diffusers' folder has no place for: --merge-lora."
+        )
+    elif job.merge_lora:
+        log.warning("%s has no LoRA adapters: there is nothing to merge", job.source)
+    existing = storage.join(job.destination, "config.json") if job.form == "diffusers" else job.destination
+    if not job.overwrite and storage.exists(existing):
+        raise CheckpointError(f"{existing} exists already. Choose another destination, or --overwrite.")
+    log.info("%s: %s, %d tensors", job.source, family, len(tensors))
+    if job.form == "diffusers":
+        config = diffusers_config(net_arguments(job, family), has_condition_mask=family.kind != "Text2Image")
+        tensors = weights.renamed(tensors, to_diffusers_name)
+        _write_folder(job.destination, tensors, config, job.dtype)
+        return tensors
+    tensors = weights.renamed(tensors, lambda name: f"net.{name}")
+    if job.form == "safetensors":
+        plan = _Plan.of(tensors, job.dtype)
+        storage.write_atomically(job.destination, plan.write)
+    else:
+        # Copies: a view of a mapped file would take the whole file along.
+        state = {name: _cast(tensors[name], job.dtype).clone() for name in tensors}
+        storage.write_atomically(job.destination, lambda file: torch.save(state, file))
+    return tensors
+
+
+def net_arguments(job: Export, family: Family) -> dict[str, Any]:
+    """What the network was built with, as diffusers must know it: shapes, and what a release or a run says of RoPE."""
+    _require_a_class(job.source, family)
+    shapes = dict(
+        in_channels=family.input_channels - 1 - (family.kind != "Text2Image"),
+        model_channels=family.width,
+        num_blocks=family.num_blocks,
+        num_heads=family.width // family.head_dim,
+        mlp_ratio=family.mlp_width / family.width,
+        crossattn_emb_channels=family.text_width,
+        crossattn_proj_in_channels=family.text_projection_from,
+        use_adaln_lora=family.adaln_rank is not None,
+        adaln_lora_dim=family.adaln_rank,
+        extra_per_block_abs_pos_emb=family.has_extra_positions,
+    )
+    recorded = _recorded_net(job.source)
+    released = NETWORKS.get(family.network or "", {})
+    if job.rope_scale is not None:
+        recorded = {**recorded, **{f"rope_{axis}_extrapolation_ratio": r for axis, r in zip("thw", job.rope_scale)}}
+    if not (recorded or released):
+        raise ConfigError(
+            f"{job.source} is {family}, which is no released size, and no config.yaml of its run lies above it, so its"
+            " RoPE ratios are unknown. Give them: --rope_scale T H W."
+        )
+    return {**released, **recorded, **shapes}
+
+
+def _require_a_class(source: str, family: Family) -> None:
+    """diffusers' class holds Text2Image and Video2World networks of the published sizes and our own, no others."""
+    if family.kind not in ("Text2Image", "Video2World"):
+        raise CheckpointError(f"{source} is {family}: diffusers has no class for it. Export it as .pt or .safetensors.")
+    if family.size == "0.6B":
+        raise CheckpointError(f"{source} is {family}: diffusers has no 0.6B model. Export it as .pt or .safetensors.")
+    if "-natten" in source.rpartition("/")[2]:
+        raise CheckpointError(
+            f"{source} holds weights for sparse (NATTEN) attention, which diffusers has no class for. Export them as"
+            " .pt or .safetensors."
+        )
+
+
+def _recorded_net(source: str) -> dict[str, Any]:
+    """Arguments of the network as the run's config.yaml, or a diffusers folder's config.json, has them."""
+    pipe = (run_config(source) or {}).get("pipe_config")
+    net = pipe.get("net") if isinstance(pipe, dict) else None
+    if isinstance(net, dict):
+        return {key: value for key, value in net.items() if not key.startswith("_")}
+    return diffusers_net(source) or {}
+
+
+def diffusers_net(source: str) -> dict[str, Any] | None:
+    """Our network's arguments from the config.json of a diffusers folder; None for any other source."""
+    from cosmos_predict2.checkpoints.diffusers_names import net_kwargs
+
+    for folder in (source, storage.join(source, "transformer")):
+        path = storage.join(folder, "config.json")
+        if not source.startswith("hf://") and storage.exists(path):
+            config = json.loads(storage.read_text(path))
+            return net_kwargs(config) if "num_attention_heads" in config else None
+    return None
+
+
+# Writing --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """One safetensors file: which tensors, in which dtype, at which bytes."""
+
+    tensors: Mapping[str, Tensor]
+    header: dict[str, dict[str, Any]]
+    cast: torch.dtype | None
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], cast: torch.dtype | None) -> "_Plan":
+        header: dict[str, dict[str, Any]] = {}
+        end = 0
+        for name in tensors:
+            dtype = _target(tensors[name], cast)
+            shape = shape_of(tensors, name)
+            start, end = end, end + _bytes(shape, dtype)
+            header[name] = {"dtype": _DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+        return cls(tensors, header, cast)
+
+    def write(self, file: BinaryIO) -> None:
+        text = json.dumps({"__metadata__": {"format": "pt"}, **self.header}, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in self.header:
+            data = _cast(self.tensors[name], self.cast).contiguous()
+            file.write(data.flatten().view(torch.uint8).numpy().data)
+
+
+def _write_folder(
+    folder: str, tensors: Mapping[str, Tensor], config: Mapping[str, Any], cast: torch.dtype | None
+) -> None:
+    """config.json and the tensors in one file, or in shards with an index."""
+    storage.makedirs(folder)
+    shards = list(_shards(tensors, cast))
+    files = [f"{_STEM}-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
+    index = f"{_STEM}.safetensors.index.json"
+    if len(shards) == 1:
+        files = [f"{_STEM}.safetensors"]
+    for file, names in zip(files, shards):
+        part = dict(zip(names, names))
+        plan = _Plan.of(weights.renamed(tensors, part.get), cast)
+        storage.write_atomically(storage.join(folder, file), plan.write)
+    if len(shards) > 1:
+        total = sum(_bytes(shape_of(tensors, name), _target(tensors[name], cast)) for name in tensors)
+        places = {name: file for file, names in zip(files, shards) for name in names}
+        _write_json(storage.join(folder, index), {"metadata": {"total_size": total}, "weight_map": places})
+        files.append(index)
+    _write_json(storage.join(folder, "config.json"), config)
+    for name in names_at(folder):  # what an earlier export left, which a reader would take for a part of this one
+        if name.startswith(_STEM) and name not in files:
+            storage.remove(storage.join(folder, name))
+
+
+def _shards(tensors: Mapping[str, Tensor], cast: torch.dtype | None) -> Iterator[list[str]]:
+    names: list[str] = []
+    size = 0
+    for name in tensors:
+        length = _bytes(shape_of(tensors, name), _target(tensors[name], cast))
+        if names and size + length > SHARD_BYTES:
+            yield names
+            names, size = [], 0
+        names.append(name)
+        size += length
+    yield names
+
+
+def _write_json(path: str, tree: Mapping[str, Any]) -> None:
+    text = json.dumps(tree, indent=2) + "\n"
+    storage.write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def _target(tensor: Tensor, cast: torch.dtype | None) -> torch.dtype:
+    return cast if cast is not None and tensor.is_floating_point() else tensor.dtype
+
+
+def _cast(tensor: Tensor, cast: torch.dtype | None) -> Tensor:
+    return tensor.to(_target(tensor, cast))
+
+
+def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    count = 1
+    for length in shape:
+        count *= length
+    return count * dtype.itemsize
