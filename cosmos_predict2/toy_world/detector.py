@@ -59,8 +59,8 @@ def _detect(frames: Picture) -> tuple[Floats, Floats, NDArray[numpy.bool_]]:
     code = frames.astype(numpy.int32) >> (8 - _BITS)
     code = (code[..., 0] << 2 * _BITS) | (code[..., 1] << _BITS) | code[..., 2]
     share = _shares()[code.reshape(n, height * width)]  # [N, H W, things + 1]
-    y, x = (v.astype(numpy.float32) + 0.5 for v in numpy.divmod(numpy.arange(height * width), width))
-    moments = numpy.stack([numpy.ones_like(x), x, y])
+    y, x = (v + 0.5 for v in numpy.divmod(numpy.arange(height * width), width))
+    moments = numpy.stack([numpy.ones_like(x), x, y]).astype(numpy.float32)
     sums = (moments @ share).astype(numpy.float64)  # [N, 3, things + 1]
     area = sums[:, 0, : len(THINGS)].copy()
     position = numpy.empty((n, len(THINGS), 2))
@@ -69,7 +69,8 @@ def _detect(frames: Picture) -> tuple[Floats, Floats, NDArray[numpy.bool_]]:
         if thing == "ring":
             centre = _fit_ring(share[..., i], x, y, centre)
         else:  # once more without what lies apart: other things' edges can mix to the same colour
-            near = (x - centre[:, :1].astype(numpy.float32)) ** 2 + (y - centre[:, 1:].astype(numpy.float32)) ** 2
+            near = (moments[1] - centre[:, :1].astype(numpy.float32)) ** 2
+            near += (moments[2] - centre[:, 1:].astype(numpy.float32)) ** 2
             own = share[..., i] * (near < (_RADII[thing] + _MARGIN) ** 2)
             total, sum_x, sum_y = (own @ moments.T).T
             area[:, i] = total
@@ -86,7 +87,7 @@ def _fit_ring(share: NDArray[numpy.float32], x: Floats, y: Floats, start: Floats
     """
     which = numpy.argpartition(-share, min(_RING_PIXELS, share.shape[1] - 1), axis=1)[:, :_RING_PIXELS]
     weight = numpy.take_along_axis(share, which, axis=1).astype(numpy.float64)
-    x, y = x[which].astype(numpy.float64), y[which].astype(numpy.float64)
+    x, y = x[which], y[which]
     centre = start
     for _ in range(_RING_STEPS):
         dx, dy = x - centre[:, :1], y - centre[:, 1:]
@@ -101,7 +102,7 @@ def _fit_ring(share: NDArray[numpy.float32], x: Floats, y: Floats, start: Floats
 
 @lru_cache
 def _shares() -> NDArray[numpy.float32]:
-    """Share of each thing in a pixel, by its coded colour: [32768, things + 1]; the last is the closed gripper alone."""
+    """Share of each thing in a pixel, by coded colour: [32768, things + 1]; the last is the closed gripper alone."""
     levels = (numpy.arange(2**_BITS) + 0.5) * 2 ** (8 - _BITS) - 0.5
     colours = numpy.stack(numpy.meshgrid(levels, levels, levels, indexing="ij"), -1).reshape(-1, 3)
     names = list(COLOURS)

@@ -32,7 +32,7 @@ Picture = NDArray[numpy.uint8]
 
 SOFTNESS = 1.8  # width of the linear ramp at an edge
 NUM_PHASES = 8
-PAD = 12  # a sprite may reach over the edge of the picture
+PAD = 16  # around the picture: a sprite that is out of sight lies in it
 
 _OVER_THE_EDGE = 100.0
 

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+import time
+
+import numpy
+import pytest
+
+from cosmos_predict2.toy_world.drivers import expert_action
+from cosmos_predict2.toy_world.layout import GRIPPER_MARGIN, OBJECT_MARGIN
+from cosmos_predict2.toy_world.physics import gap
+from cosmos_predict2.toy_world.scene import GOAL, GRIPPER, PARKED, object_position
+from cosmos_predict2.toy_world.tasks import TASKS
+from cosmos_predict2.toy_world.world import ToyWorld
+
+
+def drive_expert(world: ToyWorld) -> dict:
+    done = numpy.zeros(world.num_envs, dtype=bool)
+    while not done.all():
+        action = numpy.zeros((world.num_envs, world.action_dim))
+        wanted = expert_action(world.states, world.tasks, world.setting)
+        action[:, [0, 1, 2 if world.action_dim == 4 else 6]] = wanted
+        _, reward, done, info = world.step(action)
+    return {**info, "reward": reward}
+
+
+def test_observations_rewards_and_info_have_their_shapes() -> None:
+    world = ToyWorld(3, size=56, action_dim=7, setting="hard", tasks=("carry_box",))
+    assert world.reset().shape == (3, 56, 56, 3)
+    frames, reward, done, info = world.step(numpy.zeros((3, 7)))
+    assert frames.shape == (3, 56, 56, 3) and frames.dtype == numpy.uint8
+    assert reward.shape == done.shape == (3,) and done.dtype == bool
+    assert {key: value.shape for key, value in info.items()} == dict.fromkeys(("success", "ever", "distance"), (3,))
+    assert (ToyWorld(1).size, ToyWorld(1, setting="hard").size) == (48, 64)
+
+
+def test_an_episode_is_a_function_of_its_seed() -> None:
+    actions = numpy.random.default_rng(0).uniform(-1, 1, (24, 4, 4))
+
+    def play(world: ToyWorld, order: list[int]) -> list:
+        world.reset(order)
+        return [world.step(action[order])[0][numpy.argsort(order)] for action in actions]
+
+    one = play(ToyWorld(4, tasks=tuple(TASKS)), [0, 1, 2, 3])
+    other = play(ToyWorld(4, tasks=tuple(TASKS)), [2, 0, 3, 1])
+    assert numpy.array_equal(one, other)
+    assert not numpy.array_equal(one[0], play(ToyWorld(4, tasks=tuple(TASKS), seed=1), [0, 1, 2, 3])[0])
+
+
+def test_resets_without_seeds_go_through_the_episodes() -> None:
+    world = ToyWorld(2)
+    first = world.reset()
+    assert not numpy.array_equal(world.reset(), first)
+    assert not numpy.array_equal(first[0], first[1])
+
+
+@pytest.mark.parametrize("setting", ["default", "hard"])
+@pytest.mark.parametrize("task", TASKS)
+def test_tables_are_laid_as_the_setting_says(setting: str, task: str) -> None:
+    world = ToyWorld(300, setting=setting, tasks=(task,))
+    states, size, number = world.states, world.size, TASKS[task].target
+    place, goal, gripper = (states[:, columns] for columns in (object_position(number), GOAL, GRIPPER))
+    low, high = world.setting.goal_distance
+    distance = numpy.hypot(*(goal - place).T)
+    assert low - 0.01 <= distance.min() < low + 1 and high - 1 < distance.max() <= high + 0.01
+    for points, margin in ((place, OBJECT_MARGIN), (goal, OBJECT_MARGIN), (gripper, GRIPPER_MARGIN)):
+        assert points.min() >= margin - 0.01 and points.max() <= size - margin + 0.01
+    clear = gap(*gripper.T, *place.T, number)
+    assert clear.min() > 0.5
+    if setting == "default":
+        assert clear.max() <= 8.01
+        cosine = ((gripper - place) * (place - goal)).sum(1) / numpy.hypot(*(gripper - place).T) / distance
+        assert cosine.min() > numpy.cos(numpy.deg2rad(80.1))
+    other = states[:, object_position(1 - number)]
+    assert (other == PARKED).all() == (not TASKS[task].is_crowded)
+
+
+def test_the_whole_table_and_all_directions_are_used() -> None:
+    states = ToyWorld(1000).states
+    to_goal = states[:, GOAL] - states[:, object_position(0)]
+    sectors = numpy.histogram(numpy.arctan2(to_goal[:, 1], to_goal[:, 0]), bins=8, range=(-numpy.pi, numpy.pi))[0]
+    assert sectors.min() > 80
+    assert abs(states[:, object_position(0)].mean(0) - 24).max() < 1
+
+
+@pytest.mark.parametrize(("setting", "least"), [("default", 0.99), ("hard", 0.93)])
+def test_a_skilled_expert_does_every_task(setting: str, least: float) -> None:
+    for task in TASKS:
+        info = drive_expert(ToyWorld(200, setting=setting, tasks=(task,), action_dim=7))
+        assert info["success"].mean() >= least, task
+        assert (info["ever"] >= info["success"]).all()
+        assert (info["reward"][info["success"]] > 0.6).all()
+
+
+def test_a_random_policy_seldom_succeeds() -> None:
+    world = ToyWorld(300)
+    rng = numpy.random.default_rng(0)
+    for _ in range(24):
+        *_, info = world.step(rng.uniform(-1, 1, (300, 4)))
+    assert info["success"].mean() < 0.1
+
+
+def test_a_carried_object_counts_when_it_was_put_down() -> None:
+    world = ToyWorld(1, tasks=("carry_puck",))
+    states = world.states.copy()
+    states[:, object_position(0)] = states[:, GOAL]
+    states[:, GRIPPER] = states[:, GOAL] - [10.5, 0]
+    world.set_states(states)
+    assert not world.step(numpy.array([[0, 0, 1.0, 0]]))[3]["success"][0]
+    assert world.step(numpy.array([[0, 0, -1.0, 0]]))[3]["success"][0]
+
+
+def test_a_touch_that_shoves_the_puck_away_does_not_count() -> None:
+    world = ToyWorld(1, tasks=("touch_puck",))
+    place = world.states[:, object_position(0)]
+    states = world.states.copy()
+    side = numpy.where(place[:, 0] < 24, 1.0, -1.0)
+    states[:, GRIPPER] = place - [[10.4 * side[0], 0]]
+    world.set_states(states)
+    push = numpy.array([[side[0], 0, 0, 0]])
+    assert world.step(push)[3]["success"][0]
+    *_, info = world.step(push * 2)
+    world.step(push)
+    *_, info = world.step(push)
+    assert not info["success"][0] and info["ever"][0]
+
+
+def test_the_dims_that_a_policy_uses_are_named() -> None:
+    assert ToyWorld(1).active_dims == (0, 1)
+    assert ToyWorld(1, tasks=("push_puck", "carry_puck")).active_dims == (0, 1, 2)
+    assert ToyWorld(1, tasks=("carry_puck",), action_dim=7).active_dims == (0, 1, 6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(setting="hrad"), "Did you mean hard"),
+        (dict(tasks=("push",)), "push_puck"),
+        (dict(tasks="push_puck"), "list of names"),
+        (dict(tasks=()), "at least one"),
+        (dict(size=24), "40 pixels"),
+        (dict(action_dim=6), "4 or 7"),
+    ],
+)
+def test_a_wrong_argument_is_named(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ToyWorld(2, **arguments)
+
+
+def test_wrong_shapes_are_named() -> None:
+    world = ToyWorld(2)
+    with pytest.raises(ValueError, match=r"\(2, 3\); expected \(2, 4\)"):
+        world.step(numpy.zeros((2, 3)))
+    with pytest.raises(ValueError, match="2 environments, but 3 seeds"):
+        world.reset([1, 2, 3])
+    with pytest.raises(ValueError, match=r"expected \(2, 10\)"):
+        world.set_states(numpy.zeros((1, 10)))
+
+
+@pytest.mark.parametrize("size", [40, 48, 72, 128])
+def test_any_size_of_table_works(size: int) -> None:
+    world = ToyWorld(50, size=size, tasks=tuple(TASKS))
+    assert drive_expert(world)["success"].mean() > 0.85
+    assert world.render().shape == (50, size, size, 3)
+
+
+def test_it_is_fast() -> None:
+    world = ToyWorld(64, size=64)
+    actions = numpy.random.default_rng(0).uniform(-1, 1, (40, 64, 4))
+    rates = []
+    for _ in range(5):
+        start = time.perf_counter()
+        for action in actions:
+            world.step(action)
+        rates.append(40 * 64 / (time.perf_counter() - start))
+    assert max(rates) > 60_000  # 150,000 to 200,000 on one quiet core
