@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Wan video tokenizer against diffusers' AutoencoderKLWan: same weights, same clip, taking turns in one run.
+
+    python -m benchmarks.tokenizer [--frames 17] [--height 128] [--width 128] [--dim 96] [--threads N] [--device cuda]
+
+Prints seconds of each (the median of the turns), how many times faster ours is, and the largest difference between
+their outputs, which must be rounding. Weights are random: the time does not depend on them.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.tokenizers.wan_network import LATENTS_MEAN, LATENTS_STD, to_diffusers_name
+from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
+
+TOLERANCE = {torch.float32: (1e-5, 3e-5), torch.bfloat16: (0.05, 0.3)}  # latents, pixels; largest difference
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--frames", type=int, default=17)
+    parser.add_argument("--height", type=int, default=128)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--dim", type=int, default=96, help="width of the network; 96 is the released one")
+    parser.add_argument("--temporal_window", type=int, help="frames at a time; default: what fits")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--threads", type=int, help="default: torch's own")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    arguments = parser.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    dtype = getattr(torch, arguments.dtype)
+
+    torch.manual_seed(0)
+    tokenizer = WanTokenizer(
+        config=dict(dim=arguments.dim),
+        allow_random=True,
+        device=arguments.device,
+        dtype=dtype,
+        temporal_window=arguments.temporal_window,
+    )
+    peer = diffusers_twin(tokenizer)
+    video = torch.rand(1, 3, arguments.frames, arguments.height, arguments.width, device=arguments.device) * 2 - 1
+    video = video.to(dtype)
+    latent = torch.randn_like(tokenizer.encode(video))
+    mean = torch.tensor(LATENTS_MEAN, device=arguments.device).view(1, -1, 1, 1, 1)
+    std = torch.tensor(LATENTS_STD, device=arguments.device).view(1, -1, 1, 1, 1)
+
+    @torch.no_grad()
+    def peer_encode() -> Tensor:
+        return (peer.encode(video).latent_dist.mode().float() - mean) / std
+
+    @torch.no_grad()
+    def peer_decode() -> Tensor:
+        return peer.decode((latent.float() * std + mean).to(dtype)).sample
+
+    print(
+        f"{arguments.frames} frames of {arguments.height}x{arguments.width}, dim {arguments.dim}, {arguments.dtype} on "
+        f"{arguments.device}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    )
+    limits = TOLERANCE[dtype]
+    pairs = [
+        ("encode", lambda: tokenizer.encode(video), peer_encode, limits[0]),
+        ("decode", lambda: tokenizer.decode(latent).clamp(-1, 1), peer_decode, limits[1]),
+    ]
+    for name, ours, theirs, limit in pairs:
+        difference = (ours().float() - theirs().float()).abs().max().item()
+        assert difference <= limit, f"{name}: outputs differ by {difference:.1e}, more than {limit:.0e}"
+        turns = [(seconds(ours), seconds(theirs)) for _ in range(arguments.turns)]
+        own, other = (statistics.median(column) for column in zip(*turns))
+        ratio = statistics.median(b / a for a, b in turns)
+        print(f"{name}: ours {own:.3f} s, diffusers {other:.3f} s, {ratio:.2f}x; largest difference {difference:.1e}")
+
+
+def diffusers_twin(tokenizer: WanTokenizer) -> Any:
+    """diffusers' network with the same weights, as it comes."""
+    from diffusers import AutoencoderKLWan
+
+    config = tokenizer.config
+    peer = AutoencoderKLWan(
+        base_dim=config.dim,
+        z_dim=config.z_dim,
+        dim_mult=list(config.dim_mult),
+        num_res_blocks=config.num_res_blocks,
+        temperal_downsample=list(config.temperal_downsample),
+    )
+    weights = tokenizer.net.state_dict()
+    named = {to_diffusers_name(name, config.num_res_blocks): w.contiguous() for name, w in weights.items()}
+    peer.load_state_dict(named)
+    return peer.to(device=tokenizer.device, dtype=tokenizer.dtype).eval().requires_grad_(False)
+
+
+def seconds(run: Callable[[], Tensor]) -> float:
+    start = time.perf_counter()
+    result = run()
+    if result.is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

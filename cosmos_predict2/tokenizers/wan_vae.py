@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Wan2.1 video tokenizer: pixels to normalised latents and back, in bounded memory.
+
+Clips stream through the network in time, a window at a time; the window changes memory and speed, not the result.
+Where a single window does not fit, pictures are cut into overlapping tiles as well, which does change the result a
+little, and therefore is never used for training.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.tokenizers.contract import LatentGrid
+from cosmos_predict2.tokenizers.tiles import decode_in_tiles, encode_in_tiles
+from cosmos_predict2.tokenizers.wan_network import (
+    LATENTS_MEAN,
+    LATENTS_STD,
+    Past,
+    WanConfig,
+    WanVAE,
+    from_diffusers_name,
+)
+from imaginaire import storage, weights
+from imaginaire.errors import CheckpointError, ConfigError
+from imaginaire.memory import host_memory_available
+
+log = logging.getLogger(__name__)
+
+EXPECTED_PATH = "checkpoints/nvidia/Cosmos-Predict2-2B-Video2World/tokenizer/tokenizer.pth"
+DOWNLOAD = "python -m scripts.download_checkpoints --model_types video2world --model_sizes 2B"
+WINDOW_BUDGET = {"cpu": 2**28, "cuda": 2**32}  # bytes of activations that an automatic window may take
+LONGEST_WINDOW = 16
+AUTO_TILE = 512  # pixels
+
+
+class WanTokenizer(LatentGrid):
+    """`VideoTokenizer` with the public weights, from ``tokenizer.pth``, safetensors, or a diffusers ``vae`` folder.
+
+    ``temporal_window`` is the number of pixel frames in work at a time; None takes what fits the size of the pictures.
+    ``tile_size`` is the side of a spatial tile in pixels: None never tiles, "auto" does where memory is short.
+    ``normalisation="module"`` keeps the latents' constants and the arithmetic in the weights' dtype, as upstream does;
+    with bfloat16 weights that moves latents by about as much as bfloat16 itself.
+    """
+
+    is_causal = True
+    is_chunk_overlap = False
+    spatial_resolution = 512  # for callers of the upstream interface; nothing reads it
+
+    def __init__(
+        self,
+        vae_pth: str = "",
+        *,
+        chunk_duration: int = 81,
+        load_mean_std: bool = False,
+        name: str = "tokenizer",
+        temporal_window: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        tile_size: int | Literal["auto"] | None = None,
+        channels_last: bool | Literal["auto"] = "auto",
+        normalisation: Literal["float32", "module"] = "float32",
+        config: WanConfig | Mapping[str, Any] | None = None,
+        latents_mean: Sequence[float] = LATENTS_MEAN,
+        latents_std: Sequence[float] = LATENTS_STD,
+        allow_random: bool = False,
+    ) -> None:
+        # load_mean_std and chunk_duration are of the upstream interface: the first read a second normalisation that
+        # was always 0 and 1, the second never cut a clip.
+        del load_mean_std
+        self.config = config if isinstance(config, WanConfig) else WanConfig(**(config or {}))
+        self.name = name
+        self.latent_ch = self.config.z_dim
+        self.spatial_compression_factor = self.config.spatial_factor
+        self.temporal_compression_factor = self.config.temporal_factor
+        self.pixel_chunk_duration = chunk_duration
+        self.latent_chunk_duration = 1 + (chunk_duration - 1) // self.temporal_compression_factor
+        self.temporal_window = temporal_window
+        self.tile_size = tile_size
+        self.normalisation = normalisation
+        self._check_options(len(latents_mean), len(latents_std))
+        device = torch.device(device) if device is not None else torch.device("cpu")
+        dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
+        self.net = _load(vae_pth, self.config, allow_random)
+        self.net.requires_grad_(False).eval().to(device=device, dtype=dtype)
+        if channels_last is True or channels_last == "auto":
+            _lay_channels_last(self.net)
+        self.channels_last = bool(channels_last)
+        self._mean = torch.tensor(latents_mean, dtype=torch.float64)
+        self._std = torch.tensor(latents_std, dtype=torch.float64)
+
+    def _check_options(self, *num_constants: int) -> None:
+        factor = self.temporal_compression_factor
+        if self.temporal_window is not None and (self.temporal_window < factor or self.temporal_window % factor):
+            raise ConfigError(
+                f"tokenizer.temporal_window={self.temporal_window} must be a multiple of {factor}, the number of "
+                "frames in a latent frame."
+            )
+        step = self.spatial_compression_factor
+        if isinstance(self.tile_size, int) and (self.tile_size < 4 * step or self.tile_size % step):
+            raise ConfigError(
+                f"tokenizer.tile_size={self.tile_size} must be a multiple of {step}, and at least {4 * step}."
+            )
+        if self.normalisation not in ("float32", "module"):
+            raise ConfigError(f"tokenizer.normalisation='{self.normalisation}' must be 'float32' or 'module'.")
+        if any(num != self.latent_ch for num in num_constants):
+            raise ConfigError(
+                f"The tokenizer has {self.latent_ch} latent channels, but latents_mean and latents_std have "
+                f"{num_constants[0]} and {num_constants[1]} numbers."
+            )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.net.conv2.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.net.conv2.weight.device
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "WanTokenizer":
+        """Move the weights; gives itself."""
+        self.net.to(device=device, dtype=dtype)
+        return self
+
+    def reset_dtype(self) -> None:
+        """Nothing: for callers of the upstream interface."""
+
+    # ---- encode and decode -------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def encode(self, video_B_C_F_H_W: Tensor) -> Tensor:
+        """Latents of RGB in [-1, 1], in the dtype of the video; the posterior's mean, normalised per channel."""
+        self.check_video(video_B_C_F_H_W)
+        mean_B_C_T_H_W = self.encode_moments(video_B_C_F_H_W)[0]
+        return self._normalise(mean_B_C_T_H_W).to(video_B_C_F_H_W.dtype)
+
+    @torch.no_grad()
+    def encode_moments(self, video_B_C_F_H_W: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log-variance of the posterior, before normalisation, in the dtype of the weights."""
+        self.check_video(video_B_C_F_H_W)
+        size = self._tile_for(video_B_C_F_H_W.shape, "encode")
+        if size is None:
+            return self._encode_whole(video_B_C_F_H_W)
+        both = encode_in_tiles(
+            lambda tile: torch.cat(self._encode_whole(tile), dim=1),
+            video_B_C_F_H_W,
+            size,
+            self.spatial_compression_factor,
+        )
+        mean_B_C_T_H_W, log_variance_B_C_T_H_W = both.chunk(2, dim=1)
+        return mean_B_C_T_H_W, log_variance_B_C_T_H_W
+
+    @torch.no_grad()
+    def decode(self, latent_B_C_T_H_W: Tensor) -> Tensor:
+        """RGB of latents, not clamped, in the dtype of the latents."""
+        self.check_latent(latent_B_C_T_H_W)
+        batch, _, num_frames, height, width = latent_B_C_T_H_W.shape
+        step = self.spatial_compression_factor
+        pixel_shape = (batch, 3, self.get_pixel_num_frames(num_frames), height * step, width * step)
+        size = self._tile_for(pixel_shape, "decode")
+        if size is None:
+            return self._decode_whole(latent_B_C_T_H_W)
+        return decode_in_tiles(self._decode_whole, latent_B_C_T_H_W, size, step)
+
+    def _encode_whole(self, video_B_C_F_H_W: Tensor) -> tuple[Tensor, Tensor]:
+        past: Past = {}
+        pieces = [
+            self.net.encode(self._entering(chunk), past)
+            for chunk in _split_first(video_B_C_F_H_W, self._window(video_B_C_F_H_W.shape[3:]))
+        ]
+        mean_B_C_T_H_W, log_variance_B_C_T_H_W = (torch.cat(parts, dim=2) for parts in zip(*pieces))
+        return mean_B_C_T_H_W.contiguous(), log_variance_B_C_T_H_W.contiguous()
+
+    def _decode_whole(self, latent_B_C_T_H_W: Tensor) -> Tensor:
+        batch, _, num_latents, height, width = latent_B_C_T_H_W.shape
+        size = (height * self.spatial_compression_factor, width * self.spatial_compression_factor)
+        window = self._window(size) // self.temporal_compression_factor
+        past: Past = {}
+        # The pixels of a long clip are large: each chunk goes straight to its place.
+        video = latent_B_C_T_H_W.new_empty((batch, 3, self.get_pixel_num_frames(num_latents), *size))
+        start = 0
+        for chunk in _split_first(latent_B_C_T_H_W, window):
+            pixels = self.net.decode(self._entering(self._denormalise(chunk)), past)
+            video[:, :, start : start + pixels.shape[2]] = pixels
+            start += pixels.shape[2]
+        return video
+
+    def _entering(self, chunk_B_C_F_H_W: Tensor) -> Tensor:
+        layout = torch.channels_last_3d if self.channels_last else torch.contiguous_format
+        return chunk_B_C_F_H_W.to(device=self.device, dtype=self.dtype).contiguous(memory_format=layout)
+
+    def _normalise(self, mean_B_C_T_H_W: Tensor) -> Tensor:
+        mean, inverse_std = self.constants()
+        return (mean_B_C_T_H_W.to(mean.dtype) - mean) * inverse_std
+
+    def _denormalise(self, latent_B_C_T_H_W: Tensor) -> Tensor:
+        mean, inverse_std = self.constants()
+        return latent_B_C_T_H_W.to(device=mean.device, dtype=mean.dtype) / inverse_std + mean
+
+    def constants(self) -> tuple[Tensor, Tensor]:
+        """Mean and reciprocal standard deviation of the latents, [C, 1, 1, 1] as the arithmetic uses them."""
+        if self.normalisation == "module":
+            dtype = self.dtype
+        else:
+            dtype = torch.promote_types(self.dtype, torch.float32)
+        mean, std = (values.to(device=self.device, dtype=dtype).view(-1, 1, 1, 1) for values in (self._mean, self._std))
+        return mean, 1.0 / std
+
+    # ---- memory ------------------------------------------------------------------------------------------------------
+
+    def estimate_memory(self, shape: Sequence[int], what: Literal["encode", "decode"] = "decode") -> int:
+        """About how many bytes an encode or decode of pixels [B, 3, F, H, W] takes besides the weights, untiled."""
+        batch, _, num_frames, height, width = shape
+        element = torch.empty((), dtype=self.dtype).element_size()
+        window = min(self._window((height, width)), max(1, num_frames - 1))
+        pixels = batch * height * width
+        clip = pixels * 3 * num_frames * element
+        return int(pixels * window * self._bytes_per_pixel(what)) + clip
+
+    def _bytes_per_pixel(self, what: str = "decode") -> float:
+        """Activations per pixel of a window at full resolution, where most of them are; measured."""
+        element = torch.empty((), dtype=self.dtype).element_size()
+        return (5.5 if what == "decode" else 4.5) * self.config.dim * element
+
+    def _window(self, size: Sequence[int]) -> int:
+        """Pixel frames of a chunk."""
+        if self.temporal_window is not None:
+            return self.temporal_window
+        # By the size of the pictures alone: a clip and a prefix of it are then cut alike, and agree to the last bit.
+        budget = WINDOW_BUDGET.get(self.device.type, WINDOW_BUDGET["cuda"])
+        fitting = int(budget / (self._bytes_per_pixel() * size[0] * size[1]))
+        factor = self.temporal_compression_factor
+        return max(factor, min(fitting, LONGEST_WINDOW) // factor * factor)
+
+    def _tile_for(self, shape: Sequence[int], what: Literal["encode", "decode"]) -> int | None:
+        """The side of the tiles, or None where the pictures are taken whole."""
+        size = AUTO_TILE if self.tile_size == "auto" else self.tile_size
+        if size is None or max(shape[3:]) <= size:
+            return None
+        if self.tile_size == "auto":
+            needed, free = self.estimate_memory(shape, what), _free_memory(self.device)
+            if needed <= free:
+                return None
+            log.info(
+                "tokenizer: %s in tiles of %d pixels (%.1f GB needed at once, %.1f GB free)",
+                what, size, needed / 1e9, free / 1e9,
+            )  # fmt: skip
+        return size
+
+
+def _split_first(x_B_C_F_H_W: Tensor, window: int) -> list[Tensor]:
+    """The first frame, then windows; the last may be shorter."""
+    first, rest = x_B_C_F_H_W[:, :, :1], x_B_C_F_H_W[:, :, 1:]
+    return [first, *(rest.split(window, dim=2) if rest.shape[2] else ())]
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + reserved
+    return host_memory_available()
+
+
+def _lay_channels_last(net: torch.nn.Module) -> None:
+    for parameter in net.parameters():
+        if parameter.ndim == 5:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last_3d)
+        elif parameter.ndim == 4 and parameter.shape[1] > 1:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+
+
+# ---- weights ---------------------------------------------------------------------------------------------------------
+
+
+def _load(vae_pth: str, config: WanConfig, allow_random: bool) -> WanVAE:
+    if not vae_pth:
+        if allow_random:
+            log.info("tokenizer: random weights, as asked for")
+            return WanVAE(config)
+        raise CheckpointError(
+            f"The tokenizer has no weights: its vae_pth is empty. It is expected at {EXPECTED_PATH}; fetch it with\n"
+            f"  {DOWNLOAD}\n"
+            "For random weights, in a test say, set tokenizer.allow_random=True."
+        )
+    if not storage.is_remote(vae_pth) and vae_pth.endswith((".pth", ".pt")) and not storage.exists(vae_pth):
+        raise CheckpointError(f"There is no tokenizer at {vae_pth}. Fetch it with\n  {DOWNLOAD}")
+    _refuse_torchscript(vae_pth)
+    source = weights.read(vae_pth)
+    if any(name.startswith(("encoder.conv_in.", "decoder.conv_in.")) for name in source):
+        source = weights.renamed(source, lambda name: from_diffusers_name(name, config.num_res_blocks))
+    with torch.device("meta"):
+        net = WanVAE(config)
+    net.to_empty(device="cpu")
+    weights.load_into(net.state_dict(), source).require(source=str(vae_pth))
+    log.info("tokenizer: %s", vae_pth)
+    return net
+
+
+def _refuse_torchscript(vae_pth: str) -> None:
+    """The "fast" image tokenizer of the 0.6B text-to-image model holds programs, not weights."""
+    if storage.is_folder(vae_pth) or not storage.exists(vae_pth) or not vae_pth.endswith((".pth", ".pt", ".jit")):
+        return
+    import zipfile
+
+    local = storage.local_copy(vae_pth)
+    if not zipfile.is_zipfile(local):
+        return
+    with zipfile.ZipFile(local) as archive:
+        is_program = any(name.split("/")[1:2] == ["constants.pkl"] for name in archive.namelist())
+    if not is_program:
+        content = weights.load_pt(vae_pth)
+        is_program = isinstance(content, Mapping) and isinstance(content.get("encoder"), bytes)
+    if is_program:
+        raise CheckpointError(
+            f"{vae_pth} holds TorchScript programs: the 'fast' image tokenizer of the 0.6B Text2Image model, which is "
+            f"not supported and cannot encode videos. The video tokenizer is {EXPECTED_PATH}; fetch it with\n"
+            f"  {DOWNLOAD}"
+        )
