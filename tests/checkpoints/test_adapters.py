@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LoRA adapters from every form that they come in, added to a network's weights."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+import yaml
+from torch import Tensor
+
+from cosmos_predict2.checkpoints import apply_lora, merge_lora_state, parse_lora, to_diffusers_name
+from cosmos_predict2.checkpoints.adapters import read_adapter
+from imaginaire import lora
+from imaginaire.errors import CheckpointError, ConfigError
+from tests.checkpoints.nets import SMALL, assert_same_parameters, call, parameters_of, random_net
+
+TARGETS = "q_proj,output_proj,mlp.layer1"
+RANK, ALPHA = 3, 12.0
+
+
+def _trained() -> Any:
+    net = random_net(seed=1)
+    return lora.inject(net, RANK, ALPHA, TARGETS, init=False, generator=torch.Generator().manual_seed(4))
+
+
+def _factors(net: Any) -> dict[str, Tensor]:
+    return {name.replace(".default.", "."): tensor.clone() for name, tensor in lora.adapter_state(net).items()}
+
+
+def _our_file(folder: Path, net: Any) -> str:
+    lora.save_adapter(str(folder / "adapter.safetensors"), net)
+    return str(folder / "adapter.safetensors")
+
+
+def _our_file_of_a_model(folder: Path, net: Any) -> str:
+    model = torch.nn.ModuleDict({"net": net})
+    lora.save_adapter(str(folder / "model_adapter.safetensors"), model)
+    return str(folder / "model_adapter.safetensors")
+
+
+def _peft(folder: Path, net: Any, **config: Any) -> str:
+    (folder / "peft").mkdir()
+    state = {f"base_model.model.{name}": tensor for name, tensor in _factors(net).items()}
+    safetensors.torch.save_file(state, folder / "peft" / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": TARGETS.split(","), **config}
+    (folder / "peft" / "adapter_config.json").write_text(json.dumps(settings))
+    return str(folder / "peft")
+
+
+def _diffusers_state(net: Any) -> dict[str, Tensor]:
+    state = {}
+    for name, tensor in _factors(net).items():
+        layer, part = name.split(".lora_")
+        theirs = to_diffusers_name(f"{layer}.weight")
+        assert theirs is not None
+        state[f"transformer.{theirs.removesuffix('.weight')}.lora_{part}"] = tensor
+    return state
+
+
+def _diffusers_metadata(folder: Path, net: Any) -> str:
+    metadata = {"lora_adapter_metadata": json.dumps({"transformer.r": RANK, "transformer.lora_alpha": ALPHA})}
+    (folder / "diffusers").mkdir()
+    safetensors.torch.save_file(
+        _diffusers_state(net), folder / "diffusers" / "pytorch_lora_weights.safetensors", metadata
+    )
+    return str(folder / "diffusers")
+
+
+def _diffusers_alphas(folder: Path, net: Any) -> str:
+    state = _diffusers_state(net)
+    layers = {name.split(".lora_")[0] for name in state}
+    state |= {f"{layer}.alpha": torch.tensor(ALPHA) for layer in layers}
+    safetensors.torch.save_file(state, folder / "alphas.safetensors")
+    return str(folder / "alphas.safetensors")
+
+
+def _whole_checkpoint(folder: Path, net: Any) -> str:
+    (folder / "checkpoints" / "model").mkdir(parents=True)
+    path = folder / "checkpoints" / "model" / "iter_000000010.pt"
+    state = {f"net.{name}": tensor for name, tensor in net.state_dict().items()}
+    torch.save({**state, **{name.replace("net.", "net_ema."): 2 * tensor for name, tensor in state.items()}}, path)
+    (folder / "config.yaml").write_text(yaml.safe_dump({"model": {"config": {"lora_alpha": ALPHA}}}))
+    return str(path)
+
+
+FORMS: list[Callable[[Path, Any], str]] = [
+    _our_file, _our_file_of_a_model, _peft, _diffusers_metadata, _diffusers_alphas, _whole_checkpoint,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("write", FORMS, ids=lambda write: write.__name__.strip("_"))
+def test_every_form_gives_the_output_that_it_was_trained_to(write: Callable[[Path, Any], str], tmp_path: Path) -> None:
+    trained = _trained()
+    net = random_net(seed=1)
+    before = call(net)
+    layers = apply_lora(net, write(tmp_path, trained))
+    assert len(layers) == SMALL["num_blocks"] * 5  # q and output of two attentions, and the MLP
+    torch.testing.assert_close(call(net), call(trained), rtol=1e-4, atol=1e-5)
+    assert (call(net) - before).abs().max() > 1e-2
+
+
+def test_the_weight_scales_the_change_and_zero_changes_nothing(tmp_path: Path) -> None:
+    path = _our_file(tmp_path, _trained())
+    start = parameters_of(random_net(seed=1))
+    full, half, none = (random_net(seed=1) for _ in range(3))
+    for net, weight in ((full, 1), (half, 0.5), (none, 0)):
+        apply_lora(net, f"{path}:{weight}")
+    name = "blocks.0.self_attn.q_proj.weight"
+    change = parameters_of(full)[name] - start[name]
+    torch.testing.assert_close(parameters_of(half)[name] - start[name], change / 2, rtol=1e-4, atol=1e-6)
+    assert_same_parameters(none, start)
+
+
+def test_several_adapters_are_summed_and_rounded_once(tmp_path: Path) -> None:
+    path = _our_file(tmp_path, _trained())
+    name = "blocks.0.self_attn.q_proj.weight"
+    exact = random_net(seed=1).double()
+    apply_lora(exact, [f"{path}:0.3"] * 3)
+    net = random_net(seed=1).to(torch.bfloat16)
+    start = net.state_dict()[name].double()
+    change = exact.state_dict()[name] - random_net(seed=1).double().state_dict()[name]
+    apply_lora(net, [f"{path}:0.3"] * 3)
+    assert torch.equal(net.state_dict()[name], (start + change).to(torch.bfloat16))
+
+
+def test_nothing_changes_when_one_adapter_does_not_fit(tmp_path: Path) -> None:
+    good = _our_file(tmp_path, _trained())
+    wide = lora.inject(random_net(model_channels=64), RANK, ALPHA, TARGETS)
+    (tmp_path / "wide").mkdir()
+    net = random_net(seed=1)
+    start = parameters_of(net)
+    with pytest.raises(CheckpointError, match=r"\[64, 64\].*\[32, 32\].*another size"):
+        apply_lora(net, [good, _our_file(tmp_path / "wide", wide)])
+    assert_same_parameters(net, start)
+
+
+def test_layers_that_the_network_lacks_are_named(tmp_path: Path) -> None:
+    state = {f"blocks.9.mlp.layer1.lora_{part}.weight": torch.ones(2, 2) for part in "AB"}
+    safetensors.torch.save_file(state, tmp_path / "deep.safetensors")
+    with pytest.raises(CheckpointError, match=r"blocks\.9\.mlp\.layer1.*Did you mean blocks\.\d\.mlp\.layer1"):
+        apply_lora(random_net(), str(tmp_path / "deep.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [(dict(use_dora=True), "use_dora"), (dict(peft_type="LOHA"), "LOHA"), (dict(r=5), "rank 3.*says 5")],
+)
+def test_peft_settings_that_are_not_plain_lora_are_refused(
+    config: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        apply_lora(random_net(), _peft(tmp_path, _trained(), **config))
+
+
+def test_peft_patterns_and_rank_stabilisation_are_followed(tmp_path: Path) -> None:
+    path = _peft(tmp_path, _trained(), alpha_pattern={"mlp.layer1": 6.0}, use_rslora=True)
+    layers = read_adapter(path).layers
+    assert layers["blocks.0.mlp.layer1"].scaling == pytest.approx(6 / 3**0.5)
+    assert layers["blocks.0.self_attn.q_proj"].scaling == pytest.approx(12 / 3**0.5)
+
+
+def test_more_than_factors_or_half_a_pair_is_an_error(tmp_path: Path) -> None:
+    factors = _factors(_trained())
+    safetensors.torch.save_file({**factors, "blocks.0.bias": torch.ones(1)}, tmp_path / "more.safetensors")
+    with pytest.raises(CheckpointError, match=r"blocks\.0\.bias"):
+        read_adapter(str(tmp_path / "more.safetensors"))
+    factors.pop("blocks.1.mlp.layer1.lora_B.weight")
+    safetensors.torch.save_file(factors, tmp_path / "half.safetensors")
+    with pytest.raises(CheckpointError, match=r"only lora_A of blocks\.1\.mlp\.layer1"):
+        read_adapter(str(tmp_path / "half.safetensors"))
+    torch.save(parameters_of(random_net()), tmp_path / "plain.pt")
+    with pytest.raises(CheckpointError, match="holds no LoRA adapter"):
+        read_adapter(str(tmp_path / "plain.pt"))
+
+
+# State ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_merged_state_is_lazy_and_gives_the_same_output() -> None:
+    trained = _trained()
+    net = random_net(seed=2)
+    merged = merge_lora_state(trained.state_dict(), alpha=ALPHA, rank=RANK)
+    assert set(merged) == set(net.state_dict())
+    net.load_state_dict({name: merged[name] for name in merged})
+    torch.testing.assert_close(call(net), call(trained), rtol=1e-4, atol=1e-5)
+
+
+def test_a_merged_state_asks_for_alpha_and_checks_the_rank() -> None:
+    state = _trained().state_dict()
+    with pytest.raises(CheckpointError, match="lora_alpha"):
+        merge_lora_state(state, alpha=None)
+    with pytest.raises(CheckpointError, match=r"rank 3.*not 8"):
+        merge_lora_state(state, alpha=1.0, rank=8)
+    state.pop("blocks.0.mlp.layer1.lora_B.default.weight")
+    with pytest.raises(CheckpointError, match="lora_B"):
+        merge_lora_state(state, alpha=1.0)
+
+
+def test_a_state_without_adapters_passes_through() -> None:
+    state = random_net().state_dict()
+    assert merge_lora_state(state, alpha=None) is state
+
+
+# The argument ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a.safetensors", ("a.safetensors", 1.0)),
+        ("a.safetensors:0.8", ("a.safetensors", 0.8)),
+        ("a:-1e-1", ("a", -0.1)),
+        ("s3://bucket/a", ("s3://bucket/a", 1.0)),
+        ("s3://bucket/a:2", ("s3://bucket/a", 2.0)),
+        ("hf://org/name@v1/file.safetensors:.5", ("hf://org/name@v1/file.safetensors", 0.5)),
+        ("org/name", ("org/name", 1.0)),
+    ],
+)
+def test_path_and_weight_are_told_apart(text: str, expected: tuple[str, float]) -> None:
+    assert parse_lora(text) == expected
+
+
+def test_a_file_with_a_colon_in_its_name_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "run:7"
+    path.write_text("")
+    assert parse_lora(str(path)) == (str(path), 1.0)
+    assert parse_lora(f"{path}:0.5") == (str(path), 0.5)
+
+
+@pytest.mark.parametrize("text", ["a:strong", "a:nan", "a:inf", ":0.5", ""])
+def test_weights_that_are_no_numbers_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--lora"):
+        parse_lora(text)

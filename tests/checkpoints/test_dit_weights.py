@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights of a network from every form that they come in, and errors that say what does not fit."""
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+import torch.distributed.checkpoint as dcp
+import yaml
+from torch import Tensor
+
+from cosmos_predict2.checkpoints import describe_missing, load_dit, open_dit, to_diffusers_name
+from cosmos_predict2.checkpoints.families import describe
+from cosmos_predict2.checkpoints.presence import check_dit, problem_with
+from cosmos_predict2.nn.dit import Video2WorldDiT
+from imaginaire import lora
+from imaginaire.errors import CheckpointError
+from imaginaire.lazy_config import LazyCall as L
+from tests.checkpoints.nets import SMALL, assert_same_parameters, call, parameters_of, random_net, released_state
+
+EMA = random_net(seed=9)
+
+
+def _released(folder: Path, net: Any) -> str:
+    state = released_state(net)
+    state["net.t_embedding_norm._extra_state"] = io.BytesIO(b"x")
+    torch.save(state, folder / "model.pt")
+    return str(folder / "model.pt")
+
+
+def _bare(folder: Path, net: Any) -> str:
+    torch.save(released_state(net, prefix=""), folder / "bare.pt")
+    return str(folder / "bare.pt")
+
+
+def _wrapped(folder: Path, net: Any) -> str:
+    def name_in_file(name: str) -> str:
+        return "net." + name.replace("blocks.0.", "blocks.0._checkpoint_wrapped_module.").replace(
+            "blocks.1.", "blocks.1._orig_mod."
+        )
+
+    torch.save({name_in_file(name): tensor for name, tensor in parameters_of(net).items()}, folder / "wrapped.pt")
+    return str(folder / "wrapped.pt")
+
+
+def _training_file(folder: Path, net: Any) -> str:
+    (folder / "model").mkdir()
+    state = {**released_state(net), **released_state(EMA, "net_ema.")}
+    torch.save(state, folder / "model" / "iter_000000100.pt")
+    return str(folder / "model" / "iter_000000100.pt")
+
+
+def _run_folder(folder: Path, net: Any) -> str:
+    (folder / "checkpoints").mkdir()
+    _training_file(folder / "checkpoints", net)
+    (folder / "checkpoints" / "latest_checkpoint.txt").write_text("iter_000000100.pt\n")
+    return str(folder)
+
+
+def _old_single_file(folder: Path, net: Any) -> str:
+    torch.save({"model": released_state(net), "iteration": 5}, folder / "iter_000000005.pt")
+    return str(folder / "iter_000000005.pt")
+
+
+def _dcp_folder(folder: Path, net: Any) -> str:
+    tensors = {name: value for name, value in released_state(net).items() if isinstance(value, Tensor)}
+    dcp.save(tensors, checkpoint_id=str(folder / "iter_000000100" / "model"), no_dist=True)
+    return str(folder / "iter_000000100" / "model")
+
+
+def _safetensors(folder: Path, net: Any) -> str:
+    safetensors.torch.save_file(parameters_of(net), folder / "net.safetensors")
+    return str(folder / "net.safetensors")
+
+
+def _shards(folder: Path, net: Any) -> str:
+    folder = folder / "shards"
+    folder.mkdir()
+    items = sorted(parameters_of(net).items())
+    places = {}
+    for i, part in enumerate((dict(items[::2]), dict(items[1::2])), start=1):
+        file = f"model-{i:05d}-of-00002.safetensors"
+        safetensors.torch.save_file(part, folder / file)
+        places |= dict.fromkeys(part, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    return str(folder)
+
+
+def _transformer_folder(folder: Path, net: Any) -> str:
+    folder = folder / "transformer"
+    folder.mkdir(parents=True)
+    state = {to_diffusers_name(name): tensor for name, tensor in parameters_of(net).items()}
+    safetensors.torch.save_file(state, folder / "diffusion_pytorch_model.safetensors")
+    return str(folder)
+
+
+def _pipeline_folder(folder: Path, net: Any) -> str:
+    _transformer_folder(folder, net)
+    (folder / "vae").mkdir()
+    safetensors.torch.save_file({"x": torch.ones(1)}, folder / "vae" / "diffusion_pytorch_model.safetensors")
+    (folder / "model_index.json").write_text("{}")
+    return str(folder)
+
+
+FORMS: list[Callable[[Path, Any], str]] = [
+    _released, _bare, _wrapped, _training_file, _run_folder, _old_single_file, _dcp_folder, _safetensors, _shards,
+    _transformer_folder, _pipeline_folder,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("write", FORMS, ids=lambda write: write.__name__.strip("_"))
+def test_every_form_loads_exactly(write: Callable[[Path, Any], str], tmp_path: Path) -> None:
+    source = random_net(seed=1)
+    net = random_net(seed=2)
+    report = load_dit(net, write(tmp_path, source))
+    assert_same_parameters(net, parameters_of(source))
+    assert not (report.missing or report.unexpected or report.wrong_shape)
+
+
+def test_the_averaged_copy_is_taken_when_asked_for(tmp_path: Path) -> None:
+    net = random_net(seed=2)
+    load_dit(net, _training_file(tmp_path, random_net(seed=1)), "net_ema")
+    assert_same_parameters(net, parameters_of(EMA))
+
+
+def test_a_file_with_only_the_average_is_read_by_auto(tmp_path: Path) -> None:
+    torch.save(released_state(EMA, "net_ema."), tmp_path / "ema.pt")
+    net = random_net(seed=2)
+    load_dit(net, str(tmp_path / "ema.pt"))
+    assert_same_parameters(net, parameters_of(EMA))
+
+
+def test_asking_a_file_without_average_for_it_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"model\.pt.*net_ema"):
+        load_dit(random_net(), _released(tmp_path, random_net()), "net_ema")
+
+
+@pytest.mark.parametrize("fault", ["missing", "unexpected", "shape"])
+def test_every_difference_is_named(fault: str, tmp_path: Path) -> None:
+    state = released_state(random_net())
+    name = "blocks.1.mlp.layer2.weight"
+    if fault == "missing":
+        del state[f"net.{name}"]
+    elif fault == "unexpected":
+        name = "blocks.1.mlp.layer3.weight"
+        state[f"net.{name}"] = torch.ones(2)
+    else:
+        state[f"net.{name}"] = torch.ones(2, 2)
+    torch.save(state, tmp_path / "bad.pt")
+    with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+        load_dit(random_net(), str(tmp_path / "bad.pt"))
+
+
+def test_what_is_allowed_to_be_missing_keeps_its_start(tmp_path: Path) -> None:
+    state = released_state(random_net(seed=1))
+    del state["net.t_embedding_norm.weight"]
+    torch.save(state, tmp_path / "part.pt")
+    net = random_net(seed=2)
+    before = net.t_embedding_norm.weight.detach().clone()
+    report = load_dit(net, str(tmp_path / "part.pt"), allow_missing=["t_embedding_norm.*"])
+    assert report.missing == ("t_embedding_norm.weight",)
+    assert torch.equal(net.t_embedding_norm.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(model_channels=64), "width 64, 2 blocks.*The network is a Video2World, width 32, 2 blocks"),
+        (dict(num_blocks=3), "width 32, 3 blocks"),
+        (dict(is_image=True), "Text2Image.*first layer"),
+        (dict(crossattn_proj_in_channels=24), "Predict2.5.*crossattn_proj_in_channels=24"),
+        (dict(num_heads=1), "head dim 32 in the file and 16 in the network"),
+        (dict(crossattn_emb_channels=8), "text width 8 in the file and 16"),
+        (dict(use_adaln_lora=False), "adaln rank None in the file and 8"),
+    ],
+)
+def test_another_network_is_told_in_one_sentence(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = _released(tmp_path, random_net(**changes))
+    for attempt in (lambda: load_dit(random_net(), path), lambda: check_dit(L(Video2WorldDiT)(**SMALL), path)):
+        with pytest.raises(CheckpointError, match=message) as failure:
+            attempt()
+        assert len(str(failure.value).splitlines()) == 1
+
+
+def test_the_sizes_of_the_releases_are_called_by_their_names() -> None:
+    released = {
+        "x_embedder.proj.1.weight": torch.empty(2048, 72, device="meta"),
+        "final_layer.linear.weight": torch.empty(64, 2048, device="meta"),
+        "blocks.0.cross_attn.k_proj.weight": torch.empty(2048, 1024, device="meta"),
+        "blocks.0.mlp.layer1.weight": torch.empty(8192, 2048, device="meta"),
+        "blocks.0.self_attn.q_norm.weight": torch.empty(128, device="meta"),
+        **{f"blocks.{i}.mlp.layer2.weight": torch.empty(2048, 8192, device="meta") for i in range(28)},
+    }
+    assert str(describe(released)) == "2B Video2World, width 2048, 28 blocks"
+    released["action_embedder_B_D.fc1.weight"] = torch.empty(8192, 84, device="meta")
+    assert str(describe(released)) == "2B action-conditioned Video2World, width 2048, 28 blocks"
+    released["x_embedder.proj.1.weight"] = torch.empty(2048, 100, device="meta")
+    del released["action_embedder_B_D.fc1.weight"]
+    assert str(describe(released)) == "2B multiview, width 2048, 28 blocks"
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["encoder.conv1.weight", "decoder.conv1.weight"], "video tokenizer"),
+        (["shared.weight", "encoder.block.0.layer.0.SelfAttention.q.weight"], "T5"),
+        (["blocks.0.mlp.layer1.lora_A.weight", "blocks.0.mlp.layer1.lora_B.weight"], "LoRA adapter.*--lora"),
+        (["something.weight"], "something.weight"),
+    ],
+)
+def test_files_of_other_things_are_named(names: list[str], message: str, tmp_path: Path) -> None:
+    torch.save({name: torch.ones(2, 2) for name in names}, tmp_path / "other.pt")
+    with pytest.raises(CheckpointError, match=message):
+        load_dit(random_net(), str(tmp_path / "other.pt"))
+
+
+def test_foreign_names_of_a_diffusers_transformer_are_refused(tmp_path: Path) -> None:
+    folder = Path(_transformer_folder(tmp_path, random_net()))
+    state = safetensors.torch.load_file(folder / "diffusion_pytorch_model.safetensors")
+    state["img_context_proj.0.weight"] = torch.ones(1)
+    safetensors.torch.save_file(state, folder / "diffusion_pytorch_model.safetensors")
+    with pytest.raises(CheckpointError, match="img_context_proj"):
+        open_dit(str(folder))
+
+
+# LoRA in a training checkpoint ---------------------------------------------------------------------------------------
+
+
+def _lora_run(folder: Path, record: bool = True) -> tuple[str, Tensor]:
+    """A run's checkpoint with adapters beside the weights, and the network's output."""
+    net = random_net(seed=1)
+    lora.inject(net, 4, 12.0, "q_proj,mlp.layer1", init=False, generator=torch.Generator().manual_seed(3))
+    (folder / "checkpoints" / "model").mkdir(parents=True)
+    path = folder / "checkpoints" / "model" / "iter_000000010.pt"
+    torch.save({f"net.{name}": tensor for name, tensor in net.state_dict().items()}, path)
+    if record:
+        (folder / "config.yaml").write_text(yaml.safe_dump({"model": {"config": {"lora_alpha": 12, "lora_rank": 4}}}))
+    return str(path), call(net)
+
+
+def test_adapters_in_a_checkpoint_are_merged_with_the_alpha_of_the_run(tmp_path: Path) -> None:
+    path, output = _lora_run(tmp_path)
+    net = random_net(seed=2)
+    load_dit(net, path)
+    torch.testing.assert_close(call(net), output, rtol=1e-4, atol=1e-5)
+    check_dit(L(Video2WorldDiT)(**SMALL), path)
+
+
+def test_adapters_without_a_recorded_alpha_are_an_error_that_asks_for_it(tmp_path: Path) -> None:
+    path, output = _lora_run(tmp_path, record=False)
+    net = random_net(seed=2)
+    with pytest.raises(CheckpointError, match="lora_alpha"):
+        load_dit(net, path)
+    load_dit(net, path, lora_alpha=12.0)
+    torch.testing.assert_close(call(net), output, rtol=1e-4, atol=1e-5)
+
+
+def test_a_network_with_adapters_takes_theirs_and_plain_weights(tmp_path: Path) -> None:
+    path, output = _lora_run(tmp_path)
+    net = lora.inject(random_net(seed=2), 4, 12.0, "q_proj,mlp.layer1")
+    load_dit(net, path)
+    torch.testing.assert_close(call(net), output, rtol=0, atol=0)
+    fresh = lora.inject(random_net(seed=2), 4, 12.0, "q_proj,mlp.layer1")
+    plain = random_net(seed=5)
+    load_dit(fresh, _bare(tmp_path, plain))
+    torch.testing.assert_close(call(fresh), call(plain), rtol=0, atol=0)  # their B starts at zero
+
+
+# Paths ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_released_file_that_is_not_there_names_its_download(tmp_path: Path) -> None:
+    path = f"{tmp_path}/nvidia/Cosmos-Predict2-14B-Video2World/model-480p-10fps.pt"
+    expected = (
+        f"python -m scripts.download_checkpoints --model_types video2world --model_sizes 14B --resolution 480 --fps 10"
+        f" --checkpoint_dir {tmp_path}"
+    )
+    assert expected in describe_missing(path)
+    assert expected in (problem_with(path) or "")
+
+
+def test_a_mistyped_path_offers_the_near_one(tmp_path: Path) -> None:
+    path = _released(tmp_path, random_net())
+    assert problem_with(path) is None
+    assert "Did you mean model.pt?" in (problem_with(str(tmp_path / "modle.pt")) or "")

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conversion of one network's weights: exact round trips, and folders that diffusers itself loads."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+import yaml
+from torch import Tensor
+
+from cosmos_predict2.checkpoints import export as exports
+from cosmos_predict2.checkpoints import load_dit, open_dit
+from cosmos_predict2.checkpoints.export import Export, export
+from imaginaire import lora
+from imaginaire.errors import CheckpointError, ConfigError
+from tests.checkpoints.nets import assert_same_parameters, call, inputs_of, parameters_of, random_net, released_state
+from tests.checkpoints.test_dit_weights import FORMS
+
+ROPE = (20 / 24, 2.0, 3.0)
+
+
+def _source(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> str:
+    torch.save(released_state(random_net(seed=1, **changes), dtype=dtype), folder / "source.pt")
+    return str(folder / "source.pt")
+
+
+def _export(source: str, folder: Path, form: str, name: str = "", **options: Any) -> str:
+    destination = str(folder / (name or {"diffusers": "transformer"}.get(form, f"exported.{form}")))
+    export(Export(source, destination, form, rope_scale=ROPE, **options))
+    return destination
+
+
+@pytest.mark.parametrize("form", ["pt", "safetensors", "diffusers"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_form_comes_back_exactly(form: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    source = _source(tmp_path, dtype)
+    back = open_dit(_export(source, tmp_path, form))
+    expected = open_dit(source)
+    assert set(back) == set(expected)
+    assert all(back[name].dtype == dtype and torch.equal(back[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("write", FORMS, ids=lambda write: write.__name__.strip("_"))
+def test_every_form_can_be_the_source(write: Any, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    net = random_net(seed=1)
+    path = _export(write(tmp_path / "in", net), tmp_path, "safetensors")
+    assert_same_parameters(_loaded(path), parameters_of(net))
+
+
+def test_ours_to_diffusers_to_ours_is_exact_for_the_second_file_too(tmp_path: Path) -> None:
+    source = _source(tmp_path)
+    folder = _export(source, tmp_path, "diffusers")
+    again = _export(folder, tmp_path, "pt", "again.pt")
+    state = torch.load(again, weights_only=True)
+    assert all(name.startswith("net.") for name in state)
+    assert_same_parameters(_loaded(again), parameters_of(random_net(seed=1)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, dict(is_image=True), dict(crossattn_proj_in_channels=24)],
+    ids=["Video2World", "Text2Image", "Predict2.5"],
+)
+def test_diffusers_loads_the_folder_strictly_and_agrees(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from diffusers import CosmosTransformer3DModel
+    from diffusers.models.transformers import transformer_cosmos
+
+    folder = _export(_source(tmp_path, **changes), tmp_path, "diffusers")
+    monkeypatch.setattr(CosmosTransformer3DModel, "_keep_in_fp32_modules", None)  # asks for the package accelerate
+    theirs, report = CosmosTransformer3DModel.from_pretrained(
+        folder, output_loading_info=True, low_cpu_mem_usage=False, local_files_only=True
+    )
+    assert not any(report.values()), report
+    written = safetensors.torch.load_file(f"{folder}/diffusion_pytorch_model.safetensors")
+    assert all(torch.equal(tensor, written[name]) for name, tensor in theirs.state_dict().items())
+    # Its one use of torchvision, which is not needed otherwise, is a nearest resize of the padding mask.
+    nearest = SimpleNamespace(resize=lambda mask, size, interpolation: F.interpolate(mask, size, mode="nearest"))
+    stub = SimpleNamespace(functional=nearest, InterpolationMode=SimpleNamespace(NEAREST="nearest"))
+    monkeypatch.setattr(transformer_cosmos, "transforms", stub, raising=False)
+    for module in theirs.modules():
+        if type(module).__name__ == "RMSNorm":
+            module.eps = 1e-6
+    net = random_net(seed=1, **changes)
+    inputs = inputs_of(net)
+    mask = {} if "is_image" in changes else dict(condition_mask=inputs.condition_mask)
+    with torch.no_grad():
+        (output,) = theirs(
+            inputs.x, inputs.timesteps, inputs.text, padding_mask=inputs.padding_mask, return_dict=False, **mask
+        )
+    torch.testing.assert_close(output, call(net), rtol=1e-4, atol=1e-4)
+
+
+def test_shards_have_an_index_and_come_back_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exports, "SHARD_BYTES", 40_000)
+    source = _source(tmp_path)
+    folder = Path(_export(source, tmp_path, "diffusers"))
+    shards = sorted(folder.glob("diffusion_pytorch_model-*.safetensors"))
+    assert len(shards) > 2
+    index = json.loads((folder / "diffusion_pytorch_model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(t.numel() * 4 for t in parameters_of(random_net()).values())
+    assert_same_parameters(_loaded(str(folder)), parameters_of(random_net(seed=1)))
+    monkeypatch.setattr(exports, "SHARD_BYTES", 10**9)
+    _export(source, tmp_path, "diffusers", overwrite=True)
+    assert [path.name for path in folder.glob("diffusion*")] == ["diffusion_pytorch_model.safetensors"]
+    assert_same_parameters(_loaded(str(folder)), parameters_of(random_net(seed=1)))
+
+
+def test_the_average_is_cast_once_and_named_as_released(tmp_path: Path) -> None:
+    ema = random_net(seed=3)
+    state = {**released_state(random_net(seed=1), dtype=torch.bfloat16), **released_state(ema, "net_ema.")}
+    torch.save(state, tmp_path / "both.pt")
+    path = _export(str(tmp_path / "both.pt"), tmp_path, "pt", which="net_ema", dtype=torch.bfloat16)
+    written = torch.load(path, weights_only=True)
+    assert set(written) == {f"net.{name}" for name in parameters_of(ema)}
+    for name, tensor in parameters_of(ema).items():
+        assert torch.equal(written[f"net.{name}"], tensor.to(torch.bfloat16))
+
+
+def test_a_pt_holds_its_tensors_and_nothing_else_of_the_source(tmp_path: Path) -> None:
+    safetensors.torch.save_file(
+        {**parameters_of(random_net(seed=1)), "net_ema.big": torch.zeros(10**6)}, tmp_path / "big.safetensors"
+    )
+    path = _export(str(tmp_path / "big.safetensors"), tmp_path, "pt", which="net")
+    assert Path(path).stat().st_size < 10**6
+
+
+def test_merged_adapters_are_rounded_once(tmp_path: Path) -> None:
+    net = lora.inject(random_net(seed=1), 4, 8.0, "q_proj", init=False, generator=torch.Generator().manual_seed(3))
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    source = str(tmp_path / "run" / "model" / "iter_000000001.pt")
+    torch.save({f"net.{name}": tensor for name, tensor in net.state_dict().items()}, source)
+    recorded = {"model": {"config": {"lora_alpha": 8.0}}}
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(recorded))
+    merged = _loaded(_export(source, tmp_path, "pt", merge_lora=True))
+    torch.testing.assert_close(call(merged), call(net), rtol=1e-4, atol=1e-5)
+    half = open_dit(_export(source, tmp_path, "safetensors", merge_lora=True, dtype=torch.bfloat16))
+    for name, tensor in parameters_of(merged).items():
+        assert torch.equal(half[name], tensor.to(torch.bfloat16)), name
+    with pytest.raises(CheckpointError, match="--merge-lora"):
+        _export(source, tmp_path, "diffusers")
+    kept = open_dit(_export(source, tmp_path, "pt", "kept.pt"))
+    assert "blocks.0.self_attn.q_proj.lora_A.default.weight" in kept
+
+
+def test_rope_comes_from_the_run_or_must_be_given(tmp_path: Path) -> None:
+    source = _source(tmp_path)
+    with pytest.raises(ConfigError, match="--rope_scale"):
+        export(Export(source, str(tmp_path / "transformer"), "diffusers"))
+    net = dict(_target_="cosmos_predict2.nn.dit.Video2WorldDiT", rope_t_extrapolation_ratio=0.5, max_frames=64)
+    recorded = {"model": {"config": {"pipe_config": {"net": net}}}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(recorded))
+    export(Export(source, str(tmp_path / "transformer"), "diffusers"))
+    config = json.loads((tmp_path / "transformer" / "config.json").read_text())
+    assert config["rope_scale"] == [0.5, 1.0, 1.0] and config["max_size"] == [64, 240, 240]
+    assert config["num_attention_heads"] == 2 and config["attention_head_dim"] == 16
+
+
+def _with(state: dict[str, Any], **tensors: Tensor) -> dict[str, Any]:
+    return {**state, **{name.replace("__", "."): tensor for name, tensor in tensors.items()}}
+
+
+def test_members_without_a_class_there_are_refused_by_name(tmp_path: Path) -> None:
+    state = released_state(random_net())
+    cases = {
+        "action.pt": (_with(state, net__action_embedder_B_D__fc1__weight=torch.ones(8, 4)), "action-conditioned"),
+        "views.pt": (_with(state, net__x_embedder__proj__1__weight=torch.ones(32, 100)), "multiview"),
+        "model-720p-16fps-natten.pt": (state, "NATTEN"),
+        "small.pt": (_image_06b(), "0.6B"),
+    }
+    for name, (content, message) in cases.items():
+        torch.save(content, tmp_path / name)
+        with pytest.raises(CheckpointError, match=message):
+            _export(str(tmp_path / name), tmp_path, "diffusers")
+
+
+def _image_06b() -> dict[str, Tensor]:
+    """Names and shapes that say 0.6B Text2Image, with next to nothing in them."""
+    state = {
+        "x_embedder.proj.1.weight": torch.zeros(1280, 68),
+        "final_layer.linear.weight": torch.zeros(64, 1280),
+        "blocks.0.cross_attn.k_proj.weight": torch.zeros(1, 1024),
+        "blocks.0.mlp.layer1.weight": torch.zeros(5120, 1),
+        "blocks.0.self_attn.q_norm.weight": torch.zeros(64),
+    }
+    return state | {f"blocks.{i}.mlp.layer2.weight": torch.zeros(1) for i in range(20)}
+
+
+def test_what_exists_stays_unless_overwritten(tmp_path: Path) -> None:
+    source = _source(tmp_path)
+    for form in ("pt", "safetensors", "diffusers"):
+        _export(source, tmp_path, form)
+        with pytest.raises(CheckpointError, match="--overwrite"):
+            _export(source, tmp_path, form)
+        _export(source, tmp_path, form, overwrite=True)
+
+
+@pytest.mark.slow
+def test_the_command_says_what_it_wrote_and_refuses_what_cannot_be(tmp_path: Path) -> None:
+    source = _source(tmp_path)
+    made = _command(source, str(tmp_path / "out.safetensors"), "--dtype", "bf16")
+    assert made.returncode == 0, made.stderr
+    assert open_dit(str(tmp_path / "out.safetensors"))["t_embedding_norm.weight"].dtype == torch.bfloat16
+    refused = _command(source, str(tmp_path / "run"), "--to", "dcp", "--dtype", "bf16")
+    assert refused.returncode == 2 and "--dtype" in refused.stderr
+    unclear = _command(source, str(tmp_path / "folder"))
+    assert unclear.returncode == 2 and "--to" in unclear.stderr
+
+
+def _command(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "scripts.convert", *words], capture_output=True, text=True, timeout=120
+    )
+
+
+def _loaded(path: str) -> Any:
+    net = random_net(seed=77)
+    load_dit(net, path)
+    return net
