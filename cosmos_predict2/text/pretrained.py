@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text networks of the transformers package from a public folder: what must be there, and weights with an account."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from imaginaire import storage, weights
+from imaginaire.errors import CheckpointError, ConfigError, missing_package
+
+CONFIG = "config.json"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SAMPLE = 64  # values of each parameter that go into a fingerprint
+
+
+def transformers() -> Any:
+    """The package, or the error that says how to get it."""
+    try:
+        import transformers as package
+    except ImportError as error:
+        raise missing_package("transformers", "weights") from error
+    return package
+
+
+def problems_of(path: str, tokenizer_files: Sequence[str], download: str) -> list[str]:
+    """What keeps the folder of an encoder from being used, each with its cure; nothing is loaded."""
+    if not storage.is_folder(path):
+        if path.startswith("hf://") or storage.is_remote(path):
+            return [f"{path}: a text encoder is read from a local folder. {download}"]
+        return [f"The text encoder's folder {path} does not exist. {download}"]
+    names = set(storage.listdir(path))
+    problems = []
+    if CONFIG not in names:
+        problems.append(f"{path} has no {CONFIG}, so it is no folder of a text encoder. {download}")
+    if not names.intersection(tokenizer_files):
+        problems.append(f"{path} has no tokenizer ({' or '.join(tokenizer_files)}). {download}")
+    try:
+        weights.read(path)
+    except CheckpointError as error:
+        problems.append(f"{error} {download}")
+    return problems
+
+
+def dtype_of(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """The dtype by its name in a config; None stays None (as in the checkpoint)."""
+    if isinstance(dtype, str):
+        if dtype not in DTYPES:
+            raise ConfigError(f"A text encoder's dtype is one of {', '.join(DTYPES)} or None, not '{dtype}'.")
+        return DTYPES[dtype]
+    return dtype
+
+
+def load(
+    make: Callable[[], nn.Module],
+    source: Mapping[str, Tensor],
+    path: str,
+    *,
+    allow_missing: Iterable[str] = (),
+    dtype: torch.dtype | None,
+    device: torch.device | str,
+) -> nn.Module:
+    """The network that ``make`` gives with the weights of ``source``, for inference; never in memory twice.
+
+    ``path`` says in messages where they come from. Buffers that are in no file are for the caller to fill.
+    """
+    with torch.device("meta"):
+        model = make()
+    weights.account(model.state_dict(), source).require(allow_missing=allow_missing, source=path)
+    if dtype is None:
+        dtype = next(tensor.dtype for tensor in map(source.__getitem__, source) if tensor.is_floating_point())
+    model = model.to(dtype).to_empty(device=device)
+    tie: Any = getattr(model, "tie_weights", None)
+    if tie is not None:
+        tie()  # to_empty gave tied parameters memory of their own
+    weights.load_into(model.state_dict(), source)
+    return model.eval().requires_grad_(False)
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Eight digits that tell two sets of weights apart, from some values of every parameter."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        digest.update(f"{name} {list(parameter.shape)}".encode())
+        digest.update(parameter.detach().flatten()[:SAMPLE].float().cpu().numpy().tobytes())
+    return digest.hexdigest()[:8]

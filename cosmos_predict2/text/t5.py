@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""T5 text embeddings, as the released Video2World models were trained with: 512 tokens, exact zeros past the prompt."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cosmos_predict2.text import pretrained
+from cosmos_predict2.text.prompts import prompt_list
+from imaginaire import weights
+from imaginaire.errors import CheckpointError, ConfigError
+
+NUM_TOKENS = 512
+BATCH_SIZE = 8
+DOWNLOAD = (
+    "Fetch T5-11B with: hf download google-t5/t5-11b --local-dir {path} (45 GB). A machine without it can use"
+    " embeddings from elsewhere: see python -m scripts.encode_prompts --help."
+)
+TOKENIZER_FILES = ("tokenizer.json", "spiece.model")
+SHARED, TIED = "shared.weight", "encoder.embed_tokens.weight"  # one tensor; files have either name, or both
+
+
+class T5Encoder:
+    """Prompts to [B, max_length, width] by the encoder half of a T5 folder; the decoder is not loaded."""
+
+    def __init__(
+        self,
+        path: str = "checkpoints/google-t5/t5-11b",
+        *,
+        max_length: int = NUM_TOKENS,
+        dtype: str | torch.dtype | None = None,  # None: as in the checkpoint
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if problems := self.preflight(path, max_length=max_length, dtype=dtype):
+            raise CheckpointError(problems[0])
+        package = pretrained.transformers()
+        self._tokenizer = package.T5TokenizerFast.from_pretrained(path)
+        self._model = load_t5(path, dtype=dtype, device=device)
+        self.num_tokens = max_length
+        self.width = int(self._model.config.d_model)
+        kind = str(self._model.dtype).removeprefix("torch.")
+        self.name = f"t5-{pretrained.fingerprint(self._model)}-{max_length}x{self.width}-{kind}"
+
+    @classmethod
+    def preflight(
+        cls,
+        path: str = "checkpoints/google-t5/t5-11b",
+        *,
+        max_length: int = NUM_TOKENS,
+        dtype: str | torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+    ) -> list[str]:
+        """What keeps an encoder with these arguments from being built, each with its cure; loads nothing."""
+        if pretrained.dtype_of(dtype) == torch.float16:
+            raise ConfigError("T5 overflows in float16: use bfloat16 or float32.")
+        if max_length < 1:
+            raise ConfigError(f"A prompt has at least one token; max_length is {max_length}.")
+        return pretrained.problems_of(path, TOKENIZER_FILES, DOWNLOAD.format(path=path))
+
+    @torch.no_grad()
+    def encode(self, prompts: str | Sequence[str]) -> Tensor:
+        """[len(prompts), max_length, width] float32: zero behind the end token of each. Equal prompts are one pass."""
+        batch = prompt_list(prompts)
+        distinct = list(dict.fromkeys(batch))
+        device = self._model.device
+        rows: dict[str, Tensor] = {}
+        for start in range(0, len(distinct), BATCH_SIZE):
+            chunk = distinct[start : start + BATCH_SIZE]
+            tokens = self._tokenizer(
+                chunk, padding="max_length", truncation=True, max_length=self.num_tokens, return_tensors="pt"
+            )
+            ids, mask = tokens["input_ids"].to(device), tokens["attention_mask"].to(device)
+            rows.update(zip(chunk, embed(self._model, ids, mask)))
+        return torch.stack([rows[prompt] for prompt in batch])
+
+    def to(self, device: torch.device | str) -> "T5Encoder":
+        self._model.to(device)
+        return self
+
+
+def load_t5(path: str, *, dtype: str | torch.dtype | None = None, device: torch.device | str = "cpu") -> Any:
+    """The T5EncoderModel of a folder: its config, its encoder's weights, all of them accounted for."""
+    package = pretrained.transformers()
+    config = package.T5Config.from_pretrained(path)
+    source = weights.read(path)
+    has_shared = SHARED in source
+
+    def rename(name: str) -> str | None:
+        if name.startswith(("decoder.", "lm_head.")):
+            return None
+        return SHARED if name == TIED and not has_shared else name
+
+    return pretrained.load(
+        lambda: package.T5EncoderModel(config),
+        weights.renamed(source, rename),
+        path,
+        allow_missing=(TIED,),
+        dtype=pretrained.dtype_of(dtype),
+        device=device,
+    )
+
+
+def embed(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """The last hidden states as float32, with exact zeros where the mask is 0."""
+    hidden: Tensor = model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+    length = attention_mask.sum(dim=1, keepdim=True)
+    is_padding = torch.arange(hidden.shape[1], device=hidden.device) >= length
+    return hidden.float().masked_fill(is_padding[:, :, None], 0.0)

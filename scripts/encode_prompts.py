@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Encode prompts once and keep their embeddings in a file, so that a machine without the text encoder can use them."""
+
+import argparse
+import logging
+import sys
+from typing import Any
+
+from cosmos_predict2.checkpoints.released import get_reason1_encoder_dir, get_t5_model_dir
+from cosmos_predict2.interfaces import TextEncoder
+from cosmos_predict2.text.prompt_embeddings import write_prompt_embeddings
+from cosmos_predict2.text.prompts import DEFAULT_NEGATIVE_PROMPT
+from imaginaire import log as logs
+from imaginaire import storage
+from imaginaire.errors import ConfigError, DataError, UserError
+
+log = logging.getLogger(__name__)
+
+_EPILOG = """\
+The file holds the prompts, the negative prompt and the encoder's name; give it to inference with
+--prompt_embeddings FILE and the same prompt.
+
+  t5       T5-11B, 512 tokens of 1024: the Predict2 models
+  reason1  Cosmos-Reason1-7B, 512 tokens of 100352 (0.2 GB each in float32, half in bfloat16): the Predict2.5 models
+  bytes    needs no weights: the tiny models, which take 64 tokens of 64
+
+examples:
+  python -m scripts.encode_prompts --prompt "A robot arm picks up a cup." --output cup.safetensors
+  python -m scripts.encode_prompts --prompts_file prompts.txt --device cuda --dtype bfloat16 --output all.safetensors
+  python -m scripts.encode_prompts --prompt "push the red puck" --text_encoder bytes --output tiny.safetensors
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="python -m scripts.encode_prompts",
+        description=__doc__,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--prompt", action="append", default=[], help="a prompt; may be given several times")
+    made.add_argument("--prompts_file", metavar="FILE", help="a text file, one prompt a line; '-' is stdin")
+    made.add_argument(
+        "--negative_prompt",
+        default=DEFAULT_NEGATIVE_PROMPT,
+        help="what the video should not be (default: the released models' text)",
+    )
+    made.add_argument("--no_negative_prompt", action="store_true", help="write no negative prompt")
+    made.add_argument(
+        "--text_encoder", choices=("t5", "reason1", "bytes"), default="t5", help="which encoder (default: t5)"
+    )
+    made.add_argument("--encoder_path", metavar="DIR", help="the encoder's folder, in place of the one below")
+    made.add_argument("--checkpoint_dir", metavar="DIR", help="where the released weights lie (default: checkpoints)")
+    made.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ... (default: cpu)")
+    made.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        help="in which the encoder computes and the file keeps (default: as in the checkpoint; float32 in the file)",
+    )
+    made.add_argument("--num_tokens", type=int, help="tokens of each prompt (default: 512; bytes: 64)")
+    made.add_argument("--width", type=int, help="of the bytes encoder (default: 64)")
+    made.add_argument("--output", required=True, metavar="FILE", help="the .safetensors file to write")
+    return made
+
+
+def prompts_of(args: argparse.Namespace) -> list[str]:
+    """The prompts of the command line, then those of the file; empty lines of a file are passed over."""
+    prompts = list(args.prompt)
+    if args.prompts_file == "-":
+        prompts += _lines(sys.stdin.read())
+    elif args.prompts_file is not None:
+        if not storage.exists(args.prompts_file):
+            raise DataError(f"--prompts_file {args.prompts_file} does not exist.")
+        try:
+            prompts += _lines(storage.read_text(args.prompts_file))
+        except UnicodeDecodeError as error:
+            raise DataError(f"--prompts_file {args.prompts_file} is not UTF-8 text ({error}).") from error
+    if not prompts:
+        raise ConfigError("There is nothing to encode: give --prompt TEXT, or --prompts_file FILE with a line or more.")
+    return prompts
+
+
+def make_encoder(args: argparse.Namespace) -> TextEncoder:
+    """The encoder that the flags name, on its device."""
+    import torch
+
+    try:
+        device = torch.device(args.device)
+    except RuntimeError as error:
+        raise ConfigError(f"--device {args.device} is no device; expected cpu, cuda or cuda:0, ...") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"--device {args.device}: PyTorch sees no CUDA device here. Use --device cpu.")
+    if args.text_encoder == "bytes":
+        from cosmos_predict2.text.bytes_encoder import BytesEncoder
+
+        if args.encoder_path is not None:
+            raise ConfigError("--encoder_path has no meaning for --text_encoder bytes, which has no weights.")
+        return BytesEncoder(_or(args.num_tokens, 64), _or(args.width, 64), device=device)
+    if args.width is not None:
+        raise ConfigError(f"--width is for --text_encoder bytes; {args.text_encoder} has the width of its weights.")
+    options: dict[str, Any] = dict(max_length=_or(args.num_tokens, 512), dtype=args.dtype, device=device)
+    if args.text_encoder == "t5":
+        from cosmos_predict2.text.t5 import T5Encoder
+
+        return T5Encoder(args.encoder_path or get_t5_model_dir(root=args.checkpoint_dir), **options)
+    from cosmos_predict2.text.reason1 import Reason1Encoder
+
+    return Reason1Encoder(args.encoder_path or get_reason1_encoder_dir(root=args.checkpoint_dir), **options)
+
+
+def run(args: argparse.Namespace) -> None:
+    import torch
+
+    if not args.output.endswith(".safetensors"):
+        raise ConfigError(f"--output {args.output}: the file is a safetensors file, so its name ends in .safetensors.")
+    prompts = prompts_of(args)
+    negative = None if args.no_negative_prompt else args.negative_prompt
+    encoder = make_encoder(args)
+    dtype = torch.bfloat16 if args.dtype == "bfloat16" else torch.float32
+    written = write_prompt_embeddings(args.output, encoder, prompts, negative, dtype)
+    log.info(
+        "wrote %d prompts%s by %s, %d x %d, to %s",
+        len(written.prompts),
+        "" if negative is None else " and the negative prompt",
+        written.name,
+        written.num_tokens,
+        written.width,
+        args.output,
+    )
+
+
+def main() -> int:
+    args = parser().parse_args()
+    logs.setup()
+    try:
+        run(args)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
+if __name__ == "__main__":
+    sys.exit(main())
