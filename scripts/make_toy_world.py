@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write a data set of the toy world: videos of a gripper that pushes things about a table, with captions, actions,
+states, rewards and success. No download; the same arguments make the same episodes on every machine."""
+
+import argparse
+import logging
+import shlex
+import sys
+
+from cosmos_predict2.data.toy_folder import ToyFolder, write_folder
+from cosmos_predict2.toy_world.episodes import MIXES
+from cosmos_predict2.toy_world.scene import SETTINGS
+from cosmos_predict2.toy_world.tasks import TASKS
+from imaginaire import log as logs
+from imaginaire.errors import ConfigError, UserError
+
+log = logging.getLogger(__name__)
+
+_EPILOG = """\
+The folder has train/ and val/ with videos/NAME.mp4, metas/NAME.txt (the caption) and annotation/NAME.json, and with
+--text_encoder also t5_xxl/NAME.pickle. A run that was interrupted goes on when it is started again.
+
+examples:
+  python -m scripts.make_toy_world --out datasets/toy_world --episodes 200
+  python -m scripts.make_toy_world --out datasets/toy_expert --mix expert --text_encoder bytes
+  python -m scripts.make_toy_world --out datasets/toy_many --tasks push_puck push_box carry_puck --action_dim 7
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    default = ToyFolder()
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.make_toy_world",
+        description=__doc__,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--out", required=True, metavar="FOLDER", help="where to write; a new folder, or an unfinished one")
+    add("--episodes", type=int, default=default.episodes, help="how many, in all (default: %(default)s)")
+    add("--frames", type=int, default=default.frames, help="frames per video; one action less (default: %(default)s)")
+    add("--size", type=int, help="side of the pictures (default: 48, or 64 for the hard setting)")
+    add("--fps", type=float, default=default.fps, help="frames per second of the videos (default: %(default)s)")
+    add("--seed", type=int, default=default.seed, help="another seed, other episodes (default: %(default)s)")
+    add(
+        "--mix",
+        choices=tuple(MIXES),
+        default=default.mix,
+        help="who drives: experts only, or experts, weak and random drivers with the ring mostly moved elsewhere, "
+        "so that only the actions tell what happens (default: %(default)s)",
+    )
+    add(
+        "--tasks",
+        nargs="+",
+        choices=tuple(TASKS),
+        default=list(default.tasks),
+        metavar="TASK",
+        help=f"one or several of {', '.join(TASKS)}; episodes choose among them (default: {' '.join(default.tasks)})",
+    )
+    add("--setting", choices=tuple(SETTINGS), default=default.setting, help="difficulty (default: %(default)s)")
+    add("--action_dim", type=int, choices=(4, 7), default=default.action_dim, help="numbers per action (default: 4)")
+    add(
+        "--val_fraction",
+        type=float,
+        default=default.val_fraction,
+        help="share of the episodes that goes to val/ (default: %(default)s)",
+    )
+    add(
+        "--text_encoder",
+        choices=("bytes",),
+        help="also write t5_xxl/NAME.pickle with embeddings of the captions by this encoder (default: none)",
+    )
+    add("--num_tokens", type=int, default=default.num_tokens, help="tokens of an embedding (default: %(default)s)")
+    add("--text_width", type=int, default=default.text_width, help="width of an embedding (default: %(default)s)")
+    add("--form", choices=("video",), default="video", help="layout of the folder (default: %(default)s)")
+    add("--overwrite", action="store_true", help="replace a toy world that is in the folder already")
+    return parser
+
+
+def run(args: argparse.Namespace, command: str) -> None:
+    try:
+        settings = _settings(args)
+    except ValueError as error:  # a number out of its range
+        raise ConfigError(f"--{error.args[0] if error.args else error}".replace("'", "")) from error
+    counts = write_folder(args.out, settings, overwrite=args.overwrite, command=command)["counts"]
+    log.info(
+        "wrote %d episodes for training and %d for validation to %s; %d end with the task done",
+        counts["train"],
+        counts["val"],
+        args.out,
+        counts["success"],
+    )
+
+
+def _settings(args: argparse.Namespace) -> ToyFolder:
+    return ToyFolder(
+        episodes=args.episodes,
+        frames=args.frames,
+        size=SETTINGS[args.setting].size if args.size is None else args.size,
+        fps=args.fps,
+        seed=args.seed,
+        mix=args.mix,
+        setting=args.setting,
+        tasks=tuple(args.tasks),
+        action_dim=args.action_dim,
+        val_fraction=args.val_fraction,
+        text_encoder=args.text_encoder,
+        num_tokens=args.num_tokens,
+        text_width=args.text_width,
+    )
+
+
+def main() -> int:
+    args = _parser().parse_args()
+    logs.setup()
+    try:
+        run(args, shlex.join(["python", "-m", "scripts.make_toy_world", *sys.argv[1:]]))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
