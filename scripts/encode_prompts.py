@@ -42,14 +42,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--prompts_file", metavar="FILE", help="a text file, one prompt a line; '-' is stdin")
     made.add_argument(
         "--negative_prompt",
-        default=DEFAULT_NEGATIVE_PROMPT,
-        help="what the video should not be (default: the released models' text)",
+        help="what the video should not be (default: the released models' text; bytes: the empty prompt)",
     )
     made.add_argument("--no_negative_prompt", action="store_true", help="write no negative prompt")
     made.add_argument(
         "--text_encoder", choices=("t5", "reason1", "bytes"), default="t5", help="which encoder (default: t5)"
     )
-    made.add_argument("--encoder_path", metavar="DIR", help="the encoder's folder, in place of the one below")
+    made.add_argument("--encoder_path", metavar="DIR", help="the encoder's folder, in place of the released one's")
     made.add_argument("--checkpoint_dir", metavar="DIR", help="where the released weights lie (default: checkpoints)")
     made.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ... (default: cpu)")
     made.add_argument(
@@ -114,7 +113,11 @@ def run(args: argparse.Namespace) -> None:
     if not args.output.endswith(".safetensors"):
         raise ConfigError(f"--output {args.output}: the file is a safetensors file, so its name ends in .safetensors.")
     prompts = prompts_of(args)
-    negative = None if args.no_negative_prompt else args.negative_prompt
+    negative = args.negative_prompt
+    if negative is None:
+        negative = "" if args.text_encoder == "bytes" else DEFAULT_NEGATIVE_PROMPT
+    if args.no_negative_prompt:
+        negative = None
     encoder = make_encoder(args)
     dtype = torch.bfloat16 if args.dtype == "bfloat16" else torch.float32
     written = write_prompt_embeddings(args.output, encoder, prompts, negative, dtype)

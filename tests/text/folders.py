@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders of small random text encoders in the layout of the public ones, tokenizer included."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SENTENCES = [
+    "the red puck moves to the ring",
+    "push the blue box to the left of the table",
+    "a robot arm picks up the cup and places it on the table",
+    "the camera pans over the city at night",
+]
+T5_SIZES = dict(d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, relative_attention_num_buckets=8)
+QWEN_SIZES = dict(
+    hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+    vocab_size=600, max_position_embeddings=128, tie_word_embeddings=False,
+    bos_token_id=1, eos_token_id=1, pad_token_id=0,
+)  # fmt: skip
+
+
+def t5_folder(folder: Path, layout: str = "single") -> Any:
+    """A whole T5, decoder and all: config, SentencePiece tokenizer, weights in ``layout``; gives the full model."""
+    import sentencepiece
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    config = T5Config(vocab_size=200, **T5_SIZES)
+    model = _scattered(T5ForConditionalGeneration(config).eval())
+    with open(folder / "spiece.model", "wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(SENTENCES * 5), model_writer=file, vocab_size=60, hard_vocab_limit=False,
+            pad_id=0, eos_id=1, unk_id=2, bos_id=-1, minloglevel=2,
+        )  # fmt: skip
+    config.save_pretrained(folder)
+    write_weights(folder, dict(model.state_dict()), layout)
+    return model
+
+
+def reason1_folder(folder: Path, layout: str = "single", names: str = "public") -> Any:
+    """A whole vision-language model with the names and flat config of the public folder; gives the full model."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    folder.mkdir(parents=True, exist_ok=True)
+    rope = {"type": "mrope", "mrope_section": [1, 1, 2]}
+    flat = dict(
+        model_type="qwen2_5_vl", architectures=["Qwen2_5_VLForConditionalGeneration"], rope_theta=1e6,
+        rope_scaling=rope, rms_norm_eps=1e-6, **QWEN_SIZES,
+        vision_config=dict(
+            depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32, fullatt_block_indexes=[0]
+        ),
+    )  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(flat))
+    torch.manual_seed(0)
+    model = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig.from_pretrained(folder)).eval()
+    _scattered(model)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=500,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(SENTENCES * 5, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<|endoftext|>", padding_side="left")
+    fast.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(flat))
+    tensors = dict(model.state_dict())
+    if names == "public":
+        tensors = {_public(name): tensor for name, tensor in tensors.items()}
+    write_weights(folder, tensors, layout)
+    return model
+
+
+def write_weights(folder: Path, tensors: dict[str, Tensor], layout: str) -> None:
+    """All tensors in one file or two shards with an index: "single", "sharded", "bin" or "sharded_bin"."""
+    from safetensors.torch import save_file
+
+    tensors = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+    stem, suffix = ("pytorch_model", "bin") if layout.endswith("bin") else ("model", "safetensors")
+
+    def write(name: str, part: dict[str, Tensor]) -> None:
+        torch.save(part, folder / name) if suffix == "bin" else save_file(part, folder / name)
+
+    if not layout.startswith("sharded"):
+        write(f"{stem}.{suffix}", tensors)
+        return
+    names = sorted(tensors)
+    places = {}
+    for i, part in enumerate([names[::2], names[1::2]], start=1):
+        file = f"{stem}-{i:05d}-of-00002.{suffix}"
+        write(file, {name: tensors[name] for name in part})
+        places.update(dict.fromkeys(part, file))
+    index = {"metadata": {}, "weight_map": places}
+    (folder / f"{stem}.{suffix}.index.json").write_text(json.dumps(index))
+
+
+def _public(name: str) -> str:
+    return name.replace("model.language_model.", "model.").replace("model.visual.", "visual.")
+
+
+def _scattered(model: Any) -> Any:
+    """Random where initialisation is 0 or 1 as well, so that a weight that is not loaded shows."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cache gives what the encoder gives and asks it once."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_predict2.interfaces import TextEncoder
+from cosmos_predict2.text.bytes_encoder import BytesEncoder
+from cosmos_predict2.text.embedding_cache import EmbeddingCache
+from imaginaire.errors import DataError
+
+
+class Counting(BytesEncoder):
+    def __init__(self, num_tokens: int = 32, width: int = 16) -> None:
+        super().__init__(num_tokens, width)
+        self.asked: list[str] = []
+
+    def encode(self, prompts: str | Sequence[str]) -> Tensor:
+        self.asked += list(prompts)
+        return super().encode(prompts)
+
+
+def test_it_is_a_text_encoder_that_equals_its_encoder() -> None:
+    encoder = Counting()
+    cache = EmbeddingCache(encoder)
+    assert isinstance(cache, TextEncoder) and cache.name == encoder.name
+    prompts = ["a", "b", "a", ""]
+    assert torch.equal(cache.encode(prompts), BytesEncoder(32, 16).encode(prompts))
+    assert torch.equal(cache.encode("b"), BytesEncoder(32, 16).encode("b"))
+    assert encoder.asked == ["a", "b", ""]
+
+
+def test_a_folder_outlives_the_process_and_is_keyed_by_encoder(tmp_path: Path) -> None:
+    EmbeddingCache(Counting(), tmp_path).encode(["a", "b"])
+    again, other = Counting(), Counting(num_tokens=33)
+    assert torch.equal(EmbeddingCache(again, tmp_path).encode(["b", "c"]), BytesEncoder(32, 16).encode(["b", "c"]))
+    EmbeddingCache(other, tmp_path).encode(["a"])
+    assert again.asked == ["c"] and other.asked == ["a"]
+    assert len(list(tmp_path.rglob("*.safetensors"))) == 4
+
+
+def test_memory_keeps_its_limit_and_lets_the_longest_unused_go() -> None:
+    encoder = Counting(num_tokens=8, width=16)  # one byte and its end: 128 bytes
+    cache = EmbeddingCache(encoder, memory_bytes=2 * 128)
+    cache.encode("a")
+    cache.encode("b")
+    cache.encode("a")
+    cache.encode("c")  # b leaves
+    assert encoder.asked == ["a", "b", "c"]
+    cache.encode("a")
+    cache.encode("b")
+    assert encoder.asked == ["a", "b", "c", "b"]
+    assert cache._used_bytes == sum(row.nbytes for row in cache._memory.values()) <= 2 * 128
+
+
+def test_without_memory_it_still_answers() -> None:
+    encoder = Counting()
+    cache = EmbeddingCache(encoder, memory_bytes=0)
+    assert torch.equal(cache.encode("a"), cache.encode("a"))
+    assert encoder.asked == ["a", "a"]
+
+
+def test_what_it_gives_may_be_written_to() -> None:
+    cache = EmbeddingCache(Counting())
+    cache.encode("a").zero_()
+    assert cache.encode("a").any()
+
+
+def test_a_damaged_entry_is_named(tmp_path: Path) -> None:
+    cache = EmbeddingCache(Counting(), tmp_path)
+    cache.encode("a")
+    (entry,) = tmp_path.rglob("*.safetensors")
+    entry.write_bytes(entry.read_bytes()[:-7])
+    with pytest.raises(DataError, match="delete it") as caught:
+        EmbeddingCache(Counting(), tmp_path).encode("a")
+    assert entry.name in str(caught.value)
+
+
+def test_to_moves_results_and_encoder() -> None:
+    cache = EmbeddingCache(Counting())
+    cache.encode("a")
+    assert cache.to("meta") is cache
+    assert cache.encode("a").device.type == "meta"

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Embeddings in files, and the command that writes them."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from cosmos_predict2.interfaces import TextEncoder
+from cosmos_predict2.text.bytes_encoder import BytesEncoder
+from cosmos_predict2.text.prompt_embeddings import read_prompt_embeddings, write_prompt_embeddings
+from cosmos_predict2.text.prompts import DEFAULT_NEGATIVE_PROMPT
+from imaginaire.errors import DataError
+from scripts import encode_prompts
+from tests.text.folders import reason1_folder, t5_folder
+
+ENCODER = BytesEncoder(32, 16)
+
+
+def test_a_file_stands_in_for_the_encoder(tmp_path: Path) -> None:
+    path = tmp_path / "some.safetensors"
+    written = write_prompt_embeddings(path, ENCODER, ["a cup", "a car", "a cup"], negative_prompt="ugly")
+    found = read_prompt_embeddings(path)
+    assert isinstance(found, TextEncoder)
+    assert found.name == ENCODER.name == written.name and (found.num_tokens, found.width) == (32, 16)
+    assert found.prompts == ("a cup", "a car") and found.negative_prompt == "ugly"
+    batch = ["a car", "ugly", "a car"]
+    assert torch.equal(found.encode(batch), ENCODER.encode(batch))
+    assert set(found) == {"a cup", "a car", "ugly"} and torch.equal(dict(found)["ugly"], ENCODER.encode("ugly")[0])
+    assert sum(tensor.shape[0] for tensor in load_file(path).values()) < 3 * 32  # zeros at the ends are not stored
+
+
+def test_the_negative_prompt_may_be_a_prompt_or_absent(tmp_path: Path) -> None:
+    same = write_prompt_embeddings(tmp_path / "a.safetensors", ENCODER, ["x"], negative_prompt="x")
+    assert same.prompts == ("x",) and same.negative_prompt == "x"
+    assert write_prompt_embeddings(tmp_path / "b.safetensors", ENCODER, ["x"]).negative_prompt is None
+
+
+def test_half_precision_halves_the_file(tmp_path: Path) -> None:
+    full, half = tmp_path / "full.safetensors", tmp_path / "half.safetensors"
+    encoder = BytesEncoder(32, 1024)
+    write_prompt_embeddings(full, encoder, ["a cup"])
+    found = write_prompt_embeddings(half, encoder, ["a cup"], dtype=torch.bfloat16)
+    assert half.stat().st_size < 0.6 * full.stat().st_size
+    assert found.encode("a cup").dtype == torch.float32
+    assert torch.equal(found.encode("a cup"), encoder.encode("a cup"))  # these numbers fit
+
+
+def test_an_unknown_prompt_names_a_near_one_and_the_command(tmp_path: Path) -> None:
+    found = write_prompt_embeddings(tmp_path / "a.safetensors", ENCODER, ["a red cup on a table"])
+    with pytest.raises(DataError, match=r"a\.safetensors has no .*Did you mean 'a red cup on a table'.*encode_prompts"):
+        found.encode(["a red cup on a tabel"])
+    with pytest.raises(KeyError):
+        found["a red cup"]
+    assert found.get("a red cup") is None
+
+
+@pytest.mark.parametrize(
+    ("write", "words"),
+    [
+        (lambda path: path.write_bytes(b"no safetensors at all"), "cannot be read as safetensors"),
+        (lambda path: save_file({"a": torch.zeros(1)}, path), "of another kind"),
+        (
+            lambda path: save_file(
+                {"embedding.0": torch.zeros(1, 2)},
+                path,
+                {"format": "prompt-embeddings-1", "prompts": json.dumps(["a", "b"]), "negative_prompt": "null"},
+            ),
+            "names 2 prompts and holds 1",
+        ),
+    ],
+)
+def test_another_file_is_refused_by_name(write, words: str, tmp_path: Path) -> None:
+    write(tmp_path / "other.safetensors")
+    with pytest.raises(DataError, match=words) as caught:
+        read_prompt_embeddings(tmp_path / "other.safetensors")
+    assert "other.safetensors" in str(caught.value) and "scripts.encode_prompts" in str(caught.value)
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+def _run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["encode_prompts", *map(str, arguments)])
+    return encode_prompts.main()
+
+
+def test_the_command_writes_prompts_of_line_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "more.txt").write_text("a car\n\n  a bus \n", encoding="utf-8")
+    out = tmp_path / "deep" / "out.safetensors"
+    assert _run(monkeypatch, "--prompt", "a cup", "--prompts_file", tmp_path / "more.txt",
+                "--text_encoder", "bytes", "--output", out) == 0  # fmt: skip
+    found = read_prompt_embeddings(out)
+    assert found.prompts == ("a cup", "a car", "a bus") and found.negative_prompt == ""
+    assert found.name == "bytes-v1-64x64"
+    assert torch.equal(found.encode("a bus"), BytesEncoder(64, 64).encode("a bus"))
+
+
+@pytest.mark.parametrize(("kind", "make"), [("t5", t5_folder), ("reason1", reason1_folder)])
+def test_the_command_runs_the_real_encoders(kind: str, make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "encoder")
+    monkeypatch.setattr(encode_prompts, "DEFAULT_NEGATIVE_PROMPT", "ugly")
+    out = tmp_path / "out.safetensors"
+    arguments = ["--text_encoder", kind, "--encoder_path", tmp_path / "encoder", "--num_tokens", 16, "--output", out]
+    assert _run(monkeypatch, "--prompt", "a cup", "--dtype", "bfloat16", *arguments) == 0
+    found = read_prompt_embeddings(out)
+    assert found.name.startswith(f"{kind}-") and found.name.endswith("bfloat16")
+    assert found.negative_prompt == "ugly"
+    assert found.encode(["a cup", "ugly"]).shape == (2, 16, found.width)
+    assert _run(monkeypatch, "--prompt", "a cup", "--no_negative_prompt", *arguments) == 0
+    assert read_prompt_embeddings(out).negative_prompt is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "nothing to encode"),
+        (["--prompts_file", "nowhere.txt"], "nowhere.txt does not exist"),
+        (["--prompt", "a", "--output", "x.pt"], "ends in .safetensors"),
+        (["--prompt", "a", "--width", "8"], "--width is for"),
+        (["--prompt", "a", "--text_encoder", "bytes", "--encoder_path", "x"], "has no weights"),
+        (["--prompt", "a", "--device", "gpu"], "--device gpu"),
+        (["--prompt", "a", "--checkpoint_dir", "nowhere"], "nowhere/google-t5/t5-11b does not exist"),
+        (["--prompt", "a", "--text_encoder", "reason1"], "does not exist. Fetch it with: hf download"),
+    ],
+)
+def test_the_command_explains_what_is_wrong(arguments, words, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert _run(monkeypatch, "--output", tmp_path / "out.safetensors", *arguments) == 2
+    assert words in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_default_negative_prompt_is_the_released_text() -> None:
+    assert DEFAULT_NEGATIVE_PROMPT.startswith(
+        "The video captures a series of frames showing ugly scenes, static with no"
+    )
+    assert DEFAULT_NEGATIVE_PROMPT.endswith("and flickering. Overall, the video is of poor quality.")
+    assert "  " not in DEFAULT_NEGATIVE_PROMPT and "\n" not in DEFAULT_NEGATIVE_PROMPT
+    assert len(DEFAULT_NEGATIVE_PROMPT) == 538
