@@ -3,17 +3,22 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from cosmos_predict2.checkpoints.dit_weights import open_dit
-from cosmos_predict2.checkpoints.families import describe, require_family
+from cosmos_predict2.checkpoints.families import LATENT_CHANNELS, describe, require_family
 from cosmos_predict2.checkpoints.released import NETWORKS
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from imaginaire import weights
 from imaginaire.errors import CheckpointError, ConfigError, near
+
+# Inputs of the action embedders of released files: a chunk of 12 actions of 7 numbers; in Predict2.5, the 4 actions of
+# one latent frame.
+ACTION_INPUTS = {"2B Video2World": 12 * 7, "2B Predict2.5": 4 * 7}
 
 
 def dit_manifest(network: str) -> dict[str, Tensor]:
@@ -29,16 +34,66 @@ def build_on_meta(net: Mapping[str, Any], *, is_image: bool = False) -> DiT:
         return (DiT if is_image else Video2WorldDiT)(**net)
 
 
-def dit_faults(path: str, network: str, which: str = "auto") -> tuple[list[str], str]:
-    """What is wrong with a file of a released network, by names and shapes; and its dtypes, as a note."""
-    wanted = {name: tensor for name, tensor in dit_manifest(network).items() if not weights.is_extra(name)}
+@dataclass(frozen=True)
+class Manifest:
+    """What a file must hold, and patterns of what else it may."""
+
+    tensors: Mapping[str, Tensor]
+    may_hold: tuple[str, ...] = ()
+
+
+def manifest_of(network: str) -> Manifest:
+    """The manifest of a released network, of one derived from it (``2B action-conditioned``), or of ``tokenizer``."""
+    if network == "tokenizer":
+        from cosmos_predict2.tokenizers.wan_network import WanConfig, WanVAE
+
+        with torch.device("meta"):
+            return Manifest(WanVAE(WanConfig()).state_dict())
+    if network == "2B multiview":
+        views = {"view_embeddings.weight": torch.empty(7, 7, device="meta")}
+        net = build_on_meta({**NETWORKS["2B Video2World"], "in_channels": LATENT_CHANNELS + 7})
+        return Manifest({**_weights_of(net.state_dict()), **views}, ("pos_embedder_options.*",))
+    base = network.removesuffix(" action-conditioned")
+    if base == "2B" or base not in NETWORKS:
+        base = f"{base} Video2World"
+    tensors = _weights_of(dit_manifest(base))
+    if network.endswith(" action-conditioned"):
+        tensors |= _action_embedders(NETWORKS[base]["model_channels"], inputs=ACTION_INPUTS[base])
+    return Manifest(tensors)
+
+
+def file_faults(path: str, network: str) -> tuple[list[str], str]:
+    """What is wrong with a released file, by its names and shapes; and its dtypes, as a note."""
+    manifest = manifest_of(network)
     try:
-        source = open_dit(path, which)
-        require_family(describe(source), describe(wanted), path, source)
-        weights.account(wanted, source).require(source=path)
+        if network == "tokenizer":
+            source = weights.read(path)
+        else:
+            source = open_dit(path)
+            require_family(describe(source), describe(manifest.tensors), path, source)
+        weights.account(manifest.tensors, source).require(source=path, allow_unexpected=manifest.may_hold)
     except CheckpointError as error:
         return [str(error)], ""
     return [], dtype_note(source)
+
+
+def _weights_of(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in state.items() if not weights.is_extra(name)}
+
+
+def _action_embedders(width: int, inputs: int) -> dict[str, Tensor]:
+    """Two MLPs of a hidden width 4 D, from all actions of a chunk to D and 3 D."""
+    hidden = 4 * width
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, out in (("B_D", width), ("B_3D", 3 * width)):
+        layers = {
+            "fc1.weight": (hidden, inputs),
+            "fc1.bias": (hidden,),
+            "fc2.weight": (out, hidden),
+            "fc2.bias": (out,),
+        }
+        shapes |= {f"action_embedder_{name}.{layer}": shape for layer, shape in layers.items()}
+    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
 
 def dtype_note(source: Mapping[str, Tensor]) -> str:

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fetching what a plan lists from the hub, and checking what lies here against the manifests."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from cosmos_predict2.checkpoints.download_plan import Part, Plan
+from cosmos_predict2.checkpoints.manifests import dtype_note, file_faults
+from cosmos_predict2.checkpoints.released import GUARDRAIL, REPOSITORIES
+from imaginaire import storage, weights
+from imaginaire.errors import CheckpointError, missing_package
+
+log = logging.getLogger(__name__)
+
+RESERVE = 2**30  # bytes of the disk that a download leaves free
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A part with the files that its repository has of it: bytes by name."""
+
+    part: Part
+    sizes: dict[str, int]
+    folder: Path
+
+    @property
+    def absent(self) -> dict[str, int]:
+        """Files that do not lie here in their full size."""
+        return {
+            name: size
+            for name, size in self.sizes.items()
+            if not (self.folder / name).is_file() or (self.folder / name).stat().st_size != size
+        }
+
+
+def fetch(plan: Plan, checkpoint_dir: str) -> list[str]:
+    """Download the plan's files; one sentence for each part that failed. The other parts are fetched all the same."""
+    hub = _hub()
+    listed: list[Listed] = []
+    faults: list[str] = []
+    for part in plan.parts:
+        try:
+            listed.append(_list(hub, part, Path(checkpoint_dir)))
+        except Exception as error:  # the hub's classes moved between versions, so they are known by name
+            faults.append(_explained(part, error))
+    _require_space(listed, checkpoint_dir)
+    for each in listed:
+        if not each.absent:
+            log.info("%s: there already", each.part.repository)
+            continue
+        size = sum(each.absent.values())
+        log.info("%s: fetching %d files, %.3g GB", each.part.repository, len(each.absent), size / 1e9)
+        try:
+            hub.snapshot_download(
+                repo_id=each.part.repository,
+                revision=each.part.revision,
+                local_dir=str(each.folder),
+                allow_patterns=sorted(each.sizes),
+            )
+        except Exception as error:
+            faults.append(_explained(each.part, error))
+            continue
+        if left := each.absent:
+            faults.append(f"{each.part.repository}: {', '.join(list(left)[:3])} did not arrive in full. Run it again.")
+    return faults
+
+
+def check(plan: Plan, checkpoint_dir: str) -> Iterator[tuple[str, list[str], str]]:
+    """For each thing of the plan its path, its faults, and a note; looks at local files only."""
+    for part in plan.parts:
+        folder = Path(checkpoint_dir) / part.folder
+        for file in part.files:
+            path = folder / file.name
+            yield str(path), *_check_file(path, file.network)
+        if not part.files:
+            yield str(folder), *_check_folder(folder, part)
+
+
+def _check_file(path: Path, network: str) -> tuple[list[str], str]:
+    if not path.is_file():
+        return [f"{path} is missing."], ""
+    if network:
+        return file_faults(str(path), network)
+    try:
+        return [], dtype_note(weights.read(str(path)))
+    except CheckpointError as error:
+        return [str(error)], ""
+
+
+def _check_folder(folder: Path, part: Part) -> tuple[list[str], str]:
+    """A folder of the hub: its configuration, its tokenizer, and every shard of its weights."""
+    if not folder.is_dir():
+        return [f"{folder} is missing."], ""
+    if part.repository == GUARDRAIL:
+        words = folder / "blocklist" / "custom"
+        return ([], "blocklist") if words.exists() else ([f"{words} is missing."], "")
+    names = {path.name for path in folder.iterdir()}
+    faults = [] if "config.json" in names else [f"{folder}/config.json is missing."]
+    if not any(name.startswith(("tokenizer", "spiece")) for name in names):
+        faults.append(f"{folder} has no tokenizer (tokenizer.json or spiece.model).")
+    try:
+        note = f"{len(weights.read(str(folder)))} tensors"
+    except CheckpointError as error:
+        return [*faults, str(error)], ""
+    return faults, note
+
+
+# The hub --------------------------------------------------------------------------------------------------------------
+
+
+def _hub() -> Any:
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise missing_package("huggingface_hub", "weights") from None
+    return huggingface_hub
+
+
+def _list(hub: Any, part: Part, root: Path) -> Listed:
+    info = hub.HfApi().model_info(part.repository, revision=part.revision, files_metadata=True)
+    sizes = {file.rfilename: int(file.size or 0) for file in info.siblings}
+    if lost := [file.name for file in part.files if file.name not in sizes]:
+        raise CheckpointError(f"it has no {', '.join(lost)}")
+    allowed = part.allowed
+    wanted = {
+        name: size
+        for name, size in sizes.items()
+        if (allowed is None or any(fnmatchcase(name, pattern) for pattern in allowed))
+        and not any(fnmatchcase(name, pattern) for pattern in part.ignored)
+    }
+    if not wanted:
+        raise CheckpointError(f"it has nothing that matches {', '.join(allowed or ['*'])}")
+    return Listed(part, wanted, root / part.folder)
+
+
+def _require_space(listed: list[Listed], checkpoint_dir: str) -> None:
+    needed = sum(sum(each.absent.values()) for each in listed)
+    free = storage.free_bytes(checkpoint_dir)
+    if free is not None and needed and needed + RESERVE > free:
+        raise CheckpointError(
+            f"The download needs {needed / 1e9:.3g} GB and {checkpoint_dir} has {free / 1e9:.3g} GB free. Choose"
+            " another place (--checkpoint_dir), or fewer models (--model_types, --model_sizes, --no_text_encoder)."
+        )
+
+
+def _explained(part: Part, error: Exception) -> str:
+    """What to do about a failure of the hub."""
+    name, repository = type(error).__name__, part.repository
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    causes = [name, *(type(e).__name__ for e in (error.__cause__, error.__context__) if e is not None)]
+    if "GatedRepoError" in causes or status in (401, 403):
+        licence = REPOSITORIES[repository].licence
+        return (
+            f"{repository} is gated: accept the {licence} on https://huggingface.co/{repository}, then log in with"
+            " 'hf auth login' or set HF_TOKEN to a token with read access."
+        )
+    if "RepositoryNotFoundError" in causes or status == 404:
+        return f"{repository} @ {part.revision or 'newest'} is not on the hub, or not for you to see ({name})."
+    if isinstance(error, CheckpointError):
+        return f"{repository} @ {part.revision or 'newest'}: {error}."
+    return f"{repository}: {name}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which files of which repositories a set of released models needs, and how large they are. Asks nobody."""
+
+from dataclasses import dataclass, field, replace
+
+from cosmos_predict2.checkpoints.released import (
+    GUARDRAIL,
+    LLAMA_GUARD,
+    PREDICT25,
+    PREDICT25_EMPTY_TEXT,
+    PREDICT25_TOKENIZER_REVISION,
+    REASON1,
+    REASON1_ENCODER_DIR,
+    REASON1_ENCODER_REVISION,
+    REPOSITORIES,
+    SIZES,
+    T5,
+    VIDEO_SIZES,
+)
+from imaginaire.errors import ConfigError
+
+MODEL_TYPES = {  # --model_types -> the sizes that were released
+    "text2image": SIZES,
+    "video2world": VIDEO_SIZES,
+    "sample_action_conditioned": ("2B",),
+    "sample_gr00t_dreams_gr1": ("14B",),
+    "sample_gr00t_dreams_droid": ("14B",),
+    "multiview": ("2B",),
+}
+_NAMES = {
+    "sample_action_conditioned": "nvidia/Cosmos-Predict2-2B-Sample-Action-Conditioned",
+    "sample_gr00t_dreams_gr1": "nvidia/Cosmos-Predict2-14B-Sample-GR00T-Dreams-GR1",
+    "sample_gr00t_dreams_droid": "nvidia/Cosmos-Predict2-14B-Sample-GR00T-Dreams-DROID",
+    "multiview": "nvidia/Cosmos-Predict2-2B-Multiview",
+}
+_FILES = {
+    "sample_action_conditioned": "model-480p-4fps.pt",
+    "sample_gr00t_dreams_gr1": "model-480p-16fps.pt",
+    "sample_gr00t_dreams_droid": "model-480p-16fps.pt",
+    "multiview": "model-720p-10fps-7views-29frames.pt",
+}
+_GIGABYTES = {"0.6B": 1.2, "2B": 3.92, "14B": 28.6}  # of one DiT in bfloat16
+_GIGABYTES_25 = {"2B": 4.13, "14B": 28.8}  # with the projection of the text
+_TOKENIZER, _TOKENIZER_GIGABYTES = "tokenizer/tokenizer.pth", 0.51
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of a plan; ``network`` is what its keys and shapes are checked against."""
+
+    name: str
+    gigabytes: float
+    network: str = ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is taken from one repository, and into which folder below the checkpoint folder."""
+
+    repository: str
+    folder: str
+    revision: str | None
+    purpose: str
+    files: tuple[File, ...] = ()  # exactly these; none: all that the patterns let through
+    patterns: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    estimate: float = 0.0  # gigabytes of what the patterns let through
+
+    @property
+    def gigabytes(self) -> float:
+        return self.estimate + sum(file.gigabytes for file in self.files)
+
+    @property
+    def allowed(self) -> list[str] | None:
+        return [*(file.name for file in self.files), *self.patterns] or None
+
+    def __str__(self) -> str:
+        what = ", ".join(self.allowed or ["all files"])
+        without = f" without {', '.join(self.ignored)}" if self.ignored else ""
+        revision = (self.revision or "newest")[:12]
+        place = f" -> {self.folder}" if self.folder != self.repository else ""
+        return f"{self.repository} @ {revision}{place}: {what}{without}; about {self.gigabytes:.3g} GB ({self.purpose})"
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """The flags of the download command; None where a flag was not given."""
+
+    model_sizes: tuple[str, ...] | None = None
+    model_types: tuple[str, ...] | None = None
+    fps: tuple[int, ...] = (16,)
+    resolution: tuple[str, ...] = ("720",)
+    natten: bool = False
+    predict25: tuple[str, ...] = ()
+    text_encoder: bool = True
+    guardrail: bool = True
+    all_guardrails: bool = False
+    prompt_refiner: bool = False
+    tokenizer_only: bool = False
+
+
+@dataclass
+class Plan:
+    parts: list[Part] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def gigabytes(self) -> float:
+        return sum(part.gigabytes for part in self.parts)
+
+    def add(self, part: Part) -> None:
+        """Files of one folder are one part, each file once."""
+        for i, old in enumerate(self.parts):
+            if (old.repository, old.folder, old.revision) == (part.repository, part.folder, part.revision):
+                purpose = ", ".join(dict.fromkeys([*old.purpose.split(", "), part.purpose]))
+                self.parts[i] = replace(old, files=tuple(dict.fromkeys([*old.files, *part.files])), purpose=purpose)
+                return
+        self.parts.append(part)
+
+
+def make_plan(wishes: Wishes) -> Plan:
+    """What the wishes come to; an error where they contradict each other."""
+    plan = Plan()
+    sizes = wishes.model_sizes or VIDEO_SIZES
+    types = wishes.model_types or (() if wishes.predict25 else tuple(MODEL_TYPES))
+    for model_type in types:
+        fitting = [size for size in sizes if size in MODEL_TYPES[model_type]]
+        if not fitting:
+            there = ", ".join(MODEL_TYPES[model_type])
+            if wishes.model_types is None:
+                plan.notes.append(f"{model_type}: left out, it exists as {there} only")
+                continue
+            raise ConfigError(
+                f"--model_types {model_type} exists as {there}, not as {', '.join(sizes)} (--model_sizes)."
+            )
+        for size in fitting:
+            _add_model(plan, model_type, size, wishes)
+    for name in wishes.predict25:
+        _add_predict25(plan, name, wishes)
+    if wishes.tokenizer_only:
+        return plan
+    if wishes.text_encoder:
+        if types:
+            plan.add(_folder(T5, "text encoder", 45, ignored=("tf_model.h5",)))
+        if wishes.predict25:
+            plan.add(
+                Part(REASON1, REASON1_ENCODER_DIR, REASON1_ENCODER_REVISION, "text encoder of Predict2.5", estimate=16)
+            )
+    if wishes.guardrail or wishes.all_guardrails:
+        if wishes.all_guardrails:
+            plan.add(_folder(GUARDRAIL, "guardrails", 6))
+            plan.add(_folder(LLAMA_GUARD, "guardrail", 16, ignored=("original/*",)))
+        else:
+            plan.add(_folder(GUARDRAIL, "guardrail: blocklist", 0.02, patterns=("blocklist/*",)))
+            plan.notes.append(
+                "Llama-Guard-3, video filter and face blur: left out, this version has no use for them yet"
+                " (--all_guardrails adds them, about 22 GB)"
+            )
+    if wishes.prompt_refiner:
+        plan.add(_folder(REASON1, "prompt refiner", 16))
+    elif "video2world" in types:
+        plan.notes.append(
+            "prompt refiner (Cosmos-Reason1-7B): left out, this version has no use for it yet (--prompt_refiner adds"
+            " it, about 16 GB)"
+        )
+    return plan
+
+
+def _add_model(plan: Plan, model_type: str, size: str, wishes: Wishes) -> None:
+    if model_type == "text2image":
+        _add_text2image(plan, size, wishes)
+        return
+    video = f"nvidia/Cosmos-Predict2-{size}-Video2World"
+    tokenizer = File(_TOKENIZER, _TOKENIZER_GIGABYTES, "tokenizer")
+    plan.add(_part(video, "tokenizer" if model_type != "video2world" else model_type, (tokenizer,)))
+    if wishes.tokenizer_only:
+        return
+    if model_type != "video2world":
+        network = {"sample_action_conditioned": "2B action-conditioned", "multiview": "2B multiview"}.get(model_type)
+        file = File(_FILES[model_type], _GIGABYTES[size], network or f"{size} Video2World")
+        plan.add(_part(_NAMES[model_type], model_type, (file,)))
+        return
+    names = [f"model-{resolution}p-{fps}fps.pt" for resolution in wishes.resolution for fps in wishes.fps]
+    if wishes.natten:
+        names += [f"model-720p-{fps}fps-natten.pt" for fps in wishes.fps]
+    files = [File(name, _GIGABYTES[size], f"{size} Video2World") for name in names]
+    plan.add(_part(video, model_type, tuple(files)))
+
+
+def _add_text2image(plan: Plan, size: str, wishes: Wishes) -> None:
+    files = [File(_TOKENIZER, _TOKENIZER_GIGABYTES, "tokenizer")]
+    if not wishes.tokenizer_only:
+        files.append(File("model.pt", _GIGABYTES[size], f"{size} Text2Image"))
+    part = _part(f"nvidia/Cosmos-Predict2-{size}-Text2Image", "text2image", tuple(files))
+    if size == "0.6B" and not wishes.tokenizer_only:  # with variants for another tokenizer, and distilled ones
+        part = replace(part, patterns=("model_*.pt", "tokenizer_fast/tokenizer.pth"), estimate=4.1)
+    plan.add(part)
+
+
+def _add_predict25(plan: Plan, name: str, wishes: Wishes) -> None:
+    repository, file = PREDICT25[name]
+    base = "nvidia/Cosmos-Predict2.5-2B"
+    tokenizer = File("tokenizer.pth", _TOKENIZER_GIGABYTES, "tokenizer")
+    plan.add(Part(base, base, PREDICT25_TOKENIZER_REVISION, "tokenizer of Predict2.5", (tokenizer,)))
+    if wishes.tokenizer_only:
+        return
+    size = name.partition("/")[0]
+    # What the multi-camera networks look like is not published beside them: they are checked for being readable.
+    network = f"{size} Predict2.5" if "multiview" not in name else ""
+    files = [File(file, 4.3 if name.endswith("action-cond") else _GIGABYTES_25[size], network)]
+    if name.endswith("action-cond"):
+        files = [replace(files[0], network="2B Predict2.5 action-conditioned"), File(PREDICT25_EMPTY_TEXT, 0.1)]
+    plan.add(_part(repository, f"Predict2.5 {name}", tuple(files)))
+
+
+def _part(repository: str, purpose: str, files: tuple[File, ...]) -> Part:
+    return Part(repository, repository, REPOSITORIES[repository].revision, purpose, files)
+
+
+def _folder(
+    repository: str, purpose: str, estimate: float, *, patterns: tuple[str, ...] = (), ignored: tuple[str, ...] = ()
+) -> Part:
+    revision = REPOSITORIES[repository].revision
+    return Part(repository, repository, revision, purpose, (), patterns, ignored, estimate)
