@@ -131,14 +131,17 @@ class FusedAdamW(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            buckets: dict[tuple[torch.device, torch.dtype], list[_Row]] = {}
-            for param in group["params"]:
-                if param.grad is not None:
-                    row = self._row(param, group["master_weights"])
-                    buckets.setdefault((row.param.device, row.param.dtype), []).append(row)
-            for rows in buckets.values():
-                self._kernel(rows, group)
+            self._step_group(group)
         return loss
+
+    def _step_group(self, group: dict[str, Any]) -> None:
+        buckets: dict[tuple[torch.device, torch.dtype], list[_Row]] = {}
+        for param in group["params"]:
+            if param.grad is not None:
+                row = self._row(param, group["master_weights"])
+                buckets.setdefault((row.param.device, row.param.dtype), []).append(row)
+        for rows in buckets.values():
+            self._kernel(rows, group)
 
     def _row(self, param: Tensor, master_weights: bool) -> "_Row":
         grad = param.grad

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Muon with AdamW as one optimizer: the formula, the division of the parameters, exact resuming."""
+
+import copy
+import io
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.testing import assert_close
+
+from imaginaire.errors import CheckpointError, ConfigError
+from imaginaire.muon import COEFFICIENTS, Muon, muon, orthogonal
+from imaginaire.optim import fused_adamw, lambda_linear, load_named_state, named_state
+from tests.multiprocess import run_distributed
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.embed = nn.Linear(3, width)
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict({"up": nn.Linear(width, 10), "norm": nn.LayerNorm(10), "down": nn.Linear(10, width)})
+            for _ in range(2)
+        )
+        self.head = nn.Linear(width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = x + block["down"](block["norm"](block["up"](x)).relu())
+        return self.head(x)
+
+
+def _net(dtype: torch.dtype = torch.float32) -> Net:
+    torch.manual_seed(0)
+    return Net().to(dtype)
+
+
+def _set_grads(model: nn.Module, step: int) -> None:
+    generator = torch.Generator().manual_seed(step)
+    for param in model.parameters():
+        param.grad = torch.randn(param.shape, generator=generator).to(param.dtype)
+
+
+def _reference(w: Tensor, grads: list[Tensor], lr: float, momentum: float, nesterov: bool, decay: float) -> Tensor:
+    """The formula, literally, for one matrix in float64."""
+    a, b, c = COEFFICIENTS
+    w, average = w.double(), torch.zeros_like(w).double()
+    for grad in grads:
+        g = grad.double()
+        average = momentum * average + (1 - momentum) * g
+        x = momentum * average + (1 - momentum) * g if nesterov else average
+        x = x / x.norm()
+        for _ in range(5):
+            x = a * x + b * (x @ x.T) @ x + c * (x @ x.T) @ (x @ x.T) @ x
+        w = (1 - lr * decay) * w - lr * max(1, w.shape[0] / w.shape[1]) ** 0.5 * x
+    return w
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_matrices_follow_the_formula_and_the_rest_is_adamw(dtype: torch.dtype, nesterov: bool) -> None:
+    model, other = _net(dtype), _net(dtype)
+    start = {name: param.detach().clone() for name, param in model.named_parameters()}
+    optimizer = muon(model, lr=0.03, adam_lr=2e-3, momentum=0.9, nesterov=nesterov, weight_decay=0.1)
+    adam = fused_adamw(other, lr=2e-3, weight_decay=0.1, betas=(0.9, 0.99))
+    grads: dict[str, list[Tensor]] = {name: [] for name in start}
+    for step in range(6):
+        for m, o in ((model, optimizer), (other, adam)):
+            _set_grads(m, step)
+            o.step()
+        for name, param in model.named_parameters():
+            grads[name].append(param.grad.clone())
+    theirs = dict(other.named_parameters())
+    for name, param in model.named_parameters():
+        state = optimizer.state[param]
+        if param.dim() == 2 and name.startswith("blocks."):
+            expected = _reference(start[name], grads[name], 0.03, 0.9, nesterov, 0.1)
+            found = state.get("master", param)
+            assert set(state) - {"master"} == {"momentum_buffer"}
+            assert found.dtype == state["momentum_buffer"].dtype == (dtype if dtype.itemsize == 8 else torch.float32)
+            assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+            assert torch.equal(param, found.to(dtype))
+        else:
+            assert torch.equal(param, theirs[name])
+            assert {"step", "exp_avg", "exp_avg_sq"} <= set(state)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (4, 16), (16, 4), (3, 16, 4)])
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+def test_singular_values_come_near_one_and_vectors_stay(shape: tuple[int, ...], scale: float) -> None:
+    torch.manual_seed(0)
+    u, s, vh = torch.linalg.svd(torch.randn(shape, dtype=torch.float64), full_matrices=False)
+    matrices = scale * u @ torch.diag_embed(s.clamp(min=0.2)) @ vh
+    found = orthogonal(matrices)
+    values = (u.mT @ found @ vh.mT).diagonal(dim1=-2, dim2=-1)
+    assert values.min() > 0.65 and values.max() < 1.2
+    assert_close(u @ torch.diag_embed(values) @ vh, found)
+    assert_close(orthogonal(matrices.mT), found.mT)
+
+
+def test_a_zero_matrix_stays_and_a_batch_is_its_members() -> None:
+    torch.manual_seed(0)
+    batch = torch.stack([torch.zeros(4, 6), torch.randn(4, 6), torch.randn(4, 6) * 100])
+    found = orthogonal(batch)
+    assert not found[0].any()
+    assert_close(found[1], orthogonal(batch[1]))
+    assert_close(found[2], orthogonal(batch[2]))
+
+
+def test_parameters_are_divided_by_name_and_shape() -> None:
+    model = _net()
+    model.blocks[1]["down"].weight.requires_grad_(False)
+    names = {param: name for name, param in model.named_parameters()}
+    matrices, others = muon(model).param_groups
+    taken = {"blocks.0.up.weight", "blocks.0.down.weight", "blocks.1.up.weight"}
+    assert {names[param] for param in matrices["params"]} == taken
+    trained = {name for name, param in model.named_parameters() if param.requires_grad}
+    assert {names[param] for param in others["params"]} == trained - taken
+    assert (matrices["lr"], others["lr"]) == (0.02, 2e-3)
+
+
+def test_a_parameter_without_gradient_is_left_alone() -> None:
+    model = _net()
+    optimizer = muon(model, weight_decay=0.1)
+    _set_grads(model, 0)
+    weight = model.blocks[0]["up"].weight
+    before = weight.detach().clone()
+    weight.grad = None
+    optimizer.step()
+    assert torch.equal(weight, before) and weight not in optimizer.state
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("by_name", [True, False])
+def test_resuming_equals_no_interruption(dtype: torch.dtype, by_name: bool) -> None:
+    straight = _net(dtype)
+    optimizer = muon(straight, weight_decay=0.01)
+    for step in range(3):
+        _set_grads(straight, step)
+        optimizer.step()
+    resumed = copy.deepcopy(straight)
+    file = io.BytesIO()
+    torch.save(named_state(optimizer, straight) if by_name else optimizer.state_dict(), file)
+    file.seek(0)
+    again = muon(resumed, weight_decay=0.01)
+    if by_name:
+        assert load_named_state(again, resumed, torch.load(file, weights_only=True)) == []
+    else:
+        again.load_state_dict(torch.load(file, weights_only=True))
+    for step in range(3, 6):
+        for m, o in ((straight, optimizer), (resumed, again)):
+            _set_grads(m, step)
+            o.step()
+    for p, q in zip(straight.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(p, q)
+        for key, value in optimizer.state[p].items():
+            assert torch.equal(value, again.state[q][key]) and value.dtype == again.state[q][key].dtype
+
+
+def test_a_state_of_adamw_is_refused() -> None:
+    model = _net()
+    adam = fused_adamw(model)
+    _set_grads(model, 0)
+    adam.step()
+    with pytest.raises(CheckpointError, match="The optimizer state is of FusedAdamW, this run configures Muon"):
+        load_named_state(muon(model), model, named_state(adam, model))
+
+
+def test_a_schedule_moves_both_rates() -> None:
+    model = _net()
+    optimizer = muon(model, lr=0.02, adam_lr=0.002)
+    schedule = lambda_linear(warm_up_steps=[10], cycle_lengths=[100], f_start=[0.0], f_max=[1.0], f_min=[0.0])
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
+    for _ in range(5):
+        optimizer.step()
+        scheduler.step()
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.01, 0.001])
+
+
+def test_it_trains_a_small_network() -> None:
+    def loss_after(make) -> float:
+        model = _net()
+        optimizer = make(model)
+        torch.manual_seed(1)
+        x = torch.randn(256, 3)
+        y = torch.stack([x[:, 0] * x[:, 1], x[:, 2].sin()], dim=1)
+        for _ in range(60):
+            loss = (model(x) - y).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return loss.item()
+
+    both, adam = loss_after(lambda m: muon(m, lr=0.02, adam_lr=2e-3)), loss_after(lambda m: fused_adamw(m, lr=2e-3))
+    assert both < 0.7 * adam, (both, adam)
+
+
+def test_a_closure_gives_its_loss() -> None:
+    model = _net()
+    optimizer = muon(model)
+
+    def closure() -> float:
+        assert torch.is_grad_enabled()
+        _set_grads(model, 0)
+        return 1.5
+
+    assert optimizer.step(closure) == 1.5
+    assert model.blocks[0]["up"].weight in optimizer.state
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"momentum": 1.0}, r"optimizer\.momentum is 1\.0"),
+        ({"lr": -1.0}, "found -1.0"),
+        ({"adam_lr": -2.0}, "found -2.0"),
+        ({"betas": [0.9, 1.0]}, r"optimizer\.betas"),
+        ({"weight_decay": -0.1}, r"optimizer\.weight_decay"),
+    ],
+)
+def test_wrong_options_are_explained(options: dict, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        muon(_net(), **options)
+
+
+def test_a_model_without_blocks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no trainable matrix in a 'blocks' of Linear"):
+        muon(nn.Linear(2, 2))
+
+
+def test_all_matrices_may_be_in_blocks() -> None:
+    model = nn.ModuleDict({"blocks": nn.ModuleList([nn.Linear(3, 3, bias=False)])})
+    optimizer = muon(model)
+    assert isinstance(optimizer, Muon) and len(optimizer.param_groups) == 1
+    _set_grads(model, 0)
+    optimizer.step()
+
+
+def _sharded() -> str:
+    model = _net()
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    with pytest.raises(ConfigError) as caught:
+        muon(model)
+    return str(caught.value)
+
+
+@pytest.mark.slow
+def test_sharded_parameters_are_refused_with_the_setting_to_change() -> None:
+    (message,) = run_distributed(_sharded, world_size=1)
+    assert "are sharded (such as embed.weight)" in message and "fsdp_shard_size=0" in message
