@@ -13,7 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the file runs from a checkout as it is
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # so that the file runs from a checkout as it is
 
 from imaginaire import log as logs
 from imaginaire.errors import ConfigError, UserError
@@ -25,10 +26,17 @@ TINY_INPUT = "assets/toy_world/first_frame.png"
 BENCHMARK_RUNS = 4  # the first warms up and is not counted
 
 
+class Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows the defaults that say something; the others are explained in words."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return super()._get_help_string(action) if action.default not in (None, False, "", []) else action.help
+
+
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Make a video that begins with a picture or with the end of a clip, and follows a prompt.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=Help,
         allow_abbrev=False,
     )
     model = parser.add_argument_group("model")
@@ -191,7 +199,7 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
     if negative is None:
         negative = "" if is_tiny else DEFAULT_NEGATIVE_PROMPT
     request = Request(
-        input_path=args.input_path or (TINY_INPUT if is_tiny else DEFAULT_INPUT),
+        input_path=args.input_path or str(ROOT / (TINY_INPUT if is_tiny else DEFAULT_INPUT)),
         prompt=args.prompt,
         save_path=args.save_path,
         negative_prompt=negative,
@@ -272,7 +280,7 @@ def check_processes(num_gpus: int, command: list[str]) -> None:
 
 def main() -> int:
     args = parse()
-    logs.setup() if hasattr(logs, "setup") else logging.basicConfig(level=logging.INFO)
+    logs.setup()
     start = time.monotonic()
     try:
         code = run(args, sys.argv)

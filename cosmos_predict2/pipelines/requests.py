@@ -21,7 +21,15 @@ from imaginaire.errors import ConfigError, DataError, UserError, near
 
 log = logging.getLogger(__name__)
 
-BATCH_KEYS = ("input_video", "prompt", "output_video", "negative_prompt", "seed", "num_conditional_frames")
+BATCH_KEYS = (
+    "input_video",
+    "prompt",
+    "output_video",
+    "negative_prompt",
+    "seed",
+    "num_conditional_frames",
+    "compare_to",
+)
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,7 @@ def read_batch(path: str, defaults: Request) -> list[Request]:
                 negative_prompt=str(entry.get("negative_prompt", defaults.negative_prompt)),
                 num_conditional_frames=int(entry.get("num_conditional_frames", defaults.num_conditional_frames)),
                 seed=int(entry.get("seed", defaults.seed)),
+                compare_to=str(entry.get("compare_to", "")),
             )
         )
     outputs = [request.save_path for request in requests]
