@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from cosmos_predict2.nn.attention import AttentionOp, attend
 from cosmos_predict2.nn.embeddings import rotate
+from cosmos_predict2.nn.linear import Linear
 
 EPS = 1e-6
 Rope: TypeAlias = tuple[Tensor, Tensor]  # cosine and sine, (L, K / 2) each
@@ -33,12 +34,12 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads = num_heads
         self.head_dim = width // num_heads
-        self.q_proj = nn.Linear(width, width, bias=False)
+        self.q_proj = Linear(width, width, bias=False)
         self.q_norm = RMSNorm(self.head_dim)
-        self.k_proj = nn.Linear(context_width or width, width, bias=False)
+        self.k_proj = Linear(context_width or width, width, bias=False)
         self.k_norm = RMSNorm(self.head_dim)
-        self.v_proj = nn.Linear(context_width or width, width, bias=False)
-        self.output_proj = nn.Linear(width, width, bias=False)
+        self.v_proj = Linear(context_width or width, width, bias=False)
+        self.output_proj = Linear(width, width, bias=False)
         self.attention: AttentionOp = attend  # context parallelism puts its exchange around this
 
     def keys_values(self, context_B_S_E: Tensor) -> KeysValues:
@@ -67,9 +68,9 @@ class MLP(nn.Module):
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        self.layer1 = nn.Linear(width, hidden, bias=False)
+        self.layer1 = Linear(width, hidden, bias=False)
         self.activation = nn.GELU()
-        self.layer2 = nn.Linear(hidden, width, bias=False)
+        self.layer2 = Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.layer2(self.activation(self.layer1(x)))
@@ -79,9 +80,9 @@ class MLP(nn.Module):
 def modulation(width: int, num_vectors: int, lora_dim: int | None) -> nn.Sequential:
     """SiLU and the linear map from a time embedding to shift, scale (and gate); of low rank when a rank is given."""
     if lora_dim is None:
-        return nn.Sequential(nn.SiLU(), nn.Linear(width, num_vectors * width, bias=False))
+        return nn.Sequential(nn.SiLU(), Linear(width, num_vectors * width, bias=False))
     return nn.Sequential(
-        nn.SiLU(), nn.Linear(width, lora_dim, bias=False), nn.Linear(lora_dim, num_vectors * width, bias=False)
+        nn.SiLU(), Linear(width, lora_dim, bias=False), Linear(lora_dim, num_vectors * width, bias=False)
     )
 
 
@@ -146,7 +147,7 @@ class FinalLayer(nn.Module):
 
     def __init__(self, width: int, out_features: int, adaln_lora_dim: int | None) -> None:
         super().__init__()
-        self.linear = nn.Linear(width, out_features, bias=False)
+        self.linear = Linear(width, out_features, bias=False)
         self.adaln_modulation = modulation(width, 2, adaln_lora_dim)
 
     def forward(self, x_B_T_H_W_D: Tensor, emb_B_T_D: Tensor, adaln_B_T_3D: Tensor | None) -> Tensor:

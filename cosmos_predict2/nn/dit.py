@@ -29,6 +29,7 @@ from cosmos_predict2.nn.embeddings import (
     TimestepEmbedding,
     Timesteps,
 )
+from cosmos_predict2.nn.linear import Linear
 
 TimestepPrecision = Literal["float32", "module"]
 
@@ -145,7 +146,7 @@ class DiT(nn.Module):
         self.t_embedder = nn.Sequential(Timesteps(model_channels), TimestepEmbedding(model_channels, use_adaln_lora))
         self.t_embedding_norm = RMSNorm(model_channels)
         self.crossattn_proj = (
-            nn.Sequential(nn.Linear(self.text_channels, crossattn_emb_channels), nn.GELU())
+            nn.Sequential(Linear(self.text_channels, crossattn_emb_channels), nn.GELU())
             if self.text_channels != crossattn_emb_channels
             else None
         )

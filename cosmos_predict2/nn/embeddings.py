@@ -9,6 +9,8 @@ import torch
 from einops.layers.torch import Rearrange
 from torch import Tensor, nn
 
+from cosmos_predict2.nn.linear import Linear
+
 RopePrecision = Literal["float32", "module"]
 BASE_FPS = 24  # frame rate at which fps modulation leaves positions as they are
 MAX_PERIOD = 10000.0
@@ -26,7 +28,7 @@ class PatchEmbed(nn.Module):
         super().__init__()
         self.proj = nn.Sequential(
             Rearrange("b c (t r) (h m) (w n) -> b t h w (c r m n)", r=patch_temporal, m=patch_spatial, n=patch_spatial),
-            nn.Linear(in_channels * patch_spatial**2 * patch_temporal, model_channels, bias=False),
+            Linear(in_channels * patch_spatial**2 * patch_temporal, model_channels, bias=False),
         )
 
     def forward(self, x_B_C_T_H_W: Tensor) -> Tensor:
@@ -60,9 +62,9 @@ class TimestepEmbedding(nn.Module):
     def __init__(self, width: int, use_adaln_lora: bool) -> None:
         super().__init__()
         self.use_adaln_lora = use_adaln_lora
-        self.linear_1 = nn.Linear(width, width, bias=not use_adaln_lora)
+        self.linear_1 = Linear(width, width, bias=not use_adaln_lora)
         self.activation = nn.SiLU()
-        self.linear_2 = nn.Linear(width, 3 * width if use_adaln_lora else width, bias=False)
+        self.linear_2 = Linear(width, 3 * width if use_adaln_lora else width, bias=False)
 
     def forward(self, feature_B_T_D: Tensor) -> tuple[Tensor, Tensor | None]:
         feature_B_T_D = feature_B_T_D.to(self.linear_1.weight.dtype)  # wider only with timestep_precision="float32"

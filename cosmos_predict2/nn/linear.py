@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear maps whose float32 products run through oneDNN on CPUs.
+
+PyTorch gives float32 matrix products to MKL, which leaves AVX-512 unused on processors that are not Intel's; oneDNN
+uses it, and takes half the time there. Everywhere else, and for half precision, this is ``torch.nn.functional.linear``.
+"""
+
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+SMALL = 1 << 20  # multiply-adds below which the call costs more than it saves
+
+
+class Linear(nn.Linear):
+    """nn.Linear by ``product``."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.bias is not None:
+            return F.linear(input, self.weight, self.bias)
+        return product(input, self.weight)
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight.T, for x (..., K) and weight (N, K)."""
+    if not _is_for_onednn(x, weight):
+        return F.linear(x, weight)
+    out = cast(Tensor, _Product.apply(x.reshape(-1, x.shape[-1]), weight))
+    return out.view(*x.shape[:-1], weight.shape[0])
+
+
+def _is_for_onednn(x: Tensor, weight: Tensor) -> bool:
+    return (
+        x.device.type == "cpu"
+        and x.dtype == weight.dtype == torch.float32
+        and x.numel() * weight.shape[0] >= SMALL
+        and not torch.compiler.is_compiling()  # the compiler's own kernels
+        and not torch.is_autocast_enabled("cpu")
+        and type(x) is Tensor
+        and type(weight) in (Tensor, nn.Parameter)
+        and _HAS_ONEDNN
+    )
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        (grad,), (x, weight) = grads, ctx.saved_tensors
+        grad_x = product(grad, weight.t()) if ctx.needs_input_grad[0] else None
+        grad_weight = product(grad.t(), x.t()) if ctx.needs_input_grad[1] else None
+        return grad_x, grad_weight
+
+
+def _has_onednn() -> bool:
+    """True if this PyTorch has oneDNN's linear map and the processor has what makes it worth while."""
+    return (
+        torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        and "AVX512" in torch.backends.cpu.get_cpu_capability()
+    )
+
+
+_HAS_ONEDNN = _has_onednn()
