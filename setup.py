@@ -71,7 +71,7 @@ setup(
     packages=find_packages(
         include=["imaginaire", "imaginaire.*", "cosmos_predict2", "cosmos_predict2.*", "scripts", "scripts.*"]
     ),
-    package_data={"cosmos_predict2.auxiliary.guardrail": ["*.txt"]},
+    package_data={"cosmos_predict2.auxiliary.guardrail": ["*.txt"], "cosmos_predict2.tokenizers": ["*.safetensors"]},
     install_requires=CORE,
     extras_require=EXTRAS,
 )
