@@ -5,6 +5,7 @@ from hydra.core.config_store import ConfigStore
 
 from imaginaire.lazy_config import PLACEHOLDER
 from imaginaire.lazy_config import LazyCall as L
+from imaginaire.muon import muon
 from imaginaire.optim import adamw, fused_adamw
 
 OPTIMIZERS = {
@@ -20,6 +21,7 @@ OPTIMIZERS = {
         decay_1d=True,
     ),
     "adamw": L(adamw)(model=PLACEHOLDER, lr=1e-4, weight_decay=0.1, betas=[0.9, 0.99], eps=1e-8),
+    "muon": L(muon)(model=PLACEHOLDER, lr=0.03, adam_lr=2e-3),  # for small networks: matrices of the blocks by Muon
 }
 
 

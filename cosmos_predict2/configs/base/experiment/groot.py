@@ -16,7 +16,7 @@ TINY = dict(
     ],
     job=dict(project="posttraining", group="video2world", name="tiny_groot_gr1_480"),
     # The toy world's dynamics show only near pure noise: at lower levels the noisy frames give the positions away.
-    model=dict(config=dict(pipe_config=dict(video_noise_factor=25.0))),
+    model=dict(config=dict(pipe_config=dict(video_noise_factor=8.0))),
     optimizer=dict(lr=0.03, adam_lr=2e-3),
     scheduler=dict(warm_up_steps=[20], cycle_lengths=[1500], f_start=[0.05], f_max=[1.0], f_min=[0.0]),
     trainer=dict(max_iter=1500, logging_iter=20, validation_iter=250, run_validation=True),
