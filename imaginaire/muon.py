@@ -7,8 +7,8 @@ For a matrix W of r rows and c columns with gradient G::
     W = (1 - lr weight_decay) W - lr sqrt(max(1, r / c)) orthogonal(N)
 
 ``orthogonal`` brings all singular values close to 1 by five Newton-Schulz steps (Jordan et al. 2024). State and
-arithmetic are float32, with masters for parameters of lower precision. It suits small networks that every process
-holds whole: an orthogonalised matrix needs all of its gradient.
+arithmetic are float32, with masters for parameters of lower precision; only those steps may be in bfloat16. It suits
+small networks that every process holds whole: an orthogonalised matrix needs all of its gradient.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from imaginaire.errors import ConfigError
+from imaginaire.errors import ConfigError, near
 from imaginaire.optim import CAST_NUMEL, FusedAdamW, state_dtype
 
 STEPS = 5
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steep at 0; singular values settle between 0.68 and 1.13
+PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}  # None: as the state, which is float64 for float64
 BLOCKS = "blocks"  # a part of the names of parameters that Muon may take
 
 
@@ -32,6 +33,7 @@ def muon(
     adam_lr: float = 2e-3,
     momentum: float = 0.95,
     nesterov: bool = True,
+    precision: str = "float32",
     weight_decay: float = 0.0,
     betas: Sequence[float] = (0.9, 0.99),
     eps: float = 1e-8,
@@ -41,7 +43,8 @@ def muon(
     """The optimizer of every parameter of ``model`` that requires a gradient.
 
     Muon takes those with two dimensions that lie in a list of blocks (``blocks`` is a part of their name) at ``lr``;
-    AdamW takes the rest at ``adam_lr``. Both decay weights by ``weight_decay`` times their own rate.
+    AdamW takes the rest at ``adam_lr``. Both decay weights by ``weight_decay`` times their own rate. ``precision`` is
+    of the Newton-Schulz steps: "bfloat16", as published, is faster on GPUs and on CPUs with instructions for it.
     """
     named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
     if sharded := [name for name, param in named if isinstance(param, DTensor)]:
@@ -63,6 +66,7 @@ def muon(
         groups,
         momentum=momentum,
         nesterov=nesterov,
+        precision=precision,
         betas=betas,
         eps=eps,
         weight_decay=weight_decay,
@@ -75,8 +79,16 @@ class Muon(FusedAdamW):
     """Updates groups with ``orthogonal`` by the formula of the module's docstring, the others as `FusedAdamW` does."""
 
     def __init__(
-        self, params: Iterable[Any], momentum: float = 0.95, nesterov: bool = True, lr: float = 0.02, **adam: Any
+        self,
+        params: Iterable[Any],
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        precision: str = "float32",
+        lr: float = 0.02,
+        **adam: Any,
     ) -> None:
+        if precision not in PRECISIONS:
+            raise ConfigError(f"optimizer.precision is '{precision}'.{near(precision, PRECISIONS)}")
         if not 0 <= momentum < 1:
             raise ConfigError(f"optimizer.momentum is {momentum}; expected a number of 0 or more and below 1.")
         groups = [dict(group) for group in params]
@@ -85,7 +97,7 @@ class Muon(FusedAdamW):
                 raise ConfigError(f"optimizer.lr and adam_lr are numbers of 0 or more; found {group['lr']}.")
             group.setdefault("orthogonal", True)
             if group["orthogonal"]:
-                group.update(momentum=float(momentum), nesterov=nesterov)
+                group.update(momentum=float(momentum), nesterov=nesterov, precision=precision)
         super().__init__(groups, lr=lr, **adam)
 
     def _step_group(self, group: dict[str, Any]) -> None:
@@ -111,23 +123,28 @@ class Muon(FusedAdamW):
             weights.append(state.get("master", param))
         rows, columns = params[0].shape
         scale = max(1.0, rows / columns) ** 0.5
-        for param, weight, update in zip(params, weights, orthogonal(torch.stack(directions)), strict=True):
+        updates = orthogonal(torch.stack(directions), PRECISIONS[group["precision"]])
+        for param, weight, update in zip(params, weights, updates, strict=True):
             stepped = weight * (1 - group["lr"] * group["weight_decay"]) - (group["lr"] * scale) * update
             weight.copy_(stepped)
             if weight is not param:
                 param.copy_(stepped)
 
 
-def orthogonal(matrices: Tensor) -> Tensor:
-    """[..., rows, columns] with the singular vectors of each matrix and singular values near 1; zero stays zero."""
+def orthogonal(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """[..., rows, columns] with the singular vectors of each matrix and singular values near 1; zero stays zero.
+
+    The steps are computed in ``dtype``, by default that of the matrices, which the result has.
+    """
     a, b, c = COEFFICIENTS
     is_tall = matrices.shape[-2] > matrices.shape[-1]
-    x: Tensor = matrices.mT if is_tall else matrices
-    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    x = matrices.reshape(-1, *matrices.shape[-2:])
+    x = x.mT if is_tall else x
+    x = (x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)).to(dtype or matrices.dtype)
     for _ in range(STEPS):
         square = x @ x.mT
-        x = a * x + (b * square + c * square @ square) @ x
-    return x.mT if is_tall else x
+        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
+    return (x.mT if is_tall else x).to(matrices.dtype).reshape(matrices.shape)
 
 
 def _alike(params: Iterable[Tensor]) -> Iterable[list[Tensor]]:

@@ -103,6 +103,24 @@ def test_singular_values_come_near_one_and_vectors_stay(shape: tuple[int, ...], 
     assert_close(orthogonal(matrices.mT), found.mT)
 
 
+def test_steps_in_bfloat16_give_nearly_the_same() -> None:
+    torch.manual_seed(0)
+    matrices = torch.randn(5, 16, 24)
+    exact, rounded = orthogonal(matrices), orthogonal(matrices, torch.bfloat16)
+    assert rounded.dtype == torch.float32 and not torch.equal(exact, rounded)
+    alike = (exact * rounded).sum(dim=(1, 2)) / (exact.norm(dim=(1, 2)) * rounded.norm(dim=(1, 2)))
+    assert alike.min() > 0.999
+    weights = []
+    for precision in ("float32", "bfloat16"):
+        model = _net()
+        optimizer = muon(model, precision=precision)
+        _set_grads(model, 0)
+        optimizer.step()
+        weights.append(model.blocks[0]["up"].weight.detach())
+    assert not torch.equal(*weights)
+    assert_close(*weights, rtol=0, atol=1e-3)
+
+
 def test_a_zero_matrix_stays_and_a_batch_is_its_members() -> None:
     torch.manual_seed(0)
     batch = torch.stack([torch.zeros(4, 6), torch.randn(4, 6), torch.randn(4, 6) * 100])
@@ -216,6 +234,7 @@ def test_a_closure_gives_its_loss() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"precision": "float16"}, r"'float16'\. Did you mean .*bfloat16"),
         ({"momentum": 1.0}, r"optimizer\.momentum is 1\.0"),
         ({"lr": -1.0}, "found -1.0"),
         ({"adam_lr": -2.0}, "found -2.0"),

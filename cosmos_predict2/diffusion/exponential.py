@@ -96,13 +96,20 @@ class Renoise:
         return Step(x_B_C_T_H_W, x0_B_C_T_H_W, x_next, sigma, sigma_next)
 
 
-def euler(x: Tensor, x0: Tensor, sigma: float, sigma_next: float) -> Tensor:
-    """The state at ``sigma_next`` if the estimate ``x0`` holds all the way, in float64."""
+def euler(x_B_C_T_H_W: Tensor, x0_B_C_T_H_W: Tensor, sigma: float, sigma_next: float) -> Tensor:
+    """The state at ``sigma_next`` if the estimate holds all the way, in float64."""
     ratio = sigma_next / sigma
-    return ratio * x.double() + (1 - ratio) * x0.double()
+    return ratio * x_B_C_T_H_W.double() + (1 - ratio) * x0_B_C_T_H_W.double()
 
 
-def two_point(x: Tensor, x0: Tensor, x0_other: Tensor, sigma_other: float, sigma: float, sigma_next: float) -> Tensor:
+def two_point(
+    x_B_C_T_H_W: Tensor,
+    x0_B_C_T_H_W: Tensor,
+    other_x0_B_C_T_H_W: Tensor,
+    other_sigma: float,
+    sigma: float,
+    sigma_next: float,
+) -> Tensor:
     """The state at ``sigma_next`` if the estimate is linear in lambda through two known points, in float64.
 
     With d = lambda_next - lambda and c = (lambda_other - lambda) / d:
@@ -110,10 +117,11 @@ def two_point(x: Tensor, x0: Tensor, x0_other: Tensor, sigma_other: float, sigma
     at z = -d.
     """
     distance = math.log(sigma / sigma_next)
-    to_other = math.log(sigma / sigma_other)
+    to_other = math.log(sigma / other_sigma)
     if distance <= SMALLEST_STEP or abs(to_other) <= SMALLEST_STEP:
-        raise ValueError(f"The levels {sigma_other}, {sigma}, {sigma_next} are too close for a second-order step.")
+        raise ValueError(f"The levels {other_sigma}, {sigma}, {sigma_next} are too close for a second-order step.")
     phi1 = math.expm1(-distance) / -distance
     phi2 = (phi1 - 1) / -distance
     other = phi2 * distance / to_other
-    return math.exp(-distance) * x.double() + distance * ((phi1 - other) * x0.double() + other * x0_other.double())
+    estimate = (phi1 - other) * x0_B_C_T_H_W.double() + other * other_x0_B_C_T_H_W.double()
+    return math.exp(-distance) * x_B_C_T_H_W.double() + distance * estimate

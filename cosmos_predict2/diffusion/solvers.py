@@ -88,9 +88,9 @@ def sample(
     return x.to(dtype)
 
 
-def guide(conditional: Tensor, unconditional: Tensor, guidance: float) -> Tensor:
+def guide(conditional_B_C_T_H_W: Tensor, unconditional_B_C_T_H_W: Tensor, guidance: float) -> Tensor:
     """conditional + guidance * (conditional - unconditional): 0 is no guidance, 7 the usual scale of 8."""
-    return conditional + guidance * (conditional - unconditional)
+    return conditional_B_C_T_H_W + guidance * (conditional_B_C_T_H_W - unconditional_B_C_T_H_W)
 
 
 def solver(name: str, evaluate: Evaluate) -> Stepper:
