@@ -7,7 +7,7 @@ Entries of the whitelist are never an objection, nor are words inside a whitelis
 
 import importlib.resources
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 from cosmos_predict2.auxiliary.guardrail.words import ANY, ascii_text, forms_of, words_of
 from cosmos_predict2.checkpoints.released import DEFAULT_DIR, get_guardrail_dir
@@ -48,8 +48,9 @@ class Blocklist:
         if (found := self._first_blocked(words)) is not None:
             return Verdict(False, f"the prompt contains '{found}'")
         words = list(_exact_words(prompt))
+        forms = [{word} for word in words]
         for start in range(len(words)):
-            if (end := _longest(self._exact, [{word} for word in words], start)) > start:
+            if (end := _longest(self._exact, forms, start)) > start:
                 return Verdict(False, f"the prompt contains '{' '.join(words[start:end])}'")
         return Verdict(True)
 
@@ -93,7 +94,7 @@ def _trie(phrases: Iterable[tuple[str, ...]]) -> _Node:
     return root
 
 
-def _longest(root: _Node, forms: list[set[str]], start: int) -> int:
+def _longest(root: _Node, forms: Sequence[Set[str]], start: int) -> int:
     """Where the longest phrase that begins at ``start`` ends; ``start`` itself without any."""
     nodes, end = [root], start
     for i in range(start, len(forms)):

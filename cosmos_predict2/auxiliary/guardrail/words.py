@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Words of a prompt and the forms under which a list may know them: case, spelling tricks, endings."""
 
+import functools
 import itertools
 import re
 import unicodedata
@@ -12,6 +13,7 @@ _DISGUISES = {
 _SIGNS = re.escape("".join(sign for sign in _DISGUISES if not sign.isalnum()) + "*")
 _WORD = re.compile(rf"[a-z0-9{_SIGNS}]+(?:'[a-z]+)?")
 _MOST_SPELLINGS = 64
+_LONGEST_WORD = 60  # no list has a longer one
 ANY = "*"
 _STRIPPED = "".join(sign for sign in _DISGUISES if not sign.isalnum()) + ANY
 
@@ -33,16 +35,13 @@ def words_of(text: str) -> list[str]:
     return joined
 
 
-def forms_of(word: str) -> set[str]:
+@functools.lru_cache(maxsize=4096)
+def forms_of(word: str) -> frozenset[str]:
     """Every form under which a list may have the word; a star in one stands for any letter."""
     bare = word.strip(_STRIPPED)
     drawn_out = {re.sub(r"(.)\1{2,}", kept, each) for each in (word, bare) for kept in (r"\1", r"\1\1")}
-    return {
-        form
-        for each in {word, bare, *drawn_out} - {""}
-        for spelling in spellings(each)
-        for form in base_forms(spelling)
-    }
+    candidates = {each for each in {word, bare, *drawn_out} if 0 < len(each) <= _LONGEST_WORD}
+    return frozenset(form for each in candidates for spelling in spellings(each) for form in base_forms(spelling))
 
 
 def spellings(word: str) -> set[str]:

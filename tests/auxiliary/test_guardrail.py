@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The blocklist, guardrails in a row, and what is said of them at start-up."""
+
+from pathlib import Path
+
+import attrs
+import pytest
+
+from cosmos_predict2.auxiliary.guardrail import GuardrailConfig, GuardrailRunner, PromptRefinerConfig, status_line
+from cosmos_predict2.auxiliary.guardrail.blocklist import Blocklist
+from cosmos_predict2.auxiliary.guardrail.runner import (
+    NOT_BUILT_IN,
+    create_guardrail,
+    create_text_guardrail_runner,
+    create_video_guardrail_runner,
+    run_text_guardrail,
+)
+from cosmos_predict2.auxiliary.guardrail.words import words_of
+from cosmos_predict2.auxiliary.prompt_refiner import create_prompt_refiner
+from cosmos_predict2.interfaces import Verdict
+from cosmos_predict2.text.prompts import DEFAULT_NEGATIVE_PROMPT
+from imaginaire.errors import CheckpointError, ConfigError
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Blocklist:
+    return Blocklist(str(tmp_path_factory.mktemp("nothing_here")))
+
+
+def _release(folder: Path, **lists: str) -> Blocklist:
+    """A blocklist in the layout of the release: folders of text files, one entry per line."""
+    for name, text in lists.items():
+        place = folder / "nvidia" / "Cosmos-Guardrail1" / "blocklist" / name
+        place.mkdir(parents=True)
+        (place / "words").write_text(text)
+    return Blocklist(str(folder))
+
+
+# The embedded list ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "A man kills another man.",
+        "KILL",
+        "killing spree",
+        "They stabbed someone with a knife.",
+        "a suicide bomber in a market",
+        "two pornos",
+        "raping",
+        "an AK-47 on the table",
+        "k1ll the guard",
+        "k!ll",
+        "k i l l",
+        "k.i.l.l.",
+        "kiiiill",
+        "kíll",
+        "Ｋｉｌｌ",  # noqa: RUF001
+        "*kill*",
+        "f**k",
+        "f*ck this",
+        "$ex tape",
+        "p0rn",
+        "the kill switch kills everyone",
+        "",
+        "   \n",
+    ],
+)
+def test_blocked_prompts_are_refused(prompt: str, embedded: Blocklist) -> None:
+    verdict = embedded.check_prompt(prompt)
+    assert not verdict.is_safe and verdict.message
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "The robot arm is performing a task. Pick up the red apple and put it on the plate.",
+        "push the red puck to the green ring",
+        "A humanoid robot shoots a basketball through the hoop.",
+        "The arm strikes the nail with a hammer, then cuts the wire with a wire stripper.",
+        "A gloved hand presses the emergency kill switch; the kill switches glow.",
+        "Heat gun, glue gun and nail gun lie on the bench.",
+        "The naked eye cannot see the crack in the pipe.",
+        "Slicing a blood orange with a chef's knife.",
+        "A skilled operator assembles 5 parts at 720p and 16 fps for $100.",
+        "A classic grass field in Essex, a cockpit, a peacock and a bottle of cumin.",
+        "Grapes and therapists; an assassin bug is not mentioned.",
+        "Move 4 a little, then stop! 100% done: a+b=c @ 3.5 m/s",
+        "A robot dies-casts parts: the die is cast",
+        "机器人拿起红色的苹果",
+        DEFAULT_NEGATIVE_PROMPT,
+    ],
+)
+def test_descriptions_of_work_pass(prompt: str, embedded: Blocklist) -> None:
+    assert embedded.check_prompt(prompt) == Verdict(True)
+
+
+def test_the_message_names_the_words_as_they_stand(embedded: Blocklist) -> None:
+    assert embedded.check_prompt("They st4bbed someone.").message == "the prompt contains 'st4bbed someone'"
+
+
+def test_every_caption_of_the_toy_world_passes(embedded: Blocklist) -> None:
+    from cosmos_predict2.toy_world import make_episodes
+
+    captions = {caption for mix in ("expert", "mixed") for caption in make_episodes(200, 0, mix=mix).captions}
+    assert len(captions) > 10
+    assert not [caption for caption in captions if not embedded.check_prompt(caption).is_safe]
+
+
+def test_a_long_prompt_is_checked_in_no_time(embedded: Blocklist) -> None:
+    import time
+
+    start = time.perf_counter()
+    assert embedded.check_prompt("The robot arm is performing a task with a red cup. " * 200).is_safe
+    assert not embedded.check_prompt("a" * 20_000 + "*" * 2_000 + " kill").is_safe
+    assert time.perf_counter() - start < 2
+
+
+# The released list ----------------------------------------------------------------------------------------------------
+
+
+def test_the_released_files_are_used_where_they_are(tmp_path: Path) -> None:
+    blocklist = _release(tmp_path, custom="zorp\nbad thing\n", whitelist="zorp lamp\n", exact_match="Mickey Mouse\n")
+    assert "4 entries" not in blocklist.source and "3 entries" in blocklist.source
+    refused = ["zorps everywhere", "the BAD things", "draw Mickey-Mouse now", "zorp lamp and zorp"]
+    passing = ["a zorp lamp", "zorped-out is no word of it: xzorp", "a mickey and a mouse", "kill", "mickey mouses"]
+    assert [p for p in refused if blocklist.check_prompt(p).is_safe] == []
+    assert [p for p in passing if not blocklist.check_prompt(p).is_safe] == ["zorped-out is no word of it: xzorp"]
+
+
+def test_an_incomplete_release_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"custom.*scripts\.download_checkpoints"):
+        _release(tmp_path, whitelist="fine\n")
+
+
+def test_the_exact_rule_of_the_release_admits_equal_words_only() -> None:
+    """The release asks for a similarity of (n - 0.4) / n of the words; that is reached by equality alone."""
+    from difflib import SequenceMatcher
+
+    for entry in ("abcdef", "mickey mouse", "a rather long name of someone"):
+        n = len(entry)
+        others = [entry[1:], entry[:-1], entry + "x", entry.replace(entry[3], "z"), entry[:2] + "y" + entry[2:]]
+        assert all(SequenceMatcher(None, entry, other).ratio() < (n - 0.4) / n for other in others)
+
+
+def test_the_folder_follows_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _release(tmp_path, custom="zorp\n")
+    monkeypatch.setenv("COSMOS_PREDICT2_ARGS", f"--checkpoints {tmp_path}")
+    assert not Blocklist().check_prompt("zorp").is_safe
+    assert not create_text_guardrail_runner(GuardrailConfig().checkpoint_dir).run_safety_check("zorp").is_safe
+
+
+def test_letters_on_their_own_are_joined_only_in_a_row() -> None:
+    assert words_of("A K i l L x yz") == ["akillx", "yz"]
+    assert words_of("plan a b then c") == ["plan", "a", "b", "then", "c"]
+
+
+# The row --------------------------------------------------------------------------------------------------------------
+
+
+class _Fixed:
+    def __init__(self, name: str, verdict: Verdict | Exception) -> None:
+        self.name, self.verdict, self.calls = name, verdict, 0
+
+    def check_prompt(self, prompt: str) -> Verdict:
+        self.calls += 1
+        if isinstance(self.verdict, Exception):
+            raise self.verdict
+        return self.verdict
+
+
+def test_the_first_objection_decides_and_is_named() -> None:
+    parts = [_Fixed("a", Verdict(True)), _Fixed("b", Verdict(False, "too loud")), _Fixed("c", Verdict(False, "no"))]
+    assert GuardrailRunner(parts).run_safety_check("x") == Verdict(False, "b: too loud")
+    assert [part.calls for part in parts] == [1, 1, 0]
+
+
+def test_a_guardrail_that_fails_has_cleared_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    runner = GuardrailRunner([_Fixed("model", RuntimeError("out of memory"))])
+    verdict = runner.run_safety_check("x")
+    assert not verdict.is_safe and "model" in verdict.message and "out of memory" in verdict.message
+    assert "Traceback" in caplog.text
+    assert run_text_guardrail("x", runner) is False
+
+
+def test_no_guardrails_are_safe_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    assert GuardrailRunner([]).run_safety_check("x").is_safe
+    assert "no guardrail" in caplog.text
+
+
+# Settings -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", NOT_BUILT_IN)
+def test_parts_that_are_not_built_in_say_so_when_named(part: str) -> None:
+    with pytest.raises(ConfigError, match="not built in yet"):
+        create_guardrail(GuardrailConfig(parts=["blocklist", part]))
+
+
+def test_other_things_that_are_not_built_in_say_so() -> None:
+    with pytest.raises(ConfigError, match="not built in yet"):
+        create_video_guardrail_runner()
+    with pytest.raises(ConfigError, match="not built in yet"):
+        create_prompt_refiner(PromptRefinerConfig(), is_explicit=True)
+    assert create_prompt_refiner(PromptRefinerConfig()) is None
+    assert create_prompt_refiner(PromptRefinerConfig(enabled=False), is_explicit=True) is None
+    with pytest.raises(ConfigError, match="Did you mean blocklist"):
+        create_guardrail(GuardrailConfig(parts=["blocklists"]))
+
+
+def test_the_settings_have_the_published_defaults() -> None:
+    expected = dict(checkpoint_dir="checkpoints", offload_model_to_cpu=True, enabled=True)
+    assert attrs.asdict(GuardrailConfig()).items() >= expected.items()
+    assert attrs.asdict(PromptRefinerConfig()) == expected
+
+
+def test_one_line_says_what_was_asked_and_what_is_at_work() -> None:
+    on, refiner = GuardrailConfig(), PromptRefinerConfig()
+    line = status_line(on, refiner, create_guardrail(on))
+    assert "\n" not in line
+    assert "guardrail: blocklist (built-in list" in line and "asked: on" in line and "Llama-Guard-3" in line
+    assert "prompt refiner: off, asked: on (not built in yet)" in line
+    off = GuardrailConfig(enabled=False)
+    assert create_guardrail(off) is None
+    line = status_line(off, PromptRefinerConfig(enabled=False), None)
+    assert "guardrail: off, asked: off" in line and "licence" in line
+    assert line.endswith("prompt refiner: off, asked: off")

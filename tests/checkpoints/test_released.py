@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paths of the released files, the folder setting, and the manifests."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from cosmos_predict2.checkpoints import released
+from cosmos_predict2.checkpoints.families import describe
+from cosmos_predict2.checkpoints.manifests import dit_manifest, file_faults, manifest_of
+from cosmos_predict2.checkpoints.released import NETWORKS, REPOSITORIES, checkpoint_dir, environment_settings
+from cosmos_predict2.nn.flops import PARAMETERS
+from imaginaire.errors import ConfigError
+from imaginaire.weights import is_extra
+from tests.checkpoints.nets import random_net, released_state
+
+# Where the folder is --------------------------------------------------------------------------------------------------
+
+
+def test_an_argument_wins_over_the_environment_and_that_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(released.SETTINGS_VARIABLE, raising=False)
+    assert checkpoint_dir() == "checkpoints"
+    monkeypatch.setenv(released.SETTINGS_VARIABLE, "--checkpoints '/data/my weights' --text_encoder t5")
+    assert checkpoint_dir() == "/data/my weights"
+    assert environment_settings() == {"checkpoints": "/data/my weights", "text_encoder": "t5"}
+    assert checkpoint_dir("/other") == "/other"
+    assert released.get_t5_model_dir() == "/data/my weights/google-t5/t5-11b"
+    monkeypatch.setenv(released.SETTINGS_VARIABLE, "--checkpoints=s3://bucket/weights")
+    assert released.get_t5_model_dir() == "s3://bucket/weights/google-t5/t5-11b"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("--checkpoint /data", "Did you mean --checkpoints"),
+        ("--checkpoints", "needs a value"),
+        ("--checkpoints --text_encoder t5", "needs a value"),
+        ("--checkpoints '/data", "cannot be split"),
+        ("/data", "has '/data'"),
+    ],
+)
+def test_a_wrong_environment_is_told_when_it_is_asked(text: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(released.SETTINGS_VARIABLE, text)
+    with pytest.raises(ConfigError, match=message):
+        checkpoint_dir()
+
+
+@pytest.mark.slow
+def test_importing_reads_no_environment() -> None:
+    code = (
+        "import os; os.environ['COSMOS_PREDICT2_ARGS'] = '--no-such-flag'\n"
+        "import cosmos_predict2.checkpoints, cosmos_predict2.auxiliary.guardrail, sys\n"
+        "print([m for m in ('huggingface_hub', 'diffusers', 'transformers') if m in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0 and run.stdout.strip() == "[]", run.stdout + run.stderr
+
+
+# Paths ----------------------------------------------------------------------------------------------------------------
+
+
+def test_paths_are_those_of_the_published_layout() -> None:
+    video, image = (
+        released.get_cosmos_predict2_video2world_checkpoint,
+        released.get_cosmos_predict2_text2image_checkpoint,
+    )
+    assert [
+        video(root="r"),
+        video(model_size="14B", resolution=480, fps=10, root="r"),
+        video(fps=10, natten=True, root="r"),
+        image(model_size="0.6B", fast_tokenizer=True, distilled=True, root="r"),
+        released.get_cosmos_predict2_action_conditioned_checkpoint(root="r"),
+        released.get_cosmos_predict2_gr00t_checkpoint(gr00t_variant="droid", root="r"),
+        released.get_cosmos_predict2_multiview_checkpoint(root="r"),
+        released.get_tokenizer_checkpoint(model_size="14B", root="r"),
+    ] == [
+        "r/nvidia/Cosmos-Predict2-2B-Video2World/model-720p-16fps.pt",
+        "r/nvidia/Cosmos-Predict2-14B-Video2World/model-480p-10fps.pt",
+        "r/nvidia/Cosmos-Predict2-2B-Video2World/model-720p-10fps-natten.pt",
+        "r/nvidia/Cosmos-Predict2-0.6B-Text2Image/model_fast_tokenizer_distilled.pt",
+        "r/nvidia/Cosmos-Predict2-2B-Sample-Action-Conditioned/model-480p-4fps.pt",
+        "r/nvidia/Cosmos-Predict2-14B-Sample-GR00T-Dreams-DROID/model-480p-16fps.pt",
+        "r/nvidia/Cosmos-Predict2-2B-Multiview/model-720p-10fps-7views-29frames.pt",
+        "r/nvidia/Cosmos-Predict2-14B-Video2World/tokenizer/tokenizer.pth",
+    ]
+
+
+def test_variants_that_do_not_exist_are_errors() -> None:
+    with pytest.raises(ConfigError, match="resolution is '1080'"):
+        released.get_cosmos_predict2_video2world_checkpoint(resolution="1080")
+    with pytest.raises(ConfigError, match="NATTEN"):
+        released.get_cosmos_predict2_video2world_checkpoint(resolution="480", natten=True)
+    with pytest.raises(ConfigError, match=r"0\.6B, not 2B"):
+        released.get_cosmos_predict2_text2image_checkpoint(distilled=True)
+    with pytest.raises(ConfigError, match="gr00t_variant"):
+        released.get_cosmos_predict2_gr00t_checkpoint(gr00t_variant="gr2")
+
+
+def test_the_tokenizer_is_taken_from_wherever_it_lies(tmp_path: Path) -> None:
+    other = tmp_path / "nvidia/Cosmos-Predict2-2B-Video2World/tokenizer/tokenizer.pth"
+    other.parent.mkdir(parents=True)
+    other.write_bytes(b"")
+    assert released.get_tokenizer_checkpoint(model_size="14B", root=str(tmp_path)) == str(other)
+
+
+def test_pinned_revisions_are_whole_commits() -> None:
+    pinned = [repository.revision for repository in REPOSITORIES.values() if repository.revision is not None]
+    assert len(pinned) == 12
+    assert all(len(revision) == 40 and int(revision, 16) for revision in pinned)
+
+
+# Manifests ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("network", PARAMETERS)
+def test_the_manifests_hold_the_published_number_of_parameters(network: str) -> None:
+    manifest = dit_manifest(network)
+    weights = {name: tensor for name, tensor in manifest.items() if not is_extra(name)}
+    assert sum(tensor.numel() for tensor in weights.values()) == PARAMETERS[network]
+    blocks = NETWORKS[network]["num_blocks"]
+    assert (len(manifest), len(weights)) == (14 + 20 * blocks, 7 + 20 * blocks)
+    family = describe(manifest)
+    assert family is not None and family.network == network
+
+
+@pytest.mark.parametrize(
+    ("network", "count"),
+    [
+        ("2B Predict2.5", 2_059_174_912),
+        ("14B Predict2.5", 14_368_047_104),
+        ("2B action-conditioned", 2_024_923_136),
+        ("2B Predict2.5 action-conditioned", 2_126_767_104),
+    ],
+)
+def test_derived_networks_have_their_published_number_of_parameters(network: str, count: int) -> None:
+    assert sum(tensor.numel() for tensor in manifest_of(network).tensors.values()) == count
+
+
+def test_the_multiview_manifest_takes_its_views() -> None:
+    tensors = manifest_of("2B multiview").tensors
+    assert tuple(tensors["x_embedder.proj.1.weight"].shape) == (2048, 100)
+    assert tuple(tensors["view_embeddings.weight"].shape) == (7, 7)
+    assert str(describe(tensors)) == "2B multiview, width 2048, 28 blocks"
+
+
+def test_the_tokenizers_manifest_has_its_194_entries() -> None:
+    assert len(manifest_of("tokenizer").tensors) == 194
+
+
+def test_a_tokenizer_in_place_of_a_network_is_a_fault_and_the_other_way_round(tmp_path: Path) -> None:
+    torch.save({name: torch.zeros(1) for name in manifest_of("tokenizer").tensors}, tmp_path / "tokenizer.pth")
+    torch.save(released_state(random_net()), tmp_path / "model.pt")
+    (fault,), _ = file_faults(str(tmp_path / "tokenizer.pth"), "2B Video2World")
+    assert "video tokenizer" in fault
+    (fault,), _ = file_faults(str(tmp_path / "model.pt"), "tokenizer")
+    assert "194 in the model, missing" in fault
+    (fault,), _ = file_faults(str(tmp_path / "model.pt"), "14B Video2World")
+    assert "width 5120, 36 blocks" in fault
