@@ -80,7 +80,7 @@ def shape_of(source: Any, name: str) -> tuple[int, ...]:
 
 def open_address(address: str) -> Mapping[str, Tensor]:
     """The tensors at a local or remote path, or of a hub id."""
-    if address.startswith("hf://") or _is_hub_id(address):
+    if is_hub(address):
         return _open_hub(address)
     if storage.is_folder(address):
         return _open_folder(_Folder.at(address))
@@ -91,12 +91,34 @@ def open_address(address: str) -> Mapping[str, Tensor]:
 
 def names_at(address: str) -> list[str]:
     """The names directly in a local or remote folder, or in a hub repository or a folder of it; [] for a file."""
-    if address.startswith("hf://") or _is_hub_id(address):
+    if is_hub(address):
         repository, revision, inner = _hub_parts(address)
         prefix = f"{inner}/" if inner else ""
         names = _hub_names(repository, revision, address)
         return sorted({name[len(prefix) :].partition("/")[0] for name in names if name.startswith(prefix)})
     return storage.listdir(address) if storage.is_folder(address) else []
+
+
+def below(address: str, name: str) -> str:
+    """The address of a name in a folder or hub repository."""
+    if is_hub(address):
+        return f"hf://{address.removeprefix('hf://').rstrip('/')}/{name}"
+    return storage.join(address, name)
+
+
+def local_file(address: str) -> Path:
+    """One file of a local, remote or hub address, on this machine."""
+    if not is_hub(address):
+        if not storage.exists(address):
+            raise absent(address)
+        return storage.local_copy(address)
+    repository, revision, inner = _hub_parts(address)
+    return _hub_fetch(repository, revision, inner, address)
+
+
+def is_hub(address: str) -> bool:
+    """True for ``hf://...``, and for ``organisation/name`` that is no path here."""
+    return address.startswith("hf://") or _is_hub_id(address)
 
 
 def load_pt(path: StrPath) -> Any:

@@ -20,7 +20,7 @@ from cosmos_predict2.checkpoints.runs import clean_name, recorded_alpha
 from imaginaire import storage, weights
 from imaginaire.errors import CheckpointError, ConfigError, near
 from imaginaire.lora import FILE_FORMAT
-from imaginaire.weight_files import LazyTensors, shape_of
+from imaginaire.weight_files import TENSOR_SUFFIXES, LazyTensors, below, local_file, names_at, shape_of
 
 _PREFIXES = ("base_model.model.", "transformer.", "net.", "net_ema.")
 PEFT_CONFIG = "adapter_config.json"
@@ -94,11 +94,11 @@ def apply_lora(net: nn.Module, adapters: str | Sequence[str], *, alpha: float | 
 
 def read_adapter(path: str, *, alpha: float | None = None) -> Adapter:
     """The adapter at a path: our file, a PEFT folder, a diffusers file or folder, or a checkpoint with adapters."""
-    folder = storage.is_folder(path)
-    names = storage.listdir(path) if folder else []
+    names = names_at(path)
     if PEFT_CONFIG in names:
         return _read_peft(path, names)
-    file = storage.join(path, _DIFFUSERS_FILE) if _DIFFUSERS_FILE in names else path
+    files = [name for name in names if name.endswith(TENSOR_SUFFIXES)]
+    file = next((below(path, name) for name in files if name == _DIFFUSERS_FILE or len(files) == 1), path)
     source = weights.read(file)
     metadata = _metadata(file)
     if metadata.get("format") == FILE_FORMAT:
@@ -174,7 +174,7 @@ def _read_peft(path: str, names: Iterable[str]) -> Adapter:
     if file is None:
         raise CheckpointError(f"{path} has {PEFT_CONFIG}, but none of {', '.join(_PEFT_FILES)}.")
     try:
-        config = json.loads(storage.read_text(storage.join(path, PEFT_CONFIG)))
+        config = json.loads(local_file(below(path, PEFT_CONFIG)).read_text(encoding="utf-8"))
         rank, alpha = int(config["r"]), float(config["lora_alpha"])
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}/{PEFT_CONFIG} is not a PEFT configuration with r and lora_alpha.") from error
@@ -191,7 +191,7 @@ def _read_peft(path: str, names: Iterable[str]) -> Adapter:
             raise CheckpointError(f"{path}: {layer} has rank {found}, {PEFT_CONFIG} says {own_rank}.")
         return float(own_alpha / (math.sqrt(found) if config.get("use_rslora") else found))
 
-    return _adapter(path, weights.read(storage.join(path, file)), scaling)
+    return _adapter(path, weights.read(below(path, file)), scaling)
 
 
 def _pattern(table: Mapping[str, Any], layer: str, default: float) -> float:
@@ -247,12 +247,12 @@ def _diffusers_scaling(source: Mapping[str, Tensor], metadata: Mapping[str, str]
 
 
 def _metadata(path: str) -> Mapping[str, str]:
-    """The metadata of a local or remote safetensors file; nothing for any other."""
-    if not path.endswith(".safetensors") or path.startswith("hf://") or not storage.exists(path):
+    """The metadata of a safetensors file; nothing for any other."""
+    if not path.endswith(".safetensors"):
         return {}
     import safetensors
 
-    with safetensors.safe_open(storage.local_copy(path), framework="pt") as file:
+    with safetensors.safe_open(local_file(path), framework="pt") as file:
         return file.metadata() or {}
 
 
@@ -289,5 +289,6 @@ def _require_fit(adapter: Adapter, targets: Mapping[str, Tensor]) -> None:
 def _no_alpha(where: str) -> str:
     return (
         f"{where} has LoRA adapters beside its weights and does not record their alpha, and no config.yaml of its run"
-        " lies above it. Say what it was trained with (model.config.lora_alpha): --lora_alpha NUMBER."
+        " lies above it. Merge them once, with the model.config.lora_alpha of the training: python -m scripts.convert"
+        f" {where} merged.pt --merge-lora --lora_alpha NUMBER"
     )

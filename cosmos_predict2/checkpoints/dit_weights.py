@@ -6,7 +6,6 @@ folders, DCP folders, safetensors, hub ids, and diffusers' pipeline or transform
 """
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from cosmos_predict2.checkpoints.released import describe_missing, download_comm
 from cosmos_predict2.checkpoints.runs import clean_name, recorded_alpha
 from imaginaire import storage, weights
 from imaginaire.errors import CheckpointError
-from imaginaire.weight_files import TENSOR_SUFFIXES, names_at
+from imaginaire.weight_files import TENSOR_SUFFIXES, below, names_at
 from imaginaire.weights import LoadReport
 
 WHICH = ("auto", "net", "net_ema")
@@ -31,7 +30,7 @@ def open_dit(path_or_id: str, which: str = "auto") -> Mapping[str, Tensor]:
     """
     if which not in WHICH:
         raise CheckpointError(f"which={which!r}: expected one of {', '.join(WHICH)}.")
-    address = _inside_a_pipeline(str(path_or_id))
+    address = inside_a_pipeline(str(path_or_id))
     if download_command(address) and not storage.is_remote(address) and not storage.exists(address):
         raise CheckpointError(describe_missing(address))
     source = weights.renamed(weights.read(address), clean_name)
@@ -89,11 +88,11 @@ def fitted(
     return targets, source, allow_missing
 
 
-def _inside_a_pipeline(address: str) -> str:
+def inside_a_pipeline(address: str) -> str:
     """The transformer's folder of a diffusers pipeline; any other address as it is."""
     names = names_at(address)
     if "transformer" in names and "model_index.json" in names and not any(n.endswith(TENSOR_SUFFIXES) for n in names):
-        return storage.join(address if "://" in address or Path(address).exists() else f"hf://{address}", "transformer")
+        return below(address, "transformer")
     return address
 
 

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.checkpoints.adapters import merge_lora_state
-from cosmos_predict2.checkpoints.diffusers_names import diffusers_config, to_diffusers_name
-from cosmos_predict2.checkpoints.dit_weights import open_dit
+from cosmos_predict2.checkpoints.diffusers_names import diffusers_config, net_kwargs, to_diffusers_name
+from cosmos_predict2.checkpoints.dit_weights import inside_a_pipeline, open_dit
 from cosmos_predict2.checkpoints.families import Family, describe, require_family
 from cosmos_predict2.checkpoints.released import NETWORKS
 from cosmos_predict2.checkpoints.runs import recorded_alpha, run_config
 from imaginaire import storage, weights
 from imaginaire.errors import CheckpointError, ConfigError
-from imaginaire.weight_files import names_at, shape_of
+from imaginaire.weight_files import below, local_file, names_at, shape_of
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,8 @@ def export(job: Export) -> Mapping[str, Tensor]:
     if not job.overwrite and storage.exists(existing):
         raise CheckpointError(f"{existing} exists already. Choose another destination, or --overwrite.")
     log.info("%s: %s, %d tensors", job.source, family, len(tensors))
+    if job.which == "auto" and any(name.startswith("net_ema.") for name in weights.read(inside_a_pipeline(job.source))):
+        log.info("taking the trained weights where the source has them; --weights ema takes the averaged ones")
     if job.form == "diffusers":
         config = diffusers_config(net_arguments(job, family), has_condition_mask=family.kind != "Text2Image")
         tensors = weights.renamed(tensors, to_diffusers_name)
@@ -136,14 +138,11 @@ def _recorded_net(source: str) -> dict[str, Any]:
 
 def diffusers_net(source: str) -> dict[str, Any] | None:
     """Our network's arguments from the config.json of a diffusers folder; None for any other source."""
-    from cosmos_predict2.checkpoints.diffusers_names import net_kwargs
-
-    for folder in (source, storage.join(source, "transformer")):
-        path = storage.join(folder, "config.json")
-        if not source.startswith("hf://") and storage.exists(path):
-            config = json.loads(storage.read_text(path))
-            return net_kwargs(config) if "num_attention_heads" in config else None
-    return None
+    folder = inside_a_pipeline(source)
+    if "config.json" not in names_at(folder):
+        return None
+    config = json.loads(local_file(below(folder, "config.json")).read_text(encoding="utf-8"))
+    return net_kwargs(config) if "num_attention_heads" in config else None
 
 
 # Writing --------------------------------------------------------------------------------------------------------------

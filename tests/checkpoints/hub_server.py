@@ -18,6 +18,7 @@ class Hub:
     repositories: dict[str, dict[str, bytes]]
     gated: set[str] = field(default_factory=set)
     asked: list[str] = field(default_factory=list)  # "name@revision/file" of each file that was sent
+    revisions: set[str] = field(default_factory=set)  # "name@revision" of each repository that was listed
     url: str = ""
 
     def commit(self, name: str) -> str:
@@ -72,6 +73,7 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 ]
                 self._send_json(tree)
                 return
+            hub.revisions.add(f"{name}@{rest[1] if rest[:1] == ['revision'] else 'main'}")
             siblings = [{"rfilename": path, "size": len(data), "blobId": "0"} for path, data in files.items()]
             self._send_json({"id": name, "modelId": name, "sha": hub.commit(name), "siblings": siblings})
 

@@ -3,6 +3,9 @@
 
 import io
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from cosmos_predict2.nn.dit import Video2WorldDiT
 from imaginaire import lora
 from imaginaire.errors import CheckpointError
 from imaginaire.lazy_config import LazyCall as L
+from tests.checkpoints.hub_server import Hub, serve
 from tests.checkpoints.nets import SMALL, assert_same_parameters, call, parameters_of, random_net, released_state
 
 EMA = random_net(seed=9)
@@ -288,3 +292,53 @@ def test_a_mistyped_path_offers_the_near_one(tmp_path: Path) -> None:
     path = _released(tmp_path, random_net())
     assert problem_with(path) is None
     assert "Did you mean model.pt?" in (problem_with(str(tmp_path / "modle.pt")) or "")
+
+
+_FROM_A_HUB = """
+import sys, torch
+from cosmos_predict2.checkpoints import apply_lora, load_dit
+from tests.checkpoints.nets import assert_same_parameters, parameters_of, random_net
+expected = parameters_of(random_net(seed=1))
+for address in ("org/pipeline", "hf://org/pipeline/transformer", "hf://org/pipeline@some%2Fbranch", "hf://org/files/model.pt"):
+    net = random_net(seed=2)
+    load_dit(net, address)
+    assert_same_parameters(net, expected)
+print(len(apply_lora(random_net(), "org/peft:0.5")), len(apply_lora(random_net(), "hf://org/ours:0.5")))
+"""
+
+
+@pytest.mark.slow
+def test_addresses_on_a_hub_load_like_folders(tmp_path: Path) -> None:
+    net = random_net(seed=1)
+    folder, file = Path(_pipeline_folder(tmp_path, net)), Path(_released(tmp_path, net))
+    adapted = lora.inject(random_net(), 2, 4.0, "q_proj")
+    lora.save_adapter(str(tmp_path / "adapter.safetensors"), adapted)
+    factors = {f"base_model.model.{n}".replace(".default", ""): t for n, t in lora.adapter_state(adapted).items()}
+    config = json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4.0, "target_modules": ["q_proj"]})
+    hub = Hub(
+        {
+            "org/pipeline": {
+                path.relative_to(folder).as_posix(): path.read_bytes()
+                for path in folder.rglob("*")
+                if path.is_file() and path.parent != folder
+            }
+            | {"model_index.json": b"{}"},
+            "org/files": {"model.pt": file.read_bytes(), "model2.pt": b""},
+            "org/peft": {
+                "adapter_config.json": config.encode(),
+                "adapter_model.safetensors": safetensors.torch.save(factors),
+            },
+            "org/ours": {"adapter.safetensors": (tmp_path / "adapter.safetensors").read_bytes()},
+        }
+    )
+    with serve(hub):
+        run = subprocess.run(
+            [sys.executable, "-c", _FROM_A_HUB],
+            env={**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.split() == ["4", "4"]
+    assert {"org/pipeline@some/branch", "org/pipeline@main"} <= hub.revisions
