@@ -66,6 +66,7 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             if files is None:
                 self._send(404, {"X-Error-Code": "RepoNotFound"})
                 return
+            hub.revisions.add(f"{name}@{rest[1] if len(rest) > 1 else 'main'}")
             if rest[:1] == ["tree"]:
                 tree = [
                     {"type": "file", "path": path, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
@@ -73,7 +74,6 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 ]
                 self._send_json(tree)
                 return
-            hub.revisions.add(f"{name}@{rest[1] if rest[:1] == ['revision'] else 'main'}")
             siblings = [{"rfilename": path, "size": len(data), "blobId": "0"} for path, data in files.items()]
             self._send_json({"id": name, "modelId": name, "sha": hub.commit(name), "siblings": siblings})
 
