@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make demo`: train a small model, interrupt it, resume it, and show the loss curve. Needs no download and no GPU."""
+"""`make demo`: a small world model learns the toy world, is interrupted, goes on, and imagines a clip it never saw.
+
+Needs no download and no GPU. Everything is written below outputs/demo.
+"""
 
 import json
 import math
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -12,40 +16,62 @@ import time
 from pathlib import Path
 
 OUTPUT = Path("outputs/demo")
-RUN = OUTPUT / "examples/minimal/minimal"
-COMMAND = [sys.executable, "-m", "scripts.train", "--config=examples/minimal/config.py", "--", "experiment=minimal"]
+EXPERIMENT = "predict2_video2world_training_tiny_groot_gr1_480"
+RUN = OUTPUT / "posttraining/video2world/tiny_groot_gr1_480"
+CLIP = Path("assets/toy_world/clip.mp4")  # of an episode that training never draws
 EXIT_INTERRUPTED = 75
 INTERRUPT_AT = 150
+TRAIN = ["-m", "scripts.train", "--", f"experiment={EXPERIMENT}"]
 
 
 def main() -> int:
     shutil.rmtree(OUTPUT, ignore_errors=True)
-    environment = {**os.environ, "IMAGINAIRE_OUTPUT_ROOT": str(OUTPUT), "WANDB_MODE": "disabled"}
-    say(f"1. Train the example project and interrupt it after iteration {INTERRUPT_AT}, as a cluster would (SIGTERM).")
-    print(f"   IMAGINAIRE_OUTPUT_ROOT={OUTPUT} {' '.join(['python', *COMMAND[1:]])}\n", flush=True)
-    process = subprocess.Popen(COMMAND, env=environment)
+    OUTPUT.mkdir(parents=True)
+    say(f"1. Train a Video2World model of 1.3 M parameters, and interrupt it after iteration {INTERRUPT_AT} (SIGTERM).")
+    process = start(TRAIN)
     while process.poll() is None and last_iteration() < INTERRUPT_AT:
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     if (code := process.wait()) != EXIT_INTERRUPTED:
         print(f"expected exit code {EXIT_INTERRUPTED} (interrupted, state saved), got {code}", file=sys.stderr)
         return 1
-    stopped_at = (RUN / "checkpoints/latest_checkpoint.txt").read_text().strip()
+    stopped_at = latest_checkpoint()
     say(f"2. It saved {stopped_at} and left with exit code {code}. The same command goes on from there.")
-    subprocess.run(COMMAND, env=environment, check=True)
-    losses = [(r["iteration"], r["train/loss"]) for r in records() if "train/loss" in r]
-    resumed_at = int(stopped_at.removeprefix("iter_").removesuffix(".pt"))
+    if (code := start(TRAIN).wait()) != 0:
+        return code
     say("3. The loss of both parts is one curve.")
-    print(text_curve(losses, resumed_at))
-    picture = draw(losses, [(r["iteration"], r["val/loss"]) for r in records() if "val/loss" in r], resumed_at)
-    print(f"\nrun folder: {RUN}\npicture:    {picture}")
+    losses = [(r["iteration"], r["train/loss"]) for r in records() if "train/loss" in r]
+    print(text_curve(thinned(losses), int(stopped_at.removeprefix("iter_").removesuffix(".pt"))))
+
+    say("4. Imagine what follows the first frame of a clip that it never saw.")
+    prompt = Path("assets/toy_world/prompt.txt").read_text().strip()
+    weights = RUN / "checkpoints/model" / latest_checkpoint()
+    generate = ["examples/video2world.py", "--model_size", "tiny", "--dit_path", str(weights), "--load_ema"]
+    generate += ["--prompt", prompt, "--input_path", "assets/toy_world/first_frame.png", "--compare_to", str(CLIP)]
+    generate += ["--save_path", str(OUTPUT / "generated.mp4")]
+    if (code := start(generate).wait()) != 0:
+        return code
+    generated, repeated = psnr_to_truth(OUTPUT / "generated.mp4")
+    print(f"\nlike the truth: {generated:.1f} dB; repeating the first frame would be {repeated:.1f} dB")
+    print(f"video:         {OUTPUT}/generated.mp4\ncontact sheet: {OUTPUT}/generated.png\nrun folder:    {RUN}")
     first, last = losses[0][1], losses[-1][1]
-    print(f"loss {first:.4f} -> {last:.4f} ({first / last:.0f} times smaller)")
-    return 0 if last < first / 3 else 1
+    print(f"loss {first:.2f} -> {last:.2f} ({first / last:.0f} times smaller)")
+    return 0 if last < first / 3 and generated > repeated else 1
 
 
 def say(text: str) -> None:
     print(f"\n=== {text}", flush=True)
+
+
+def start(arguments: list[str]) -> "subprocess.Popen[bytes]":
+    """The command, shown as a user would type it, with its results below OUTPUT."""
+    print(f"    IMAGINAIRE_OUTPUT_ROOT={OUTPUT} python {shlex.join(arguments)}\n", flush=True)
+    environment = {**os.environ, "IMAGINAIRE_OUTPUT_ROOT": str(OUTPUT), "WANDB_MODE": "disabled"}
+    return subprocess.Popen([sys.executable, *arguments], env=environment)
+
+
+def latest_checkpoint() -> str:
+    return (RUN / "checkpoints/latest_checkpoint.txt").read_text().strip()
 
 
 def records() -> list[dict[str, float]]:
@@ -58,8 +84,14 @@ def last_iteration() -> int:
     return max((int(r["iteration"]) for r in records()), default=0)
 
 
+def thinned(losses: list[tuple[float, float]], rows: int = 25) -> list[tuple[float, float]]:
+    """About so many of them, the last one included."""
+    every = max(1, len(losses) // rows)
+    return losses[(len(losses) - 1) % every :: every]
+
+
 def text_curve(losses: list[tuple[float, float]], resumed_at: int, width: int = 60) -> str:
-    """One line per logged iteration, its bar on a logarithmic scale."""
+    """One line per iteration, its bar on a logarithmic scale."""
     lowest, highest = (f(loss for _, loss in losses) for f in (min, max))
     steps_per_e = (width - 1) / max(math.log(highest / lowest), 1e-9)
     rows = []
@@ -68,29 +100,23 @@ def text_curve(losses: list[tuple[float, float]], resumed_at: int, width: int = 
         if iteration > resumed_at and not marked:
             rows.append(f"{'':>10} {'- - interrupted and resumed at ' + str(resumed_at) + ' ':-<{width}}")
             marked = True
-        rows.append(f"{iteration:>10.0f} {'#' * (1 + round(steps_per_e * math.log(loss / lowest)))} {loss:.4f}")
+        rows.append(f"{iteration:>10.0f} {'#' * (1 + round(steps_per_e * math.log(loss / lowest)))} {loss:.2f}")
     return "\n".join(rows)
 
 
-def draw(losses: list[tuple[float, float]], validation: list[tuple[float, float]], resumed_at: int) -> Path:
-    import matplotlib
+def psnr_to_truth(path: Path) -> tuple[float, float]:
+    """Of the generated video and of its first frame repeated, against the true clip, in dB."""
+    from cosmos_predict2.data import media
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    generated, _ = media.read_video(path)
+    true, _ = media.read_video(CLIP)
+    true = true[:, : generated.shape[1]]
 
-    figure, axes = pyplot.subplots(figsize=(7, 3.2), dpi=120)
-    axes.semilogy(*zip(*losses, strict=True), color="#3060a0", label="training loss")
-    if validation:
-        axes.semilogy(*zip(*validation, strict=True), "o", color="#d06020", label="validation loss, averaged weights")
-    axes.axvline(resumed_at, color="gray", linestyle="--", linewidth=1)
-    axes.text(resumed_at, axes.get_ylim()[1], " interrupted, resumed", va="top", fontsize=8, color="gray")
-    axes.set_xlabel("iteration")
-    axes.set_ylabel("loss")
-    axes.legend(frameon=False)
-    figure.tight_layout()
-    path = OUTPUT / "loss.png"
-    figure.savefig(path)
-    return path
+    def psnr(video: "media.Tensor") -> float:
+        error = (video.float() - true.float())[:, 1:].square().mean()
+        return float(10 * (255**2 / error).log10())
+
+    return psnr(generated), psnr(true[:, :1].expand_as(true))
 
 
 if __name__ == "__main__":

@@ -39,7 +39,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 # The mathematics knows nothing of machines: what it may import from outside, besides the standard library.
 ONLY_FROM_OUTSIDE = {
-    "cosmos_predict2.nn": {"torch", "einops"},
+    # Kernels of attention are optional: NEVER_AT_THE_TOP keeps them inside the functions that choose them.
+    "cosmos_predict2.nn": {"torch", "einops", "flash_attn", "flash_attn_interface", "transformer_engine"},
     "cosmos_predict2.diffusion": {"torch", "einops"},
     "cosmos_predict2.toy_world": {"numpy"},
 }
@@ -47,7 +48,7 @@ NOT_IN_THE_MATHEMATICS = ("torch.distributed", "logging")
 
 # Optional or slow to import: inside the function that needs it, never at the top of a module of the two packages.
 NEVER_AT_THE_TOP = {
-    "apex", "av", "boto3", "diffusers", "flash_attn", "libero", "matplotlib", "megatron", "moto", "peft", "ray", "s3fs",
+    "PIL", "apex", "av", "boto3", "diffusers", "flash_attn", "flash_attn_interface", "huggingface_hub", "libero", "matplotlib", "megatron", "moto", "peft", "ray", "s3fs",
     "tensorboard", "torch.utils.tensorboard", "transformer_engine", "transformers", "wandb",
 }  # fmt: skip
 
