@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The registered tiny experiment: it composes, trains, stops, resumes exactly, and generates."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from cosmos_predict2.data import media
+from imaginaire.compose import compose
+from tests.training import difference, losses, saved, train
+
+CONFIG = "cosmos_predict2/configs/base/config.py"
+EXPERIMENT = "experiment=predict2_video2world_training_tiny_groot_gr1_480"
+NAME = "tiny_groot_gr1_480"
+SHORT = [
+    EXPERIMENT,
+    "job.project=tests",
+    "job.group=engine",
+    "trainer.logging_iter=1",
+    "trainer.validation_iter=2",
+    "dataloader_train.batch_size=4",
+    "dataloader_train.dataset.num_episodes=32",
+    "dataloader_val.dataset.num_episodes=4",
+    "checkpoint.save_iter=2",
+]
+
+
+def test_overrides_of_the_guides_compose() -> None:
+    config = compose(
+        CONFIG,
+        [
+            EXPERIMENT,
+            "model.config.train_architecture=lora",
+            "model.config.fsdp_shard_size=8",
+            "model.config.pipe_config.net.atten_backend=transformer_engine",
+            "model.config.pipe_config.conditioner.text.dropout_rate=0.1",
+            "model.config.pipe_config.ema.enabled=False",
+            "model.config.pipe_config.guardrail_config.enabled=False",
+            "model.config.pipe_config.prompt_refiner_config.enabled=False",
+        ],
+    )
+    assert config.model["config"]["pipe_config"]["conditioner"]["text"]["dropout_rate"] == 0.1
+    assert config.job.path == f"posttraining/video2world/{NAME}"
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("predict2_video2world_fsdp_2b", "Cosmos-Predict2-2B-Video2World/model-720p-16fps.pt"),
+        ("predict2_video2world_fsdp_14b_480p_10fps", "Cosmos-Predict2-14B-Video2World/model-480p-10fps.pt"),
+    ],
+)
+def test_released_sizes_are_in_the_model_group(name: str, path: str) -> None:
+    config = compose(CONFIG, [f"model={name}", "dataloader_train=toy"])
+    model = config.model["config"]
+    assert model["model_manager_config"]["dit_path"].endswith(path)
+    assert model["pipe_config"]["state_t"] == (16 if "10fps" in name else 24)
+    assert model["fsdp_shard_size"] == 8
+    assert config.trainer.distributed_parallelism == "fsdp"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["base", "lora"])
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, architecture: str) -> None:
+    options = [*SHORT, f"model.config.train_architecture={architecture}"]
+    assert train(tmp_path / "whole", [*options, "trainer.max_iter=4"], config=CONFIG) == 0
+    assert train(tmp_path / "parts", [*options, "trainer.max_iter=2"], config=CONFIG) == 0
+    assert train(tmp_path / "parts", [*options, "trainer.max_iter=4"], config=CONFIG) == 0
+    assert difference(saved(tmp_path / "whole", NAME), saved(tmp_path / "parts", NAME)) is None
+    assert losses(tmp_path / "whole", NAME) == losses(tmp_path / "parts", NAME)
+
+
+@pytest.mark.slow
+def test_weights_of_a_run_generate_and_the_average_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from examples.video2world import main
+
+    assert train(tmp_path, [*SHORT, "trainer.max_iter=2"], config=CONFIG) == 0
+    weights = tmp_path / "tests/engine" / NAME / "checkpoints/model/iter_000000002.pt"
+    videos = []
+    for flags in ([], ["--load_ema"]):
+        path = tmp_path / f"out{len(videos)}.mp4"
+        arguments = ["--model_size", "tiny", "--dit_path", str(weights), "--prompt", "push the red puck", *flags]
+        monkeypatch.setattr(sys, "argv", ["video2world.py", *arguments, "--num_steps", "2", "--save_path", str(path)])
+        assert main() == 0
+        videos.append(media.read_video(path)[0])
+    assert (videos[0] != videos[1]).any()
