@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from cosmos_predict2.nn.linear import is_for_onednn, product
+
 AttentionOp: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 # Names that configs and guides use, and what each means here.
@@ -33,7 +35,8 @@ BACKENDS = {
 }
 DENSE_STAND_INS = ("natten",)  # asked for by these names, attention is dense: the caller should say so
 HALF = (torch.float16, torch.bfloat16)
-SMALL_SCORES = 256 * 256  # below so many scores a head, plain products beat the fused kernel of CPUs
+LARGE_SCORES = 512 * 512  # from so many scores a head, CPUs are faster by heads than in the fused kernel
+MOST_SCORES = 1 << 24  # up to so many in all: 64 MB a layer
 # Relative L2 error against float32 that rounding explains.
 TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
@@ -48,9 +51,10 @@ class AttentionChoice(NamedTuple):
 
 def attend(q_B_L_N_K: Tensor, k_B_S_N_K: Tensor, v_B_S_N_K: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(K)) v by PyTorch, in the form that is fastest for the device and the number of tokens."""
-    is_small = q_B_L_N_K.shape[1] * k_B_S_N_K.shape[1] <= SMALL_SCORES
-    if is_small and q_B_L_N_K.device.type == "cpu" and q_B_L_N_K.dtype not in HALF:
-        return attend_by_products(q_B_L_N_K, k_B_S_N_K, v_B_S_N_K)
+    batch, num_tokens, num_heads, _ = q_B_L_N_K.shape
+    scores = num_tokens * k_B_S_N_K.shape[1]
+    if scores >= LARGE_SCORES and batch * num_heads * scores <= MOST_SCORES and is_for_onednn(q_B_L_N_K, k_B_S_N_K):
+        return attend_by_heads(q_B_L_N_K, k_B_S_N_K, v_B_S_N_K)
     return attend_fused(q_B_L_N_K, k_B_S_N_K, v_B_S_N_K)
 
 
@@ -69,6 +73,19 @@ def attend_by_products(q_B_L_N_K: Tensor, k_B_S_N_K: Tensor, v_B_S_N_K: Tensor) 
     dtype = torch.promote_types(scores_B_N_L_S.dtype, torch.float32)
     weights_B_N_L_S = torch.softmax(scores_B_N_L_S, dim=-1, dtype=dtype).to(v_B_N_S_K.dtype)
     return (weights_B_N_L_S @ v_B_N_S_K).transpose(1, 2)
+
+
+def attend_by_heads(q_B_L_N_K: Tensor, k_B_S_N_K: Tensor, v_B_S_N_K: Tensor) -> Tensor:
+    """The same, head by head, with the fast float32 products of CPUs; keeps all the weights for the backward pass."""
+    q_B_L_N_K = q_B_L_N_K * q_B_L_N_K.shape[-1] ** -0.5
+    batches = []
+    for q_L_N_K, k_S_N_K, v_S_N_K in zip(q_B_L_N_K, k_B_S_N_K, v_B_S_N_K):
+        heads = []
+        for q_L_K, k_S_K, v_S_K in zip(q_L_N_K.unbind(1), k_S_N_K.unbind(1), v_S_N_K.unbind(1)):
+            weights_L_S = torch.softmax(product(q_L_K, k_S_K), dim=-1)
+            heads.append(product(weights_L_S, v_S_K.t()))
+        batches.append(torch.stack(heads, dim=1))
+    return torch.stack(batches)
 
 
 def canonical_backend(name: str) -> str:

@@ -15,33 +15,38 @@ SMALL = 1 << 20  # multiply-adds below which the call costs more than it saves
 
 
 class Linear(nn.Linear):
-    """nn.Linear by ``product``."""
+    """nn.Linear by ``product``, unless it has a bias."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        super().__init__(in_features, out_features, bias)
+        self.has_bias = bias
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.bias is not None:
-            return F.linear(input, self.weight, self.bias)
-        return product(input, self.weight)
+        return F.linear(input, self.weight, self.bias) if self.has_bias else product(input, self.weight)
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """x @ weight.T, for x (..., K) and weight (N, K)."""
-    if not _is_for_onednn(x, weight):
+    if x.numel() * weight.shape[0] < SMALL or not is_for_onednn(x, weight):
         return F.linear(x, weight)
-    out = cast(Tensor, _Product.apply(x.reshape(-1, x.shape[-1]), weight))
+    out = cast(Tensor, _Product.apply(_dense(x.reshape(-1, x.shape[-1])), _dense(weight)))
     return out.view(*x.shape[:-1], weight.shape[0])
 
 
-def _is_for_onednn(x: Tensor, weight: Tensor) -> bool:
+def is_for_onednn(*tensors: Tensor) -> bool:
+    """True if products of these run through oneDNN here, when they are large enough."""
     return (
-        x.device.type == "cpu"
-        and x.dtype == weight.dtype == torch.float32
-        and x.numel() * weight.shape[0] >= SMALL
-        and not torch.compiler.is_compiling()  # the compiler's own kernels
+        _HAS_ONEDNN
+        and all(x.device.type == "cpu" and x.dtype == torch.float32 for x in tensors)
+        and all(type(x) in (Tensor, nn.Parameter) for x in tensors)
+        and not torch.compiler.is_compiling()  # which has kernels of its own
         and not torch.is_autocast_enabled("cpu")
-        and type(x) is Tensor
-        and type(weight) in (Tensor, nn.Parameter)
-        and _HAS_ONEDNN
     )
+
+
+def _dense(matrix: Tensor) -> Tensor:
+    """The matrix without gaps in memory, transposed or not: with gaps oneDNN is a thousand times slower."""
+    return matrix if matrix.is_contiguous() or matrix.t().is_contiguous() else matrix.contiguous()
 
 
 class _Product(torch.autograd.Function):
