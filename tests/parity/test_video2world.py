@@ -289,6 +289,7 @@ def velocity_network(golden: Golden) -> DiT:
 @torch.no_grad()
 def test_velocity_with_frames_replaced(golden: Golden) -> None:
     stored, scale = golden.tensors("rf25.train.safetensors"), golden.json("rf25.json")["timestep_scale"].use()
+    golden.json("rf25.json")["u"].compare(stored["u"].use().flatten(), rtol=1e-6)
     denoiser = Denoiser(velocity_network(golden))
     x0, mask = stored["x0"].use(), stored["condition_mask"].use()
     condition = condition_of(stored, gt_frames_B_C_T_H_W=x0, condition_mask_B_1_T_H_W=mask)
