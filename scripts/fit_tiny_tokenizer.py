@@ -33,7 +33,7 @@ SIZES = (48, 64)  # of the toy world's two settings; steps take turns
 BATCH = 32
 LEARNING_RATE = 2e-3
 CODE_NOISE = 0.03  # of latents with unit variance: what a model generates is never exact
-TEXTURE_SHARE = 0.35  # of the loss; textures are harder, and must not use up the codes
+TEXTURE_SHARE = 0.15  # of the loss; textures are harder, and must not use up the codes
 NUM_TEXTURES = 160
 TEXTURE_SIDE = 192
 
@@ -225,11 +225,10 @@ def train(
 
 @torch.no_grad()
 def set_scale(net: TinyAutoencoder, worlds: dict[int, ToyFrames], draws: np.random.Generator) -> None:
-    """Centre each channel of the codes, and give all of them together unit variance on the toy world."""
+    """Centre each channel of the codes, and give all of them together unit variance on the default toy world."""
     spreads = []
     for i, (coder, num_frames) in enumerate(coders(net)):
-        pictures = (world.batch(128, num_frames, draws) for world in worlds.values())
-        codes = torch.cat([coder.encode(picture).permute(0, 2, 3, 1).flatten(0, 2) for picture in pictures])
+        codes = coder.encode(worlds[SIZES[0]].batch(256, num_frames, draws)).permute(0, 2, 3, 1).flatten(0, 2)
         net.centre[i] = codes.mean(0)
         spreads.append(codes.var(0).mean())
     net.scale.copy_(torch.stack(spreads).mean().sqrt())

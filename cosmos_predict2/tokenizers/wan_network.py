@@ -155,18 +155,19 @@ class CausalConv3d(nn.Conv3d):
     def forward(self, x: Tensor, past: Past) -> Tensor:  # type: ignore[override]
         num_past = self.kernel_size[0] - 1
         if num_past == 0:
-            return super().forward(x)
+            return convolve(x, self)
         if self not in past and x.shape[2] == 1:
             # All that the earlier taps would see is zero, so the frame needs the last one only: a third of the work.
             past[self] = join_frames(torch.zeros_like(x).expand(-1, -1, num_past - 1, -1, -1), x)
-            frame = F.conv2d(as_frames(x), self.weight[:, :, -1], self.bias, padding=self.padding[1:])
+            sides = (self.kernel_size[1] // 2, self.kernel_size[2] // 2)
+            frame = _convolve(as_frames(x), self.weight[:, :, -1], self.bias, sides, (1, 1))
             return as_clips(frame, x.shape[0])
         before = past.get(self)
         if before is None:
             before = torch.zeros_like(x[:, :, :1]).expand(-1, -1, num_past, -1, -1)
         joined = join_frames(before, x)
         past[self] = last_frames(joined, num_past)
-        return super().forward(joined)
+        return convolve(joined, self)
 
 
 class NormSiLU(nn.Module):
@@ -229,11 +230,11 @@ class FrameAttention(nn.Module):
         frames = as_frames(x)
         # One frame at a time: where no kernel takes so wide a head, the scores of a whole clip would not fit.
         attended = torch.cat([self._attend(frame) for frame in frames.split(1)])
-        return as_clips(self.proj(attended).add_(frames), x.shape[0])
+        return as_clips(convolve(attended, self.proj).add_(frames), x.shape[0])
 
     def _attend(self, frame: Tensor) -> Tensor:
         height, width = frame.shape[-2:]
-        qkv = self.to_qkv(self.norm(frame)).flatten(2).transpose(1, 2)  # [1, H*W, 3C]
+        qkv = convolve(self.norm(frame), self.to_qkv).flatten(2).transpose(1, 2)  # [1, H*W, 3C]
         q, k, v = (part.unsqueeze(1) for part in qkv.chunk(3, dim=-1))
         out = F.scaled_dot_product_attention(q, k, v).squeeze(1)
         return out.transpose(1, 2).unflatten(2, (height, width))
@@ -249,12 +250,12 @@ class Downsample(nn.Module):
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
         frames = F.pad(as_frames(x), (0, 1, 0, 1))
-        x = as_clips(self.resample["1"](frames), x.shape[0])
+        x = as_clips(convolve(frames, self.resample["1"]), x.shape[0])
         if self.time_conv is None:
             return x
         before = past.get(self.time_conv)
         past[self.time_conv] = last_frames(x, 1)
-        return x if before is None else self.time_conv(join_frames(before, x))
+        return x if before is None else convolve(join_frames(before, x), self.time_conv)
 
 
 class Upsample(nn.Module):
@@ -277,7 +278,7 @@ class Upsample(nn.Module):
             return x
         joined = join_frames(past[self.time_conv], x)
         past[self.time_conv] = last_frames(joined, 2)
-        pairs = self.time_conv(joined).unflatten(1, (2, x.shape[1]))  # [B, 2, C, T, H, W]
+        pairs = convolve(joined, self.time_conv).unflatten(1, (2, x.shape[1]))  # [B, 2, C, T, H, W]
         return as_clips(pairs.permute(0, 3, 1, 2, 4, 5).flatten(0, 2), x.shape[0])
 
 
@@ -292,7 +293,7 @@ def _conv_of_doubled(frames: Tensor, conv: nn.Module) -> Tensor:
     weight, bias = conv.weight, conv.bias
     if weight.dtype in (torch.bfloat16, torch.float16):
         large = F.interpolate(frames, scale_factor=2.0, mode="nearest-exact")
-        return F.conv2d(large, weight, bias, padding=1)
+        return convolve(large, conv)
     num, _, height, width = frames.shape
     w0, w1, w2 = weight.unbind(2)
     rows = (torch.stack([w0, w1 + w2], 2), torch.stack([w0 + w1, w2], 2))
@@ -303,7 +304,8 @@ def _conv_of_doubled(frames: Tensor, conv: nn.Module) -> Tensor:
     kernel = torch.cat(kernels)
     if frames.is_contiguous(memory_format=torch.channels_last):
         kernel = kernel.contiguous(memory_format=torch.channels_last)
-    quarters = F.conv2d(frames, kernel, bias.repeat(4), padding=1).chunk(4, dim=1)  # [N, C/2, H + 1, W + 1] each
+    together = _convolve(frames, kernel, bias.repeat(4), (1, 1), (1, 1))
+    quarters = together.chunk(4, dim=1)  # [N, C/2, H + 1, W + 1] each
     out = torch.empty(
         (num, weight.shape[0], 2 * height, 2 * width),
         dtype=frames.dtype,
@@ -314,6 +316,22 @@ def _conv_of_doubled(frames: Tensor, conv: nn.Module) -> Tensor:
         down, right = divmod(i, 2)
         out[:, :, down::2, right::2] = quarter[:, :, down : down + height, right : right + width]
     return out
+
+
+def convolve(x: Tensor, conv: nn.Module) -> Tensor:
+    """``conv`` of frames or clips."""
+    assert isinstance(conv, (nn.Conv2d, nn.Conv3d)) and not isinstance(conv.padding, str)
+    return _convolve(x, conv.weight, conv.bias, conv.padding, conv.stride)
+
+
+def _convolve(
+    x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, ...], stride: tuple[int, ...]
+) -> Tensor:
+    # Of a batch of one small picture, torch takes convolutions away from oneDNN, and is then several times slower.
+    if x.device.type == "cpu" and x.dtype == torch.float32 and torch.backends.mkldnn.is_available():
+        return torch.mkldnn_convolution(x, weight, bias, padding, stride, (1,) * len(stride), 1)
+    function = F.conv2d if weight.ndim == 4 else F.conv3d
+    return function(x, weight, bias, padding=padding, stride=stride)
 
 
 # ---- layout ----------------------------------------------------------------------------------------------------------
