@@ -29,11 +29,12 @@ from imaginaire import storage
 
 NUM_EPISODES = 3000
 EPISODE_STEPS = 24
-SIZES = (48, 64)  # of the toy world's two settings; steps take turns
+SIZES = (48, 64)  # of the toy world's two settings
+TURNS = (48, 48, 64)  # steps of the default size are more, as it is harder: the things fill more of its table
 BATCH = 32
-LEARNING_RATE = 2e-3
+LEARNING_RATE = 3e-3
 CODE_NOISE = 0.03  # of latents with unit variance: what a model generates is never exact
-TEXTURE_SHARE = 0.15  # of the loss; textures are harder, and must not use up the codes
+TEXTURE_SHARE = 0.3  # of the loss in every other step; textures are harder, and must not use up the codes
 NUM_TEXTURES = 160
 TEXTURE_SIDE = 192
 
@@ -199,12 +200,13 @@ def train(
         warm = min(1.0, (step + 1) / 100)
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * warm * (0.5 + 0.5 * math.cos(math.pi * part))
-        world = worlds[SIZES[step % len(SIZES)]]
+        world = worlds[TURNS[step % len(TURNS)]]
         loss, report = torch.zeros(()), []
         for coder, num_frames in coders(net):
-            toy = world.batch(BATCH, num_frames, draws)
-            texture = texture_batch(textures, BATCH // 2, num_frames, world.size, draws)
-            for pictures, share in ((toy, 1 - TEXTURE_SHARE), (texture, TEXTURE_SHARE)):
+            kinds = [(world.batch(BATCH, num_frames, draws), 1.0)]
+            if step % 2 == 0:
+                kinds.append((texture_batch(textures, BATCH // 2, num_frames, world.size, draws), TEXTURE_SHARE))
+            for pictures, share in kinds:
                 codes = coder.encode(pictures)
                 noisy = codes + torch.randn_like(codes) * CODE_NOISE * net.scale
                 error = (coder.decode(noisy) - pictures).square().mean()
