@@ -24,6 +24,7 @@ from imaginaire.optim import CAST_NUMEL, FusedAdamW, state_dtype
 STEPS = 5
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steep at 0; singular values settle between 0.68 and 1.13
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}  # None: as the state, which is float64 for float64
+AUTO = "auto"
 BLOCKS = "blocks"  # a part of the names of parameters that Muon may take
 
 
@@ -44,7 +45,8 @@ def muon(
 
     Muon takes those with two dimensions that lie in a list of blocks (``blocks`` is a part of their name) at ``lr``;
     AdamW takes the rest at ``adam_lr``. Both decay weights by ``weight_decay`` times their own rate. ``precision`` is
-    of the Newton-Schulz steps: "bfloat16", as published, is faster on GPUs and on CPUs with instructions for it.
+    of the Newton-Schulz steps: "bfloat16", as published, is faster on GPUs and on CPUs with instructions for it; "auto"
+    takes it there, and "float32" elsewhere.
     """
     named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
     if sharded := [name for name, param in named if isinstance(param, DTensor)]:
@@ -87,8 +89,8 @@ class Muon(FusedAdamW):
         lr: float = 0.02,
         **adam: Any,
     ) -> None:
-        if precision not in PRECISIONS:
-            raise ConfigError(f"optimizer.precision is '{precision}'.{near(precision, PRECISIONS)}")
+        if precision not in (*PRECISIONS, AUTO):
+            raise ConfigError(f"optimizer.precision is '{precision}'.{near(precision, (*PRECISIONS, AUTO))}")
         if not 0 <= momentum < 1:
             raise ConfigError(f"optimizer.momentum is {momentum}; expected a number of 0 or more and below 1.")
         groups = [dict(group) for group in params]
@@ -97,6 +99,9 @@ class Muon(FusedAdamW):
                 raise ConfigError(f"optimizer.lr and adam_lr are numbers of 0 or more; found {group['lr']}.")
             group.setdefault("orthogonal", True)
             if group["orthogonal"]:
+                group["params"] = list(group["params"])
+                if precision == AUTO:
+                    precision = "bfloat16" if has_fast_bfloat16(group["params"][0].device) else "float32"
                 group.update(momentum=float(momentum), nesterov=nesterov, precision=precision)
         super().__init__(groups, lr=lr, **adam)
 
@@ -129,6 +134,13 @@ class Muon(FusedAdamW):
             weight.copy_(stepped)
             if weight is not param:
                 param.copy_(stepped)
+
+
+def has_fast_bfloat16(device: torch.device) -> bool:
+    """Whether products in bfloat16 are faster than in float32 there."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return device.type == "cpu" and bool(torch.cpu._is_avx512_bf16_supported())
 
 
 def orthogonal(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor:

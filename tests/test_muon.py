@@ -272,3 +272,10 @@ def _sharded() -> str:
 def test_sharded_parameters_are_refused_with_the_setting_to_change() -> None:
     (message,) = run_distributed(_sharded, world_size=1)
     assert "are sharded (such as embed.weight)" in message and "fsdp_shard_size=0" in message
+
+
+def test_auto_takes_bfloat16_where_it_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    for fast, expected in ((True, "bfloat16"), (False, "float32")):
+        monkeypatch.setattr("imaginaire.muon.has_fast_bfloat16", lambda device, fast=fast: fast)
+        optimizer = Muon([{"params": [nn.Parameter(torch.zeros(2, 2))]}], precision="auto")
+        assert optimizer.param_groups[0]["precision"] == expected

@@ -21,7 +21,8 @@ OPTIMIZERS = {
         decay_1d=True,
     ),
     "adamw": L(adamw)(model=PLACEHOLDER, lr=1e-4, weight_decay=0.1, betas=[0.9, 0.99], eps=1e-8),
-    "muon": L(muon)(model=PLACEHOLDER, lr=0.03, adam_lr=2e-3),  # for small networks: matrices of the blocks by Muon
+    # For small networks: the matrices of the blocks by Muon, the rest by AdamW.
+    "muon": L(muon)(model=PLACEHOLDER, lr=0.03, adam_lr=2e-3, precision="auto"),
 }
 
 
