@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--num_blocks", type=int, default=2)
     arguments = parser.parse_args()
 
+    started_from = commit()
     torch.manual_seed(arguments.seed)
     draws = np.random.default_rng(arguments.seed)
     worlds = {size: ToyFrames.make(size, arguments.seed) for size in SIZES}
@@ -62,7 +63,7 @@ def main() -> None:
     metadata = {
         "command": shlex.join(["python", "-m", "scripts.fit_tiny_tokenizer", *sys.argv[1:]]),
         "seed": str(arguments.seed),
-        "commit": commit(),
+        "commit": started_from,
         "steps": str(steps),
         **figures,
     }
@@ -102,9 +103,9 @@ def _to_pictures(frames: Tensor) -> Tensor:
 # ---- textures --------------------------------------------------------------------------------------------------------
 
 
-def make_textures(draws: np.random.Generator) -> Tensor:
+def make_textures(draws: np.random.Generator, num: int = NUM_TEXTURES) -> Tensor:
     """[N, 3, S, S] in [-1, 1]: overlapping leaves of all sizes with grain, whose statistics are much like a photo's."""
-    return torch.stack([torch.from_numpy(_leaves(draws)) for _ in range(NUM_TEXTURES)]).float()
+    return torch.stack([torch.from_numpy(_leaves(draws)) for _ in range(num)]).float()
 
 
 def _leaves(draws: np.random.Generator) -> np.ndarray:
@@ -162,13 +163,13 @@ def texture_batch(textures: Tensor, num: int, num_frames: int, size: int, draws:
 
 
 def start_from_components(
-    net: TinyAutoencoder, worlds: dict[int, ToyFrames], textures: Tensor, draws: np.random.Generator
+    net: TinyAutoencoder, worlds: dict[int, ToyFrames], textures: Tensor, draws: np.random.Generator, num: int = 256
 ) -> None:
     """Principal components of patches, half toy world and half textures, each kind counted by its own variance."""
     for coder, num_frames in coders(net):
         kinds = [
-            *(world.batch(256, num_frames, draws) for world in worlds.values()),
-            texture_batch(textures, 512, num_frames, 64, draws),
+            *(world.batch(num, num_frames, draws) for world in worlds.values()),
+            texture_batch(textures, 2 * num, num_frames, 64, draws),
         ]
         patches = [F.pixel_unshuffle(pictures, 8).permute(0, 2, 3, 1).flatten(0, 2).double() for pictures in kinds]
         mean = torch.cat([part.mean(0, keepdim=True) for part in patches[:-1]]).mean(0)

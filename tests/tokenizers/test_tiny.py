@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tiny tokenizer: the contract of the large one, and pictures that come back."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from cosmos_predict2.data.media import read_image, resize_and_crop
+from cosmos_predict2.interfaces import VideoTokenizer
+from cosmos_predict2.tokenizers.tiny import SHIPPED, TinyAutoencoder, TinyTokenizer
+from cosmos_predict2.toy_world import make_episodes, render
+from cosmos_predict2.toy_world.detector import detect
+from cosmos_predict2.toy_world.tasks import TASKS
+from imaginaire.errors import CheckpointError, DataError
+
+PHOTO = Path(__file__).parents[2] / "assets/photo/coffee.jpg"
+HELD_OUT = 10**6  # the first episode of the series that no fit reaches
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> TinyTokenizer:
+    return TinyTokenizer()
+
+
+def _video(frames: np.ndarray) -> Tensor:
+    """[B, 3, F, H, W] in [-1, 1] of uint8 [B, F, H, W, 3]."""
+    return torch.from_numpy(frames).permute(0, 4, 1, 2, 3).float() / 127.5 - 1
+
+
+def _toy_clips(size: int, mix: str, num: int = 16) -> Tensor:
+    episodes = make_episodes(num, 0, mix=mix, length=24, size=size, tasks=tuple(TASKS), first=HELD_OUT)
+    return _video(np.stack([episodes.render(i, 4, 17) for i in range(num)]))
+
+
+def _psnr(tokenizer: TinyTokenizer, video: Tensor) -> float:
+    """Mean decibels over clips, of pictures as they are shown."""
+    back = tokenizer.decode(tokenizer.encode(video)).clamp(-1, 1)
+    return (10 * torch.log10(4 / (back - video).square().mean((1, 2, 3, 4)))).mean().item()
+
+
+@pytest.mark.parametrize(("size", "least"), [(48, 29.5), (64, 32.0)])
+@pytest.mark.parametrize("mix", ["mixed", "expert"])
+def test_held_out_toy_world_clips_come_back(tokenizer: TinyTokenizer, size: int, least: float, mix: str) -> None:
+    assert _psnr(tokenizer, _toy_clips(size, mix)) > least
+
+
+def test_a_photograph_panned_and_zoomed_comes_back(tokenizer: TinyTokenizer) -> None:
+    photo = read_image(PHOTO)
+    pan = torch.stack([photo[:, 20 + i : 148 + i, 10 + 2 * i : 202 + 2 * i] for i in range(13)], dim=1)
+    zoom = torch.stack(
+        [resize_and_crop(photo[:, 2 * i : 192 - 2 * i, 2 * i : 288 - 2 * i], (128, 192)) for i in range(13)], dim=1
+    )
+    for clip in (pan, zoom):
+        assert _psnr(tokenizer, clip.unsqueeze(0).float() / 127.5 - 1) > 22
+
+
+def test_latents_have_about_unit_variance_and_no_offset(tokenizer: TinyTokenizer) -> None:
+    latent = tokenizer.encode(_toy_clips(48, "mixed", num=64))
+    for part in (latent[:, :, :1], latent[:, :, 1:]):
+        assert 0.8 < part.var(dim=(0, 2, 3, 4)).mean().sqrt() < 1.25
+        assert part.mean(dim=(0, 2, 3, 4)).abs().max() < 0.4
+
+
+def test_objects_are_where_they_were(tokenizer: TinyTokenizer) -> None:
+    episodes = make_episodes(16, 0, mix="expert", length=24, first=HELD_OUT)
+    frames = np.stack([render(episodes.states[i, 4:17], 48) for i in range(16)])
+    back = tokenizer.decode(tokenizer.encode(_video(frames))).clamp(-1, 1)
+    shown = ((back + 1) * 127.5).round().byte().permute(0, 2, 3, 4, 1).numpy()
+    true, found = detect(frames), detect(shown)
+    for thing, limit in (("gripper", 0.5), ("puck", 0.6)):
+        distance = np.linalg.norm(true.position[thing] - found.position[thing], axis=-1)
+        assert np.nanmedian(distance) < limit, thing
+
+
+def test_it_is_a_video_tokenizer(tokenizer: TinyTokenizer) -> None:
+    assert isinstance(tokenizer, VideoTokenizer)
+    assert (tokenizer.latent_ch, tokenizer.spatial_compression_factor, tokenizer.temporal_compression_factor) == (
+        16,
+        8,
+        4,
+    )
+    assert tokenizer.dtype == torch.float32 and tokenizer.to("cpu") is tokenizer
+    assert not any(parameter.requires_grad for parameter in tokenizer.net.parameters())
+
+
+@pytest.mark.parametrize("num_frames", [1, 5, 13, 17])
+@pytest.mark.parametrize("size", [(48, 48), (64, 64), (8, 24)])
+def test_sizes_in_and_out(tokenizer: TinyTokenizer, num_frames: int, size: tuple[int, int]) -> None:
+    video = torch.rand(2, 3, num_frames, *size) * 2 - 1
+    latent = tokenizer.encode(video)
+    assert latent.shape == (2, 16, 1 + (num_frames - 1) // 4, size[0] // 8, size[1] // 8)
+    assert tokenizer.decode(latent).shape == video.shape
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_results_have_the_dtype_of_what_was_given(tokenizer: TinyTokenizer, dtype: torch.dtype) -> None:
+    latent = tokenizer.encode(torch.zeros(1, 3, 5, 16, 16, dtype=dtype))
+    assert latent.dtype == dtype and tokenizer.decode(latent).dtype == dtype
+
+
+def test_frames_are_coded_in_groups_that_know_nothing_of_each_other(tokenizer: TinyTokenizer) -> None:
+    video = torch.rand(1, 3, 13, 16, 16) * 2 - 1
+    changed = video.clone()
+    changed[:, :, 5:9] *= -1
+    before, after = tokenizer.encode(video), tokenizer.encode(changed)
+    is_same = [torch.allclose(before[:, :, i], after[:, :, i], atol=1e-6) for i in range(4)]
+    assert is_same == [True, True, False, True]
+    torch.testing.assert_close(tokenizer.encode(video[:, :, :5]), before[:, :, :2], rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        tokenizer.decode(before[:, :, :2]), tokenizer.decode(before)[:, :, :5], rtol=0, atol=1e-5
+    )
+
+
+def test_wrong_clips_are_refused(tokenizer: TinyTokenizer) -> None:
+    with pytest.raises(DataError, match=r"12 frames .*9 or 13"):
+        tokenizer.encode(torch.zeros(1, 3, 12, 48, 48))
+    with pytest.raises(DataError, match="height 50"):
+        tokenizer.encode(torch.zeros(1, 3, 13, 50, 48))
+    with pytest.raises(DataError, match="16, frames"):
+        tokenizer.decode(torch.zeros(1, 4, 1, 6, 6))
+
+
+def test_the_shipped_weights_are_small_and_say_how_they_were_made() -> None:
+    assert SHIPPED.stat().st_size <= 2**20
+    with safe_open(SHIPPED, framework="pt") as file:
+        metadata = file.metadata()
+    assert metadata["command"].startswith("python -m scripts.fit_tiny_tokenizer --out cosmos_predict2/tokenizers/")
+    assert metadata["seed"].isdigit() and len(metadata["commit"]) == 12
+
+
+def test_weights_of_other_sizes_load_and_foreign_ones_are_named(tmp_path: Path) -> None:
+    net = TinyAutoencoder(width=8, num_blocks=3)
+    torch.save(net.state_dict(), tmp_path / "tiny.pt")
+    loaded = TinyTokenizer(str(tmp_path / "tiny.pt"))
+    assert len(loaded.net.frame.residual_in) == 5
+    torch.save({"other": torch.zeros(1)}, tmp_path / "other.pt")
+    with pytest.raises(CheckpointError, match=r"(?s)other\.pt does not fit"):
+        TinyTokenizer(str(tmp_path / "other.pt"))
+
+
+def test_principal_components_are_the_best_linear_codes() -> None:
+    from scripts.fit_tiny_tokenizer import ToyFrames, coders, make_textures, psnr_of_fresh_clips, start_from_components
+
+    draws = np.random.default_rng(0)
+    worlds = {48: ToyFrames.make(48, 0, num=64)}
+    net = TinyAutoencoder(width=8, num_blocks=1)
+    start_from_components(net, worlds, make_textures(draws, num=2), draws, num=24)
+    for coder, num_frames in coders(net):
+        basis = coder.linear_in.weight.flatten(1) * num_frames**0.5
+        torch.testing.assert_close(basis @ basis.T, torch.eye(16), rtol=0, atol=1e-4)
+    assert psnr_of_fresh_clips(net, 48) > 23
