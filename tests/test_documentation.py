@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bash blocks of README and documentations/ are run, and their relative links lead somewhere.
+"""The bash and Python blocks of README and documentations/ are run, and their relative links lead somewhere.
 
 A block whose first line is a comment that begins with "needs" is only parsed. In slow the first block that can run of
-each page is run, in long all of them, each page in an empty output folder of its own.
+each page is run, in long all of them in their order, each page in an empty output folder of its own.
 """
 
 import os
@@ -13,23 +13,27 @@ from pathlib import Path
 
 import pytest
 
+from examples.video2world import parse
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "documentations").glob("*.md"))]
 SETS_UP = re.compile(r"^(make|git clone|cd|apt-get)\b", re.MULTILINE)  # proven by a fresh clone, not from inside a test
 
 
-def blocks(page: Path) -> list[str]:
-    return re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """(language, text) of every block of commands or code."""
+    return re.findall(r"^```(bash|python)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
-def runnable(page: Path) -> list[str]:
-    return [block for block in blocks(page) if not block.startswith("# needs")]
+def runnable(page: Path) -> list[tuple[str, str]]:
+    return [(language, block) for language, block in blocks(page) if not block.startswith("# needs")]
 
 
-def run(block: str, folder: Path) -> None:
-    """Run a block as a user would from the checkout, with run folders below ``folder``."""
-    commands = "\n".join(line for line in block.splitlines() if not SETS_UP.match(line))
-    commands = re.sub(r"(?<![\w/])checkpoints/", f"{folder}/", commands)
+def run(language: str, block: str, folder: Path) -> None:
+    """Run a block as a user would from the checkout, with what it writes below ``folder``."""
+    text = "\n".join(line for line in block.splitlines() if not SETS_UP.match(line))
+    text = re.sub(r"(?<![\w/])checkpoints/", f"{folder}/", text)
+    text = re.sub(r"(?<![\w/])(output|datasets)/", rf"{folder}/\1/", text)
     bin_dir = str(Path(sys.executable).parent)
     environment = {
         **os.environ,
@@ -38,22 +42,25 @@ def run(block: str, folder: Path) -> None:
         "WANDB_MODE": "disabled",
         "OMP_NUM_THREADS": "1",
     }
-    commands = commands.replace(".venv/bin/", f"{bin_dir}/")
+    text = text.replace(".venv/bin/", f"{bin_dir}/")
     result = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", commands],
+        ["bash", "-euo", "pipefail", "-c", text] if language == "bash" else [sys.executable, "-c", text],
         cwd=ROOT,
         env=environment,
         capture_output=True,
         text=True,
         timeout=600,
     )
-    assert result.returncode == 0, f"{commands}\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}"
+    assert result.returncode == 0, f"{text}\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_blocks_parse_and_links_lead_somewhere(page: Path) -> None:
-    for block in blocks(page):
-        assert subprocess.run(["bash", "-n", "-c", block], capture_output=True).returncode == 0, block
+    for language, block in blocks(page):
+        if language == "bash":
+            assert subprocess.run(["bash", "-n", "-c", block], capture_output=True).returncode == 0, block
+        else:
+            compile(block, f"a block of {page.name}", "exec")
     for link in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
         if "://" not in link and not link.startswith("mailto:"):
             assert (page.parent / link).exists(), f"{page.name} links to {link}"
@@ -62,11 +69,32 @@ def test_blocks_parse_and_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)], ids=lambda page: page.name)
 def test_the_first_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
-    run(runnable(page)[0], tmp_path)
+    run(*runnable(page)[0], tmp_path)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)], ids=lambda page: page.name)
 def test_every_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
-    for block in runnable(page):
-        run(block, tmp_path)
+    for language, block in runnable(page):
+        run(language, block, tmp_path)
+
+
+def rows(page: Path, heading: str) -> dict[str, list[str]]:
+    """The table below a heading whose first column is code: its other cells, by that code."""
+    section = page.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| `")]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return {first.strip(" `"): rest for first, *rest in cells}
+
+
+def test_the_inference_page_has_every_flag_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    flags = set(re.findall(r"^  (--\w+)", capsys.readouterr().out, re.MULTILINE))
+    documented = rows(ROOT / "documentations" / "inference_video2world.md", "All flags")
+    assert len(flags) > 30
+    assert set(documented) == flags
+    for name, value in vars(parse([])).items():
+        if f"--{name}" in documented and value not in (None, "", []):
+            default = documented[f"--{name}"][0].strip("`")
+            assert default == ("off" if value is False else str(value)), f"--{name}: {default}"
