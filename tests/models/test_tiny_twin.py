@@ -5,9 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from cosmos_predict2.data import media
 from imaginaire.compose import compose
+from tests.multiprocess import run_distributed
 from tests.training import difference, losses, saved, train
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
@@ -69,6 +71,33 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, architecture:
     assert train(tmp_path / "parts", [*options, "trainer.max_iter=4"], config=CONFIG) == 0
     assert difference(saved(tmp_path / "whole", NAME), saved(tmp_path / "parts", NAME)) is None
     assert losses(tmp_path / "whole", NAME) == losses(tmp_path / "parts", NAME)
+
+
+def _train(root: Path, batch_size: int) -> None:
+    options = [*SHORT, "optimizer=adamw", "~optimizer.adam_lr", "optimizer.lr=1e-3"]
+    assert (
+        train(root, [*options, "trainer.max_iter=3", f"dataloader_train.batch_size={batch_size}"], config=CONFIG) == 0
+    )
+
+
+@pytest.mark.slow
+def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
+    run_distributed(_train, 2, (tmp_path / "two", 2))
+    _train(tmp_path / "one", 4)
+    one, two = (saved(tmp_path / name, NAME)["model"] for name in ("one", "two"))
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        assert torch.allclose(value.double(), two[name].double(), atol=2e-5), name
+    assert int(one["net.accum_video_sample_counter"]) == 12
+
+
+@pytest.mark.slow
+def test_bfloat16_trains_with_masters(tmp_path: Path) -> None:
+    assert train(tmp_path, [*SHORT, "model.config.precision=bfloat16", "trainer.max_iter=2"], config=CONFIG) == 0
+    state = saved(tmp_path, NAME)
+    weight = "net.blocks.0.mlp.layer1.weight"
+    assert state["model"][weight].dtype == torch.bfloat16
+    assert state["model"][weight.replace("net.", "net_ema.")].dtype == torch.float32
 
 
 @pytest.mark.slow
