@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--height", type=int, default=128)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--dim", type=int, default=96, help="width of the network; 96 is the released one")
-    parser.add_argument("--temporal_window", type=int, help="frames at a time; default: what fits")
+    parser.add_argument("--temporal_window", type=int, default=4, help="frames at a time")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--threads", type=int, help="default: torch's own")
     parser.add_argument("--device", default="cpu")

@@ -31,15 +31,17 @@ log = logging.getLogger(__name__)
 
 EXPECTED_PATH = "checkpoints/nvidia/Cosmos-Predict2-2B-Video2World/tokenizer/tokenizer.pth"
 DOWNLOAD = "python -m scripts.download_checkpoints --model_types video2world --model_sizes 2B"
-WINDOW_BUDGET = {"cpu": 2**28, "cuda": 2**32}  # bytes of activations that an automatic window may take
-LONGEST_WINDOW = 16
+# Frames of full resolution and ``dim`` channels that are alive at once, as measured: so many for each frame of the
+# window, and so many that the convolutions remember of the frames before it.
+LIVE_FRAMES = {"encode": (5.3, 21), "decode": (5.3, 31)}
 AUTO_TILE = 512  # pixels
 
 
 class WanTokenizer(LatentGrid):
     """`VideoTokenizer` with the public weights, from ``tokenizer.pth``, safetensors, or a diffusers ``vae`` folder.
 
-    ``temporal_window`` is the number of pixel frames in work at a time; None takes what fits the size of the pictures.
+    ``temporal_window`` is the number of pixel frames in work at a time. With 4 the latents of a prefix are those
+    of the clip to the last bit; with more they may differ by rounding.
     ``tile_size`` is the side of a spatial tile in pixels: None never tiles, "auto" does where memory is short.
     ``normalisation="module"`` keeps the latents' constants and the arithmetic in the weights' dtype, as upstream does;
     with bfloat16 weights that moves latents by about as much as bfloat16 itself.
@@ -56,7 +58,7 @@ class WanTokenizer(LatentGrid):
         chunk_duration: int = 81,
         load_mean_std: bool = False,
         name: str = "tokenizer",
-        temporal_window: int | None = None,
+        temporal_window: int = 4,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         tile_size: int | Literal["auto"] | None = None,
@@ -93,7 +95,7 @@ class WanTokenizer(LatentGrid):
 
     def _check_options(self, *num_constants: int) -> None:
         factor = self.temporal_compression_factor
-        if self.temporal_window is not None and (self.temporal_window < factor or self.temporal_window % factor):
+        if self.temporal_window < factor or self.temporal_window % factor:
             raise ConfigError(
                 f"tokenizer.temporal_window={self.temporal_window} must be a multiple of {factor}, the number of "
                 "frames in a latent frame."
@@ -168,7 +170,7 @@ class WanTokenizer(LatentGrid):
         past: Past = {}
         pieces = [
             self.net.encode(self._entering(chunk), past)
-            for chunk in _split_first(video_B_C_F_H_W, self._window(video_B_C_F_H_W.shape[3:]))
+            for chunk in _split_first(video_B_C_F_H_W, self.temporal_window)
         ]
         mean_B_C_T_H_W, log_variance_B_C_T_H_W = (torch.cat(parts, dim=2) for parts in zip(*pieces))
         return mean_B_C_T_H_W.contiguous(), log_variance_B_C_T_H_W.contiguous()
@@ -176,7 +178,7 @@ class WanTokenizer(LatentGrid):
     def _decode_whole(self, latent_B_C_T_H_W: Tensor) -> Tensor:
         batch, _, num_latents, height, width = latent_B_C_T_H_W.shape
         size = (height * self.spatial_compression_factor, width * self.spatial_compression_factor)
-        window = self._window(size) // self.temporal_compression_factor
+        window = self.temporal_window // self.temporal_compression_factor
         past: Past = {}
         # The pixels of a long clip are large: each chunk goes straight to its place.
         video = latent_B_C_T_H_W.new_empty((batch, 3, self.get_pixel_num_frames(num_latents), *size))
@@ -214,25 +216,10 @@ class WanTokenizer(LatentGrid):
         """About how many bytes an encode or decode of pixels [B, 3, F, H, W] takes besides the weights, untiled."""
         batch, _, num_frames, height, width = shape
         element = torch.empty((), dtype=self.dtype).element_size()
-        window = min(self._window((height, width)), max(1, num_frames - 1))
-        pixels = batch * height * width
-        clip = pixels * 3 * num_frames * element
-        return int(pixels * window * self._bytes_per_pixel(what)) + clip
-
-    def _bytes_per_pixel(self, what: str = "decode") -> float:
-        """Activations per pixel of a window at full resolution, where most of them are; measured."""
-        element = torch.empty((), dtype=self.dtype).element_size()
-        return (5.5 if what == "decode" else 4.5) * self.config.dim * element
-
-    def _window(self, size: Sequence[int]) -> int:
-        """Pixel frames of a chunk."""
-        if self.temporal_window is not None:
-            return self.temporal_window
-        # By the size of the pictures alone: a clip and a prefix of it are then cut alike, and agree to the last bit.
-        budget = WINDOW_BUDGET.get(self.device.type, WINDOW_BUDGET["cuda"])
-        fitting = int(budget / (self._bytes_per_pixel() * size[0] * size[1]))
-        factor = self.temporal_compression_factor
-        return max(factor, min(fitting, LONGEST_WINDOW) // factor * factor)
+        pixels = batch * height * width * element
+        in_work, remembered = LIVE_FRAMES[what]
+        window = max(1, min(self.temporal_window, num_frames - 1))
+        return int(pixels * (self.config.dim * (in_work * window + remembered) + 3 * num_frames))
 
     def _tile_for(self, shape: Sequence[int], what: Literal["encode", "decode"]) -> int | None:
         """The side of the tiles, or None where the pictures are taken whole."""

@@ -62,7 +62,6 @@ def _video(io: Value, num_frames: int) -> Tensor:
     "options",
     [
         dict(),
-        dict(temporal_window=4),
         dict(temporal_window=8),
         dict(temporal_window=12),
         dict(temporal_window=16),

@@ -85,7 +85,7 @@ def test_the_window_does_not_change_the_result(num_res_blocks: int, temperal_dow
     config = dict(TINY, num_res_blocks=num_res_blocks, temperal_downsample=temperal_downsample)
     net = _net(**config)
     results = []
-    for window in (None, 8, 16, 400):
+    for window in (8, 16, 24, 400):
         tokenizer = WanTokenizer(config=config, temporal_window=window, allow_random=True)
         tokenizer.net.load_state_dict(net.state_dict())
         latent = tokenizer.encode(_video(1, 3, 33, 16, 8))
@@ -95,8 +95,8 @@ def test_the_window_does_not_change_the_result(num_res_blocks: int, temperal_dow
         torch.testing.assert_close(pixels, results[0][1], rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("window", [None, 4, 8])
-def test_a_prefix_is_coded_alike(weights: str, window: int | None) -> None:
+@pytest.mark.parametrize("window", [4, 8, 16])
+def test_a_prefix_is_coded_alike(weights: str, window: int) -> None:
     tokenizer = WanTokenizer(weights, config=TINY, temporal_window=window)
     video = _video(1, 3, 21, 16, 16)
     whole = tokenizer.encode(video)
