@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cosmos_predict2.checkpoints.diffusers_names import diffusers_config, to_diffusers_name
-from cosmos_predict2.nn.dit import Video2WorldDiT
+from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from cosmos_predict2.nn.flops import forward_flops
 from cosmos_predict2.nn.linear import product
 
@@ -64,11 +64,26 @@ ON_GPU = [
 ]
 
 
-def networks(case: Case, device: torch.device, dtype: torch.dtype) -> tuple[Video2WorldDiT, nn.Module]:
-    """Ours, with random weights in every part, and diffusers' with the same ones."""
+def diffusers_twin(net: DiT, options: dict[str, Any]) -> nn.Module:
+    """diffusers' network with the weights of ours, which was built with ``options``."""
     _stand_in_for_torchvision()
     from diffusers import CosmosTransformer3DModel
 
+    config = diffusers_config(options, has_condition_mask=net.has_condition_channel)
+    with torch.device(next(net.parameters()).device):
+        twin = CosmosTransformer3DModel(**{key: value for key, value in config.items() if not key.startswith("_")})
+    if net.dtype != torch.float32:
+        twin = twin.to(net.dtype)
+    renamed = {to_diffusers_name(name): weight for name, weight in net.state_dict().items()}
+    twin.load_state_dict({name: weight for name, weight in renamed.items() if name is not None})
+    for name, module in twin.named_modules():
+        if name.endswith(("norm_q", "norm_k")):
+            module.eps = 1e-6  # as the released weights were trained; diffusers has 1e-5
+    return twin
+
+
+def networks(case: Case, device: torch.device, dtype: torch.dtype) -> tuple[Video2WorldDiT, nn.Module]:
+    """Ours, with random weights in every part, and diffusers' with the same ones."""
     torch.manual_seed(0)
     options = dict(case.net, rope_h_extrapolation_ratio=3.0, rope_w_extrapolation_ratio=3.0)
     with torch.device(device):
@@ -76,14 +91,8 @@ def networks(case: Case, device: torch.device, dtype: torch.dtype) -> tuple[Vide
         for name, parameter in ours.named_parameters():
             if "adaln_modulation" in name:  # zero in a fresh network: half of it would add nothing
                 nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
-        config = {key: value for key, value in diffusers_config(options).items() if not key.startswith("_")}
-        theirs = CosmosTransformer3DModel(**config)
-    renamed = {to_diffusers_name(name): weight for name, weight in ours.state_dict().items()}
-    theirs.load_state_dict({name: weight for name, weight in renamed.items() if name is not None})
-    for name, module in theirs.named_modules():
-        if name.endswith(("norm_q", "norm_k")):
-            module.eps = 1e-6  # as the released weights were trained; diffusers has 1e-5
-    return ours.to(dtype), theirs.to(dtype)
+    ours = ours.to(dtype)
+    return ours, diffusers_twin(ours, options)
 
 
 def calls(case: Case, device: torch.device, dtype: torch.dtype) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:

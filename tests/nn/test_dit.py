@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Properties of the network: shapes, precision, gradients, what is computed once, and its errors."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
+from tests.nn.networks import LATENT, inputs, small_net
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "released": {},
+    "frame rates": dict(rope_enable_fps_modulation=True),
+    "no low rank": dict(use_adaln_lora=False),
+    "learned positions": dict(extra_per_block_abs_pos_emb=True),
+    "projection": dict(crossattn_emb_channels=12, crossattn_proj_in_channels=16),
+    "no padding mask": dict(concat_padding_mask=False),
+    "narrow MLP": dict(mlp_ratio=2.5),
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_output_has_the_shape_of_the_latents(options: dict[str, Any]) -> None:
+    given = inputs()
+    out = small_net(**options)(**given)
+    assert out.shape == given["x_B_C_T_H_W"].shape and out.dtype == torch.float32
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_prepared_equals_unprepared(options: dict[str, Any]) -> None:
+    net, given = small_net(**options), inputs()
+    expected = net(**given)
+    prepared = net.prepare(given["crossattn_emb_B_S_E"], latent_shape=LATENT, fps_B=given["fps_B"])
+    given.update(crossattn_emb_B_S_E=None, fps_B=None)
+    assert_close(net(**given, prepared=prepared), expected, rtol=0, atol=0)
+
+
+def test_prepared_frames_are_those_of_a_slice() -> None:
+    net = small_net(rope_enable_fps_modulation=True, extra_per_block_abs_pos_emb=True)
+    text, fps = torch.randn(2, 5, 16), torch.tensor([8, 8])
+    prepared = net.prepare(text, latent_shape=LATENT, fps_B=fps)
+    part = prepared.frames(1, 3)
+    assert part.size == (2, 3, 4)
+    for whole, cut in zip(prepared.rope, part.rope):
+        assert_close(cut, whole.view(4, 12, -1)[1:3].flatten(0, 1), rtol=0, atol=0)
+    assert prepared.extra_1_T_H_W_D is not None and part.extra_1_T_H_W_D is not None
+    assert_close(part.extra_1_T_H_W_D, prepared.extra_1_T_H_W_D[:, 1:3], rtol=0, atol=0)
+    with pytest.raises(ValueError, match="not within the 4 token frames"):
+        prepared.frames(3, 5)
+
+
+def test_prepared_for_other_sizes_is_refused() -> None:
+    net = small_net()
+    prepared = net.prepare(torch.randn(2, 5, 16), latent_shape=(2, 6, 8))
+    with pytest.raises(ValueError, match="prepare anew"):
+        net(**inputs(), prepared=prepared)
+
+
+def test_one_time_for_all_frames_equals_that_time_for_each() -> None:
+    net, given = small_net(), inputs()
+    times = given["timesteps_B_T"][:, :1]
+    expected = net(**{**given, "timesteps_B_T": times.expand(-1, LATENT[0])})
+    for shape in (times, times[:, 0]):
+        assert_close(net(**{**given, "timesteps_B_T": shape}), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_frames_time_reaches_its_output() -> None:
+    net, given = small_net(), inputs()
+    changed = given["timesteps_B_T"].clone()
+    changed[:, 2] += 0.3
+    assert not torch.allclose(net(**given), net(**{**given, "timesteps_B_T": changed}), atol=1e-3)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_float64_stays_float64_and_agrees_with_float32(options: dict[str, Any]) -> None:
+    net = small_net(**options)
+    low = net(**inputs())
+    wide = net.double()
+    seen = set()
+    for module in wide.modules():
+        module.register_forward_hook(lambda module, given, out: seen.add(out.dtype) if torch.is_tensor(out) else None)
+    high = wide(**inputs(torch.float64))
+    assert seen == {torch.float64} and high.dtype == torch.float64
+    assert_close(low.double(), high, rtol=1e-4, atol=5e-5)
+
+
+def test_float64_carries_more_digits_than_float32() -> None:
+    """Were something computed in float32 on the way, a change of 1e-12 would be lost or blown up."""
+    net, given = small_net().double(), inputs(torch.float64)
+    step = 1e-7
+    moved = {**given, "timesteps_B_T": given["timesteps_B_T"] + step}
+    halfway = {**given, "timesteps_B_T": given["timesteps_B_T"] + step / 2}
+    first, second = net(**halfway) - net(**given), net(**moved) - net(**halfway)
+    assert float(((first - second).norm() / first.norm()).detach()) < 1e-5
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_gradient_reaches_every_parameter(options: dict[str, Any]) -> None:
+    net = small_net(**options)
+    net(**inputs()).square().mean().backward()
+    assert not [name for name, p in net.named_parameters() if p.grad is None or not bool(p.grad.abs().max() > 0)]
+
+
+def test_gradient_is_the_slope() -> None:
+    net = small_net(num_blocks=1).double().requires_grad_(False)
+    given = inputs(torch.float64, batch=1)
+
+    def of(x: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+        return net(**{**given, "x_B_C_T_H_W": x, "crossattn_emb_B_S_E": text}).square().sum()
+
+    x, text = given["x_B_C_T_H_W"].requires_grad_(), given["crossattn_emb_B_S_E"].requires_grad_()
+    assert torch.autograd.gradcheck(of, (x, text), fast_mode=True)
+
+
+def test_a_fresh_network_adds_nothing_to_its_residual() -> None:
+    """Zero modulation: gates are zero where no low-rank tensor opens them, so the blocks hand on what they get."""
+    net = small_net(random_everywhere=False, use_adaln_lora=False)
+    outputs = []
+    for module in (net.x_embedder, net.blocks[-1]):
+        module.register_forward_hook(lambda module, given, out: outputs.append(out))
+    net(**inputs())
+    assert_close(outputs[0], outputs[1], rtol=0, atol=0)
+
+
+def test_an_image_is_a_video_of_one_frame_of_which_nothing_is_given() -> None:
+    net, given = small_net(), inputs()
+    given.update(x_B_C_T_H_W=given["x_B_C_T_H_W"][:, :, :1], timesteps_B_T=given["timesteps_B_T"][:, :1])
+    mask = given.pop("condition_mask_B_1_T_H_W")[:, :, :1]
+    image = net(**given, is_image=True)
+    assert_close(image, net(**given, condition_mask_B_1_T_H_W=torch.zeros_like(mask)), rtol=0, atol=0)
+    assert not torch.allclose(image, net(**given, condition_mask_B_1_T_H_W=torch.ones_like(mask)), atol=1e-3)
+
+
+def test_text2image_has_no_condition_channel() -> None:
+    net, given = small_net(DiT), inputs()
+    assert net.x_embedder.proj[1].in_features + 4 == small_net().x_embedder.proj[1].in_features
+    out = net(**given)
+    assert_close(out, net(**{**given, "condition_mask_B_1_T_H_W": None}), rtol=0, atol=0)
+
+
+def test_patches_may_span_frames() -> None:
+    net, given = small_net(patch_temporal=2), inputs()
+    times = given["timesteps_B_T"][:, :1]
+    out = net(**{**given, "timesteps_B_T": times})
+    assert out.shape == given["x_B_C_T_H_W"].shape
+    assert net.x_embedder.proj[1].in_features == 18 * 2 * 2 * 2
+    with pytest.raises(ValueError, match="timesteps have shape"):
+        net(**given)
+
+
+def test_the_padding_mask_is_read_at_the_nearest_pixel() -> None:
+    net, given = small_net(), inputs()
+    mask = given["padding_mask_B_1_H_W"]
+    _, h, w = LATENT
+    picked = mask[:, :, torch.arange(h) * mask.shape[2] // h][..., torch.arange(w) * mask.shape[3] // w]
+    expected = net(**{**given, "padding_mask_B_1_H_W": picked})
+    assert_close(net(**given), expected, rtol=0, atol=0)
+    one = F.interpolate(mask[:1], size=(h, w))  # one mask for the batch, and none at all
+    both = net(**{**given, "padding_mask_B_1_H_W": one.expand(2, -1, -1, -1)})
+    assert_close(net(**{**given, "padding_mask_B_1_H_W": one}), both, rtol=0, atol=0)
+    nowhere = net(**{**given, "padding_mask_B_1_H_W": torch.zeros_like(mask)})
+    assert_close(net(**{**given, "padding_mask_B_1_H_W": None}), nowhere, rtol=0, atol=0)
+
+
+def test_samples_do_not_see_each_other() -> None:
+    net, given = small_net(), inputs()
+    second = {name: value[1:] for name, value in given.items()}
+    assert_close(net(**given)[1:], net(**second), rtol=1e-5, atol=1e-5)
+
+
+# ---- precision of half-precision networks ----------------------------------------------------------------------------
+
+
+def test_half_precision_is_near_float32() -> None:
+    net, given = small_net(), inputs()
+    expected = net(**given)
+    out = net.to(torch.bfloat16)(**given)  # float32 inputs are cast
+    assert out.dtype == torch.bfloat16
+    assert float(((out.float() - expected).norm() / expected.norm()).detach()) < 3e-2
+
+
+def test_times_are_rounded_only_in_module_precision() -> None:
+    """0.9990 and 0.9995 are one number in bfloat16."""
+    given = inputs(torch.bfloat16)
+    for precision, is_same in (("module", True), ("float32", False)):
+        net = small_net(timestep_precision=precision).to(torch.bfloat16)
+        first, second = (net(**{**given, "timesteps_B_T": torch.full((2, 1), time)}) for time in (0.9990, 0.9995))
+        assert torch.equal(first, second) == is_same
+
+
+# ---- building --------------------------------------------------------------------------------------------------------
+
+
+def test_a_network_on_the_meta_device_becomes_real() -> None:
+    with torch.device("meta"):
+        net = small_net(random_everywhere=False)
+    assert all(p.is_meta for p in net.parameters())
+    real = net.to_empty(device="cpu")
+    for buffer in real.buffers():
+        buffer.fill_(7)
+    expected = small_net()
+    real.load_state_dict(dict(expected.named_parameters()), strict=False)
+    assert_close(real(**inputs()), expected(**inputs()), rtol=0, atol=0)  # no forward pass reads a buffer's value
+    real.reset_buffers()
+    assert {name: b.tolist() for name, b in real.named_buffers()} == {
+        name: b.tolist() for name, b in expected.named_buffers()
+    }
+
+
+def test_fresh_weights_repeat_with_a_generator_and_have_the_stated_spread() -> None:
+    net = small_net(model_channels=96, random_everywhere=False, extra_per_block_abs_pos_emb=True)
+    net.init_weights(torch.Generator().manual_seed(3))
+    again = copy.deepcopy(net)
+    again.init_weights(torch.Generator().manual_seed(3))
+    for (name, a), b in zip(net.state_dict().items(), again.state_dict().values()):
+        if name not in dict(net.named_parameters()):
+            continue
+        assert torch.equal(a, b), name
+        if name.endswith("norm.weight"):
+            assert bool((a == 1).all())
+        elif "adaln_modulation" in name and name.endswith(".2.weight"):
+            assert not a.any(), name
+        else:
+            std = (96 if "extra_pos" in name else a.shape[1]) ** -0.5
+            assert float(a.abs().max()) <= 3 * std, name
+            assert abs(float(a.std()) / (0.9866 * std) - 1) < 0.1, name  # 0.9866: what cutting at 3 leaves
+
+
+def test_a_network_trains_from_scratch() -> None:
+    net, given = small_net(random_everywhere=False), inputs()
+    target = torch.randn(given["x_B_C_T_H_W"].shape, generator=torch.Generator().manual_seed(5))
+    optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(12):
+        loss = (net(**given) - target).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_a_copy_is_independent() -> None:
+    net = small_net()
+    net(**inputs())
+    other = copy.deepcopy(net)
+    with torch.no_grad():
+        other.blocks[0].mlp.layer1.weight.zero_()
+    assert bool(net.blocks[0].mlp.layer1.weight.any())
+    assert not torch.equal(net(**inputs()), other(**inputs()))
+
+
+@pytest.mark.slow
+def test_blocks_compile() -> None:
+    net, given = small_net(), inputs()
+    expected = net(**given)
+    for block in net.blocks:
+        block.compile(fullgraph=True, backend="eager")
+    assert_close(net(**given), expected, rtol=1e-5, atol=1e-5)
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(pos_emb_cls="sincos"), "pos_emb_cls='sincos' is not built here: use 'rope3d'"),
+        (dict(num_heads=5), "model_channels=48 is not a multiple of num_heads=5"),
+        (dict(num_heads=6), "heads 8 wide"),
+        (dict(num_heads=0), "num_heads=0"),
+        (dict(num_blocks=0), "num_blocks=0"),
+        (dict(max_img_h=17), "max_img_h=17 is not a multiple of the patch size 2"),
+        (dict(max_frames=7, patch_temporal=2), "max_frames=7"),
+        (dict(mlp_ratio=0.0), "mlp_ratio=0.0"),
+        (dict(rope_precision="half"), "rope_precision='half'"),
+        (dict(timestep_precision="bfloat16"), "timestep_precision='bfloat16'"),
+        (dict(atten_backend="flash4"), "Did you mean 'flash"),
+    ],
+)
+def test_a_network_that_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small_net(**options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(x_B_C_T_H_W=torch.zeros(2, 17, 4, 6, 8)), "x has 17 channels, the network takes 16"),
+        (dict(x_B_C_T_H_W=torch.zeros(2, 16, 4, 18, 8)), "beyond max_img_h=16"),
+        (dict(x_B_C_T_H_W=torch.zeros(2, 16, 4, 6, 18)), "beyond max_img_w=16"),
+        (dict(x_B_C_T_H_W=torch.zeros(2, 16, 9, 6, 8)), "beyond max_frames=8"),
+        (dict(x_B_C_T_H_W=torch.zeros(2, 16, 4, 5, 8)), "not a multiple of the patch"),
+        (dict(timesteps_B_T=torch.zeros(2, 3)), r"timesteps have shape \(2, 3\), expected \(2,\) or"),
+        (dict(timesteps_B_T=torch.zeros(1, 1)), "timesteps have shape"),
+        (dict(crossattn_emb_B_S_E=torch.zeros(2, 5, 24)), "text is 24 wide, the network expects 16"),
+        (dict(crossattn_emb_B_S_E=None), "crossattn_emb_B_S_E is None"),
+        (dict(condition_mask_B_1_T_H_W=None), "condition_mask_B_1_T_H_W is None"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small_net()(**inputs(**changes))
+
+
+def test_frame_rates_must_be_there_and_agree_where_they_count() -> None:
+    net = small_net(rope_enable_fps_modulation=True)
+    with pytest.raises(ValueError, match="fps_B is None"):
+        net(**inputs(fps_B=None))
+    with pytest.raises(ValueError, match=r"different frame rates \(10, 12\)"):
+        net(**inputs(fps_B=torch.tensor([10, 12])))
+    given = inputs(fps_B=None)
+    one_frame = dict(
+        x_B_C_T_H_W=given["x_B_C_T_H_W"][:, :, :1],
+        timesteps_B_T=given["timesteps_B_T"][:, :1],
+        condition_mask_B_1_T_H_W=given["condition_mask_B_1_T_H_W"][:, :, :1],
+    )
+    net(**{**given, **one_frame})
+    assert isinstance(small_net()(**inputs(fps_B=None)), torch.Tensor)  # without modulation nobody asks
+
+
+def test_video2world_is_what_the_released_names_say() -> None:
+    names = set(small_net(Video2WorldDiT, num_blocks=1).state_dict())
+    assert {"x_embedder.proj.1.weight", "t_embedder.1.linear_2.weight", "final_layer.adaln_modulation.2.weight"} < names
+    assert len(names) == 4 + 3 + 1 + 2 + 1 + 3 + 20

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts of parameters and operations of the published networks, which are built without memory."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from cosmos_predict2.checkpoints.released import NETWORKS
+from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
+from cosmos_predict2.nn.flops import PARAMETERS, forward_flops, num_parameters
+from tests.nn.networks import LATENT, inputs, small_net
+
+ENTRIES = {"0.6B": (414, 407), "2B": (574, 567), "14B": (734, 727)}  # in the state dict, and parameters among them
+PUBLISHED = [  # size, latents (T, H, W), TFLOP of a forward pass: all, self-attention, linear maps of tokens
+    ("2B", (24, 88, 160), 1924.92, 1637.03, 277.80),
+    ("2B", (16, 88, 160), 919.54, 727.57, 185.20),
+    ("2B", (24, 54, 96), 327.99, 221.91, 102.28),
+    ("2B", (16, 54, 96), 169.39, 98.63, 68.19),
+    ("14B", (24, 88, 160), 7526.61, 5261.87, 2232.31),
+    ("14B", (16, 88, 160), 3848.56, 2338.61, 1488.21),
+    ("14B", (24, 54, 96), 1547.39, 713.29, 821.90),
+    ("14B", (16, 54, 96), 873.21, 317.02, 547.93),
+]
+
+
+@cache
+def published(name: str) -> DiT:
+    with torch.device("meta"):
+        return (Video2WorldDiT if "Video2World" in name else DiT)(**NETWORKS[name])
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_published_networks_have_their_number_of_parameters(name: str) -> None:
+    net = published(name)
+    counted = sum(p.numel() for p in net.parameters())
+    assert counted == num_parameters(net) == PARAMETERS[name]
+    assert (len(net.state_dict()), len(list(net.parameters()))) == ENTRIES[name.partition(" ")[0]]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        dict(use_adaln_lora=False),
+        dict(extra_per_block_abs_pos_emb=True),
+        dict(crossattn_proj_in_channels=24),
+        dict(patch_temporal=2, concat_padding_mask=False, mlp_ratio=2.5),
+    ],
+)
+def test_the_formula_counts_parameters(options: dict[str, Any]) -> None:
+    net = small_net(**options)
+    assert num_parameters(net) == sum(p.numel() for p in net.parameters())
+
+
+@pytest.mark.parametrize(("size", "latent_shape", "total", "self_attention", "linear"), PUBLISHED)
+def test_operations_of_published_networks(
+    size: str, latent_shape: tuple[int, int, int], total: float, self_attention: float, linear: float
+) -> None:
+    flops = forward_flops(
+        published(f"{size} Video2World"), latent_shape, text_tokens=512, timestep_rows=latent_shape[0]
+    )
+    found = (flops.total, flops.self_attention, flops.linear)
+    assert [round(x / 1e12, 2) for x in found] == [total, self_attention, linear]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, dict(use_adaln_lora=False), dict(crossattn_emb_channels=12, crossattn_proj_in_channels=16)]
+)
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_the_formula_counts_what_pytorch_counts(options: dict[str, Any], is_prepared: bool) -> None:
+    net, given = small_net(atten_backend="math", **options), inputs()
+    prepared = net.prepare(given["crossattn_emb_B_S_E"], latent_shape=LATENT) if is_prepared else None
+    with FlopCounterMode(display=False) as counter:
+        net(**given, prepared=prepared)
+    flops = forward_flops(net, LATENT, text_tokens=5, timestep_rows=LATENT[0], batch_size=2, is_prepared=is_prepared)
+    assert flops.total == counter.get_total_flops()

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products through oneDNN: the same values and gradients, however the operands lie in memory."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from cosmos_predict2.nn import linear
+from cosmos_predict2.nn.linear import Linear, is_for_onednn, product
+
+LARGE, SMALL = (160, 96, 128), (4, 6, 8)  # rows, columns in, columns out
+
+
+def matrices(sizes: tuple[int, int, int], dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    rows, columns_in, columns_out = sizes
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, columns_in, generator=generator, dtype=torch.float64)
+    weight = torch.randn(columns_out, columns_in, generator=generator, dtype=torch.float64)
+    return x.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_()
+
+
+@pytest.mark.parametrize("sizes", [LARGE, SMALL])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_values_and_gradients(sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
+    x, weight = matrices(sizes, dtype)
+    out = product(x, weight)
+    assert out.dtype == dtype
+    tolerance = dict(rtol=1e-4, atol=1e-4) if dtype == torch.float32 else dict(rtol=1e-12, atol=1e-12)
+    assert_close(out, x @ weight.t(), **tolerance)
+    for found, expected in zip(
+        torch.autograd.grad(product(x, weight).square().sum(), (x, weight)),
+        torch.autograd.grad((x @ weight.t()).square().sum(), (x, weight)),
+    ):
+        assert_close(found, expected, rtol=1e-4, atol=1e-2 if dtype == torch.float32 else 1e-9)
+
+
+@pytest.mark.parametrize("needs", [(True, False), (False, True)])
+def test_only_the_gradient_that_is_needed(needs: tuple[bool, bool]) -> None:
+    pair = [m.detach().requires_grad_(need) for m, need in zip(matrices(LARGE), needs)]
+    product(*pair).sum().backward()
+    assert [m.grad is not None for m in pair] == list(needs)
+
+
+def test_the_second_derivative_is_there() -> None:
+    x, weight = matrices(LARGE)
+    (gradient,) = torch.autograd.grad(product(x, weight).pow(3).sum(), x, create_graph=True)
+    (found,) = torch.autograd.grad(gradient.sum(), weight)
+    (gradient,) = torch.autograd.grad((x @ weight.t()).pow(3).sum(), x, create_graph=True)
+    (expected,) = torch.autograd.grad(gradient.sum(), weight)
+    assert float((found - expected).norm() / expected.norm()) < 1e-5
+
+
+def test_gaps_in_memory_are_closed_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = (m.detach() for m in matrices(LARGE))
+    wide_x, wide_weight = (m[:, None].expand(-1, 3, -1).contiguous()[:, 1] for m in (x, weight))
+    assert not wide_weight.is_contiguous()
+    assert_close(product(wide_x, wide_weight), product(x, weight), rtol=0, atol=0)
+    assert linear._dense(wide_weight).is_contiguous()
+    assert linear._dense(weight.t()).data_ptr() == weight.data_ptr()
+    assert_close(product(x.view(8, 20, 96), weight), product(x, weight).view(8, 20, 128), rtol=0, atol=0)
+
+
+def test_a_broadcast_gradient() -> None:
+    x, weight = matrices(LARGE)
+    product(x, weight).sum().backward()  # its gradient is one number, seen everywhere
+    assert x.grad is not None
+    assert_close(x.grad, weight.detach().sum(0).expand_as(x), rtol=1e-4, atol=1e-4)
+
+
+def test_the_layer_is_torchs_own() -> None:
+    torch.manual_seed(0)
+    for bias in (False, True):
+        layer = Linear(96, 128, bias=bias)
+        assert isinstance(layer, torch.nn.Linear)
+        x = torch.randn(5, 40, 96)
+        assert_close(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias), rtol=1e-4, atol=1e-5)
+
+
+def test_what_onednn_is_not_for() -> None:
+    x = torch.zeros(2, 2)
+    assert is_for_onednn(x) == linear._HAS_ONEDNN
+    assert not is_for_onednn(x.double()) and not is_for_onednn(x, x.bfloat16()) and not is_for_onednn(x.to("meta"))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not is_for_onednn(x)
+        x, weight = matrices(LARGE)
+        assert product(x, weight).dtype == torch.bfloat16
