@@ -26,13 +26,15 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 
 def runnable(page: Path) -> list[tuple[str, str]]:
-    return [(language, block) for language, block in blocks(page) if not block.startswith("# needs")]
+    """The blocks that can run here, without the lines that set up a machine."""
+    found = [(language, block) for language, block in blocks(page) if not block.startswith("# needs")]
+    found = [(language, "\n".join(i for i in text.splitlines() if not SETS_UP.match(i))) for language, text in found]
+    return [(language, text) for language, text in found if text.strip()]
 
 
 def run(language: str, block: str, folder: Path) -> None:
     """Run a block as a user would from the checkout, with what it writes below ``folder``."""
-    text = "\n".join(line for line in block.splitlines() if not SETS_UP.match(line))
-    text = re.sub(r"(?<![\w/])checkpoints/", f"{folder}/", text)
+    text = re.sub(r"(?<![\w/])checkpoints/", f"{folder}/", block)
     text = re.sub(r"(?<![\w/])(output|datasets)/", rf"{folder}/\1/", text)
     bin_dir = str(Path(sys.executable).parent)
     environment = {
