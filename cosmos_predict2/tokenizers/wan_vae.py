@@ -8,6 +8,7 @@ little, and therefore is never used for training.
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Literal
 
 import torch
@@ -24,7 +25,7 @@ from cosmos_predict2.tokenizers.wan_network import (
     from_diffusers_name,
 )
 from imaginaire import storage, weights
-from imaginaire.errors import CheckpointError, ConfigError
+from imaginaire.errors import CheckpointError, ConfigError, near
 from imaginaire.memory import host_memory_available
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class WanTokenizer(LatentGrid):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         tile_size: int | Literal["auto"] | None = None,
-        channels_last: bool | Literal["auto"] = "auto",
+        channels_last: bool = True,
         normalisation: Literal["float32", "module"] = "float32",
         config: WanConfig | Mapping[str, Any] | None = None,
         latents_mean: Sequence[float] = LATENTS_MEAN,
@@ -72,7 +73,7 @@ class WanTokenizer(LatentGrid):
         # load_mean_std and chunk_duration are of the upstream interface: the first read a second normalisation that
         # was always 0 and 1, the second never cut a clip.
         del load_mean_std
-        self.config = config if isinstance(config, WanConfig) else WanConfig(**(config or {}))
+        self.config = config if isinstance(config, WanConfig) else _sizes(config or {})
         self.name = name
         self.latent_ch = self.config.z_dim
         self.spatial_compression_factor = self.config.spatial_factor
@@ -83,13 +84,12 @@ class WanTokenizer(LatentGrid):
         self.tile_size = tile_size
         self.normalisation = normalisation
         self._check_options(len(latents_mean), len(latents_std))
-        device = torch.device(device) if device is not None else torch.device("cpu")
-        dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
-        self.net = _load(vae_pth, self.config, allow_random)
-        self.net.requires_grad_(False).eval().to(device=device, dtype=dtype)
-        if channels_last is True or channels_last == "auto":
+        self.net = _load(vae_pth, self.config, allow_random).requires_grad_(False).eval()
+        self.channels_last = channels_last  # measured on CPUs; cuDNN's bfloat16 kernels want it too
+        if self.channels_last:
             _lay_channels_last(self.net)
-        self.channels_last = bool(channels_last)
+        self._given_dtype = dtype
+        self.to(device or "cpu", dtype)
         self._mean = torch.tensor(latents_mean, dtype=torch.float64)
         self._std = torch.tensor(latents_std, dtype=torch.float64)
 
@@ -122,7 +122,9 @@ class WanTokenizer(LatentGrid):
         return self.net.conv2.weight.device
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "WanTokenizer":
-        """Move the weights; gives itself."""
+        """Move the weights; gives itself. Unless a dtype was asked for, they become bfloat16 on their first GPU."""
+        if dtype is None and self._given_dtype is None and device is not None and torch.device(device).type != "cpu":
+            dtype = torch.bfloat16
         self.net.to(device=device, dtype=dtype)
         return self
 
@@ -235,6 +237,17 @@ class WanTokenizer(LatentGrid):
                 what, size, needed / 1e9, free / 1e9,
             )  # fmt: skip
         return size
+
+
+def _sizes(config: Mapping[str, Any]) -> WanConfig:
+    known = [field.name for field in fields(WanConfig)]
+    for key in config:
+        if key not in known:
+            raise ConfigError(f"tokenizer.config has no '{key}'.{near(str(key), known)}")
+    try:
+        return WanConfig(**config)
+    except ValueError as error:
+        raise ConfigError(f"tokenizer.config: {error}") from error
 
 
 def _split_first(x_B_C_F_H_W: Tensor, window: int) -> list[Tensor]:

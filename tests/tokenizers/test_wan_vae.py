@@ -231,6 +231,19 @@ def test_wrong_options_are_named(options: dict[str, object], message: str) -> No
         WanTokenizer(config=TINY, allow_random=True, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (dict(base_dim=4), r"no 'base_dim'.*dim"),
+        (dict(dim_mult=[1, 2]), r"temperal_downsample=.* one entry less"),
+        (dict(attn_scales=[0.25]), "attn_scales"),
+    ],
+)
+def test_wrong_sizes_are_named(config: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        WanTokenizer(config=config, allow_random=True)
+
+
 # ---- weights ---------------------------------------------------------------------------------------------------------
 
 
@@ -301,6 +314,14 @@ def test_diffusers_agrees_with_the_real_architecture() -> None:
         pixels = peer.decode(mean).sample
     decoded = tokenizer.decode((mean - constants[0]) * constants[1])
     torch.testing.assert_close(decoded.clamp(-1, 1), pixels, rtol=0, atol=3e-5)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.float64])
+def test_weights_become_bfloat16_on_a_gpu_unless_told(weights: str, dtype: torch.dtype | None) -> None:
+    tokenizer = WanTokenizer(weights, config=TINY, dtype=dtype)
+    assert tokenizer.dtype == dtype or (dtype is None and tokenizer.dtype == torch.float32)
+    tokenizer.to("meta")  # stands for a GPU, where there is none
+    assert tokenizer.dtype == (dtype or torch.bfloat16)
 
 
 @pytest.mark.gpu
