@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seams of inference and training: what a tokenizer, a text encoder, a guardrail and a prompt refiner must offer."""
+"""The seams of inference and training: what a tokenizer, a text encoder, a guardrail and a refiner must offer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -167,6 +167,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def run(args: argparse.Namespace, command: list[str]) -> int:
     check_processes(args.num_gpus, command)
+    from cosmos_predict2.checkpoints import checkpoint_dir, parse_lora
+    from cosmos_predict2.checkpoints.adapters import read_adapter
     from cosmos_predict2.configs.base.config_video2world import (
         check_variant,
         get_cosmos_predict2_video2world_pipeline,
@@ -189,10 +191,14 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
             raise ConfigError(f"--natten goes with --aspect_ratio 16:9, not {aspect_ratio}.")
         log.info("natten: these weights run with dense attention here; sparse kernels are not built in")
     config = get_cosmos_predict2_video2world_pipeline(**variant)
+    config.guardrail_config.checkpoint_dir = config.prompt_refiner_config.checkpoint_dir = checkpoint_dir()
     config.guardrail_config.enabled = not args.disable_guardrail
     config.guardrail_config.offload_model_to_cpu = args.offload_guardrail
     config.prompt_refiner_config.enabled = not args.disable_prompt_refiner
     config.prompt_refiner_config.offload_model_to_cpu = args.offload_prompt_refiner
+    check_device(args.device or ("cuda" if args.use_cuda_graphs else "cpu"))
+    if args.num_steps < 1:
+        raise ConfigError(f"--num_steps {args.num_steps}: at least 1.")
     if args.downcast_text_encoder and not is_tiny:
         config.text_encoder.dtype = "bfloat16"
     negative = args.negative_prompt
@@ -212,6 +218,10 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
         request.check()
     dit_path = args.dit_path or get_dit_path(**variant)
     embeddings = read_prompt_embeddings(args.prompt_embeddings) if args.prompt_embeddings else None
+    for adapter in args.lora:
+        read_adapter(parse_lora(adapter)[0])
+    if embeddings is not None:
+        check_embeddings(embeddings, requests, args.prompt_embeddings)
     others = [config.tokenizer, config.text_encoder if embeddings is None else None]
     check_parts(config.net, dit_path, others, "net_ema" if args.load_ema else "auto")
     settings = Settings(
@@ -247,6 +257,30 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
         skip_existing=bool(args.batch_input_json) and not args.overwrite,
     )
     return 1 if failed else 0
+
+
+def check_device(device: str) -> None:
+    """Raise for a device that torch does not know or this machine does not have."""
+    import torch
+
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ConfigError(f"--device {device}: use cpu, cuda, or cuda:1.") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "--device cuda and --use_cuda_graphs need a GPU, but torch sees none here. Leave them out, or use --device cpu."
+        )
+
+
+def check_embeddings(embeddings, requests, path: str) -> None:
+    """Raise for prompts that the file has no embedding of."""
+    wanted = dict.fromkeys(text for r in requests for text in (r.prompt, r.negative_prompt) if text)
+    if missing := [text for text in wanted if text not in embeddings]:
+        raise ConfigError(
+            f"{path} has no embedding of {missing[0]!r}. Write it with python -m scripts.encode_prompts --prompt and"
+            f" --negative_prompt. It has: {'; '.join(repr(text[:60]) for text in list(embeddings)[:5])}."
+        )
 
 
 def benchmark(pipe, request, settings, embeddings) -> int:

@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from cosmos_predict2.pipelines.inputs import check_input
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, to_uint8
 from imaginaire import storage
 from imaginaire.errors import ConfigError, DataError, UserError, near
+from imaginaire.lazy_yaml import to_yaml
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +124,7 @@ def run_all(
     requests: Sequence[Request],
     settings: Settings,
     *,
-    embeddings: dict[str, Tensor] | None = None,
+    embeddings: Mapping[str, Tensor] | None = None,
     skip_existing: bool = False,
 ) -> int:
     """Carry the requests out; how many failed. The pipeline is built when the first request needs it.
@@ -165,7 +166,7 @@ def run_all(
 
 
 def generate_to_file(
-    pipe: Video2WorldPipeline, request: Request, settings: Settings, embeddings: dict[str, Tensor] | None = None
+    pipe: Video2WorldPipeline, request: Request, settings: Settings, embeddings: Mapping[str, Tensor] | None = None
 ) -> float:
     """Make one video and write it with its records; the seconds that it took."""
     start = time.monotonic()
@@ -189,6 +190,7 @@ def generate_to_file(
     media.write_video(request.save_path, frames, settings.fps)
     seconds = time.monotonic() - start
     write_records(request, settings, refined, seconds, tuple(frames.shape[1:]))
+    _write_text(f"{os.path.splitext(request.save_path)[0]}.yaml", to_yaml(pipe.config))
     if settings.contact_sheet or request.compare_to:
         write_contact_sheet(request, frames)
     return seconds
