@@ -269,7 +269,8 @@ def check_device(device: str) -> None:
         raise ConfigError(f"--device {device}: use cpu, cuda, or cuda:1.") from error
     if kind == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
-            "--device cuda and --use_cuda_graphs need a GPU, but torch sees none here. Leave them out, or use --device cpu."
+            "--device cuda and --use_cuda_graphs need a GPU, but torch sees none here. Leave them out, or use"
+            " --device cpu."
         )
 
 

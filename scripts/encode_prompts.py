@@ -122,8 +122,9 @@ def run(args: argparse.Namespace) -> None:
     dtype = torch.bfloat16 if args.dtype == "bfloat16" else torch.float32
     written = write_prompt_embeddings(args.output, encoder, prompts, negative, dtype)
     log.info(
-        "wrote %d prompts%s by %s, %d x %d, to %s",
+        "wrote %d prompt%s%s by %s, %d x %d, to %s",
         len(written.prompts),
+        "s" * (len(written.prompts) != 1),
         "" if negative is None else " and the negative prompt",
         written.name,
         written.num_tokens,
