@@ -35,13 +35,9 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
 
 def is_for_onednn(*tensors: Tensor) -> bool:
     """True if products of these run through oneDNN here, when they are large enough."""
-    return (
-        _HAS_ONEDNN
-        and all(x.device.type == "cpu" and x.dtype == torch.float32 for x in tensors)
-        and all(type(x) in (Tensor, nn.Parameter) for x in tensors)
-        and not torch.compiler.is_compiling()  # which has kernels of its own
-        and not torch.is_autocast_enabled("cpu")
-    )
+    if not _HAS_ONEDNN or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+        return False  # the compiler has kernels of its own
+    return all(x.is_cpu and x.dtype == torch.float32 and type(x) in (Tensor, nn.Parameter) for x in tensors)
 
 
 def _dense(matrix: Tensor) -> Tensor:
@@ -50,18 +46,28 @@ def _dense(matrix: Tensor) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
+    """x (M, K) and weight (N, K) to (M, N); both without gaps."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
-        return out
+        return _onednn(x, weight)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        (grad,), (x, weight) = grads, ctx.saved_tensors
-        grad_x = product(grad, weight.t()) if ctx.needs_input_grad[0] else None
-        grad_weight = product(grad.t(), x.t()) if ctx.needs_input_grad[1] else None
-        return grad_x, grad_weight
+        grad, (x, weight) = _dense(grads[0]), ctx.saved_tensors
+        multiply = product if torch.is_grad_enabled() else _onednn  # enabled: for a second derivative
+        grad_x = multiply(grad, weight.t()) if ctx.needs_input_grad[0] else None
+        if not ctx.needs_input_grad[1]:
+            return grad_x, None
+        if grad.shape[1] <= x.shape[1]:  # the first operand is copied, so it is the smaller one
+            return grad_x, multiply(grad.t(), x.t())
+        return grad_x, multiply(x.t(), grad.t()).t()
+
+
+def _onednn(x: Tensor, weight: Tensor) -> Tensor:
+    out: Tensor = _linear_pointwise(x, weight, None, "none", [], "")
+    return out
 
 
 def _has_onednn() -> bool:
@@ -74,3 +80,4 @@ def _has_onednn() -> bool:
 
 
 _HAS_ONEDNN = _has_onednn()
+_linear_pointwise: Any = torch.ops.mkldnn._linear_pointwise.default if _HAS_ONEDNN else None
