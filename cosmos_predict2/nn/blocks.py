@@ -10,21 +10,10 @@ from torch import Tensor, nn
 from cosmos_predict2.nn.attention import AttentionOp, attend
 from cosmos_predict2.nn.embeddings import rotate
 from cosmos_predict2.nn.linear import Linear
+from cosmos_predict2.nn.rms_norm import EPS, RMSNorm
 
-EPS = 1e-6
 Rope: TypeAlias = tuple[Tensor, Tensor]  # cosine and sine, (L, K / 2) each
 KeysValues: TypeAlias = tuple[Tensor, Tensor]  # (B, S, N, K) each
-
-
-class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis, in float32 or better, cast to the dtype of x."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), self.weight, EPS)
 
 
 class Attention(nn.Module):

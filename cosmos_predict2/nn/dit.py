@@ -20,7 +20,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from cosmos_predict2.nn.attention import AttentionChoice, canonical_backend, choose_attention
-from cosmos_predict2.nn.blocks import Block, FinalLayer, KeysValues, RMSNorm, Rope
+from cosmos_predict2.nn.blocks import Block, FinalLayer, KeysValues, Rope
 from cosmos_predict2.nn.embeddings import (
     LearnedPositions,
     PatchEmbed,
@@ -30,6 +30,7 @@ from cosmos_predict2.nn.embeddings import (
     Timesteps,
 )
 from cosmos_predict2.nn.linear import Linear
+from cosmos_predict2.nn.rms_norm import RMSNorm
 
 TimestepPrecision = Literal["float32", "module"]
 

@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from einops.layers.torch import Rearrange
@@ -168,6 +168,26 @@ def _check_fps(fps_B: Tensor | None) -> None:
 
 def rotate(x_B_L_N_K: Tensor, cos_L_K: Tensor, sin_L_K: Tensor) -> Tensor:
     """Each pair (x_i, x_{i + K/2}) turned by its angle; tables hold K/2 columns in float32 or better."""
+    if torch.compiler.is_compiling():
+        return _rotated(x_B_L_N_K, cos_L_K, sin_L_K)
+    return cast(Tensor, _Rotation.apply(x_B_L_N_K, cos_L_K, sin_L_K))
+
+
+class _Rotation(torch.autograd.Function):
+    """The gradient of a rotation is the rotation back."""
+
+    @staticmethod
+    def forward(ctx: Any, x_B_L_N_K: Tensor, cos_L_K: Tensor, sin_L_K: Tensor) -> Tensor:
+        ctx.save_for_backward(cos_L_K, sin_L_K)
+        return _rotated(x_B_L_N_K, cos_L_K, sin_L_K)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        cos_L_K, sin_L_K = ctx.saved_tensors
+        return rotate(grads[0], cos_L_K, -sin_L_K), None, None
+
+
+def _rotated(x_B_L_N_K: Tensor, cos_L_K: Tensor, sin_L_K: Tensor) -> Tensor:
     cos, sin = cos_L_K.unsqueeze(1), sin_L_K.unsqueeze(1)
     first, second = x_B_L_N_K.to(torch.promote_types(x_B_L_N_K.dtype, cos.dtype)).chunk(2, dim=-1)
     turned = torch.cat(

@@ -126,3 +126,10 @@ def test_learned_positions_have_unit_mean_square() -> None:
     assert_close(out.square().mean(-1), torch.ones(1, *SIZE), rtol=1e-4, atol=0)
     shorter = learned((2, 4, 5))
     assert torch.equal(out[:, :2], shorter)
+
+
+def test_the_gradient_of_a_rotation_is_right_twice() -> None:
+    x = torch.randn(1, 2, 2, 12, dtype=torch.float64, requires_grad=True)
+    angles = positions(12).double()((2, 1, 1))
+    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+        assert check(lambda x: rotate(x, angles.cos(), angles.sin()), (x,))
