@@ -197,6 +197,8 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
     config.prompt_refiner_config.enabled = not args.disable_prompt_refiner
     config.prompt_refiner_config.offload_model_to_cpu = args.offload_prompt_refiner
     check_device(args.device or ("cuda" if args.use_cuda_graphs else "cpu"))
+    if args.benchmark and args.batch_input_json:
+        raise ConfigError("--benchmark makes one video again and again: give it without --batch_input_json.")
     if args.num_steps < 1:
         raise ConfigError(f"--num_steps {args.num_steps}: at least 1.")
     if args.downcast_text_encoder and not is_tiny:
@@ -215,7 +217,7 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
     )
     requests = read_batch(args.batch_input_json, request) if args.batch_input_json else [request]
     if not args.batch_input_json:
-        request.check()
+        request.check(args.contact_sheet)
     dit_path = args.dit_path or get_dit_path(**variant)
     embeddings = read_prompt_embeddings(args.prompt_embeddings) if args.prompt_embeddings else None
     for adapter in args.lora:
@@ -264,14 +266,18 @@ def check_device(device: str) -> None:
     import torch
 
     try:
-        kind = torch.device(device).type
+        found = torch.device(device)
     except RuntimeError as error:
         raise ConfigError(f"--device {device}: use cpu, cuda, or cuda:1.") from error
-    if kind == "cuda" and not torch.cuda.is_available():
+    if found.type not in ("cpu", "cuda"):
+        raise ConfigError(f"--device {device}: use cpu, cuda, or cuda:1.")
+    if found.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             "--device cuda and --use_cuda_graphs need a GPU, but torch sees none here. Leave them out, or use"
             " --device cpu."
         )
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"--device {device}: torch sees {torch.cuda.device_count()} GPU, numbered from 0.")
 
 
 def check_embeddings(embeddings, requests, path: str) -> None:

@@ -80,6 +80,9 @@ def test_several_gpus_need_torchrun_and_the_error_says_how(monkeypatch: pytest.M
         (["--prompt", "x", "--batch_input_json", "absent.json"], "absent.json"),
         ([*TINY, "--prompt_embeddings", "README.md"], "encode_prompts"),
         ([*TINY, "--dit_path", "README.md"], "README.md"),
+        ([*TINY, "--seed", "-1"], "seed is -1"),
+        ([*TINY, "--device", "meta"], "--device meta"),
+        ([*TINY, "--benchmark", "--batch_input_json", "absent.json"], "--benchmark"),
     ],
 )
 def test_what_is_wrong_is_one_message_and_exit_code_2(

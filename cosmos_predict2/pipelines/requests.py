@@ -31,6 +31,8 @@ BATCH_KEYS = (
     "num_conditional_frames",
     "compare_to",
 )
+BATCH_NUMBERS = ("seed", "num_conditional_frames")
+RECORDS = (".txt", ".json", ".yaml")  # written beside a video
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,31 @@ class Request:
     seed: int = 0
     compare_to: str = ""  # a true clip to show beside the result, on a contact sheet
 
-    def check(self) -> None:
-        """Raise for what can be known to be wrong: input, number of frames, output."""
+    def check(self, contact_sheet: bool = False) -> None:
+        """Raise for what can be known to be wrong: input, number of frames, seed, output."""
         if not self.prompt.strip():
             raise ConfigError("The prompt is empty. Say with --prompt what should happen.")
+        if self.num_conditional_frames not in (1, 5):
+            raise ConfigError(f"num_conditional_frames is {self.num_conditional_frames}; it can be 1 or 5.")
+        if not 0 <= self.seed < 2**32:
+            raise ConfigError(f"The seed is {self.seed}; it must be from 0 to {2**32 - 1}.")
         check_input(self.input_path, self.num_conditional_frames)
         if self.compare_to:
             media.probe_video(self.compare_to)
         media.check_writable(self.save_path, media.WRITTEN_VIDEO_SUFFIXES)
+        self.check_overwrites(contact_sheet=contact_sheet)
+
+    def check_overwrites(self, *others: str, contact_sheet: bool = False) -> None:
+        """Raise where the video or a file written beside it would replace an input, or one of ``others``."""
+        stem, suffix = os.path.splitext(os.path.realpath(self.save_path))
+        sheet = [".png"] if contact_sheet or self.compare_to else []
+        endings = (suffix, *RECORDS, *sheet)
+        for path in (self.input_path, self.compare_to, *others):
+            if path and os.path.realpath(path) in [stem + ending for ending in endings]:
+                raise ConfigError(
+                    f"Output {self.save_path} would replace {path}, which is read: {', '.join(endings)} files of the"
+                    " output's name are written. Choose another name."
+                )
 
 
 @dataclass(frozen=True)
@@ -76,7 +95,7 @@ def read_batch(path: str, defaults: Request) -> list[Request]:
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"The batch file {path} cannot be read: {error}.") from error
     try:
         entries = (
@@ -99,24 +118,40 @@ def read_batch(path: str, defaults: Request) -> list[Request]:
         if missing := [key for key in ("input_video", "prompt") if not entry.get(key)]:
             problems.append(f"entry {i}: no {' and no '.join(missing)}")
             continue
-        requests.append(
-            Request(
-                input_path=str(entry["input_video"]),
-                prompt=str(entry["prompt"]),
-                save_path=str(entry.get("output_video") or os.path.join(folder, f"output_{i}.mp4")),
-                negative_prompt=str(entry.get("negative_prompt", defaults.negative_prompt)),
-                num_conditional_frames=int(entry.get("num_conditional_frames", defaults.num_conditional_frames)),
-                seed=int(entry.get("seed", defaults.seed)),
-                compare_to=str(entry.get("compare_to", "")),
-            )
+        given = {key: value for key, value in entry.items() if value is not None}  # null: as if it were not there
+        if wrong := [key for key, value in given.items() if not _is_of_kind(key, value)]:
+            kinds = ", ".join(f"{key} must be {_kind(key)}, not {given[key]!r}" for key in wrong)
+            problems.append(f"entry {i}: {kinds}")
+            continue
+        request = Request(
+            input_path=given["input_video"],
+            prompt=given["prompt"],
+            save_path=given.get("output_video") or os.path.join(folder, f"output_{i}.mp4"),
+            negative_prompt=given.get("negative_prompt", defaults.negative_prompt),
+            num_conditional_frames=given.get("num_conditional_frames", defaults.num_conditional_frames),
+            seed=given.get("seed", defaults.seed),
+            compare_to=given.get("compare_to", ""),
         )
-    outputs = [request.save_path for request in requests]
+        try:
+            request.check_overwrites(path)
+        except ConfigError as error:
+            problems.append(f"entry {i}: {error}")
+        requests.append(request)
+    outputs = [os.path.normpath(request.save_path) for request in requests]
     problems += [
         f"{name} is the output of several entries" for name in sorted({n for n in outputs if outputs.count(n) > 1})
     ]
     if problems:
         raise DataError(f"The batch file {path} cannot be used:\n" + "\n".join(f"  - {p}" for p in problems[:20]))
     return requests
+
+
+def _kind(key: str) -> str:
+    return "a whole number" if key in BATCH_NUMBERS else "text"
+
+
+def _is_of_kind(key: str, value: Any) -> bool:
+    return type(value) is (int if key in BATCH_NUMBERS else str)  # exactly: true and false are no numbers here
 
 
 def run_all(
@@ -139,7 +174,7 @@ def run_all(
             log.info("skipped: %s exists", request.save_path)
             continue
         try:
-            request.check()
+            request.check(settings.contact_sheet)
         except UserError as error:
             if len(requests) == 1:
                 raise

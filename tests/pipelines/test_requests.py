@@ -73,6 +73,23 @@ def test_requests_are_checked(picture: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="file"):
         request_for(picture, tmp_path, save_path=str(tmp_path / "file" / "out.mp4")).check()
+    for seed in (-1, 2**32):
+        with pytest.raises(ConfigError, match="seed"):
+            request_for(picture, tmp_path, seed=seed).check()
+
+
+def test_what_is_read_is_never_replaced(picture: str, clip: str, tmp_path: Path) -> None:
+    beside = request_for(picture, tmp_path, save_path=str(tmp_path / "picture.mp4"))
+    beside.check()
+    with pytest.raises(ConfigError, match=r"would replace .*picture\.png"):
+        beside.check(contact_sheet=True)
+    for options in (dict(input_path=clip), dict(compare_to=clip)):
+        with pytest.raises(ConfigError, match=r"would replace .*clip\.mp4"):
+            request_for(picture, tmp_path, save_path=clip, **options).check()
+    batch = tmp_path / "out.json"  # where the record of out.mp4 would go
+    batch.write_text(json.dumps([{"input_video": picture, "prompt": "x", "output_video": str(tmp_path / "out.mp4")}]))
+    with pytest.raises(DataError, match=r"would replace .*out\.json"):
+        read_batch(str(batch), Request(input_path="", prompt="", save_path="x.mp4"))
 
 
 def test_a_batch_file_is_read_strictly(tmp_path: Path) -> None:
@@ -96,10 +113,19 @@ def test_a_batch_file_is_read_strictly(tmp_path: Path) -> None:
         ('{"input_video": "a.png"}', "must hold a list"),
         ("[", "is not JSON"),
         ("[]", "no entries"),
+        ('[{"input_video": "a.png", "prompt": "x", "seed": "7"}]', "seed must be a whole number, not '7'"),
+        ('[{"input_video": "a.png", "prompt": "x", "seed": true}]', "seed must be a whole number"),
+        ('[{"input_video": "a.png", "prompt": ["x", "y"]}]', "prompt must be text"),
     ]:
         path.write_text(content)
         with pytest.raises(DataError, match=text):
             read_batch(str(path), default)
+    path.write_bytes(b"\xff\xfe[")
+    with pytest.raises(DataError, match="cannot be read"):
+        read_batch(str(path), default)
+    path.write_text('[{"input_video": "a.png", "prompt": "x", "negative_prompt": null, "seed": null}]')
+    (nothing_said,) = read_batch(str(path), default)
+    assert (nothing_said.negative_prompt, nothing_said.seed) == ("", 4)
 
 
 def test_a_batch_goes_on_after_a_failure_and_counts_it(picture: str, tmp_path: Path) -> None:
