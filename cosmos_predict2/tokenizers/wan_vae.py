@@ -93,6 +93,25 @@ class WanTokenizer(LatentGrid):
         self._mean = torch.tensor(latents_mean, dtype=torch.float64)
         self._std = torch.tensor(latents_std, dtype=torch.float64)
 
+    @classmethod
+    def preflight(
+        cls,
+        vae_pth: str = "",
+        *,
+        config: WanConfig | Mapping[str, Any] | None = None,
+        allow_random: bool = False,
+        **others: Any,
+    ) -> list[str]:
+        """What keeps the weights from being loaded, with its cure; compares names and shapes, and loads nothing."""
+        sizes = config if isinstance(config, WanConfig) else _sizes(config or {})
+        try:
+            if vae_pth or not allow_random:
+                net, source = _open(vae_pth, sizes)
+                weights.account(net.state_dict(), source).require(source=str(vae_pth))
+        except CheckpointError as error:
+            return [str(error)]
+        return []
+
     def _check_options(self, *num_constants: int) -> None:
         factor = self.temporal_compression_factor
         if self.temporal_window < factor or self.temporal_window % factor:
@@ -275,10 +294,19 @@ def _lay_channels_last(net: torch.nn.Module) -> None:
 
 
 def _load(vae_pth: str, config: WanConfig, allow_random: bool) -> WanVAE:
+    if not vae_pth and allow_random:
+        log.info("tokenizer: random weights, as asked for")
+        return WanVAE(config)
+    net, source = _open(vae_pth, config)
+    net.to_empty(device="cpu")
+    weights.load_into(net.state_dict(), source).require(source=str(vae_pth))
+    log.info("tokenizer: %s", vae_pth)
+    return net
+
+
+def _open(vae_pth: str, config: WanConfig) -> tuple[WanVAE, Mapping[str, Tensor]]:
+    """The network without memory, and the tensors for it by its own names."""
     if not vae_pth:
-        if allow_random:
-            log.info("tokenizer: random weights, as asked for")
-            return WanVAE(config)
         raise CheckpointError(
             f"The tokenizer has no weights: its vae_pth is empty. It is expected at {EXPECTED_PATH}; fetch it with\n"
             f"  {DOWNLOAD}\n"
@@ -291,11 +319,7 @@ def _load(vae_pth: str, config: WanConfig, allow_random: bool) -> WanVAE:
     if any(name.startswith(("encoder.conv_in.", "decoder.conv_in.")) for name in source):
         source = weights.renamed(source, lambda name: from_diffusers_name(name, config.num_res_blocks))
     with torch.device("meta"):
-        net = WanVAE(config)
-    net.to_empty(device="cpu")
-    weights.load_into(net.state_dict(), source).require(source=str(vae_pth))
-    log.info("tokenizer: %s", vae_pth)
-    return net
+        return WanVAE(config), source
 
 
 def _refuse_torchscript(vae_pth: str) -> None:

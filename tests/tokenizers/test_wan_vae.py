@@ -334,3 +334,11 @@ def test_half_precision_on_a_gpu_is_near_float32_on_the_cpu(weights: str) -> Non
     assert latent.is_cuda
     torch.testing.assert_close(latent.cpu(), expected, rtol=0, atol=0.1)
     assert tokenizer.decode(latent).shape == video.shape
+
+
+def test_preflight_says_what_a_constructor_would(tmp_path: Path) -> None:
+    assert "download_checkpoints" in WanTokenizer.preflight(str(tmp_path / "tokenizer.pth"))[0]
+    assert "vae_pth is empty" in WanTokenizer.preflight("")[0]
+    assert WanTokenizer.preflight("", allow_random=True, temporal_window=4) == []
+    torch.save({"conv1.weight": torch.zeros(1)}, tmp_path / "other.pth")
+    assert "does not fit" in WanTokenizer.preflight(str(tmp_path / "other.pth"))[0]
