@@ -59,6 +59,7 @@ def test_released_sizes_are_in_the_model_group(name: str, path: str) -> None:
     assert model["model_manager_config"]["dit_path"].endswith(path)
     assert model["pipe_config"]["state_t"] == (16 if "10fps" in name else 24)
     assert model["fsdp_shard_size"] == 8
+    assert model["pipe_config"]["text_encoder"] is None  # training does without
     assert config.trainer.distributed_parallelism == "fsdp"
 
 
