@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pipeline on a GPU: attention kernels, half precision, captured graphs."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from cosmos_predict2.nn.attention import BACKENDS, check_attention, choose_attention
+from cosmos_predict2.nn.dit import Video2WorldDiT
+from cosmos_predict2.pipelines.cuda_graph import GraphedNetwork
+from tests.pipelines.test_video2world import frames, make_pipeline
+
+pytestmark = pytest.mark.gpu
+NET = dict(model_channels=256, num_blocks=2, num_heads=2, adaln_lora_dim=32, crossattn_emb_channels=64)
+
+
+def inputs(device: str, dtype: torch.dtype) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+    values = {
+        "x_B_C_T_H_W": torch.randn(2, 16, 3, 16, 16, generator=generator),
+        "timesteps_B_T": torch.rand(2, 1, generator=generator),
+        "crossattn_emb_B_S_E": torch.randn(2, 32, 64, generator=generator),
+        "condition_mask_B_1_T_H_W": torch.zeros(2, 1, 3, 16, 16),
+        "padding_mask_B_1_H_W": torch.zeros(2, 1, 128, 128),
+    }
+    return {name: value.to(device, dtype) for name, value in values.items()}
+
+
+def network() -> Video2WorldDiT:
+    torch.manual_seed(0)
+    net = Video2WorldDiT(**NET).eval()
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            if "adaln_modulation" in name:
+                parameter.normal_(std=0.1)
+    return net
+
+
+@pytest.mark.parametrize("name", sorted(set(BACKENDS) - {"natten"}))
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_attention_kernels_agree_with_plain_products(name: str, head_dim: int) -> None:
+    try:
+        choice = choose_attention(name, "cuda", torch.bfloat16, head_dim)
+    except ImportError as error:
+        pytest.skip(str(error))
+    check_attention(choice.op, head_dim, "cuda", torch.bfloat16)
+
+
+@torch.no_grad()
+def test_half_precision_agrees_with_float32_on_the_host() -> None:
+    net = network()
+    expected = net(**inputs("cpu", torch.float32))
+    net.attention = None
+    found = net.to("cuda", torch.bfloat16)(**inputs("cuda", torch.bfloat16)).float().cpu()
+    assert float((found - expected).norm() / expected.norm()) < 3e-2
+
+
+@torch.no_grad()
+def test_a_captured_network_gives_what_the_network_gives() -> None:
+    net = network().to("cuda", torch.bfloat16)
+    graphed = GraphedNetwork(net, torch.device("cuda"))
+    for scale in (1.0, 0.5):  # the second call replays
+        values = inputs("cuda", torch.bfloat16)
+        values["x_B_C_T_H_W"] *= scale
+        x, t, text = (values.pop(name) for name in ("x_B_C_T_H_W", "timesteps_B_T", "crossattn_emb_B_S_E"))
+        assert torch.equal(graphed(x, t, text, prepared=None, **values), net(x, t, text, **values))
+
+
+def test_a_video_on_the_gpu_is_like_the_one_on_the_host() -> None:
+    host = make_pipeline()
+    embedding = host.encode_text(["push"])
+    expected = host.generate(frames(), embedding, num_steps=3, guidance=1.0)
+    device = make_pipeline(device="cuda")
+    device.dit.to("cuda")
+    device.dit.attention = None
+    found = device.generate(frames(), embedding, num_steps=3, guidance=1.0).cpu()
+    assert torch.allclose(found, expected, atol=2e-2)
