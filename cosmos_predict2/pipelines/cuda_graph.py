@@ -30,10 +30,10 @@ class GraphedNetwork:
     ) -> Tensor:
         tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
         shapes = tuple((name, tuple(value.shape)) for name, value in tensors.items())
-        key = (tuple(x.shape), tuple(timesteps.shape), shapes, id(prepared))
+        key = (tuple(x.shape), tuple(timesteps.shape), shapes, id(prepared), id(text))
         if key != self._key:
             self._capture(x, timesteps, text, prepared, inputs)
-            self._key, self._prepared = key, prepared  # held, so that its id stays its own
+            self._key, self._held = key, (prepared, text)  # held, so that their ids stay their own
         self._x.copy_(x)
         self._timesteps.copy_(timesteps)
         for name, value in tensors.items():
