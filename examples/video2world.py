@@ -7,6 +7,7 @@ python examples/video2world.py --model_size tiny --prompt "..." --input_path ass
 
 import argparse
 import logging
+import math
 import os
 import shlex
 import sys
@@ -199,6 +200,8 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
     check_device(args.device or ("cuda" if args.use_cuda_graphs else "cpu"))
     if args.benchmark and args.batch_input_json:
         raise ConfigError("--benchmark makes one video again and again: give it without --batch_input_json.")
+    if args.guidance is not None and not math.isfinite(args.guidance):
+        raise ConfigError(f"--guidance {args.guidance}: a number, such as 7.")
     if args.num_steps < 1:
         raise ConfigError(f"--num_steps {args.num_steps}: at least 1.")
     if args.downcast_text_encoder and not is_tiny:
@@ -219,11 +222,13 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
     if not args.batch_input_json:
         request.check(args.contact_sheet)
     dit_path = args.dit_path or get_dit_path(**variant)
+    if args.load_ema and not dit_path:
+        raise ConfigError("--load_ema takes the averaged weights of a file: name it with --dit_path.")
     embeddings = read_prompt_embeddings(args.prompt_embeddings) if args.prompt_embeddings else None
     for adapter in args.lora:
         read_adapter(parse_lora(adapter)[0])
     if embeddings is not None:
-        check_embeddings(embeddings, requests, args.prompt_embeddings)
+        check_embeddings(embeddings, requests, args.prompt_embeddings, text_width(config.net))
     others = [config.tokenizer, config.text_encoder if embeddings is None else None]
     check_parts(config.net, dit_path, others, "net_ema" if args.load_ema else "auto")
     settings = Settings(
@@ -280,8 +285,18 @@ def check_device(device: str) -> None:
         raise ConfigError(f"--device {device}: torch sees {torch.cuda.device_count()} GPU, numbered from 0.")
 
 
-def check_embeddings(embeddings, requests, path: str) -> None:
-    """Raise for prompts that the file has no embedding of."""
+def text_width(net) -> int:
+    """The width of the text that a network's lazy node takes."""
+    return net.get("crossattn_proj_in_channels") or net.get("crossattn_emb_channels") or 1024
+
+
+def check_embeddings(embeddings, requests, path: str, width: int) -> None:
+    """Raise for embeddings of another width, and for prompts that the file has no embedding of."""
+    if embeddings.width != width:
+        raise ConfigError(
+            f"{path} has embeddings of width {embeddings.width} by {embeddings.name}, but this model takes {width}."
+            " Write it with the encoder of this model: python -m scripts.encode_prompts --text_encoder."
+        )
     wanted = dict.fromkeys(text for r in requests for text in (r.prompt, r.negative_prompt) if text)
     if missing := [text for text in wanted if text not in embeddings]:
         raise ConfigError(
@@ -330,6 +345,9 @@ def main() -> int:
             raise
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted: nothing was written of the video in work", file=sys.stderr)
+        return 130
     log.info("done in %.1f s", time.monotonic() - start)
     return code
 

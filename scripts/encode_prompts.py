@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from cosmos_predict2.checkpoints.released import get_reason1_encoder_dir, get_t5_model_dir
+from cosmos_predict2.data.media import check_writable
 from cosmos_predict2.interfaces import TextEncoder
 from cosmos_predict2.text.prompt_embeddings import write_prompt_embeddings
 from cosmos_predict2.text.prompts import DEFAULT_NEGATIVE_PROMPT
@@ -87,6 +88,8 @@ def make_encoder(args: argparse.Namespace) -> TextEncoder:
         device = torch.device(args.device)
     except RuntimeError as error:
         raise ConfigError(f"--device {args.device} is no device; expected cpu, cuda or cuda:0, ...") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"--device {args.device}: expected cpu, cuda or cuda:0, ...")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"--device {args.device}: PyTorch sees no CUDA device here. Use --device cpu.")
     if args.text_encoder == "bytes":
@@ -112,6 +115,7 @@ def run(args: argparse.Namespace) -> None:
 
     if not args.output.endswith(".safetensors"):
         raise ConfigError(f"--output {args.output}: the file is a safetensors file, so its name ends in .safetensors.")
+    check_writable(args.output, (".safetensors",))
     prompts = prompts_of(args)
     negative = args.negative_prompt
     if negative is None:

@@ -13,6 +13,9 @@ import torch
 
 from cosmos_predict2.data import media
 from cosmos_predict2.nn.dit import Video2WorldDiT
+from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
+from cosmos_predict2.text.bytes_encoder import BytesEncoder
+from cosmos_predict2.text.prompt_embeddings import write_prompt_embeddings
 from examples.video2world import check_processes, main, parse
 from imaginaire.errors import ConfigError
 
@@ -81,6 +84,8 @@ def test_several_gpus_need_torchrun_and_the_error_says_how(monkeypatch: pytest.M
         ([*TINY, "--prompt_embeddings", "README.md"], "encode_prompts"),
         ([*TINY, "--dit_path", "README.md"], "README.md"),
         ([*TINY, "--seed", "-1"], "seed is -1"),
+        ([*TINY, "--load_ema"], "--dit_path"),
+        ([*TINY, "--guidance", "nan"], "--guidance nan"),
         ([*TINY, "--device", "meta"], "--device meta"),
         ([*TINY, "--benchmark", "--batch_input_json", "absent.json"], "--benchmark"),
     ],
@@ -95,6 +100,17 @@ def test_what_is_wrong_is_one_message_and_exit_code_2(
     error = capsys.readouterr().err
     assert text in error
     assert "Traceback" not in error
+
+
+def test_embeddings_of_another_width_are_refused_before_anything_is_built(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "wide.safetensors"
+    write_prompt_embeddings(path, BytesEncoder(64, 32), ["push the puck"], "")
+    monkeypatch.setattr(sys, "argv", [SCRIPT, *TINY, "--prompt_embeddings", str(path)])
+    monkeypatch.setattr(Video2WorldPipeline, "from_config", None)
+    assert main() == 2
+    assert "width 32" in capsys.readouterr().err
 
 
 def test_weights_of_another_size_are_refused_by_their_shapes(
