@@ -330,11 +330,11 @@ class Video2WorldPipeline:
         given = conditional.gt_frames_B_C_T_H_W
         assert given is not None
         shape = (given.shape[2], given.shape[3], given.shape[4])
-        denoiser = self.denoiser
-        if use_cuda_graphs:
-            denoiser = self.config.denoiser(cast(DiT, GraphedNetwork(self.dit, self.device)))
 
         def run(condition: Condition) -> Callable[[Tensor, Tensor], Tensor]:
+            denoiser = self.denoiser
+            if use_cuda_graphs:  # each condition its own, or the two would capture in turn at every step
+                denoiser = self.config.denoiser(cast(DiT, GraphedNetwork(self.dit, self.device)))
             text = condition.crossattn_emb_B_S_E.to(self.dit.dtype)
             prepared = self.dit.prepare(text, latent_shape=shape, fps_B=condition.fps_B)
 

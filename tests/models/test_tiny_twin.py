@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.data import media
 from imaginaire.compose import compose
 from tests.multiprocess import run_distributed
@@ -60,6 +61,8 @@ def test_released_sizes_are_in_the_model_group(name: str, path: str) -> None:
     assert model["pipe_config"]["state_t"] == (16 if "10fps" in name else 24)
     assert model["fsdp_shard_size"] == 8
     assert model["pipe_config"]["text_encoder"] is None  # training does without
+    assert model["pipe_config"]["tokenizer"]["tile_size"] is None  # of which latents would depend on free memory
+    assert get_cosmos_predict2_video2world_pipeline(model_size="2B").tokenizer["tile_size"] == "auto"
     assert config.trainer.distributed_parallelism == "fsdp"
 
 

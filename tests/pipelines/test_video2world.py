@@ -11,6 +11,7 @@ from torch import Tensor
 from cosmos_predict2.auxiliary.guardrail.runner import GuardrailRunner
 from cosmos_predict2.interfaces import Verdict
 from cosmos_predict2.nn.dit import Video2WorldDiT
+from cosmos_predict2.pipelines import video2world
 from cosmos_predict2.pipelines.denoiser import Denoiser
 from cosmos_predict2.pipelines.video2world import (
     BlockedError,
@@ -186,3 +187,25 @@ def test_pixels_are_rounded_not_cut() -> None:
     levels = torch.arange(256)
     assert torch.equal(to_uint8(levels / 127.5 - 1), levels.to(torch.uint8))
     assert to_uint8(torch.tensor([-2.0, 2.0])).tolist() == [0, 255]
+
+
+def test_a_captured_network_serves_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With both halves of the guidance in one network, each would be captured again at every step."""
+    contexts: dict[int, set[int]] = {}
+
+    class Graphed:
+        def __init__(self, net: Video2WorldDiT, device: torch.device) -> None:
+            self.net = net
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.net, name)
+
+        def __call__(self, *arguments: Any, prepared: Any, **inputs: Any) -> Tensor:
+            contexts.setdefault(id(self), set()).add(id(prepared))
+            return self.net(*arguments, prepared=prepared, **inputs)
+
+    monkeypatch.setattr(video2world, "GraphedNetwork", Graphed)
+    pipe = make_pipeline()
+    monkeypatch.setattr(pipe, "_fits_twice", lambda latent: False)
+    pipe.generate(frames(), text(pipe, "push"), num_steps=2, guidance=1.0, use_cuda_graphs=True)
+    assert [len(seen) for seen in contexts.values()] == [1, 1]

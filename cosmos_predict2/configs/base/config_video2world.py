@@ -65,7 +65,9 @@ def get_cosmos_predict2_video2world_pipeline(
         tokenizer, text_encoder = L(TinyTokenizer)(), L(BytesEncoder)(num_tokens=64, width=64)
     else:
         vae_pth = get_tokenizer_checkpoint(model_size=model_size)
-        tokenizer = L(WanTokenizer)(vae_pth=vae_pth, chunk_duration=81, load_mean_std=False, temporal_window=16)
+        tokenizer = L(WanTokenizer)(
+            vae_pth=vae_pth, chunk_duration=81, load_mean_std=False, temporal_window=16, tile_size="auto"
+        )
         text_encoder = L(T5Encoder)(path=get_t5_model_dir())
     return Video2WorldPipelineConfig(
         net=net,

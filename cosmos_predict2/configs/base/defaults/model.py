@@ -23,6 +23,8 @@ def video2world(model_size: str, fsdp_shard_size: int, **variant: Any) -> dict[s
     pipe_config = get_cosmos_predict2_video2world_pipeline(model_size=model_size, **variant)
     pipe_config.guardrail_config.enabled = False
     pipe_config.text_encoder = None  # training reads embeddings from its data
+    if not is_tiny:
+        pipe_config.tokenizer.tile_size = None  # tiles change latents a little, which training must never see
     config = Predict2Video2WorldModelConfig(
         fsdp_shard_size=fsdp_shard_size,
         high_sigma_ratio=0.05,
