@@ -13,6 +13,7 @@ number of processes draw the same. Batches without ``sample_position`` draw from
 import logging
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any, Literal, cast
 
 import attrs
@@ -308,9 +309,12 @@ def cast_base_weights(net: nn.Module, dtype: torch.dtype) -> None:
 
 def _build(config: Predict2Video2WorldModelConfig) -> DiT:
     """The network with its start weights and, for LoRA, its adapters."""
-    net: DiT = lazy_config.instantiate(config.pipe_config.net)
     path = config.model_manager_config.dit_path
+    with torch.device("meta") if path else nullcontext():  # drawing 14B weights takes minutes, and none would stay
+        net: DiT = lazy_config.instantiate(config.pipe_config.net)
     if path:
+        net.to_empty(device="cpu")
+        net.reset_buffers()
         report = load_dit(net, path)
         log.info("start weights: %s (%s)", path, report.summary())
     elif distributed.is_rank0():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The training step: what it draws, what it trains, and what it refuses."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from cosmos_predict2.models.video2world_model import (
     Predict2Video2WorldModel,
     Predict2Video2WorldModelConfig,
 )
+from cosmos_predict2.nn import dit
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.video2world import EMAConfig, Video2WorldPipelineConfig
 from imaginaire.errors import ConfigError, DataError
@@ -252,3 +254,14 @@ def test_the_nonuniform_weight_is_used_when_asked_for() -> None:
     assert not torch.equal(uniform, other)
     weight: Tensor = output["weights_per_sigma"]
     assert weight.shape == sigma.shape
+
+
+def test_weights_that_a_file_gives_are_not_drawn_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = make_model().net.state_dict()
+    path = tmp_path / "model.pt"
+    torch.save({f"net.{name}": value for name, value in given.items()}, path)
+    monkeypatch.setattr(dit, "_draw", None)
+    net = make_model(model_manager_config=Predict2ModelManagerConfig(dit_path=str(path))).net
+    found = net.state_dict()
+    assert all(torch.equal(found[name], value) for name, value in given.items())
+    assert next(net.parameters()).requires_grad
