@@ -155,9 +155,10 @@ def test_sinusoids(table: str, golden: Golden) -> None:
 
 def test_manifest(manifest: str, golden: Golden) -> None:
     column = golden.json("meta.json")["manifests"][manifest].use()
-    released = NETWORKS.get(column) or NETWORKS[f"{column} Video2World"]
+    size = next(word for word in column.split() if word.endswith("B"))  # "2B", "V2W 14B", "T2I 0.6B"
+    kind = "Text2Image" if "T2I" in column or "Text2Image" in column else "Video2World"
     with torch.device("meta"):
-        net = (DiT if "Text2Image" in column else Video2WorldDiT)(**released)
+        net = (DiT if kind == "Text2Image" else Video2WorldDiT)(**NETWORKS[f"{size} {kind}"])
     found = {
         name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
         for name, tensor in net.state_dict().items()
