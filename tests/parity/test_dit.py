@@ -21,6 +21,8 @@ CLASSES = {"v2w": Video2WorldDiT, "t2i": DiT}
 TIMES = {"shared_t.": "timesteps_B_1", "per_frame_t.": "timesteps_B_T", "": "timesteps_B_1"}  # by the entry's prefix
 INPUTS = ("x", "crossattn_emb", "condition_mask", "padding_mask", "fps")
 AXES = ("t", "h", "w")
+ROPE_OPTIONS = {"head_dim", "rope_enable_fps_modulation", "fps", "patch_temporal", "patch_spatial"}
+ROPE_OPTIONS |= {"max_frames", "max_img_h", "max_img_w", *(f"rope_{axis}_extrapolation_ratio" for axis in AXES)}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -119,6 +121,8 @@ def test_half_precision(half: str, rope_precision: str, golden: Golden) -> None:
 def test_rotary_tables(table: str, golden: Golden) -> None:
     meta, file = golden.json("meta.json")[table], golden.tensors(f"{table}.safetensors")
     options = meta.use()
+    unknown = set(options) - ROPE_OPTIONS
+    assert not unknown, f"{table}: what is {unknown}?"
     patches = (options.get("patch_temporal", 1), options.get("patch_spatial", 2), options.get("patch_spatial", 2))
     limits = [options["max_frames"], options["max_img_h"], options["max_img_w"]]
     fps = None

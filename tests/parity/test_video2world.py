@@ -43,9 +43,16 @@ LEVELS = SolverConfig()
 def network(golden: Golden, name: str = "dit_a") -> DiT:
     meta = golden.json("meta.json")[name]
     net = CLASSES[meta["cls"].use()](**meta["cfg"].use())
-    stored = golden.tensors(f"{name}.weights.safetensors").use()
-    weights.load_into(net.state_dict(), weights.strip_prefix(stored, "net")).require()
+    _load(net, golden.tensors(f"{name}.weights.safetensors"), bounds(golden, "rope_fp32"))
     return net.eval()
+
+
+def _load(net: DiT, stored: Value, close_positions: dict[str, float]) -> None:
+    """Load a file of which every name is the network's; the buffers of positions are functions of the config."""
+    assert all(name.startswith("net.") for name in stored), [name for name in stored if not name.startswith("net.")]
+    for name, value in net.pos_embedder.named_buffers():
+        stored[f"net.pos_embedder.{name}"].compare(value, **close_positions)
+    weights.load_into(net.state_dict(), weights.strip_prefix(stored.use(), "net")).require()
 
 
 def bounds(golden: Golden, what: str) -> dict[str, float]:
@@ -281,8 +288,7 @@ def velocity_network(golden: Golden) -> DiT:
     projects = cfg.pop("use_crossattn_projection", None)  # repeats what the two widths say
     net = Video2WorldDiT(**cfg)
     assert projects is None or projects == (net.crossattn_proj is not None)
-    stored = golden.tensors("rf25.weights.safetensors").use()
-    weights.load_into(net.state_dict(), weights.strip_prefix(stored, "net")).require()
+    _load(net, golden.tensors("rf25.weights.safetensors"), bounds(golden, "rope_fp32"))
     return net.eval()
 
 
