@@ -7,7 +7,7 @@ such a file needs and refuses all others before anything happens.
 
 import io
 import pickle
-import sys
+import re
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ LARGEST_BYTES = 512 * 2**20  # far above any real file
 
 _RECONSTRUCT = ("numpy.core.multiarray", "numpy._core.multiarray")
 _FROM_BUFFER = ("numpy.core.numeric", "numpy._core.numeric")
+_KIND = re.compile(r"[biuf][1-8]")  # numbers; all else has no place in an embedding
 _ALLOWED = {
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
@@ -63,7 +64,7 @@ def padded(embedding: Tensor, num_tokens: int) -> Tensor:
 
 def _array(content: bytes, path: str) -> Tensor:
     try:
-        loaded = _Unpickler(io.BytesIO(content)).load()
+        loaded = _arrays(_Unpickler(io.BytesIO(content)).load())
     except _Refused as refused:
         raise DataError(
             f"{path} asks for {refused}, which the embedding of a prompt does not need: it was not loaded. Do not open "
@@ -83,21 +84,63 @@ def _array(content: bytes, path: str) -> Tensor:
     return torch.from_numpy(array.astype(np.float32))
 
 
+def _arrays(loaded: Any) -> Any:
+    """What was loaded, with arrays in place of their stand-ins."""
+    if isinstance(loaded, _Array):
+        return loaded.array()
+    return [_arrays(item) for item in loaded] if type(loaded) is list and len(loaded) < 3 else loaded
+
+
 class _Refused(Exception):
     pass
 
 
+class _Kind:
+    """In place of numpy.dtype: what it was called with, for NumPy to see when all has been read."""
+
+    def __init__(self, name: Any, *_: Any) -> None:
+        if not isinstance(name, str) or _KIND.fullmatch(name) is None:
+            raise _Refused(f"numpy.dtype({str(name)[:20]!r})")
+        self.name, self.order = name, "="
+
+    def __setstate__(self, state: Any) -> None:
+        self.order = state[1] if state[1] in ("<", ">", "=", "|") else "="
+
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(f"{self.order}{self.name}")
+
+
+class _Array:
+    """In place of numpy.ndarray: shape, kind and bytes. NumPy's own would take any bytes for pointers to objects."""
+
+    def __init__(self, *_: Any) -> None:
+        self.parts: tuple[Any, ...] = ()
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, kind, is_fortran, content = state
+        self.parts = (content, kind, shape, "F" if is_fortran else "C")
+
+    def array(self) -> np.ndarray:
+        content, kind, shape, order = self.parts
+        if not isinstance(kind, _Kind) or not isinstance(content, (bytes, bytearray)):
+            raise _Refused("an array of objects")
+        flat = np.frombuffer(content, kind.dtype()) if content else np.empty(0, kind.dtype())
+        return flat.reshape(tuple(int(length) for length in shape), order=order)
+
+
+def _from_buffer(content: Any, kind: Any, shape: Any, order: Any, *_: Any) -> _Array:
+    made = _Array()
+    made.parts = (content, kind, shape, "F" if order == "F" else "C")
+    return made
+
+
 class _Unpickler(pickle.Unpickler):
+    """Gives stand-ins for all that a file may name: nothing of NumPy runs on what the file says."""
+
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
             raise _Refused(f"{module}.{name}")
-        if (module, name) == ("_codecs", "encode"):
-            return _latin1_bytes
-        if module.startswith("numpy._core.") and "numpy._core" not in sys.modules:  # NumPy 1
-            module = module.replace("numpy._core.", "numpy.core.", 1)
-        elif module.startswith("numpy.core.") and "numpy._core" in sys.modules:
-            module = module.replace("numpy.core.", "numpy._core.", 1)  # the old name warns
-        return super().find_class(module, name)
+        return _STAND_INS[name]
 
     def persistent_load(self, pid: Any) -> Any:
         raise _Refused("a persistent object")
@@ -108,3 +151,12 @@ def _latin1_bytes(text: str, encoding: str) -> bytes:
     if encoding != "latin1":
         raise _Refused(f"the codec {encoding}")
     return text.encode("latin1")
+
+
+_STAND_INS: dict[str, Any] = {
+    "ndarray": _Array,
+    "dtype": _Kind,
+    "_reconstruct": lambda *_: _Array(),
+    "_frombuffer": _from_buffer,
+    "encode": _latin1_bytes,
+}

@@ -91,6 +91,24 @@ def test_code_is_refused_and_does_not_run(tmp_path: Path, protocol: int, make: A
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("kind", ["O", "V8", "i4,O"])
+def test_bytes_are_never_taken_for_objects(tmp_path: Path, protocol: int, kind: str) -> None:
+    forged = _Runs(np.ndarray, (1,), _Runs(np.dtype, kind), b"A" * 16)  # a pointer to anywhere
+    as_shape = _Runs(np.ndarray, forged, _Runs(np.dtype, "f4"))  # NumPy would follow it
+    (tmp_path / "bad.pickle").write_bytes(pickle.dumps([as_shape], protocol=protocol))
+    with pytest.raises(DataError, match=r"bad\.pickle asks for numpy\.dtype"):
+        embedding_pickles.read(tmp_path / "bad.pickle")
+
+
+def test_orders_of_bytes_and_axes_are_kept(tmp_path: Path) -> None:
+    for array in (_array(5).astype(">f4"), np.asfortranarray(_array(5)), _array(5).astype(np.float64)):
+        for protocol in (2, 4, 5):
+            (tmp_path / "a.pickle").write_bytes(pickle.dumps([array], protocol=protocol))
+            found = embedding_pickles.read(tmp_path / "a.pickle", num_tokens=5)
+            assert torch.equal(found, torch.from_numpy(array.astype(np.float32)))
+
+
 @pytest.mark.parametrize(
     "content",
     [
