@@ -168,8 +168,6 @@ class Video2WorldPipeline:
         if lora:
             log.info("lora: %s merged into %d layers", ", ".join(lora), len(apply_lora(net, lora)))
         tokenizer = lazy_config.instantiate(config.tokenizer)
-        if hasattr(tokenizer, "tile_size") and tokenizer.tile_size is None:
-            tokenizer.tile_size = "auto"  # in tiles where memory is short: good for looking, never for training
         tokenizer.to("cpu" if offload_tokenizer else device)
         text_encoder = None
         if use_text_encoder and config.text_encoder is not None:
