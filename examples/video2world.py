@@ -168,6 +168,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def run(args: argparse.Namespace, command: list[str]) -> int:
     check_processes(args.num_gpus, command)
+    from cosmos_predict2.auxiliary.guardrail.runner import create_guardrail
     from cosmos_predict2.checkpoints import checkpoint_dir, parse_lora
     from cosmos_predict2.checkpoints.adapters import read_adapter
     from cosmos_predict2.configs.base.config_video2world import (
@@ -262,6 +263,7 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
         settings,
         embeddings=embeddings,
         skip_existing=bool(args.batch_input_json) and not args.overwrite,
+        guardrail=create_guardrail(config.guardrail_config),
     )
     return 1 if failed else 0
 

@@ -204,7 +204,7 @@ def _kind(path: Path) -> str:
         return "empty"
     if head.startswith(b"PK\x03\x04"):
         return "torch"
-    if head[0] == 0x80 and head[1] in range(1, 6):
+    if head[0] == 0x80 and head[1:2] and head[1] in range(1, 6):
         return "old torch"
     if head.startswith(b"version https://git-lfs"):
         return "git-lfs"

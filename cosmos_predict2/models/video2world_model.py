@@ -243,6 +243,11 @@ class Predict2Video2WorldModel(ImaginaireModel):
         low, high = self.pipe_config.min_num_conditional_frames, self.pipe_config.max_num_conditional_frames
         if "num_conditional_frames" in batch:
             given = torch.as_tensor(batch["num_conditional_frames"]).reshape(-1)
+            if given.numel() not in (1, x0.shape[0]) or not ((given >= 0) & (given < max(2, x0.shape[2]))).all():
+                raise DataError(
+                    f"The batch's num_conditional_frames is {given.tolist()}, but it must be one number or one for each"
+                    f" of the {x0.shape[0]} samples, and below the {x0.shape[2]} latent frames."
+                )
             return given.expand(x0.shape[0]) if given.numel() == 1 else given
         return generators.integers(low, high + 1, "given_frames").to(x0.device)
 

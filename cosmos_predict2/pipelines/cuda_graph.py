@@ -20,6 +20,7 @@ class GraphedNetwork:
         if device.type != "cuda":
             raise ConfigError(f"CUDA graphs need a GPU, but the device is {device}. Leave out --use_cuda_graphs.")
         self.net = net
+        self._device = device
         self._key: Any = None
 
     def __getattr__(self, name: str) -> Any:
@@ -32,13 +33,15 @@ class GraphedNetwork:
         shapes = tuple((name, tuple(value.shape)) for name, value in tensors.items())
         key = (tuple(x.shape), tuple(timesteps.shape), shapes, id(prepared), id(text))
         if key != self._key:
-            self._capture(x, timesteps, text, prepared, inputs)
+            with torch.cuda.device(self._device):  # streams belong to the current one
+                self._capture(x, timesteps, text, prepared, inputs)
             self._key, self._held = key, (prepared, text)  # held, so that their ids stay their own
         self._x.copy_(x)
         self._timesteps.copy_(timesteps)
         for name, value in tensors.items():
             self._inputs[name].copy_(value)
-        self._graph.replay()
+        with torch.cuda.device(self._device):
+            self._graph.replay()
         return self._output.clone()
 
     def _capture(

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cosmos_predict2.auxiliary.guardrail.runner import GuardrailRunner
 from cosmos_predict2.data import media
 from cosmos_predict2.pipelines.inputs import check_input
-from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, to_uint8
+from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, require_safe, to_uint8
 from imaginaire import storage
 from imaginaire.errors import ConfigError, DataError, UserError, near
 from imaginaire.lazy_yaml import to_yaml
@@ -161,8 +162,11 @@ def run_all(
     *,
     embeddings: Mapping[str, Tensor] | None = None,
     skip_existing: bool = False,
+    guardrail: GuardrailRunner | None = None,
 ) -> int:
     """Carry the requests out; how many failed. The pipeline is built when the first request needs it.
+
+    With a guardrail, refused prompts fail before that.
 
     One request alone raises what is wrong with it; of several, each failure is logged and the others go on.
     """
@@ -175,6 +179,8 @@ def run_all(
             continue
         try:
             request.check(settings.contact_sheet)
+            if guardrail is not None:
+                require_safe(guardrail, request.prompt)
         except UserError as error:
             if len(requests) == 1:
                 raise
@@ -222,12 +228,12 @@ def generate_to_file(
     if not torch.isfinite(video).all():
         raise DataError("The network gave values that are not finite. Are these the weights of this model?")
     frames = to_uint8(video[0]).cpu()
-    media.write_video(request.save_path, frames, settings.fps)
     seconds = time.monotonic() - start
     write_records(request, settings, refined, seconds, tuple(frames.shape[1:]))
     _write_text(f"{os.path.splitext(request.save_path)[0]}.yaml", to_yaml(pipe.config))
     if settings.contact_sheet or request.compare_to:
         write_contact_sheet(request, frames)
+    media.write_video(request.save_path, frames, settings.fps)  # last: where it is, all the rest is
     return seconds
 
 

@@ -227,8 +227,8 @@ class Video2WorldPipeline:
     def checked_prompt(self, prompt: str, media_path: str) -> str:
         """The prompt, refined where a refiner is built in; raises BlockedError where a guardrail says so."""
         for stage in ("prompt", "refined prompt"):
-            if self.guardrail is not None and not (verdict := self.guardrail.run_safety_check(prompt)).is_safe:
-                raise BlockedError(f"The {stage} was refused: {verdict.message}.")
+            if self.guardrail is not None:
+                require_safe(self.guardrail, prompt, stage)
             if self.refiner is None or stage == "refined prompt":
                 break
             prompt = self.refiner.refine(prompt, media_path)
@@ -374,6 +374,12 @@ class Video2WorldPipeline:
                 f"The text encoder {self.text_encoder.name} gives embeddings of width {self.text_encoder.width}, but"
                 f" the network takes {width}. Choose the encoder that it was trained with."
             )
+
+
+def require_safe(guardrail: GuardrailRunner, prompt: str, stage: str = "prompt") -> None:
+    """Raise BlockedError where the guardrail refuses a prompt."""
+    if not (verdict := guardrail.run_safety_check(prompt)).is_safe:
+        raise BlockedError(f"The {stage} was refused: {verdict.message}.")
 
 
 def initial_noise(shape: tuple[int, ...], seed: int) -> Tensor:

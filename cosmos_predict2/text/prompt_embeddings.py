@@ -86,15 +86,19 @@ def read_prompt_embeddings(path: StrPath) -> PromptEmbeddings:
         raise DataError(f"{path} cannot be read as safetensors ({error}). {cure}") from error
     if about.get("format") != FORMAT:
         raise DataError(f"{path} is a safetensors file of another kind (format {about.get('format')!r}). {cure}")
-    prompts, negative_prompt = json.loads(about["prompts"]), json.loads(about["negative_prompt"])
+    try:
+        prompts, negative_prompt = json.loads(about["prompts"]), json.loads(about["negative_prompt"])
+        name, num_tokens, width = about["encoder"], int(about["num_tokens"]), int(about["width"])
+    except (KeyError, ValueError) as error:
+        raise DataError(f"{path} is damaged: its metadata lacks or garbles {error}. {cure}") from error
     texts = _distinct(prompts, negative_prompt)
     if set(tensors) != {f"embedding.{i}" for i in range(len(texts))}:
         raise DataError(f"{path} names {len(texts)} prompts and holds {len(tensors)} embeddings. {cure}")
     return PromptEmbeddings(
         {text: tensors[f"embedding.{i}"] for i, text in enumerate(texts)},
-        name=about["encoder"],
-        num_tokens=int(about["num_tokens"]),
-        width=int(about["width"]),
+        name=name,
+        num_tokens=num_tokens,
+        width=width,
         prompts=prompts,
         negative_prompt=negative_prompt,
         source=str(path),

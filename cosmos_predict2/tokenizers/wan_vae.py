@@ -163,11 +163,11 @@ class WanTokenizer(LatentGrid):
     def encode_moments(self, video_B_C_F_H_W: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log-variance of the posterior, before normalisation, in the dtype of the weights."""
         self.check_video(video_B_C_F_H_W)
-        size = self._tile_for(video_B_C_F_H_W.shape, "encode")
+        window, size = self._plan(video_B_C_F_H_W.shape, "encode")
         if size is None:
-            return self._encode_whole(video_B_C_F_H_W)
+            return self._encode_whole(video_B_C_F_H_W, window)
         both = encode_in_tiles(
-            lambda tile: torch.cat(self._encode_whole(tile), dim=1),
+            lambda tile: torch.cat(self._encode_whole(tile, window), dim=1),
             video_B_C_F_H_W,
             size,
             self.spatial_compression_factor,
@@ -182,29 +182,25 @@ class WanTokenizer(LatentGrid):
         batch, _, num_frames, height, width = latent_B_C_T_H_W.shape
         step = self.spatial_compression_factor
         pixel_shape = (batch, 3, self.get_pixel_num_frames(num_frames), height * step, width * step)
-        size = self._tile_for(pixel_shape, "decode")
+        window, size = self._plan(pixel_shape, "decode")
         if size is None:
-            return self._decode_whole(latent_B_C_T_H_W)
-        return decode_in_tiles(self._decode_whole, latent_B_C_T_H_W, size, step)
+            return self._decode_whole(latent_B_C_T_H_W, window)
+        return decode_in_tiles(lambda tile: self._decode_whole(tile, window), latent_B_C_T_H_W, size, step)
 
-    def _encode_whole(self, video_B_C_F_H_W: Tensor) -> tuple[Tensor, Tensor]:
+    def _encode_whole(self, video_B_C_F_H_W: Tensor, window: int) -> tuple[Tensor, Tensor]:
         past: Past = {}
-        pieces = [
-            self.net.encode(self._entering(chunk), past)
-            for chunk in _split_first(video_B_C_F_H_W, self.temporal_window)
-        ]
+        pieces = [self.net.encode(self._entering(chunk), past) for chunk in _split_first(video_B_C_F_H_W, window)]
         mean_B_C_T_H_W, log_variance_B_C_T_H_W = (torch.cat(parts, dim=2) for parts in zip(*pieces))
         return mean_B_C_T_H_W.contiguous(), log_variance_B_C_T_H_W.contiguous()
 
-    def _decode_whole(self, latent_B_C_T_H_W: Tensor) -> Tensor:
+    def _decode_whole(self, latent_B_C_T_H_W: Tensor, window: int) -> Tensor:
         batch, _, num_latents, height, width = latent_B_C_T_H_W.shape
         size = (height * self.spatial_compression_factor, width * self.spatial_compression_factor)
-        window = self.temporal_window // self.temporal_compression_factor
         past: Past = {}
         # The pixels of a long clip are large: each chunk goes straight to its place.
         video = latent_B_C_T_H_W.new_empty((batch, 3, self.get_pixel_num_frames(num_latents), *size))
         start = 0
-        for chunk in _split_first(latent_B_C_T_H_W, window):
+        for chunk in _split_first(latent_B_C_T_H_W, window // self.temporal_compression_factor):
             pixels = self.net.decode(self._entering(self._denormalise(chunk)), past)
             video[:, :, start : start + pixels.shape[2]] = pixels
             start += pixels.shape[2]
@@ -233,29 +229,38 @@ class WanTokenizer(LatentGrid):
 
     # ---- memory ------------------------------------------------------------------------------------------------------
 
-    def estimate_memory(self, shape: Sequence[int], what: Literal["encode", "decode"] = "decode") -> int:
+    def estimate_memory(
+        self, shape: Sequence[int], what: Literal["encode", "decode"] = "decode", window: int | None = None
+    ) -> int:
         """About how many bytes an encode or decode of pixels [B, 3, F, H, W] takes besides the weights, untiled."""
         batch, _, num_frames, height, width = shape
         element = torch.empty((), dtype=self.dtype).element_size()
         pixels = batch * height * width * element
         in_work, remembered = LIVE_FRAMES[what]
-        window = max(1, min(self.temporal_window, num_frames - 1))
+        window = max(1, min(window or self.temporal_window, num_frames - 1))
         return int(pixels * (self.config.dim * (in_work * window + remembered) + 3 * num_frames))
 
-    def _tile_for(self, shape: Sequence[int], what: Literal["encode", "decode"]) -> int | None:
-        """The side of the tiles, or None where the pictures are taken whole."""
+    def _plan(self, shape: Sequence[int], what: Literal["encode", "decode"]) -> tuple[int, int | None]:
+        """Frames at a time, and the side of the tiles, or None where the pictures are taken whole.
+
+        Where memory is short, the window shrinks first, which changes nothing but rounding; then come tiles.
+        """
+        window, shortest = self.temporal_window, self.temporal_compression_factor
         size = AUTO_TILE if self.tile_size == "auto" else self.tile_size
         if size is None or max(shape[3:]) <= size:
-            return None
+            return window, None
         if self.tile_size == "auto":
-            needed, free = self.estimate_memory(shape, what), _free_memory(self.device)
+            free = _free_memory(self.device)
+            if self.estimate_memory(shape, what) <= free:
+                return window, None
+            window, needed = shortest, self.estimate_memory(shape, what, shortest)
             if needed <= free:
-                return None
+                return window, None
             log.info(
                 "tokenizer: %s in tiles of %d pixels (%.1f GB needed at once, %.1f GB free)",
                 what, size, needed / 1e9, free / 1e9,
             )  # fmt: skip
-        return size
+        return window, size
 
 
 def _sizes(config: Mapping[str, Any]) -> WanConfig:

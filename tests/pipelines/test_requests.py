@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from cosmos_predict2.auxiliary.guardrail.runner import GuardrailRunner
 from cosmos_predict2.data import media
 from cosmos_predict2.pipelines.inputs import check_input, read_input
 from cosmos_predict2.pipelines.requests import Request, Settings, read_batch, run_all
+from cosmos_predict2.pipelines.video2world import BlockedError
 from imaginaire.errors import ConfigError, DataError
-from tests.pipelines.test_video2world import make_pipeline
+from tests.pipelines.test_video2world import NoPucks, make_pipeline
 
 SETTINGS = Settings(aspect_ratio="1:1", guidance=0.0, num_steps=1, fps=10, weights="random")
 
@@ -162,3 +164,12 @@ def test_how_a_video_was_made_is_written_beside_it(picture: str, clip: str, tmp_
     assert "[Negative Prompt]\nblurred\n" in (tmp_path / "out.txt").read_text()
     sheet = media.read_image(str(tmp_path / "out.png"))
     assert sheet.shape[1] > 200  # two labelled rows
+
+
+def test_a_refused_prompt_fails_before_anything_is_built(picture: str, tmp_path: Path) -> None:
+    def never() -> Any:
+        raise AssertionError("built")
+
+    with pytest.raises(BlockedError, match="no pucks"):
+        request = request_for(picture, tmp_path, prompt="push the puck")
+        run_all(never, [request], SETTINGS, guardrail=GuardrailRunner([NoPucks()]))

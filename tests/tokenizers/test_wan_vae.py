@@ -176,6 +176,16 @@ def test_automatic_tiles_only_where_memory_is_short(weights: str, monkeypatch: p
     assert calls
 
 
+def test_a_window_shrinks_before_pictures_are_cut(weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = WanTokenizer(weights, config=TINY, tile_size="auto", temporal_window=8)
+    monkeypatch.setattr(wan_vae, "AUTO_TILE", 32)
+    shape = (1, 3, 17, 64, 64)
+    monkeypatch.setattr(wan_vae, "host_memory_available", lambda: tokenizer.estimate_memory(shape, "encode", 4))
+    assert tokenizer._plan(shape, "encode") == (4, None)
+    monkeypatch.setattr(wan_vae, "host_memory_available", lambda: tokenizer.estimate_memory(shape, "encode"))
+    assert tokenizer._plan(shape, "encode") == (8, None)
+
+
 def test_memory_grows_with_the_picture_and_hardly_with_the_clip() -> None:
     tokenizer = WanTokenizer(config=TINY, allow_random=True, temporal_window=4)
     short, long = (tokenizer.estimate_memory((1, 3, frames, 256, 256)) for frames in (5, 93))
