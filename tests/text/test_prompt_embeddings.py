@@ -58,6 +58,9 @@ def test_an_unknown_prompt_names_a_near_one_and_the_command(tmp_path: Path) -> N
     assert found.get("a red cup") is None
 
 
+ABOUT = {"format": "prompt-embeddings-1", "encoder": "e", "num_tokens": "1", "width": "2"}
+
+
 @pytest.mark.parametrize(
     ("write", "words"),
     [
@@ -67,10 +70,12 @@ def test_an_unknown_prompt_names_a_near_one_and_the_command(tmp_path: Path) -> N
             lambda path: save_file(
                 {"embedding.0": torch.zeros(1, 2)},
                 path,
-                {"format": "prompt-embeddings-1", "prompts": json.dumps(["a", "b"]), "negative_prompt": "null"},
+                ABOUT | {"prompts": json.dumps(["a", "b"]), "negative_prompt": "null"},
             ),
             "names 2 prompts and holds 1",
         ),
+        (lambda path: save_file({"embedding.0": torch.zeros(1, 2)}, path, ABOUT | {"prompts": "[]"}), "damaged"),
+        (lambda path: save_file({"embedding.0": torch.zeros(1, 2)}, path, ABOUT | {"prompts": "["}), "damaged"),
     ],
 )
 def test_another_file_is_refused_by_name(write, words: str, tmp_path: Path) -> None:
