@@ -11,10 +11,13 @@ from imaginaire.lazy_config import LazyCall as L
 
 
 def toy(split: str) -> Any:
-    """Clips of the toy world, made as they are needed: no files."""
+    """Clips of the toy world, made as they are needed: no files.
+
+    Of the first 16 steps of each episode: later on, many experts have finished and nothing moves.
+    """
     is_train = split == "train"
     return L(ResumableLoader)(
-        dataset=L(ToyWorldVideos)(split=split, num_episodes=4096 if is_train else 64),
+        dataset=L(ToyWorldVideos)(split=split, num_episodes=16384 if is_train else 64, num_steps=16),
         batch_size=16,
         num_workers=0,
         shuffle=is_train,
