@@ -18,8 +18,8 @@ TINY = dict(
     # The toy world's dynamics show only near pure noise: at lower levels the noisy frames give the positions away.
     model=dict(config=dict(pipe_config=dict(video_noise_factor=8.0))),
     optimizer=dict(lr=0.03, adam_lr=2e-3),
-    scheduler=dict(warm_up_steps=[20], cycle_lengths=[1800], f_start=[0.05], f_max=[1.0], f_min=[0.0]),
-    trainer=dict(max_iter=1800, logging_iter=20, validation_iter=300, run_validation=True),
+    scheduler=dict(warm_up_steps=[20], cycle_lengths=[1500], f_start=[0.05], f_max=[1.0], f_min=[0.0]),
+    trainer=dict(max_iter=1500, logging_iter=20, validation_iter=300, run_validation=True),
     checkpoint=dict(save_iter=300),
 )
 
