@@ -9,16 +9,18 @@ import argparse
 import logging
 import math
 import os
+import re
 import shlex
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file runs from a checkout as it is
 
 from imaginaire import log as logs
-from imaginaire.errors import ConfigError, UserError
+from imaginaire.errors import ConfigError, UserError, near
 
 log = logging.getLogger("video2world")
 
@@ -34,8 +36,21 @@ class Help(argparse.ArgumentDefaultsHelpFormatter):
         return super()._get_help_string(action) if action.default not in (None, False, "", []) else action.help
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, with near names, in place of the list of all flags."""
+
+    def error(self, message: str) -> NoReturn:
+        if flag := re.search(r"unrecognized arguments: (--[^\s=]+)", message):
+            flags = [
+                name for action in self._actions if action.help != argparse.SUPPRESS for name in action.option_strings
+            ]
+            hint = near(flag[1], flags)
+            message = f"unknown flag {flag[1]}" + (f".{hint}" if "Did you mean" in hint else "")
+        self.exit(2, f"error: {message}{'' if message.endswith('?') else '.'} See --help.\n")
+
+
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         description="Make a video that begins with a picture or with the end of a clip, and follows a prompt.",
         formatter_class=Help,
         allow_abbrev=False,
@@ -232,9 +247,12 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
         check_embeddings(embeddings, requests, args.prompt_embeddings, text_width(config.net))
     others = [config.tokenizer, config.text_encoder if embeddings is None else None]
     check_parts(config.net, dit_path, others, "net_ema" if args.load_ema else "auto")
+    guidance = args.guidance if args.guidance is not None else (0.0 if is_tiny else 7.0)
+    if args.negative_prompt and guidance == 0:
+        log.warning("--negative_prompt has no effect with --guidance 0")
     settings = Settings(
         aspect_ratio=aspect_ratio,
-        guidance=args.guidance if args.guidance is not None else (0.0 if is_tiny else 7.0),
+        guidance=guidance,
         num_steps=args.num_steps,
         fps=config.fps,
         weights=fingerprint(dit_path),
@@ -280,7 +298,7 @@ def check_device(device: str) -> None:
         raise ConfigError(f"--device {device}: use cpu, cuda, or cuda:1.")
     if found.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
-            "--device cuda and --use_cuda_graphs need a GPU, but torch sees none here. Leave them out, or use"
+            f"--device {device} (which --use_cuda_graphs needs too): torch sees no GPU here. Leave it out, or use"
             " --device cpu."
         )
     if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
@@ -327,7 +345,8 @@ def check_processes(num_gpus: int, command: list[str]) -> None:
     if num_gpus > 1 and processes != num_gpus:
         raise ConfigError(
             f"--num_gpus {num_gpus} needs {num_gpus} processes, but there is {processes}. Start it with:\n"
-            f"  torchrun --nproc_per_node={num_gpus} --master_port=12341 {shlex.join(command)}"
+            f"  torchrun --nproc_per_node={num_gpus} --master_port=12341 {shlex.join(command)}\n"
+            "But this version uses one GPU for a video: more are not built in yet, so leave --num_gpus out."
         )
     if processes > 1:
         raise ConfigError(

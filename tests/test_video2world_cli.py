@@ -54,6 +54,21 @@ def test_the_misspelt_flag_of_a_guide_is_read_with_a_note(capsys: pytest.Capture
     assert "--num_conditional_frames" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--promt", "x"], "error: unknown flag --promt. Did you mean --prompt"),
+        (["--zzzzzz=1"], "error: unknown flag --zzzzzz. See --help.\n"),
+        (["--seed", "abc"], "error: argument --seed: invalid int value: 'abc'. See --help.\n"),
+    ],
+)
+def test_a_wrong_flag_is_one_line(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        parse(arguments)
+    said = capsys.readouterr().err
+    assert left.value.code == 2 and text in said and said.count("\n") == 1
+
+
 def test_several_gpus_need_torchrun_and_the_error_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
     command = [SCRIPT, "--num_gpus", "8", "--prompt", "a b"]
     with pytest.raises(ConfigError) as error:
