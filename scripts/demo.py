@@ -4,6 +4,7 @@
 Needs no download and no GPU. Everything is written below outputs/demo.
 """
 
+import argparse
 import json
 import math
 import os
@@ -25,6 +26,7 @@ TRAIN = ["-m", "scripts.train", "--", f"experiment={EXPERIMENT}"]
 
 
 def main() -> int:
+    argparse.ArgumentParser(prog="python -m scripts.demo", description=__doc__).parse_args()  # --help; no flags
     shutil.rmtree(OUTPUT, ignore_errors=True)
     OUTPUT.mkdir(parents=True)
     say(f"1. Train a Video2World model of 1.3 M parameters, and interrupt it after iteration {INTERRUPT_AT} (SIGTERM).")

@@ -40,12 +40,18 @@ TEXTURE_SIDE = 192
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.fit_tiny_tokenizer",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--out", required=True, help="file to write (.safetensors)")
-    parser.add_argument("--minutes", type=float, default=20, help="of training; 0: principal components only")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--width", type=int, default=80)
-    parser.add_argument("--num_blocks", type=int, default=2)
+    parser.add_argument(
+        "--minutes", type=float, default=20, help="of training (default: 20); 0: principal components only"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of data and start (default: 0)")
+    parser.add_argument("--width", type=int, default=80, help="of the hidden layers (default: 80)")
+    parser.add_argument("--num_blocks", type=int, default=2, help="blocks of each coder (default: 2)")
     arguments = parser.parse_args()
 
     started_from = commit()

@@ -84,10 +84,10 @@ def run(args: argparse.Namespace, command: str) -> None:
         raise ConfigError(f"--{error.args[0] if error.args else error}".replace("'", "")) from error
     counts = write_folder(args.out, settings, overwrite=args.overwrite, command=command)["counts"]
     log.info(
-        "wrote %d episodes for training and %d for validation to %s; %d end with the task done",
+        "wrote episodes to %s: %d for training, %d for validation; %d end with the task done",
+        args.out,
         counts["train"],
         counts["val"],
-        args.out,
         counts["success"],
     )
 
