@@ -449,6 +449,7 @@ def _hub_parts(address: str) -> tuple[str, str | None, str]:
 
 def _hub_names(repository: str, revision: str | None, address: str) -> list[str]:
     hub = _hub(address)
+    log.info("%s is not a path here: asking the hub for it", address)
     with _hub_failures(address):
         return list(hub.HfApi().list_repo_files(repository, revision=revision))
 

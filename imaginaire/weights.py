@@ -190,7 +190,8 @@ def select(source: Mapping[str, Tensor], which: str = "auto") -> Mapping[str, Te
     bare = any(not name.startswith(("net.", "net_ema.")) and not is_extra(name) for name in source)
     if which == "auto":
         which = "net" if counts["net"] or bare or not counts["net_ema"] else "net_ema"
-        log.info("weights: %s (asked: auto)", which)
+        if counts["net_ema"]:  # else there is nothing to choose
+            log.info("weights: %s, %d tensors of net and %d of net_ema (asked: auto)", which, *counts.values())
     other = "net" if which == "net_ema" else "net_ema"
     if not counts[which] and ((counts[other] and not bare) or which == "net_ema"):
         raise CheckpointError(

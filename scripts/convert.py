@@ -112,7 +112,9 @@ def _form_of(destination: str) -> str:
     suffixes = {".pt": "pt", ".pth": "pt", ".safetensors": "safetensors"}
     found = next((form for suffix, form in suffixes.items() if destination.endswith(suffix)), None)
     if found is None:
-        raise ConfigError(f"{destination} has no suffix that says what to write: add --to standard, dcp or diffusers.")
+        raise ConfigError(
+            f"{destination} does not end in .pt or .safetensors: choose another name, or say what to write with --to."
+        )
     return found
 
 

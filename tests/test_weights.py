@@ -432,7 +432,8 @@ def test_missing_hub_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 # Names ----------------------------------------------------------------------------------------------------------------
 
 
-def test_select_takes_one_network_and_drops_the_extras() -> None:
+def test_select_takes_one_network_and_drops_the_extras(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     one, two = torch.ones(1), torch.full((1,), 2.0)
     both = {
         "net.a": one,
@@ -446,6 +447,11 @@ def test_select_takes_one_network_and_drops_the_extras() -> None:
     assert_same(weights.select(both, "net_ema"), {"a": two})
     assert_same(weights.select({"net_ema.a": two}, "auto"), {"a": two})
     assert_same(weights.select({"a": one}, "auto"), {"a": one})
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        "weights: net, 4 tensors of net and 1 of net_ema (asked: auto)",
+        "weights: net_ema, 0 tensors of net and 1 of net_ema (asked: auto)",
+    ]  # and nothing where there is nothing to choose
     assert_same(weights.select({"a": one}, "net"), {"a": one})
     assert_same(weights.select({"net.a": one, "head": two}, "net"), {"a": one, "head": two})
     with pytest.raises(CheckpointError, match=r"no names that begin with 'net_ema\.'; 1 begin with 'net\.'"):

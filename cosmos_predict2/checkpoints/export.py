@@ -65,6 +65,10 @@ def export(job: Export) -> Mapping[str, Tensor]:
         )
     elif job.merge_lora:
         log.warning("%s has no LoRA adapters: there is nothing to merge", job.source)
+    elif family.has_lora:
+        log.warning(
+            "the adapters are written beside the weights, and their alpha is not: --merge-lora adds them instead"
+        )
     existing = storage.join(job.destination, "config.json") if job.form == "diffusers" else job.destination
     if not job.overwrite and storage.exists(existing):
         raise CheckpointError(f"{existing} exists already. Choose another destination, or --overwrite.")

@@ -134,7 +134,7 @@ def test_a_pt_holds_its_tensors_and_nothing_else_of_the_source(tmp_path: Path) -
     assert Path(path).stat().st_size < 10**6
 
 
-def test_merged_adapters_are_rounded_once(tmp_path: Path) -> None:
+def test_merged_adapters_are_rounded_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     net = lora.inject(random_net(seed=1), 4, 8.0, "q_proj", init=False, generator=torch.Generator().manual_seed(3))
     (tmp_path / "run" / "model").mkdir(parents=True)
     source = str(tmp_path / "run" / "model" / "iter_000000001.pt")
@@ -148,8 +148,10 @@ def test_merged_adapters_are_rounded_once(tmp_path: Path) -> None:
         assert torch.equal(half[name], tensor.to(torch.bfloat16)), name
     with pytest.raises(CheckpointError, match="--merge-lora"):
         _export(source, tmp_path, "diffusers")
+    assert "their alpha is not" not in caplog.text
     kept = open_dit(_export(source, tmp_path, "pt", "kept.pt"))
     assert "blocks.0.self_attn.q_proj.lora_A.default.weight" in kept
+    assert "their alpha is not: --merge-lora" in caplog.text
 
 
 def test_rope_comes_from_the_run_or_must_be_given(tmp_path: Path) -> None:
