@@ -162,4 +162,5 @@ def _explained(part: Part, error: Exception) -> str:
         return f"{repository} @ {part.revision or 'newest'} is not on the hub, or not for you to see ({name})."
     if isinstance(error, CheckpointError):
         return f"{repository} @ {part.revision or 'newest'}: {error}."
-    return f"{repository}: {name}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+    cure = " Is there a network? HF_ENDPOINT names a mirror of the hub." if "Connect" in name else ""
+    return f"{repository}: {name}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}.{cure}"

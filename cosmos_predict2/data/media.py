@@ -55,7 +55,11 @@ def kind_of(path: StrPath) -> Literal["image", "video"]:
     if suffix in VIDEO_SUFFIXES:
         return "video"
     known = ", ".join([*IMAGE_SUFFIXES, *VIDEO_SUFFIXES])
-    raise DataError(f"{path} has the suffix '{suffix}'. Pictures and videos may be: {known}.")
+    raise DataError(f"{path} {_suffix_in_words(suffix)}. Pictures and videos may be: {known}.")
+
+
+def _suffix_in_words(suffix: str) -> str:
+    return f"has the suffix '{suffix}'" if suffix else "has no suffix"
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -157,7 +161,7 @@ def _existing(path: StrPath, suffixes: Sequence[str], kind: str) -> Path:
     """The local file, after checking suffix and existence."""
     suffix = os.path.splitext(os.fspath(path))[1].lower()
     if suffix not in suffixes:
-        raise DataError(f"{path} has the suffix '{suffix}'; a {kind} has one of {', '.join(suffixes)}.")
+        raise DataError(f"{path} {_suffix_in_words(suffix)}; a {kind} has one of {', '.join(suffixes)}.")
     if not storage.exists(path):
         raise DataError(f"{path} does not exist; a {kind} was expected there.")
     if storage.is_folder(path):
@@ -172,7 +176,7 @@ def check_writable(path: StrPath, suffixes: Sequence[str] = (*IMAGE_SUFFIXES, *W
     """Make the folder of an output and raise unless a file can be written there; call it before heavy work."""
     suffix = os.path.splitext(os.fspath(path))[1].lower()
     if suffix not in suffixes:
-        raise DataError(f"Output {path} has the suffix '{suffix}'; it can be written as {', '.join(suffixes)}.")
+        raise DataError(f"Output {path} {_suffix_in_words(suffix)}; it can be written as {', '.join(suffixes)}.")
     if storage.is_remote(path):
         return
     local = Path(path)

@@ -150,6 +150,8 @@ def test_missing_wrong_and_foreign_files_are_named(tmp_path: Path) -> None:
         media.read_image(tmp_path / "a.gif")
     with pytest.raises(DataError, match=r"suffix '\.txt'.*\.webp"):
         media.kind_of("a.txt")
+    with pytest.raises(DataError, match="folder has no suffix"):
+        media.kind_of("folder")
     assert media.kind_of("A.JPG") == "image" and media.kind_of("b.MP4") == "video"
 
 
