@@ -449,8 +449,8 @@ def test_select_takes_one_network_and_drops_the_extras(caplog: pytest.LogCapture
     assert_same(weights.select({"a": one}, "auto"), {"a": one})
     said = [record.getMessage() for record in caplog.records]
     assert said == [
-        "weights: net, 4 tensors of net and 1 of net_ema (asked: auto)",
-        "weights: net_ema, 0 tensors of net and 1 of net_ema (asked: auto)",
+        "weights: net; the file holds net and net_ema (asked: auto)",
+        "weights: net_ema; the file holds net_ema (asked: auto)",
     ]  # and nothing where there is nothing to choose
     assert_same(weights.select({"a": one}, "net"), {"a": one})
     assert_same(weights.select({"net.a": one, "head": two}, "net"), {"a": one, "head": two})
