@@ -191,7 +191,8 @@ def select(source: Mapping[str, Tensor], which: str = "auto") -> Mapping[str, Te
     if which == "auto":
         which = "net" if counts["net"] or bare or not counts["net_ema"] else "net_ema"
         if counts["net_ema"]:  # else there is nothing to choose
-            log.info("weights: %s; the file holds %s (asked: auto)", which, " and ".join(k for k in counts if counts[k]))
+            held = " and ".join(kind for kind in counts if counts[kind])
+            log.info("weights: %s; the file holds %s (asked: auto)", which, held)
     other = "net" if which == "net_ema" else "net_ema"
     if not counts[which] and ((counts[other] and not bare) or which == "net_ema"):
         raise CheckpointError(
