@@ -5,6 +5,7 @@ Every argument that takes weights goes through ``open_dit``: released ``.pt`` fi
 folders, DCP folders, safetensors, hub ids, and diffusers' pipeline or transformer folders.
 """
 
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ from imaginaire import storage, weights
 from imaginaire.errors import CheckpointError
 from imaginaire.weight_files import TENSOR_SUFFIXES, below, names_at
 from imaginaire.weights import LoadReport
+
+log = logging.getLogger(__name__)
 
 WHICH = ("auto", "net", "net_ema")
 
@@ -56,9 +59,14 @@ def load_dit(
     Adapters in the file are merged into its weights, unless the network has adapters itself.
     """
     path = str(path_or_id)
-    targets, source, allow_missing = fitted(net, open_dit(path, which), path, allow_missing, lora_alpha)
+    opened = open_dit(path, which)
+    targets, source, allow_missing = fitted(net, opened, path, allow_missing, lora_alpha)
     report = weights.load_into(targets, source)
     report.require(allow_missing=allow_missing, source=path)
+    adapted = sum(name.endswith(".lora_A.default.weight") and name not in targets for name in opened)
+    if adapted:
+        alpha = lora_alpha if lora_alpha is not None else recorded_alpha(path)
+        log.info("weights: the adapters of %d layers in %s are merged, with alpha %g", adapted, path, alpha)
     return report
 
 

@@ -137,7 +137,7 @@ def _each(settings: ToyFolder) -> Iterator[tuple[int, Episodes, int]]:
 
 
 def _make_room(root: Path, settings: ToyFolder, overwrite: bool) -> None:
-    """Raise unless the folder is new, an unfinished one of the same settings, or one of ours that may be replaced."""
+    """Raise unless the folder is new, one of ours with the same settings, or one of ours that may be replaced."""
     if root.exists() and not root.is_dir():
         raise DataError(f"{root} is a file; --out names a folder.")
     if not root.exists() or not any(root.iterdir()):
@@ -150,14 +150,13 @@ def _make_room(root: Path, settings: ToyFolder, overwrite: bool) -> None:
             path = root / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         return
-    if record["is_complete"]:
-        raise DataError(f"{root} already holds a toy world. Add --overwrite to replace it, or give another --out.")
     wanted, found = _settings(settings), record["settings"]
     differing = [key for key in wanted if wanted[key] != found.get(key)]
     if differing:
         what = ", ".join(f"{key} {found.get(key)} (now {wanted[key]})" for key in differing)
         raise DataError(
-            f"{root} holds an unfinished toy world with {what}. Give the same settings to finish it, or --overwrite."
+            f"{root} already holds a toy world with {what}. Add --overwrite to replace it, give another --out, or the"
+            " same settings, which finish what is unfinished."
         )
 
 

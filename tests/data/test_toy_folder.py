@@ -84,7 +84,7 @@ def test_what_was_interrupted_goes_on_and_ends_the_same(
     monkeypatch.setattr(toy_folder, "write_video", stop_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         write_folder(str(out), SMALL, command="a command")
-    with pytest.raises(DataError, match=r"unfinished toy world with frames 9 \(now 13\)"):
+    with pytest.raises(DataError, match=r"holds a toy world with frames 9 \(now 13\)"):
         write_folder(str(out), ToyFolder(episodes=4, frames=13, val_fraction=0.25, text_encoder="bytes", text_width=32))
     monkeypatch.setattr(toy_folder, "write_video", lambda *args: (written.append(args), write_video(*args)))
     write_folder(str(out), SMALL, command="a command")
@@ -99,8 +99,11 @@ def test_a_finished_folder_is_kept_unless_told_otherwise(tmp_path: Path) -> None
     out = tmp_path / "world"
     write_folder(str(out), ToyFolder(episodes=2, frames=5))
     (out / "mine.txt").write_text("kept")
+    written = {path: path.stat().st_mtime_ns for path in out.rglob("*.mp4")}
+    write_folder(str(out), ToyFolder(episodes=2, frames=5))  # the same again: nothing is left to do
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*.mp4")} == written
     with pytest.raises(DataError, match="already holds a toy world"):
-        write_folder(str(out), ToyFolder(episodes=2, frames=5))
+        write_folder(str(out), ToyFolder(episodes=1, frames=5))
     write_folder(str(out), ToyFolder(episodes=1, frames=5), overwrite=True)
     assert len(list(out.rglob("*.mp4"))) == 1 and (out / "mine.txt").exists()
 
