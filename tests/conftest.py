@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Common to all tests: the golden kit, and a process that each test finds and leaves alone."""
 
+import logging
 import os
 from collections.abc import Iterator
 
@@ -21,6 +22,18 @@ os.environ["WANDB_MODE"] = "disabled"
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "IMAGINAIRE_OUTPUT_ROOT"):
     os.environ.pop(name, None)
+
+
+@pytest.fixture(autouse=True)
+def _same_log() -> Iterator[None]:
+    """A program that runs inside a test sends the log to a stream that ends with the test."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    for handler in [h for h in root.handlers if h not in handlers and getattr(h, "of_imaginaire", False)]:
+        root.removeHandler(handler)
+        handler.close()
+    root.setLevel(level)
 
 
 @pytest.fixture(autouse=True)

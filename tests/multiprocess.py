@@ -143,6 +143,9 @@ def _run_rank(
             os._exit(1)  # the others may hang in a collective: no orderly farewell
         finally:
             faulthandler.cancel_dump_traceback_later()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # all is done; now and then torch's own teardown of a group's threads aborts the process
 
 
 def _wait(processes: list[BaseProcess], folder: Path, deadline: float, timeout: float) -> None:

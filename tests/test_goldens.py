@@ -104,7 +104,7 @@ def test_an_unchanged_folder_passes_and_counts_come_before_the_last_line(folder:
     *_, counts, last = output.strip().splitlines()
     assert code == 0, output
     assert counts.startswith("parity training: ") and "values compared" in counts and "not checked" not in counts
-    assert " passed in " in last
+    assert " passed" in last and " in " in last and "failed" not in last
 
 
 @pytest.mark.slow
@@ -165,7 +165,7 @@ def test_a_part_of_an_area_is_not_held_to_be_complete(folder: Path) -> None:
 def test_an_unknown_area_or_folder_is_an_error_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "pictures").mkdir()
     code, output = _parity(tmp_path / "pictures")
-    assert code == 4 and "no parity test is of area 'pictures'. Areas: training" in output
+    assert code == 4 and "no parity test is of area 'pictures'. Areas: tokenizer, training, video2world" in output
     code, output = _parity(tmp_path / "nowhere" / "training")
     assert code == 4 and "there is no such folder" in output
 
