@@ -25,7 +25,7 @@ from cosmos_predict2.checkpoints import apply_lora
 from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, TEXT_KEY, Condition, Conditioner, ConditionerConfig
 from cosmos_predict2.data.sizes import latent_frames, pixel_frames, size_of
 from cosmos_predict2.diffusion.schedules import karras_sigmas
-from cosmos_predict2.diffusion.solvers import guide, sample
+from cosmos_predict2.diffusion.solvers import SOLVERS, guide, sample
 from cosmos_predict2.interfaces import PromptRefiner, TextEncoder, VideoTokenizer
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.pipelines.assembly import build_net
@@ -34,7 +34,7 @@ from cosmos_predict2.pipelines.denoiser import Denoiser
 from cosmos_predict2.pipelines.inputs import read_input
 from imaginaire import lazy_config
 from imaginaire.config import Section, at_least, one_of
-from imaginaire.errors import ConfigError, UserError
+from imaginaire.errors import ConfigError, UserError, near
 
 log = logging.getLogger(__name__)
 
@@ -270,6 +270,11 @@ class Video2WorldPipeline:
         Without a negative text, the unconditional half of the guidance has a text of zeros.
         """
         config = self.config
+        if solver not in SOLVERS or solver == "unipc":
+            known = [name for name in SOLVERS if name != "unipc"]  # which works on flow times, not on these levels
+            raise ConfigError(f"No solver of noise levels is called '{solver}'.{near(solver, known)}")
+        if num_steps < 1:
+            raise ConfigError(f"num_steps={num_steps}: sampling takes at least 1 step.")
         batch = {TEXT_KEY: text_B_S_E.to(self.device)}
         if negative_text_B_S_E is not None:
             batch[NEGATIVE_TEXT_KEY] = negative_text_B_S_E.to(self.device)

@@ -136,6 +136,17 @@ def test_a_wrong_number_of_given_frames_is_refused(count: int) -> None:
         pipe.generate(frames(count), text(pipe, "x"), num_steps=1)
 
 
+def test_solvers_and_steps_are_checked() -> None:
+    pipe = make_pipeline()
+    for options, words in (
+        (dict(solver="unipc"), "'unipc'"),
+        (dict(solver="2abc"), "2ab"),
+        (dict(num_steps=0), "num_steps=0"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            pipe.generate(frames(), text(pipe, "x"), **options)  # type: ignore[arg-type]
+
+
 def test_without_an_encoder_embeddings_must_be_given() -> None:
     pipe = make_pipeline(text_encoder=None)
     with pytest.raises(ConfigError, match="encode_prompts"):
