@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The registered tiny experiment: it composes, trains, stops, resumes exactly, and generates."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_
 from cosmos_predict2.data import media
 from imaginaire.compose import compose
 from tests.multiprocess import run_distributed
-from tests.training import difference, losses, saved, train
+from tests.training import difference, losses, run_dir, saved, train
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
 EXPERIMENT = "experiment=predict2_video2world_training_tiny_groot_gr1_480"
@@ -118,3 +119,14 @@ def test_weights_of_a_run_generate_and_the_average_differs(tmp_path: Path, monke
         assert main() == 0
         videos.append(media.read_video(path)[0])
     assert (videos[0] != videos[1]).any()
+
+
+@pytest.mark.long
+def test_it_learns(tmp_path: Path) -> None:
+    """A third of the registered run: the error on episodes that it never saw falls to less than a sixth."""
+    options = [EXPERIMENT, "trainer.max_iter=500", "trainer.validation_iter=500", "scheduler.cycle_lengths=[500]"]
+    assert train(tmp_path, [*options, "job.project=tests", "job.group=engine"], config=CONFIG) == 0
+    records = [json.loads(line) for line in (run_dir(tmp_path, NAME) / "metrics.jsonl").read_text().splitlines()]
+    validation = [record["val/loss"] for record in records if "val/loss" in record]
+    assert len(validation) == 2
+    assert validation[-1] < validation[0] / 6
