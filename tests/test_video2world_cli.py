@@ -155,7 +155,9 @@ def test_a_video_from_anywhere_with_no_download(tmp_path: Path) -> None:
     arguments = [*TINY, "--input_path", clip, "--num_conditional_frames", "5", "--compare_to", clip, "--guidance", "1"]
     for name in ("two", "again"):
         assert run(*arguments, "--save_path", f"{name}.mp4", cwd=tmp_path).returncode == 0
-    assert (tmp_path / "two.mp4").read_bytes() == (tmp_path / "again.mp4").read_bytes()
+    records = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("two", "again")]
+    # of the frames, not of the file: x264 was seen to code one block of equal frames in two ways
+    assert records[0]["frames_sha256"] == records[1]["frames_sha256"] and len(records[0]["frames_sha256"]) == 64
     assert (tmp_path / "two.png").exists()
 
 

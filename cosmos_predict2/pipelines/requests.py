@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests for videos: read from a batch file, checked before anything heavy, carried out one by one, and recorded."""
 
+import hashlib
 import json
 import logging
 import os
@@ -229,7 +230,7 @@ def generate_to_file(
         raise DataError("The network gave values that are not finite. Are these the weights of this model?")
     frames = to_uint8(video[0]).cpu()
     seconds = time.monotonic() - start
-    write_records(request, settings, refined, seconds, tuple(frames.shape[1:]))
+    write_records(request, settings, refined, seconds, frames)
     _write_text(f"{os.path.splitext(request.save_path)[0]}.yaml", to_yaml(pipe.config))
     if settings.contact_sheet or request.compare_to:
         write_contact_sheet(request, frames)
@@ -237,14 +238,15 @@ def generate_to_file(
     return seconds
 
 
-def write_records(request: Request, settings: Settings, refined: str, seconds: float, shape: tuple[int, ...]) -> None:
+def write_records(request: Request, settings: Settings, refined: str, seconds: float, frames: Tensor) -> None:
     """``<stem>.txt`` with the prompts, ``<stem>.json`` with everything that repeats the video."""
     stem = os.path.splitext(request.save_path)[0]
     sections = [("Prompt", request.prompt), ("Negative Prompt", request.negative_prompt), ("Refined Prompt", refined)]
     _write_text(f"{stem}.txt", "".join(f"[{title}]\n{text}\n\n" for title, text in sections))
-    num_frames, height, width = shape
+    _, num_frames, height, width = frames.shape
     record = {**asdict(request), **asdict(settings), "refined_prompt": refined}
     record |= {"num_frames": num_frames, "height": height, "width": width, "seconds": round(seconds, 3)}
+    record["frames_sha256"] = hashlib.sha256(frames.contiguous().numpy().tobytes()).hexdigest()  # before the encoder
     _write_text(f"{stem}.json", json.dumps(record, indent=2) + "\n")
 
 
