@@ -9,44 +9,23 @@ import argparse
 import logging
 import math
 import os
-import re
 import shlex
 import sys
 import time
 from pathlib import Path
-from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file runs from a checkout as it is
 
 from imaginaire import log as logs
-from imaginaire.errors import ConfigError, UserError, near
+from imaginaire.command_line import Help, Parser
+from imaginaire.errors import ConfigError, UserError
 
 log = logging.getLogger("video2world")
 
 DEFAULT_INPUT = "assets/video2world/input0.jpg"
 TINY_INPUT = "assets/toy_world/first_frame.png"
 BENCHMARK_RUNS = 4  # the first warms up and is not counted
-
-
-class Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows the defaults that say something; the others are explained in words."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        return super()._get_help_string(action) if action.default not in (None, False, "", []) else action.help
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, with near names, in place of the list of all flags."""
-
-    def error(self, message: str) -> NoReturn:
-        if flag := re.search(r"unrecognized arguments: (--[^\s=]+)", message):
-            flags = [
-                name for action in self._actions if action.help != argparse.SUPPRESS for name in action.option_strings
-            ]
-            hint = near(flag[1], flags)
-            message = f"unknown flag {flag[1]}" + (f".{hint}" if "Did you mean" in hint else "")
-        self.exit(2, f"error: {message}{'' if message.endswith('?') else '.'} See --help.\n")
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

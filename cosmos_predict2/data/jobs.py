@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Long preparation work: the same function over many items, on several cores, with a progress bar and a summary."""
+
+import logging
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from tqdm import tqdm
+
+from imaginaire import storage
+from imaginaire.errors import DataError, UserError
+from imaginaire.object_store import StrPath
+
+log = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass
+class Outcome(Generic[Result]):
+    """What came of many items: results in the order of the items, and a sentence for each one that failed."""
+
+    results: list[Result] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    def report(self, what: str, most: int = 10) -> int:
+        """Log the faults; the exit code, 1 if there are any."""
+        for fault in self.faults[:most]:
+            log.error("%s", fault)
+        if len(self.faults) > most:
+            log.error("... and %d more", len(self.faults) - most)
+        if self.faults:
+            log.error("%d of %d %s failed", len(self.faults), len(self.faults) + len(self.results), what)
+        return int(bool(self.faults))
+
+
+def run_jobs(
+    function: Callable[[Item], Result],
+    items: Sequence[Item],
+    *,
+    what: str,
+    workers: int | None = None,
+) -> Outcome[Result]:
+    """Apply a function of a module to every item, in ``workers`` processes (default: one a core; 0: in this one).
+
+    An item that raises one of our errors becomes a fault, and the others go on; any other exception is a bug and ends
+    the work with its own traceback.
+    """
+    workers = min(len(items), num_cores() if workers is None else workers)
+    done: dict[int, Result] = {}
+    faults: dict[int, str] = {}
+    with tqdm(total=len(items), desc=what, disable=None) as bar:
+        for index, result in _finished(function, items, workers):
+            if isinstance(result, UserError):
+                faults[index] = str(result)
+            else:
+                done[index] = result
+            bar.update()
+    return Outcome([done[i] for i in sorted(done)], [faults[i] for i in sorted(faults)])
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def require_space(path: StrPath, needed: int, what: str) -> None:
+    """Raise unless the disk that holds ``path`` has so many bytes free."""
+    free = storage.free_bytes(path)
+    if free is not None and free < needed:
+        raise DataError(
+            f"{what} needs about {storage.readable_bytes(needed)}, but the disk of {path} has"
+            f" {storage.readable_bytes(free)} free. Make room, or give a folder on another disk."
+        )
+
+
+def read_caption(path: Path) -> str:
+    """The text of a ``metas/NAME.txt``, without the spaces around it; empty and non-UTF-8 files are errors."""
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text ({error}). Save it as UTF-8.") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+    if not text:
+        raise DataError(f"{path} is empty. Write the clip's caption into it.")
+    return text
+
+
+def _finished(
+    function: Callable[[Item], Result], items: Sequence[Item], workers: int
+) -> Iterator[tuple[int, Result | UserError]]:
+    if workers <= 1:
+        for index, item in enumerate(items):
+            yield index, _tried(function, item)
+        return
+    # spawn: forked children of a process with running threads may hang
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        running: dict[Future[Result | UserError], int] = {}
+        todo = iter(enumerate(items))
+        try:
+            while True:
+                while len(running) < 4 * workers and (following := next(todo, None)) is not None:
+                    running[pool.submit(_tried, function, following[1])] = following[0]
+                if not running:
+                    return
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    yield running.pop(future), future.result()
+        except BrokenProcessPool as error:
+            raise DataError(
+                "A worker process ended without a word: most often memory ran out. Run it again with fewer --workers."
+            ) from error
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _tried(function: Callable[[Item], Result], item: Item) -> Result | UserError:
+    try:
+        return function(item)
+    except UserError as error:
+        return error

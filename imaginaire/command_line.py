@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every command shares: flags whose mistakes are one line, errors that users can mend without a traceback.
+
+Exit codes: 0 done, 1 faults were found or some items failed, 2 wrong flags, settings or data, 130 interrupted.
+"""
+
+import argparse
+import logging
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from imaginaire import log as logs
+from imaginaire.errors import UserError, near
+
+log = logging.getLogger(__name__)
+
+
+class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows the defaults that say something and keeps the lines of description and epilog."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text = action.help or ""
+        if action.default in (None, False, "", []) or "default" in text:
+            return text
+        return super()._get_help_string(action)
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, with near names, in place of the list of all flags."""
+
+    def error(self, message: str) -> NoReturn:
+        if flag := re.search(r"unrecognized arguments: (--[^\s=]+)", message):
+            flags = [
+                name for action in self._actions if action.help != argparse.SUPPRESS for name in action.option_strings
+            ]
+            hint = near(flag[1], flags)
+            message = f"unknown flag {flag[1]}" + (f".{hint}" if "Did you mean" in hint else "")
+        self.exit(2, f"error: {message}{'' if message.endswith('?') else '.'} See --help.\n")
+
+
+def parser(name: str, description: str | None, epilog: str | None = None) -> Parser:
+    """The parser of ``python -m name``: no abbreviated flags, defaults in the help."""
+    return Parser(
+        prog=f"python -m {name}", description=description, epilog=epilog, formatter_class=Help, allow_abbrev=False
+    )
+
+
+def main(
+    parser: argparse.ArgumentParser,
+    run: Callable[[argparse.Namespace], int | None],
+    arguments: Sequence[str] | None = None,
+) -> int:
+    """Parse, run, and give the exit code; what a user can mend is said in one line."""
+    args = parser.parse_args(arguments)
+    logs.setup()
+    try:
+        return run(args) or 0
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted: start it again and it goes on where it stopped", file=sys.stderr)
+        return 130

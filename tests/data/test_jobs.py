@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cosmos_predict2.data.jobs: many items over several cores."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cosmos_predict2.data.jobs import read_caption, require_space, run_jobs
+from imaginaire.errors import DataError
+
+
+def _square(number: int) -> int:
+    if number == 3:
+        raise DataError("three is broken")
+    if number == 5:
+        raise TypeError("a bug")
+    if number == 7:
+        os._exit(1)
+    return number**2
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_faults_are_collected_and_the_rest_goes_on_in_order(workers: int) -> None:
+    outcome = run_jobs(_square, [4, 3, 2, 1], what="numbers", workers=workers)
+    assert (outcome.results, outcome.faults) == ([16, 4, 1], ["three is broken"])
+    assert outcome.report("numbers") == 1
+    with pytest.raises(TypeError, match="a bug"):
+        run_jobs(_square, [5, 1], what="numbers", workers=workers)
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_is_an_error_with_a_cure() -> None:
+    with pytest.raises(DataError, match="fewer --workers"):
+        run_jobs(_square, [7, 1, 2], what="numbers", workers=2)
+
+
+def test_captions_are_read_or_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text(" a robot \n")
+    assert read_caption(path) == "a robot"
+    path.write_text(" \n")
+    with pytest.raises(DataError, match=r"a\.txt is empty"):
+        read_caption(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(DataError, match="not UTF-8"):
+        read_caption(path)
+
+
+def test_a_full_disk_shows_before_the_work(tmp_path: Path) -> None:
+    require_space(tmp_path / "absent" / "folder", 10, "nothing")
+    with pytest.raises(DataError, match="Make room"):
+        require_space(tmp_path, 2**70, "everything")
