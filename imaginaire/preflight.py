@@ -3,7 +3,8 @@
 
 A class that a config names may offer a class method ``preflight(**arguments)`` that yields problems as sentences, and
 a model class ``checkpoint_bytes(**arguments)``, the size of one of its checkpoints. Both get the arguments of the lazy
-call as they stand in the config, and must be quick.
+call as they stand in the config, and must be quick. A model class may also offer ``preflight_data(data, **arguments)``,
+problems of a data set with it: ``data`` are the arguments of a class that one of the loaders names.
 """
 
 import errno
@@ -153,10 +154,16 @@ def notes(config: Config) -> list[str]:
 
 def problems(config: Config) -> Iterator[tuple[str, str]]:
     """(config key, sentence) of everything that is wrong."""
+    of_model = getattr(_target(config.model, "model"), "preflight_data", None)
     for section in _SECTIONS:
+        if section == "dataloader_val" and not config.trainer.run_validation:
+            continue  # it is not built
         for key, node in config_checks.nodes(getattr(config, section), section):
             if callable(preflight := getattr(_target(node, key), "preflight", None)):
                 for problem in preflight(**_arguments(node)):
+                    yield key, str(problem)
+            if section != "model" and callable(of_model):
+                for problem in of_model(_arguments(node), **_arguments(config.model)):
                     yield key, str(problem)
     load_path = config.checkpoint.load_path
     own = storage.join(config.job.path_local, "checkpoints", POINTER)

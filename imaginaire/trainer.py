@@ -61,7 +61,7 @@ def launch(config: Config) -> int:
             trainer_type = locate(trainer_type, "trainer.type")
         trainer = trainer_type(config)
         dataloader_train = lazy_config.instantiate(config.dataloader_train)
-        dataloader_val = lazy_config.instantiate(config.dataloader_val)
+        dataloader_val = lazy_config.instantiate(config.dataloader_val) if config.trainer.run_validation else None
         model = lazy_config.instantiate(config.model)
         trainer.train(model, dataloader_train, dataloader_val)
         return EXIT_INTERRUPTED if trainer.interrupted else 0

@@ -106,6 +106,14 @@ class Predict2Video2WorldModel(ImaginaireModel):
                 f" and below state_t={pipe['state_t']}"
             )
 
+    @classmethod
+    def preflight_data(cls, data: Mapping[str, Any], config: Any) -> Iterator[str]:
+        """Clips that are shorter than the model's; longer ones are cut in time."""
+        pipe = config["pipe_config"]
+        have, wanted = data.get("num_frames"), pixel_frames(pipe["state_t"])
+        if isinstance(have, int) and "state_t" not in data and have < wanted:
+            yield f"num_frames={have}, but the model takes {wanted} (state_t={pipe['state_t']}): set num_frames={wanted}"
+
     # --- set-up
 
     def on_train_start(self, memory_format: torch.memory_format = torch.preserve_format) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.data import media
+from imaginaire import preflight
 from imaginaire.compose import compose
 from tests.multiprocess import run_distributed
 from tests.training import difference, losses, run_dir, saved, train
@@ -28,6 +29,15 @@ SHORT = [
     "dataloader_val.dataset.num_episodes=4",
     "checkpoint.save_iter=2",
 ]
+
+
+def test_clips_that_are_too_short_show_before_anything_is_built() -> None:
+    short = ["dataloader_train.dataset.num_frames=9", "dataloader_val.dataset.num_frames=5"]
+    found = list(preflight.problems(compose(CONFIG, [*SHORT, *short])))
+    assert [key for key, _ in found] == ["dataloader_train.dataset", "dataloader_val.dataset"]
+    assert "num_frames=9, but the model takes 13 (state_t=4): set num_frames=13" in found[0][1]
+    unused = preflight.problems(compose(CONFIG, [*SHORT, short[1], "trainer.run_validation=False"]))
+    assert list(unused) == []  # validation data that is never built need not fit
 
 
 def test_overrides_of_the_guides_compose() -> None:
