@@ -9,10 +9,9 @@ import sys
 import torch
 
 from cosmos_predict2.checkpoints.export import FORMS, Export, export
-from imaginaire import checkpoint_layout, storage
-from imaginaire import log as logs
+from imaginaire import checkpoint_layout, command_line, storage
 from imaginaire.checkpoint_layout import KINDS, CheckpointSet
-from imaginaire.errors import CheckpointError, ConfigError, UserError
+from imaginaire.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -53,12 +52,7 @@ def convert(source: str, destination: str, to: str) -> CheckpointSet:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.convert",
-        description=__doc__,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line.parser("scripts.convert", __doc__, _EPILOG)
     parser.add_argument("source", help="what to read (a path, s3:// address or hub id)")
     parser.add_argument("destination", help="what to write: a run folder, a file or a transformer folder")
     parser.add_argument("--to", choices=("standard", "dcp", *FORMS), help="form to write (default: by the suffix)")
@@ -119,14 +113,7 @@ def _form_of(destination: str) -> str:
 
 
 def main() -> int:
-    args = _parser().parse_args()
-    logs.setup()
-    try:
-        run(args)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return command_line.main(_parser(), run)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,7 @@ import sys
 from cosmos_predict2.checkpoints.download import check, fetch
 from cosmos_predict2.checkpoints.download_plan import MODEL_TYPES, Plan, Wishes, make_plan
 from cosmos_predict2.checkpoints.released import FPS, PREDICT25, RESOLUTIONS, SIZES, checkpoint_dir
-from imaginaire import log as logs
-from imaginaire.errors import UserError
+from imaginaire import command_line
 
 log = logging.getLogger(__name__)
 
@@ -25,14 +24,9 @@ repository needs its terms accepted on its page, and 'hf auth login' or HF_TOKEN
 """
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.download_checkpoints",
-        description=__doc__,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    what = parser.add_argument_group("models")
+def parser() -> command_line.Parser:
+    made = command_line.parser("scripts.download_checkpoints", __doc__, _EPILOG)
+    what = made.add_argument_group("models")
     what.add_argument("--model_sizes", nargs="+", choices=SIZES, help="sizes (default: 2B 14B)")
     what.add_argument("--model_types", nargs="+", choices=tuple(MODEL_TYPES), help="kinds (default: all)")
     what.add_argument("--fps", nargs="+", type=int, choices=FPS, default=[16], help="of video2world (default: 16)")
@@ -48,7 +42,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         metavar="NAME",
         help=f"Predict2.5 models: {', '.join(PREDICT25)}; alone, nothing else is fetched",
     )
-    beside = parser.add_argument_group("what comes with them")
+    beside = made.add_argument_group("what comes with them")
     beside.add_argument(
         "--no_text_encoder", "--no-text-encoder", action="store_true", help="leave out T5-11B (45 GB) and Reason1"
     )
@@ -62,13 +56,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     beside.add_argument(
         "--tokenizer_only", "--tokenizer-only", action="store_true", help="nothing but the video tokenizer"
     )
-    how = parser.add_argument_group("how")
+    how = made.add_argument_group("how")
     how.add_argument("--checkpoint_dir", metavar="DIR", help="where to put them (default: checkpoints)")
     how.add_argument("--dry-run", "--dry_run", action="store_true", help="print the plan; asks nobody")
     how.add_argument(
         "--check", action="store_true", help="look at what is here: presence, names and shapes of tensors; asks nobody"
     )
-    return parser.parse_args(arguments)
+    return made
 
 
 def wishes_of(args: argparse.Namespace) -> Wishes:
@@ -127,13 +121,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    args = parse()
-    logs.setup()
-    try:
-        return run(args)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return command_line.main(parser(), run)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,8 @@ from cosmos_predict2.data.media import check_writable
 from cosmos_predict2.interfaces import TextEncoder
 from cosmos_predict2.text.prompt_embeddings import write_prompt_embeddings
 from cosmos_predict2.text.prompts import DEFAULT_NEGATIVE_PROMPT
-from imaginaire import log as logs
-from imaginaire import storage
-from imaginaire.errors import ConfigError, DataError, UserError
+from imaginaire import command_line, storage
+from imaginaire.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +32,7 @@ examples:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog="python -m scripts.encode_prompts",
-        description=__doc__,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = command_line.parser("scripts.encode_prompts", __doc__, _EPILOG)
     made.add_argument("--prompt", action="append", default=[], help="a prompt; may be given several times")
     made.add_argument("--prompts_file", metavar="FILE", help="a text file, one prompt a line; '-' is stdin")
     made.add_argument(
@@ -138,14 +132,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    args = parser().parse_args()
-    logs.setup()
-    try:
-        run(args)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return command_line.main(parser(), run)
 
 
 def _lines(text: str) -> list[str]:

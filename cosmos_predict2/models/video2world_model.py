@@ -112,7 +112,7 @@ class Predict2Video2WorldModel(ImaginaireModel):
         pipe = config["pipe_config"]
         have, wanted = data.get("num_frames"), pixel_frames(pipe["state_t"])
         if isinstance(have, int) and "state_t" not in data and have < wanted:
-            yield f"num_frames={have}, but the model takes {wanted} (state_t={pipe['state_t']}): set num_frames={wanted}"
+            yield f"num_frames={have}, but the model takes {wanted} (state_t={pipe['state_t']}): set it to {wanted}"
 
     # --- set-up
 

@@ -35,7 +35,7 @@ def test_clips_that_are_too_short_show_before_anything_is_built() -> None:
     short = ["dataloader_train.dataset.num_frames=9", "dataloader_val.dataset.num_frames=5"]
     found = list(preflight.problems(compose(CONFIG, [*SHORT, *short])))
     assert [key for key, _ in found] == ["dataloader_train.dataset", "dataloader_val.dataset"]
-    assert "num_frames=9, but the model takes 13 (state_t=4): set num_frames=13" in found[0][1]
+    assert "num_frames=9, but the model takes 13 (state_t=4): set it to 13" in found[0][1]
     unused = preflight.problems(compose(CONFIG, [*SHORT, short[1], "trainer.run_validation=False"]))
     assert list(unused) == []  # validation data that is never built need not fit
 
