@@ -111,6 +111,40 @@ def read_video(path: StrPath, *, first: int | None = None, last: int | None = No
     return video.permute(3, 0, 1, 2).contiguous(), fps
 
 
+def iterate_frames(path: StrPath, every: int = 1) -> Iterator[Tensor]:
+    """Every so manieth frame as uint8 [3, H, W], one at a time; a damaged one is an error."""
+    num_seen = 0
+    with _opened(path) as container:
+        for frame in container.decode(video=0):
+            if frame.is_corrupt:
+                raise DataError(f"{path} is damaged at frame {num_seen}.")
+            if num_seen % every == 0:
+                yield torch.from_numpy(_pixels(frame)).permute(2, 0, 1).contiguous()
+            num_seen += 1
+    if num_seen == 0:
+        raise DataError(f"{path} holds no frame that can be decoded.")
+
+
+def scan_video(path: StrPath) -> VideoInfo:
+    """What a file holds, after decoding all of it: fewer frames than it states, or damaged ones, are errors."""
+    num_packets, num_frames, size = 0, 0, (0, 0)
+    with _opened(path) as container:
+        stream = container.streams.video[0]
+        fps, stated = _frame_rate(stream, path), stream.frames
+        for packet in container.demux(stream):
+            num_packets += bool(packet.size)
+            for frame in packet.decode():
+                if frame.is_corrupt:
+                    raise DataError(f"{path} is damaged at frame {num_frames}.")
+                size = (frame.width, frame.height) if _quarter_turns(frame) % 2 else (frame.height, frame.width)
+                num_frames += 1
+    if num_frames == 0:
+        raise DataError(f"{path} holds no frame that can be decoded.")
+    if num_packets < stated:  # not the frames: an edit list may leave some of them out
+        raise DataError(f"{path} ends after {num_packets} of the {stated} frames that it states: it is cut off.")
+    return VideoInfo(num_frames=num_frames, fps=fps, height=size[0], width=size[1])
+
+
 def probe_video(path: StrPath) -> VideoInfo:
     """Number of frames, rate and size, without decoding more than the first frame."""
     with _opened(path) as container:
@@ -141,13 +175,22 @@ def _opened(path: StrPath) -> Iterator[Any]:
 
 def _frames(container: Any) -> Iterator[np.ndarray]:
     for frame in container.decode(video=0):
-        colours = {}
-        if frame.colorspace == UNSPECIFIED_COLOURS and frame.height >= HD_HEIGHT:
-            colours = dict(src_colorspace="ITU709", dst_colorspace="ITU709")
-        pixels = frame.to_ndarray(format="rgb24", **colours)
-        if turn := round(getattr(frame, "rotation", 0) / 90) % 4:  # a phone held upright; degrees, anticlockwise
-            pixels = np.ascontiguousarray(np.rot90(pixels, turn))
-        yield pixels
+        yield _pixels(frame)
+
+
+def _pixels(frame: Any) -> np.ndarray:
+    """A decoded frame as uint8 [H, W, 3], turned as it is shown."""
+    colours = {}
+    if frame.colorspace == UNSPECIFIED_COLOURS and frame.height >= HD_HEIGHT:
+        colours = dict(src_colorspace="ITU709", dst_colorspace="ITU709")
+    pixels: np.ndarray = frame.to_ndarray(format="rgb24", **colours)
+    turns = _quarter_turns(frame)
+    return np.ascontiguousarray(np.rot90(pixels, turns)) if turns else pixels
+
+
+def _quarter_turns(frame: Any) -> int:
+    """How often to turn it by 90 degrees, anticlockwise: a phone was held upright."""
+    return round(getattr(frame, "rotation", 0) / 90) % 4
 
 
 def _frame_rate(stream: Any, path: StrPath) -> float:

@@ -138,6 +138,43 @@ def test_a_truncated_video_is_an_error(tmp_path: Path) -> None:
         media.read_video(tmp_path / "clip.mp4", last=5)
 
 
+def test_every_so_manieth_frame_is_that_of_the_whole_clip(tmp_path: Path) -> None:
+    media.write_video(tmp_path / "a.mp4", _clip(11), 10)
+    whole, _ = media.read_video(tmp_path / "a.mp4")
+    some = torch.stack(list(media.iterate_frames(tmp_path / "a.mp4", 4)), dim=1)
+    assert torch.equal(some, whole[:, ::4])
+
+
+def _with_the_index_first(path: Path) -> bytes:
+    """The file with its table of frames before the frames, as web servers like it."""
+    import av
+
+    target = path.with_name("index_first.mp4")
+    with av.open(str(path)) as source, av.open(str(target), "w", options={"movflags": "faststart"}) as copy:
+        stream = copy.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(source.streams.video[0]):
+            if packet.dts is not None:
+                packet.stream = stream
+                copy.mux(packet)
+    return target.read_bytes()
+
+
+def test_a_scan_decodes_all_and_finds_what_is_cut_off_or_damaged(tmp_path: Path) -> None:
+    noise = torch.randint(0, 256, (3, 30, 48, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    media.write_video(tmp_path / "a.mp4", noise, 10)
+    assert media.scan_video(tmp_path / "a.mp4") == media.probe_video(tmp_path / "a.mp4")
+    content = _with_the_index_first(tmp_path / "a.mp4")
+    assert media.scan_video(tmp_path / "index_first.mp4").num_frames == 30
+    (tmp_path / "cut.mp4").write_bytes(content[: len(content) * 2 // 3])
+    assert media.probe_video(tmp_path / "cut.mp4").num_frames == 30  # its head still promises all of them
+    with pytest.raises(DataError, match=r"cut\.mp4 .*of the 30 frames"):
+        media.scan_video(tmp_path / "cut.mp4")
+    middle = len(content) // 2
+    (tmp_path / "damaged.mp4").write_bytes(content[:middle] + bytes(3000) + content[middle + 3000 :])
+    with pytest.raises(DataError, match=r"damaged\.mp4"):
+        media.scan_video(tmp_path / "damaged.mp4")
+
+
 def test_missing_wrong_and_foreign_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not exist"):
         media.read_image(tmp_path / "none.png")
