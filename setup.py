@@ -36,6 +36,8 @@ EXTRAS = {
     "s3": ["s3fs>=2023.5"],
     # Released weights: the download command, hub ids as paths, and the text encoders (T5, Reason1).
     "weights": ["huggingface_hub>=0.24", "transformers>=4.51", "sentencepiece>=0.2"],
+    # Robot data in tables: LIBERO's HDF5 files, LeRobot's parquet files.
+    "data": ["h5py>=3.8", "pyarrow>=14.0"],
     "track": ["wandb>=0.17", "tensorboard>=2.15"],
     # Nothing in this version imports what the next three bring; they reserve the names that later parts use.
     "rl": ["ray[default]>=2.40"],
@@ -57,7 +59,7 @@ DEVELOPMENT = [
     "diffusers>=0.36",  # the peer that tests and benchmarks compare with
 ]
 
-EXTRAS["dev"] = [*DEVELOPMENT, *EXTRAS["s3"], *EXTRAS["track"], *EXTRAS["weights"]]
+EXTRAS["dev"] = [*DEVELOPMENT, *EXTRAS["s3"], *EXTRAS["track"], *EXTRAS["weights"], *EXTRAS["data"]]
 EXTRAS["all"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
 
 setup(

@@ -155,22 +155,29 @@ def relative_actions(
     scale: float = ACTION_SCALE,
     gripper_scale: float = 1.0,
 ) -> Floats:
-    """Pose differences [N - 1, 7] of N poses, in the base frame's own axes; [N - 1, 8] with ``quaternion``.
+    """Scaled pose differences [N - 1, 7] of N poses and gripper states; [N - 1, 8] with ``quaternion``."""
+    transform = relative_pose(scale, gripper_scale, accumulate=accumulate, quaternion=quaternion)
+    return transform.apply(pose_differences(states, gripper, accumulate=accumulate, quaternion=quaternion))
+
+
+def pose_differences(
+    states: ArrayLike, gripper: ArrayLike, *, accumulate: Accumulate = None, quaternion: bool = False
+) -> Floats:
+    """Unscaled actions: where each pose lies and how it is turned, seen from its base, and the gripper state there.
 
     The base is the frame before (None), the first one ("window"), or one that moves up every so many frames (4, say).
-    Columns of ``states`` beyond the sixth are not looked at. Position and angles are multiplied by ``scale``.
+    Columns of ``states`` beyond the sixth are not looked at.
     """
     poses, closed = _poses(states, gripper)
-    transform = relative_pose(scale, gripper_scale, accumulate=accumulate, quaternion=quaternion)
     if len(poses) < 2:
-        return numpy.empty((0, transform.dim))
+        return numpy.empty((0, 8 if quaternion else 7))
     rotation = euler_to_matrix(poses[:, 3:])
     base = base_frames(len(poses), accumulate)
     to_base = numpy.swapaxes(rotation[base], -1, -2)
     moved = (to_base @ (poses[1:, :3] - poses[base, :3])[:, :, None])[:, :, 0]
     turned = to_base @ rotation[1:]
     turn = matrix_to_quaternion(turned) if quaternion else matrix_to_euler(turned)
-    return transform.apply(numpy.concatenate([moved, turn, closed[1:, None]], axis=1))
+    return numpy.concatenate([moved, turn, closed[1:, None]], axis=1)
 
 
 def actions_from_field(

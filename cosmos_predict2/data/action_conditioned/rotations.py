@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotations as roll, pitch and yaw, as matrices, as quaternions and as turns about an axis; NumPy float64, any batch."""
+"""Rotations as roll, pitch and yaw, as matrices, as quaternions and as turns about an axis; NumPy float64, batched."""
 
 import numpy
 from numpy.typing import ArrayLike, NDArray
