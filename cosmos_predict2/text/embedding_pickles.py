@@ -35,11 +35,16 @@ _ALLOWED = {
 
 def read(path: StrPath, num_tokens: int = NUM_TOKENS) -> Tensor:
     """The embedding of a file as float32 [num_tokens, width]: padded with zeros, or cut."""
+    return padded(read_rows(path), num_tokens)
+
+
+def read_rows(path: StrPath) -> Tensor:
+    """The embedding of a file as float32 [tokens, width], as many tokens as it has."""
     size = storage.size(path)
     if size > LARGEST_BYTES:
         raise DataError(f"{path} has {storage.readable_bytes(size)}: too large for the embedding of one prompt.")
     with storage.open(path) as file:
-        return padded(_array(file.read(), str(path)), num_tokens)
+        return _array(file.read(), str(path))
 
 
 def write(path: StrPath, embedding: Tensor) -> None:
