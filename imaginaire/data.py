@@ -11,25 +11,22 @@ and its batches are skipped as indices. What else can be iterated over is read a
 """
 
 import logging
-import multiprocessing.util
-import signal
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping, Sized
+from typing import Any
 
 import torch
-import torch.utils.data._utils
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader
 
-from imaginaire import foreign_loader, random
+from imaginaire import foreign_loader, random, workers
 from imaginaire.errors import DataError
 from imaginaire.parallel import ParallelDims, current_dims
+from imaginaire.workers import Indices, close_readers
+
+__all__ = ["DataStream", "ResumableLoader", "close_readers", "move_to", "open_pass"]
 
 log = logging.getLogger(__name__)
-
-Indices = list[tuple[int, int]]  # (position in the stream, index in the data set) of each sample of a batch
 
 
 class ResumableLoader:
@@ -37,7 +34,8 @@ class ResumableLoader:
 
     ``batch_size`` counts the samples of one data-parallel rank. Iterating gives one pass in order, whose last batch is
     shorter where the samples do not suffice; it is as long on all ranks, for which fewer samples than there are ranks
-    are taken a second time, from the beginning. The trainer takes the endless, shuffled form from `batches`.
+    are taken a second time, from the beginning. The trainer takes the endless, shuffled form from `batches`. Workers
+    that give no batch for ``timeout`` seconds are an error; 0 waits for ever.
     """
 
     def __init__(
@@ -49,9 +47,12 @@ class ResumableLoader:
         pin_memory: bool = False,
         prefetch_factor: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        timeout: float = 0,
     ) -> None:
-        if batch_size < 1 or num_workers < 0:
-            raise DataError(f"batch_size={batch_size} and num_workers={num_workers}: need at least 1 and 0.")
+        if batch_size < 1 or num_workers < 0 or timeout < 0:
+            raise DataError(
+                f"batch_size={batch_size}, num_workers={num_workers} and timeout={timeout}: need at least 1, 0 and 0."
+            )
         if not hasattr(dataset, "__getitem__") or not isinstance(dataset, Sized):
             raise DataError(f"{type(dataset).__name__} has no __len__ and __getitem__, which ResumableLoader needs.")
         if len(dataset) == 0:
@@ -64,6 +65,7 @@ class ResumableLoader:
             "pin_memory": pin_memory and torch.cuda.is_available(),
             "prefetch_factor": prefetch_factor if num_workers else None,
             "collate_fn": collate_fn,
+            "timeout": timeout,
         }
 
     def __len__(self) -> int:
@@ -80,7 +82,8 @@ class ResumableLoader:
             for start in range(0, count, global_batch)
         ]
         batches = [[(p, p % count) for p in _block(start, size, dims)] for start, size in sizes]
-        for batch, indices in zip(_load(self.dataset, batches, 0, "validation", self._options), batches, strict=True):
+        read = workers.load(self.dataset, batches, 0, "validation", self._options)
+        for batch, indices in zip(read, batches, strict=True):
             yield _with_positions(batch, indices)
 
     def batches(self, seed: int, start: int, dims: ParallelDims) -> Iterator[Indices]:
@@ -156,7 +159,7 @@ class DataStream:
         loader: ResumableLoader = self._loader
         drawn: deque[Indices] = deque()
         source = _remember(loader.batches(self._seed, self.samples_seen, self._dims), drawn)
-        for batch in _load(loader.dataset, source, self._seed, "sample", loader._options):
+        for batch in workers.load(loader.dataset, source, self._seed, "sample", loader._options):
             indices = drawn.popleft()
             self.samples_seen += len(indices) * self._dims.dp_size
             yield _with_positions(batch, indices)
@@ -205,7 +208,7 @@ class DataStream:
             "timeout": loader.timeout,
             "multiprocessing_context": loader.multiprocessing_context,
         }
-        for batch in _load(loader.dataset, source(), self._seed, "sample", options):
+        for batch in workers.load(loader.dataset, source(), self._seed, "sample", options):
             (self.epoch, self.samples_in_epoch, self.samples_seen), indices = drawn.popleft()
             yield _with_positions(batch, indices)
 
@@ -225,7 +228,7 @@ class DataStream:
                 type(self._loader).__name__,
                 skip,
             )
-        _leave_signals_alone(self._loader)
+        workers.leave_signals_alone(self._loader)
         purpose = f"loader of rank {self._dims.dp_rank}"
         while True:
             seen = 0
@@ -245,107 +248,8 @@ class DataStream:
 
 def open_pass(loader: Any) -> Iterator[Any]:
     """One pass over a loader of any kind, as for validation, with workers that `close_readers` can end."""
-    _leave_signals_alone(loader)
+    workers.leave_signals_alone(loader)
     return iter(loader)
-
-
-class _Positioned(Dataset[Any]):
-    """The data set, asked by (position, index): seeds the global generators before each sample."""
-
-    def __init__(self, dataset: Any, seed: int, purpose: str) -> None:
-        self._dataset = dataset
-        self._seed = seed
-        self._purpose = purpose
-
-    def __getitems__(self, places: Indices) -> list[Any]:
-        if get_worker_info() is not None:
-            return [self._read(*place) for place in places]
-        with random.preserved():  # in the training process the generators belong to the model
-            return [self._read(*place) for place in places]
-
-    def _read(self, position: int, index: int) -> Any:
-        random.seed_host(self._seed, position, self._purpose)
-        return self._dataset[index]
-
-
-_readers: weakref.WeakSet[Any] = weakref.WeakSet()  # iterators that may have workers
-_workers: weakref.WeakSet[Any] = weakref.WeakSet()  # their processes, which may outlive them
-
-
-def close_readers() -> None:
-    """End the workers of every loader that is still being read, also of one that an exception left behind.
-
-    They ignore SIGTERM, by which Python would otherwise end them at exit, and wait for ever.
-    """
-    torch_utils: Any = torch.utils.data._utils
-    patience, torch_utils.MP_STATUS_CHECK_INTERVAL = torch_utils.MP_STATUS_CHECK_INTERVAL, 1.0  # s for a stuck worker
-    try:
-        for reader in list(_readers):
-            if hasattr(reader, "_shutdown_workers"):
-                reader._shutdown_workers()
-    finally:
-        torch_utils.MP_STATUS_CHECK_INTERVAL = patience
-    for worker in list(_workers):
-        if worker.is_alive():
-            worker.kill()
-    _readers.clear()
-    _workers.clear()
-
-
-multiprocessing.util.Finalize(None, close_readers, exitpriority=100)  # before Python joins its children
-
-
-class _WorkerStart:
-    """Leaves signals for the training process to answer: workers must outlive them until the checkpoint is written."""
-
-    def __init__(self, then: Callable[[int], None] | None) -> None:
-        self._then = then
-
-    def __call__(self, worker_id: int) -> None:
-        for name in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-            signal.signal(name, signal.SIG_IGN)
-        info: Any = get_worker_info()
-        if isinstance(info.dataset, _Positioned):
-            object.__setattr__(info, "dataset", info.dataset._dataset)  # what a worker_init_fn expects there
-        if self._then is not None:
-            self._then(worker_id)
-
-
-def _load(
-    dataset: Any,
-    batches: Iterable[Indices],
-    seed: int,
-    purpose: str,
-    options: Mapping[str, Any],
-) -> Iterator[Any]:
-    options = {k: v for k, v in options.items() if v is not None}
-    start = _WorkerStart(options.pop("worker_init_fn", None))
-    # its own generator: the loader must not draw its base seed from the model's
-    loader: DataLoader[Any] = DataLoader(
-        _Positioned(dataset, seed, purpose),
-        batch_sampler=cast(Any, batches),  # an endless iterable, which DataLoader accepts
-        generator=random.generator(seed, 0, "workers"),
-        worker_init_fn=start,
-        **options,
-    )
-    return _registered(iter(loader))
-
-
-def _leave_signals_alone(loader: Any) -> None:
-    """Make the workers of a torch DataLoader that is not ours like those of ours."""
-    if not isinstance(loader, DataLoader) or loader.num_workers == 0 or isinstance(loader.worker_init_fn, _WorkerStart):
-        return
-    loader.worker_init_fn = _WorkerStart(loader.worker_init_fn)
-    start = loader._get_iterator  # __iter__ would not do: a subclass makes it a generator, which hides the workers
-    cast(Any, loader)._get_iterator = lambda: _registered(start())
-
-
-def _registered(reader: Iterator[Any]) -> Iterator[Any]:
-    _readers.add(reader)
-    for worker in getattr(reader, "_workers", ()):
-        worker.terminate = worker.kill  # by which torch ends a worker that is stuck: it ignores SIGTERM
-        _workers.add(worker)
-    return reader
 
 
 def _block(start: int, batch_size: int, dims: ParallelDims) -> range:

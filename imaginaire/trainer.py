@@ -29,6 +29,7 @@ from imaginaire import (
     provenance,
     random,
     storage,
+    workers,
 )
 from imaginaire import log as logs
 from imaginaire.callbacks import CallbackGroup
@@ -118,6 +119,8 @@ class ImaginaireTrainer:
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if memory.is_out_of_memory(error):
                 raise TrainingError(memory.advice(self.config, error)) from error
+            if (dead_worker := workers.explained(error)) is not None:  # told by a signal, so it may surface anywhere
+                raise dead_worker from error
             raise
         finally:
             self._release_run_dir()
