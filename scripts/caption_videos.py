@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write metas/NAME.txt for the clips of a data set with any captioner: a command that prints a caption."""
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/caption_videos.py
+
+from cosmos_predict2.data.captioning import PLACE, caption_clips, parse_command, plan
+from imaginaire import command_line
+from imaginaire.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+_EPILOG = f"""\
+The command runs once for each clip of DIR/videos (or picture of DIR/images), with the clip's path in place of {PLACE}.
+What it prints to standard output is the caption. Captions that are there are kept, so a run that was interrupted goes
+on when it is started again, and captions written by hand are safe. There is no shell: quote as in a shell, but for
+pipes write a script, or sh -c '... "$1" ...' sh {PLACE}.
+
+examples:
+  python -m scripts.caption_videos --dataset_path datasets/mine --command 'python my_captioner.py {PLACE}'
+  python -m scripts.caption_videos --dataset_path datasets/mine --command './caption.sh --long {PLACE}' --workers 4
+"""
+
+
+def _parser() -> command_line.Parser:
+    parser = command_line.parser("scripts.caption_videos", __doc__, _EPILOG)
+    add = parser.add_argument
+    add("--dataset_path", required=True, metavar="DIR", help="data set with videos/ or images/")
+    add("--command", required=True, metavar="CMD", help=f"what to run for each clip; {PLACE} stands for its path")
+    add("--workers", type=int, default=1, help="commands that run at the same time")
+    add("--timeout", type=float, default=600.0, metavar="SECONDS", help="the longest that one clip may take")
+    add("--retries", type=int, default=1, help="how often a clip that failed is tried again")
+    add("--overwrite", action="store_true", help="caption again what has a caption")
+    add("--dry-run", "--dry_run", action="store_true", help="say what would be done, and run nothing")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    for name, least in (("workers", 0), ("retries", 0)):
+        if getattr(args, name) < least:
+            raise ConfigError(f"--{name} is {getattr(args, name)}; it must be {least} or more.")
+    if args.timeout <= 0:
+        raise ConfigError(f"--timeout is {args.timeout:g}; it must be more than 0 seconds.")
+    dataset, command = Path(args.dataset_path), parse_command(args.command)
+    jobs = plan(dataset, command, timeout=args.timeout, retries=args.retries, overwrite=args.overwrite)
+    if args.dry_run:
+        for job in jobs[:10]:
+            log.info("%s <- %s", job.target, " ".join(word.replace(PLACE, str(job.clip)) for word in job.command))
+        log.info("%d captions would be written to %s", len(jobs), dataset / "metas")
+        return 0
+    outcome = caption_clips(jobs, args.workers)
+    log.info("%s: %d captions written", dataset / "metas", len(outcome.results))
+    if not outcome.faults:
+        log.info("next: python -m scripts.get_t5_embeddings --dataset_path %s", dataset)
+    return outcome.report("clips")
+
+
+def main() -> int:
+    return command_line.main(_parser(), run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

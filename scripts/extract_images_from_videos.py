@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write every so manieth frame of the clips of a data set as pictures, for training on images."""
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/extract_images_from_videos.py
+
+from cosmos_predict2.data.image_extraction import extract_images, plan
+from imaginaire import command_line
+from imaginaire.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+_EPILOG = """\
+IN/videos/NAME.mp4 becomes OUT/images/NAME_00000000.jpg, NAME_00000001.jpg, ...: the number counts the pictures, so
+picture k is frame k * stride. Started again, it goes on with the clips that are not finished.
+
+example:
+  python -m scripts.extract_images_from_videos --input_dataset_dir datasets/cosmos_nemo_assets \\
+      --output_dataset_dir datasets/cosmos_nemo_assets_images --stride 30
+  python -m scripts.get_t5_embeddings_from_cosmos_nemo_assets --is_image \\
+      --dataset_path datasets/cosmos_nemo_assets_images
+"""
+
+
+def _parser() -> command_line.Parser:
+    parser = command_line.parser("scripts.extract_images_from_videos", __doc__, _EPILOG)
+    add = parser.add_argument
+    add("--input_dataset_dir", required=True, metavar="IN", help="data set with videos/")
+    add("--output_dataset_dir", required=True, metavar="OUT", help="data set that gets images/")
+    add("--stride", type=int, default=30, help="frames from one picture to the next")
+    add("--copy_captions", action="store_true", help="give each picture its clip's IN/metas/NAME.txt as its caption")
+    add("--workers", type=int, help="processes (default: one per core; 0: in this one)")
+    add("--dry-run", "--dry_run", action="store_true", help="say what would be done, and write nothing")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.stride < 1:
+        raise ConfigError(f"--stride is {args.stride}; it must be 1 or more.")
+    source, out = Path(args.input_dataset_dir), Path(args.output_dataset_dir)
+    clips = plan(source, out, args.stride, captions=args.copy_captions)
+    if args.dry_run:
+        log.info("%d clips would give pictures in %s", len(clips), out / "images")
+        return 0
+    outcome = extract_images(clips, args.workers)
+    log.info("%s: %d pictures of %d clips", out / "images", sum(outcome.results), len(outcome.results))
+    if args.copy_captions:
+        log.info("next: python -m scripts.get_t5_embeddings --dataset_path %s", out)
+    elif (source / "metas").is_dir() and not (out / "metas").is_dir():
+        log.info(
+            "the pictures have no captions yet: with --copy_captions they get those of their clips (delete %s first);"
+            " get_t5_embeddings_from_cosmos_nemo_assets --is_image gives all of them the same one",
+            out,
+        )
+    return outcome.report("clips")
+
+
+def main() -> int:
+    return command_line.main(_parser(), run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

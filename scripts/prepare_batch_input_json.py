@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write the --batch_input_json of examples/video2world.py for a folder of pictures with a prompt beside each one."""
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/prepare_batch_input_json.py
+
+from cosmos_predict2.data.batch_json import batch_entries, write_batch
+from imaginaire import command_line
+
+log = logging.getLogger(__name__)
+
+_EPILOG = """\
+The prompt of NAME.jpg (.jpeg, .png, .webp) is NAME.txt or NAME..txt in the same folder. Its video is to be called
+NAME.mp4. Pictures without a prompt are named and left out; relative paths count from where the commands run.
+
+example:
+  python -m scripts.prepare_batch_input_json --dataset_path pictures --save_path output/batch \\
+      --output_path pictures/batch.json
+  python examples/video2world.py --batch_input_json pictures/batch.json
+"""
+
+
+def _parser() -> command_line.Parser:
+    parser = command_line.parser("scripts.prepare_batch_input_json", __doc__, _EPILOG)
+    add = parser.add_argument
+    add("--dataset_path", required=True, metavar="DIR", help="folder of the pictures and their prompts")
+    add("--save_path", required=True, metavar="DIR", help="folder that the videos will be written to")
+    add("--output_path", required=True, metavar="FILE", help="the JSON file to write")
+    add("--dry-run", "--dry_run", action="store_true", help="say what would be written, and write nothing")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    found = batch_entries(args.dataset_path, args.save_path)
+    for fault in found.faults:
+        log.error("%s", fault)
+    if found.without_prompt:
+        names = ", ".join(found.without_prompt[:10]) + (", ..." if len(found.without_prompt) > 10 else "")
+        log.warning("%d pictures have no NAME.txt beside them and are left out: %s", len(found.without_prompt), names)
+    if not found.entries:
+        log.error("no picture of %s has a prompt: nothing was written", args.dataset_path)
+        return 1
+    if not args.dry_run:
+        write_batch(found.entries, args.output_path)
+    log.info("%s: %d entries%s", args.output_path, len(found.entries), " (not written)" if args.dry_run else "")
+    return int(bool(found.faults))
+
+
+def main() -> int:
+    return command_line.main(_parser(), run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
