@@ -96,8 +96,8 @@ def read_video(path: StrPath, *, first: int | None = None, last: int | None = No
     wanted = first or last
     kept: deque[np.ndarray] = deque(maxlen=last)
     num_seen = 0
-    with _opened(path) as container:
-        fps = _frame_rate(container.streams.video[0], path)
+    with opened_video(path) as container:
+        fps = frame_rate(container.streams.video[0], path)
         for frame in _frames(container):
             kept.append(frame)
             num_seen += 1
@@ -114,12 +114,12 @@ def read_video(path: StrPath, *, first: int | None = None, last: int | None = No
 def iterate_frames(path: StrPath, every: int = 1) -> Iterator[Tensor]:
     """Every so manieth frame as uint8 [3, H, W], one at a time; a damaged one is an error."""
     num_seen = 0
-    with _opened(path) as container:
+    with opened_video(path) as container:
         for frame in container.decode(video=0):
             if frame.is_corrupt:
                 raise DataError(f"{path} is damaged at frame {num_seen}.")
             if num_seen % every == 0:
-                yield torch.from_numpy(_pixels(frame)).permute(2, 0, 1).contiguous()
+                yield torch.from_numpy(rgb_pixels(frame)).permute(2, 0, 1).contiguous()
             num_seen += 1
     if num_seen == 0:
         raise DataError(f"{path} holds no frame that can be decoded.")
@@ -128,9 +128,9 @@ def iterate_frames(path: StrPath, every: int = 1) -> Iterator[Tensor]:
 def scan_video(path: StrPath) -> VideoInfo:
     """What a file holds, after decoding all of it: fewer frames than it states, or damaged ones, are errors."""
     num_packets, num_frames, size = 0, 0, (0, 0)
-    with _opened(path) as container:
+    with opened_video(path) as container:
         stream = container.streams.video[0]
-        fps, stated = _frame_rate(stream, path), stream.frames
+        fps, stated = frame_rate(stream, path), stream.frames
         for packet in container.demux(stream):
             num_packets += bool(packet.size)
             for frame in packet.decode():
@@ -147,11 +147,11 @@ def scan_video(path: StrPath) -> VideoInfo:
 
 def probe_video(path: StrPath) -> VideoInfo:
     """Number of frames, rate and size, without decoding more than the first frame."""
-    with _opened(path) as container:
+    with opened_video(path) as container:
         stream = container.streams.video[0]
         num_frames = stream.frames or sum(1 for packet in container.demux(stream) if packet.size)
-        fps = _frame_rate(stream, path)
-    with _opened(path) as container:
+        fps = frame_rate(stream, path)
+    with opened_video(path) as container:
         frame = next(_frames(container), None)
         if frame is None:
             raise DataError(f"{path} holds no frame that can be decoded.")
@@ -159,7 +159,7 @@ def probe_video(path: StrPath) -> VideoInfo:
 
 
 @contextmanager
-def _opened(path: StrPath) -> Iterator[Any]:
+def opened_video(path: StrPath) -> Iterator[Any]:
     """The container of an existing video; what the decoder says against it becomes our error."""
     av = _av()
     local = _existing(path, VIDEO_SUFFIXES, "video")
@@ -175,16 +175,22 @@ def _opened(path: StrPath) -> Iterator[Any]:
 
 def _frames(container: Any) -> Iterator[np.ndarray]:
     for frame in container.decode(video=0):
-        yield _pixels(frame)
+        yield rgb_pixels(frame)
 
 
-def _pixels(frame: Any) -> np.ndarray:
-    """A decoded frame as uint8 [H, W, 3], turned as it is shown."""
+def rgb_pixels(frame: Any, reformatter: Any = None) -> np.ndarray:
+    """A decoded frame as uint8 [H, W, 3], turned as it is shown.
+
+    One ``av.video.reformatter.VideoReformatter`` for all frames of a clip saves the tables that each would make anew.
+    """
     colours = {}
     if frame.colorspace == UNSPECIFIED_COLOURS and frame.height >= HD_HEIGHT:
         colours = dict(src_colorspace="ITU709", dst_colorspace="ITU709")
-    pixels: np.ndarray = frame.to_ndarray(format="rgb24", **colours)
-    turns = _quarter_turns(frame)
+    if reformatter is not None:
+        frame, turns = reformatter.reformat(frame, format="rgb24", **colours), _quarter_turns(frame)
+        pixels: np.ndarray = frame.to_ndarray()
+    else:
+        pixels, turns = frame.to_ndarray(format="rgb24", **colours), _quarter_turns(frame)
     return np.ascontiguousarray(np.rot90(pixels, turns)) if turns else pixels
 
 
@@ -193,7 +199,7 @@ def _quarter_turns(frame: Any) -> int:
     return round(getattr(frame, "rotation", 0) / 90) % 4
 
 
-def _frame_rate(stream: Any, path: StrPath) -> float:
+def frame_rate(stream: Any, path: StrPath) -> float:
     rate = stream.average_rate or stream.guessed_rate or stream.base_rate
     if not rate or rate <= 0:
         raise DataError(f"{path} does not say how many frames per second it has.")
