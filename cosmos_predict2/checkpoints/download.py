@@ -11,8 +11,8 @@ from typing import Any
 from cosmos_predict2.checkpoints.download_plan import Part, Plan
 from cosmos_predict2.checkpoints.manifests import dtype_note, file_faults
 from cosmos_predict2.checkpoints.released import GUARDRAIL, REPOSITORIES
-from imaginaire import storage, weights
-from imaginaire.errors import CheckpointError, missing_package
+from imaginaire import hub, storage, weights
+from imaginaire.errors import CheckpointError
 
 log = logging.getLogger(__name__)
 
@@ -39,13 +39,13 @@ class Listed:
 
 def fetch(plan: Plan, checkpoint_dir: str) -> list[str]:
     """Download the plan's files; one sentence for each part that failed. The other parts are fetched all the same."""
-    hub = _hub()
+    client = hub.client()
     listed: list[Listed] = []
     faults: list[str] = []
     for part in plan.parts:
         try:
-            listed.append(_list(hub, part, Path(checkpoint_dir)))
-        except Exception as error:  # the hub's classes moved between versions, so they are known by name
+            listed.append(_list(client, part, Path(checkpoint_dir)))
+        except Exception as error:
             faults.append(_explained(part, error))
     _require_space(listed, checkpoint_dir)
     for each in listed:
@@ -55,7 +55,7 @@ def fetch(plan: Plan, checkpoint_dir: str) -> list[str]:
         size = sum(each.absent.values())
         log.info("%s: fetching %d files, %.3g GB", each.part.repository, len(each.absent), size / 1e9)
         try:
-            hub.snapshot_download(
+            client.snapshot_download(
                 repo_id=each.part.repository,
                 revision=each.part.revision,
                 local_dir=str(each.folder),
@@ -112,16 +112,8 @@ def _check_folder(folder: Path, part: Part) -> tuple[list[str], str]:
 # The hub --------------------------------------------------------------------------------------------------------------
 
 
-def _hub() -> Any:
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise missing_package("huggingface_hub", "weights") from None
-    return huggingface_hub
-
-
-def _list(hub: Any, part: Part, root: Path) -> Listed:
-    info = hub.HfApi().model_info(part.repository, revision=part.revision, files_metadata=True)
+def _list(client: Any, part: Part, root: Path) -> Listed:
+    info = client.HfApi().model_info(part.repository, revision=part.revision, files_metadata=True)
     sizes = {file.rfilename: int(file.size or 0) for file in info.siblings}
     if lost := [file.name for file in part.files if file.name not in sizes]:
         raise CheckpointError(f"it has no {', '.join(lost)}")
@@ -149,18 +141,6 @@ def _require_space(listed: list[Listed], checkpoint_dir: str) -> None:
 
 def _explained(part: Part, error: Exception) -> str:
     """What to do about a failure of the hub."""
-    name, repository = type(error).__name__, part.repository
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    causes = [name, *(type(e).__name__ for e in (error.__cause__, error.__context__) if e is not None)]
-    if "GatedRepoError" in causes or status in (401, 403):
-        licence = REPOSITORIES[repository].licence
-        return (
-            f"{repository} is gated: accept the {licence} on https://huggingface.co/{repository}, then log in with"
-            " 'hf auth login' or set HF_TOKEN to a token with read access."
-        )
-    if "RepositoryNotFoundError" in causes or status == 404:
-        return f"{repository} @ {part.revision or 'newest'} is not on the hub, or not for you to see ({name})."
-    if isinstance(error, CheckpointError):
-        return f"{repository} @ {part.revision or 'newest'}: {error}."
-    cure = " Is there a network? HF_ENDPOINT names a mirror of the hub." if "Connect" in name else ""
-    return f"{repository}: {name}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}.{cure}"
+    known = REPOSITORIES.get(part.repository)
+    licence = known.licence if known else ""
+    return hub.explained(error, part.repository, revision=part.revision, licence=licence)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hub of model repositories on this machine: what huggingface_hub asks of one, over plain HTTP."""
+"""A hub of repositories on this machine, models and data sets: what huggingface_hub asks of one, over plain HTTP."""
 
 import contextlib
 import hashlib
@@ -17,6 +17,7 @@ class Hub:
 
     repositories: dict[str, dict[str, bytes]]
     gated: set[str] = field(default_factory=set)
+    cut: set[str] = field(default_factory=set)  # files of which only the first half arrives
     asked: list[str] = field(default_factory=list)  # "name@revision/file" of each file that was sent
     revisions: set[str] = field(default_factory=set)  # "name@revision" of each repository that was listed
     url: str = ""
@@ -29,7 +30,7 @@ class Hub:
 def serve(hub: Hub) -> Iterator[Hub]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub))
     hub.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         yield hub
@@ -54,7 +55,9 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
 
         def _answer(self) -> None:
             words = [unquote(word) for word in urlsplit(self.path).path.strip("/").split("/")]
-            if words[:2] == ["api", "models"]:
+            if words[0] == "datasets":
+                words = words[1:]
+            if words[0] == "api" and words[1] in ("models", "datasets"):
                 self._describe("/".join(words[2:4]), words[4:])
             elif len(words) > 4 and words[2] == "resolve":
                 self._send_file("/".join(words[:2]), words[3], "/".join(words[4:]))
@@ -68,11 +71,16 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 return
             hub.revisions.add(f"{name}@{rest[1] if len(rest) > 1 else 'main'}")
             if rest[:1] == ["tree"]:
+                folder = "/".join([*rest[2:], ""]) if len(rest) > 2 else ""
                 tree = [
                     {"type": "file", "path": path, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
                     for path, data in files.items()
+                    if path.startswith(folder)
                 ]
-                self._send_json(tree)
+                if tree or not folder:
+                    self._send_json(tree)
+                else:
+                    self._send(404, {"X-Error-Code": "EntryNotFound"})
                 return
             siblings = [{"rfilename": path, "size": len(data), "blobId": "0"} for path, data in files.items()]
             self._send_json({"id": name, "modelId": name, "sha": hub.commit(name), "siblings": siblings})
@@ -88,6 +96,13 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             headers = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": hub.commit(name)}
             if self.command == "GET":
                 hub.asked.append(f"{name}@{revision}/{path}")
+                if path in hub.cut:  # the connection breaks in the middle of the file
+                    self.send_response(200)
+                    self.send_header("Content-Length", str(len(data)))
+                    self.end_headers()
+                    self.wfile.write(data[: len(data) // 2])
+                    self.close_connection = True
+                    return
             self._send(200, {**headers, "Content-Type": "application/octet-stream"}, data)
 
         def _send_json(self, tree: object) -> None:

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cosmos_predict2.data.hub: data repositories, from a hub on this machine."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cosmos_predict2.data import hub as data_hub
+from cosmos_predict2.data import jobs
+from cosmos_predict2.data.hub import download, list_files
+from imaginaire.errors import ConfigError, DataError
+from tests.checkpoints.hub_server import Hub, serve
+
+NAME = "robots/arm"
+FILES = {"videos/a.mp4": b"a" * 1000, "videos/b.mp4": b"b" * 2000, "videos/deep/c.mp4": b"c", "README.md": b"read"}
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    with serve(Hub({NAME: dict(FILES)})) as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        yield running
+
+
+def _names(folder: Path) -> set[str]:
+    files = (p for p in folder.rglob("*") if p.is_file() and ".cache" not in p.parts)
+    return {p.relative_to(folder).as_posix() for p in files}
+
+
+def test_matching_files_arrive_once(hub: Hub, tmp_path: Path) -> None:
+    made = download(NAME, tmp_path / "t", patterns=["videos/*.mp4"])
+    assert _names(tmp_path / "t") == {name for name in FILES if name.startswith("videos/")}
+    assert all((tmp_path / "t" / name).read_bytes() == FILES[name] for name in made.listing.sizes)
+    assert set(made.fetched) == set(made.listing.sizes) and len(made.paths) == 3
+    assert made.listing.revision == hub.commit(NAME)
+    hub.asked.clear()
+    assert download(NAME, tmp_path / "t", patterns=["videos/*.mp4"]).fetched == () and not hub.asked
+
+
+def test_a_file_that_is_missing_or_short_is_fetched_again_and_no_other(hub: Hub, tmp_path: Path) -> None:
+    download(NAME, tmp_path, patterns=["videos/*"])
+    (tmp_path / "videos/a.mp4").write_bytes(b"a" * 10)
+    (tmp_path / "videos/b.mp4").unlink()
+    hub.asked.clear()
+    assert set(download(NAME, tmp_path, patterns=["videos/*"]).fetched) == {"videos/a.mp4", "videos/b.mp4"}
+    assert {name.rpartition("/")[2] for name in hub.asked} == {"a.mp4", "b.mp4"}
+    assert (tmp_path / "videos/a.mp4").read_bytes() == FILES["videos/a.mp4"]
+
+
+def test_a_dry_run_lists_and_fetches_nothing(hub: Hub, tmp_path: Path) -> None:
+    made = download(NAME, tmp_path / "t", patterns=["*.md", "videos/a.mp4"], dry_run=True)
+    assert set(made.fetched) == {"README.md", "videos/a.mp4"} and made.listing.sizes["videos/a.mp4"] == 1000
+    assert not (tmp_path / "t").exists() and not hub.asked
+
+
+@pytest.mark.slow  # the client tries five times
+def test_a_broken_connection_is_an_error_and_the_next_call_goes_on(hub: Hub, tmp_path: Path) -> None:
+    hub.cut.add("videos/b.mp4")
+    with pytest.raises(DataError, match=NAME):
+        download(NAME, tmp_path, patterns=["videos/*"])
+    assert "videos/a.mp4" in _names(tmp_path) and "videos/b.mp4" not in _names(tmp_path)
+    hub.cut.clear()
+    assert download(NAME, tmp_path, patterns=["videos/*"]).fetched == ("videos/b.mp4",)
+    assert (tmp_path / "videos/b.mp4").read_bytes() == FILES["videos/b.mp4"]
+
+
+def test_what_killed_calls_left_half_written_goes(hub: Hub, tmp_path: Path) -> None:
+    left = tmp_path / ".cache/huggingface/download/x.1234.incomplete"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"half")
+    os.utime(left, (time.time() - 60, time.time() - 60))
+    download(NAME, tmp_path, patterns=["README.md"])
+    assert not left.exists()
+
+
+def test_a_gated_repository_names_its_licence_its_page_and_the_login(hub: Hub, tmp_path: Path) -> None:
+    hub.gated.add(NAME)
+    with pytest.raises(
+        DataError, match=r"accept the Arm Licence on https://huggingface\.co/datasets/robots/arm"
+    ) as caught:
+        download(NAME, tmp_path, patterns=["videos/*"], licence="Arm Licence")
+    assert "hf auth login" in str(caught.value) and "(3 of 3 files failed)" in str(caught.value)
+
+
+def test_an_unknown_repository_folder_or_pattern_is_told(hub: Hub, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="robots/leg @ newest is not on the hub"):
+        list_files("robots/leg", patterns=["*"])
+    with pytest.raises(DataError, match=r"no file that matches 'videos/\*\.tar'"):
+        list_files(NAME, patterns=["videos/*.tar"])
+    with pytest.raises(DataError, match="robots/arm"):
+        list_files(NAME, patterns=["observations/327/*.tar"])
+
+
+def test_a_name_that_leads_out_of_the_folder_is_refused(hub: Hub) -> None:
+    hub.repositories[NAME]["../../out"] = b"x"
+    with pytest.raises(DataError, match="leads out"):
+        list_files(NAME, patterns=["*out"])
+
+
+def test_no_network_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(DataError, match="Is there a network"):
+        download(NAME, tmp_path, patterns=["*"])
+
+
+def test_a_full_disk_shows_before_anything_is_fetched(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs.storage, "free_bytes", lambda path: 10**6)
+    with pytest.raises(DataError, match="Make room"):
+        download(NAME, tmp_path, patterns=["videos/*"])
+    assert not hub.asked and data_hub.RESERVE > 10**6
+
+
+def test_without_the_client_the_cure_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[weights\]'"):
+        download(NAME, tmp_path, patterns=["*"])
