@@ -32,13 +32,15 @@ class T5Encoder:
         max_length: int = NUM_TOKENS,
         dtype: str | torch.dtype | None = None,  # None: as in the checkpoint
         device: torch.device | str = "cpu",
+        batch_size: int = BATCH_SIZE,
     ) -> None:
-        if problems := self.preflight(path, max_length=max_length, dtype=dtype):
+        if problems := self.preflight(path, max_length=max_length, dtype=dtype, batch_size=batch_size):
             raise CheckpointError(problems[0])
         package = pretrained.transformers()
         self._tokenizer = package.T5TokenizerFast.from_pretrained(path)
         self._model = load_t5(path, dtype=dtype, device=device)
         self.num_tokens = max_length
+        self._batch_size = batch_size
         self.width = int(self._model.config.d_model)
         kind = str(self._model.dtype).removeprefix("torch.")
         self.name = f"t5-{pretrained.fingerprint(self._model)}-{max_length}x{self.width}-{kind}"
@@ -51,29 +53,39 @@ class T5Encoder:
         max_length: int = NUM_TOKENS,
         dtype: str | torch.dtype | None = None,
         device: torch.device | str = "cpu",
+        batch_size: int = BATCH_SIZE,
     ) -> list[str]:
         """What keeps an encoder with these arguments from being built, each with its cure; loads nothing."""
         if pretrained.dtype_of(dtype) == torch.float16:
             raise ConfigError("T5 overflows in float16: use bfloat16 or float32.")
         if max_length < 1:
             raise ConfigError(f"A prompt has at least one token; max_length is {max_length}.")
+        if batch_size < 1:
+            raise ConfigError(f"A batch has at least one prompt; batch_size is {batch_size}.")
         return pretrained.problems_of(path, TOKENIZER_FILES, DOWNLOAD.format(path=path))
 
     @torch.no_grad()
     def encode(self, prompts: str | Sequence[str]) -> Tensor:
-        """[len(prompts), max_length, width] float32: zero behind the end token of each. Equal prompts are one pass."""
+        """[len(prompts), max_length, width] float32: zero behind the end token of each. Equal prompts are one pass.
+
+        A batch is as long as its longest prompt: what a token becomes does not depend on the padding behind it, and
+        most prompts are far shorter than max_length.
+        """
         batch = prompt_list(prompts)
         distinct = list(dict.fromkeys(batch))
         device = self._model.device
         rows: dict[str, Tensor] = {}
-        for start in range(0, len(distinct), BATCH_SIZE):
-            chunk = distinct[start : start + BATCH_SIZE]
+        for start in range(0, len(distinct), self._batch_size):
+            chunk = distinct[start : start + self._batch_size]
             tokens = self._tokenizer(
-                chunk, padding="max_length", truncation=True, max_length=self.num_tokens, return_tensors="pt"
+                chunk, padding="longest", truncation=True, max_length=self.num_tokens, return_tensors="pt"
             )
             ids, mask = tokens["input_ids"].to(device), tokens["attention_mask"].to(device)
             rows.update(zip(chunk, embed(self._model, ids, mask)))
-        return torch.stack([rows[prompt] for prompt in batch])
+        result = torch.zeros(len(batch), self.num_tokens, self.width, device=device)
+        for row, prompt in zip(result, batch):
+            row[: len(rows[prompt])] = rows[prompt]
+        return result
 
     def to(self, device: torch.device | str) -> "T5Encoder":
         self._model.to(device)
