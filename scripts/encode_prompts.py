@@ -4,7 +4,7 @@
 import argparse
 import logging
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cosmos_predict2.checkpoints.released import get_reason1_encoder_dir, get_t5_model_dir
 from cosmos_predict2.data.media import check_writable
@@ -13,6 +13,9 @@ from cosmos_predict2.text.prompt_embeddings import write_prompt_embeddings
 from cosmos_predict2.text.prompts import DEFAULT_NEGATIVE_PROMPT
 from imaginaire import command_line, storage
 from imaginaire.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger(__name__)
 
@@ -74,18 +77,24 @@ def prompts_of(args: argparse.Namespace) -> list[str]:
     return prompts
 
 
-def make_encoder(args: argparse.Namespace) -> TextEncoder:
-    """The encoder that the flags name, on its device."""
+def device_of(name: str) -> "torch.device":
+    """The device of a flag, if this machine has it."""
     import torch
 
     try:
-        device = torch.device(args.device)
+        device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"--device {args.device} is no device; expected cpu, cuda or cuda:0, ...") from error
+        raise ConfigError(f"--device {name} is no device; expected cpu, cuda or cuda:0, ...") from error
     if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"--device {args.device}: expected cpu, cuda or cuda:0, ...")
+        raise ConfigError(f"--device {name}: expected cpu, cuda or cuda:0, ...")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"--device {args.device}: PyTorch sees no CUDA device here. Use --device cpu.")
+        raise ConfigError(f"--device {name}: PyTorch sees no CUDA device here. Use --device cpu.")
+    return device
+
+
+def make_encoder(args: argparse.Namespace) -> TextEncoder:
+    """The encoder that the flags name, on its device."""
+    device = device_of(args.device)
     if args.text_encoder == "bytes":
         from cosmos_predict2.text.bytes_encoder import BytesEncoder
 
