@@ -125,9 +125,15 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
 
 
 def _read_npy(path: Path) -> Any:
+    """The array; for one of Python objects, which only a pickle reader could read, its path as the one value."""
     import numpy
 
-    return numpy.load(path, allow_pickle=False)
+    try:
+        return numpy.load(path, allow_pickle=False)
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        return path
 
 
 _READERS = {

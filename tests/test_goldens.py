@@ -28,6 +28,7 @@ def test_entries_are_files_keys_and_tensors(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({"version": 1, "cases": [{"x": [1, 2, 3], "p": {"k": "v"}}]}))
     save_file({"q": torch.zeros(2, 3)}, tmp_path / "t.safetensors")
     np.save(tmp_path / "n.npy", np.zeros(4))
+    np.save(tmp_path / "objects.npy", np.array([{"a": 1}, None], dtype=object))
     (tmp_path / "README.md").write_text("documentation")
     (tmp_path / "deeper").mkdir()
     (tmp_path / "deeper" / "clip.mp4").write_bytes(b"")
@@ -37,6 +38,7 @@ def test_entries_are_files_keys_and_tensors(tmp_path: Path) -> None:
         "a.json/cases/0/p/k": 1,
         "deeper/clip.mp4": 1,
         "n.npy": 4,
+        "objects.npy": 1,
         "t.safetensors/q": 6,
     }
 
@@ -165,7 +167,8 @@ def test_a_part_of_an_area_is_not_held_to_be_complete(folder: Path) -> None:
 def test_an_unknown_area_or_folder_is_an_error_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "pictures").mkdir()
     code, output = _parity(tmp_path / "pictures")
-    assert code == 4 and "no parity test is of area 'pictures'. Areas: tokenizer, training, video2world" in output
+    areas = "Areas: action, tokenizer, training, video2world"
+    assert code == 4 and f"no parity test is of area 'pictures'. {areas}" in output
     code, output = _parity(tmp_path / "nowhere" / "training")
     assert code == 4 and "there is no such folder" in output
 

@@ -168,7 +168,7 @@ def pose_differences(
     The base is the frame before (None), the first one ("window"), or one that moves up every so many frames (4, say).
     Columns of ``states`` beyond the sixth are not looked at.
     """
-    poses, closed = _poses(states, gripper)
+    poses, closed = check_poses(states, gripper)
     if len(poses) < 2:
         return numpy.empty((0, 8 if quaternion else 7))
     rotation = euler_to_matrix(poses[:, 3:])
@@ -218,7 +218,8 @@ def integrate(
     return poses, raw[:, -1]
 
 
-def _poses(states: ArrayLike, gripper: ArrayLike) -> tuple[Floats, Floats]:
+def check_poses(states: ArrayLike, gripper: ArrayLike) -> tuple[Floats, Floats]:
+    """Poses [N, 6] and gripper states [N] as arrays, after checking that they are finite and go together."""
     poses, closed = _table(states, "state", 6)[:, :6], _vector(gripper)
     if len(closed) != len(poses):
         raise DataError(f"There are {len(poses)} states, but {len(closed)} gripper states.")

@@ -1,12 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One training sample with actions, the same for every source of robot data."""
+"""Training samples with actions, the same for every source of robot data: which there are, and what one holds."""
 
-from typing import Any
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from cosmos_predict2.data.bad_samples import BadSamples
+from cosmos_predict2.data.windows import action_windows
+from imaginaire.errors import DataError
+
+log = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
 
 # Label of the frame rate in every sample with actions: published action-conditioned weights know no other, whatever
 # rate the robot was recorded at.
@@ -56,3 +66,68 @@ def action_item(
 def no_text(num_tokens: int = 512, width: int = 1024) -> tuple[Tensor, Tensor]:
     """The embedding float32 [num_tokens, width] of "no text" and its mask int64 [num_tokens]."""
     return torch.zeros(num_tokens, width), torch.ones(num_tokens, dtype=torch.int64)
+
+
+class Windows:
+    """Every window of ``num_frames`` frames, ``stride`` apart, of recordings with these lengths; one at least.
+
+    ``what`` names the recordings in the error for the case that all are too short.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int] | NDArray[Any],
+        num_frames: int,
+        stride: int = 1,
+        every: int = 1,
+        *,
+        what: str,
+        most: int | None = None,
+    ) -> None:
+        self._frames = stride * numpy.arange(num_frames)
+        rows = [
+            (i, frames[0])
+            for i, length in enumerate(lengths)
+            for frames in action_windows(int(length), num_frames, stride, every)
+        ][:most]
+        if not rows:
+            longest = max((int(length) for length in lengths), default=0)
+            raise DataError(
+                f"{what}: {len(lengths)} recordings of at most {longest} frames, but num_frames={num_frames} with"
+                f" stride {stride} needs {stride * (num_frames - 1) + 1}. Lower num_frames or the stride."
+            )
+        self.rows = numpy.asarray(rows, dtype=numpy.int32)  # recording and first frame
+        self._firsts = numpy.unique(self.rows[:, 0], return_index=True)[1]  # of each recording that has windows
+        if short := len(lengths) - len(self._firsts):
+            log.info("%s: %d of %d recordings are too short for a window", what, short, len(lengths))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[int, NDArray[numpy.int64]]:
+        """The recording of a window, and its frames."""
+        recording, start = (int(number) for number in self.rows[index])
+        return recording, start + self._frames
+
+    def read(self, index: int, bad: BadSamples, item: Callable[[int], Item]) -> Item:
+        """``item(index)``; where that fails and may be skipped, of the first window of the recordings that follow.
+
+        What breaks one window of a recording mostly breaks them all.
+        """
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"item {index} of {len(self)}")
+        index %= len(self)
+        own = int(numpy.searchsorted(self._firsts, index, side="right")) - 1
+        return bad.read(own, len(self._firsts), lambda place: item(index if place == own else int(self._firsts[place])))
+
+
+def shape_problems(num_frames: Any, video_size: Any) -> Iterator[str]:
+    """What is wrong with the wished shape of a clip with actions."""
+    if not isinstance(num_frames, int) or num_frames < 2:
+        yield f"num_frames={num_frames}; a clip with actions has 2 frames at least"
+    try:
+        sides = [int(side) for side in video_size]
+    except (TypeError, ValueError):
+        sides = []
+    if len(sides) != 2 or min(sides) < 16 or any(side % 16 for side in sides):
+        yield f"video_size={video_size}; it is (height, width), both multiples of 16"

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bridge and whatever is written in its layout: clips of a robot with actions computed from its recorded poses.
+
+BRIDGE/annotation/{train,val,test}/NAME.json    see recordings.py
+BRIDGE/videos/{train,val,test}/NAME/rgb.mp4
+BRIDGE/annotation/{train,val,test}/NAME.npy     embeddings of the captions, read with load_t5_embeddings only
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from cosmos_predict2.data.action_conditioned.actions import ACTION_SCALE, Accumulate, pose_differences, relative_pose
+from cosmos_predict2.data.action_conditioned.items import ACTION_FPS, Windows, action_item, shape_problems
+from cosmos_predict2.data.action_conditioned.recordings import annotation_files, read_recordings
+from cosmos_predict2.data.bad_samples import BadSamples
+from cosmos_predict2.data.clips import read_frames, stretch
+from cosmos_predict2.text.embedding_pickles import padded
+from imaginaire.errors import ConfigError, DataError, near
+
+log = logging.getLogger(__name__)
+
+MODES = ("train", "val", "test")
+NUM_DEBUG = 10
+
+_DESTROYS = (
+    "normalize=True would bring the video to [-1, 1], and the public code then stores it in bytes, which destroys it:"
+    " the model normalises by itself. Remove normalize."
+)
+_NO_LATENTS = "pre_encode=True is not there: latents are made by the model. Remove pre_encode."
+
+
+class ActionConditionedDataset(Dataset[dict[str, Any]]):
+    """Every window of ``num_frames`` frames, ``sequence_interval`` apart, of every recording, by file and start.
+
+    Items are those of `action_item`, all on the CPU, with actions relative to the frame before; ``accumulate_action``
+    makes them relative to the first frame (True), or to a base that moves up every so many frames (4, say). In training
+    a window begins at every frame, otherwise at every ``val_start_frame_interval``-th. ``cam_id`` chooses the camera;
+    without it one of ``cam_ids`` is drawn for each item in training, and they take turns otherwise.
+
+    ``num_action_per_chunk`` and ``fps_downsample_ratio`` are the newer names of num_frames - 1 and sequence_interval.
+    """
+
+    def __init__(
+        self,
+        train_annotation_path: str = "",
+        val_annotation_path: str = "",
+        test_annotation_path: str = "",
+        video_path: str = "",
+        sequence_interval: int = 1,
+        num_frames: int = 13,
+        cam_ids: Sequence[int] = (0,),
+        accumulate_action: bool | Accumulate = False,
+        video_size: Sequence[int] = (480, 640),
+        val_start_frame_interval: int = 1,
+        debug: bool = False,
+        normalize: bool = False,
+        pre_encode: bool = False,
+        do_evaluate: bool = False,
+        load_t5_embeddings: bool = False,
+        load_action: bool = True,
+        mode: str = "train",
+        *,
+        num_action_per_chunk: int | None = None,
+        fps_downsample_ratio: int | None = None,
+        cam_id: int | None = None,
+        state_key: str = "state",
+        gripper_key: str = "continuous_gripper_state",
+        gripper_rescale_factor: float = 1.0,
+        action_scale: float = ACTION_SCALE,
+        quaternion: bool = False,
+        is_rollout: bool | None = None,
+        fps: float = ACTION_FPS,
+        num_tokens: int = 512,
+        text_width: int = 1024,
+        skip_bad_samples: bool = False,
+        most_bad_samples: int = 16,
+        decoder: str = "auto",
+        num_threads: int = 1,
+    ) -> None:
+        num_frames, stride = _frames(num_frames, sequence_interval, num_action_per_chunk, fps_downsample_ratio)
+        problems = [*_problems(normalize, pre_encode, mode), *shape_problems(num_frames, video_size)]
+        if stride < 1 or val_start_frame_interval < 1:
+            problems.append(
+                f"sequence_interval={stride}, val_start_frame_interval={val_start_frame_interval}: at least 1"
+            )
+        if problems:
+            raise ConfigError("; ".join(problems))
+        folders = {"train": train_annotation_path, "val": val_annotation_path, "test": test_annotation_path}
+        self.mode = mode
+        self.num_frames = num_frames
+        self.stride = stride
+        self.video_size = (int(video_size[0]), int(video_size[1]))
+        self.fps = float(fps)
+        self.load_action = load_action
+        self.action_transform = relative_pose(
+            action_scale, gripper_rescale_factor, accumulate=_accumulate(accumulate_action), quaternion=quaternion
+        )
+        self._load_t5_embeddings = load_t5_embeddings
+        self._num_tokens, self._text_width = num_tokens, text_width
+        self._decoder, self._num_threads = decoder, num_threads
+        self._draws_camera = mode == "train" and not do_evaluate
+        self._videos = Path(video_path)
+        self.recordings = read_recordings(
+            Path(folders[mode]),
+            state_key=state_key,
+            gripper_key=gripper_key,
+            camera_ids=tuple(cam_ids) if cam_id is None else (cam_id,),
+            is_rollout=is_rollout,
+            skip_bad=skip_bad_samples,
+            most=NUM_DEBUG if debug else None,
+        )
+        every = 1 if mode == "train" else val_start_frame_interval
+        self.windows = Windows(
+            self.recordings.lengths,
+            num_frames,
+            stride,
+            every,
+            what=folders[mode],
+            most=NUM_DEBUG if debug else None,
+        )
+        self._bad = BadSamples(skip=skip_bad_samples, most=most_bad_samples)
+
+    @classmethod
+    def preflight(cls, **arguments: Any) -> Iterator[str]:
+        """What is wrong with the arguments, without reading the annotations."""
+        mode = arguments.get("mode", "train")
+        yield from _problems(arguments.get("normalize", False), arguments.get("pre_encode", False), mode)
+        try:
+            num_frames, _ = _frames(
+                arguments.get("num_frames", 13),
+                arguments.get("sequence_interval", 1),
+                arguments.get("num_action_per_chunk"),
+                arguments.get("fps_downsample_ratio"),
+            )
+            yield from shape_problems(num_frames, arguments.get("video_size", (480, 640)))
+            _accumulate(arguments.get("accumulate_action", False))
+        except ConfigError as error:
+            yield str(error)
+        if mode in MODES:
+            try:
+                annotation_files(Path(arguments.get(f"{mode}_annotation_path", "")))
+            except DataError as error:
+                yield f"{mode}_annotation_path: {error}"
+        if not Path(arguments.get("video_path", "")).is_dir():
+            yield f"video_path: the folder {arguments.get('video_path', '')} does not exist"
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.windows.read(index, self._bad, self._item)
+
+    def _item(self, index: int) -> dict[str, Any]:
+        i, frames = self.windows[index]
+        video_path = self._videos / self.recordings.video(i, self._camera(index))
+        path = self.recordings.path(i)
+        video = read_frames(video_path, frames.tolist(), decoder=self._decoder, num_threads=self._num_threads)
+        embedding, embedding_path = self._embedding(path)
+        item = action_item(
+            stretch(video, self.video_size),
+            self.actions(i, frames),
+            key=self.recordings.keys[i],
+            annotation=str(path),
+            fps=self.fps,
+            embedding=embedding,
+            caption=self.recordings.captions[i],
+            video_path=str(video_path),
+            embedding_path=embedding_path,
+            num_tokens=self._num_tokens,
+            text_width=self._text_width,
+        )
+        if not self.load_action:
+            del item["action"]
+        return item
+
+    def actions(self, i: int, frames: Sequence[int] | numpy.ndarray) -> numpy.ndarray:
+        """Scaled actions [len(frames) - 1, d] that lead along these frames of recording i."""
+        poses = self.recordings.poses(i)[frames]
+        transform = self.action_transform
+        try:
+            raw = pose_differences(
+                poses[:, :6], poses[:, 6], accumulate=transform.accumulate, quaternion=transform.quaternion
+            )
+        except DataError as error:
+            raise DataError(f"{self.recordings.path(i)}: {error}") from error
+        return transform.apply(raw).astype(numpy.float32)
+
+    def _camera(self, index: int) -> int:
+        count = self.recordings.num_cameras
+        if count == 1:
+            return 0
+        return int(numpy.random.randint(count)) if self._draws_camera else index % count
+
+    def _embedding(self, annotation: Path) -> tuple[tuple[Tensor, Tensor] | None, str]:
+        """The caption's embedding with its mask, and the file; None and nothing where none is asked for."""
+        if not self._load_t5_embeddings:
+            return None, ""
+        path = annotation.with_suffix(".npy")
+        try:
+            rows = torch.from_numpy(numpy.atleast_2d(numpy.load(path, allow_pickle=False).squeeze())).float()
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{path} is not an embedding that can be read ({error}). load_t5_embeddings=True needs one beside"
+                " every annotation; without it the text is zeros."
+            ) from error
+        if rows.ndim != 2 or rows.shape[1] != self._text_width or not torch.isfinite(rows).all():
+            raise DataError(
+                f"{path} has the shape {list(rows.shape)}; finite numbers [tokens, {self._text_width}] are needed"
+                " (text_width)."
+            )
+        rows = rows[: self._num_tokens]
+        mask = torch.zeros(self._num_tokens, dtype=torch.int64)
+        mask[: len(rows)] = (rows != 0).any(dim=1)
+        return (padded(rows, self._num_tokens), mask), str(path)
+
+
+def _frames(num_frames: int, interval: int, chunk: int | None, ratio: int | None) -> tuple[int, int]:
+    """Number of frames and stride, from the older or the newer names."""
+    if chunk is not None:
+        if num_frames not in (13, chunk + 1):  # 13 is the default
+            raise ConfigError(f"num_frames={num_frames} and num_action_per_chunk={chunk}: give one of them.")
+        num_frames = chunk + 1
+    if ratio is not None:
+        if interval not in (1, ratio):
+            raise ConfigError(f"sequence_interval={interval} and fps_downsample_ratio={ratio}: give one of them.")
+        interval = ratio
+    return num_frames, interval
+
+
+def _accumulate(value: bool | Accumulate) -> Accumulate:
+    if isinstance(value, bool):
+        return "window" if value else None
+    return value
+
+
+def _problems(normalize: bool, pre_encode: bool, mode: str) -> Iterator[str]:
+    if normalize:
+        yield _DESTROYS
+    if pre_encode:
+        yield _NO_LATENTS
+    if mode not in MODES:
+        yield f"There is no mode '{mode}'.{near(str(mode), MODES)}"
