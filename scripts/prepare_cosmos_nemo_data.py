@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fetch the Cosmos NeMo example clips, and put them where training reads them."""
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/prepare_cosmos_nemo_data.py
+
+from cosmos_predict2.data.hub_videos import NEMO, prepare
+from imaginaire import command_line
+
+log = logging.getLogger(__name__)
+
+_EPILOG = """\
+DIR/videos/NAME.mp4 is written: a few long clips of one thing, so one prompt serves all. The data has its own terms: see
+https://huggingface.co/datasets/nvidia/Cosmos-NeMo-Assets. HF_ENDPOINT names a mirror of the hub. A run that was
+interrupted goes on when it is started again.
+
+examples:
+  python -m scripts.prepare_cosmos_nemo_data
+  python -m scripts.get_t5_embeddings_from_cosmos_nemo_assets --dataset_path datasets/cosmos_nemo_assets
+
+for training on images, after the first of them:
+  python -m scripts.extract_images_from_videos --input_dataset_dir datasets/cosmos_nemo_assets \\
+      --output_dataset_dir datasets/cosmos_nemo_assets_images --stride 30
+"""
+
+
+def _parser() -> command_line.Parser:
+    parser = command_line.parser("scripts.prepare_cosmos_nemo_data", __doc__, _EPILOG)
+    add = parser.add_argument
+    add("--dataset_path", default="datasets/cosmos_nemo_assets", metavar="DIR", help="where the data set goes")
+    add("--download_dir", metavar="DIR", help="where files arrive first (default: --dataset_path)")
+    add("--repo_id", default=NEMO.repo_id, metavar="NAME", help="the data repository")
+    add("--revision", metavar="COMMIT", help="a branch or commit of it (default: the newest)")
+    add("--dry-run", "--dry_run", action="store_true", help="say what would be fetched, and fetch nothing")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    dataset = Path(args.dataset_path)
+    done = prepare(
+        NEMO,
+        dataset,
+        Path(args.download_dir or dataset),
+        repo_id=args.repo_id,
+        revision=args.revision,
+        dry_run=args.dry_run,
+    )
+    if not args.dry_run:
+        log.info("%s: %d clips", dataset, len(done.videos))
+        log.info("next: python -m scripts.get_t5_embeddings_from_cosmos_nemo_assets --dataset_path %s", dataset)
+    return 0
+
+
+def main() -> int:
+    return command_line.main(_parser(), run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
