@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Encode the captions of a data set, metas/NAME.txt, into t5_xxl/NAME.pickle, which training reads."""
+
+import argparse
+import logging
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/get_t5_embeddings.py
+
+from cosmos_predict2.data.caption_embeddings import (
+    Captions,
+    captions_of_metas,
+    compare_with_clips,
+    embed_dataset,
+    write_metas,
+)
+from cosmos_predict2.interfaces import TextEncoder
+from cosmos_predict2.text.embedding_folder import FORMS
+from imaginaire import command_line
+from imaginaire.errors import CheckpointError, ConfigError, DataError
+from scripts.encode_prompts import device_of
+
+log = logging.getLogger(__name__)
+
+MAX_LENGTH = 512
+BYTES_WIDTH = 1024  # as wide as T5-11B's, so that the folders look alike
+
+EPILOG = """\
+Equal captions are encoded once. What is there already is kept, unless its caption has changed since; a run that was
+interrupted goes on when it is started again. t5_xxl/embeddings.json says which encoder it was, and another one is
+refused. Several processes share the work with --shard 0/8 ... --shard 7/8, each with a device of its own.
+"""
+_EXAMPLES = """
+examples:
+  python -m scripts.get_t5_embeddings --dataset_path datasets/mine/train --dtype bfloat16
+  python -m scripts.get_t5_embeddings --dataset_path datasets/mine/train --text_encoder bytes
+  python -m scripts.get_t5_embeddings --dataset_path datasets/toy/train --text_encoder bytes --max_length 64 --width 64
+"""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that all scripts of embeddings share."""
+    add = parser.add_argument
+    add(
+        "--max_length",
+        "--num_tokens",
+        type=int,
+        metavar="N",
+        help=f"tokens of a caption at most; the rest is cut off (default: {MAX_LENGTH})",
+    )
+    add("--cache_dir", default="checkpoints/google-t5/t5-11b", metavar="DIR", help="the folder with T5's weights")
+    add(
+        "--text_encoder",
+        choices=("t5", "bytes"),
+        default="t5",
+        help="t5: what the released models were trained with; bytes: needs no weights, for the tiny models and trials",
+    )
+    add("--width", type=int, metavar="N", help=f"numbers per token of the bytes encoder (default: {BYTES_WIDTH})")
+    add("--form", choices=tuple(FORMS), default="pickle", help="of the files that are written; all are read")
+    add("--batch_size", type=int, default=8, metavar="N", help="captions at a time")
+    add("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one, else cpu)")
+    add("--dtype", choices=("float32", "bfloat16"), help="in which T5 computes (default: that of its weights)")
+    add("--shard", type=_shard, default=(0, 1), metavar="I/N", help="do the I-th of N parts, from 0 (default: all)")
+    add("--cache", type=Path, metavar="DIR", help="keep embeddings by caption in this folder, for other data sets too")
+    add(
+        "--adopt",
+        action="store_true",
+        help="take over embeddings that lie there without a record, after a few were compared with this encoder's",
+    )
+    add("--dry-run", "--dry_run", action="store_true", help="say what would be done, and write nothing")
+
+
+def run_with(args: argparse.Namespace, find: Callable[[Path], Captions], *, has_metas: bool) -> int:
+    """Find the captions, write the ``metas/`` that are not there, encode; the exit code."""
+    dataset = Path(args.dataset_path)
+    if args.width is not None and args.text_encoder != "bytes":
+        raise ConfigError("--width is for --text_encoder bytes; T5 has the width of its weights.")
+    for name in ("max_length", "width", "batch_size"):
+        if (value := getattr(args, name)) is not None and value < 1:
+            raise ConfigError(f"--{name} is {value}; it must be 1 or more.")
+    try:
+        captions = find(dataset)
+    except DataError as error:
+        log.error("nothing was written: %s", error)
+        return 1
+    compare_with_clips(dataset, captions)
+    if not captions.results:
+        captions.report("captions")
+        log.error("nothing was written: %s has no caption that can be used", dataset)
+        return 1
+    if not has_metas and not args.dry_run:
+        write_metas(dataset, captions)
+    counts = embed_dataset(
+        dataset,
+        captions,
+        lambda: make_encoder(args),
+        kind=args.text_encoder,
+        form=args.form,
+        shard=args.shard,
+        batch_size=args.batch_size,
+        cache=args.cache,
+        adopt=args.adopt,
+        dry_run=args.dry_run,
+    )
+    if args.dry_run and counts.written:
+        check_weights(args)
+    return captions.report("captions")
+
+
+def check_weights(args: argparse.Namespace) -> None:
+    """Raise where the encoder that the flags name has no weights here."""
+    if args.text_encoder != "t5":
+        return
+    from cosmos_predict2.text.t5 import T5Encoder
+
+    if problems := T5Encoder.preflight(args.cache_dir):
+        raise CheckpointError(
+            f"--cache_dir: {problems[0]} Or add --text_encoder bytes, which needs no weights: enough for the tiny"
+            " models and for trying things out, but the released models do not know it."
+        )
+
+
+def make_encoder(args: argparse.Namespace) -> TextEncoder:
+    """The encoder that the flags name, on its device."""
+    import torch
+
+    device = device_of(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    num_tokens = args.max_length or MAX_LENGTH
+    if args.text_encoder == "bytes":
+        from cosmos_predict2.text.bytes_encoder import BytesEncoder
+
+        return BytesEncoder(num_tokens, args.width or BYTES_WIDTH, device=device)
+    from cosmos_predict2.text.t5 import T5Encoder
+
+    check_weights(args)
+    return T5Encoder(args.cache_dir, max_length=num_tokens, dtype=args.dtype, device=device, batch_size=args.batch_size)
+
+
+def _shard(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or int(match[1]) >= int(match[2]):
+        raise argparse.ArgumentTypeError(f"'{text}' is not I/N with I from 0 to N - 1, as in 0/8")
+    return int(match[1]), int(match[2])
+
+
+def _parser() -> command_line.Parser:
+    parser = command_line.parser("scripts.get_t5_embeddings", __doc__, EPILOG + _EXAMPLES)
+    parser.add_argument("--dataset_path", default="datasets/hdvila", metavar="DIR", help="the folder with metas/")
+    add_flags(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    return run_with(args, captions_of_metas, has_metas=True)
+
+
+def main() -> int:
+    return command_line.main(_parser(), run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

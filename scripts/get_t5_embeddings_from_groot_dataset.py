@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write captions, metas/NAME.txt, and their embeddings, t5_xxl/NAME.pickle, for GR00T videos with a metadata.csv."""
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/get_t5_embeddings_from_groot_dataset.py
+
+from cosmos_predict2.data.caption_embeddings import captions_of_csv
+from imaginaire import command_line
+from scripts.get_t5_embeddings import EPILOG, add_flags, run_with
+
+_EXAMPLES = """
+A caption is --prompt_prefix with the prompt of the clip's line in --meta_csv (file name, comma, prompt; the first line
+is a header). Captions are written anew each time; with another prefix the embeddings follow.
+
+examples:
+  python -m scripts.get_t5_embeddings_from_groot_dataset --dataset_path datasets/benchmark_train/gr1
+  python -m scripts.get_t5_embeddings_from_groot_dataset --text_encoder bytes
+"""
+
+
+def _parser() -> command_line.Parser:
+    parser = command_line.parser("scripts.get_t5_embeddings_from_groot_dataset", __doc__, EPILOG + _EXAMPLES)
+    add = parser.add_argument
+    add("--dataset_path", default="datasets/benchmark_train/gr1", metavar="DIR", help="the folder with videos/")
+    add("--prompt_prefix", default="The robot arm is performing a task. ", metavar="TEXT", help="begins each caption")
+    add(
+        "--meta_csv", type=Path, metavar="FILE", help="file names and prompts (default: metadata.csv in --dataset_path)"
+    )
+    add_flags(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    def find(dataset: Path):
+        return captions_of_csv(args.meta_csv or dataset / "metadata.csv", args.prompt_prefix)
+
+    return run_with(args, find, has_metas=False)
+
+
+def main() -> int:
+    return command_line.main(_parser(), run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
