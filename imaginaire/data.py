@@ -84,7 +84,7 @@ class ResumableLoader:
         batches = [[(p, p % count) for p in _block(start, size, dims)] for start, size in sizes]
         read = workers.load(self.dataset, batches, 0, "validation", self._options)
         for batch, indices in zip(read, batches, strict=True):
-            yield _with_positions(batch, indices)
+            yield with_positions(batch, indices)
 
     def batches(self, seed: int, start: int, dims: ParallelDims) -> Iterator[Indices]:
         """Positions and indices of this rank's batches, from a position on, without end."""
@@ -162,7 +162,7 @@ class DataStream:
         for batch in workers.load(loader.dataset, source, self._seed, "sample", loader._options):
             indices = drawn.popleft()
             self.samples_seen += len(indices) * self._dims.dp_size
-            yield _with_positions(batch, indices)
+            yield with_positions(batch, indices)
 
     def _foreign(self) -> Iterator[Any]:
         """Batches of a torch DataLoader over a map-style data set, in its own sampler's order.
@@ -210,7 +210,7 @@ class DataStream:
         }
         for batch in workers.load(loader.dataset, source(), self._seed, "sample", options):
             (self.epoch, self.samples_in_epoch, self.samples_seen), indices = drawn.popleft()
-            yield _with_positions(batch, indices)
+            yield with_positions(batch, indices)
 
     def _opaque(self) -> Iterator[Any]:
         """Batches of any other iterable: passes over it are repeated, and a resumed run has to read what it skips.
@@ -263,7 +263,7 @@ def _remember(batches: Iterator[Indices], into: deque[Indices]) -> Iterator[Indi
         yield batch
 
 
-def _with_positions(batch: Any, indices: Indices) -> Any:
+def with_positions(batch: Any, indices: Indices) -> Any:
     if isinstance(batch, dict):
         batch["sample_position"] = torch.tensor([position for position, _ in indices])
     return batch

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+from collections import Counter
+from itertools import islice
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from cosmos_predict2.data.mixing import MixedDataset, MixedLoader, Turns
+from imaginaire.data import DataStream, ResumableLoader, open_pass
+from imaginaire.errors import ConfigError, DataError
+from imaginaire.parallel import ParallelDims
+
+
+class Rows(Dataset[dict[str, Any]]):
+    """Item i is its number and one draw."""
+
+    def __init__(self, count: int, width: int = 2, **more: Any) -> None:
+        self.count = count
+        self.width = width
+        self.more = more
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < self.count:
+            raise IndexError(index)
+        return {"row": torch.full((self.width,), index), "draw": float(numpy.random.random()), **self.more}
+
+
+def dims(world: int = 1, rank: int = 0) -> ParallelDims:
+    return ParallelDims(world_size=world, rank=rank, context_parallel_size=1)
+
+
+def take(loader: Any, count: int, state: Any = None, of: ParallelDims | None = None) -> tuple[list[Any], Any]:
+    stream = DataStream(loader, seed=3, dims=of or dims(), state=state)
+    return list(islice(iter(stream), count)), stream.state_dict()
+
+
+def read(batches: list[Any]) -> list[tuple[str, int, float]]:
+    return [
+        (name, int(row[0]), float(draw))
+        for batch in batches
+        for name, row, draw in zip(batch["dataset_name"], batch["row"], batch["draw"], strict=True)
+    ]
+
+
+@pytest.mark.parametrize("ratios", [[1], [1, 1], [3, 1], [0.7, 0.2, 0.1], [5, 3, 3, 2, 1], [1 / 3, 2 / 3], [99, 1]])
+def test_every_beginning_has_each_share_to_less_than_one(ratios: list[float]) -> None:
+    ratios = [round(ratio, 2) for ratio in ratios]
+    turns, counts = Turns(ratios), [0] * len(ratios)
+    for turn in range(2 * turns.period + 3):
+        which, own = turns[turn]
+        assert own == counts[which], "its own turns are counted without gaps"
+        counts[which] += 1
+        for count, ratio in zip(counts, ratios, strict=True):
+            assert abs(count - (turn + 1) * ratio / sum(ratios)) < 1
+
+
+def test_a_place_far_away_needs_no_walk() -> None:
+    turns = Turns([2, 1])
+    which, own = turns[3 * 10**15 + 2]
+    assert (which, own) == (turns[2][0], (2 if which == 0 else 1) * 10**15 + turns[2][1])
+
+
+def test_a_data_set_is_gone_through_whole_before_it_is_begun_again() -> None:
+    mixed = MixedDataset({"a": Rows(6), "b": Rows(4)}, {"b": 2, "a": 1})
+    assert len(mixed) == 18, "rounds of three until all six of a were read"
+    assert {mixed[i]["dataset_name"] for i in range(3)} == {"a", "b"}
+    places = [mixed.source(i) for i in range(len(mixed))]
+    assert places == [mixed.source(i) for i in reversed(range(len(mixed)))][::-1], "a function of the index alone"
+    of_b = [index for name, index in places if name == "b"]
+    assert sorted(index for name, index in places if name == "a") == list(range(6))
+    assert [sorted(of_b[i : i + 4]) for i in (0, 4, 8)] == [[0, 1, 2, 3]] * 3
+    assert of_b[:4] != of_b[4:8] or of_b[4:8] != of_b[8:], "the next epoch has another order"
+    for i, (name, index) in enumerate(places):
+        assert mixed[i]["dataset_name"] == name and int(mixed[i]["row"][0]) == index
+    with pytest.raises(IndexError):
+        mixed[18]
+    assert int(mixed[-1]["row"][0]) == int(mixed[17]["row"][0])
+
+
+def test_seeds_and_lengths_are_free() -> None:
+    sources = {"a": Rows(20), "b": Rows(20)}
+    one, two = (MixedDataset(sources, [1, 1], seed=seed) for seed in (0, 1))
+    assert [one.source(i) for i in range(40)] != [two.source(i) for i in range(40)]
+    assert len(MixedDataset(sources, [1, 1], length=7)) == 7
+    with pytest.raises(ConfigError, match="length=0"):
+        MixedDataset(sources, [1, 1], length=0)
+
+
+def test_a_mixed_data_set_works_with_the_resumable_loader() -> None:
+    loader = ResumableLoader(MixedDataset({"a": Rows(6), "b": Rows(4)}, [1, 2]), batch_size=3, num_workers=2)
+    whole, _ = take(loader, 12)
+    first, state = take(loader, 5)
+    rest, _ = take(loader, 7, state)
+    assert read(first + rest) == read(whole)
+    assert Counter(name for name, _, _ in read(whole)) == {"a": 12, "b": 24}, "two passes"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_of_one_data_set_each_resume_exactly(workers: int) -> None:
+    def build() -> MixedLoader:
+        images, videos = Rows(10, width=2), Rows(7, width=5, frames=13)
+        return MixedLoader(
+            {"image": images, "video": videos}, [1, 2], batch_size={"image": 4, "video": 1}, num_workers=workers
+        )
+
+    whole, end = take(build(), 12)
+    sizes = [len(batch["draw"]) for batch in whole]
+    assert sorted(sizes) == [1] * 8 + [4] * 4 and all(len(set(batch["dataset_name"])) == 1 for batch in whole)
+    assert all(("frames" in batch) == (batch["dataset_name"][0] == "video") for batch in whole)
+    positions = [int(p) for batch in whole for p in batch["sample_position"]]
+    assert positions == list(range(24)) and end["samples_seen"] == 24
+    for stop in range(12):
+        first, state = take(build(), stop)
+        rest, _ = take(build(), 12 - stop, state)
+        assert read(first + rest) == read(whole)
+    of_images = [row for name, row, _ in read(whole) if name == "image"]
+    assert sorted(of_images[:10]) == list(range(10)), "whole before it is begun again"
+
+
+@pytest.mark.parametrize("by", ["batch", "sample"])
+def test_ranks_divide_a_mixture_without_repeats(by: Any) -> None:
+    def build() -> MixedLoader:
+        return MixedLoader({"a": Rows(12), "b": Rows(24)}, [1, 2], batch_size=2, by=by)
+
+    parts = [take(build(), 9, of=dims(2, rank))[0] for rank in range(2)]
+    places = [(name, row) for part in parts for name, row, _ in read(part)]
+    assert len(set(places)) == len(places) == 36, "each of the 36 samples once"
+    names = [[batch["dataset_name"][0] for batch in part] for part in parts]
+    assert by == "sample" or names[0] == names[1], "all ranks have the same kind of batch at a time"
+    other, _ = take(build(), 18)
+    if by == "sample":
+        order = [p for pair in zip(*parts, strict=True) for batch in pair for p in read([batch])]
+        assert order == read(other), "one process reads the same order"
+
+
+def test_batches_mixed_by_sample_keep_the_ratio() -> None:
+    loader = MixedLoader({"a": Rows(50), "b": Rows(50)}, [3, 1], batch_size=4, by="sample")
+    batches, _ = take(loader, 20)
+    assert all(Counter(batch["dataset_name"]) == {"a": 3, "b": 1} for batch in batches)
+
+
+def test_another_number_of_ranks_goes_on_near_the_place() -> None:
+    def build() -> MixedLoader:
+        return MixedLoader({"a": Rows(300), "b": Rows(300)}, [1, 2], batch_size=2)
+
+    _, state = take(build(), 9)
+    (batches, after), _ = (take(build(), 3, state, of=dims(2, rank)) for rank in range(2))
+    assert after["samples_seen"] == state["samples_seen"] + 12
+    assert Counter(batch["dataset_name"][0] for batch in batches) == {"a": 1, "b": 2}
+    assert batches[0]["sample_position"].tolist() == [18, 19]
+
+
+def test_a_pass_reads_everything_in_order_and_always_alike() -> None:
+    loader = MixedLoader({"a": Rows(4), "b": Rows(3)}, [1, 1], batch_size=2, shuffle=False)
+    first, second = list(open_pass(loader)), list(open_pass(loader))
+    assert len(loader) == len(first) == 4 and read(first) == read(second)
+    assert [row for name, row, _ in read(first) if name == "a"] == [0, 1, 2, 3]
+    mixed = MixedLoader({"a": Rows(4), "b": Rows(3)}, [1, 1], batch_size=2, by="sample", shuffle=False)
+    assert {(name, row) for name, row, _ in read(list(mixed))} == {("a", i) for i in range(4)} | {
+        ("b", i) for i in range(3)
+    }
+
+
+def test_data_sets_that_do_not_fit_together_are_named() -> None:
+    larger = MixedDataset({"small": Rows(4), "large": Rows(4, width=3)}, [1, 1])
+    with pytest.raises(DataError, match=r"'small' \(Rows\) .* 'large' \(Rows\) .*row is \[2\] in the first and \[3\]"):
+        [larger[i] for i in range(2)]
+    with pytest.raises(DataError, match=r"row is \[3\] in the first and \[2\]"):
+        [MixedDataset({"large": Rows(4, width=3), "small": Rows(4)}, [1, 1])[i] for i in range(2)]
+    captioned = {"plain": Rows(4), "captioned": Rows(4, caption="text")}
+    with pytest.raises(DataError, match="only the second: caption"):
+        [MixedDataset(captioned, [1, 1])[i] for i in range(2)]
+    kept = MixedDataset(captioned, [1, 1], keys=["row"])
+    assert [sorted(kept[i]) for i in range(2)] == [["dataset_name", "row"]] * 2
+    with pytest.raises(DataError, match=r"'plain' .* have no caption"):
+        [MixedDataset(captioned, [1, 1], keys=["caption"])[i] for i in range(2)]
+    loader = MixedLoader({"small": Rows(4), "large": Rows(4, width=3)}, [1, 1], by="sample", num_workers=1)
+    with pytest.raises(DataError, match="cannot be mixed sample by sample"):
+        take(loader, 4)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "message"),
+    [
+        ([1, 0], "must be numbers above 0"),
+        ([1, -1], "must be numbers above 0"),
+        ([1, float("nan")], "must be numbers above 0"),
+        ([1, "2"], "must be numbers above 0"),
+        ([1], "1 numbers for 2 data sets"),
+        ({"a": 1, "c": 1}, "numbers for a, c; the data sets: a, b"),
+        ([1, 1.00001], "Round them"),
+    ],
+)
+def test_wrong_ratios_are_errors(ratios: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        MixedDataset({"a": Rows(2), "b": Rows(2)}, ratios)
+
+
+def test_wrong_data_sets_are_errors() -> None:
+    with pytest.raises(DataError, match=r"'b' .* is empty"):
+        MixedDataset({"a": Rows(2), "b": Rows(0)}, [1, 1])
+    with pytest.raises(ConfigError, match="at least one"):
+        MixedDataset({}, [])
+    with pytest.raises(ConfigError, match=r"'a' .int. has no __len__"):
+        MixedDataset({"a": 3}, [1])
+    with pytest.raises(ConfigError, match="by='clip'"):
+        MixedLoader([Rows(2)], [1], by="clip")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="needs by='batch'"):
+        MixedLoader({"a": Rows(2)}, [1], batch_size={"a": 1}, by="sample")
