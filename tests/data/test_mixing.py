@@ -48,6 +48,10 @@ def read(batches: list[Any]) -> list[tuple[str, int, float]]:
     ]
 
 
+def first_two(dataset: MixedDataset) -> list[dict[str, Any]]:
+    return [dataset[0], dataset[1]]
+
+
 @pytest.mark.parametrize("ratios", [[1], [1, 1], [3, 1], [0.7, 0.2, 0.1], [5, 3, 3, 2, 1], [1 / 3, 2 / 3], [99, 1]])
 def test_every_beginning_has_each_share_to_less_than_one(ratios: list[float]) -> None:
     ratios = [round(ratio, 2) for ratio in ratios]
@@ -170,16 +174,16 @@ def test_a_pass_reads_everything_in_order_and_always_alike() -> None:
 def test_data_sets_that_do_not_fit_together_are_named() -> None:
     larger = MixedDataset({"small": Rows(4), "large": Rows(4, width=3)}, [1, 1])
     with pytest.raises(DataError, match=r"'small' \(Rows\) .* 'large' \(Rows\) .*row is \[2\] in the first and \[3\]"):
-        [larger[i] for i in range(2)]
+        first_two(larger)
     with pytest.raises(DataError, match=r"row is \[3\] in the first and \[2\]"):
-        [MixedDataset({"large": Rows(4, width=3), "small": Rows(4)}, [1, 1])[i] for i in range(2)]
+        first_two(MixedDataset({"large": Rows(4, width=3), "small": Rows(4)}, [1, 1]))
     captioned = {"plain": Rows(4), "captioned": Rows(4, caption="text")}
     with pytest.raises(DataError, match="only the second: caption"):
-        [MixedDataset(captioned, [1, 1])[i] for i in range(2)]
+        first_two(MixedDataset(captioned, [1, 1]))
     kept = MixedDataset(captioned, [1, 1], keys=["row"])
-    assert [sorted(kept[i]) for i in range(2)] == [["dataset_name", "row"]] * 2
+    assert [sorted(item) for item in first_two(kept)] == [["dataset_name", "row"]] * 2
     with pytest.raises(DataError, match=r"'plain' .* have no caption"):
-        [MixedDataset(captioned, [1, 1], keys=["caption"])[i] for i in range(2)]
+        first_two(MixedDataset(captioned, [1, 1], keys=["caption"]))
     loader = MixedLoader({"small": Rows(4), "large": Rows(4, width=3)}, [1, 1], by="sample", num_workers=1)
     with pytest.raises(DataError, match="cannot be mixed sample by sample"):
         take(loader, 4)

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random videos and images with the keys of real ones, to try out or to time training without any data.
+
+The values of item i follow from (seed, i) alone, so they repeat, in any number of processes.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from imaginaire import random
+from imaginaire.errors import ConfigError
+
+NUM_ITEMS = 32768
+
+
+class MockVideos(Dataset[dict[str, Any]]):
+    """Noise in the form of video clips: ``video`` uint8 [3, num_frames, height, width]."""
+
+    def __init__(
+        self,
+        num_items: int = NUM_ITEMS,
+        num_frames: int = 93,
+        video_size: Sequence[int] = (432, 768),
+        num_tokens: int = 512,
+        width: int = 1024,
+        fps: float = 24.0,
+        action_shape: Sequence[int] | None = None,
+        seed: int = 0,
+    ) -> None:
+        _check(num_items=num_items, num_frames=num_frames, num_tokens=num_tokens, width=width)
+        self.num_items = num_items
+        self.num_frames = num_frames
+        self.size = _size(video_size, "video_size")
+        self.fps = float(fps)
+        self._text = (num_tokens, width)
+        self._action_shape = None if action_shape is None else tuple(action_shape)
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return self.num_items
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        generator = _generator(self, self._seed, index, "mock video")
+        height, width = self.size
+        video = torch.randint(255, (3, self.num_frames, height, width), dtype=torch.uint8, generator=generator)
+        item = {
+            "video": video,
+            **_text(*self._text, generator),
+            "fps": self.fps,
+            "image_size": torch.tensor([height, width, height, width]),
+            "num_frames": self.num_frames,
+            "padding_mask": torch.zeros(1, height, width),
+            "ai_caption": "placeholder",
+            "dataset_name": "video_data",
+            "chunk_index": 0,
+            "frame_start": 0,
+            "frame_end": self.num_frames,
+            "n_orig_video_frames": 0,
+            "__url__": "",
+            "__key__": f"mock_video/{index % self.num_items:06d}",
+        }
+        if self._action_shape is not None:
+            item["action"] = torch.randn(self._action_shape, generator=generator)
+        return item
+
+
+class MockImages(Dataset[dict[str, Any]]):
+    """Noise in the form of images: ``images`` float32 [3, height, width] in [-1, 1]."""
+
+    def __init__(
+        self,
+        num_items: int = NUM_ITEMS,
+        image_size: Sequence[int] = (432, 768),
+        num_tokens: int = 512,
+        width: int = 1024,
+        seed: int = 0,
+    ) -> None:
+        _check(num_items=num_items, num_tokens=num_tokens, width=width)
+        self.num_items = num_items
+        self.size = _size(image_size, "image_size")
+        self._text = (num_tokens, width)
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return self.num_items
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        generator = _generator(self, self._seed, index, "mock image")
+        height, width = self.size
+        return {
+            # The published mock draws from a normal distribution, which leaves the range that pixels have.
+            "images": torch.rand(3, height, width, generator=generator) * 2 - 1,
+            **_text(*self._text, generator),
+            "fps": 1.0,
+            "image_size": torch.tensor([height, width, height, width]),
+            "num_frames": 1,
+            "padding_mask": torch.zeros(1, height, width),
+            "raw_captions": "placeholder",
+            "dataset_name": "image_data",
+            "__url__": "",
+            "__key__": f"mock_image/{index % self.num_items:06d}",
+        }
+
+
+def _text(num_tokens: int, width: int, generator: torch.Generator) -> dict[str, Tensor]:
+    return {
+        "t5_text_embeddings": torch.randn(num_tokens, width, generator=generator),
+        "t5_text_mask": torch.randint(2, (num_tokens,), generator=generator),
+    }
+
+
+def _generator(dataset: MockVideos | MockImages, seed: int, index: int, purpose: str) -> torch.Generator:
+    if not -len(dataset) <= index < len(dataset):
+        raise IndexError(f"item {index} of {len(dataset)}")
+    return random.generator(seed, index % len(dataset), purpose)
+
+
+def _size(size: Sequence[int], name: str) -> tuple[int, int]:
+    if len(size) != 2 or min(size) < 1:
+        raise ConfigError(f"{name}={list(size)}; it is two numbers above 0, height and width.")
+    return int(size[0]), int(size[1])
+
+
+def _check(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if number < 1:
+            raise ConfigError(f"{name}={number}; it must be at least 1.")
