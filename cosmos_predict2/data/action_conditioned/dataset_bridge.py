@@ -161,10 +161,16 @@ class ActionConditionedDataset(Dataset[dict[str, Any]]):
         i, frames = self.windows[index]
         video_path = self._videos / self.recordings.video(i, self._camera(index))
         path = self.recordings.path(i)
-        video = read_frames(video_path, frames.tolist(), decoder=self._decoder, num_threads=self._num_threads)
+        video = read_frames(
+            video_path,
+            frames.tolist(),
+            decoder=self._decoder,
+            num_threads=self._num_threads,
+            fit=lambda frame: stretch(frame, self.video_size),
+        )
         embedding, embedding_path = self._embedding(path)
         item = action_item(
-            stretch(video, self.video_size),
+            video,
             self.actions(i, frames),
             key=self.recordings.keys[i],
             annotation=str(path),

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cosmos_predict2.data.action_conditioned.dataset_bridge: from a folder to samples and batches."""
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from cosmos_predict2.data.action_conditioned.actions import relative_actions
+from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditionedDataset
+from imaginaire.data import ResumableLoader
+from imaginaire.errors import ConfigError, DataError
+from tests.data.sources_bridge import bridge_tree, frame_value, recording
+
+KEYS = {
+    "video", "action", "t5_text_embeddings", "t5_text_mask", "fps", "image_size", "num_frames", "padding_mask",
+    "ai_caption", "annotation_file", "__key__", "video_name",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def bridge(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return bridge_tree(tmp_path_factory.mktemp("bridge"), cameras=2)
+
+
+def _dataset(root: Path, **changes: Any) -> ActionConditionedDataset:
+    splits = {f"{split}_annotation_path": str(root / "annotation" / split) for split in ("train", "val", "test")}
+    return ActionConditionedDataset(**{**splits, "video_path": str(root), "video_size": (32, 48), **changes})
+
+
+def test_an_item_has_these_keys_shapes_and_types(bridge: Path) -> None:
+    item = _dataset(bridge, video_size=(16, 32), num_tokens=8, text_width=4)[0]
+    assert item.keys() == KEYS
+    shapes = {key: (list(v.shape), v.dtype) for key, v in item.items() if isinstance(v, torch.Tensor)}
+    assert shapes == {
+        "video": ([3, 13, 16, 32], torch.uint8),
+        "action": ([12, 7], torch.float32),
+        "t5_text_embeddings": ([8, 4], torch.float32),
+        "t5_text_mask": ([8], torch.int64),
+        "image_size": ([4], torch.int64),
+        "padding_mask": ([1, 16, 32], torch.float32),
+    }
+    assert (item["fps"], item["num_frames"]) == (4.0, 13)
+    assert item["image_size"].tolist() == [16, 32, 16, 32]
+    assert not item["t5_text_embeddings"].any() and item["t5_text_mask"].all()
+    assert item["__key__"] == "0" and item["annotation_file"] == str(bridge / "annotation/train/0.json")
+    assert item["ai_caption"] == "put the spoon on the towel, take 0"
+    assert item["video_name"]["video_path"] == str(bridge / "videos/train/0/rgb.mp4")
+
+
+def test_windows_frames_and_actions_belong_together(bridge: Path) -> None:
+    dataset = _dataset(bridge, num_frames=5, sequence_interval=3)
+    assert len(dataset) == 2 * (20 - 4 * 3)
+    item = dataset[8 + 2]  # the third window of the second recording
+    frames = numpy.arange(2, 2 + 5 * 3, 3)
+    greys = item["video"].float().mean(dim=(0, 2, 3))
+    assert torch.allclose(greys, torch.tensor([float(frame_value(1, k)) for k in frames]), atol=2)
+    annotation = recording(1, 20)
+    states, gripper = (numpy.array(annotation[key])[frames] for key in ("state", "continuous_gripper_state"))
+    assert numpy.array_equal(item["action"], relative_actions(states, gripper).astype("float32"))
+
+
+def test_validation_starts_at_intervals_and_modes_read_their_own_folder(bridge: Path) -> None:
+    dataset = _dataset(bridge, mode="val", val_start_frame_interval=3)
+    assert [dataset.windows[i][1][0] for i in range(len(dataset))] == [0, 3, 6]
+    assert dataset[0]["__key__"] == "2"
+    assert _dataset(bridge, mode="test")[0]["__key__"] == "3"
+    assert len(_dataset(bridge, debug=True)) == 10
+
+
+def test_accumulated_actions_and_the_other_options(bridge: Path) -> None:
+    annotation = recording(0, 20)
+    states, gripper = (numpy.array(annotation[key])[:13] for key in ("state", "continuous_gripper_state"))
+    for options, wanted in [
+        (dict(accumulate_action=True), dict(accumulate="window")),
+        (dict(accumulate_action=4), dict(accumulate=4)),
+        (dict(quaternion=True, gripper_rescale_factor=0.5), dict(quaternion=True, gripper_scale=0.5)),
+        (dict(action_scale=2.0), dict(scale=2.0)),
+    ]:
+        dataset = _dataset(bridge, **options)
+        expected = relative_actions(states, gripper, **wanted).astype("float32")
+        assert numpy.array_equal(dataset[0]["action"], expected), options
+        assert dataset.action_transform.dim == expected.shape[1]
+    assert "action" not in _dataset(bridge, load_action=False)[0]
+
+
+def test_the_newer_names_mean_the_same(bridge: Path) -> None:
+    old = _dataset(bridge, num_frames=5, sequence_interval=2)
+    new = _dataset(bridge, num_action_per_chunk=4, fps_downsample_ratio=2)
+    assert len(old) == len(new) and torch.equal(old[3]["video"], new[3]["video"])
+    with pytest.raises(ConfigError, match="num_frames=5 and num_action_per_chunk=12"):
+        _dataset(bridge, num_frames=5, num_action_per_chunk=12)
+
+
+def test_cameras_are_given_drawn_or_take_turns(bridge: Path) -> None:
+    assert _dataset(bridge, cam_id=1)[0]["video_name"]["video_path"].endswith("rgb_1.mp4")
+    numpy.random.seed(0)
+    train = _dataset(bridge, cam_ids=[0, 1])
+    assert len({train[0]["video_name"]["video_path"] for _ in range(12)}) == 2
+    evaluate = _dataset(bridge, cam_ids=[0, 1], do_evaluate=True)
+    paths = [evaluate[i % 2]["video_name"]["video_path"] for i in range(6)]
+    assert len(set(paths[::2])) == len(set(paths[1::2])) == 1 and paths[0] != paths[1]
+    with pytest.raises(DataError, match=r"0\.json: camera 2 is asked for, but it has 2 videos"):
+        _dataset(bridge, cam_ids=[2])
+
+
+def test_batches_are_on_the_cpu_and_workers_give_the_same(bridge: Path) -> None:
+    dataset = _dataset(bridge, num_tokens=8, text_width=4)
+    batch = next(iter(ResumableLoader(dataset, batch_size=2, shuffle=False)))
+    assert batch["video"].shape == (2, 3, 13, 32, 48) and batch["action"].shape == (2, 12, 7)
+    assert batch["__key__"] == ["0", "0"] and batch["video"].device.type == "cpu"
+
+
+def test_the_index_of_a_data_set_holds_no_object_per_sample(bridge: Path) -> None:
+    dataset = _dataset(bridge)
+    assert all(isinstance(v, numpy.ndarray) for v in vars(dataset.windows).values())
+    lists = [k for k, v in vars(dataset.recordings).items() if isinstance(v, (list, dict))]
+    assert not lists
+    assert torch.equal(pickle.loads(pickle.dumps(dataset))[1]["video"], dataset[1]["video"])
+
+
+def test_embeddings_beside_the_annotations_are_read(tmp_path: Path) -> None:
+    root = bridge_tree(tmp_path, episodes={"train": 1}, num_frames=13)
+    with pytest.raises(DataError, match=r"annotation/train/0\.npy is not an embedding"):
+        _dataset(root, load_t5_embeddings=True)[0]
+    rows = numpy.ones((1, 3, 4), dtype=numpy.float16)
+    numpy.save(root / "annotation/train/0.npy", rows)
+    item = _dataset(root, load_t5_embeddings=True, num_tokens=8, text_width=4)[0]
+    assert item["t5_text_embeddings"].sum() == 12 and item["t5_text_mask"].tolist() == [1] * 3 + [0] * 5
+    assert item["video_name"]["t5_embedding_path"].endswith("0.npy")
+    with pytest.raises(DataError, match=r"\[3, 4\].*1024"):
+        _dataset(root, load_t5_embeddings=True)[0]
+
+
+def test_a_broken_clip_is_an_error_or_skipped_with_its_whole_recording(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = bridge_tree(tmp_path, episodes={"train": 3})
+    path = root / "videos/train/1/rgb.mp4"
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(DataError, match=r"videos/train/1/rgb\.mp4"):
+        _dataset(root)[8]
+    for index in range(8, 16):
+        assert _dataset(root, skip_bad_samples=True)[index]["__key__"] == "2"
+    assert "videos/train/1/rgb.mp4" in caplog.text and "1 so far" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content.pop("state"), "it has no 'state'"),
+        (lambda content: content.update(states=content.pop("state")), "Did you mean states"),
+        (lambda content: content["continuous_gripper_state"].pop(), "20 states, but 19 gripper states"),
+        (lambda content: content["state"][3].__setitem__(1, float("nan")), "not finite in row 3"),
+        (lambda content: content["state"][3].pop(), "not rows of equally many numbers"),
+        (lambda content: content.update(videos=[]), "camera 0 is asked for"),
+    ],
+)
+def test_a_broken_annotation_is_named_or_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, change: Any, message: str
+) -> None:
+    root = bridge_tree(tmp_path, episodes={"train": 2})
+    path = root / "annotation/train/0.json"
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=r"0\.json.*") as error:
+        _dataset(root)
+    assert message in str(error.value)
+    dataset = _dataset(root, skip_bad_samples=True)
+    assert len(dataset) == 8 and dataset[0]["__key__"] == "1" and "1 of 2 annotations in" in caplog.text
+    path.write_text("{")
+    with pytest.raises(DataError, match=r"0\.json is not an annotation"):
+        _dataset(root)
+
+
+def test_wrong_folders_name_the_right_ones(tmp_path: Path) -> None:
+    root = bridge_tree(tmp_path, episodes={"train": 1}, annotation="annotations")
+    with pytest.raises(DataError, match=r"annotation/train does not exist. Did you mean .*annotations/train\?"):
+        _dataset(root)
+    given = dict(train_annotation_path=str(root / "annotation" / "train"), video_path=str(root / "nowhere"))
+    found = list(ActionConditionedDataset.preflight(**given))
+    assert len(found) == 2 and "annotations/train" in found[0] and "nowhere does not exist" in found[1]
+    with pytest.raises(DataError, match=r"holds no annotation.*annotations/train"):
+        _dataset(root, train_annotation_path=str(root / "annotations"))
+    right = dict(train_annotation_path=str(root / "annotations" / "train"), video_path=str(root))
+    assert not list(ActionConditionedDataset.preflight(**right))
+
+
+def test_wrong_settings_are_told(bridge: Path) -> None:
+    for changes, message in [
+        (dict(normalize=True), "destroys"),
+        (dict(pre_encode=True), "pre_encode"),
+        (dict(mode="training"), "Did you mean train"),
+        (dict(video_size=(30, 48)), "multiples of 16"),
+        (dict(num_frames=1), "2 frames at least"),
+        (dict(sequence_interval=0), "sequence_interval=0.*at least 1"),
+        (dict(accumulate_action="frame"), "accumulate is 'frame'"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            _dataset(bridge, **changes)
+    with pytest.raises(DataError, match="of at most 20 frames, but num_frames=21 with stride 1 needs 21"):
+        _dataset(bridge, num_frames=21)
+
+
+def test_rollouts_can_be_told_apart(tmp_path: Path) -> None:
+    root = bridge_tree(tmp_path, episodes={"train": 2}, num_frames=13)
+    path = root / "annotation/train/1.json"
+    content = json.loads(path.read_text())
+    del content["episode_id"]
+    path.write_text(json.dumps(content | {"episode_metadata": {"is_eval": True, "segment_id": "s"}}))
+    keys = {which: [item["__key__"] for item in _dataset(root, is_rollout=which)] for which in (None, True, False)}
+    assert keys == {None: ["0", "s"], True: ["s"], False: ["0"]}
