@@ -9,7 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/prepare_groot_data.py
 
-from cosmos_predict2.data.hub_videos import GROOT, prepare, prompts_of
+from cosmos_predict2.data.caption_embeddings import captions_of_csv
+from cosmos_predict2.data.hub_videos import GROOT, prepare
 from imaginaire import command_line
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.dry_run:
         return 0
-    prompts = prompts_of(dataset / "metadata.csv")
+    captions = captions_of_csv(dataset / "metadata.csv")
+    prompts = dict(captions.results)
     log.info("%s: %d clips, %d prompts", dataset, len(done.videos), len(prompts))
     stems = {path.stem for path in done.videos}
     for what, names in (("clips have no prompt", stems - set(prompts)), ("prompts have no clip", set(prompts) - stems)):
@@ -62,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         dataset,
         dataset / "metadata.csv",
     )
-    return 0
+    return captions.report("rows")
 
 
 def main() -> int:

@@ -85,16 +85,6 @@ def prepare(
     return Prepared(videos, tuple(absent))
 
 
-def prompts_of(metadata: Path) -> dict[str, str]:
-    """The prompts of a ``metadata.csv`` by the stem of their clip: a header, then lines of FILE,"PROMPT"."""
-    try:
-        lines = metadata.read_text(encoding="utf-8").splitlines()[1:]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{metadata} cannot be read: {error}.") from error
-    rows = [line.partition(",") for line in lines if line.strip()]
-    return {PurePosixPath(name.strip().strip('"')).stem: prompt.strip().strip('"') for name, _, prompt in rows}
-
-
 def _places(source: HubVideos, sizes: dict[str, int], dataset: Path) -> dict[str, Path]:
     """Where each file of the repository goes; files that have no place are left out."""
     places: dict[str, Path] = {}

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cosmos_predict2.data import hub_videos, media
+from cosmos_predict2.data.caption_embeddings import captions_of_csv
 from scripts import prepare_groot_data as script
 from tests.checkpoints.hub_server import Hub, serve
 from tests.data.sources_groot import NAME, PROMPTS, groot_files
@@ -47,7 +48,7 @@ def test_clips_and_prompts_lie_where_training_reads_them(
         assert _run(tmp_path) == 0
     assert _names(tmp_path / "gr1") == WANTED and not _names(tmp_path / "hf_gr1")
     assert media.scan_video(tmp_path / "gr1" / "videos" / "1.mp4").num_frames == 9
-    assert hub_videos.prompts_of(tmp_path / "gr1" / "metadata.csv") == PROMPTS
+    assert dict(captions_of_csv(tmp_path / "gr1" / "metadata.csv").results) == PROMPTS
     record = json.loads((tmp_path / "gr1" / "source.json").read_text())
     assert (record["repository"], record["revision"]) == (NAME, hub.commit(NAME))
     next_step = f"get_t5_embeddings_from_groot_dataset --dataset_path {tmp_path}/gr1 --meta_csv {tmp_path}/gr1/meta"
