@@ -7,8 +7,9 @@
     OUT/{train,val}/metas/NAME.txt            their captions
     OUT/{train,val}/annotation/NAME.json      states, actions, rewards, success, driver, seed
     OUT/{train,val}/t5_xxl/NAME.pickle        embeddings of the captions, where a text encoder was asked for
+    OUT/{train,val}/t5_xxl/embeddings.json    which encoder, and which captions
 
-An episode's annotation is written last, so what was interrupted goes on where it stopped.
+Of an episode the annotation is written last, so what was interrupted goes on where it stopped.
 """
 
 import json
@@ -23,8 +24,8 @@ import torch
 from tqdm import tqdm
 
 from cosmos_predict2.data.media import check_writable, write_video
-from cosmos_predict2.text import embedding_pickles
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
+from cosmos_predict2.text.embedding_folder import embed_captions
 from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
 from cosmos_predict2.toy_world.scene import BOX_X, COLUMNS, HELD, PUCK_X
 from imaginaire import storage
@@ -104,8 +105,7 @@ def write_folder(out: str, settings: ToyFolder, *, overwrite: bool = False, comm
     record = {"format": FORMAT, "is_complete": False, "settings": _settings(settings), "columns": COLUMNS}
     _write_text(root / "dataset.json", _json(record))
     counts = {"train": 0, "val": 0, "success": 0}
-    captions: set[str] = set()
-    encoder = BytesEncoder(settings.num_tokens, settings.text_width) if settings.text_encoder else None
+    captions: dict[str, dict[str, str]] = {"train": {}, "val": {}}
     with tqdm(total=settings.episodes, desc="toy world", unit="episode", disable=None) as bar:
         for index, episodes, i in _each(settings):
             folder, name = root / settings.split(index), f"episode_{index:06d}"
@@ -114,16 +114,18 @@ def write_folder(out: str, settings: ToyFolder, *, overwrite: bool = False, comm
                 video = torch.from_numpy(episodes.render(i)).permute(3, 0, 1, 2)
                 write_video(folder / "videos" / f"{name}.mp4", video, settings.fps)
                 _write_text(folder / "metas" / f"{name}.txt", episodes.captions[i] + "\n")
-                if encoder is not None:
-                    embedding = encoder.encode([episodes.captions[i]])[0]
-                    (folder / "t5_xxl").mkdir(exist_ok=True)
-                    embedding_pickles.write(folder / "t5_xxl" / f"{name}.pickle", embedding)
                 _write_text(annotation, _json(_annotation(episodes, i, index, name)))
             counts[settings.split(index)] += 1
             counts["success"] += int(episodes.success[i])
-            captions.add(episodes.captions[i])
+            captions[settings.split(index)][name] = episodes.captions[i]
             bar.update()
-    record |= {"is_complete": True, "counts": {**counts, "distinct_captions": len(captions)}, "command": command}
+    if settings.text_encoder:
+        encoder = BytesEncoder(settings.num_tokens, settings.text_width)
+        for split, texts in captions.items():
+            if texts:  # adopt: dataset.json says by which encoder the files are that have no record
+                embed_captions(root / split / "t5_xxl", texts, encoder, adopt=True)
+    distinct = {text for texts in captions.values() for text in texts.values()}
+    record |= {"is_complete": True, "counts": {**counts, "distinct_captions": len(distinct)}, "command": command}
     _write_text(root / "README.md", _readme(settings, record))
     _write_text(root / "dataset.json", _json(record))
     return record

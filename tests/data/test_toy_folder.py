@@ -30,7 +30,7 @@ def names(folder: Path) -> set[str]:
 
 
 def test_every_episode_has_its_files_and_nothing_else_is_written(folder: Path) -> None:
-    expected = {"dataset.json", "README.md"}
+    expected = {"dataset.json", "README.md", "train/t5_xxl/embeddings.json", "val/t5_xxl/embeddings.json"}
     for index in range(4):
         split = "val" if index == 3 else "train"
         for kind in ("videos/{}.mp4", "metas/{}.txt", "annotation/{}.json", "t5_xxl/{}.pickle"):
