@@ -215,7 +215,7 @@ def embed_captions(
         raise _mixed(folder, record, made.name)
     _compare(plan.files, plan.unrecorded, made)
     needed = sum(2 * made.width * min(made.num_tokens, len(text.encode()) + 1) + 4096 for text in plan.todo.values())
-    require_space(folder, needed, f"{len(plan.todo)} embeddings")
+    require_space(folder, needed, f"writing {len(plan.todo)} embeddings")
     if shard[1] == 1:
         storage.makedirs(folder)
         storage.remove_stale_temporaries(folder)

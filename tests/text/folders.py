@@ -22,14 +22,17 @@ QWEN_SIZES = dict(
 )  # fmt: skip
 
 
-def t5_folder(folder: Path, layout: str = "single") -> Any:
-    """A whole T5, decoder and all: config, SentencePiece tokenizer, weights in ``layout``; gives the full model."""
+def t5_folder(folder: Path, layout: str = "single", seed: int = 0, **sizes: int) -> Any:
+    """A whole T5, decoder and all: config, SentencePiece tokenizer, weights in ``layout``; gives the full model.
+
+    ``sizes`` are those of T5Config; ``d_model=1024`` gives embeddings as wide as T5-11B's.
+    """
     import sentencepiece
     from transformers import T5Config, T5ForConditionalGeneration
 
     folder.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(0)
-    config = T5Config(vocab_size=200, **T5_SIZES)
+    torch.manual_seed(seed)
+    config = T5Config(vocab_size=200, **T5_SIZES | sizes)
     model = _scattered(T5ForConditionalGeneration(config).eval())
     with open(folder / "spiece.model", "wb") as file:
         sentencepiece.SentencePieceTrainer.train(

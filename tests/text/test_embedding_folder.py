@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders of embeddings: what is written is read, nothing is mixed, nothing is done twice, a stop loses little."""
+
+import json
+import logging
+import os
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from cosmos_predict2.text import embedding_folder, embedding_record
+from cosmos_predict2.text.bytes_encoder import BytesEncoder
+from cosmos_predict2.text.embedding_folder import EmbeddingFolder, embed_captions, find_embedding_dir
+from cosmos_predict2.text.embedding_record import caption_hash
+from cosmos_predict2.text.t5 import T5Encoder
+from imaginaire.errors import ConfigError, DataError
+from tests.text.folders import t5_folder
+
+CAPTIONS = {"a": "push the puck", "b": "push the box to the left", "c": "push the puck", "d.1": "ende"}
+
+
+class Counting:
+    """The bytes encoder, with a list of what it was asked for; it may be stopped after some captions."""
+
+    def __init__(self, width: int = 32, stop_after: int | None = None) -> None:
+        self._encoder = BytesEncoder(64, width)
+        self.name, self.num_tokens, self.width = self._encoder.name, 64, width
+        self.asked: list[str] = []
+        self._stop_after = stop_after
+
+    def encode(self, prompts: Sequence[str]) -> Tensor:
+        if self._stop_after is not None and len(self.asked) >= self._stop_after:
+            raise KeyboardInterrupt
+        self.asked += prompts
+        return self._encoder.encode(prompts)
+
+    def to(self, device: torch.device | str) -> "Counting":
+        return self
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("form", ["pickle", "safetensors"])
+def test_what_is_written_is_read(form: str, tmp_path: Path) -> None:
+    encoder = BytesEncoder(64, 32)
+    counts = embed_captions(tmp_path / "t5_xxl", CAPTIONS, encoder, form=form)
+    assert (counts.written, counts.encoded, counts.unchanged, counts.orphans) == (4, 3, 0, ())
+    folder = EmbeddingFolder(tmp_path / "t5_xxl")
+    assert folder.stems() == sorted(CAPTIONS) and folder.width == 32
+    for stem, caption in CAPTIONS.items():
+        assert folder.find(stem) == tmp_path / "t5_xxl" / f"{stem}.{form}"
+        embedding, mask = folder.read(stem, 64)
+        assert embedding.dtype == torch.float32 and mask.dtype == torch.int64
+        assert torch.equal(embedding, encoder.encode(caption)[0])
+        assert mask.tolist() == [1] * (len(caption) + 1) + [0] * (63 - len(caption))
+    record = folder.record()
+    assert record is not None and (record.encoder, record.width, record.num_tokens) == (encoder.name, 32, 64)
+    assert record.captions == {stem: caption_hash(caption) for stem, caption in CAPTIONS.items()}
+
+
+def test_both_forms_hold_the_same_numbers_of_a_t5(tmp_path: Path) -> None:
+    t5_folder(tmp_path / "t5", d_model=1024, num_layers=1)
+    encoder = T5Encoder(str(tmp_path / "t5"))
+    for form in ("pickle", "safetensors"):
+        embed_captions(tmp_path / form, CAPTIONS, encoder, form=form)
+    for stem in CAPTIONS:
+        embedding, mask = EmbeddingFolder(tmp_path / "pickle").read(stem)
+        other, other_mask = EmbeddingFolder(tmp_path / "safetensors").read(stem)
+        assert embedding.shape == (512, 1024) and 1 < mask.sum() < 60
+        assert torch.equal(embedding, other) and torch.equal(mask, other_mask)
+        expected = encoder.encode(CAPTIONS[stem])[0]
+        torch.testing.assert_close(embedding, expected, rtol=1e-3, atol=1e-3)  # one rounding to float16, other batches
+
+
+def test_folders_from_elsewhere_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert find_embedding_dir(tmp_path) is None
+    folder = tmp_path / "text_embedding"
+    folder.mkdir()
+    array = np.random.RandomState(0).standard_normal((5, 8)).astype(np.float16)
+    (folder / "old.pkl").write_bytes(pickle.dumps([array], protocol=2))
+    save_file({"anything": torch.from_numpy(array).to(torch.bfloat16)}, folder / "new.safetensors")
+    assert find_embedding_dir(tmp_path) == folder
+    (tmp_path / "t5_xxl").mkdir()
+    assert find_embedding_dir(tmp_path) == tmp_path / "t5_xxl"
+    with caplog.at_level(logging.INFO):
+        read = EmbeddingFolder(folder)
+        embedding, mask = read.read("old", 4)  # cut
+        assert torch.equal(embedding, torch.from_numpy(array[:4]).float()) and mask.tolist() == [1] * 4
+        embedding, mask = read.read("new", 6)
+        assert torch.equal(embedding[:5], torch.from_numpy(array).bfloat16().float()) and mask.tolist() == [1] * 5 + [0]
+        assert read.record() is None
+        read.require_encoder("t5")  # nobody can say
+    assert caplog.text.count("taken as it is") == 1 and caplog.text.count("cut to 4") == 1
+
+
+def test_nothing_is_done_twice(tmp_path: Path) -> None:
+    embed_captions(tmp_path, CAPTIONS, Counting())
+    before = contents(tmp_path)
+    encoder = Counting()
+    counts = embed_captions(tmp_path, CAPTIONS, encoder)
+    assert (counts.written, counts.unchanged) == (0, 4) and not encoder.asked
+    assert contents(tmp_path) == before
+
+    def never() -> Counting:
+        raise AssertionError("the encoder is loaded only when something is missing")
+
+    embed_captions(tmp_path, CAPTIONS, never, kind="bytes")
+
+
+def test_a_changed_caption_is_encoded_again_and_a_lost_one_is_reported(tmp_path: Path) -> None:
+    embed_captions(tmp_path, CAPTIONS, Counting())
+    encoder = Counting()
+    changed = {"a": "lift the puck", "b": CAPTIONS["b"], "e": "new"}
+    counts = embed_captions(tmp_path, changed, encoder, form="safetensors")
+    assert sorted(encoder.asked) == ["lift the puck", "new"]
+    assert (counts.written, counts.unchanged, counts.orphans) == (2, 1, ("c", "d.1"))
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "a.safetensors", "b.pickle", "c.pickle", "d.1.pickle", "e.safetensors", "embeddings.json",
+    }  # fmt: skip
+    folder = EmbeddingFolder(tmp_path)
+    assert torch.equal(folder.read("a", 64)[0], BytesEncoder(64, 32).encode("lift the puck")[0])
+    record = folder.record()
+    assert record is not None and record.captions["a"] == caption_hash("lift the puck") and "c" in record.captions
+
+
+def test_a_file_that_was_deleted_is_written_again(tmp_path: Path) -> None:
+    embed_captions(tmp_path, CAPTIONS, Counting())
+    before = contents(tmp_path)
+    (tmp_path / "b.pickle").unlink()
+    assert embed_captions(tmp_path, CAPTIONS, Counting()).written == 1
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("stop_after", [0, 1, 2])
+def test_what_was_interrupted_goes_on_and_ends_the_same(stop_after: int, tmp_path: Path) -> None:
+    embed_captions(tmp_path / "whole", CAPTIONS, Counting())
+    with pytest.raises(KeyboardInterrupt):
+        embed_captions(tmp_path / "part", CAPTIONS, Counting(stop_after=stop_after), batch_size=1)
+    encoder = Counting()
+    embed_captions(tmp_path / "part", CAPTIONS, encoder, batch_size=1)
+    assert len(encoder.asked) == 3 - stop_after
+    assert contents(tmp_path / "part") == contents(tmp_path / "whole")
+
+
+def test_a_kill_between_file_and_record_leaves_no_stale_embedding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embed_captions(tmp_path, CAPTIONS, Counting())
+    changed = CAPTIONS | {"a": "lift the puck", "new": "a new one"}
+    whole = tmp_path.parent / f"{tmp_path.name}-whole"
+    embed_captions(whole, changed, Counting())
+    with monkeypatch.context() as context:  # the record of the start is the last one that reaches the disk
+        writes: list[int] = []
+        write_record = embedding_folder.write_record
+        context.setattr(
+            embedding_folder,
+            "write_record",
+            lambda *args: writes.append(1) or (write_record(*args) if len(writes) == 1 else None),
+        )
+        embed_captions(tmp_path, changed, Counting())
+    assert len(writes) == 2
+    assert (tmp_path / "new.pickle").exists() and "new" not in EmbeddingFolder(tmp_path).record().captions
+    for path in tmp_path.glob("new.*"):
+        path.write_bytes(b"torn")  # nothing trusts it
+    assert embed_captions(tmp_path, changed, Counting()).written == 2
+    assert contents(tmp_path) == contents(whole)
+
+
+def test_leftovers_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    (tmp_path / ".a.pickle.tmp-1").write_bytes(b"half")
+    embed_captions(tmp_path, CAPTIONS, Counting())
+    assert not (tmp_path / ".a.pickle.tmp-1").exists()
+
+
+@pytest.mark.parametrize("num_shards", [2, 3, 8])
+def test_shards_together_equal_one_run(num_shards: int, tmp_path: Path) -> None:
+    embed_captions(tmp_path / "whole", CAPTIONS, Counting())
+    asked: list[str] = []
+    for i in range(num_shards):
+        encoder = Counting()
+        embed_captions(tmp_path / "parts", CAPTIONS, encoder, shard=(i, num_shards))
+        asked += encoder.asked
+    assert len(asked) <= 4
+    assert EmbeddingFolder(tmp_path / "parts").record() == EmbeddingFolder(tmp_path / "whole").record()
+    assert not (tmp_path / "parts" / "embeddings.json").exists()
+    encoder = Counting()
+    embed_captions(tmp_path / "parts", CAPTIONS | {"e": "ende"}, encoder)  # one process makes one record of them
+    assert encoder.asked == ["ende"]
+    embed_captions(tmp_path / "whole", CAPTIONS | {"e": "ende"}, Counting())
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+
+
+def test_of_records_that_disagree_the_newer_counts(tmp_path: Path) -> None:
+    """Captions change between runs of one, two and three processes, in every order."""
+    first = dict.fromkeys("abcdef", "one")
+    embed_captions(tmp_path, first, Counting())
+    for text, num_shards in [("two", 2), ("three", 3), ("one", 2), ("two", 3), ("four", 1), ("one", 2)]:
+        captions = dict.fromkeys("abcdef", text)
+        for i in range(num_shards):
+            embed_captions(tmp_path, captions, Counting(), shard=(i, num_shards))
+        record = EmbeddingFolder(tmp_path).record()
+        assert record is not None and set(record.captions.values()) == {caption_hash(text)}
+        for i in range(num_shards):
+            assert embed_captions(tmp_path, captions, Counting(), shard=(i, num_shards)).written == 0
+        assert torch.equal(EmbeddingFolder(tmp_path).read("f", 64)[0], BytesEncoder(64, 32).encode(text)[0])
+
+
+def test_a_shard_that_starts_late_leaves_the_others_alone(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        embed_captions(tmp_path, CAPTIONS, Counting(stop_after=1), shard=(1, 2), batch_size=1)
+    embed_captions(tmp_path, CAPTIONS, Counting(), shard=(0, 2))
+    encoder = Counting()
+    embed_captions(tmp_path, CAPTIONS, encoder, shard=(1, 2))
+    assert encoder.asked == [CAPTIONS["b"]]  # the shorter one was done before the stop
+    assert EmbeddingFolder(tmp_path).record().captions.keys() == CAPTIONS.keys()
+
+
+def test_equal_captions_are_encoded_once_and_the_cache_serves_other_folders(tmp_path: Path) -> None:
+    encoder = Counting()
+    embed_captions(tmp_path / "first", CAPTIONS, encoder, cache=tmp_path / "cache")
+    assert sorted(encoder.asked) == sorted(set(CAPTIONS.values()))
+    embed_captions(tmp_path / "second", {"x": CAPTIONS["b"], "y": "other"}, encoder, cache=tmp_path / "cache")
+    assert encoder.asked[3:] == ["other"]
+    assert torch.equal(
+        EmbeddingFolder(tmp_path / "second").read("x")[0], EmbeddingFolder(tmp_path / "first").read("b")[0]
+    )
+
+
+def test_a_dry_run_writes_nothing_and_counts_the_same(tmp_path: Path) -> None:
+    planned = embed_captions(tmp_path / "new", CAPTIONS, Counting(), dry_run=True)
+    assert not (tmp_path / "new").exists()
+    assert embed_captions(tmp_path / "new", CAPTIONS, Counting()) == planned
+
+
+def test_encoders_are_never_mixed(tmp_path: Path) -> None:
+    embed_captions(tmp_path, CAPTIONS, Counting())
+    before = contents(tmp_path)
+    for other in (Counting(width=16), BytesEncoder(65, 32)):
+        with pytest.raises(DataError, match=rf"by bytes-v1-64x32; those by {other.name} must not.*Delete the folder"):
+            embed_captions(tmp_path, CAPTIONS | {"e": "more"}, other)
+    with pytest.raises(DataError, match="those by t5 must not be mixed in"):
+        embed_captions(tmp_path, CAPTIONS, Counting(), kind="t5")  # although nothing is missing
+    assert contents(tmp_path) == before
+    folder = EmbeddingFolder(tmp_path)
+    folder.require_encoder("bytes")
+    folder.require_encoder("bytes-v1-64x32")
+    for wrong in ("t5", "bytes-v1-64x3", "byte"):
+        with pytest.raises(DataError, match=f"by bytes-v1-64x32, but {wrong} was asked for"):
+            folder.require_encoder(wrong)
+
+
+def test_two_records_of_different_encoders_are_refused(tmp_path: Path) -> None:
+    embed_captions(tmp_path, CAPTIONS, Counting(), shard=(0, 2))
+    other = json.loads((tmp_path / "embeddings.shard-0-of-2.json").read_text()) | {"encoder": "t5-0"}
+    (tmp_path / "embeddings.shard-1-of-2.json").write_text(json.dumps(other))
+    with pytest.raises(DataError, match=r"mixes embeddings: .* bytes-v1-64x32, .* t5-0"):
+        EmbeddingFolder(tmp_path).record()
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": "other"}', '{"format": "text_embeddings/1"}'])
+def test_a_damaged_record_is_an_error_that_names_it(content: str, tmp_path: Path) -> None:
+    embed_captions(tmp_path, CAPTIONS, Counting())
+    (tmp_path / embedding_record.RECORD).write_text(content)
+    with pytest.raises(DataError, match=r"embeddings\.json"):
+        EmbeddingFolder(tmp_path).read("a")
+    with pytest.raises(DataError, match=r"embeddings\.json"):
+        embed_captions(tmp_path, CAPTIONS, Counting())
+
+
+def test_a_folder_without_a_record_grows_only_when_it_is_adopted(tmp_path: Path) -> None:
+    embed_captions(tmp_path, CAPTIONS, Counting())
+    (tmp_path / "embeddings.json").unlink()
+    assert embed_captions(tmp_path, CAPTIONS, Counting()).unchanged == 4  # nothing to add: as it is
+    assert not (tmp_path / "embeddings.json").exists()
+    more = CAPTIONS | {"e": "more"}
+    with pytest.raises(DataError, match=r"4 embeddings from elsewhere.*1 more.*--adopt"):
+        embed_captions(tmp_path, more, Counting())
+    for stranger in (Counting(width=16), _Shuffled()):
+        with pytest.raises(DataError, match=r"a\.pickle is not what"):
+            embed_captions(tmp_path, more, stranger, adopt=True)
+    with pytest.raises(DataError, match=r"c\.pickle is not what .* makes of 'other'"):
+        embed_captions(tmp_path, {"c": "other"}, Counting(), adopt=True)
+    counts = embed_captions(tmp_path, more, Counting(), adopt=True)
+    assert (counts.written, counts.unchanged) == (1, 4)
+    assert EmbeddingFolder(tmp_path).record().captions == {stem: caption_hash(text) for stem, text in more.items()}
+
+
+class _Shuffled(Counting):
+    """As many tokens and as wide, but other numbers."""
+
+    def encode(self, prompts: Sequence[str]) -> Tensor:
+        return super().encode(prompts).roll(1, dims=-1)
+
+
+def test_a_malicious_pickle_is_refused_and_does_not_run(tmp_path: Path) -> None:
+    class Runs:
+        def __reduce__(self) -> object:
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    embed_captions(tmp_path / "t5_xxl", CAPTIONS, Counting())
+    (tmp_path / "t5_xxl" / "a.pickle").write_bytes(pickle.dumps([Runs()]))
+    with pytest.raises(DataError, match=r"a\.pickle asks for .*mkdir.*was not loaded"):
+        EmbeddingFolder(tmp_path / "t5_xxl").read("a")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_what_cannot_be_read_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    embed_captions(tmp_path, CAPTIONS, Counting())
+    folder = EmbeddingFolder(tmp_path)
+    with pytest.raises(DataError, match=r"no embedding of 'z'.*get_t5_embeddings --dataset_path"):
+        folder.read("z")
+    faults = {
+        "width": [np.ones((3, 16), np.float16)],
+        "nan": [np.full((3, 32), np.nan, np.float16)],
+        "inf": [np.full((3, 32), np.inf, np.float16)],
+        "flat": [np.ones(32, np.float16)],
+    }
+    for name, content in faults.items():
+        (tmp_path / f"{name}.pickle").write_bytes(pickle.dumps(content))
+        with pytest.raises(DataError, match=rf"{name}\.pickle"):
+            folder.read(name)
+    save_file({"x": torch.zeros(2, 32), "y": torch.zeros(2, 32)}, tmp_path / "two.safetensors")
+    save_file({"x": torch.zeros(2, 32, dtype=torch.int32)}, tmp_path / "whole_numbers.safetensors")
+    (tmp_path / "torn.safetensors").write_bytes((tmp_path / "two.safetensors").read_bytes()[:-9])
+    for name in ("two", "whole_numbers", "torn"):
+        with pytest.raises(DataError, match=rf"{name}\.safetensors"):
+            folder.read(name)
+    with pytest.raises(DataError, match="There is no folder"):
+        EmbeddingFolder(tmp_path / "nowhere")
+
+
+def test_a_file_of_another_width_is_found_without_a_record_too(tmp_path: Path) -> None:
+    for name, width in (("a", 8), ("b", 8), ("c", 9)):
+        (tmp_path / f"{name}.pickle").write_bytes(pickle.dumps([np.ones((2, width), np.float16)]))
+    folder = EmbeddingFolder(tmp_path)
+    with pytest.raises(DataError, match=r"c\.pickle has embeddings of width 9, but the other files have 8"):
+        folder.read("c")
+    folder.read("b")
+
+
+def test_numbers_that_do_not_fit_are_not_written(tmp_path: Path) -> None:
+    class Large(Counting):
+        def encode(self, prompts: Sequence[str]) -> Tensor:
+            return super().encode(prompts) * 1e5
+
+    with pytest.raises(DataError, match="does not fit float16"):
+        embed_captions(tmp_path, CAPTIONS, Large())
+    assert not list(tmp_path.glob("*.pickle"))
+
+
+def test_a_disk_that_is_too_small_is_said_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedding_folder.storage, "free_bytes", lambda path: 1000)
+    with pytest.raises(DataError, match="writing 4 embeddings needs about"):
+        embed_captions(tmp_path / "t5_xxl", CAPTIONS, Counting())
+    assert not (tmp_path / "t5_xxl").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (dict(form="pickel"), "Did you mean pickle"),
+        (dict(shard=(2, 2)), "shard 2/2"),
+        (dict(shard=(-1, 2)), "shard -1/2"),
+        (dict(batch_size=0), "batch_size"),
+    ],
+)
+def test_wrong_arguments_are_named(wrong: dict, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        embed_captions(tmp_path / "t5_xxl", CAPTIONS, Counting(), **wrong)
