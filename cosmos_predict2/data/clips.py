@@ -29,6 +29,10 @@ from imaginaire.object_store import StrPath
 
 DECODERS = ("pyav", "decord", "torchcodec")
 SEEK_COST = 8  # frames that can be decoded in the time of a seek, about
+TIMED_CONTAINERS = (
+    "mov",
+    "matroska",
+)  # by FFmpeg's names (mp4 and webm are of them): these state when a frame is shown
 MOST_TABLES = 32  # clips whose packet times are kept: for data sets of a few long clips
 
 Fit = Callable[[Tensor], Tensor]
@@ -58,11 +62,8 @@ def open_clip(path: StrPath, *, decoder: str = "auto", num_threads: int = 1) -> 
         finally:
             opened.close()
         return
-    with media.opened_video(path) as container:
-        codec = container.streams.video[0].codec_context
-        codec.thread_type = "AUTO" if num_threads > 1 else "NONE"
-        codec.thread_count = num_threads
-        yield _PyavClip(path, container)
+    with _opened(path, num_threads) as container:
+        yield _PyavClip(path, container, num_threads)
 
 
 def read_frames(
@@ -79,7 +80,7 @@ def probe(path: StrPath) -> tuple[int, float]:
         stream = container.streams.video[0]
         num_frames = _num_frames_by_header(container, stream)
         if num_frames is None:
-            num_frames = _PyavClip(path, container).num_frames
+            num_frames = _table_of(path, container).num_frames
         return num_frames, media.frame_rate(stream, path)
 
 
@@ -135,9 +136,10 @@ _tables: OrderedDict[tuple[str, int, int], _Table] = OrderedDict()
 
 
 class _PyavClip:
-    def __init__(self, path: StrPath, container: Any) -> None:
+    def __init__(self, path: StrPath, container: Any, num_threads: int) -> None:
         self._path = path
         self._container = container
+        self._num_threads = num_threads
         self._stream = container.streams.video[0]
         self._table = _table_of(path, container)
         self.num_frames = self._table.num_frames
@@ -154,6 +156,8 @@ class _PyavClip:
 
     def _by_seeking(self, wanted: list[int]) -> Iterator[np.ndarray]:
         """The pictures of ascending frame numbers."""
+        from av import FFmpegError
+
         pending = list(reversed(wanted))
         while pending:
             first = pending[-1]
@@ -161,7 +165,7 @@ class _PyavClip:
             try:
                 self._container.seek(int(key_time), stream=self._stream, backward=True)
                 yield from self._run(pending, int(key_time))
-            except (OSError, ValueError) as error:  # FFmpeg's errors are among them; decoding again tells what it is
+            except (FFmpegError, OSError) as error:  # whatever it is, decoding all of it will tell
                 raise _Unexpected from error
             if pending and pending[-1] == first:
                 raise _Unexpected
@@ -213,8 +217,7 @@ class _PyavClip:
         pending = list(reversed(wanted))
         reformatter = _reformatter()
         is_damaged = False
-        number = -1
-        for number, frame in enumerate(_decoded(self._path, self._container, self._stream)):
+        for number, frame in enumerate(_decoded(self._path, self._num_threads)):
             is_damaged = frame.is_corrupt or (is_damaged and not frame.key_frame)
             if number != pending[-1]:
                 continue
@@ -224,23 +227,30 @@ class _PyavClip:
             pending.pop()
             if not pending:
                 return
-        raise DataError(f"{self._path} ends after {number + 1} frames; frame {pending[-1]} is wanted.")
+        raise DataError(f"{self._path} ends before frame {pending[-1]}, which is wanted.")
 
 
-def _decoded(path: StrPath, container: Any, stream: Any) -> Iterator[Any]:
-    """All frames from the beginning on."""
+def _decoded(path: StrPath, num_threads: int) -> Iterator[Any]:
+    """All frames of a clip. It is opened anew: not every container can go back to its very beginning."""
+    from av import FFmpegError
+
     number = 0
-    try:
-        start = stream.start_time
-        container.seek(min(0, start or 0), stream=stream, backward=True)
-        for packet in container.demux(stream):
-            for frame in packet.decode():
+    with _opened(path, num_threads) as container:
+        try:
+            for frame in container.decode(container.streams.video[0]):
                 yield frame
                 number += 1
-    except (OSError, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{path}: frame {number} cannot be decoded: {error}") from error
+        except (FFmpegError, OSError) as error:
+            raise DataError(f"{path}: frame {number} cannot be decoded: {error}") from error
+
+
+@contextmanager
+def _opened(path: StrPath, num_threads: int) -> Iterator[Any]:
+    with media.opened_video(path) as container:
+        codec = container.streams.video[0].codec_context
+        codec.thread_type = "AUTO" if num_threads > 1 else "NONE"
+        codec.thread_count = num_threads
+        yield container
 
 
 def _table_of(path: StrPath, container: Any) -> _Table:
@@ -259,8 +269,11 @@ def _table_of(path: StrPath, container: Any) -> _Table:
 
 def _read_table(path: StrPath, container: Any) -> _Table:
     stream = container.streams.video[0]
-    times, keys, num_packets = [], [], 0
-    is_exact = stream.codec_context.name != "vp8"  # has packets that show nothing
+    codec = stream.codec_context
+    times: list[int] = []
+    keys: list[int] = []
+    num_packets = 0
+    is_exact = container.format.name.startswith(TIMED_CONTAINERS) and codec.name != "vp8"  # has packets without a frame
     for packet in container.demux(stream):
         if not packet.size:
             continue
@@ -279,7 +292,9 @@ def _read_table(path: StrPath, container: Any) -> _Table:
         raise DataError(f"{path} is cut off: {num_packets} of its {len(entries)} frames are there.")
     ordered = np.sort(np.array(times, np.int64))
     is_exact = is_exact and bool((np.diff(ordered) > 0).all())
-    num_frames = len(times) if is_exact else sum(1 for _ in _decoded(path, container, stream))
+    if codec.has_b_frames and bool((np.diff(times) > 0).all()):
+        is_exact = False  # frames that change places, yet times that do not: a writer that knew only one of the two
+    num_frames = len(times) if is_exact else sum(1 for _ in _decoded(path, 1))
     if num_frames == 0:
         raise DataError(f"{path} holds no frame that can be decoded.")
     return _Table(ordered, np.sort(np.array(keys, np.int64)), num_frames, is_exact)
@@ -288,7 +303,7 @@ def _read_table(path: StrPath, container: Any) -> _Table:
 def _num_frames_by_header(container: Any, stream: Any) -> int | None:
     """Frames that will be shown, where the header lists all of them."""
     entries = getattr(stream, "index_entries", None)
-    if "mov" not in container.format.name or not entries or not stream.frames:
+    if "mov" not in container.format.name or not entries or not stream.frames or not entries[0].is_keyframe:
         return None
     return sum(1 for entry in entries if not entry.is_discard) or None
 
@@ -306,7 +321,7 @@ class _DecordClip:
     """A clip by decord. Its readers keep memory the longer they live, so each reads one sample and is dropped."""
 
     def __init__(self, path: StrPath, num_threads: int) -> None:
-        decord = importlib.import_module("decord")
+        decord = _loaded("decord")
         self._path = path
         with _explained(path):
             self._reader = decord.VideoReader(str(storage.local_copy(path)), num_threads=num_threads)
@@ -329,7 +344,7 @@ class _TorchcodecClip:
     """A clip by torchcodec."""
 
     def __init__(self, path: StrPath, num_threads: int) -> None:
-        decoders = importlib.import_module("torchcodec.decoders")
+        decoders = _loaded("torchcodec.decoders")
         self._path = path
         with _explained(path):
             self._reader = decoders.VideoDecoder(
@@ -348,12 +363,18 @@ class _TorchcodecClip:
         self._reader = None
 
 
+def _loaded(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except (ImportError, OSError, RuntimeError) as error:  # the last two: of libraries that it does not find
+        name = module.partition(".")[0]
+        raise ConfigError(f"{name} is installed, but cannot be loaded: {error} Use decoder=pyav.") from error
+
+
 @contextmanager
 def _explained(path: StrPath) -> Iterator[None]:
     try:
         yield
-    except ImportError:
-        raise
     except Exception as error:  # each decoder has errors of its own: any of them is about this file
         raise DataError(f"{path} is not a video that can be decoded: {error}") from error
 
