@@ -79,7 +79,9 @@ def download(
         return Download(listing, target, ())
     require_space(target, sum(absent.values()) + RESERVE, f"The download of {repo_id}")
     log.info("%s: fetching %d of %d files, %s, to %s", repo_id, len(absent), len(listing.sizes), size, target)
+    start = time.time()
     fetch(listing, target, absent)
+    remove_leftovers(target, before=start)
     return Download(listing, target, tuple(absent))
 
 
@@ -110,7 +112,6 @@ def list_files(repo_id: str, *, patterns: Sequence[str], licence: str = "", revi
 def fetch(listing: Listing, target: Path, names: Collection[str], *, progress: bool = True) -> None:
     """Fetch these files of a listing; all are tried, then those that failed are named."""
     client = hub.client()
-    start = time.time()
     faults: list[str] = []
 
     def one(name: str) -> None:
@@ -147,7 +148,16 @@ def fetch(listing: Listing, target: Path, names: Collection[str], *, progress: b
     if faults:
         more = f" ({len(faults)} of {len(names)} files failed)" if len(names) > 1 else ""
         raise DataError(f"{faults[0]}{more}")
-    _remove_leftovers(target, before=start)
+
+
+def remove_leftovers(target: Path, before: float) -> None:
+    """Delete the client's partial files of calls that were killed before that time: nothing would ever use them."""
+    for path in _files_below(target / ".cache" / "huggingface"):
+        try:
+            if path.name.endswith(".incomplete") and path.stat().st_mtime < before:
+                path.unlink()
+        except FileNotFoundError:
+            pass
 
 
 def _endpoint() -> str | None:
@@ -172,16 +182,6 @@ def _plain_folder(pattern: str) -> str:
 
 def _size(path: Path) -> int | None:
     return path.stat().st_size if path.is_file() else None
-
-
-def _remove_leftovers(target: Path, before: float) -> None:
-    """Delete the client's partial files of calls that were killed: nothing would ever use or remove them."""
-    for path in _files_below(target / ".cache" / "huggingface"):
-        try:
-            if path.name.endswith(".incomplete") and path.stat().st_mtime < before:
-                path.unlink()
-        except FileNotFoundError:
-            pass
 
 
 def _files_below(folder: Path) -> Iterable[Path]:

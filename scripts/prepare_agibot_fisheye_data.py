@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make a training folder of AgiBotWorld-Alpha: fetch, unpack and clean tasks; then cut the episodes into windows."""
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/prepare_agibot_fisheye_data.py
+
+from cosmos_predict2.data import agibot, agibot_captions, agibot_windows
+from imaginaire import command_line
+from imaginaire.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+_EPILOG = f"""\
+examples:
+  python scripts/prepare_agibot_fisheye_data.py                                        # fetch, unpack and clean
+  python scripts/prepare_agibot_fisheye_data.py --delete-only                          # clean what lies there
+  python scripts/prepare_agibot_fisheye_data.py --split-only --val_episode_ids 685393  # cut and caption
+  python scripts/get_t5_embeddings.py --dataset_path datasets/agibot_head_center_fisheye_color/train
+
+The repository is gated: accept the {agibot.LICENCE} on
+https://huggingface.co/datasets/{agibot.REPOSITORY} and log in with 'hf auth login'.
+A command that was stopped goes on where it was. Cutting needs no ffmpeg.
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command_line.parser("scripts.prepare_agibot_fisheye_data", __doc__, _EPILOG)
+    add = parser.add_argument
+    add("--task_ids", nargs="+", default=["327"], metavar="ID", help="tasks of the data set")
+    add("--data_dir", type=Path, default=Path("datasets/agibot"), help="where the source lies")
+    add("--repo_id", default=agibot.REPOSITORY, help="repository on the hub")
+    add("--keep_tar", action="store_true", help="keep the archives after they are unpacked")
+    add("--camera", default=agibot.CAMERA, help="the camera that is kept")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument(
+        "--delete-only", action="store_true", help="delete everything but the camera's video of each episode here"
+    )
+    mode.add_argument("--split-only", action="store_true", help="cut the episodes here into windows, beside --data_dir")
+    add("--val_episode_ids", nargs="+", default=[], metavar="ID", help="episodes for validation (with --split-only)")
+    add("--window-size", type=float, default=agibot_windows.WINDOW_SIZE, metavar="S", help="seconds in a window")
+    add(
+        "--min-last-window", type=float, default=agibot_windows.MIN_LAST_WINDOW, metavar="S",
+        help="a rest of up to so many seconds is not divided",
+    )  # fmt: skip
+    add("--workers", type=int, help="processes (default: one a core; 0: only this one)")
+    add("--dry-run", action="store_true", help="say what would be fetched, deleted or cut, and do nothing")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    source = agibot.Source(args.data_dir, tuple(args.task_ids), args.camera)
+    how = dict(workers=args.workers, dry_run=args.dry_run)
+    if args.val_episode_ids and not args.split_only:
+        raise ConfigError("--val_episode_ids says how to split: give it with --split-only.")
+    if args.split_only:
+        outcome = agibot_windows.split(
+            source,
+            val_episode_ids=args.val_episode_ids,
+            window_size=args.window_size,
+            min_last=args.min_last_window,
+            **how,
+        )
+        faults = outcome.faults
+        if not args.dry_run:
+            faults = faults + agibot_captions.write_captions(source)
+    elif args.delete_only:
+        faults = agibot.clean(source, **how)
+    else:
+        faults = agibot.fetch(source, repo_id=args.repo_id, keep_tar=args.keep_tar, **how)
+        if not args.dry_run and not faults:
+            faults = agibot.clean(source, **how)
+    for fault in faults:
+        log.error("%s", fault)
+    return int(bool(faults))
+
+
+def main() -> int:
+    return command_line.main(_parser(), run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
