@@ -116,7 +116,7 @@ def compare_with_clips(dataset: Path, captions: Captions) -> None:
         stems = {stem for stem, _ in captions.results}
         if missing := sorted(set(clips) - stems):
             log.warning(
-                "%s: %d of %d %s have no caption (%s)", dataset, len(missing), len(clips), what, _named(missing)
+                "%s: %s without a caption: %d of %d (%s)", dataset, what, len(missing), len(clips), _named(missing)
             )
         if extra := sorted(stems - set(clips)):
             log.warning("%s: captions without a file in %s/: %d (%s)", dataset, folder, len(extra), _named(extra))
