@@ -11,10 +11,8 @@ PyAV is the decoder; decord and torchcodec are used when they are installed and 
 
 import importlib
 import importlib.util
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,17 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cosmos_predict2.data import media
+from cosmos_predict2.data.packet_times import decoded, num_frames_by_header, opened, packet_table
 from imaginaire import storage
 from imaginaire.errors import ConfigError, DataError, near
 from imaginaire.object_store import StrPath
 
 DECODERS = ("pyav", "decord", "torchcodec")
 SEEK_COST = 8  # frames that can be decoded in the time of a seek, about
-TIMED_CONTAINERS = (
-    "mov",
-    "matroska",
-)  # by FFmpeg's names (mp4 and webm are of them): these state when a frame is shown
-MOST_TABLES = 32  # clips whose packet times are kept: for data sets of a few long clips
 
 Fit = Callable[[Tensor], Tensor]
 
@@ -55,15 +49,15 @@ def open_clip(path: StrPath, *, decoder: str = "auto", num_threads: int = 1) -> 
     name = choose_decoder(decoder)
     if num_threads < 1:
         raise ConfigError(f"num_threads={num_threads}; a decoder needs 1 at least.")
-    if name != "pyav":
-        opened = (_DecordClip if name == "decord" else _TorchcodecClip)(path, num_threads)
-        try:
-            yield opened
-        finally:
-            opened.close()
+    if name == "pyav":
+        with opened(path, num_threads) as container:
+            yield _PyavClip(path, container, num_threads)
         return
-    with _opened(path, num_threads) as container:
-        yield _PyavClip(path, container, num_threads)
+    clip = (_DecordClip if name == "decord" else _TorchcodecClip)(path, num_threads)
+    try:
+        yield clip
+    finally:
+        clip.close()
 
 
 def read_frames(
@@ -78,9 +72,9 @@ def probe(path: StrPath) -> tuple[int, float]:
     """(number of frames, frames per second), from the file's header where that is enough."""
     with media.opened_video(path) as container:
         stream = container.streams.video[0]
-        num_frames = _num_frames_by_header(container, stream)
+        num_frames = num_frames_by_header(container, stream)
         if num_frames is None:
-            num_frames = _table_of(path, container).num_frames
+            num_frames = packet_table(path, container).num_frames
         return num_frames, media.frame_rate(stream, path)
 
 
@@ -122,26 +116,13 @@ class _Unexpected(Exception):
     """The decoder did not give the frames that the table promises after a seek."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """Times at which frames are shown, in order, and those of the keyframes among them."""
-
-    times: np.ndarray
-    keys: np.ndarray
-    num_frames: int
-    is_exact: bool  # the i-th time is that of the i-th frame
-
-
-_tables: OrderedDict[tuple[str, int, int], _Table] = OrderedDict()
-
-
 class _PyavClip:
     def __init__(self, path: StrPath, container: Any, num_threads: int) -> None:
         self._path = path
         self._container = container
         self._num_threads = num_threads
         self._stream = container.streams.video[0]
-        self._table = _table_of(path, container)
+        self._table = packet_table(path, container)
         self.num_frames = self._table.num_frames
         self.fps = media.frame_rate(self._stream, path)
 
@@ -217,7 +198,7 @@ class _PyavClip:
         pending = list(reversed(wanted))
         reformatter = _reformatter()
         is_damaged = False
-        for number, frame in enumerate(_decoded(self._path, self._num_threads)):
+        for number, frame in enumerate(decoded(self._path, self._num_threads)):
             is_damaged = frame.is_corrupt or (is_damaged and not frame.key_frame)
             if number != pending[-1]:
                 continue
@@ -228,84 +209,6 @@ class _PyavClip:
             if not pending:
                 return
         raise DataError(f"{self._path} ends before frame {pending[-1]}, which is wanted.")
-
-
-def _decoded(path: StrPath, num_threads: int) -> Iterator[Any]:
-    """All frames of a clip. It is opened anew: not every container can go back to its very beginning."""
-    from av import FFmpegError
-
-    number = 0
-    with _opened(path, num_threads) as container:
-        try:
-            for frame in container.decode(container.streams.video[0]):
-                yield frame
-                number += 1
-        except (FFmpegError, OSError) as error:
-            raise DataError(f"{path}: frame {number} cannot be decoded: {error}") from error
-
-
-@contextmanager
-def _opened(path: StrPath, num_threads: int) -> Iterator[Any]:
-    with media.opened_video(path) as container:
-        codec = container.streams.video[0].codec_context
-        codec.thread_type = "AUTO" if num_threads > 1 else "NONE"
-        codec.thread_count = num_threads
-        yield container
-
-
-def _table_of(path: StrPath, container: Any) -> _Table:
-    """The clip's packet times; they are kept for the clips that were read last."""
-    local = storage.local_copy(path)
-    status = local.stat()
-    key = (str(local), status.st_size, status.st_mtime_ns)
-    table = _tables.get(key)
-    if table is None:
-        table = _tables[key] = _read_table(path, container)
-        while len(_tables) > MOST_TABLES:
-            _tables.popitem(last=False)
-    _tables.move_to_end(key)
-    return table
-
-
-def _read_table(path: StrPath, container: Any) -> _Table:
-    stream = container.streams.video[0]
-    codec = stream.codec_context
-    times: list[int] = []
-    keys: list[int] = []
-    num_packets = 0
-    is_exact = container.format.name.startswith(TIMED_CONTAINERS) and codec.name != "vp8"  # has packets without a frame
-    for packet in container.demux(stream):
-        if not packet.size:
-            continue
-        if packet.is_corrupt:
-            raise DataError(f"{path} is cut off or damaged after {num_packets} frames.")
-        is_exact = is_exact and packet.pts is not None and (num_packets > 0 or packet.is_keyframe)
-        num_packets += 1
-        if packet.pts is not None and not packet.is_discard:
-            times.append(packet.pts)
-            if packet.is_keyframe:
-                keys.append(packet.pts)
-        elif packet.is_keyframe and packet.pts is not None:
-            keys.append(packet.pts)  # where an edit list cuts into a group of pictures, its keyframe is not shown
-    entries = getattr(stream, "index_entries", None)  # PyAV 16 has it
-    if "mov" in container.format.name and entries is not None and num_packets < len(entries):
-        raise DataError(f"{path} is cut off: {num_packets} of its {len(entries)} frames are there.")
-    ordered = np.sort(np.array(times, np.int64))
-    is_exact = is_exact and bool((np.diff(ordered) > 0).all())
-    if codec.has_b_frames and bool((np.diff(times) > 0).all()):
-        is_exact = False  # frames that change places, yet times that do not: a writer that knew only one of the two
-    num_frames = len(times) if is_exact else sum(1 for _ in _decoded(path, 1))
-    if num_frames == 0:
-        raise DataError(f"{path} holds no frame that can be decoded.")
-    return _Table(ordered, np.sort(np.array(keys, np.int64)), num_frames, is_exact)
-
-
-def _num_frames_by_header(container: Any, stream: Any) -> int | None:
-    """Frames that will be shown, where the header lists all of them."""
-    entries = getattr(stream, "index_entries", None)
-    if "mov" not in container.format.name or not entries or not stream.frames or not entries[0].is_keyframe:
-        return None
-    return sum(1 for entry in entries if not entry.is_discard) or None
 
 
 def _reformatter() -> Any:

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training pictures from a folder of images with text embeddings."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from cosmos_predict2.data.bad_samples import BadSamples
+from cosmos_predict2.data.clips import scaled
+from cosmos_predict2.data.jobs import read_caption
+from cosmos_predict2.data.media import IMAGE_SUFFIXES, read_image
+from cosmos_predict2.data.video_folder import (
+    Names,
+    captions_of,
+    existing_folder,
+    frame_item,
+    media_by_stem,
+    open_embeddings,
+    read_embedding,
+    size_problem,
+    tell_left_out,
+    text_item,
+    with_embedding,
+)
+from imaginaire.errors import ConfigError, DataError
+
+IMAGE_FPS = 16.0  # what the published training writes into a picture's sample
+
+
+class ImageDataset(Dataset[dict[str, Any]]):
+    """One sample per picture of ``images/`` (jpg, png, webp): ``images`` float32 [3, H, W], -1 to 1.
+
+    A picture is scaled straight to ``image_size`` (height, width). A bad one is an error that names it, or with
+    ``skip_bad_samples`` replaced by the next good one; `image_name` says which picture a sample is of.
+    """
+
+    def __init__(
+        self,
+        dataset_dir: str,
+        image_size: Sequence[int],
+        *,
+        skip_bad_samples: bool = False,
+        most_bad_samples: int = 16,
+        num_tokens: int = 512,
+        text_encoder: str | None = None,
+    ) -> None:
+        if problem := size_problem("image_size", image_size):
+            raise ConfigError(problem)
+        self.image_size = (int(image_size[0]), int(image_size[1]))
+        self._num_tokens = num_tokens
+        self._bad = BadSamples(skip_bad_samples, most_bad_samples)
+        self.dataset_dir = existing_folder(dataset_dir, "images")
+        self.embeddings = open_embeddings(self.dataset_dir, text_encoder)
+        files = media_by_stem(self.dataset_dir / "images", IMAGE_SUFFIXES)
+        stems = with_embedding(files, self.embeddings.stems(), self.embeddings.folder, "pictures")
+        tell_left_out(files, stems, self.embeddings.folder, "pictures")
+        self.stems = Names(stems)
+        self._files = Names([files[stem] for stem in stems])
+        self._metas = captions_of(self.dataset_dir, stems)
+
+    @classmethod
+    def preflight(
+        cls, dataset_dir: str = "", image_size: Any = (16, 16), *, text_encoder: str | None = None, **_: Any
+    ) -> Iterator[str]:
+        """What can be known to be wrong without opening a picture."""
+        yield from filter(None, [size_problem("image_size", image_size)])
+        try:
+            folder = existing_folder(dataset_dir, "images")
+            files = media_by_stem(folder / "images", IMAGE_SUFFIXES)
+            embeddings = open_embeddings(folder, text_encoder)
+            with_embedding(files, embeddings.stems(), embeddings.folder, "pictures")
+        except DataError as error:
+            yield str(error)
+
+    def __len__(self) -> int:
+        return len(self.stems)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self._bad.read(index, len(self), self._item)
+
+    def _item(self, index: int) -> dict[str, Any]:
+        path = self.dataset_dir / "images" / self._files[index]
+        stem = self.stems[index]
+        image = scaled(read_image(path), self.image_size).clamp_(0, 1).mul_(2).sub_(1)
+        embedding, mask, embedding_path = read_embedding(self.embeddings, stem, self._num_tokens)
+        caption = {} if self._metas is None else {"ai_caption": read_caption(self._metas / f"{stem}.txt")}
+        return {
+            "images": image,
+            "image_name": {"image_path": str(path), "t5_embedding_path": embedding_path},
+            **text_item(embedding, mask),
+            "fps": torch.tensor([IMAGE_FPS]),
+            "num_frames": torch.tensor([1.0]),
+            **frame_item(self.image_size),
+            **caption,
+        }

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training clips from a folder of videos with text embeddings."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+from torch import Tensor
+from torch.utils.data import Dataset as MapDataset
+
+from cosmos_predict2.data import clips
+from cosmos_predict2.data.bad_samples import BadSamples
+from cosmos_predict2.data.media import VIDEO_SUFFIXES, resize_and_crop
+from cosmos_predict2.data.video_folder import (
+    VideoFolder,
+    existing_folder,
+    frame_item,
+    media_by_stem,
+    open_embeddings,
+    size_problem,
+    text_item,
+    with_embedding,
+)
+from cosmos_predict2.data.windows import FrameRule
+from imaginaire.errors import ConfigError, DataError, near
+
+CROPS = ("stretch", "center")
+
+
+class Dataset(MapDataset[dict[str, Any]]):
+    """One sample per clip: ``num_frames`` frames, drawn when it is asked for, scaled to ``video_size`` (height, width).
+
+    fps, stride, sampling: which frames, see `FrameRule`; draws come from NumPy's global generator, which the loader
+    seeds per sample. crop: ``stretch`` scales to the size whatever the shape, as the published training does;
+    ``center`` keeps the shape and cuts off what is over, as generation does with its input. A bad clip is an error that
+    names it, or with ``skip_bad_samples`` replaced by the next good one; `video_name` says which clip a sample is of.
+    """
+
+    def __init__(
+        self,
+        dataset_dir: str,
+        num_frames: int,
+        video_size: Sequence[int],
+        *,
+        fps: float | None = None,
+        stride: int = 1,
+        sampling: str = "random",
+        crop: str = "stretch",
+        skip_bad_samples: bool = False,
+        most_bad_samples: int = 16,
+        decoder: str = "auto",
+        num_threads: int = 1,
+        num_tokens: int = 512,
+        text_encoder: str | None = None,
+    ) -> None:
+        if problem := size_problem("video_size", video_size) or _crop_problem(crop):
+            raise ConfigError(problem)
+        self.rule = FrameRule(num_frames=num_frames, fps=fps, stride=stride, sampling=sampling)
+        self.video_size = (int(video_size[0]), int(video_size[1]))
+        self.crop = crop
+        self._decoder = clips.choose_decoder(decoder)
+        self._num_threads = num_threads
+        self._bad = BadSamples(skip_bad_samples, most_bad_samples)
+        self.folder = VideoFolder(
+            dataset_dir, rule=self.rule, skip_bad=skip_bad_samples, text_encoder=text_encoder, num_tokens=num_tokens
+        )
+
+    @classmethod
+    def preflight(
+        cls,
+        dataset_dir: str = "",
+        num_frames: int = 1,
+        video_size: Any = (16, 16),
+        *,
+        fps: float | None = None,
+        stride: int = 1,
+        sampling: str = "random",
+        crop: str = "stretch",
+        decoder: str = "auto",
+        text_encoder: str | None = None,
+        **_: Any,
+    ) -> Iterator[str]:
+        """What can be known to be wrong without opening a clip."""
+        yield from filter(None, (size_problem("video_size", video_size), _crop_problem(crop)))
+        try:
+            FrameRule(num_frames=num_frames, fps=fps, stride=stride, sampling=sampling)
+        except ConfigError as error:
+            yield str(error)
+        try:
+            clips.choose_decoder(decoder)
+        except ConfigError as error:
+            yield str(error)
+        try:
+            folder = existing_folder(dataset_dir, "videos")
+            files = media_by_stem(folder / "videos", VIDEO_SUFFIXES)
+            embeddings = open_embeddings(folder, text_encoder)
+            with_embedding(files, embeddings.stems(), embeddings.folder, "clips")
+        except DataError as error:
+            yield str(error)
+
+    def __len__(self) -> int:
+        return len(self.folder)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self._bad.read(index, len(self), self._item)
+
+    def _item(self, index: int) -> dict[str, Any]:
+        path = self.folder.video_path(index)
+        video, fps = self._frames(path)
+        embedding, mask, embedding_path = self.folder.embedding(index)
+        caption = self.folder.caption(index)
+        return {
+            "video": video,
+            "video_name": {"video_path": str(path), "t5_embedding_path": embedding_path},
+            **text_item(embedding, mask),
+            "fps": fps,
+            "num_frames": self.rule.num_frames,
+            **frame_item(self.video_size),
+            **({} if caption is None else {"ai_caption": caption}),
+        }
+
+    def _frames(self, path: Path) -> tuple[Tensor, float]:
+        """uint8 [3, num_frames, height, width] and the rate of these frames."""
+        with clips.open_clip(path, decoder=self._decoder, num_threads=self._num_threads) as clip:
+            try:
+                frames = self.rule.choose(clip.num_frames, clip.fps, numpy.random.randint)
+            except DataError as error:
+                raise DataError(f"{path} has {error}") from error
+            return clip.read(frames, self._fit), self.rule.item_fps(frames, clip.fps)
+
+    def _fit(self, frames: Tensor) -> Tensor:
+        scale = clips.stretch if self.crop == "stretch" else resize_and_crop
+        return scale(frames, self.video_size)
+
+
+def _crop_problem(crop: str) -> str | None:
+    return None if crop in CROPS else f"There is no crop '{crop}'.{near(crop, CROPS)}"

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The index of a folder of clips with text embeddings, and what is wrong with such a folder.
+
+DIR/videos/NAME.mp4          the clips
+DIR/t5_xxl/NAME.pickle       an embedding per clip (or .safetensors, or in DIR/text_embedding)
+DIR/metas/NAME.txt           its caption; given out as ai_caption where every clip has one
+"""
+
+import logging
+import os
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import numpy
+import torch
+from torch import Tensor
+
+from cosmos_predict2.data import clips
+from cosmos_predict2.data.jobs import num_cores, read_caption
+from cosmos_predict2.data.media import VIDEO_SUFFIXES
+from cosmos_predict2.data.windows import FrameRule
+from cosmos_predict2.text.embedding_folder import FOLDER_NAMES, EmbeddingFolder, find_embedding_dir
+from imaginaire import storage
+from imaginaire.errors import DataError
+from imaginaire.object_store import StrPath
+
+log = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+SHOWN = 5  # names in a message
+SPLITS = ("train", "val", "test")
+
+
+class Names(Sequence[str]):
+    """Many strings in one block of memory.
+
+    Workers share it with the process that started them; a list they would copy bit by bit, since each look at a string
+    writes its reference count.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = numpy.array([name.encode() for name in names] or [b""], dtype=numpy.bytes_)
+        self._length = len(self._names) if names else 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> str:  # type: ignore[override]
+        if not -self._length <= index < self._length:
+            raise IndexError(index)
+        return bytes(self._names[index]).decode()
+
+
+class VideoFolder:
+    """The clips of a folder that can be trained on, by their place in the alphabet.
+
+    A clip without an embedding is left out and told. One that is broken or shorter than ``rule`` needs is an error, or
+    with ``skip_bad`` left out and told: only headers are read for this.
+    """
+
+    def __init__(
+        self,
+        dataset_dir: StrPath,
+        *,
+        rule: FrameRule | None = None,
+        skip_bad: bool = False,
+        text_encoder: str | None = None,
+        num_tokens: int = 512,
+    ) -> None:
+        self.dataset_dir = existing_folder(dataset_dir, "videos")
+        self.embeddings = open_embeddings(self.dataset_dir, text_encoder)
+        self._num_tokens = num_tokens
+        files = media_by_stem(self.dataset_dir / "videos", VIDEO_SUFFIXES)
+        stems = with_embedding(files, self.embeddings.stems(), self.embeddings.folder, "clips")
+        tell_left_out(files, stems, self.embeddings.folder, "clips")
+        if rule is not None:
+            stems = _long_enough([self.dataset_dir / "videos" / files[stem] for stem in stems], stems, rule, skip_bad)
+        self.stems = Names(stems)
+        self._files = Names([files[stem] for stem in stems])
+        self._metas = captions_of(self.dataset_dir, stems)
+
+    def __len__(self) -> int:
+        return len(self.stems)
+
+    def video_path(self, index: int) -> Path:
+        return self.dataset_dir / "videos" / self._files[index]
+
+    def embedding(self, index: int) -> tuple[Tensor, Tensor, str]:
+        """float32 [num_tokens, width], the mask int64 [num_tokens], and the path of the file."""
+        return read_embedding(self.embeddings, self.stems[index], self._num_tokens)
+
+    def caption(self, index: int) -> str | None:
+        """The clip's caption; None where not every clip of the folder has one."""
+        return None if self._metas is None else read_caption(self._metas / f"{self.stems[index]}.txt")
+
+
+def existing_folder(dataset_dir: StrPath, content: str) -> Path:
+    """The folder, which has a folder ``content`` in it; else an error that says what is there instead."""
+    if storage.is_remote(dataset_dir):
+        raise DataError(
+            f"{dataset_dir} is remote; clips are read from a local folder. Copy it to a disk of this machine."
+        )
+    folder = Path(os.fspath(dataset_dir).removeprefix("file://"))
+    if (folder / content).is_dir():
+        return folder
+    if not folder.is_dir():
+        above = next(parent for parent in folder.absolute().parents if parent.is_dir())
+        raise DataError(f"There is no folder {folder}. {above} has: {_listed(sorted(os.listdir(above))) or 'nothing'}.")
+    if splits := [name for name in SPLITS if (folder / name / content).is_dir()]:
+        raise DataError(
+            f"{folder} has no folder {content}, but {' and '.join(f'{name}/{content}' for name in splits)}."
+            f" Give {folder / splits[0]}."
+        )
+    raise DataError(f"{folder} has no folder {content}. It has: {_listed(sorted(os.listdir(folder))) or 'nothing'}.")
+
+
+def open_embeddings(dataset_dir: Path, text_encoder: str | None) -> EmbeddingFolder:
+    """The embeddings of a data set, which are by ``text_encoder`` where that is given."""
+    folder = find_embedding_dir(dataset_dir)
+    if folder is None:
+        raise DataError(
+            f"{dataset_dir} has no text embeddings ({' or '.join(FOLDER_NAMES)}). Write them:"
+            f" python -m scripts.get_t5_embeddings --dataset_path {dataset_dir}"
+        )
+    embeddings = EmbeddingFolder(folder)
+    if text_encoder is not None:
+        embeddings.require_encoder(text_encoder)
+    return embeddings
+
+
+def media_by_stem(folder: Path, suffixes: Collection[str]) -> dict[str, str]:
+    """The files of these kinds in a folder by their names without suffix, in alphabetical order; one at least."""
+    found: dict[str, str] = {}
+    for name in sorted(os.listdir(folder)):
+        stem, suffix = os.path.splitext(name)
+        if name.startswith(".") or suffix.lower() not in suffixes:
+            continue
+        if stem in found:
+            raise DataError(f"{folder} has {found[stem]} and {name}: one name, one file. Rename or remove one.")
+        found[stem] = name
+    if not found:
+        raise DataError(f"{folder} holds no file of these kinds: {', '.join(suffixes)}.")
+    return dict(sorted(found.items()))
+
+
+def with_embedding(files: Collection[str], embedded: Collection[str], folder: Path, what: str) -> list[str]:
+    """The stems that have an embedding; at least one must."""
+    known = set(embedded)
+    found = [stem for stem in files if stem in known]
+    if not found:
+        names = f" {folder.name} has {_listed(sorted(known))}, the {what} are {_listed(list(files))}." if known else ""
+        raise DataError(
+            f"None of the {len(files)} {what} has an embedding in {folder}.{names} Write them:"
+            f" python -m scripts.get_t5_embeddings --dataset_path {folder.parent}"
+        )
+    return found
+
+
+def tell_left_out(files: Collection[str], kept: Collection[str], folder: Path, what: str) -> None:
+    """Log which have no embedding."""
+    if missing := sorted(set(files) - set(kept)):
+        counts = f"{len(missing)} of {len(files)} {what}"
+        log.warning("%s have no embedding in %s and are left out: %s", counts, folder, _listed(missing))
+
+
+def captions_of(dataset_dir: Path, stems: Sequence[str]) -> Path | None:
+    """The folder of captions, if every clip has one there."""
+    metas = dataset_dir / "metas"
+    if not metas.is_dir():
+        return None
+    names = set(os.listdir(metas))
+    missing = [stem for stem in stems if f"{stem}.txt" not in names]
+    if missing:
+        log.info("%d of %d have no caption in %s: samples go without ai_caption", len(missing), len(stems), metas)
+        return None
+    return metas
+
+
+def read_embedding(embeddings: EmbeddingFolder, stem: str, num_tokens: int) -> tuple[Tensor, Tensor, str]:
+    """float32 [num_tokens, width], the mask int64 [num_tokens], and the path of the file."""
+    embedding, mask = embeddings.read(stem, num_tokens)
+    return embedding, mask, str(embeddings.find(stem) or "")
+
+
+def text_item(embedding: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    return {"t5_text_embeddings": embedding, "t5_text_mask": mask}
+
+
+def frame_item(size: tuple[int, int]) -> dict[str, Tensor]:
+    """What a sample says of its pictures' size: there is no padding."""
+    height, width = size
+    return {
+        "image_size": torch.tensor([height, width, height, width]),
+        "padding_mask": torch.zeros(1, height, width),
+    }
+
+
+def size_problem(name: str, size: object) -> str | None:
+    """What is wrong with a (height, width) in pixels, if anything."""
+    try:
+        sides = [int(side) for side in size]  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        sides = []
+    if len(sides) != 2 or min(sides) < 16 or any(side % 16 for side in sides):
+        return f"{name}={size}: it is (height, width) in pixels, both multiples of 16."
+    return None
+
+
+def in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """The function of every item, in order, by threads: for files to open, which mostly waits."""
+    with ThreadPoolExecutor(min(16, 2 * num_cores())) as pool:
+        return list(pool.map(function, items))
+
+
+def probed(path: Path) -> tuple[int, float] | str:
+    """(number of frames, frames per second), or what is wrong with the file."""
+    try:
+        return clips.probe(path)
+    except DataError as error:
+        return str(error)
+
+
+def leave_out(faults: Sequence[str], total: int, skip_bad: bool, what: str) -> None:
+    """Tell what is left out, or raise."""
+    if not faults:
+        return
+    shown = "".join(f"\n  {fault}" for fault in faults[:SHOWN])
+    more = f"\n  ... and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
+    found = f"{len(faults)} of {total} {what} cannot be used:{shown}{more}"
+    if not skip_bad or len(faults) == total:
+        advice = "" if len(faults) == total else "\nRemove them, or set skip_bad_samples=True to leave them out."
+        raise DataError(f"{found}{advice}")
+    log.warning("%s\nThey are left out (skip_bad_samples=True).", found)
+
+
+def _long_enough(paths: Sequence[Path], stems: Sequence[str], rule: FrameRule, skip_bad: bool) -> list[str]:
+    good, faults = [], []
+    for stem, path, found in zip(stems, paths, in_threads(probed, paths), strict=True):
+        if isinstance(found, str):
+            faults.append(found)
+            continue
+        num_frames, fps = found
+        if num_frames < rule.frames_needed(fps):
+            faults.append(f"{path} has {num_frames} frames, but {rule.in_words(fps)}.")
+        else:
+            good.append(stem)
+    leave_out(faults, len(stems), skip_bad, "clips")
+    return good
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{', '.join(names[:SHOWN])}{more}"
