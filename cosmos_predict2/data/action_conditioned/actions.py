@@ -195,6 +195,23 @@ def actions_from_field(
     return relative_pose(scale, gripper_scale).apply(numpy.concatenate([rows[:, :6], closed[1:, None]], axis=1))
 
 
+def summed_actions(rows: ArrayLike, frames: ArrayLike) -> Floats:
+    """Controller actions [F - 1, d] that lead along F frames, of rows [T, d] of which row t leads from frame t on.
+
+    Between frames that are not neighbours small moves and turns add up; the last number, the gripper's command, is
+    that of the last row in between.
+    """
+    table, places = _table(rows, "actions", 1), numpy.asarray(frames)
+    if len(places) and places[-1] > len(table):
+        raise DataError(f"{len(table)} actions do not lead to frame {places[-1]}.")
+    sums = numpy.concatenate([numpy.zeros((1, table.shape[1])), numpy.cumsum(table, axis=0)])
+    moved = numpy.diff(sums[places], axis=0)
+    is_next = numpy.diff(places) == 1
+    moved[is_next] = table[places[:-1][is_next]]  # exactly, without the rounding of a sum
+    moved[:, -1] = table[places[1:] - 1, -1]
+    return moved
+
+
 def integrate(
     first: ArrayLike,
     actions: ArrayLike,

@@ -112,7 +112,7 @@ def test_what_recordings_may_get_wrong_is_refused() -> None:
     ]:
         with pytest.raises(DataError, match=message):
             pose_differences(states, closed)
-    with pytest.raises(DataError, match="5 actions go with 6 gripper states; there are 5"):
+    with pytest.raises(DataError, match="5 actions need the gripper states of 6 frames; there are 5"):
         actions_from_field(numpy.zeros((5, 7)), gripper)
 
 

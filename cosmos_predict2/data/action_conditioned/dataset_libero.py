@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LIBERO's demonstrations as clips with controller actions, read from the HDF5 files as they are published."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch.utils.data import Dataset
+
+from cosmos_predict2.data.action_conditioned.actions import ActionTransform, controller, summed_actions
+from cosmos_predict2.data.action_conditioned.items import ACTION_FPS, Windows, action_item, shape_problems
+from cosmos_predict2.data.action_conditioned.libero_files import (
+    SUFFIX,
+    Demo,
+    find_suites,
+    list_demos,
+    read_actions,
+    read_pictures,
+)
+from cosmos_predict2.data.bad_samples import BadSamples
+from cosmos_predict2.data.clips import stretch
+from cosmos_predict2.data.packed_strings import PackedStrings
+from cosmos_predict2.text.embedding_folder import EmbeddingFolder, find_embedding_dir
+from imaginaire.errors import ConfigError, DataError, near
+
+log = logging.getLogger(__name__)
+
+MODES = ("train", "val", "all")
+
+
+class LiberoDataset(Dataset[dict[str, Any]]):
+    """Every window of ``num_frames`` frames, ``stride`` apart, of every demonstration of the suites, in order.
+
+    Of each task, the demonstrations whose number divided by ``val_every`` leaves ``val_every - 1`` are for validation
+    (0: none). ``suites`` are all that lie in ``root`` unless some are named. Pictures are turned by 180 degrees with
+    ``rotate``, as policies see them. With several ``cameras`` one is drawn for each item in training, and they take
+    turns otherwise.
+
+    Actions are those of the controller, scaled by ``action_transform`` (all seven by 20 unless told); with a stride,
+    moves in between are added up and the gripper's number is the last. ``load_t5_embeddings`` takes the text from
+    ROOT/t5_xxl/<task>.pickle; without it the text is zeros.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        suites: Sequence[str] | None = None,
+        cameras: Sequence[str] = ("agentview_rgb",),
+        num_frames: int = 13,
+        video_size: Sequence[int] = (256, 320),
+        *,
+        rotate: bool = True,
+        mode: str = "train",
+        val_every: int = 10,
+        stride: int = 1,
+        start_interval: int = 1,
+        action_transform: ActionTransform | Mapping[str, Any] | None = None,
+        load_t5_embeddings: bool = False,
+        num_tokens: int = 512,
+        text_width: int = 1024,
+        fps: float = ACTION_FPS,
+        skip_bad_samples: bool = False,
+        most_bad_samples: int = 16,
+    ) -> None:
+        if problems := [*_problems(cameras, mode, val_every, stride), *shape_problems(num_frames, video_size)]:
+            raise ConfigError("; ".join(problems))
+        self.video_size = (int(video_size[0]), int(video_size[1]))
+        self.cameras = tuple(cameras)
+        self.rotate = rotate
+        self.stride = stride
+        self.mode = mode
+        self.fps = float(fps)
+        self.action_transform = _transform(action_transform)
+        self._num_tokens, self._text_width = num_tokens, text_width
+        self._embeddings = _embeddings(root) if load_t5_embeddings else None
+        demos = [
+            demo
+            for demo in _all_demos(Path(root), suites, skip_bad_samples)
+            if mode == "all" or _is_val(demo.number, val_every) == (mode == "val")
+        ]
+        if not demos:
+            raise DataError(f"{root} has no demonstration for mode='{mode}' with val_every={val_every}.")
+        self._files = PackedStrings(str(demo.file) for demo in demos)
+        self._numbers = numpy.asarray([demo.number for demo in demos], dtype=numpy.int32)
+        self._lengths = numpy.asarray([demo.length for demo in demos], dtype=numpy.int32)
+        self.windows = Windows(self._lengths, num_frames, stride, start_interval, what=root)
+        self._bad = BadSamples(skip=skip_bad_samples, most=most_bad_samples)
+        log.info("%s: %d windows of %d demonstrations for %s", root, len(self.windows), len(demos), mode)
+
+    @classmethod
+    def preflight(cls, **arguments: Any) -> Iterator[str]:
+        """What is wrong with the arguments, without opening the files."""
+        yield from _problems(
+            arguments.get("cameras", ("agentview_rgb",)),
+            arguments.get("mode", "train"),
+            arguments.get("val_every", 10),
+            arguments.get("stride", 1),
+        )
+        yield from shape_problems(arguments.get("num_frames", 13), arguments.get("video_size", (256, 320)))
+        try:
+            find_suites(Path(arguments.get("root", "")), arguments.get("suites"))
+        except DataError as error:
+            yield str(error)
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.windows.read(index, self._bad, self._item)
+
+    def demo(self, i: int) -> Demo:
+        """Demonstration i of those that are used."""
+        file = Path(self._files[i])
+        return Demo(file.parent.name, file, f"demo_{self._numbers[i]}", int(self._lengths[i]))
+
+    def _item(self, index: int) -> dict[str, Any]:
+        i, frames = self.windows[index]
+        demo = self.demo(i)
+        camera = self._camera(index)
+        first, last = int(frames[0]), int(frames[-1])
+        pictures = read_pictures(demo, camera, slice(first, last + 1, self.stride), rotate=self.rotate)
+        video = torch.from_numpy(numpy.ascontiguousarray(pictures.transpose(3, 0, 1, 2)))
+        actions = self.action_transform.apply(summed_actions(read_actions(demo), frames))
+        if not numpy.isfinite(actions).all():
+            raise DataError(f"{demo.file}: {demo.name} has actions that are not finite.")
+        text = self._embeddings.read(demo.task, self._num_tokens) if self._embeddings is not None else None
+        path = self._embeddings.find(demo.task) if self._embeddings is not None else None
+        return action_item(
+            stretch(video, self.video_size),
+            actions,
+            key=f"{demo.suite}/{demo.task}/{demo.name}",
+            annotation=str(demo.file),
+            fps=self.fps,
+            embedding=text,
+            caption=demo.caption,
+            video_path=f"{demo.file}/data/{demo.name}/obs/{camera}",
+            embedding_path=str(path or ""),
+            num_tokens=self._num_tokens,
+            text_width=self._text_width,
+        )
+
+    def _camera(self, index: int) -> str:
+        count = len(self.cameras)
+        draws = self.mode == "train" and count > 1
+        return self.cameras[int(numpy.random.randint(count)) if draws else index % count]
+
+
+def _all_demos(root: Path, suites: Sequence[str] | None, skip_bad: bool) -> list[Demo]:
+    demos, broken, count = [], [], 0
+    for folder in find_suites(root, suites):
+        for file in sorted(folder.glob(f"*{SUFFIX}")):
+            count += 1
+            try:
+                demos += list_demos(file)
+            except DataError as error:
+                if not skip_bad:
+                    raise
+                broken.append(error)
+    if broken:
+        log.warning("%s: %d of %d files are left out. First: %s", root, len(broken), count, broken[0])
+    return demos
+
+
+def _is_val(number: int, val_every: int) -> bool:
+    return val_every > 0 and number % val_every == val_every - 1
+
+
+def _transform(given: ActionTransform | Mapping[str, Any] | None) -> ActionTransform:
+    if given is None:
+        return controller()
+    transform = given if isinstance(given, ActionTransform) else ActionTransform.from_dict(given)
+    if transform.kind != "controller":
+        raise ConfigError(
+            f"action_transform.kind is '{transform.kind}', but LIBERO's files hold controller actions. For actions from"
+            " poses write them in the Bridge layout: python -m scripts.prepare_libero_data --form bridge"
+        )
+    return transform
+
+
+def _embeddings(root: str) -> EmbeddingFolder:
+    folder = find_embedding_dir(root)
+    if folder is None:
+        raise DataError(
+            f"{root} has no t5_xxl/ with embeddings of the tasks. Write it: python -m scripts.prepare_libero_data"
+            f" --source {root} --form keep, then python -m scripts.get_t5_embeddings --dataset_path {root}"
+        )
+    return EmbeddingFolder(folder)
+
+
+def _problems(cameras: Any, mode: str, val_every: int, stride: int) -> Iterator[str]:
+    if isinstance(cameras, str) or not cameras:
+        yield f"cameras={cameras!r}; it is a list of one name or more"
+    if mode not in MODES:
+        yield f"There is no mode '{mode}'.{near(str(mode), MODES)}"
+    if val_every < 0 or val_every == 1:
+        yield f"val_every={val_every}; every so many demonstrations one is for validation: 2 or more, or 0 for none"
+    if stride < 1:
+        yield f"stride={stride}; 1 at least"

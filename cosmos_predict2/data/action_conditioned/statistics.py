@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``dataset_statistics.json``: how large the numbers of a robot's actions are, as policies and environments need it.
+
+    {"action": {"mean": [...], "std", "min", "max", "q01", "q99", "mask"?}, "proprio"?: {...},
+     "num_transitions": n, "num_trajectories": m}
+
+or the same once more nested, under the name of each data set.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy
+from numpy.typing import ArrayLike, NDArray
+
+from imaginaire import storage
+from imaginaire.errors import DataError, near
+
+Floats = NDArray[numpy.float64]
+
+NAMES = ("mean", "std", "min", "max", "q01", "q99")
+
+
+def _floats(values: ArrayLike) -> Floats:
+    return numpy.asarray(values, dtype=numpy.float64)
+
+
+def _flags(values: ArrayLike | None) -> NDArray[numpy.bool_] | None:
+    return None if values is None else numpy.asarray(values, dtype=bool)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ColumnStatistics:
+    """Figures of each of d columns; a column whose ``mask`` is False (a gripper, mostly) is never normalised."""
+
+    mean: Floats = attrs.field(converter=_floats)
+    std: Floats = attrs.field(converter=_floats)
+    min: Floats = attrs.field(converter=_floats)
+    max: Floats = attrs.field(converter=_floats)
+    q01: Floats = attrs.field(converter=_floats)
+    q99: Floats = attrs.field(converter=_floats)
+    mask: NDArray[numpy.bool_] | None = attrs.field(default=None, converter=_flags)
+
+    def to_unit(self, values: ArrayLike) -> Floats:
+        """2 (a - q01) / (q99 - q01) - 1, not clipped; 0 in a column that never changes."""
+        given = self._given(values)
+        spread = self.q99 - self.q01
+        scaled = 2 * (given - self.q01) / numpy.where(spread == 0, 1.0, spread) - 1
+        return numpy.where(self._scaled(), numpy.where(spread == 0, 0.0, scaled), given)
+
+    def from_unit(self, values: ArrayLike) -> Floats:
+        """The inverse; a column that never changes has its only value."""
+        given = self._given(values)
+        return numpy.where(self._scaled(), self.q01 + (given + 1) / 2 * (self.q99 - self.q01), given)
+
+    def to_dict(self) -> dict[str, Any]:
+        row: dict[str, Any] = {name: getattr(self, name).tolist() for name in NAMES}
+        return row if self.mask is None else {**row, "mask": self.mask.tolist()}
+
+    def _scaled(self) -> NDArray[numpy.bool_]:
+        return numpy.ones(self.mean.shape, dtype=bool) if self.mask is None else self.mask
+
+    def _given(self, values: ArrayLike) -> Floats:
+        given = _floats(values)
+        if given.ndim == 0 or given.shape[-1] != len(self.mean):
+            raise DataError(f"The statistics are of {len(self.mean)} columns, the values have {list(given.shape)}.")
+        return given
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class DatasetStatistics:
+    """What is known of a data set's numbers."""
+
+    action: ColumnStatistics
+    proprio: ColumnStatistics | None = None
+    num_transitions: int = 0
+    num_trajectories: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        proprio = {} if self.proprio is None else {"proprio": self.proprio.to_dict()}
+        counts = {"num_transitions": self.num_transitions, "num_trajectories": self.num_trajectories}
+        return {"action": self.action.to_dict(), **proprio, **counts}
+
+
+def column_statistics(rows: ArrayLike, mask: ArrayLike | None = None) -> ColumnStatistics:
+    """Figures of the columns of [n, d]; q01 and q99 are interpolated quantiles, std that of the whole population."""
+    table = _floats(rows)
+    if table.ndim != 2 or not len(table) or not numpy.isfinite(table).all():
+        raise DataError(f"Statistics need rows of finite numbers; there is {list(table.shape)}.")
+    q01, q99 = numpy.quantile(table, [0.01, 0.99], axis=0)
+    return ColumnStatistics(
+        mean=table.mean(0), std=table.std(0), min=table.min(0), max=table.max(0), q01=q01, q99=q99, mask=mask
+    )
+
+
+def dataset_statistics(
+    actions: Iterable[ArrayLike], proprio: Iterable[ArrayLike] | None = None, *, mask: ArrayLike | None = None
+) -> DatasetStatistics:
+    """Statistics over recordings, each an array [T, d]; ``mask`` as in the file, of the actions."""
+    tables = [_floats(rows) for rows in actions]
+    if not tables:
+        raise DataError("Statistics need one recording at least.")
+    return DatasetStatistics(
+        action=column_statistics(numpy.concatenate(tables), mask),
+        proprio=None if proprio is None else column_statistics(numpy.concatenate([_floats(rows) for rows in proprio])),
+        num_transitions=sum(map(len, tables)),
+        num_trajectories=len(tables),
+    )
+
+
+def read_statistics(path: Path | str, name: str | None = None) -> DatasetStatistics:
+    """The statistics of a file; ``name`` says of which data set, where it has those of several."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as statistics: {error}") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} holds a {type(content).__name__}; statistics are an object with 'action'.")
+    if "action" not in content:
+        content = _nested(content, path, name)
+    try:
+        return DatasetStatistics(
+            action=_columns(content["action"], f"{path}: action"),
+            proprio=_columns(content["proprio"], f"{path}: proprio") if content.get("proprio") else None,
+            num_transitions=int(content.get("num_transitions", 0)),
+            num_trajectories=int(content.get("num_trajectories", 0)),
+        )
+    except (TypeError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path} has numbers that cannot be read: {error}") from error
+
+
+def write_statistics(path: Path | str, statistics: DatasetStatistics, name: str | None = None) -> None:
+    """Write the file, under ``name`` if one is given."""
+    content = statistics.to_dict() if name is None else {name: statistics.to_dict()}
+    text = json.dumps(content, indent=2) + "\n"
+    storage.write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def _nested(content: Mapping[str, Any], path: Path | str, name: str | None) -> Mapping[str, Any]:
+    names = [key for key, value in content.items() if isinstance(value, dict) and "action" in value]
+    if not names:
+        raise DataError(f"{path} has no 'action', neither at its top nor under a name; it has {', '.join(content)}.")
+    if name is None and len(names) > 1:
+        raise DataError(f"{path} has the statistics of {len(names)} data sets: say which of {', '.join(names)}.")
+    if name is not None and name not in names:
+        raise DataError(f"{path} has no statistics of '{name}'.{near(name, names)}")
+    return content[name or names[0]]
+
+
+def _columns(row: Any, where: str) -> ColumnStatistics:
+    if not isinstance(row, dict) or (absent := [name for name in NAMES if name not in row]):
+        what = ", ".join(absent) if isinstance(row, dict) else "an object with " + ", ".join(NAMES)
+        raise DataError(f"{where} lacks {what}.")
+    columns = ColumnStatistics(**{name: row[name] for name in NAMES}, mask=row.get("mask"))
+    sizes = {name: getattr(columns, name).shape for name in NAMES}
+    if columns.mask is not None:
+        sizes["mask"] = columns.mask.shape
+    if len(set(sizes.values())) > 1 or columns.mean.ndim != 1:
+        raise DataError(
+            f"{where}: the columns differ in number: {', '.join(f'{k} {list(v)}' for k, v in sizes.items())}."
+        )
+    return columns
