@@ -62,10 +62,7 @@ def write_captions(source: Source) -> list[str]:
         names = f"; without one: {_some([clip.stem for clip in lost])}" if lost else ""
         log.info("%s: %d videos, %d captions%s", source.output / split, len(clips), len(clips) - len(lost), names)
     if windows and not num_captions:
-        faults.append(
-            f"No window has a caption: {_list_path(source)} {'names none of them' if listed else 'does not exist'},"
-            f" and {', '.join(str(source.task_info(task)) for task in source.task_ids)} gave none."
-        )
+        faults.append(f"No window has a caption. {_tried(source, listed, described)}")
     _say_what_a_deletion_loses(source, len(windows), without)
     return faults
 
@@ -106,7 +103,7 @@ def _values(entry: Any, keys: tuple[str, ...], where: str) -> list[Any]:
 def _kind(content: Any) -> str:
     if isinstance(content, dict):
         return f"the keys {', '.join(map(str, content)) or '(none)'}"
-    return f"a {type(content).__name__}"
+    return f"a value of type {type(content).__name__}"
 
 
 # One window -----------------------------------------------------------------------------------------------------------
@@ -197,7 +194,7 @@ def _entries(path: Path, lines: list[str], faults: list[str]) -> Iterator[tuple[
 
 def _report_strangers(listed: Mapping[str, str], stems: set[str]) -> None:
     if strangers := sorted(listed.keys() - stems):
-        log.warning("%d captions of the list are of no window here: %s", len(strangers), _some(strangers))
+        log.warning("captions of the list that are of no window here: %d (%s)", len(strangers), _some(strangers))
 
 
 def _say_what_a_deletion_loses(source: Source, num_windows: int, without: list[Clip]) -> None:
@@ -205,9 +202,18 @@ def _say_what_a_deletion_loses(source: Source, num_windows: int, without: list[C
         log.info("all %d windows have their captions: deleting %s loses nothing", num_windows, source.data_dir)
         return
     log.warning(
-        "%d of %d windows have no caption yet: keep %s, whose task_info and pictures they can still come from",
+        "without a caption: %d of %d windows. Keep %s: its task_info and pictures are what they can be made from",
         len(without), num_windows, source.data_dir,
     )  # fmt: skip
+
+
+def _tried(source: Source, listed: Mapping[str, str], described: Mapping[str, Mapping[str, Described]]) -> str:
+    """Where captions were looked for, and what was found there."""
+    found = [f"{_list_path(source)} names {_some(sorted(listed))}" if listed else f"{_list_path(source)} gives none"]
+    for task in sorted(described):
+        path, episodes = source.task_info(task), sorted(described[task])
+        found.append(f"{path} describes {f'the episodes {_some(episodes)}' if episodes else 'none'}")
+    return "; ".join(found) + "."
 
 
 def _some(names: list[str], most: int = 5) -> str:

@@ -19,7 +19,6 @@ from typing import Any, BinaryIO
 
 from cosmos_predict2.data.agibot import Source, require_camera
 from cosmos_predict2.data.jobs import Outcome, require_space, run_jobs
-from cosmos_predict2.data.media import CRF, frame_rate, opened_video
 from imaginaire import storage
 from imaginaire.errors import CheckpointError, ConfigError, DataError, near
 
@@ -165,6 +164,8 @@ def split(
 
 
 def _cut(item: _Episode) -> EpisodeCut:
+    from cosmos_predict2.data.media import frame_rate, opened_video  # brings torch, which fetching does without
+
     source = require_camera(item.folder, item.camera)
     with opened_video(source) as container:
         stream = container.streams.video[0]
@@ -233,7 +234,9 @@ def _bring_from_other_split(item: _Episode, clip: Clip) -> None:
 
 
 def _write_clips(item: _Episode, source: Path, clips: Sequence[Clip]) -> int:
-    """How many windows were written; ends with the last one that is missing."""
+    """How many windows were written; decoding ends with the last one that is missing."""
+    from cosmos_predict2.data.media import opened_video
+
     missing = [clip for clip in clips if not _place(item, item.split, clip).exists()]
     if not missing:
         return 0
@@ -298,6 +301,8 @@ def _encode(file: BinaryIO, frames: Iterator[Any], clip: Clip, source_stream: An
 
 def _add_stream(container: Any, frame: Any, source: Any, rate: Fraction) -> Any:
     import av
+
+    from cosmos_predict2.data.media import CRF
 
     if "libx264" in av.codecs_available:
         stream: Any = container.add_stream("libx264", rate=rate, options={"crf": CRF, "preset": "medium"})
