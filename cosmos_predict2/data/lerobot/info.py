@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a LeRobot data set says of itself: ``meta/info.json``, and which of its episodes are for what."""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from imaginaire.errors import ConfigError, DataError, near
+
+log = logging.getLogger(__name__)
+
+VERSIONS = ("v2.0", "v2.1", "v3.0")
+SPLITS = ("train", "val", "test", "full")
+VAL_FRACTION = 0.1
+_SYNONYMS = {"val": ("val", "validation", "test", "eval"), "test": ("test", "eval", "val", "validation")}
+
+
+@dataclass(frozen=True)
+class Info:
+    """The parts of ``info.json`` that reading needs."""
+
+    root: Path
+    version: str
+    fps: float
+    features: Mapping[str, Mapping[str, Any]]
+    splits: Mapping[str, str]
+    data_path: str
+    video_path: str | None
+    chunks_size: int
+    robot: str
+
+    @property
+    def cameras(self) -> list[str]:
+        """Keys of what is pictures, as videos or in the tables."""
+        return [key for key, feature in self.features.items() if feature.get("dtype") in ("video", "image")]
+
+    def is_video(self, camera: str) -> bool:
+        return self.features[camera].get("dtype") == "video"
+
+    def video_fps(self, camera: str) -> float:
+        """Frames per second of a camera's files, which mostly is the rate of the data set."""
+        feature = self.features[camera]
+        for key in ("info", "video_info"):
+            described = feature.get(key)
+            if isinstance(described, Mapping) and described.get("video.fps"):
+                return float(described["video.fps"])
+        return self.fps
+
+
+def read_info(root: Path) -> Info:
+    """The data set at ``root``; a folder that is none says where one is."""
+    path = root / "meta" / "info.json"
+    if not path.is_file():
+        raise DataError(f"{root} is not a LeRobot data set: it has no meta/info.json.{_below(root)}")
+    content = read_json(path)
+    version = str(content.get("codebase_version", ""))
+    if not version.startswith("v"):
+        version = f"v{version}"
+    if version not in VERSIONS:
+        raise DataError(
+            f"{path}: codebase_version is '{content.get('codebase_version')}'; {', '.join(VERSIONS)} can be read."
+            " The lerobot package has scripts that convert older data sets."
+        )
+    features = content.get("features")
+    if not isinstance(features, dict) or not all(isinstance(feature, dict) for feature in features.values()):
+        raise DataError(f"{path}: 'features' is not a table of what the episodes hold.")
+    fps = content.get("fps")
+    if not isinstance(fps, int | float) or isinstance(fps, bool) or not fps > 0:
+        raise DataError(f"{path}: fps is {fps!r}; it must be a positive number.")
+    data_path = content.get("data_path")
+    if not isinstance(data_path, str) or not data_path:
+        raise DataError(f"{path}: 'data_path' is missing.")
+    splits = content.get("splits")
+    return Info(
+        root=root,
+        version=version,
+        fps=float(fps),
+        features=features,
+        splits={str(k): str(v) for k, v in splits.items()} if isinstance(splits, dict) else {},
+        data_path=data_path,
+        video_path=content.get("video_path") or None,
+        chunks_size=int(content.get("chunks_size") or 1000),
+        robot=str(content.get("robot_type") or ""),
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that a JSON file holds."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} holds a {type(content).__name__}; an object was expected.")
+    return content
+
+
+def choose_episodes(
+    splits: Mapping[str, str], num_episodes: int, split: str, val_fraction: float = VAL_FRACTION
+) -> NDArray[numpy.int64]:
+    """Places of the episodes of a split, ascending: ``full`` is all of them.
+
+    Where the data set itself names several splits, these count (val and test stand in for one another). Most name only
+    one: then ``val_fraction`` of the episodes, spread evenly over all, are both val and test, and the rest is train.
+    """
+    if split not in SPLITS:
+        raise ConfigError(f"data_split is '{split}'.{near(str(split), SPLITS)}")
+    if not 0 <= val_fraction < 1:
+        raise ConfigError(f"val_fraction={val_fraction}; it is a share from 0 to below 1.")
+    everything = numpy.arange(num_episodes)
+    if split == "full":
+        return everything
+    if len(splits) > 1:
+        names = _SYNONYMS.get(split, (split,))
+        name = next((name for name in names if name in splits), None)
+        if name is None:
+            raise ConfigError(f"The data set has no split '{split}'; it has {', '.join(splits)}. Or take 'full'.")
+        if name != split:
+            log.info("the data set has no split '%s'; its '%s' is used", split, name)
+        first, last = _range(splits[name])
+        return everything[first:last]
+    is_val = held_out(num_episodes, val_fraction)
+    return everything[~is_val] if split == "train" else everything[is_val]
+
+
+def held_out(count: int, fraction: float) -> NDArray[numpy.bool_]:
+    """Which of ``count`` are held out: so large a share, evenly spread, one at least where any are asked for."""
+    if fraction == 0 or count < 2:
+        return numpy.zeros(count, dtype=bool)
+    num = min(count - 1, max(1, round(count * fraction)))
+    chosen = numpy.zeros(count, dtype=bool)
+    chosen[((2 * numpy.arange(num) + 1) * count) // (2 * num)] = True
+    return chosen
+
+
+def _range(text: str) -> tuple[int, int]:
+    first, colon, last = text.partition(":")
+    try:
+        if not colon:
+            raise ValueError
+        return int(first or 0), int(last)
+    except ValueError as error:
+        raise DataError(f"meta/info.json: the split '{text}' is not of the form '0:50'.") from error
+
+
+def _below(root: Path) -> str:
+    if not root.is_dir():
+        return " The folder does not exist."
+    found = sorted({path.parent.parent for pattern in ("*", "*/*") for path in root.glob(f"{pattern}/meta/info.json")})
+    return f" There is one in {', '.join(str(path) for path in found[:3])}." if found else ""

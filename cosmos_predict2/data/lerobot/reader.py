@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A LeRobot data set of any version as episodes: tables of numbers, pictures by frame number, and tasks.
+
+Opening one reads its index only. Rows and pictures are read when they are asked for, and as few as possible.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+from torch import Tensor
+
+from cosmos_predict2.data.clips import read_frames
+from cosmos_predict2.data.lerobot.episodes import Clip, Episodes, Layout
+from cosmos_predict2.data.lerobot.info import Info, read_info
+from cosmos_predict2.data.lerobot.layout_v2 import LayoutV2
+from cosmos_predict2.data.lerobot.layout_v3 import LayoutV3
+from cosmos_predict2.data.lerobot.modality import EMBODIMENTS, Modality, Part, read_modality
+from cosmos_predict2.data.lerobot.tables import Numbers, Tables, num_rows, read_images
+from imaginaire.errors import ConfigError, DataError, near
+
+ACTIONS = ("action", "actions")
+STATES = ("observation.state", "state")
+_PER_EPISODE = ("v2.0", "v2.1")
+_EPISODE = "episode_index"
+
+
+@dataclass(frozen=True)
+class LeRobotSource:
+    """An open data set; episodes are counted from 0 in the order of its index."""
+
+    info: Info
+    layout: Layout
+    modality: Modality | None
+    tables: Tables
+
+    @classmethod
+    def open(cls, root: Path | str) -> "LeRobotSource":
+        """The data set in this folder."""
+        info = read_info(Path(root))
+        layout: Layout = LayoutV2(info) if info.version in _PER_EPISODE else LayoutV3(info)
+        return cls(info, layout, read_modality(info.root), Tables())
+
+    def __len__(self) -> int:
+        return len(self.episodes)
+
+    @property
+    def episodes(self) -> Episodes:
+        return self.layout.episodes
+
+    @property
+    def tasks(self) -> Mapping[int, str]:
+        """Texts by task_index."""
+        return self.layout.tasks
+
+    def name(self, i: int) -> str:
+        """What the files of episode i are called."""
+        return f"episode_{int(self.episodes.numbers[i]):06d}"
+
+    # ---- numbers -----------------------------------------------------------------------------------------------------
+
+    def columns(self, i: int, names: Sequence[str]) -> dict[str, Numbers]:
+        """Columns of episode i: [F] or [F, d] each."""
+        place, length = self.layout.rows(i), int(self.episodes.lengths[i])
+        if self.info.version in _PER_EPISODE and (found := num_rows(place.path)) != length:
+            raise DataError(f"{place.path} has {found} rows, but the index says {length} frames.")
+        is_numbered = _EPISODE in self.info.features or self.info.version not in _PER_EPISODE
+        wanted = [*names, _EPISODE] if is_numbered and _EPISODE not in names else list(names)
+        read = self.tables.read(place.path, wanted, place.first, length)
+        number = self.episodes.numbers[i]
+        if is_numbered and (read[_EPISODE] != number).any():
+            other = int(read[_EPISODE][read[_EPISODE] != number][0])
+            raise DataError(
+                f"{place.path}, rows {place.first} to {place.first + length - 1}: episode {other} where the index says"
+                f" {number}."
+            )
+        return {name: read[name] for name in names}
+
+    def episode(self, i: int) -> dict[str, Numbers]:
+        """All columns of numbers of episode i."""
+        return self.columns(i, [name for name, feature in self.info.features.items() if _is_numbers(feature)])
+
+    def parts(self, i: int, parts: Sequence[Part]) -> Numbers:
+        """[F, d]: these parts side by side."""
+        columns = self.columns(i, list(dict.fromkeys(part.column for part in parts)))
+        pieces = []
+        for part in parts:
+            table = columns[part.column]
+            table = table[:, None] if table.ndim == 1 else table
+            if table.ndim != 2 or (part.end is not None and part.end > table.shape[1]):
+                raise DataError(
+                    f"{self.layout.rows(i).path}: '{part.column}' has the shape {list(table.shape)} for {len(table)}"
+                    f" frames, but numbers {part.start} to {part.end} of it are asked for."
+                )
+            pieces.append(table[:, part.start : part.end])
+        return numpy.concatenate(pieces, axis=1)
+
+    def action_parts(self, keys: str | Sequence[str] | None = None, embodiment: str | None = None) -> list[Part]:
+        """The columns, or parts of them, that make an action: as asked for, or the only one that is called so."""
+        if embodiment is not None:
+            if keys is not None:
+                raise ConfigError("action_keys and embodiment both say what an action is: give one of them.")
+            return self._embodiment(embodiment)
+        if keys is None:
+            usual = [key for key in ACTIONS if key in self.info.features]
+            if len(usual) != 1:
+                numbers = ", ".join(key for key, feature in self.info.features.items() if _is_numbers(feature))
+                raise ConfigError(f"{self.info.root}: which columns are the action? Set action_keys: {numbers}.")
+            keys = usual
+        listed = [keys] if isinstance(keys, str) else list(keys)
+        named = self.modality.action if self.modality else {}
+        for key in listed:
+            if key not in named and key not in self.info.features:
+                raise ConfigError(
+                    f"{self.info.root}: there is no action '{key}'.{near(key, [*named, *self.info.features])}"
+                )
+        return [named[key] if key in named else Part(key) for key in listed]
+
+    def _embodiment(self, name: str) -> list[Part]:
+        if name not in EMBODIMENTS:
+            raise ConfigError(f"There is no embodiment '{name}'.{near(name, EMBODIMENTS)}")
+        place = self.info.root / "meta" / "modality.json"
+        if self.modality is None:
+            raise DataError(f"embodiment '{name}' needs {place}, which says where its parts are; it is not there.")
+        parts = []
+        for key, width in EMBODIMENTS[name].items():
+            part = self.modality.action.get(key)
+            if part is None or part.end is None:
+                raise DataError(
+                    f"{place} has no action '{key}', which '{name}' needs.{near(key, self.modality.action)}"
+                )
+            if part.end - part.start != width:
+                raise DataError(f"{place}: '{key}' has {part.end - part.start} numbers, but that of '{name}' {width}.")
+            parts.append(part)
+        return parts
+
+    # ---- texts -------------------------------------------------------------------------------------------------------
+
+    def caption(self, i: int, frame: int = 0, annotation: str | None = None) -> str:
+        """What the episode shows, at ``frame`` where it has several tasks; empty where nobody wrote it down.
+
+        ``annotation`` names one of modality.json's texts instead.
+        """
+        listed = self.episodes.tasks(i)
+        if annotation is None and len(listed) == 1:
+            return listed[0]
+        column = "task_index" if annotation is None else self._annotation(annotation)
+        if not self.tasks or (annotation is None and column not in self.info.features):
+            return listed[0] if listed else ""
+        number = int(self.columns(i, [column])[column].reshape(-1)[frame])
+        if number not in self.tasks:
+            raise DataError(f"{self.layout.rows(i).path}: '{column}' names text {number}, which meta/tasks has not.")
+        return self.tasks[number]
+
+    def _annotation(self, name: str) -> str:
+        known = self.modality.annotation if self.modality else {}
+        if name not in known:
+            raise ConfigError(f"{self.info.root}: there is no annotation '{name}'.{near(name, known)}")
+        return known[name]
+
+    # ---- pictures ----------------------------------------------------------------------------------------------------
+
+    def camera(self, wanted: str | None = None) -> str:
+        """The key of a camera: asked for in full, by its last word or by modality.json; without that the only one."""
+        cameras = self.info.cameras
+        named = self.modality.video if self.modality else {}
+        if wanted is None:
+            if len(cameras) != 1:
+                raise ConfigError(f"{self.info.root}: which camera? Set it to one of {', '.join(cameras) or 'none'}.")
+            return cameras[0]
+        wanted = named.get(wanted, wanted)
+        fitting = [key for key in cameras if key == wanted] or [k for k in cameras if k.rpartition(".")[2] == wanted]
+        if len(fitting) != 1:
+            raise ConfigError(f"{self.info.root}: there is no camera '{wanted}'.{near(wanted, [*named, *cameras])}")
+        return fitting[0]
+
+    def frames(
+        self, i: int, camera: str, indices: Sequence[int], *, decoder: str = "auto", num_threads: int = 1
+    ) -> Tensor:
+        """uint8 [3, F, H, W]: frames of episode i, counted from its first, in the order that is asked for."""
+        length = int(self.episodes.lengths[i])
+        if not len(indices) or min(indices) < 0 or max(indices) >= length:
+            raise DataError(f"{self.info.root}: episode {self.episodes.numbers[i]} has {length} frames, not {indices}.")
+        if not self.info.is_video(camera):
+            place = self.layout.rows(i)
+            return read_images(place.path, camera, [place.first + int(k) for k in indices], self.info.root)
+        clip = self.clip(i, camera)
+        fps = self.info.video_fps(camera)
+        numbers = [round((clip.start + int(k) / self.info.fps) * fps) for k in indices]
+        return read_frames(clip.path, numbers, decoder=decoder, num_threads=num_threads)
+
+    def clip(self, i: int, camera: str) -> Clip:
+        """Where the video of episode i is, after checking that the index agrees with itself."""
+        clip = self.layout.clip(i, camera)
+        seconds = int(self.episodes.lengths[i]) / self.info.fps
+        if clip.seconds is not None and abs(clip.seconds - seconds) > 0.5 / self.info.fps:
+            raise DataError(
+                f"{self.info.root}: episode {self.episodes.numbers[i]} has {self.episodes.lengths[i]} frames, but"
+                f" {clip.seconds * self.info.fps:.2f} frames' time of video in {clip.path.name}."
+            )
+        if not clip.path.is_file():
+            raise DataError(f"{clip.path} does not exist; the data set's index names it.")
+        return clip
+
+    def file_of(self, i: int, camera: str) -> Path:
+        """The file that holds the pictures of episode i."""
+        return self.layout.clip(i, camera).path if self.info.is_video(camera) else self.layout.rows(i).path
+
+    def missing_files(self, camera: str, episodes: Sequence[int] | None = None) -> list[Path]:
+        """Files of these episodes that the index names and that are not there."""
+        everything = range(len(self)) if episodes is None else episodes
+        paths = {path for i in everything for path in (self.layout.rows(int(i)).path, self.file_of(int(i), camera))}
+        return sorted(path for path in paths if not path.is_file())
+
+
+def _is_numbers(feature: Mapping[str, Any]) -> bool:
+    dtype = str(feature.get("dtype", ""))
+    return dtype.startswith(("float", "int", "uint", "bool"))
