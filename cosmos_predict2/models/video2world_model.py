@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from cosmos_predict2.checkpoints import load_dit
 from cosmos_predict2.checkpoints.presence import problem_with
 from cosmos_predict2.conditioner import Condition, Conditioner
+from cosmos_predict2.data.latent_cache import LATENTS_KEY, check_tokenizer
 from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.diffusion import rectified_flow
 from cosmos_predict2.interfaces import VideoTokenizer
@@ -91,6 +92,7 @@ class Predict2Video2WorldModel(ImaginaireModel):
         self.denoiser = self.pipe_config.denoiser(self.net)
         self.conditioner = Conditioner(self.pipe_config.conditioner)
         self.tokenizer: VideoTokenizer = lazy_config.instantiate(self.pipe_config.tokenizer)
+        self._knows_latents = False  # that the data's latents are of this tokenizer
 
     @classmethod
     def preflight(cls, config: Any) -> Iterator[str]:
@@ -156,9 +158,7 @@ class Predict2Video2WorldModel(ImaginaireModel):
     ) -> tuple[Tensor, Condition]:
         """Clean latents, and what the network is told: inputs dropped for guidance, and the first frames of each."""
         is_image = self._is_image(batch)
-        pixels = self._pixels(batch, is_image, generators)
-        with torch.no_grad():
-            x0 = self.tokenizer.encode(pixels).to(self._work_dtype) * self.pipe_config.sigma_data
+        x0 = self._latents(batch, is_image, generators) * self.pipe_config.sigma_data
         keep = None if keep_all else self.conditioner.draw_keep(generators.each("condition"))
         condition = self.conditioner.condition(batch, is_image=is_image, keep=keep)
         if not is_image:
@@ -219,13 +219,35 @@ class Predict2Video2WorldModel(ImaginaireModel):
         return torch.promote_types(self.precision, torch.float32)
 
     def _is_image(self, batch: Mapping[str, Any]) -> bool:
-        video, image = self.config.input_video_key in batch, self.config.input_image_key in batch
-        if video == image:
+        return self._input_key(batch) == self.config.input_image_key
+
+    def _input_key(self, batch: Mapping[str, Any]) -> str:
+        """What a batch is of: videos, images, or the cached latents of videos."""
+        keys = (self.config.input_video_key, self.config.input_image_key, LATENTS_KEY)
+        found = [key for key in keys if key in batch]
+        if len(found) != 1:
             raise DataError(
-                f"A batch must have one of '{self.config.input_video_key}' and '{self.config.input_image_key}', but it"
-                f" has {'both' if video else 'neither'}: {', '.join(sorted(map(str, batch)))}."
+                f"A batch must have one of {', '.join(repr(key) for key in keys)}, but it has"
+                f" {f'both {found[0]} and {found[1]}' if found else 'none'}: {', '.join(sorted(map(str, batch)))}."
             )
-        return image
+        return found[0]
+
+    @torch.no_grad()
+    def _latents(self, batch: Mapping[str, Any], is_image: bool, generators: "Draws") -> Tensor:
+        """What the tokenizer makes of the pixels, or made of them when the data set was prepared."""
+        if LATENTS_KEY not in batch:
+            return self.tokenizer.encode(self._pixels(batch, is_image, generators)).to(self._work_dtype)
+        if not self._knows_latents:
+            check_tokenizer(self.tokenizer, batch)
+            self._knows_latents = True
+        latents: Tensor = batch[LATENTS_KEY]
+        wanted, have = self.pipe_config.state_t, latents.shape[2]
+        if latents.shape[1] != self.tokenizer.latent_ch or have < wanted:
+            raise DataError(
+                f"The latents of this batch have {latents.shape[1]} channels and {have} frames, but the model takes"
+                f" {self.tokenizer.latent_ch} and {wanted} (state_t). Cache windows of {pixel_frames(wanted)} frames."
+            )
+        return latents[:, :, :wanted].to(next(self.net.parameters()).device, self._work_dtype)
 
     def _pixels(self, batch: Mapping[str, Any], is_image: bool, generators: "Draws") -> Tensor:
         """RGB in [-1, 1], [B, 3, F, H, W]; a clip that is longer than the model's is cut at random."""
@@ -260,15 +282,13 @@ class Predict2Video2WorldModel(ImaginaireModel):
         return generators.integers(low, high + 1, "given_frames").to(x0.device)
 
     def _count_samples(self, batch: Mapping[str, Any], is_image: bool) -> None:
-        key = self.config.input_image_key if is_image else self.config.input_video_key
         name = "accum_image_sample_counter" if is_image else "accum_video_sample_counter"
-        cast(Tensor, getattr(self.net, name)).add_(len(batch[key]) * current_dims().dp_size)
+        cast(Tensor, getattr(self.net, name)).add_(len(batch[self._input_key(batch)]) * current_dims().dp_size)
         cast(Tensor, self.net.accum_iteration).add_(1)
 
     def _generators(self, batch: Mapping[str, Any], pass_name: str) -> "Draws":
-        key = self.config.input_image_key if self._is_image(batch) else self.config.input_video_key
-        positions = batch.get("sample_position")
-        return Draws(len(batch[key]), None if positions is None else positions.tolist(), self.seed, pass_name)
+        size, positions = len(batch[self._input_key(batch)]), batch.get("sample_position")
+        return Draws(size, None if positions is None else positions.tolist(), self.seed, pass_name)
 
 
 class Draws:

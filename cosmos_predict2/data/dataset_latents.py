@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training samples from a folder of cached latents: those of the folder's clips, without a clip being decoded."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch.utils.data import Dataset
+
+from cosmos_predict2.data.bad_samples import BadSamples
+from cosmos_predict2.data.jobs import read_caption
+from cosmos_predict2.data.latent_cache import (
+    FOLDER,
+    LATENTS_KEY,
+    PROBE_KEY,
+    SUFFIX,
+    LatentRecord,
+    open_latents,
+    read_record,
+)
+from cosmos_predict2.data.sizes import latent_frames
+from cosmos_predict2.data.video_folder import (
+    Names,
+    captions_of,
+    existing_folder,
+    frame_item,
+    media_by_stem,
+    open_embeddings,
+    read_embedding,
+    tell_left_out,
+    text_item,
+    with_embedding,
+)
+from imaginaire.errors import ConfigError, DataError
+
+
+class LatentDataset(Dataset[dict[str, Any]]):
+    """The clips that have latents and a text embedding; an item is one of a clip's cached windows, drawn at random.
+
+    Items have the keys of the clips' own data set, but ``latents`` float32 [C, T, h, w] in place of ``video``, and
+    ``latent_probe``, by which a model knows its tokenizer. With ``num_frames`` below that of the cache an item is the
+    beginning of a window. The draw is from NumPy's global generator, which the loader seeds per sample. The clips
+    themselves need not be there; one that is must be the one that was encoded.
+    """
+
+    def __init__(
+        self,
+        dataset_dir: str,
+        num_frames: int | None = None,
+        *,
+        skip_bad_samples: bool = False,
+        most_bad_samples: int = 16,
+        num_tokens: int = 512,
+        text_encoder: str | None = None,
+    ) -> None:
+        self.dataset_dir, self.record = _opened(dataset_dir)
+        if problem := _length_problem(num_frames, self.record):
+            raise ConfigError(problem)
+        self.num_frames = num_frames or self.record.num_frames
+        self._folder = self.dataset_dir / FOLDER
+        self._probe = torch.tensor(self.record.probe)
+        self._num_tokens = num_tokens
+        self._embeddings = open_embeddings(self.dataset_dir, text_encoder)
+        files = media_by_stem(self._folder, (SUFFIX,))
+        stems = with_embedding(files, self._embeddings.stems(), self._embeddings.folder, "latents")
+        tell_left_out(files, stems, self._embeddings.folder, "latents")
+        self.stems = Names(stems)
+        self._metas = captions_of(self.dataset_dir, stems)
+        self._bad = BadSamples(skip_bad_samples, most_bad_samples)
+
+    @classmethod
+    def preflight(
+        cls, dataset_dir: str = "", num_frames: int | None = None, *, text_encoder: str | None = None, **_: Any
+    ) -> Iterator[str]:
+        """What can be known to be wrong without opening the latents of a clip."""
+        try:
+            folder, record = _opened(dataset_dir)
+            if problem := _length_problem(num_frames, record):
+                yield problem
+            embeddings = open_embeddings(folder, text_encoder)
+            files = media_by_stem(folder / FOLDER, (SUFFIX,))
+            with_embedding(files, embeddings.stems(), embeddings.folder, "latents")
+        except DataError as error:
+            yield str(error)
+
+    def __len__(self) -> int:
+        return len(self.stems)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self._bad.read(index, len(self), self._item)
+
+    def _item(self, index: int) -> dict[str, Any]:
+        stem = self.stems[index]
+        with open_latents(self._folder / f"{stem}{SUFFIX}") as clip:
+            video = clip.require_video(self.dataset_dir / "videos")
+            latents, start = clip.window(int(numpy.random.randint(clip.num_windows)))
+        embedding, mask, embedding_path = read_embedding(self._embeddings, stem, self._num_tokens)
+        return {
+            LATENTS_KEY: latents[:, : latent_frames(self.num_frames)],
+            PROBE_KEY: self._probe,
+            "video_name": {"video_path": str(video), "t5_embedding_path": embedding_path, "start_frame": start},
+            **text_item(embedding, mask),
+            "fps": clip.fps,
+            "num_frames": self.num_frames,
+            **frame_item(self.record.size),
+            **({} if self._metas is None else {"ai_caption": read_caption(self._metas / f"{stem}.txt")}),
+        }
+
+
+def _opened(dataset_dir: str) -> tuple[Path, LatentRecord]:
+    how = f"Write them: python -m scripts.cache_latents --dataset_path {dataset_dir}"
+    if not (Path(dataset_dir) / FOLDER).is_dir() and (Path(dataset_dir) / "videos").is_dir():
+        raise DataError(f"{dataset_dir} has no folder {FOLDER}. {how}")
+    folder = existing_folder(dataset_dir, FOLDER)
+    record = read_record(folder / FOLDER)
+    if record is None:
+        raise DataError(f"{folder / FOLDER} has no record of its tokenizer. Delete it. {how}")
+    return folder, record
+
+
+def _length_problem(num_frames: int | None, record: LatentRecord) -> str | None:
+    """What is wrong with the wished length, if anything."""
+    if num_frames is None or (1 <= num_frames <= record.num_frames and num_frames % 4 == 1):
+        return None
+    return (
+        f"num_frames={num_frames}, but the cached latents are of windows of {record.num_frames} frames: use 1 + 4k,"
+        f" {record.num_frames} at most, or cache longer windows."
+    )

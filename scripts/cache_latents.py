@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Encode the clips of a data set once, into latents/NAME.safetensors, which training can read in place of them."""
+
+import argparse
+import logging
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/cache_latents.py
+
+from cosmos_predict2.data.latent_cache import CROPS, DTYPES, cache_latents
+from imaginaire import command_line, lazy_config
+from imaginaire.errors import ConfigError
+from scripts.encode_prompts import device_of
+
+log = logging.getLogger(__name__)
+
+EPILOG = """\
+A clip gets --windows_per_clip windows of --num_frames frames, evenly apart; training draws among them. Take as many
+frames as the model has (93 for 16 fps, 61 for 10 fps, 13 for the tiny model); models of fewer can use them too.
+Clips that have latents are left alone, so an interrupted run goes on when it is started again; a clip that was changed
+is encoded anew. Several processes share the work with --shard 0/8 ... --shard 7/8, each with a device of its own.
+
+Then train with dataloader_train=latents dataloader_train.dataset.dataset_dir=DIR.
+
+examples:
+  python -m scripts.cache_latents --dataset_path datasets/mine/train --num_frames 93 --size 432 768
+  python -m scripts.cache_latents --dataset_path datasets/toy/train --tokenizer tiny --num_frames 13 --size 48 48
+"""
+
+
+def _parser() -> command_line.Parser:
+    parser = command_line.parser("scripts.cache_latents", __doc__, EPILOG)
+    add = parser.add_argument
+    add("--dataset_path", required=True, metavar="DIR", help="the folder with videos/")
+    add(
+        "--tokenizer",
+        choices=("wan", "tiny"),
+        default="wan",
+        help="wan: of the released models; tiny: of the tiny ones",
+    )
+    add("--tokenizer_path", metavar="FILE", help="its weights (default: where the downloads put them)")
+    add("--num_frames", type=int, default=93, metavar="N", help="pixel frames of a window, 1 + 4k")
+    add("--size", type=int, nargs=2, default=(432, 768), metavar=("H", "W"), help="what clips are scaled to")
+    add("--windows_per_clip", type=int, default=4, metavar="N", help="fewer in clips that are too short for as many")
+    add("--fps", type=float, help="take the frames nearest to this rate (default: the clip's own)")
+    add("--stride", type=int, default=1, metavar="N", help="take every N-th frame")
+    add("--crop", choices=tuple(CROPS), default="stretch", help="scale to the size straight, or keep the shape and cut")
+    add("--dtype", choices=tuple(DTYPES), default="float16", help="of the stored numbers")
+    add("--decoder", default="auto", help="pyav, decord or torchcodec (default: pyav)")
+    add("--workers", type=int, default=2, metavar="N", help="processes that decode ahead of the tokenizer")
+    add("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one, else cpu)")
+    add("--shard", type=_shard, default=(0, 1), metavar="I/N", help="do the I-th of N parts, from 0 (default: all)")
+    add("--dry-run", "--dry_run", action="store_true", help="say what would be done, and write nothing")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    import torch
+
+    if args.workers < 0:
+        raise ConfigError(f"--workers is {args.workers}; it must be 0 or more.")
+    device = device_of(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    outcome = cache_latents(
+        args.dataset_path,
+        make_tokenizer(args.tokenizer, args.tokenizer_path),
+        num_frames=args.num_frames,
+        size=(args.size[0], args.size[1]),
+        windows_per_clip=args.windows_per_clip,
+        fps=args.fps,
+        stride=args.stride,
+        crop=args.crop,
+        dtype=args.dtype,
+        decoder=args.decoder,
+        shard=args.shard,
+        workers=args.workers,
+        device=device,
+        dry_run=args.dry_run,
+    )
+    if outcome.results:
+        log.info("wrote the latents of %d clips to %s", len(outcome.results), Path(args.dataset_path) / "latents")
+    return outcome.report("clips")
+
+
+def make_tokenizer(name: str, path: str | None) -> Any:
+    """The tokenizer as training has it."""
+    from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
+
+    node = get_cosmos_predict2_video2world_pipeline(model_size="tiny" if name == "tiny" else "2B").tokenizer
+    if name == "tiny":
+        node.weights = path
+    else:
+        node.tile_size = None  # tiles change latents a little
+        node.vae_pth = path or node.vae_pth
+    return lazy_config.instantiate(node)
+
+
+def _shard(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or int(match[1]) >= int(match[2]):
+        raise argparse.ArgumentTypeError(f"'{text}' is not I/N with I from 0 to N - 1, as in 0/8")
+    return int(match[1]), int(match[2])
+
+
+def main() -> int:
+    return command_line.main(_parser(), run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+from cosmos_predict2.data import latent_cache
+from cosmos_predict2.data.dataset_latents import LatentDataset
+from cosmos_predict2.data.dataset_video import Dataset
+from cosmos_predict2.data.latent_cache import cache_latents, is_same_tokenizer, probe, window_starts
+from cosmos_predict2.data.media import write_video
+from cosmos_predict2.text.bytes_encoder import BytesEncoder
+from cosmos_predict2.text.embedding_folder import embed_captions
+from cosmos_predict2.tokenizers.tiny import TinyTokenizer
+from imaginaire.data import ResumableLoader
+from imaginaire.errors import ConfigError, DataError
+from tests.models.parts import PooledPixels
+from tests.models.test_video2world_model import make_model
+
+ROOT = Path(__file__).parent.parent.parent
+SHAPE: dict[str, Any] = dict(num_frames=9, size=(32, 48))
+
+
+def make_folder(folder: Path, lengths: tuple[int, ...] = (9, 14, 30)) -> Path:
+    """Clips of noise that moves slowly, with captions and embeddings."""
+    (folder / "videos").mkdir(parents=True)
+    (folder / "metas").mkdir()
+    captions = {}
+    for i, length in enumerate(lengths):
+        generator = torch.Generator().manual_seed(i)
+        video = torch.randint(0, 256, (3, 1, 32, 48), dtype=torch.uint8, generator=generator)
+        video = torch.cat([video.roll(k, dims=3) for k in range(length)], dim=1)
+        write_video(folder / "videos" / f"clip_{i}.mp4", video, 10)
+        captions[f"clip_{i}"] = f"clip number {i}"
+        (folder / "metas" / f"clip_{i}.txt").write_text(captions[f"clip_{i}"])
+    embed_captions(folder / "t5_xxl", captions, BytesEncoder(4, 8))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cached(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_folder(tmp_path_factory.mktemp("cache") / "train")
+    outcome = cache_latents(folder, TinyTokenizer(), **SHAPE, windows_per_clip=3, dtype="float32")
+    assert outcome.faults == [] and outcome.results == ["clip_0", "clip_1", "clip_2"]
+    return folder
+
+
+def test_windows_are_evenly_apart_and_reach_both_ends() -> None:
+    assert window_starts(1, 4) == [0]
+    assert window_starts(3, 4) == [0, 1, 2]
+    assert window_starts(22, 3) == [0, 10, 21]
+    assert window_starts(22, 1) == [10]
+    for num_starts in range(1, 60):
+        for count in range(1, 10):
+            starts = window_starts(num_starts, count)
+            assert len(set(starts)) == len(starts) == min(count, num_starts)
+            assert all(0 <= start < num_starts for start in starts) and starts == sorted(starts)
+
+
+def test_latents_are_what_the_tokenizer_makes_of_the_same_frames(cached: Path) -> None:
+    tokenizer = TinyTokenizer()
+    dataset = LatentDataset(str(cached), num_tokens=4)
+    assert len(dataset) == 3 and dataset.num_frames == 9
+    for stem, starts in (("clip_0", [0]), ("clip_1", [0, 2, 5]), ("clip_2", [0, 10, 21])):
+        with latent_cache.open_latents(cached / "latents" / f"{stem}.safetensors") as clip:
+            assert clip.num_windows == len(starts) and clip.fps == 10
+            for which, start in enumerate(starts):
+                latents, found = clip.window(which)
+                frames = latent_cache.clips.read_frames(cached / "videos" / f"{stem}.mp4", range(start, start + 9))
+                assert found == start
+                assert torch.equal(latents, tokenizer.encode(frames[None].float() / 127.5 - 1)[0])
+
+
+def test_items_are_those_of_the_clips_but_for_the_pixels(cached: Path) -> None:
+    videos = Dataset(str(cached), 9, (32, 48), num_tokens=4, sampling="first")
+    latents = LatentDataset(str(cached), num_tokens=4)
+    for index in range(3):
+        expected, found = videos[index], latents[index]
+        assert expected.keys() - found.keys() == {"video"} and found.keys() - expected.keys() == {
+            "latents",
+            "latent_probe",
+        }
+        assert found["latents"].shape == (16, 3, 4, 6) and found["latents"].dtype == torch.float32
+        for key in expected.keys() - {"video", "video_name"}:
+            same = torch.equal(expected[key], found[key]) if torch.is_tensor(expected[key]) else None
+            assert same or expected[key] == found[key], key
+        assert {k: found["video_name"][k] for k in expected["video_name"]} == expected["video_name"]
+    numpy.random.seed(0)
+    starts = {latents[2]["video_name"]["start_frame"] for _ in range(30)}
+    assert starts == {0, 10, 21}, "windows are drawn from NumPy's generator"
+    assert len(list(ResumableLoader(latents, batch_size=2, num_workers=1))) == 2
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 0.0), ("float16", 2e-3), ("bfloat16", 2e-2)])
+def test_the_loss_is_that_of_the_clips(cached: Path, tmp_path: Path, dtype: str, tolerance: float) -> None:
+    folder = cached
+    if dtype != "float32":
+        folder = make_folder(tmp_path / "train")
+        cache_latents(folder, TinyTokenizer(), **SHAPE, windows_per_clip=1, dtype=dtype)
+    model = make_model(state_t=3)
+    model.tokenizer = TinyTokenizer()
+    videos = Dataset(str(folder), 9, (32, 48), num_tokens=4)
+    latents = LatentDataset(str(folder), num_tokens=4)
+    batches = [default_collate([{**dataset[0], "sample_position": 5}]) for dataset in (videos, latents)]
+    assert not torch.is_tensor(batches[1].get("video")) and batches[0]["video"].shape == (1, 3, 9, 32, 48)
+    losses = [model.training_step(batch, 0)[1].item() for batch in batches]
+    assert losses[0] > 0
+    assert abs(losses[1] / losses[0] - 1) <= tolerance
+    validation = [model.validation_step(batch, 0)[1].item() for batch in batches]
+    assert abs(validation[1] / validation[0] - 1) <= tolerance
+
+
+def test_the_beginning_of_a_window_serves_a_shorter_model(cached: Path) -> None:
+    short = LatentDataset(str(cached), num_frames=5, num_tokens=4)[0]
+    videos = Dataset(str(cached), 5, (32, 48), num_tokens=4, sampling="first")[0]
+    expected = TinyTokenizer().encode(videos["video"][None].float() / 127.5 - 1)[0]
+    assert short["num_frames"] == 5 and torch.allclose(short["latents"], expected, atol=1e-5)
+    model = make_model(state_t=2)
+    model.tokenizer = TinyTokenizer()
+    whole = default_collate([{**LatentDataset(str(cached), num_tokens=4)[0], "sample_position": 5}])
+    cut = default_collate([{**short, "sample_position": 5}])
+    losses = [model.training_step(batch, 0)[1].item() for batch in (whole, cut)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_a_model_refuses_latents_of_another_tokenizer_and_of_too_few_frames(cached: Path) -> None:
+    batch = default_collate([LatentDataset(str(cached), num_tokens=4)[0]])
+    with pytest.raises(DataError, match=r"not those of the model's tokenizer .PooledPixels"):
+        make_model(state_t=3).training_step(batch, 0)
+    model = make_model(state_t=4)
+    model.tokenizer = TinyTokenizer()
+    with pytest.raises(DataError, match=r"16 channels and 3 frames, but the model takes 16 and 4 .* 13 frames"):
+        model.training_step(batch, 0)
+    model = make_model(state_t=3)
+    with pytest.raises(DataError, match="without 'latent_probe'"):
+        model.training_step({key: value for key, value in batch.items() if key != "latent_probe"}, 0)
+
+
+def test_a_probe_knows_the_weights_and_not_their_rounding() -> None:
+    tiny = TinyTokenizer()
+    assert is_same_tokenizer(probe(tiny), probe(TinyTokenizer(dtype=torch.bfloat16)))
+    assert not is_same_tokenizer(probe(tiny), probe(PooledPixels()))
+    other = TinyTokenizer()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in other.net.parameters():
+            parameter.mul_(1 + 0.2 * torch.randn(parameter.shape, generator=generator))
+    assert not is_same_tokenizer(probe(tiny), probe(other))
+
+
+def test_what_is_there_is_kept_and_what_changed_is_encoded_anew(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "train", (9, 10, 11))
+
+    def cache(**options: Any) -> list[str]:
+        return cache_latents(folder, TinyTokenizer(), **{**SHAPE, **options}).results
+
+    assert cache(dry_run=True) == [] and not (folder / "latents").exists()
+    assert cache(shard=(1, 2)) == ["clip_1"]
+    assert cache() == ["clip_0", "clip_2"]
+    assert cache() == []
+    (folder / "latents" / "clip_0.safetensors").write_bytes(b"damaged")
+    write_video(folder / "videos" / "clip_2.mp4", torch.zeros(3, 12, 32, 48, dtype=torch.uint8), 10)
+    dataset = LatentDataset(str(folder), num_tokens=4)
+    with pytest.raises(DataError, match=r"clip_0.safetensors cannot be read as latents"):
+        dataset[0]
+    with pytest.raises(DataError, match=r"clip_2.mp4 has .*: it has changed"):
+        dataset[2]
+    skipping = LatentDataset(str(folder), num_tokens=4, skip_bad_samples=True)
+    assert skipping[0]["video_name"]["video_path"].endswith("clip_1.mp4")
+    assert cache() == ["clip_0", "clip_2"]
+    (folder / "videos" / "clip_1.mp4").unlink()
+    assert LatentDataset(str(folder), num_tokens=4)[1]["num_frames"] == 9, "training needs the latents alone"
+    with pytest.raises(DataError, match="num_frames=9, now 5"):
+        cache(num_frames=5)
+    with pytest.raises(DataError, match=r"another tokenizer or other weights .TinyTokenizer, now PooledPixels"):
+        cache_latents(folder, PooledPixels(), **SHAPE)  # type: ignore[arg-type]
+
+
+def test_bad_clips_are_named_and_the_others_written(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "train", (9, 8, 40))
+    whole = (folder / "videos" / "clip_2.mp4").read_bytes()
+    (folder / "videos" / "clip_2.mp4").write_bytes(whole[: len(whole) // 2])
+    (folder / "videos" / "clip_3.mp4").write_bytes(b"no video")
+    outcome = cache_latents(folder, TinyTokenizer(), **SHAPE, workers=1)
+    assert outcome.results == ["clip_0"] and outcome.report("clips") == 1
+    faults = "\n".join(outcome.faults)
+    assert "clip_1.mp4 has 8 frames" in faults and "clip_2.mp4" in faults and "clip_3.mp4" in faults
+    assert len(outcome.faults) == 3, "one sentence a clip"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(num_frames=8), "8 frames cannot be encoded"),
+        (dict(size=(30, 48)), r"size=\(30, 48\)"),
+        (dict(windows_per_clip=0), "windows_per_clip=0"),
+        (dict(dtype="int8"), "float16, bfloat16, float32"),
+        (dict(shard=(2, 2)), "i of n"),
+        (dict(decoder="pyva"), "no decoder 'pyva'"),
+    ],
+)
+def test_wrong_wishes_are_errors(cached: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises((ConfigError, DataError), match=message):
+        cache_latents(cached, TinyTokenizer(), **{**SHAPE, **change})
+
+
+def test_a_disk_that_is_too_small_is_told_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_folder(tmp_path / "train", (9,))
+    monkeypatch.setattr("imaginaire.storage.free_bytes", lambda path: 100)
+    with pytest.raises(DataError, match="the latents of 1 clips needs about"):
+        cache_latents(folder, TinyTokenizer(), **SHAPE)
+    assert not (folder / "latents").exists()
+
+
+def test_folders_without_latents_say_how_to_get_them(cached: Path, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "train", (9,))
+    with pytest.raises(DataError, match=r"has no folder latents. .* scripts.cache_latents --dataset_path"):
+        LatentDataset(str(folder))
+    with pytest.raises(DataError, match="There is no folder"):
+        LatentDataset(str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match="num_frames=13, but the cached latents are of windows of 9"):
+        LatentDataset(str(cached), num_frames=13)
+    assert list(LatentDataset.preflight(str(cached))) == []
+    assert len(list(LatentDataset.preflight(str(cached), num_frames=8))) == 1
+    assert "cache_latents" in next(LatentDataset.preflight(str(folder)))
+
+
+def test_the_record_survives_being_written_and_read(cached: Path) -> None:
+    record = latent_cache.read_record(cached / "latents")
+    assert record is not None and record.num_frames == 9 and record.size == (32, 48) and record.windows_per_clip == 3
+    assert record.tokenizer == "TinyTokenizer" and record.difference(record) is None
+    assert record.difference(replace(record, crop="center")) == "crop=stretch, now center"
+
+
+@pytest.mark.slow
+def test_the_script_writes_what_training_reads(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "train")
+    command = [sys.executable, "scripts/cache_latents.py", "--dataset_path", str(folder), "--tokenizer", "tiny"]
+    command += ["--num_frames", "9", "--size", "32", "48", "--workers", "1", "--device", "cpu"]
+    first, second = (subprocess.run(command, cwd=ROOT, capture_output=True, text=True) for _ in range(2))
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr
+    assert "wrote the latents of 3 clips" in first.stderr + first.stdout
+    assert "0 of 3 clips are to be encoded" in second.stderr + second.stdout
+    assert len(LatentDataset(str(folder), num_tokens=4)) == 3
