@@ -30,6 +30,7 @@ DECODERS = ("pyav", "decord", "torchcodec")
 SEEK_COST = 8  # frames that can be decoded in the time of a seek, about
 
 Fit = Callable[[Tensor], Tensor]
+Planes = Sequence[np.ndarray]  # uint8 [H, W] of red, green and blue
 
 
 class Clip(Protocol):
@@ -135,7 +136,7 @@ class _PyavClip:
                 pass
         return _filled(self._from_the_beginning(list(places)), places, fit, self._path)
 
-    def _by_seeking(self, wanted: list[int]) -> Iterator[np.ndarray]:
+    def _by_seeking(self, wanted: list[int]) -> Iterator[Planes]:
         """The pictures of ascending frame numbers."""
         from av import FFmpegError
 
@@ -151,7 +152,7 @@ class _PyavClip:
             if pending and pending[-1] == first:
                 raise _Unexpected
 
-    def _run(self, pending: list[int], key_time: int) -> Iterator[np.ndarray]:
+    def _run(self, pending: list[int], key_time: int) -> Iterator[Planes]:
         """Pictures after a seek, until it is shorter to seek again; what was given is taken off ``pending``."""
         times = self._table.times
         wanted_times = {int(times[i]) for i in pending}
@@ -176,7 +177,7 @@ class _PyavClip:
                         continue
                     if is_damaged:
                         raise _Unexpected
-                    yield media.rgb_pixels(frame, reformatter)
+                    yield media.rgb_planes(frame, reformatter)
                     before = pending.pop()
                     if not pending or self._is_far(before, pending[-1]):
                         return
@@ -194,7 +195,7 @@ class _PyavClip:
         keys = self._table.keys
         return int(keys[np.searchsorted(keys, self._table.times[frame], side="right") - 1])
 
-    def _from_the_beginning(self, wanted: list[int]) -> Iterator[np.ndarray]:
+    def _from_the_beginning(self, wanted: list[int]) -> Iterator[Planes]:
         pending = list(reversed(wanted))
         reformatter = _reformatter()
         is_damaged = False
@@ -204,7 +205,7 @@ class _PyavClip:
                 continue
             if is_damaged:
                 raise DataError(f"{self._path} is damaged at frame {number}, or at one that it is made from.")
-            yield media.rgb_pixels(frame, reformatter)
+            yield media.rgb_planes(frame, reformatter)
             pending.pop()
             if not pending:
                 return
@@ -235,7 +236,7 @@ class _DecordClip:
         places = _places(frames, self.num_frames, self._path)
         with _explained(self._path):
             pixels = self._reader.get_batch(list(places)).asnumpy()
-        return _filled(iter(pixels), places, fit, self._path)
+        return _filled(map(_planes_of, pixels), places, fit, self._path)
 
     def close(self) -> None:
         reader, self._reader = self._reader, None
@@ -260,7 +261,7 @@ class _TorchcodecClip:
         places = _places(frames, self.num_frames, self._path)
         with _explained(self._path):
             pixels = self._reader.get_frames_at(list(places)).data.numpy()
-        return _filled(iter(pixels), places, fit, self._path)
+        return _filled(map(_planes_of, pixels), places, fit, self._path)
 
     def close(self) -> None:
         self._reader = None
@@ -298,26 +299,30 @@ def _places(frames: Sequence[int], num_frames: int, path: StrPath) -> dict[int, 
     return places
 
 
-def _filled(pictures: Iterator[np.ndarray], places: dict[int, list[int]], fit: Fit | None, path: StrPath) -> Tensor:
-    """uint8 [3, F, H, W] of pictures [H, W, 3] that come in the order of ``places``.
+def _filled(pictures: Iterator[Planes], places: dict[int, list[int]], fit: Fit | None, path: StrPath) -> Tensor:
+    """uint8 [3, F, H, W] of pictures that come in the order of ``places``.
 
-    The planes are filled picture by picture: to put the whole clip together first and to turn it then would take the
-    memory twice, and longer than the decoding.
+    Its planes are filled picture by picture: to put the whole clip together first and to turn it then would take the
+    memory twice, and longer than much of the decoding.
     """
     num_places = sum(map(len, places.values()))
     result: Tensor | None = None
-    for (number, where), pixels in zip(places.items(), pictures, strict=True):
-        picture = torch.from_numpy(pixels).permute(2, 0, 1)[:, None]
+    for (number, where), planes in zip(places.items(), pictures, strict=True):
         if fit is not None:
-            picture = fit(picture)
+            planes = fit(torch.from_numpy(np.stack(planes))[:, None])[:, 0].numpy()
+        height, width = planes[0].shape
         if result is None:
-            result = torch.empty(3, num_places, *picture.shape[-2:], dtype=torch.uint8)
-        if picture.shape[-2:] != result.shape[-2:]:
-            now, before = tuple(picture.shape[-2:]), tuple(result.shape[-2:])
-            raise DataError(
-                f"{path}: frame {number} has {now[0]}x{now[1]} pixels, those before it {before[0]}x{before[1]}."
-            )
+            result = torch.empty(3, num_places, height, width, dtype=torch.uint8)
+            target = result.numpy()
+        if target.shape[-2:] != (height, width):
+            before = "x".join(map(str, target.shape[-2:]))
+            raise DataError(f"{path}: frame {number} has {height}x{width} pixels, those before it {before}.")
         for place in where:
-            result[:, place] = picture[:, 0]
+            for channel, plane in enumerate(planes):
+                target[channel, place] = plane
     assert result is not None, "places are never empty"
     return result
+
+
+def _planes_of(pixels: np.ndarray) -> Planes:
+    return [pixels[..., channel] for channel in range(3)]

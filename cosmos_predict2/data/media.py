@@ -34,6 +34,7 @@ HD_HEIGHT = 720  # from this height on, players take untagged colours as BT.709
 LONGEST = 16  # times as long as the wanted shape: beyond that, a picture's ends are cut off before it is scaled
 BT709 = 1  # the code of the standard's matrix, primaries and transfer in H.264 alike
 UNSPECIFIED_COLOURS = 2
+PLANAR_FORMATS = ("yuv420p", "yuvj420p", "yuv422p", "yuv444p")  # become planes of red, green, blue in one step
 MPEG_RANGE = 1
 
 
@@ -178,20 +179,36 @@ def _frames(container: Any) -> Iterator[np.ndarray]:
         yield rgb_pixels(frame)
 
 
-def rgb_pixels(frame: Any, reformatter: Any = None) -> np.ndarray:
-    """A decoded frame as uint8 [H, W, 3], turned as it is shown.
+def rgb_pixels(frame: Any) -> np.ndarray:
+    """A decoded frame as uint8 [H, W, 3], turned as it is shown."""
+    pixels: np.ndarray = frame.to_ndarray(format="rgb24", **_colours(frame))
+    turns = _quarter_turns(frame)
+    return np.ascontiguousarray(np.rot90(pixels, turns)) if turns else pixels
+
+
+def rgb_planes(frame: Any, reformatter: Any) -> list[np.ndarray]:
+    """The same pixels as uint8 [H, W] of red, green and blue.
 
     One ``av.video.reformatter.VideoReformatter`` for all frames of a clip saves the tables that each would make anew.
     """
-    colours = {}
-    if frame.colorspace == UNSPECIFIED_COLOURS and frame.height >= HD_HEIGHT:
-        colours = dict(src_colorspace="ITU709", dst_colorspace="ITU709")
-    if reformatter is not None:
-        frame, turns = reformatter.reformat(frame, format="rgb24", **colours), _quarter_turns(frame)
-        pixels: np.ndarray = frame.to_ndarray()
+    if frame.format.name in PLANAR_FORMATS and not (frame.height % 2 or frame.width % 2):
+        planes = reformatter.reformat(frame, format="gbrp", **_colours(frame)).planes
+        green, blue, red = (
+            np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)[: plane.height, : plane.width]
+            for plane in planes
+        )
+        colours = [red, green, blue]
     else:
-        pixels, turns = frame.to_ndarray(format="rgb24", **colours), _quarter_turns(frame)
-    return np.ascontiguousarray(np.rot90(pixels, turns)) if turns else pixels
+        pixels = reformatter.reformat(frame, format="rgb24", **_colours(frame)).to_ndarray()
+        colours = [pixels[..., i] for i in range(3)]
+    turns = _quarter_turns(frame)
+    return [np.rot90(colour, turns) for colour in colours] if turns else colours
+
+
+def _colours(frame: Any) -> dict[str, str]:
+    if frame.colorspace == UNSPECIFIED_COLOURS and frame.height >= HD_HEIGHT:
+        return dict(src_colorspace="ITU709", dst_colorspace="ITU709")
+    return {}
 
 
 def _quarter_turns(frame: Any) -> int:
