@@ -309,7 +309,7 @@ def _filled(pictures: Iterator[Planes], places: dict[int, list[int]], fit: Fit |
     result: Tensor | None = None
     for (number, where), planes in zip(places.items(), pictures, strict=True):
         if fit is not None:
-            planes = fit(torch.from_numpy(np.stack(planes))[:, None])[:, 0].numpy()
+            planes = list(fit(torch.from_numpy(np.stack(planes))[:, None])[:, 0].numpy())
         height, width = planes[0].shape
         if result is None:
             result = torch.empty(3, num_places, height, width, dtype=torch.uint8)
