@@ -17,8 +17,9 @@ log = logging.getLogger(__name__)
 
 _EPILOG = """\
 Forms: folders of clips (videos/, metas/, t5_xxl/), of pictures (images/), of several cameras (videos/<camera>/), of
-recordings (annotation/, videos/), and folders with these in train/ and val/. Every frame of every clip is decoded, with
---fast the first and the last one. Exit code: 0 without faults, 1 with faults, 2 where nothing can be checked.
+recordings (annotation/, videos/), of cached latents (latents/), and folders with these in train/ and val/. Every frame
+of every clip is decoded, with --fast the first and the last one. Exit code: 0 without faults, 1 with faults, 2 where
+nothing can be checked.
 
 examples:
   python -m scripts.check_dataset datasets/NAME/train --num_frames 93 --video_size 432 768
@@ -35,7 +36,11 @@ def _parser() -> command_line.Parser:
     add("--fps", type=float, help="the rate that clips should have (default: that of most of them)")
     add("--text_encoder", metavar="NAME", help="the encoder that the embeddings should be of: t5, bytes, ...")
     add("--no_embeddings", action="store_true", help="embeddings may be missing")
-    add("--fast", action="store_true", help="decode the first and the last frame of each clip only")
+    add(
+        "--fast",
+        action="store_true",
+        help="decode only the first and the last frame of each clip: quicker for long ones",
+    )
     add("--json", metavar="FILE", help="write all that was found to this file too")
     add("--workers", type=int, help="processes (default: one per core, or none where there is little to do)")
     return parser

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cosmos_predict2.data import clips, media
+from cosmos_predict2.data import clips, latent_cache, media
 from cosmos_predict2.data.jobs import read_caption
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embedding_folder import read_embedding
@@ -86,10 +86,12 @@ def check_clip(job: ClipJob) -> ClipFacts:
 
 
 def _look(job: ClipJob, faults: list[Fault]) -> media.VideoInfo | None:
-    """The clip after decoding it, a picture as a clip of one frame."""
+    """The clip after decoding it; a picture is a clip of one frame, and latents are those of their window."""
     try:
         if job.path.stat().st_size == 0:
             raise DataError(f"{job.path} is an empty file.")
+        if job.path.suffix == latent_cache.SUFFIX:
+            return _look_at_latents(job.path)
         if job.path.suffix.lower() in media.IMAGE_SUFFIXES:
             _, height, width = media.read_image(job.path).shape
             return media.VideoInfo(1, 0.0, height, width)
@@ -101,6 +103,18 @@ def _look(job: ClipJob, faults: list[Fault]) -> media.VideoInfo | None:
     except DataError as error:
         faults.append(Fault(str(job.path), "unreadable", str(error)))
         return None
+
+
+def _look_at_latents(path: Path) -> media.VideoInfo:
+    record = latent_cache.read_record(path.parent)
+    if record is None:
+        raise DataError(f"{path.parent} has no record of its tokenizer. Delete it and write the latents again.")
+    with latent_cache.open_latents(path) as latents:
+        latents.require_video(path.parent.parent / "videos")
+        for i in range(latents.num_windows):
+            if not torch.isfinite(latents.window(i)[0]).all():
+                raise DataError(f"{path} holds NaN or infinity. Delete it and encode the clip again.")
+        return media.VideoInfo(record.num_frames, latents.fps, *record.size)
 
 
 def _caption(job: ClipJob, faults: list[Fault]) -> str | None:

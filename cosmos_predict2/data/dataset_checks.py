@@ -9,6 +9,7 @@ from pathlib import Path
 import attrs
 
 from cosmos_predict2.data import dataset_forms as forms
+from cosmos_predict2.data import latent_cache
 from cosmos_predict2.data.bridge_checks import RecordingJob, check_recording
 from cosmos_predict2.data.clip_checks import ClipFacts, ClipJob, Fault, check_clip
 from cosmos_predict2.data.jobs import run_jobs
@@ -21,6 +22,12 @@ from imaginaire.errors import ConfigError, DataError
 _SMALL = 64 * 2**20  # bytes of clips that one process looks through sooner than others start
 _SAME_RATE = 0.01  # relative: 29.97 and 30 are taken for one
 _DISTORTED = 1.1  # ratio of aspect ratios from which on it shows
+_SAMPLES = {  # form: folder, suffixes, what they are
+    "video": ("videos", VIDEO_SUFFIXES, "clips"),
+    "multiview": ("videos", VIDEO_SUFFIXES, "clips"),
+    "image": ("images", IMAGE_SUFFIXES, "pictures"),
+    "latents": (latent_cache.FOLDER, (latent_cache.SUFFIX,), "latents"),
+}
 _NAMED = 3  # of many, so many are named in a note
 
 
@@ -96,13 +103,13 @@ def check_dataset(folder: Path, wanted: Wanted) -> Report:
 
 def _check_samples(report: Report, folder: Path, camera: str, wanted: Wanted) -> None:
     """Clips (or pictures) of a folder, or of one camera of it, with what has their names elsewhere."""
-    is_image = report.form == "image"
-    place = folder / ("images" if is_image else "videos") / camera
-    clips = _files(report, place, IMAGE_SUFFIXES if is_image else VIDEO_SUFFIXES)
+    name, suffixes, what = _SAMPLES[report.form]
+    place = folder / name / camera
+    clips = _files(report, place, suffixes)
     captions = _files(report, folder / "metas" / camera, (".txt",))
     embeddings, record = _embeddings(report, folder, camera, wanted)
     if not clips:
-        report.fault(place, "empty", f"{place} holds no {'pictures' if is_image else 'clips'}.")
+        report.fault(place, "empty", f"{place} holds no {what}.")
     _compare_stems(report, folder, camera, set(clips), captions, embeddings, wanted.needs_embeddings)
     jobs = [
         ClipJob(
@@ -110,7 +117,7 @@ def _check_samples(report: Report, folder: Path, camera: str, wanted: Wanted) ->
             path=path,
             caption=captions.get(stem),
             embedding=embeddings.get(stem),
-            num_frames=None if is_image else wanted.num_frames,
+            num_frames=None if report.form == "image" else wanted.num_frames,
             is_fast=wanted.is_fast,
             encoder=record.encoder if record else wanted.text_encoder,
             num_tokens=record.num_tokens if record else 512,
@@ -119,14 +126,18 @@ def _check_samples(report: Report, folder: Path, camera: str, wanted: Wanted) ->
         )
         for stem, path in clips.items()
     ]
-    found = run_jobs(check_clip, jobs, what=f"checking {place}", workers=_workers(wanted, [job.path for job in jobs]))
+    if report.form == "latents" and not _has_latent_record(report, place):
+        jobs = []
+    found = run_jobs(check_clip, jobs, what=f"checking {place}", workers=_workers(wanted, list(clips.values())))
     assert not found.faults, "a check raised what it should have put down"
     report.clips += found.results
     report.faults += [fault for facts in found.results for fault in facts.faults]
-    counts = {"clips": len(clips), "captions": len(captions), "embeddings": len(embeddings)}
+    counts = {what: len(clips), "captions": len(captions), "embeddings": len(embeddings)}
     report.counts = {key: report.counts.get(key, 0) + count for key, count in counts.items()}
     _compare_embeddings(report, found.results, record)
     _check_annotations(report, folder / "annotation", set(clips))
+    if report.form == "video":
+        _check_latents(report, folder, set(clips), wanted)
 
 
 def _files(report: Report, folder: Path, suffixes: tuple[str, ...]) -> dict[str, Path]:
@@ -135,7 +146,7 @@ def _files(report: Report, folder: Path, suffixes: tuple[str, ...]) -> dict[str,
     if not folder.is_dir():
         return found
     for path in sorted(folder.iterdir()):
-        if path.name.startswith(".") or not path.is_file():
+        if path.name.startswith(".") or path.name == latent_cache.RECORD or not path.is_file():
             continue
         if path.suffix.lower() not in suffixes:
             report.notes.append(f"{path} is none of {', '.join(suffixes)}; training does not see it")
@@ -186,15 +197,15 @@ def _compare_stems(
     needs_embeddings: bool,
 ) -> None:
     """Faults for what has no counterpart. A camera without embeddings is allowed if another one has them."""
-    what = "images" if report.form == "image" else "videos"
+    place = folder / _SAMPLES[report.form][0] / camera
     for stem in sorted(set(captions) - clips):
-        report.fault(captions[stem], "no_clip", f"{captions[stem]} has no clip in {folder / what / camera}.")
+        report.fault(captions[stem], "no_clip", f"{captions[stem]} has no counterpart in {place}.")
     for stem in sorted(set(embeddings) - clips):
-        report.fault(embeddings[stem], "no_clip", f"{embeddings[stem]} has no clip in {folder / what / camera}.")
+        report.fault(embeddings[stem], "no_clip", f"{embeddings[stem]} has no counterpart in {place}.")
     if captions:
         for stem in sorted(clips - set(captions)):
-            place = folder / "metas" / camera / f"{stem}.txt"
-            report.fault(place, "no_caption", f"{place} is missing: '{stem}' has no caption.")
+            path = folder / "metas" / camera / f"{stem}.txt"
+            report.fault(path, "no_caption", f"{path} is missing: '{stem}' has no caption.")
     elif clips and not camera:
         text = f"{folder / 'metas'} holds no captions (*.txt)"
         if embeddings:
@@ -202,10 +213,9 @@ def _compare_stems(
         else:
             report.fault(folder / "metas", "no_caption", f"{text}: python -m scripts.caption_videos writes them.")
     if embeddings and needs_embeddings:
-        place = next(iter(embeddings.values())).parent
         for stem in sorted(clips - set(embeddings)):
-            message = f"{place / stem}.pickle is missing: '{stem}' has no embedding, so training leaves the clip out."
-            report.fault(f"{place / stem}.pickle", "no_embedding", message)
+            path = next(iter(embeddings.values())).parent / f"{stem}.pickle"
+            report.fault(path, "no_embedding", f"{path} is missing: training leaves '{stem}' out.")
     elif clips and needs_embeddings and not camera:
         message = (
             f"{folder / 't5_xxl'} holds no embeddings: python -m scripts.get_t5_embeddings --dataset_path {folder}"
@@ -241,6 +251,33 @@ def _check_annotations(report: Report, folder: Path, clips: set[str]) -> None:
             report.fault(path, "annotation", f"{path} cannot be read: {error}.")
         if stem not in clips:
             report.fault(path, "no_clip", f"{path} has no clip.")
+
+
+def _check_latents(report: Report, folder: Path, clips: set[str], wanted: Wanted) -> None:
+    """Cached latents beside clips: readable, and of the clips that are there."""
+    place = folder / latent_cache.FOLDER
+    files = _files(report, place, (latent_cache.SUFFIX,))
+    if not files or not _has_latent_record(report, place):
+        return
+    jobs = [ClipJob(stem, path, num_frames=wanted.num_frames) for stem, path in files.items()]
+    found = run_jobs(check_clip, jobs, what=f"checking {place}", workers=_workers(wanted, list(files.values())))
+    report.faults += [fault for facts in found.results for fault in facts.faults]
+    report.counts["latents"] = len(files)
+    for stem in sorted(set(files) - clips):
+        report.notes.append(f"{files[stem]} is of a clip that is not here; training from latents uses it")
+    if lost := sorted(clips - set(files)):
+        report.notes.append(f"{len(lost)} clips have no latents{_some(lost)}: training from latents leaves them out")
+
+
+def _has_latent_record(report: Report, place: Path) -> bool:
+    try:
+        if latent_cache.read_record(place) is not None:
+            return True
+        message = f"{place / latent_cache.RECORD} is missing: nothing says of which tokenizer the latents are."
+    except DataError as error:
+        message = str(error)
+    report.fault(place / latent_cache.RECORD, "record", message)
+    return False
 
 
 # Several cameras, recordings, splits ----------------------------------------------------------------------------------

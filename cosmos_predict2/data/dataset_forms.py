@@ -4,6 +4,7 @@
 import json
 from pathlib import Path
 
+from cosmos_predict2.data.latent_cache import FOLDER, SUFFIX
 from cosmos_predict2.data.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from imaginaire.errors import DataError, near
 
@@ -13,13 +14,14 @@ ANNOTATIONS = ("annotation", "annotations")
 _KNOWN = """\
   videos/*.mp4                        clips, with metas/*.txt and t5_xxl/*.pickle
   videos/<camera>/*.mp4               the same from several cameras
+  latents/*.safetensors               cached latents of clips, with metas/*.txt and t5_xxl/*.pickle
   images/*.jpg                        pictures, with metas/*.txt and t5_xxl/*.pickle
   annotation/<split>/*.json           recordings of a robot, with videos/<split>/<name>/*.mp4
   train/, val/ or test/               any of these in each"""
 
 
 def form_of(folder: Path) -> str:
-    """ "video", "multiview", "image", "bridge", or "splits" for a folder of such folders."""
+    """ "video", "multiview", "image", "latents", "bridge", or "splits" for a folder of such folders."""
     if not folder.is_dir():
         names = [path.name for path in folder.parent.iterdir()] if folder.parent.is_dir() else []
         raise DataError(f"There is no folder {folder}.{near(folder.name, names)}")
@@ -64,6 +66,8 @@ def _form(folder: Path) -> str | None:
         return "multiview"
     if _holds(images, IMAGE_SUFFIXES):
         return "image"
+    if _holds(folder / FOLDER, (SUFFIX,)):
+        return "latents"
     return "video" if videos.is_dir() else "image" if images.is_dir() else None  # empty ones, which is a fault
 
 

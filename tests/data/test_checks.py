@@ -15,9 +15,13 @@ import pytest
 import torch
 
 from cosmos_predict2.data import media
+from cosmos_predict2.data.check_report import as_text
+from cosmos_predict2.data.dataset_checks import Report
+from cosmos_predict2.data.latent_cache import cache_latents
 from cosmos_predict2.text import embedding_pickles
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embedding_folder import embed_captions
+from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from scripts import check_dataset as script
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -282,6 +286,25 @@ def test_pictures_are_checked(tmp_path: Path) -> None:
     assert code == 1 and record["faults"][0]["file"] == str(folder / "images" / "c.jpg")
 
 
+def test_cached_latents_are_checked_with_their_clips_and_without(folder: Path) -> None:
+    cache_latents(folder, TinyTokenizer(), num_frames=9, size=(32, 48), windows_per_clip=1)
+    code, record = check(folder)
+    assert code == 0 and record["counts"]["latents"] == 4 and not record["notes"]
+    (folder / "latents" / "a.safetensors").write_bytes(b"damaged")
+    (folder / "latents" / "b.safetensors").unlink()
+    _video(folder / "videos" / "c.mp4", num_frames=12)
+    code, record = check(folder)
+    assert code == 1
+    assert [Path(fault["file"]).name for fault in record["faults"]] == ["a.safetensors", "c.safetensors"]
+    assert "has changed" in record["faults"][1]["message"] and "1 clips have no latents" in record["notes"][0]
+    shutil.rmtree(folder / "videos")
+    code, record = check(folder)
+    assert code == 1 and record["form"] == "latents" and record["sizes"] == {"32x48": 2}
+    assert {Path(fault["file"]).name for fault in record["faults"]} == {"a.safetensors", "b.txt", "b.pickle"}
+    (folder / "latents" / "latents.json").unlink()
+    assert "record" in [fault["kind"] for fault in check(folder)[1]["faults"]]
+
+
 @pytest.fixture
 def cameras(tmp_path: Path) -> Path:
     folder = tmp_path / "multiview"
@@ -397,6 +420,15 @@ def test_a_folder_of_no_known_form_says_what_was_looked_for(tmp_path: Path, caps
     (tmp_path / "robot" / "meta").mkdir(parents=True)
     (tmp_path / "robot" / "meta" / "info.json").write_text("{}")
     assert check(tmp_path / "robot")[0] == 2 and "LeRobot" in capsys.readouterr().err
+
+
+def test_many_faults_are_counted_and_the_first_told() -> None:
+    report = Report("folder", "video")
+    for i in range(60):
+        report.fault(f"videos/{i}.mp4", "too_short", f"videos/{i}.mp4 is short")
+    said = as_text(report, most_faults=5)
+    assert "60 faults: 60 too_short" in said and "videos/4.mp4" in said and "videos/5.mp4" not in said
+    assert "... and 55 more" in said
 
 
 @pytest.mark.slow
