@@ -6,48 +6,55 @@ import argparse
 import logging
 import shlex
 import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/make_toy_world.py
 
 from cosmos_predict2.data.toy_folder import ToyFolder, write_folder
+from cosmos_predict2.data.toy_forms import FORMS
 from cosmos_predict2.toy_world.episodes import MIXES
 from cosmos_predict2.toy_world.scene import SETTINGS
 from cosmos_predict2.toy_world.tasks import TASKS
-from imaginaire import log as logs
-from imaginaire.errors import ConfigError, UserError
+from imaginaire import command_line
+from imaginaire.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 _EPILOG = """\
-The folder has train/ and val/ with videos/NAME.mp4, metas/NAME.txt (the caption) and annotation/NAME.json, and with
---text_encoder also t5_xxl/NAME.pickle. A run that was interrupted goes on when it is started again.
+forms:
+  video    {train,val}/ with videos/NAME.mp4, metas/NAME.txt (the caption) and annotation/NAME.json, and with
+           --text_encoder also t5_xxl/NAME.pickle
+  bridge   annotation/{train,val}/NAME.json with poses and videos/{train,val}/NAME/rgb.mp4, as action-conditioned
+           training reads them, and with --text_encoder also annotation/{train,val}/NAME.npy
+  states   {train,val}/states-FIRST.npz, from which frames are drawn while training reads them: a few kB an episode
+
+A run that was interrupted goes on when it is started again.
 
 examples:
   python -m scripts.make_toy_world --out datasets/toy_world --episodes 200
   python -m scripts.make_toy_world --out datasets/toy_expert --mix expert --text_encoder bytes
+  python -m scripts.make_toy_world --out datasets/toy_bridge --form bridge
   python -m scripts.make_toy_world --out datasets/toy_many --tasks push_puck push_box carry_puck --action_dim 7
 """
 
 
 def _parser() -> argparse.ArgumentParser:
     default = ToyFolder()
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.make_toy_world",
-        description=__doc__,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line.parser("scripts.make_toy_world", __doc__, _EPILOG)
     add = parser.add_argument
     add("--out", required=True, metavar="FOLDER", help="where to write; a new folder, or an unfinished one")
-    add("--episodes", type=int, default=default.episodes, help="how many, in all (default: %(default)s)")
-    add("--frames", type=int, default=default.frames, help="frames per video; one action less (default: %(default)s)")
+    add("--episodes", type=int, default=default.episodes, help="how many, in all")
+    add("--frames", type=int, default=default.frames, help="frames per video; one action less")
     add("--size", type=int, help="side of the pictures (default: 48, or 64 for the hard setting)")
-    add("--fps", type=float, default=default.fps, help="frames per second of the videos (default: %(default)s)")
-    add("--seed", type=int, default=default.seed, help="another seed, other episodes (default: %(default)s)")
+    add("--fps", type=float, default=default.fps, help="frames per second of the videos")
+    add("--seed", type=int, default=default.seed, help="another seed, other episodes")
     add(
         "--mix",
         choices=tuple(MIXES),
         default=default.mix,
         help="who drives: experts only, or experts, weak and random drivers with the ring mostly moved elsewhere, "
-        "so that only the actions tell what happens (default: %(default)s)",
+        "so that only the actions tell what happens",
     )
     add(
         "--tasks",
@@ -57,22 +64,22 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TASK",
         help=f"one or several of {', '.join(TASKS)}; episodes choose among them (default: {' '.join(default.tasks)})",
     )
-    add("--setting", choices=tuple(SETTINGS), default=default.setting, help="difficulty (default: %(default)s)")
+    add("--setting", choices=tuple(SETTINGS), default=default.setting, help="difficulty")
     add("--action_dim", type=int, choices=(4, 7), default=default.action_dim, help="numbers per action (default: 4)")
     add(
         "--val_fraction",
         type=float,
         default=default.val_fraction,
-        help="share of the episodes that goes to val/ (default: %(default)s)",
+        help="share of the episodes that goes to val/",
     )
     add(
         "--text_encoder",
         choices=("bytes",),
-        help="also write t5_xxl/NAME.pickle with embeddings of the captions by this encoder (default: none)",
+        help="also write embeddings of the captions by this encoder (default: none)",
     )
-    add("--num_tokens", type=int, default=default.num_tokens, help="tokens of an embedding (default: %(default)s)")
-    add("--text_width", type=int, default=default.text_width, help="width of an embedding (default: %(default)s)")
-    add("--form", choices=("video",), default="video", help="layout of the folder (default: %(default)s)")
+    add("--num_tokens", type=int, default=default.num_tokens, help="tokens of an embedding")
+    add("--text_width", type=int, default=default.text_width, help="width of an embedding")
+    add("--form", choices=tuple(FORMS), default=default.form, help="layout of the folder")
     add("--overwrite", action="store_true", help="replace a toy world that is in the folder already")
     return parser
 
@@ -104,6 +111,7 @@ def _settings(args: argparse.Namespace) -> ToyFolder:
         tasks=tuple(args.tasks),
         action_dim=args.action_dim,
         val_fraction=args.val_fraction,
+        form=args.form,
         text_encoder=args.text_encoder,
         num_tokens=args.num_tokens,
         text_width=args.text_width,
@@ -111,14 +119,8 @@ def _settings(args: argparse.Namespace) -> ToyFolder:
 
 
 def main() -> int:
-    args = _parser().parse_args()
-    logs.setup()
-    try:
-        run(args, shlex.join(["python", "-m", "scripts.make_toy_world", *sys.argv[1:]]))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    command = shlex.join(["python", "-m", "scripts.make_toy_world", *sys.argv[1:]])
+    return command_line.main(_parser(), lambda args: run(args, command))
 
 
 if __name__ == "__main__":

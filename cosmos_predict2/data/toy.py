@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training videos that are made while they are read: episodes of the toy world with captions and actions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -9,70 +10,46 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from cosmos_predict2.data.toy_states import PATTERN, read_states
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.toy_world.episodes import make_episodes
+from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
 from imaginaire.errors import ConfigError, near
 
 # Where each split's episodes begin in the endless series of a seed: far enough apart that none is in both.
 SPLITS = {"train": 0, "val": 2**40}
 
 
-class ToyWorldVideos(Dataset[dict[str, Any]]):
-    """``num_episodes`` simulated episodes; each item is a random window of one, drawn when it is asked for.
+class EpisodeVideos(Dataset[dict[str, Any]]):
+    """Each item is a random window of ``num_frames`` frames of one episode, drawn when it is asked for.
 
-    Only compact states are kept, so a large data set costs little memory. The window's start comes from NumPy's global
-    generator, which the loader seeds per sample; ``start`` fixes it. Items have the keys of a folder of videos, and
-    ``action`` [num_frames - 1, action_dim]: row k leads from frame k to frame k + 1.
+    The window's start comes from NumPy's global generator, which the loader seeds per sample; ``start`` fixes it. Items
+    have the keys of a folder of videos, and ``action`` [num_frames - 1, action_dim]: row k leads from frame k to frame
+    k + 1.
     """
 
     def __init__(
         self,
-        num_episodes: int = 2048,
-        num_frames: int = 13,
-        size: int = 48,
-        mix: str = "expert",
-        seed: int = 0,
-        num_tokens: int = 64,
-        width: int = 64,
-        fps: float = 10.0,
-        split: str = "train",
-        tasks: Sequence[str] = ("push_puck",),
-        setting: str = "default",
-        action_dim: int = 4,
-        num_steps: int | None = None,
+        episodes: Episodes,
+        name: str,
+        *,
+        num_frames: int,
+        num_tokens: int,
+        width: int,
+        fps: float,
         start: int | None = None,
-        ring_elsewhere: float | None = None,
     ) -> None:
-        if split not in SPLITS:
-            raise ConfigError(f"The toy world has no split '{split}'.{near(split, SPLITS)}")
-        if num_frames < 1:
-            raise ConfigError(f"num_frames={num_frames}; a video has one frame at least.")
-        try:
-            self.episodes = make_episodes(
-                num_episodes,
-                seed,
-                mix=mix,
-                length=num_steps,
-                size=size,
-                setting=setting,
-                tasks=tuple(tasks),
-                action_dim=action_dim,
-                ring_elsewhere=ring_elsewhere,
-                first=SPLITS[split],
-            )
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-        last = self.episodes.states.shape[1] - num_frames
+        last = episodes.states.shape[1] - num_frames
         if last < 0 or not 0 <= (start or 0) <= last:
             raise ConfigError(
                 f"Frames {start or 0} to {(start or 0) + num_frames - 1} of episodes with {last + num_frames} frames: "
                 "lower num_frames or start, or raise num_steps."
             )
+        self.episodes = episodes
         self.num_frames = num_frames
         self.fps = float(fps)
         self._start = start
         self._num_starts = last + 1
-        self._name = f"toy_world/{setting}/{mix}/seed{seed}/{split}"
+        self._name = name
         self._text = _embeddings(BytesEncoder(num_tokens, width), self.episodes.captions)
 
     def __len__(self) -> int:
@@ -98,6 +75,85 @@ class ToyWorldVideos(Dataset[dict[str, Any]]):
             "ai_caption": caption,
             "video_name": {"video_path": f"{self._name}/{index % len(self):06d}.mp4", "t5_embedding_path": ""},
         }
+
+
+class ToyWorldVideos(EpisodeVideos):
+    """``num_episodes`` simulated episodes. Only compact states are kept, so a large data set costs little memory."""
+
+    def __init__(
+        self,
+        num_episodes: int = 2048,
+        num_frames: int = 13,
+        size: int = 48,
+        mix: str = "expert",
+        seed: int = 0,
+        num_tokens: int = 64,
+        width: int = 64,
+        fps: float = 10.0,
+        split: str = "train",
+        tasks: Sequence[str] = ("push_puck",),
+        setting: str = "default",
+        action_dim: int = 4,
+        num_steps: int | None = None,
+        start: int | None = None,
+        ring_elsewhere: float | None = None,
+    ) -> None:
+        if split not in SPLITS:
+            raise ConfigError(f"The toy world has no split '{split}'.{near(split, SPLITS)}")
+        if num_frames < 1:
+            raise ConfigError(f"num_frames={num_frames}; a video has one frame at least.")
+        try:
+            episodes = make_episodes(
+                num_episodes,
+                seed,
+                mix=mix,
+                length=num_steps,
+                size=size,
+                setting=setting,
+                tasks=tuple(tasks),
+                action_dim=action_dim,
+                ring_elsewhere=ring_elsewhere,
+                first=SPLITS[split],
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        name = f"toy_world/{setting}/{mix}/seed{seed}/{split}"
+        super().__init__(
+            episodes, name, num_frames=num_frames, num_tokens=num_tokens, width=width, fps=fps, start=start
+        )
+
+
+class ToyWorldStates(EpisodeVideos):
+    """Episodes from a folder with the states of the toy world (``OUT/train`` of the form "states")."""
+
+    def __init__(
+        self,
+        folder: str,
+        num_frames: int = 13,
+        num_tokens: int = 64,
+        width: int = 64,
+        fps: float | None = None,
+        start: int | None = None,
+    ) -> None:
+        if num_frames < 1:
+            raise ConfigError(f"num_frames={num_frames}; a video has one frame at least.")
+        episodes, recorded_fps = read_states(Path(folder))
+        super().__init__(
+            episodes,
+            folder,
+            num_frames=num_frames,
+            num_tokens=num_tokens,
+            width=width,
+            fps=recorded_fps if fps is None else fps,
+            start=start,
+        )
+
+    @classmethod
+    def preflight(cls, **arguments: Any) -> Iterator[str]:
+        """What is wrong with the arguments, without reading the files."""
+        folder = Path(arguments.get("folder", ""))
+        if not folder.is_dir() or not any(folder.glob(PATTERN)):
+            yield f"{folder} holds no {PATTERN}: python -m scripts.make_toy_world --form states writes them"
 
 
 def _embeddings(encoder: BytesEncoder, captions: Sequence[str]) -> dict[str, tuple[Tensor, Tensor]]:

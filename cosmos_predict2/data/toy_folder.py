@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The toy world written as a folder of videos, for everything that reads data sets from disk.
+"""The toy world written to a folder, for everything that reads data sets from disk; as clips:
 
     OUT/dataset.json                          what it is: settings, counts, whether it is complete
     OUT/README.md                             the same for people, with the command
@@ -9,31 +9,28 @@
     OUT/{train,val}/t5_xxl/NAME.pickle        embeddings of the captions, where a text encoder was asked for
     OUT/{train,val}/t5_xxl/embeddings.json    which encoder, and which captions
 
-Of an episode the annotation is written last, so what was interrupted goes on where it stopped.
+Of an episode the annotation is written last, so what was interrupted goes on where it stopped. `toy_forms` has this and
+the other layouts.
 """
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import attrs
-import numpy
-import torch
 from tqdm import tqdm
 
-from cosmos_predict2.data.media import check_writable, write_video
-from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.text.embedding_folder import embed_captions
+from cosmos_predict2.data.media import check_writable
+from cosmos_predict2.data.toy_forms import FORMS, layout_of, name_of, readable_json, write_text
 from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
-from cosmos_predict2.toy_world.scene import BOX_X, COLUMNS, HELD, PUCK_X
+from cosmos_predict2.toy_world.scene import COLUMNS, STATE_SIZE
 from imaginaire import storage
-from imaginaire.errors import ConfigError, DataError
+from imaginaire.errors import ConfigError, DataError, near
 
 FORMAT = "toy_world/1"
 _AT_ONCE = 256  # episodes simulated together
-_OURS = ("train", "val", "dataset.json", "README.md")
+_OURS = {"dataset.json", "README.md"}.union(*(form.entries for form in FORMS.values()))
 
 
 @attrs.define(kw_only=True, frozen=True)
@@ -50,9 +47,16 @@ class ToyFolder:
     tasks: tuple[str, ...] = ("push_puck",)
     action_dim: int = 4
     val_fraction: float = attrs.field(default=0.1, validator=[attrs.validators.ge(0), attrs.validators.le(1)])
+    form: str = "video"
     text_encoder: str | None = attrs.field(default=None, validator=attrs.validators.in_((None, "bytes")))
     num_tokens: int = 512
     text_width: int = 1024
+
+    def __attrs_post_init__(self) -> None:
+        if self.form not in FORMS:
+            raise ConfigError(f"The toy world has no form '{self.form}'.{near(self.form, FORMS)}")
+        if self.text_encoder and FORMS[self.form].embed is None:
+            raise ConfigError(f"The form '{self.form}' keeps no embeddings. Leave text_encoder out.")
 
     @property
     def num_val(self) -> int:
@@ -82,6 +86,8 @@ class ToyFolder:
 
     def bytes_needed(self) -> int:
         """About how much the folder takes, rather too much than too little."""
+        if self.form == "states":
+            return int(self.episodes * self.frames * (8 * (STATE_SIZE + 1) + 4 * self.action_dim)) + 100_000
         video = 6_000 + 0.15 * self.size**2 * self.frames
         annotation = 130 * self.frames + 1_000
         text = 2 * 64 * self.text_width + 300 if self.text_encoder else 0
@@ -103,39 +109,27 @@ def write_folder(out: str, settings: ToyFolder, *, overwrite: bool = False, comm
             f"{storage.readable_bytes(free)} free. Lower --episodes, --frames or --size, or give another --out."
         )
     record = {"format": FORMAT, "is_complete": False, "settings": _settings(settings), "columns": COLUMNS}
-    _write_text(root / "dataset.json", _json(record))
+    write_text(root / "dataset.json", readable_json(record))
     counts = {"train": 0, "val": 0, "success": 0}
     captions: dict[str, dict[str, str]] = {"train": {}, "val": {}}
+    form = FORMS[settings.form]
     with tqdm(total=settings.episodes, desc="toy world", unit="episode", disable=None) as bar:
-        for index, episodes, i in _each(settings):
-            folder, name = root / settings.split(index), f"episode_{index:06d}"
-            annotation = folder / "annotation" / f"{name}.json"
-            if not annotation.exists():
-                video = torch.from_numpy(episodes.render(i)).permute(3, 0, 1, 2)
-                write_video(folder / "videos" / f"{name}.mp4", video, settings.fps)
-                _write_text(folder / "metas" / f"{name}.txt", episodes.captions[i] + "\n")
-                _write_text(annotation, _json(_annotation(episodes, i, index, name)))
-            counts[settings.split(index)] += 1
-            counts["success"] += int(episodes.success[i])
-            captions[settings.split(index)][name] = episodes.captions[i]
-            bar.update()
-    if settings.text_encoder:
-        encoder = BytesEncoder(settings.num_tokens, settings.text_width)
-        for split, texts in captions.items():
-            if texts:  # adopt: dataset.json says by which encoder the files are that have no record
-                embed_captions(root / split / "t5_xxl", texts, encoder, adopt=True)
+        for first in range(0, settings.episodes, _AT_ONCE):
+            episodes = settings.make(first, min(_AT_ONCE, settings.episodes - first))
+            form.write(root, settings, episodes, bar.update)
+            counts["success"] += int(episodes.success.sum())
+            for i, caption in enumerate(episodes.captions):
+                counts[settings.split(first + i)] += 1
+                captions[settings.split(first + i)][name_of(first + i)] = caption
+    if settings.text_encoder and form.embed is not None:
+        form.embed(root, settings, captions)
+    if form.finish is not None:
+        form.finish(root, settings, captions)
     distinct = {text for texts in captions.values() for text in texts.values()}
     record |= {"is_complete": True, "counts": {**counts, "distinct_captions": len(distinct)}, "command": command}
-    _write_text(root / "README.md", _readme(settings, record))
-    _write_text(root / "dataset.json", _json(record))
+    write_text(root / "README.md", _readme(settings, record))
+    write_text(root / "dataset.json", readable_json(record))
     return record
-
-
-def _each(settings: ToyFolder) -> Iterator[tuple[int, Episodes, int]]:
-    """Number, batch and place in the batch of every episode."""
-    for first in range(0, settings.episodes, _AT_ONCE):
-        episodes = settings.make(first, min(_AT_ONCE, settings.episodes - first))
-        yield from ((first + i, episodes, i) for i in range(len(episodes)))
 
 
 def _make_room(root: Path, settings: ToyFolder, overwrite: bool) -> None:
@@ -152,7 +146,7 @@ def _make_room(root: Path, settings: ToyFolder, overwrite: bool) -> None:
             path = root / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         return
-    wanted, found = _settings(settings), record["settings"]
+    wanted, found = _settings(settings), {"form": "video", **record["settings"]}  # older ones have no form
     differing = [key for key in wanted if wanted[key] != found.get(key)]
     if differing:
         what = ", ".join(f"{key} {found.get(key)} (now {wanted[key]})" for key in differing)
@@ -175,64 +169,16 @@ def _settings(settings: ToyFolder) -> dict[str, Any]:
     return json.loads(json.dumps(attrs.asdict(settings)))
 
 
-def _annotation(episodes: Episodes, i: int, index: int, name: str) -> dict[str, Any]:
-    """Everything that is known of an episode. Objects that are not on the table are null."""
-    states = episodes.states[i].round(5).tolist()
-    for column in (PUCK_X, BOX_X):
-        if states[0][column] < 0:
-            for row in states:
-                row[column : column + 2] = [None, None]
-    for row in states:
-        row[HELD] = int(row[HELD])
-    return {
-        "episode_id": name,
-        "video": f"videos/{name}.mp4",
-        "caption": episodes.captions[i],
-        "task": episodes.tasks[i],
-        "driver": episodes.drivers[i],
-        "skill": round(float(episodes.skill[i]), 4),
-        "seed": episodes.seed,
-        "index": index,
-        "success": bool(episodes.success[i]),
-        "ever_success": bool(episodes.ever[i]),
-        "rewards": episodes.rewards[i].round(5).tolist(),
-        "actions": episodes.actions[i].astype(numpy.float64).round(6).tolist(),
-        "states": states,
-    }
-
-
 def _readme(settings: ToyFolder, record: dict[str, Any]) -> str:
     counts = record["counts"]
     return f"""# Toy world
 
 {settings.episodes} episodes of {settings.frames} frames, {settings.size}x{settings.size} pixels at {settings.fps:g}
-frames per second: {counts["train"]} in `train/`, {counts["val"]} in `val/`. {counts["success"]} of them end with the
-task done; there are {counts["distinct_captions"]} different captions. Made by
+frames per second: {counts["train"]} for training, {counts["val"]} for validation. {counts["success"]} of them end with
+the task done; there are {counts["distinct_captions"]} different captions. Made by
 
     {record["command"] or "cosmos_predict2.data.toy_folder.write_folder"}
 
-- `videos/NAME.mp4`: the clip
-- `metas/NAME.txt`: its caption
-- `annotation/NAME.json`: `actions` (row k leads from frame k to frame k + 1), `rewards`, `success`, who drove the
-  gripper, and `states`, one row per frame with the columns
-  {", ".join(COLUMNS)}
-
+{layout_of(settings.form)}
 `dataset.json` has all settings; the same settings make the same episodes.
 """
-
-
-def _json(value: dict[str, Any]) -> str:
-    """Readable JSON with one row of numbers per line."""
-    lines = []
-    for key, item in value.items():
-        if key in ("actions", "states"):
-            rows = ",\n    ".join(json.dumps(row) for row in item)
-            lines.append(f'  "{key}": [\n    {rows}\n  ]')
-        else:
-            lines.append(f'  "{key}": {json.dumps(item)}')
-    return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    storage.write_atomically(path, lambda file: file.write(text.encode()))

@@ -7,7 +7,7 @@ import numpy
 import pytest
 import torch
 
-from cosmos_predict2.data import toy_folder
+from cosmos_predict2.data import toy_folder, toy_forms
 from cosmos_predict2.data.media import read_video
 from cosmos_predict2.data.toy_folder import ToyFolder, write_folder
 from cosmos_predict2.text import embedding_pickles
@@ -80,13 +80,13 @@ def test_what_was_interrupted_goes_on_and_ends_the_same(
         written.append(args)
         write_video(*args)
 
-    write_video = toy_folder.write_video
-    monkeypatch.setattr(toy_folder, "write_video", stop_at_the_third)
+    write_video = toy_forms.write_video
+    monkeypatch.setattr(toy_forms, "write_video", stop_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         write_folder(str(out), SMALL, command="a command")
     with pytest.raises(DataError, match=r"holds a toy world with frames 9 \(now 13\)"):
         write_folder(str(out), ToyFolder(episodes=4, frames=13, val_fraction=0.25, text_encoder="bytes", text_width=32))
-    monkeypatch.setattr(toy_folder, "write_video", lambda *args: (written.append(args), write_video(*args)))
+    monkeypatch.setattr(toy_forms, "write_video", lambda *args: (written.append(args), write_video(*args)))
     write_folder(str(out), SMALL, command="a command")
     assert len(written) == 4  # the two that were there were not written again
     assert names(out) == names(folder)
