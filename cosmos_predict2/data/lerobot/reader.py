@@ -97,6 +97,16 @@ class LeRobotSource:
             pieces.append(table[:, part.start : part.end])
         return numpy.concatenate(pieces, axis=1)
 
+    def width(self, parts: Sequence[Part]) -> int:
+        """How many numbers `parts` gives per frame."""
+        return sum((self._width(part.column) if part.end is None else part.end) - part.start for part in parts)
+
+    def _width(self, column: str) -> int:
+        shape = self.info.features.get(column, {}).get("shape")
+        if not isinstance(shape, list) or len(shape) != 1 or not isinstance(shape[0], int):
+            raise DataError(f"{self.info.root}: '{column}' has the shape {shape}; a vector of numbers is needed.")
+        return shape[0]
+
     def action_parts(self, keys: str | Sequence[str] | None = None, embodiment: str | None = None) -> list[Part]:
         """The columns, or parts of them, that make an action: as asked for, or the only one that is called so."""
         if embodiment is not None:

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clips with actions from a LeRobot data set: LIBERO as it is published there, GR1 and other robots of GR00T, and own
+recordings."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from cosmos_predict2.data.action_conditioned.actions import ActionTransform, controller, summed_actions
+from cosmos_predict2.data.action_conditioned.items import ACTION_FPS, Windows, action_item, shape_problems
+from cosmos_predict2.data.bad_samples import BadSamples
+from cosmos_predict2.data.clips import choose_decoder, stretch
+from cosmos_predict2.data.lerobot.info import SPLITS, VAL_FRACTION, choose_episodes, read_info
+from cosmos_predict2.data.lerobot.modality import EMBODIMENTS
+from cosmos_predict2.data.lerobot.reader import LeRobotSource
+from cosmos_predict2.text.embedding_folder import EmbeddingFolder, find_embedding_dir
+from imaginaire.errors import ConfigError, DataError, near
+
+log = logging.getLogger(__name__)
+
+COMBINATIONS = ("sum", "first", "last")
+
+
+class LeRobotActionDataset(Dataset[dict[str, Any]]):
+    """Every window of ``num_frames`` frames, ``stride`` apart, of every episode of the split, in order.
+
+    ``camera`` and ``action_keys`` may be left out where the data set has only one camera and one column ``action`` or
+    ``actions``. ``action_keys`` are columns or the names that modality.json gives to parts of the action;
+    ``embodiment`` is a list of such names: "gr1" is left arm, left hand, right arm, right hand and waist, 29 numbers.
+    Row k of the action leads from frame k to frame k + 1, scaled by ``action_transform`` (every number by 20 unless
+    told). With a stride, ``combine_actions`` says what becomes of the rows in between: "sum" adds moves up and keeps
+    the last number, a gripper's, of the last row; "first" and "last" take one row, as is right for absolute targets.
+    ``frame_rate`` asks for a stride by frames per second.
+
+    ``load_t5_embeddings`` takes the text from episode_000000.pickle and so on in ``embedding_dir`` (ROOT/t5_xxl unless
+    told); without it the text is zeros. ``fps`` is the label in the items, whatever the rate of the recording.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        camera: str | None = None,
+        num_frames: int = 13,
+        video_size: Sequence[int] = (256, 320),
+        *,
+        data_split: str = "train",
+        val_fraction: float = VAL_FRACTION,
+        action_keys: str | Sequence[str] | None = None,
+        embodiment: str | None = None,
+        action_transform: ActionTransform | Mapping[str, Any] | None = None,
+        stride: int = 1,
+        frame_rate: float | None = None,
+        combine_actions: str | None = None,
+        start_interval: int = 1,
+        annotation: str | None = None,
+        load_t5_embeddings: bool = False,
+        embedding_dir: str | None = None,
+        num_tokens: int = 512,
+        text_width: int = 1024,
+        fps: float = ACTION_FPS,
+        skip_bad_samples: bool = False,
+        most_bad_samples: int = 16,
+        decoder: str = "auto",
+        num_threads: int = 1,
+    ) -> None:
+        problems = [
+            *_problems(data_split, embodiment, stride, start_interval, combine_actions),
+            *shape_problems(num_frames, video_size),
+        ]
+        if problems:
+            raise ConfigError("; ".join(problems))
+        self.source = LeRobotSource.open(root)
+        self.camera = self.source.camera(camera)
+        self.stride = _stride(self.source.info.fps, stride, frame_rate)
+        self.combine_actions = _combination(combine_actions, self.stride)
+        self.action_parts = self.source.action_parts(action_keys, embodiment)
+        self.action_transform = _transform(action_transform, self.source.width(self.action_parts))
+        self.video_size = (int(video_size[0]), int(video_size[1]))
+        self.fps = float(fps)
+        self._annotation = annotation
+        self._num_tokens, self._text_width = num_tokens, text_width
+        self._decoder, self._num_threads = choose_decoder(decoder), num_threads
+        self._embeddings = _embeddings(root, embedding_dir) if load_t5_embeddings else None
+        chosen = choose_episodes(self.source.info.splits, len(self.source), data_split, val_fraction)
+        self.episodes = self._with_files(chosen, skip_bad_samples)
+        if not len(self.episodes):
+            raise DataError(f"{root} has no episode for data_split='{data_split}' with val_fraction={val_fraction}.")
+        lengths = self.source.episodes.lengths[self.episodes]
+        self.windows = Windows(lengths, num_frames, self.stride, start_interval, what=str(root))
+        self._bad = BadSamples(skip=skip_bad_samples, most=most_bad_samples)
+        log.info(
+            "%s: %d windows of %d episodes for %s; camera %s, %d numbers per action",
+            root,
+            len(self.windows),
+            len(self.episodes),
+            data_split,
+            self.camera,
+            self.action_transform.dim,
+        )
+
+    @classmethod
+    def preflight(cls, **arguments: Any) -> Iterator[str]:
+        """What is wrong with the arguments, without reading the episodes."""
+        yield from _problems(
+            arguments.get("data_split", "train"),
+            arguments.get("embodiment"),
+            arguments.get("stride", 1),
+            arguments.get("start_interval", 1),
+            arguments.get("combine_actions"),
+        )
+        yield from shape_problems(arguments.get("num_frames", 13), arguments.get("video_size", (256, 320)))
+        try:
+            info = read_info(Path(arguments.get("root", "")))
+            stride = _stride(info.fps, arguments.get("stride", 1), arguments.get("frame_rate"))
+            _combination(arguments.get("combine_actions"), stride)
+        except (ConfigError, DataError) as error:
+            yield str(error)
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.windows.read(index, self._bad, self._item)
+
+    def _item(self, index: int) -> dict[str, Any]:
+        place, frames = self.windows[index]
+        i = int(self.episodes[place])
+        name = self.source.name(i)
+        actions = self.action_transform.apply(self.actions(i, frames))
+        video = self.source.frames(
+            i, self.camera, frames.tolist(), decoder=self._decoder, num_threads=self._num_threads
+        )
+        text = self._embeddings.read(name, self._num_tokens) if self._embeddings is not None else None
+        path = self._embeddings.find(name) if self._embeddings is not None else None
+        return action_item(
+            stretch(video, self.video_size),
+            actions,
+            key=name,
+            annotation=str(self.source.layout.rows(i).path),
+            fps=self.fps,
+            embedding=text,
+            caption=self.source.caption(i, int(frames[0]), self._annotation),
+            video_path=str(self.source.file_of(i, self.camera)),
+            embedding_path=str(path or ""),
+            num_tokens=self._num_tokens,
+            text_width=self._text_width,
+        )
+
+    def actions(self, i: int, frames: NDArray[numpy.int64]) -> NDArray[Any]:
+        """Unscaled actions [len(frames) - 1, d] that lead along these frames of episode i."""
+        rows = self.source.parts(i, self.action_parts).astype(numpy.float64)
+        if not numpy.isfinite(rows[frames[0] : frames[-1]]).all():
+            raise DataError(
+                f"{self.source.layout.rows(i).path}: {self.source.name(i)} has actions that are not finite."
+            )
+        if self.combine_actions == "sum":
+            return summed_actions(rows, frames)
+        return rows[frames[:-1]] if self.combine_actions == "first" else rows[frames[1:] - 1]
+
+    def _with_files(self, episodes: NDArray[numpy.int64], skip: bool) -> NDArray[numpy.int64]:
+        """The episodes whose files are there; with ``skip`` those without are left out, else they are an error."""
+        missing = set(self.source.missing_files(self.camera, episodes.tolist()))
+        if not missing:
+            return episodes
+        some = ", ".join(str(path) for path in sorted(missing)[:3])
+        if not skip:
+            raise DataError(
+                f"{len(missing)} files that the index of {self.source.info.root} names are not there: {some}. Fetch"
+                " them, or set skip_bad_samples=True."
+            )
+        is_there = [
+            self.source.layout.rows(i).path not in missing and self.source.file_of(i, self.camera) not in missing
+            for i in episodes.tolist()
+        ]
+        left_out = len(episodes) - sum(is_there)
+        log.warning("%d of %d episodes are left out, their files are missing: %s", left_out, len(episodes), some)
+        return episodes[numpy.array(is_there)]
+
+
+def _problems(
+    data_split: Any, embodiment: Any, stride: Any, start_interval: Any, combine_actions: Any
+) -> Iterator[str]:
+    if data_split not in SPLITS:
+        yield f"data_split is '{data_split}'.{near(str(data_split), SPLITS)}"
+    if embodiment is not None and embodiment not in EMBODIMENTS:
+        yield f"there is no embodiment '{embodiment}'.{near(str(embodiment), EMBODIMENTS)}"
+    if combine_actions is not None and combine_actions not in COMBINATIONS:
+        yield f"combine_actions is '{combine_actions}'.{near(str(combine_actions), COMBINATIONS)}"
+    for name, value in (("stride", stride), ("start_interval", start_interval)):
+        if not isinstance(value, int) or value < 1:
+            yield f"{name}={value}; a whole number of 1 at least is needed"
+
+
+def _stride(fps: float, stride: int, frame_rate: float | None) -> int:
+    if frame_rate is None:
+        return stride
+    if stride != 1:
+        raise ConfigError(f"frame_rate={frame_rate} and stride={stride} are two ways to say the same: give one.")
+    if not frame_rate > 0 or abs(fps / frame_rate - round(fps / frame_rate)) > 1e-6 or frame_rate > fps:
+        raise ConfigError(
+            f"frame_rate={frame_rate}, but the recording has {fps:g} frames per second: take {fps:g}, {fps / 2:g},"
+            f" {fps / 3:g} and so on, for which every so many frames are taken."
+        )
+    return round(fps / frame_rate)
+
+
+def _combination(wanted: str | None, stride: int) -> str:
+    if wanted is None and stride > 1:
+        raise ConfigError(
+            f"With stride {stride}, say what becomes of the actions in between: combine_actions='sum' for moves,"
+            " 'last' or 'first' for absolute targets."
+        )
+    return wanted or "first"
+
+
+def _transform(given: ActionTransform | Mapping[str, Any] | None, width: int) -> ActionTransform:
+    if given is None:
+        return controller(width)
+    transform = given if isinstance(given, ActionTransform) else ActionTransform.from_dict(given)
+    if transform.kind != "controller":
+        raise ConfigError(
+            f"action_transform.kind is '{transform.kind}'; LeRobot data sets hold what the controller was told:"
+            " 'controller'."
+        )
+    if transform.dim != width:
+        raise ConfigError(
+            f"action_transform.scale has {transform.dim} numbers, but an action of this data set {width}."
+        )
+    return transform
+
+
+def _embeddings(root: str, folder: str | None) -> EmbeddingFolder:
+    if folder is not None:
+        return EmbeddingFolder(folder)
+    found = find_embedding_dir(root)
+    if found is None:
+        raise DataError(
+            f"{root} has no t5_xxl/ with embeddings of the episodes' tasks. Write it: python -m"
+            f" scripts.prepare_lerobot_data --source {root} --out FOLDER, python -m scripts.get_t5_embeddings"
+            " --dataset_path FOLDER/train, and then embedding_dir=FOLDER/train/t5_xxl."
+        )
+    return EmbeddingFolder(found)

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes episodes as a LeRobot data set of version 2.1, which the lerobot and GR00T packages read.
+
+An episode's table is written after its videos, so a table that is there belongs to a finished episode; the index is
+written when all are.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cosmos_predict2.data.media import write_video
+from imaginaire import storage
+from imaginaire.errors import missing_package
+
+VERSION = "v2.1"
+CHUNK = 1000  # episodes in a folder
+DATA_PATH = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
+VIDEO_PATH = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
+_COUNTERS = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64"}
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One episode: columns [F, d] or [F], a video uint8 [3, F, H, W] per camera, and what it shows."""
+
+    columns: Mapping[str, NDArray[Any]]
+    videos: Mapping[str, Tensor]
+    task: str
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+
+class Writer:
+    """Writes into a folder at a rate; ``finish`` writes the index of all episodes that were added."""
+
+    def __init__(self, root: Path, fps: float, robot: str = "") -> None:
+        self.root = root
+        self.fps = fps
+        self.robot = robot
+        self._tasks: dict[str, int] = {}
+        self._lengths: list[int] = []
+        self._episodes: list[dict[str, Any]] = []
+        self._statistics: list[dict[str, Any]] = []
+        self._features: dict[str, dict[str, Any]] = {}
+
+    def add(self, recording: Recording) -> None:
+        """The next episode; one whose table is there already is entered into the index only."""
+        number = len(self._lengths)
+        task = self._tasks.setdefault(recording.task, len(self._tasks))
+        self._features = self._features or _features(recording, self.fps)
+        columns = {**recording.columns, **self._counters(number, len(recording), task)}
+        table = self.root / DATA_PATH.format(episode_chunk=number // CHUNK, episode_index=number)
+        if not table.exists():
+            for camera, video in recording.videos.items():
+                place = VIDEO_PATH.format(episode_chunk=number // CHUNK, episode_index=number, video_key=camera)
+                write_video(self.root / place, video, self.fps)
+            write_table(table, columns)
+        self._lengths.append(len(recording))
+        self._episodes.append({"episode_index": number, "tasks": [recording.task], "length": len(recording)})
+        self._statistics.append({"episode_index": number, "stats": _statistics(columns, recording.videos)})
+
+    def finish(
+        self, splits: Mapping[str, tuple[int, int]] | None = None, modality: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write the index; ``splits`` are ranges of episodes, all of them for training unless told."""
+        count = len(self._lengths)
+        cameras = [key for key, feature in self._features.items() if feature["dtype"] == "video"]
+        meta = self.root / "meta"
+        write_lines(meta / "episodes.jsonl", self._episodes)
+        write_lines(meta / "episodes_stats.jsonl", self._statistics)
+        write_lines(meta / "tasks.jsonl", [{"task_index": k, "task": task} for task, k in self._tasks.items()])
+        if modality is not None:
+            write_json(meta / "modality.json", modality)
+        info = {
+            "codebase_version": VERSION,
+            "robot_type": self.robot or None,
+            "total_episodes": count,
+            "total_frames": sum(self._lengths),
+            "total_tasks": len(self._tasks),
+            "total_videos": count * len(cameras),
+            "total_chunks": -(-count // CHUNK),
+            "chunks_size": CHUNK,
+            "fps": int(self.fps) if float(self.fps).is_integer() else self.fps,
+            "splits": {name: f"{first}:{last}" for name, (first, last) in (splits or {"train": (0, count)}).items()},
+            "data_path": DATA_PATH,
+            "video_path": VIDEO_PATH if cameras else None,
+            "features": self._features,
+        }
+        write_json(meta / "info.json", info)
+
+    def _counters(self, number: int, length: int, task: int) -> dict[str, NDArray[Any]]:
+        frames = numpy.arange(length)
+        return {
+            "timestamp": (frames / self.fps).astype(numpy.float32),
+            "frame_index": frames,
+            "episode_index": numpy.full(length, number),
+            "index": frames + sum(self._lengths),
+            "task_index": numpy.full(length, task),
+        }
+
+
+def write_table(path: Path, columns: Mapping[str, Any]) -> None:
+    """A Parquet file of columns: arrays [F], or [F, d] as vectors of d; lists are taken as they are."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise missing_package("pyarrow", "data") from error
+    arrays = {}
+    for name, values in columns.items():
+        if isinstance(values, numpy.ndarray) and values.ndim == 2:
+            arrays[name] = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(values.reshape(-1)), values.shape[1])
+        else:
+            arrays[name] = pyarrow.array(values)
+    buffer = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(pyarrow.table(arrays), buffer)
+    content = buffer.getvalue()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    storage.write_atomically(path, lambda file: file.write(content))
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    _write_text(path, json.dumps(content, indent=4) + "\n")
+
+
+def write_lines(path: Path, entries: Iterable[Mapping[str, Any]]) -> None:
+    _write_text(path, "".join(json.dumps(entry) + "\n" for entry in entries))
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    storage.write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def _features(recording: Recording, fps: float) -> dict[str, dict[str, Any]]:
+    features: dict[str, dict[str, Any]] = {}
+    for name, values in recording.columns.items():
+        features[name] = {"dtype": str(values.dtype), "shape": list(values.shape[1:]) or [1], "names": None}
+    for camera, video in recording.videos.items():
+        _, _, height, width = video.shape
+        features[camera] = {
+            "dtype": "video",
+            "shape": [height, width, 3],
+            "names": ["height", "width", "channels"],
+            "info": {
+                "video.fps": fps,
+                "video.height": height,
+                "video.width": width,
+                "video.channels": 3,
+                "video.codec": "h264",
+                "video.pix_fmt": "yuv420p",
+                "video.is_depth_map": False,
+                "has_audio": False,
+            },
+        }
+    for name, dtype in {**_COUNTERS, "task_index": "int64"}.items():
+        features[name] = {"dtype": dtype, "shape": [1], "names": None}
+    return features
+
+
+def _statistics(columns: Mapping[str, NDArray[Any]], videos: Mapping[str, Tensor]) -> dict[str, Any]:
+    """min, max, mean, std and count of every column, and of the videos' colours from 0 to 1, each as [3, 1, 1]."""
+    found = {}
+    for name, values in columns.items():
+        rows = values.astype(numpy.float64).reshape(len(values), -1)
+        figures = {"min": rows.min(0), "max": rows.max(0), "mean": rows.mean(0), "std": rows.std(0)}
+        found[name] = {key: figure.tolist() for key, figure in figures.items()} | {"count": [len(values)]}
+    for camera, video in videos.items():
+        colours = video.reshape(3, -1).to(torch.float64) / 255
+        by_name = {
+            "min": colours.amin(1),
+            "max": colours.amax(1),
+            "mean": colours.mean(1),
+            "std": colours.std(1, correction=0),
+        }
+        found[camera] = {key: figure.reshape(3, 1, 1).tolist() for key, figure in by_name.items()}
+        found[camera]["count"] = [video.shape[1]]
+    return found
