@@ -12,6 +12,7 @@ import pytest
 
 from cosmos_predict2.data import hub_videos, media
 from cosmos_predict2.data.caption_embeddings import captions_of_csv
+from scripts import check_dataset, get_t5_embeddings_from_groot_dataset
 from scripts import prepare_groot_data as script
 from tests.checkpoints.hub_server import Hub, serve
 from tests.data.sources_groot import NAME, PROMPTS, groot_files
@@ -53,6 +54,18 @@ def test_clips_and_prompts_lie_where_training_reads_them(
     assert (record["repository"], record["revision"]) == (NAME, hub.commit(NAME))
     next_step = f"get_t5_embeddings_from_groot_dataset --dataset_path {tmp_path}/gr1 --meta_csv {tmp_path}/gr1/meta"
     assert next_step in caplog.text
+
+
+def test_the_next_steps_make_a_folder_without_faults(hub: Hub, tmp_path: Path) -> None:
+    assert _run(tmp_path) == 0
+    folder = str(tmp_path / "gr1")
+    for next_script, flags in (
+        (get_t5_embeddings_from_groot_dataset, ["--dataset_path", folder, "--text_encoder", "bytes"]),
+        (check_dataset, [folder, "--num_frames", "9", "--text_encoder", "bytes", "--workers", "0"]),
+    ):
+        assert next_script.command_line.main(next_script._parser(), next_script.run, flags) == 0
+    prompt = (tmp_path / "gr1" / "metas" / "2.txt").read_text()
+    assert prompt == "The robot arm is performing a task. Open the box.\n"
 
 
 def test_the_same_again_needs_no_hub_and_what_is_missing_is_fetched_alone(hub: Hub, tmp_path: Path) -> None:

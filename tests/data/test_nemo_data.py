@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import extract_images_from_videos
+from scripts import check_dataset, extract_images_from_videos, get_t5_embeddings_from_cosmos_nemo_assets
 from scripts import prepare_cosmos_nemo_data as script
 from tests.checkpoints.hub_server import Hub, serve
 from tests.data.sources_nemo import NAME, STEMS, nemo_files
@@ -51,6 +51,13 @@ def test_clips_lie_where_training_reads_them_and_pictures_follow(
     extract = extract_images_from_videos
     assert extract.command_line.main(extract._parser(), extract.run, [*flags, "--workers", "0"]) == 0
     assert len(_names(images / "images")) == 4 * 3
+    embed, check = get_t5_embeddings_from_cosmos_nemo_assets, check_dataset
+    for folder, kind in ((dataset, []), (images, ["--is_image"])):
+        flags = ["--dataset_path", str(folder), "--text_encoder", "bytes", *kind]
+        assert embed.command_line.main(embed._parser(), embed.run, flags) == 0
+        assert check.command_line.main(check._parser(), check.run, [str(folder), "--workers", "0"]) == 0
+    (images / "metas" / "video_1_00000002.txt").write_text("A video of something else.")
+    assert check.command_line.main(check._parser(), check.run, [str(images), "--workers", "0"]) == 1
 
 
 def test_a_repository_of_another_layout_is_described(
