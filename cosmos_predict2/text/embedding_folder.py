@@ -13,20 +13,28 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 from tqdm import tqdm
 
 from cosmos_predict2.data.jobs import require_space
 from cosmos_predict2.interfaces import TextEncoder
-from cosmos_predict2.text import embedding_pickles
-from cosmos_predict2.text.embedding_cache import KEY, EmbeddingCache
-from cosmos_predict2.text.embedding_pickles import LARGEST_BYTES, NUM_TOKENS, padded, trimmed
+from cosmos_predict2.text.embedding_cache import EmbeddingCache
+from cosmos_predict2.text.embedding_files import (
+    FOLDER_NAMES,
+    FORMS,
+    SUFFIXES,
+    embedding_files,
+    find_embedding_dir,
+    read_embedding,
+    write_embedding,
+)
+from cosmos_predict2.text.embedding_pickles import NUM_TOKENS, padded, trimmed
 from cosmos_predict2.text.embedding_record import (
     RECORD,
     EncoderRecord,
@@ -41,9 +49,15 @@ from imaginaire.errors import ConfigError, DataError, near
 
 log = logging.getLogger(__name__)
 
-FOLDER_NAMES = ("t5_xxl", "text_embedding")  # the first is written
-SUFFIXES = (".pickle", ".pkl", ".safetensors")  # the first that is there is read
-FORMS = {"pickle": ".pickle", "safetensors": ".safetensors"}
+__all__ = [
+    "FOLDER_NAMES", "FORMS", "Counts", "EmbeddingFolder", "embed_captions", "embedding_files", "find_embedding_dir",
+    "is_encoder", "read_embedding",
+]  # fmt: skip
+
+Item = TypeVar("Item")
+
+_WRITERS = 8
+_AT_ONCE = 256  # files between two looks at the clock
 _FLUSH_SECONDS = 5.0  # at most so much work is done again after a kill
 _NUM_COMPARED = 3
 _SIMILAR = 0.98  # cosine: other dtypes of the same weights are above, other weights far below
@@ -57,30 +71,6 @@ class Counts:
     encoded: int = 0  # distinct captions among them
     unchanged: int = 0
     orphans: tuple[str, ...] = ()  # embeddings that no caption belongs to
-
-
-def find_embedding_dir(dataset_dir: Path | str) -> Path | None:
-    """Where a data set keeps its embeddings; None if it has none."""
-    folders = (Path(dataset_dir) / name for name in FOLDER_NAMES)
-    return next((folder for folder in folders if folder.is_dir()), None)
-
-
-def embedding_files(folder: Path) -> dict[str, list[Path]]:
-    """The embedding files of a folder by stem, in the order of SUFFIXES."""
-    found: dict[str, list[Path]] = {}
-    names = {name for name in storage.listdir(folder) if not name.startswith(".")}
-    for suffix in SUFFIXES:
-        for name in sorted(name for name in names if name.endswith(suffix)):
-            found.setdefault(name.removesuffix(suffix), []).append(folder / name)
-    return found
-
-
-def read_embedding(path: Path) -> Tensor:
-    """float32 [tokens, width] of one file, as many tokens as it has; every number of it is finite."""
-    rows = _read_safetensors(path) if path.suffix == ".safetensors" else embedding_pickles.read_rows(path)
-    if not torch.isfinite(rows.sum()):
-        raise DataError(f"{path} holds NaN or infinity. Delete it and encode its caption again.")
-    return rows
 
 
 class EmbeddingFolder:
@@ -230,13 +220,20 @@ def embed_captions(
         remove_parts(folder)
     source = EmbeddingCache(made, cache, memory_bytes=0) if cache is not None else made
     flushed = time.monotonic()
+
+    def write(item: tuple[str, Tensor]) -> str:
+        write_embedding(folder, *item, form, plan.files.get(item[0], []))
+        return item[0]
+
     try:
-        with tqdm(total=len(plan.todo), desc="embeddings", unit="file", disable=None) as bar:
-            for stems, rows in _encoded(source, plan.todo, batch_size):
-                for stem in stems:
-                    _write(folder, stem, rows, form, plan.files.get(stem, []))
+        with (
+            ThreadPoolExecutor(_WRITERS) as pool,  # a file waits for its disk most of the time
+            tqdm(total=len(plan.todo), desc="embeddings", unit="file", disable=None) as bar,
+        ):
+            for items in _encoded(source, plan.todo, batch_size):
+                for stem in pool.map(write, items):
                     done[stem] = caption_hash(captions[stem])
-                bar.update(len(stems))
+                bar.update(len(items))
                 if time.monotonic() - flushed > _FLUSH_SECONDS:
                     flush()
                     flushed = time.monotonic()
@@ -282,12 +279,15 @@ def _plan(folder: Path, captions: Mapping[str, str], shard: tuple[int, int], ado
     return _Plan(record, files, todo, unrecorded, done, counts)
 
 
-def _encoded(encoder: TextEncoder, captions: Mapping[str, str], batch_size: int) -> Iterator[tuple[list[str], Tensor]]:
-    """The stems of each distinct caption with its float16 rows; captions of like length are encoded together."""
+def _encoded(
+    encoder: TextEncoder, captions: Mapping[str, str], batch_size: int
+) -> Iterator[Sequence[tuple[str, Tensor]]]:
+    """Stems with their float16 rows, some at a time; captions of like length are encoded together."""
     stems_of: dict[str, list[str]] = {}
     for stem, caption in captions.items():
         stems_of.setdefault(caption, []).append(stem)
     for batch in _batches(sorted(stems_of, key=lambda caption: (len(caption), caption)), batch_size):
+        items: list[tuple[str, Tensor]] = []
         for caption, embedding in zip(batch, encoder.encode(batch)):
             rows = trimmed(embedding).to("cpu", torch.float16)
             if not torch.isfinite(rows).all():
@@ -295,38 +295,12 @@ def _encoded(encoder: TextEncoder, captions: Mapping[str, str], batch_size: int)
                     f"The embedding of {caption[:60]!r} by {encoder.name} does not fit float16 (NaN, infinity, or above"
                     " 65504): the weights or the dtype are wrong. T5 is run in bfloat16 or float32."
                 )
-            yield stems_of[caption], rows
+            items += [(stem, rows) for stem in stems_of[caption]]
+        yield from _batches(items, _AT_ONCE)
 
 
-def _batches(items: Sequence[str], size: int) -> Iterable[Sequence[str]]:
+def _batches(items: Sequence[Item], size: int) -> Iterable[Sequence[Item]]:
     return (items[start : start + size] for start in range(0, len(items), size))
-
-
-def _write(folder: Path, stem: str, rows: Tensor, form: str, replaced: Sequence[Path]) -> None:
-    path = folder / f"{stem}{FORMS[form]}"
-    if form == "pickle":
-        embedding_pickles.write(path, rows)
-    else:
-        content = save({KEY: rows.contiguous()})
-        storage.write_atomically(path, lambda file: file.write(content))
-    for old in replaced:
-        if old != path:
-            old.unlink(missing_ok=True)
-
-
-def _read_safetensors(path: Path) -> Tensor:
-    size = storage.size(path)
-    if size > LARGEST_BYTES:
-        raise DataError(f"{path} has {storage.readable_bytes(size)}: too large for the embedding of one prompt.")
-    try:
-        tensors = load(path.read_bytes())
-    except SafetensorError as error:
-        raise DataError(f"{path} cannot be read as safetensors ({error}). Write it again.") from error
-    tensor = tensors.get(KEY, next(iter(tensors.values()))) if len(tensors) == 1 or KEY in tensors else None
-    if tensor is None or tensor.ndim != 2 or not tensor.is_floating_point() or 0 in tensor.shape:
-        found = ", ".join(f"{name} {value.dtype} {list(value.shape)}" for name, value in tensors.items()) or "nothing"
-        raise DataError(f"{path} should hold one floating-point tensor [tokens, width], '{KEY}'; found {found}.")
-    return tensor.float()
 
 
 def _compare(files: Mapping[str, Sequence[Path]], captions: Mapping[str, str], encoder: TextEncoder) -> None:
