@@ -1,13 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups ``dataloader_train`` and ``dataloader_val`` (also spelt data_train, data_val)."""
+"""Groups ``dataloader_train`` and ``dataloader_val`` (also spelt data_train, data_val).
+
+Clips are as long as the model that is chosen beside them, unless their ``num_frames`` is set.
+"""
 
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
 
+from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditionedDataset
+from cosmos_predict2.data.action_conditioned.dataset_libero import LiberoDataset
+from cosmos_predict2.data.dataset_latents import LatentDataset
+from cosmos_predict2.data.dataset_video import Dataset
+from cosmos_predict2.data.mixing import MixedLoader
+from cosmos_predict2.data.mock import MockImages, MockVideos
+from cosmos_predict2.data.sizes import pixel_frames, size_of
 from cosmos_predict2.data.toy import ToyWorldVideos
 from imaginaire.data import ResumableLoader
 from imaginaire.lazy_config import LazyCall as L
+
+LIBERO_SUITES = ("spatial", "object", "goal", "10")
+BRIDGE = "datasets/bridge"
+
+if not OmegaConf.has_resolver("pixel_frames"):
+    OmegaConf.register_new_resolver("pixel_frames", pixel_frames)
+
+
+def frames_of_model(otherwise: int) -> str:
+    """The pixel frames of the configuration's model; those of ``otherwise`` latent frames where there is none."""
+    return f"${{pixel_frames:${{oc.select:model.config.pipe_config.state_t,{otherwise}}}}}"
 
 
 def toy(split: str) -> Any:
@@ -24,6 +46,83 @@ def toy(split: str) -> Any:
     )
 
 
+def from_files(dataset: Any, split: str, *, num_workers: int = 8) -> Any:
+    """Samples that are decoded from files, one a batch."""
+    return L(ResumableLoader)(
+        dataset=dataset, batch_size=1, num_workers=num_workers, pin_memory=True, shuffle=split == "train"
+    )
+
+
+def folder(dataset_dir: str, split: str, *, resolution: str = "480") -> Any:
+    """A folder of clips with embeddings, for a Video2World model."""
+    dataset = L(Dataset)(
+        dataset_dir=dataset_dir, num_frames=frames_of_model(24), video_size=list(size_of(resolution, "16:9"))
+    )
+    return from_files(dataset, split)
+
+
+def bridge(split: str) -> Any:
+    """Clips of 13 frames with the 12 actions between them."""
+    dataset = L(ActionConditionedDataset)(
+        **{f"{name}_annotation_path": f"{BRIDGE}/annotation/{name}" for name in ("train", "val", "test")},
+        video_path=BRIDGE,
+        sequence_interval=1,
+        num_frames=frames_of_model(4),
+        cam_ids=[0],
+        accumulate_action=False,
+        video_size=[480, 640],
+        val_start_frame_interval=1,
+        mode=split,
+    )
+    return from_files(dataset, split, num_workers=4)
+
+
+def libero(suite: str, split: str) -> Any:
+    """The demonstrations of one suite of LIBERO; the last of every ten is for validation."""
+    dataset = L(LiberoDataset)(
+        root="datasets/libero",
+        suites=[f"libero_{suite}"],
+        num_frames=frames_of_model(4),
+        video_size=[256, 320],
+        mode=split,
+    )
+    return from_files(dataset, split, num_workers=4)
+
+
+def mock_video() -> Any:
+    return L(ResumableLoader)(dataset=L(MockVideos)(num_frames=frames_of_model(24)), batch_size=1, num_workers=0)
+
+
+def mock_image() -> Any:
+    return L(ResumableLoader)(dataset=L(MockImages)(), batch_size=2, num_workers=0)
+
+
+def mock() -> Any:
+    """Batches of images and of videos in turn."""
+    return L(MixedLoader)(
+        datasets=dict(image_data=L(MockImages)(), video_data=L(MockVideos)(num_frames=frames_of_model(24))),
+        ratios=dict(image_data=1, video_data=1),
+        batch_size=dict(image_data=2, video_data=1),
+        by="batch",
+        num_workers=0,
+    )
+
+
+def entries(split: str) -> dict[str, Any]:
+    """The entries of the group for training (``train``) or validation (``val``)."""
+    return {
+        "toy": toy(split),
+        "mock": mock(),
+        "mock_image": mock_image(),
+        "mock_video": mock_video(),
+        f"bridge_{split}": bridge(split),
+        **{f"libero_{suite}_{split}": libero(suite, split) for suite in LIBERO_SUITES},
+        "latents": from_files(L(LatentDataset)(dataset_dir="???", num_frames=frames_of_model(24)), split),
+        **({"gr1": folder("datasets/benchmark_train/gr1", split)} if split == "train" else {}),
+    }
+
+
 def register() -> None:
     for group, split in (("dataloader_train", "train"), ("dataloader_val", "val")):
-        ConfigStore.instance().store(group=group, package=group, name="toy", node=toy(split))
+        for name, node in entries(split).items():
+            ConfigStore.instance().store(group=group, package=group, name=name, node=node)

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cosmos_predict2.configs.base.defaults import data
+from imaginaire import lazy_config
+from imaginaire.compose import compose
+from imaginaire.data import DataStream, ResumableLoader
+from imaginaire.lazy_config import save_yaml, to_yaml
+from imaginaire.parallel import ParallelDims
+
+ROOT = Path(__file__).parent.parent.parent
+BASE = "cosmos_predict2/configs/base/config.py"
+TINY = "experiment=predict2_video2world_training_tiny_groot_gr1_480"
+SMALL = ["num_tokens=4", "width=8"]
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def composed(split: str, name: str, *more: str) -> Any:
+    where = [f"dataloader_{split}.dataset.dataset_dir=datasets/mine"] if name == "latents" else []
+    return compose(BASE, [f"dataloader_{split}={name}", *where, *more])
+
+
+PAIRS = list(zip_longest(data.entries("train"), data.entries("val"), fillvalue="toy"))
+
+
+@pytest.mark.parametrize(("train", "val"), PAIRS)
+def test_every_loader_composes_and_says_all_of_itself(train: str, val: str) -> None:
+    config = composed(
+        "train", train, f"dataloader_val={val}", *(["dataloader_val.dataset.dataset_dir=x"] * (val == "latents"))
+    )
+    for node in (config.dataloader_train, config.dataloader_val):
+        assert issubclass(lazy_config.locate(lazy_config.name_of(node["_target_"])), ResumableLoader)
+        assert "${" not in to_yaml(node), "the saved configuration can be run without this one"
+
+
+@pytest.mark.parametrize("name", ["mock", "latents"])
+def test_a_saved_loader_is_read_back(name: str, tmp_path: Path) -> None:
+    save_yaml(composed("train", name), tmp_path / "config.yaml")
+    assert to_yaml(compose(str(tmp_path / "config.yaml"))) == (tmp_path / "config.yaml").read_text()
+
+
+def test_clips_are_as_long_as_the_model() -> None:
+    assert composed("train", "gr1").dataloader_train.dataset.num_frames == 93
+    for name, frames in (("2b_480p_10fps", 61), ("tiny", 13)):
+        config = composed("train", "gr1", f"model=predict2_video2world_fsdp_{name}")
+        assert config.dataloader_train.dataset.num_frames == frames
+    longer = composed("train", "gr1", "model=predict2_video2world_fsdp_tiny", "dataloader_train.dataset.num_frames=21")
+    assert longer.dataloader_train.dataset.num_frames == 21
+    assert composed("train", "bridge_train").dataloader_train.dataset.num_frames == 13
+    assert composed("train", "mock").dataloader_train.datasets.video_data.num_frames == 93
+
+
+def test_the_published_loaders_have_their_published_values() -> None:
+    gr1 = composed("train", "gr1").dataloader_train
+    assert (gr1.batch_size, gr1.num_workers, gr1.pin_memory, gr1.shuffle) == (1, 8, True, True)
+    assert gr1.dataset.dataset_dir == "datasets/benchmark_train/gr1" and list(gr1.dataset.video_size) == [432, 768]
+    bridge = composed("val", "bridge_val").dataloader_val
+    assert bridge.dataset.val_annotation_path == "datasets/bridge/annotation/val" and bridge.dataset.mode == "val"
+    assert list(bridge.dataset.video_size) == [480, 640] and not bridge.shuffle
+    spatial = composed("train", "libero_spatial_train").dataloader_train.dataset
+    assert list(spatial.suites) == ["libero_spatial"] and list(spatial.video_size) == [256, 320]
+
+
+def test_mock_batches_are_images_and_videos_in_turn() -> None:
+    small = [f"dataloader_train.datasets.{name}.{option}" for name in ("image_data", "video_data") for option in SMALL]
+    small += ["dataloader_train.datasets.image_data.image_size=[16,16]"]
+    small += ["dataloader_train.datasets.video_data.video_size=[16,16]"]
+    loader = lazy_config.instantiate(composed("train", "mock", TINY, *small).dataloader_train)
+    stream = iter(DataStream(loader, seed=0, dims=ParallelDims(world_size=1, rank=0, context_parallel_size=1)))
+    batches = [next(stream) for _ in range(4)]
+    assert ["images" in batch for batch in batches] == [True, False, True, False]
+    assert batches[0]["images"].shape == (2, 3, 16, 16) and batches[1]["video"].shape == (1, 3, 13, 16, 16)
+    assert batches[0]["dataset_name"] == ["image_data"] * 2 and batches[1]["dataset_name"] == ["video_data"]
+
+
+@pytest.mark.parametrize(("name", "key"), [("mock_video", "video"), ("mock_image", "images"), ("toy", "video")])
+def test_loaders_without_files_give_batches(name: str, key: str) -> None:
+    sizes = {
+        "mock_video": [*SMALL, "video_size=[16,16]"],
+        "mock_image": [*SMALL, "image_size=[16,16]"],
+        "toy": ["num_episodes=32"],
+    }
+    more = [f"dataloader_train.dataset.{option}" for option in sizes[name]]
+    config = compose(BASE, ["model=predict2_video2world_fsdp_tiny", f"dataloader_train={name}", *more])
+    batch = next(iter(lazy_config.instantiate(config.dataloader_train)))
+    assert torch.is_tensor(batch[key]) and len(batch[key]) == config.dataloader_train.batch_size
