@@ -27,6 +27,7 @@ forms:
            --text_encoder also t5_xxl/NAME.pickle
   bridge   annotation/{train,val}/NAME.json with poses and videos/{train,val}/NAME/rgb.mp4, as action-conditioned
            training reads them, and with --text_encoder also annotation/{train,val}/NAME.npy
+  lerobot  a LeRobot data set of version 2.1: data/, meta/ and videos/, and with --text_encoder also t5_xxl/NAME.pickle
   states   {train,val}/states-FIRST.npz, from which frames are drawn while training reads them: a few kB an episode
 
 A run that was interrupted goes on when it is started again.

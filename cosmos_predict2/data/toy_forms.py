@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the toy world is laid out on disk: as clips, in the Bridge layout with actions from poses, or as bare states."""
+"""How the toy world is laid out on disk: as clips, in the layouts of Bridge and LeRobot, or as bare states."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import torch
 
+from cosmos_predict2.data import toy_lerobot
 from cosmos_predict2.data.media import write_video
 from cosmos_predict2.data.toy_states import path_of, write_states
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
@@ -197,6 +198,13 @@ FORMS = {
 """,
         write=_write_bridge,
         embed=_embed_bridge,
+    ),
+    "lerobot": Form(
+        entries=toy_lerobot.ENTRIES,
+        layout=toy_lerobot.LAYOUT,
+        write=toy_lerobot.write_videos,
+        embed=toy_lerobot.embed,
+        finish=toy_lerobot.write_rest,
     ),
     "states": Form(
         entries=("train", "val"),

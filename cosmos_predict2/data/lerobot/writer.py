@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes episodes as a LeRobot data set of version 2.1, which the lerobot and GR00T packages read.
 
-An episode's table is written after its videos, so a table that is there belongs to a finished episode; the index is
-written when all are.
+Files that are there are kept, so that writing the same episodes again goes on where it stopped; the index comes last.
 """
 
 import json
@@ -53,16 +52,17 @@ class Writer:
         self._features: dict[str, dict[str, Any]] = {}
 
     def add(self, recording: Recording) -> None:
-        """The next episode; one whose table is there already is entered into the index only."""
+        """The next episode: its videos and its table, where they are not there yet."""
         number = len(self._lengths)
         task = self._tasks.setdefault(recording.task, len(self._tasks))
         self._features = self._features or _features(recording, self.fps)
         columns = {**recording.columns, **self._counters(number, len(recording), task)}
         table = self.root / DATA_PATH.format(episode_chunk=number // CHUNK, episode_index=number)
-        if not table.exists():
-            for camera, video in recording.videos.items():
-                place = VIDEO_PATH.format(episode_chunk=number // CHUNK, episode_index=number, video_key=camera)
+        for camera, video in recording.videos.items():
+            place = VIDEO_PATH.format(episode_chunk=number // CHUNK, episode_index=number, video_key=camera)
+            if not (self.root / place).exists():
                 write_video(self.root / place, video, self.fps)
+        if not table.exists():
             write_table(table, columns)
         self._lengths.append(len(recording))
         self._episodes.append({"episode_index": number, "tasks": [recording.task], "length": len(recording)})
