@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands of the data recipes, as the pages have them, on miniature sources: a hub on this machine, and a T5 as
+wide as the real one where the real one would lie."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cosmos_predict2.data.dataset_image import ImageDataset
+from cosmos_predict2.data.dataset_video import Dataset
+from tests.checkpoints.hub_server import Hub, serve
+from tests.data import sources_agibot, sources_groot, sources_nemo
+from tests.test_documentation import ROOT, blocks
+from tests.text.folders import t5_folder
+
+pytestmark = pytest.mark.slow
+PAGES = ROOT / "documentations"
+AGIBOT = "datasets/agibot_head_center_fisheye_color"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Iterator[Path]:
+    """A folder that looks like a checkout and has no data; HF_ENDPOINT there is the hub below."""
+    for name in ("scripts", "cosmos_predict2", "imaginaire", "examples", "assets", "prompts"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    t5_folder(tmp_path / "checkpoints/google-t5/t5-11b", d_model=1024, num_layers=1, d_ff=32)
+    (tmp_path / "scratch").mkdir()
+    repositories = {
+        "agibot-world/AgiBotWorld-Alpha": agibot_repository(),
+        "nvidia/GR1-100": sources_groot.groot_files(tmp_path / "scratch"),
+        "nvidia/Cosmos-NeMo-Assets": sources_nemo.nemo_files(tmp_path / "scratch"),
+    }
+    with serve(Hub(repositories)) as hub:
+        (tmp_path / "endpoint").write_text(hub.url)
+        yield tmp_path
+
+
+def agibot_repository() -> dict[str, bytes]:
+    """Two episodes of ten seconds: two windows of five each."""
+    files = {}
+    for episode in sources_agibot.EPISODES:
+        content = sources_agibot.archive(sources_agibot.episode_files((episode,), seconds=10.0))
+        files[f"observations/327/{episode}-{episode}.tar"] = content
+    return {**files, "task_info/task_327.json": sources_agibot.task_info()}
+
+
+def run(checkout: Path, text: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HF_ENDPOINT": (checkout / "endpoint").read_text(),
+        "HF_HOME": str(checkout / "home"),
+        "OMP_NUM_THREADS": "1",
+    }
+    for name in ("PYTHONPATH", "HF_TOKEN", "HF_HUB_OFFLINE"):
+        environment.pop(name, None)
+    command = ["bash", "-euo", "pipefail", "-c", text]
+    return subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def follow(checkout: Path, page: str, *numbers: int, replace: tuple[str, str] = ("", "")) -> str:
+    """Run blocks of a page that need a network or weights; what they printed."""
+    needing = [text for language, text in blocks(PAGES / page) if language == "bash" and text.startswith("# needs")]
+    printed = ""
+    for number in numbers:
+        result = run(checkout, needing[number].replace(*replace))
+        printed += result.stdout + result.stderr
+        assert result.returncode == 0, f"{needing[number]}\n{printed[-4000:]}"
+    return printed
+
+
+def test_the_agibot_guide_from_download_to_samples(checkout: Path) -> None:
+    follow(checkout, "post-training_video2world_agibot_fisheye.md", 0, 1)
+    assert not (checkout / "datasets/agibot").exists()  # its last line removes the source
+    for split, episode in (("train", "648642"), ("val", "685393")):
+        samples = Dataset(str(checkout / AGIBOT / split), 93, (32, 64), text_encoder="t5")
+        assert len(samples) == 2
+        sample = samples[0]
+        assert sample["video"].shape == (3, 93, 32, 64) and sample["fps"] == 30
+        assert sample["t5_text_embeddings"].shape == (512, 1024) and sample["t5_text_mask"].sum() > 1
+        assert f"episode_{episode}_" in str(sample["video_name"]["video_path"])
+
+
+def test_the_published_agibot_commands_word_for_word(checkout: Path) -> None:
+    """As guides outside this repository print them, and the clip that one of them names where it is not."""
+    for command in (
+        "python scripts/prepare_agibot_fisheye_data.py",
+        "python scripts/prepare_agibot_fisheye_data.py --delete-only",
+        "python scripts/prepare_agibot_fisheye_data.py --split-only --val_episode_ids 685393",
+        "rm -rf datasets/agibot",
+        f"PYTHONPATH=$(pwd) python scripts/get_t5_embeddings.py --dataset_path {AGIBOT}/train",
+        f"PYTHONPATH=$(pwd) python scripts/get_t5_embeddings.py --dataset_path {AGIBOT}/val",
+    ):
+        result = run(checkout, command)
+        assert result.returncode == 0, f"{command}\n{result.stderr[-3000:]}"
+    name = "task_327_episode_685393_window_0_frame_0-149.mp4"
+    assert (checkout / AGIBOT / "val/videos" / name).exists()
+    flags = "--model_size tiny --prompt 'The video captures a robot.' --num_conditional_frmaes 1 --save_path out.mp4"
+    result = run(checkout, f"python examples/video2world.py {flags} --input_path {AGIBOT}/val/{name}")
+    assert result.returncode == 2 and f"{AGIBOT}/val/videos/{name}" in result.stderr, result.stderr
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_the_groot_guide(checkout: Path, by_hand: bool) -> None:
+    page = "post-training_video2world_gr00t.md"
+    frames = ("--num_frames 93", "--num_frames 9")  # the clips here are short
+    if by_hand:
+        follow(checkout, page, 1)
+    printed = follow(checkout, page, 0, replace=frames)
+    assert "no faults" in printed
+    folder = checkout / "datasets/benchmark_train/gr1"
+    samples = Dataset(str(folder), 9, (32, 48), text_encoder="t5")
+    assert len(samples) == len(sources_groot.PROMPTS)
+    texts = {path.stem: path.read_text().strip() for path in (folder / "metas").iterdir()}
+    prefix = "The robot arm is performing a task. "
+    assert texts == {name: prefix + prompt for name, prompt in sources_groot.PROMPTS.items()}
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_the_nemo_guide(checkout: Path, by_hand: bool) -> None:
+    page = "post-training_video2world_cosmos_nemo_assets.md"
+    if by_hand:
+        follow(checkout, page, 1)
+    assert "no faults" in follow(checkout, page, 0, replace=("--num_frames 93", "--num_frames 12"))
+    samples = Dataset(str(checkout / "datasets/cosmos_nemo_assets"), 12, (32, 48), text_encoder="t5")
+    assert len(samples) == len(sources_nemo.STEMS)
+
+
+def test_the_guide_for_pictures(checkout: Path) -> None:
+    follow(checkout, "post-training_text2image_cosmos_nemo_assets.md", 0, replace=("--stride 30", "--stride 5"))
+    pictures = ImageDataset(str(checkout / "datasets/cosmos_nemo_assets_images"), (32, 48))
+    assert len(pictures) == 3 * len(sources_nemo.STEMS)
+    assert pictures[0]["images"].shape == (3, 32, 48) and re.search(r"_\d{8}\.jpg$", str(sorted(
+        (checkout / "datasets/cosmos_nemo_assets_images/images").iterdir())[0]))  # fmt: skip
