@@ -157,12 +157,12 @@ class _PyavClip:
         times = self._table.times
         wanted_times = {int(times[i]) for i in pending}
         codec = self._stream.codec_context
-        may_skip = codec.name == "h264"  # whose frames say whether others need them
+        position = int(np.searchsorted(times, key_time))
         reformatter = _reformatter()
         is_damaged = False
         try:
             for packet in self._container.demux(self._stream):
-                if may_skip:
+                if self._table.may_skip:
                     is_wanted = packet.pts is None or packet.pts in wanted_times
                     codec.skip_frame = "DEFAULT" if is_wanted else "NONREF"
                 for frame in packet.decode():
@@ -171,7 +171,9 @@ class _PyavClip:
                     if frame.pts < key_time:
                         continue  # shown before the keyframe, and made from what was not decoded
                     is_damaged = frame.is_corrupt or (is_damaged and not frame.key_frame)
-                    if frame.pts > times[pending[-1]]:
+                    expected = times[pending[-1] if self._table.may_skip else position]
+                    position += 1
+                    if frame.pts > expected:
                         raise _Unexpected
                     if frame.pts < times[pending[-1]]:
                         continue

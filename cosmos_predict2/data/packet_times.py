@@ -17,6 +17,7 @@ from imaginaire.object_store import StrPath
 # FFmpeg's names of the containers that state when a frame is shown; mp4 and webm are of them.
 TIMED_CONTAINERS = ("mov", "matroska")
 WITHOUT_A_FRAME = ("vp8",)  # codecs with packets that show nothing
+TELL_WHO_NEEDS_THEM = ("h264",)  # codecs whose frames say whether another is made from them
 MOST_TABLES = 32  # clips whose packet times are kept: for data sets of a few long clips
 
 
@@ -28,6 +29,7 @@ class PacketTable:
     keys: np.ndarray
     num_frames: int
     is_exact: bool  # the i-th time is that of the i-th frame
+    may_skip: bool  # the decoder knows which frames no other needs, and the times are beyond doubt
 
 
 _tables: OrderedDict[tuple[str, int, int], PacketTable] = OrderedDict()
@@ -71,16 +73,17 @@ def _read_table(path: StrPath, container: Any) -> PacketTable:
     if "mov" in container.format.name and entries is not None and num_packets < len(entries):
         raise DataError(f"{path} is cut off: {num_packets} of its {len(entries)} frames are there.")
     ordered, ordered_keys = np.sort(np.array(times, np.int64)), np.sort(np.array(keys, np.int64))
-    # Two frames at a time; or frames shown before the first keyframe, which cannot be decoded; or frames that change
-    # places though their times do not: a writer that knew only one of the two.
+    # Two frames at a time, or frames shown before the first keyframe, which cannot be decoded.
     if (np.diff(ordered) <= 0).any() or not keys or ordered[:1] < ordered_keys[0]:
         is_exact = False
-    if codec.has_b_frames and (np.diff(times) > 0).all():
-        is_exact = False
+    # Frames may change places, yet their times do not: either none does, or the writer knew the order of storage alone.
+    is_doubtful = codec.has_b_frames and (np.diff(times) > 0).all()
     num_frames = len(times) if is_exact else sum(1 for _ in decoded(path, 1))
     if num_frames == 0:
         raise DataError(f"{path} holds no frame that can be decoded.")
-    return PacketTable(ordered, ordered_keys, num_frames, is_exact)
+    return PacketTable(
+        ordered, ordered_keys, num_frames, is_exact, codec.name in TELL_WHO_NEEDS_THEM and not is_doubtful
+    )
 
 
 def num_frames_by_header(container: Any, stream: Any) -> int | None:
