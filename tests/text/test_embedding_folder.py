@@ -5,6 +5,9 @@ import json
 import logging
 import os
 import pickle
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +25,7 @@ from cosmos_predict2.text.t5 import T5Encoder
 from imaginaire.errors import ConfigError, DataError
 from tests.text.folders import t5_folder
 
+ROOT = Path(__file__).parents[2]
 CAPTIONS = {"a": "push the puck", "b": "push the box to the left", "c": "push the puck", "d.1": "ende"}
 
 
@@ -375,3 +379,36 @@ def test_a_disk_that_is_too_small_is_said_first(tmp_path: Path, monkeypatch: pyt
 def test_wrong_arguments_are_named(wrong: dict, words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=words):
         embed_captions(tmp_path / "t5_xxl", CAPTIONS, Counting(), **wrong)
+
+
+_PROCESS = """
+import sys
+from cosmos_predict2.text.bytes_encoder import BytesEncoder
+from cosmos_predict2.text.embedding_folder import embed_captions
+captions = {f"clip_{i:04d}": f"caption {i}" for i in range(2000)}
+print(embed_captions(sys.argv[1], captions, BytesEncoder(64, 64), shard=(int(sys.argv[2]), 2)).written)
+"""
+
+
+@pytest.mark.slow
+def test_processes_at_the_same_time_of_which_one_is_killed_end_as_one_run(tmp_path: Path) -> None:
+    captions = {f"clip_{i:04d}": f"caption {i}" for i in range(2000)}
+    embed_captions(tmp_path / "whole", captions, BytesEncoder(64, 64))
+    folder = tmp_path / "parts"
+
+    def start(i: int) -> subprocess.Popen:
+        command = [sys.executable, "-c", _PROCESS, str(folder), str(i)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+
+    killed, other = start(0), start(1)
+    while len(list(folder.glob("clip_*[02468].pickle"))) < 50:
+        assert killed.poll() is None, "it was to be killed before its end"
+        time.sleep(0.01)
+    killed.kill()
+    killed.communicate()
+    assert other.communicate()[0].strip() == "1000"
+    again = start(0)
+    assert 0 < int(again.communicate()[0]) <= 1000 and again.returncode == 0
+    assert embed_captions(folder, captions | {"clip_0000": "another"}, BytesEncoder(64, 64)).written == 1
+    embed_captions(tmp_path / "whole", captions | {"clip_0000": "another"}, BytesEncoder(64, 64))
+    assert contents(folder) == contents(tmp_path / "whole")
