@@ -14,6 +14,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import attrs
@@ -30,6 +31,7 @@ from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.pipelines.assembly import settle_attention
 from cosmos_predict2.pipelines.video2world import PRECISIONS, Video2WorldPipelineConfig
+from cosmos_predict2.text.embedding_folder import EmbeddingFolder, find_embedding_dir
 from imaginaire import distributed, lazy_config, lora, random, storage
 from imaginaire.config import Section, at_least, one_of
 from imaginaire.ema import PowerEMA
@@ -39,6 +41,7 @@ from imaginaire.parallel import ParallelDims, current_dims, shard_blocks
 
 log = logging.getLogger(__name__)
 
+RELEASED_TEXT_WIDTH = 1024  # of T5-11B; the network's own default
 LORA_TARGETS = "q_proj,k_proj,v_proj,output_proj,mlp.layer1,mlp.layer2"
 
 
@@ -110,11 +113,24 @@ class Predict2Video2WorldModel(ImaginaireModel):
 
     @classmethod
     def preflight_data(cls, data: Mapping[str, Any], config: Any) -> Iterator[str]:
-        """Clips that are shorter than the model's; longer ones are cut in time."""
+        """Clips shorter than the model's (longer ones are cut in time), and embeddings that it does not take."""
         pipe = config["pipe_config"]
         have, wanted = data.get("num_frames"), pixel_frames(pipe["state_t"])
         if isinstance(have, int) and "state_t" not in data and have < wanted:
             yield f"num_frames={have}, but the model takes {wanted} (state_t={pipe['state_t']}): set it to {wanted}"
+        folder = find_embedding_dir(Path(str(data["dataset_dir"]))) if data.get("dataset_dir") else None
+        net = pipe["net"]
+        width = net.get("crossattn_proj_in_channels") or net.get("crossattn_emb_channels") or RELEASED_TEXT_WIDTH
+        try:
+            found = width if folder is None else EmbeddingFolder(folder).width
+        except DataError:
+            return  # the data set says it
+        if found != width:
+            yield (
+                f"the embeddings in {folder} have width {found}, but the network takes {width}: they are of another"
+                " encoder than the model's. Delete them and encode the captions with the model's (python -m"
+                " scripts.get_t5_embeddings)"
+            )
 
     # --- set-up
 

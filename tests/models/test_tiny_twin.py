@@ -10,6 +10,8 @@ import torch
 
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.data import media
+from cosmos_predict2.text.bytes_encoder import BytesEncoder
+from cosmos_predict2.text.embedding_folder import embed_captions
 from imaginaire import preflight
 from imaginaire.compose import compose
 from tests.multiprocess import run_distributed
@@ -38,6 +40,16 @@ def test_clips_that_are_too_short_show_before_anything_is_built() -> None:
     assert "num_frames=9, but the model takes 13 (state_t=4): set it to 13" in found[0][1]
     unused = preflight.problems(compose(CONFIG, [*SHORT, short[1], "trainer.run_validation=False"]))
     assert list(unused) == []  # validation data that is never built need not fit
+
+
+def test_embeddings_that_the_network_does_not_take_show_before_anything_is_built(tmp_path: Path) -> None:
+    media.write_video(tmp_path / "videos/a.mp4", torch.zeros(3, 13, 48, 48, dtype=torch.uint8), 10)
+    embed_captions(tmp_path / "t5_xxl", {"a": "a robot"}, BytesEncoder(64, 32))
+    folder = ["dataloader_train=folder", f"dataloader_train.dataset.dataset_dir={tmp_path}"]
+    ours = [EXPERIMENT, *SHORT[1:5], *folder, "dataloader_train.dataset.video_size=[48,48]"]
+    found = [text for _, text in preflight.problems(compose(CONFIG, ours))]
+    assert len(found) == 2 and "but t5 was asked for" in found[0]
+    assert "have width 32, but the network takes 64" in found[1]
 
 
 def test_overrides_of_the_guides_compose() -> None:

@@ -53,10 +53,13 @@ def from_files(dataset: Any, split: str, *, num_workers: int = 8) -> Any:
     )
 
 
-def folder(dataset_dir: str, split: str, *, resolution: str = "480") -> Any:
-    """A folder of clips with embeddings, for a Video2World model."""
+def folder(dataset_dir: str, split: str, *, resolution: str) -> Any:
+    """A folder of clips with embeddings by T5, for a Video2World model."""
     dataset = L(Dataset)(
-        dataset_dir=dataset_dir, num_frames=frames_of_model(24), video_size=list(size_of(resolution, "16:9"))
+        dataset_dir=dataset_dir,
+        num_frames=frames_of_model(24),
+        video_size=list(size_of(resolution, "16:9")),
+        text_encoder="t5",
     )
     return from_files(dataset, split)
 
@@ -118,7 +121,8 @@ def entries(split: str) -> dict[str, Any]:
         f"bridge_{split}": bridge(split),
         **{f"libero_{suite}_{split}": libero(suite, split) for suite in LIBERO_SUITES},
         "latents": from_files(L(LatentDataset)(dataset_dir="???", num_frames=frames_of_model(24)), split),
-        **({"gr1": folder("datasets/benchmark_train/gr1", split)} if split == "train" else {}),
+        "folder": folder("???", split, resolution="720"),
+        **({"gr1": folder("datasets/benchmark_train/gr1", split, resolution="480")} if split == "train" else {}),
     }
 
 
