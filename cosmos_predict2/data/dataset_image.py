@@ -11,8 +11,8 @@ from cosmos_predict2.data.bad_samples import BadSamples
 from cosmos_predict2.data.clips import scaled
 from cosmos_predict2.data.jobs import read_caption
 from cosmos_predict2.data.media import IMAGE_SUFFIXES, read_image
+from cosmos_predict2.data.packed_strings import PackedStrings
 from cosmos_predict2.data.video_folder import (
-    Names,
     captions_of,
     existing_folder,
     frame_item,
@@ -56,8 +56,8 @@ class ImageDataset(Dataset[dict[str, Any]]):
         files = media_by_stem(self.dataset_dir / "images", IMAGE_SUFFIXES)
         stems = with_embedding(files, self.embeddings.stems(), self.embeddings.folder, "pictures")
         tell_left_out(files, stems, self.embeddings.folder, "pictures")
-        self.stems = Names(stems)
-        self._files = Names([files[stem] for stem in stems])
+        self.stems = PackedStrings(stems)
+        self._files = PackedStrings([files[stem] for stem in stems])
         self._metas = captions_of(self.dataset_dir, stems)
 
     @classmethod

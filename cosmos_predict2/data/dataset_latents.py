@@ -20,9 +20,9 @@ from cosmos_predict2.data.latent_cache import (
     open_latents,
     read_record,
 )
+from cosmos_predict2.data.packed_strings import PackedStrings
 from cosmos_predict2.data.sizes import latent_frames
 from cosmos_predict2.data.video_folder import (
-    Names,
     captions_of,
     existing_folder,
     frame_item,
@@ -66,7 +66,7 @@ class LatentDataset(Dataset[dict[str, Any]]):
         files = media_by_stem(self._folder, (SUFFIX,))
         stems = with_embedding(files, self._embeddings.stems(), self._embeddings.folder, "latents")
         tell_left_out(files, stems, self._embeddings.folder, "latents")
-        self.stems = Names(stems)
+        self.stems = PackedStrings(stems)
         self._metas = captions_of(self.dataset_dir, stems)
         self._bad = BadSamples(skip_bad_samples, most_bad_samples)
 

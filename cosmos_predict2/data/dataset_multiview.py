@@ -17,9 +17,9 @@ from torch.utils.data import Dataset
 from cosmos_predict2.data import clips
 from cosmos_predict2.data.bad_samples import BadSamples
 from cosmos_predict2.data.media import VIDEO_SUFFIXES
+from cosmos_predict2.data.packed_strings import PackedStrings
 from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.data.video_folder import (
-    Names,
     existing_folder,
     frame_item,
     in_threads,
@@ -126,8 +126,8 @@ class MultiviewDataset(Dataset[dict[str, Any]]):
                 kept.append(stem)
                 counts.append(-(-(shortest - needed + 1) // self._every))
         leave_out(faults, len(stems), skip_bad, "clips")
-        self.stems = Names(kept)
-        self._file_names = Names([files[stem][camera] for stem in kept for camera in self.cameras])
+        self.stems = PackedStrings(kept)
+        self._file_names = PackedStrings([files[stem][camera] for stem in kept for camera in self.cameras])
         self._ends = numpy.cumsum(counts)  # of each clip's samples
 
     @classmethod

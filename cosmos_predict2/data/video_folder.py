@@ -8,18 +8,18 @@ DIR/metas/NAME.txt           its caption; given out as ai_caption where every cl
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-import numpy
 import torch
 from torch import Tensor
 
 from cosmos_predict2.data import clips
 from cosmos_predict2.data.jobs import num_cores, read_caption
 from cosmos_predict2.data.media import VIDEO_SUFFIXES
+from cosmos_predict2.data.packed_strings import PackedStrings
 from cosmos_predict2.data.windows import FrameRule
 from cosmos_predict2.text.embedding_folder import FOLDER_NAMES, EmbeddingFolder, find_embedding_dir
 from imaginaire import storage
@@ -33,26 +33,6 @@ Result = TypeVar("Result")
 
 SHOWN = 5  # names in a message
 SPLITS = ("train", "val", "test")
-
-
-class Names(Sequence[str]):
-    """Many strings in one block of memory.
-
-    Workers share it with the process that started them; a list they would copy bit by bit, since each look at a string
-    writes its reference count.
-    """
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._names = numpy.array([name.encode() for name in names] or [b""], dtype=numpy.bytes_)
-        self._length = len(self._names) if names else 0
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> str:  # type: ignore[override]
-        if not -self._length <= index < self._length:
-            raise IndexError(index)
-        return bytes(self._names[index]).decode()
 
 
 class VideoFolder:
@@ -79,8 +59,8 @@ class VideoFolder:
         tell_left_out(files, stems, self.embeddings.folder, "clips")
         if rule is not None:
             stems = _long_enough([self.dataset_dir / "videos" / files[stem] for stem in stems], stems, rule, skip_bad)
-        self.stems = Names(stems)
-        self._files = Names([files[stem] for stem in stems])
+        self.stems = PackedStrings(stems)
+        self._files = PackedStrings([files[stem] for stem in stems])
         self._metas = captions_of(self.dataset_dir, stems)
 
     def __len__(self) -> int:
