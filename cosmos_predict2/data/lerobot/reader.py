@@ -174,17 +174,7 @@ class LeRobotSource:
 
     def camera(self, wanted: str | None = None) -> str:
         """The key of a camera: asked for in full, by its last word or by modality.json; without that the only one."""
-        cameras = self.info.cameras
-        named = self.modality.video if self.modality else {}
-        if wanted is None:
-            if len(cameras) != 1:
-                raise ConfigError(f"{self.info.root}: which camera? Set it to one of {', '.join(cameras) or 'none'}.")
-            return cameras[0]
-        wanted = named.get(wanted, wanted)
-        fitting = [key for key in cameras if key == wanted] or [k for k in cameras if k.rpartition(".")[2] == wanted]
-        if len(fitting) != 1:
-            raise ConfigError(f"{self.info.root}: there is no camera '{wanted}'.{near(wanted, [*named, *cameras])}")
-        return fitting[0]
+        return choose_camera(self.info, wanted, self.modality)
 
     def frames(
         self, i: int, camera: str, indices: Sequence[int], *, decoder: str = "auto", num_threads: int = 1
@@ -223,6 +213,22 @@ class LeRobotSource:
         everything = range(len(self)) if episodes is None else episodes
         paths = {path for i in everything for path in (self.layout.rows(int(i)).path, self.file_of(int(i), camera))}
         return sorted(path for path in paths if not path.is_file())
+
+
+def choose_camera(info: Info, wanted: str | None, modality: Modality | None = None) -> str:
+    """The key of a camera: asked for in full, by its last word or by modality.json; without that the only one."""
+    modality = modality or read_modality(info.root)
+    named = modality.video if modality else {}
+    if wanted is None:
+        if len(info.cameras) != 1:
+            raise ConfigError(f"{info.root}: which camera? Set it to one of {', '.join(info.cameras) or 'none'}.")
+        return info.cameras[0]
+    key = named.get(wanted, wanted)
+    fitting = [camera for camera in info.cameras if camera == key]
+    fitting = fitting or [camera for camera in info.cameras if camera.rpartition(".")[2] == key]
+    if len(fitting) != 1:
+        raise ConfigError(f"{info.root}: there is no camera '{wanted}'.{near(wanted, [*named, *info.cameras])}")
+    return fitting[0]
 
 
 def _is_numbers(feature: Mapping[str, Any]) -> bool:

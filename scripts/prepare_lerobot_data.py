@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fetch a data set in the LeRobot format (2.0, 2.1 or 3.0, GR00T's too), and write its episodes as captioned clips."""
+
+import argparse
+import logging
+import shlex
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/prepare_lerobot_data.py
+
+from cosmos_predict2.data.lerobot.info import VAL_FRACTION
+from cosmos_predict2.data.lerobot.reader import LeRobotSource
+from cosmos_predict2.data.lerobot_export import SPLITS, export, fetch_source
+from imaginaire import command_line
+from imaginaire.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+_EPILOG = """\
+Training with actions reads the data set as it is: without --out it is only fetched and looked at. With --out,
+OUT/{train,val}/videos/episode_000000.mp4 and metas/episode_000000.txt (the task) are written. Videos are not encoded
+again where they can be copied. A run that was interrupted goes on when it is started again. Data sets of the hub have
+terms of their own; HF_ENDPOINT names a mirror.
+
+examples:
+  python -m scripts.prepare_lerobot_data --repo_id lerobot/libero_spatial_image
+  python -m scripts.prepare_lerobot_data --source datasets/my_robot --camera front --out datasets/my_robot_clips
+  python -m scripts.get_t5_embeddings --dataset_path datasets/my_robot_clips/train
+"""
+
+
+def _parser() -> command_line.Parser:
+    parser = command_line.parser("scripts.prepare_lerobot_data", __doc__, _EPILOG)
+    add = parser.add_argument
+    add("--source", metavar="DIR", help="the data set, or where it is fetched to (default: datasets/lerobot/NAME)")
+    add("--repo_id", metavar="NAME", help="fetch this data set of the hub (default: none, it is in --source)")
+    add("--revision", metavar="COMMIT", help="a branch or commit of it (default: the newest)")
+    add("--out", metavar="DIR", help="where the clips go (default: nowhere, the data set is only fetched)")
+    add("--camera", metavar="KEY", help="whose pictures; only its videos are fetched (default: the only one)")
+    add("--splits", nargs="+", choices=(*SPLITS, "test", "full"), default=list(SPLITS), help="a folder for each")
+    add(
+        "--val_fraction",
+        type=float,
+        default=VAL_FRACTION,
+        help="of episodes, where the data set has no split of its own",
+    )
+    add("--annotation", metavar="NAME", help="take captions from this text of modality.json (default: the tasks)")
+    add("--caption", metavar="TEXT", help="for episodes without a task (default: they are an error)")
+    add("--workers", type=int, metavar="N", help="processes that write clips (default: one a core)")
+    add("--dry-run", "--dry_run", action="store_true", help="say what would be done, and write nothing")
+    return parser
+
+
+def run(args: argparse.Namespace, command: str) -> int:
+    if args.source is None and args.repo_id is None:
+        raise ConfigError("Give --source DIR, --repo_id NAME, or both.")
+    root = Path(args.source or Path("datasets") / "lerobot" / args.repo_id.rpartition("/")[2])
+    if args.repo_id is not None:
+        is_there = fetch_source(args.repo_id, root, camera=args.camera, revision=args.revision, dry_run=args.dry_run)
+        if not is_there:
+            return 0
+    if args.out is None:
+        return _look_at(root, args.camera)
+    made = export(
+        root,
+        Path(args.out),
+        camera=args.camera,
+        splits=args.splits,
+        val_fraction=args.val_fraction,
+        annotation=args.annotation,
+        caption=args.caption,
+        workers=args.workers,
+        dry_run=args.dry_run,
+        command=command,
+    )
+    if not args.dry_run and not made.outcome.faults:
+        log.info("next: python -m scripts.get_t5_embeddings --dataset_path %s", Path(args.out) / args.splits[0])
+    return made.outcome.report("clips")
+
+
+def _look_at(root: Path, camera: str | None) -> int:
+    """Log what the data set has; 1 if files of its index are missing."""
+    source = LeRobotSource.open(root)
+    info, lengths = source.info, source.episodes.lengths
+    log.info(
+        "%s: version %s, %d episodes of %d to %d frames at %g frames per second, %d tasks",
+        root,
+        info.version,
+        len(source),
+        lengths.min(),
+        lengths.max(),
+        info.fps,
+        len(source.tasks) or len(source.episodes.texts),
+    )
+    log.info("cameras: %s", ", ".join(info.cameras) or "none")
+    if source.modality is not None:
+        log.info("parts of the action: %s", ", ".join(source.modality.action) or "none")
+    cameras = info.cameras if camera is None else [source.camera(camera)]
+    missing = sorted({path for key in cameras for path in source.missing_files(key)})
+    for path in missing[:10]:
+        log.error("%s does not exist; the index names it", path)
+    if missing:
+        log.error("%d files are missing", len(missing))
+    return int(bool(missing))
+
+
+def main() -> int:
+    command = shlex.join(["python", "-m", "scripts.prepare_lerobot_data", *sys.argv[1:]])
+    return command_line.main(_parser(), lambda args: run(args, command))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
