@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small videos with the structures that make seeking hard, and folders of them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,9 @@ from typing import Any
 import av
 import numpy as np
 import torch
+
+from cosmos_predict2.data import media
+from cosmos_predict2.text import embedding_pickles
 
 TICKS = 600  # per second
 
@@ -77,6 +80,30 @@ def remux(
 
 def all_frames(path: Path) -> torch.Tensor:
     """uint8 [3, F, H, W]: what a plain decoding of the whole file shows."""
-    from cosmos_predict2.data import media
-
     return media.read_video(path)[0]
+
+
+def write_clip(path: Path, num_frames: int = 20, *, size: tuple[int, int] = (32, 48), rate: int = 20) -> None:
+    """A clip with three keyframes or so."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_stream(path, num_frames, options={"g": "8"}, size=size, rate=rate)
+
+
+def write_embeddings(folder: Path, stems: Iterable[str], num_tokens: int = 7, width: int = 24) -> None:
+    """An embedding [num_tokens, width] per stem, each of other numbers, in the published form."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for i, stem in enumerate(stems):
+        numbers = torch.arange(1, num_tokens * width + 1).reshape(num_tokens, width) / 64 + i
+        embedding_pickles.write(folder / f"{stem}.pickle", numbers)
+
+
+def video_folder(folder: Path, lengths: Mapping[str, int], *, captions: bool = True, **options: Any) -> Path:
+    """A folder of clips so many frames long, with embeddings and captions."""
+    for stem, num_frames in lengths.items():
+        write_clip(folder / "videos" / f"{stem}.mp4", num_frames, **options)
+    write_embeddings(folder / "t5_xxl", lengths)
+    if captions:
+        (folder / "metas").mkdir()
+        for stem in lengths:
+            (folder / "metas" / f"{stem}.txt").write_text(f"what {stem} shows\n")
+    return folder

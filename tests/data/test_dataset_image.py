@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A folder of pictures as training samples."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from cosmos_predict2.data.dataset_image import ImageDataset
+from cosmos_predict2.data.media import read_image, write_image
+from imaginaire.data import ResumableLoader
+from imaginaire.errors import ConfigError, DataError
+from tests.data.video_files import moving_pictures, write_embeddings
+
+SIZE = (16, 32)
+FILES = ("a.jpg", "b.png", "c.webp", "d.JPEG")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "metas").mkdir()
+    for name, picture in zip(FILES, moving_pictures(len(FILES)), strict=True):
+        write_image(tmp_path / "images" / name, torch.from_numpy(picture).permute(2, 0, 1))
+        (tmp_path / "metas" / f"{name[0]}.txt").write_text(f"picture {name[0]}")
+    write_embeddings(tmp_path / "t5_xxl", "abcd")
+    return tmp_path
+
+
+def test_a_sample_has_the_published_form(folder: Path) -> None:
+    dataset = ImageDataset(str(folder), SIZE)
+    assert len(dataset) == 4
+    for i, name in enumerate(FILES):
+        item = dataset[i]
+        picture = read_image(folder / "images" / name).float() / 255
+        scaled = F.interpolate(picture[None], size=SIZE, mode="bilinear", antialias=True)[0]
+        torch.testing.assert_close(item["images"], scaled * 2 - 1, rtol=0, atol=1e-6)
+        assert item["images"].dtype == torch.float32
+        assert item["t5_text_embeddings"].shape == (512, 24) and item["t5_text_mask"].sum() == 7
+        assert torch.equal(item["fps"], torch.tensor([16.0])) and torch.equal(item["num_frames"], torch.tensor([1.0]))
+        assert item["image_size"].tolist() == [16, 32, 16, 32] and item["padding_mask"].shape == (1, *SIZE)
+        assert item["image_name"]["image_path"] == str(folder / "images" / name)
+        assert item["ai_caption"] == f"picture {name[0]}"
+
+
+def test_the_range_is_minus_one_to_one(folder: Path) -> None:
+    stripes = (torch.arange(48) % 2 * 255).expand(3, 32, 48).to(torch.uint8)
+    write_image(folder / "images/b.png", stripes)
+    images = ImageDataset(str(folder), (32, 48))[1]["images"]
+    assert images.min() == -1 and images.max() == 1
+
+
+def test_pictures_of_other_sizes_make_one_batch(folder: Path) -> None:
+    write_image(folder / "images/b.png", torch.zeros(3, 50, 20, dtype=torch.uint8))
+    (batch,) = ResumableLoader(ImageDataset(str(folder), SIZE), batch_size=4)
+    assert batch["images"].shape == (4, 3, *SIZE) and batch["fps"].shape == (4, 1)
+
+
+def test_a_broken_picture_is_named_or_skipped(folder: Path) -> None:
+    strict, lenient = ImageDataset(str(folder), SIZE), ImageDataset(str(folder), SIZE, skip_bad_samples=True)
+    (folder / "images/b.png").write_bytes(b"\x89PNG")
+    with pytest.raises(DataError, match=r"b\.png"):
+        strict[1]
+    assert lenient[1]["image_name"]["image_path"].endswith("c.webp")
+
+
+def test_faults_show_early(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="image_size"):
+        ImageDataset(str(folder), (16, 30))
+    assert list(ImageDataset.preflight(dataset_dir=str(folder), image_size=SIZE)) == []
+    for path in (folder / "t5_xxl").iterdir():
+        path.unlink()
+    problems = list(ImageDataset.preflight(dataset_dir=str(folder), image_size=(16, 30)))
+    assert len(problems) == 2 and "image_size" in problems[0] and "None of the 4 pictures" in problems[1]
+    with pytest.raises(DataError, match="None of the 4 pictures"):
+        ImageDataset(str(folder), SIZE)

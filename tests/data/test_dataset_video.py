@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A folder of clips as training samples: the sample's form, which frames it has, and every fault of the folder."""
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from cosmos_predict2.data import clips
+from cosmos_predict2.data.dataset_video import Dataset
+from cosmos_predict2.data.media import resize_and_crop
+from cosmos_predict2.data.video_folder import VideoFolder
+from cosmos_predict2.text import embedding_pickles
+from cosmos_predict2.text.bytes_encoder import BytesEncoder
+from cosmos_predict2.text.embedding_folder import embed_captions
+from imaginaire.data import DataStream, ResumableLoader
+from imaginaire.errors import ConfigError, DataError
+from imaginaire.parallel import ParallelDims
+from tests.data.video_files import all_frames, video_folder, write_clip, write_embeddings
+
+LENGTHS = {"a": 20, "b": 25, "c": 13}
+SIZE = (16, 32)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return video_folder(tmp_path_factory.mktemp("folder"), LENGTHS)
+
+
+@pytest.fixture
+def own(folder: Path, tmp_path: Path) -> Path:
+    """A folder for a test to damage."""
+    return Path(shutil.copytree(folder, tmp_path, dirs_exist_ok=True))
+
+
+def _dataset(folder: Path, **options: Any) -> Dataset:
+    return Dataset(str(folder), 13, SIZE, **options)
+
+
+def test_a_sample_has_the_published_form(folder: Path) -> None:
+    dataset = _dataset(folder)
+    assert len(dataset) == 3
+    for i, stem in enumerate(LENGTHS):
+        item = dataset[i]
+        assert item["video"].dtype == torch.uint8 and item["video"].shape == (3, 13, *SIZE)
+        assert item["video_name"] == {
+            "video_path": str(folder / f"videos/{stem}.mp4"),
+            "t5_embedding_path": str(folder / f"t5_xxl/{stem}.pickle"),
+        }
+        assert item["t5_text_embeddings"].dtype == torch.float32
+        assert torch.equal(item["t5_text_embeddings"], embedding_pickles.read(folder / f"t5_xxl/{stem}.pickle"))
+        assert item["t5_text_mask"].dtype == torch.int64 and item["t5_text_mask"].tolist() == [1] * 7 + [0] * 505
+        assert isinstance(item["fps"], float) and item["fps"] == 20.0
+        assert item["image_size"].dtype == torch.int64 and item["image_size"].tolist() == [16, 32, 16, 32]
+        assert item["num_frames"] == 13
+        assert item["padding_mask"].dtype == torch.float32 and torch.equal(item["padding_mask"], torch.zeros(1, *SIZE))
+        assert item["ai_caption"] == f"what {stem} shows"
+    assert sorted(item) == [
+        "ai_caption", "fps", "image_size", "num_frames", "padding_mask", "t5_text_embeddings", "t5_text_mask", "video",
+        "video_name",
+    ]  # fmt: skip
+
+
+def test_frames_are_a_window_of_the_clip_scaled_by_the_published_rule(folder: Path) -> None:
+    whole = clips.stretch(all_frames(folder / "videos/b.mp4"), SIZE)
+    dataset = _dataset(folder)
+    starts = set()
+    numpy.random.seed(0)
+    for _ in range(60):
+        video = dataset[1]["video"]
+        starts.update(s for s in range(13) if torch.equal(video, whole[:, s : s + 13]))
+    assert starts == set(range(13))
+    assert torch.equal(dataset[2]["video"], clips.stretch(all_frames(folder / "videos/c.mp4"), SIZE))
+
+
+def test_the_seed_alone_decides_the_window(folder: Path) -> None:
+    dataset = _dataset(folder)
+
+    def draw(seed: int) -> torch.Tensor:
+        numpy.random.seed(seed)
+        return dataset[1]["video"]
+
+    assert torch.equal(draw(1), draw(1))
+    assert any(not torch.equal(draw(1), draw(seed)) for seed in range(2, 9))
+
+
+@pytest.mark.parametrize(
+    ("options", "frames", "fps"),
+    [
+        (dict(sampling="first"), [0, 1, 2, 3, 4], 20.0),
+        (dict(sampling="center"), [10, 11, 12, 13, 14], 20.0),
+        (dict(sampling="first", stride=3), [0, 3, 6, 9, 12], 20 / 3),
+        (dict(sampling="first", fps=10), [0, 2, 4, 6, 8], 10.0),
+        (dict(sampling="first", fps=40), [0, 1, 1, 2, 2], 40.0),
+        (dict(sampling="uniform"), [0, 6, 12, 18, 24], 20 * 4 / 24),
+    ],
+)
+def test_frames_by_rule(folder: Path, options: dict[str, Any], frames: list[int], fps: float) -> None:
+    whole = all_frames(folder / "videos/b.mp4")
+    item = Dataset(str(folder), 5, (32, 48), **options)[1]
+    assert torch.equal(item["video"], whole[:, frames])
+    assert item["fps"] == pytest.approx(fps)
+
+
+def test_the_shape_can_be_kept(folder: Path) -> None:
+    item = Dataset(str(folder), 13, (32, 32), crop="center")[2]
+    assert torch.equal(item["video"], resize_and_crop(all_frames(folder / "videos/c.mp4"), (32, 32)))
+
+
+def test_folder_to_batch_through_a_loader(folder: Path) -> None:
+    dataset = _dataset(folder)
+    for workers in (0, 1):
+        stream = iter(DataStream(ResumableLoader(dataset, batch_size=2, num_workers=workers), 7, ParallelDims()))
+        batches = [next(stream) for _ in range(3)]
+        assert batches[0]["video"].shape == (2, 3, 13, *SIZE) and batches[0]["fps"].dtype == torch.float64
+        assert batches[0]["t5_text_embeddings"].shape == (2, 512, 24)
+        if workers == 0:
+            first = batches
+    for a, b in zip(first, batches, strict=True):
+        assert torch.equal(a["video"], b["video"]) and a["video_name"] == b["video_name"]
+
+
+@pytest.mark.parametrize("name", ["text_embedding", "t5_xxl"])
+@pytest.mark.parametrize("form", ["pickle", "safetensors"])
+def test_other_names_and_forms_of_embeddings(tmp_path: Path, name: str, form: str) -> None:
+    write_clip(tmp_path / "videos/a.MP4", 13)
+    encoder = BytesEncoder(16, 8)
+    embed_captions(tmp_path / name, {"a": "an arm"}, encoder, form=form)
+    item = Dataset(str(tmp_path), 13, SIZE, num_tokens=16, text_encoder="bytes")[0]
+    assert torch.allclose(item["t5_text_embeddings"], encoder.encode(["an arm"])[0], atol=1e-3)
+    assert item["t5_text_embeddings"].shape == (16, 8) and "ai_caption" not in item
+    with pytest.raises(DataError, match="t5 was asked for"):
+        Dataset(str(tmp_path), 13, SIZE, text_encoder="t5")
+
+
+@pytest.mark.parametrize("num_tokens", [512, 600])
+def test_long_embeddings_are_float32_of_the_same_shape(own: Path, num_tokens: int) -> None:
+    write_embeddings(own / "t5_xxl", ["a"], num_tokens=num_tokens)
+    items = [_dataset(own)[i] for i in (0, 1)]
+    assert [item["t5_text_embeddings"].dtype for item in items] == [torch.float32] * 2
+    assert [tuple(item["t5_text_embeddings"].shape) for item in items] == [(512, 24)] * 2
+    assert items[0]["t5_text_mask"].sum() == 512
+
+
+# ---- faults ----------------------------------------------------------------------------------------------------------
+
+
+def test_clips_without_an_embedding_are_left_out_and_told(own: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (own / "t5_xxl/b.pickle").unlink()
+    with caplog.at_level(logging.WARNING):
+        dataset = _dataset(own)
+    assert [Path(dataset[i]["video_name"]["video_path"]).stem for i in range(len(dataset))] == ["a", "c"]
+    assert "1 of 3 clips have no embedding" in caplog.text and ": b" in caplog.text
+
+
+def test_without_all_captions_there_is_no_caption(own: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (own / "metas/b.txt").unlink()
+    with caplog.at_level(logging.INFO):
+        assert "ai_caption" not in _dataset(own)[0]
+    assert "1 of 3 have no caption" in caplog.text
+
+
+def _no_embeddings(folder: Path) -> None:
+    for path in (folder / "t5_xxl").iterdir():
+        path.unlink()
+
+
+def _other_stems(folder: Path) -> None:
+    _no_embeddings(folder)
+    write_embeddings(folder / "t5_xxl", ["x", "y"])
+
+
+def _two_of_a_name(folder: Path) -> None:
+    (folder / "videos/a.mkv").write_bytes(b"")
+
+
+def _no_clips(folder: Path) -> None:
+    for path in (folder / "videos").iterdir():
+        path.unlink()
+
+
+def _split(folder: Path) -> None:
+    (folder / "videos").rename(folder / "old")
+    (folder / "train").mkdir()
+    (folder / "old").rename(folder / "train/videos")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_no_embeddings, r"None of the 3 clips has an embedding.*get_t5_embeddings --dataset_path"),
+        (_other_stems, r"None of the 3 clips.* has x, y, the clips are a, b, c"),
+        (lambda f: (f / "t5_xxl").rename(f / "t5"), r"has no text embeddings \(t5_xxl or text_embedding\).*get_t5"),
+        (_two_of_a_name, r"a\.mkv and a\.mp4: one name"),
+        (_no_clips, r"videos holds no file of these kinds: \.mp4"),
+        (_split, r"has no folder videos, but train/videos\. Give .*train\."),
+        (lambda f: (f / "videos").rename(f / "video"), r"has no folder videos\. It has: .*video"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_says_why_early(own: Path, damage: Callable[[Path], None], message: str) -> None:
+    damage(own)
+    with pytest.raises(DataError, match=message):
+        _dataset(own)
+    problems = list(Dataset.preflight(dataset_dir=str(own), num_frames=13, video_size=SIZE))
+    assert len(problems) == 1
+    with pytest.raises(DataError, match=message):
+        raise DataError(problems[0])
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "gr1").mkdir()
+    with pytest.raises(DataError, match=rf"There is no folder .*gr2\. {tmp_path} has: gr1"):
+        _dataset(tmp_path / "gr2")
+    with pytest.raises(DataError, match="remote"):
+        Dataset("s3://bucket/data", 13, SIZE)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(video_size=(30, 32)), "video_size=.*multiples of 16"),
+        (dict(video_size=32), "video_size=32"),
+        (dict(num_frames=0), "num_frames=0"),
+        (dict(sampling="centre"), "Did you mean center"),
+        (dict(crop="centre"), "Did you mean center"),
+        (dict(fps=10, stride=2), "set one of them"),
+        (dict(decoder="opencv"), "no decoder 'opencv'"),
+    ],
+)
+def test_wrong_arguments_are_named_before_and_when_it_is_built(
+    folder: Path, options: dict[str, Any], message: str
+) -> None:
+    arguments: dict[str, Any] = dict(dataset_dir=str(folder), num_frames=13, video_size=SIZE) | options
+    with pytest.raises(ConfigError, match=message):
+        Dataset(**arguments)
+    (problem,) = Dataset.preflight(**arguments)
+    with pytest.raises(ConfigError, match=message):
+        raise ConfigError(problem)
+
+
+def test_a_good_folder_has_no_problems(folder: Path) -> None:
+    assert list(Dataset.preflight(dataset_dir=str(folder), num_frames=13, video_size=SIZE)) == []
+
+
+def test_short_and_broken_clips_are_an_error_before_training(own: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_clip(own / "videos/a.mp4", 12)
+    (own / "videos/b.mp4").write_bytes(b"no video")
+    with pytest.raises(
+        DataError,
+        match=r"(?s)2 of 3 clips cannot be used:.*a\.mp4 has 12 frames, but num_frames=13 needs 13.*b\.mp4.*skip_bad_sam",
+    ):
+        _dataset(own)
+    with caplog.at_level(logging.WARNING):
+        dataset = _dataset(own, skip_bad_samples=True)
+    assert len(dataset) == 1 and "a.mp4" in caplog.text and "b.mp4" in caplog.text
+    write_clip(own / "videos/c.mp4", 3)
+    with pytest.raises(DataError, match="3 of 3 clips cannot be used"):
+        _dataset(own, skip_bad_samples=True)
+
+
+def test_a_rate_counts_in_what_a_clip_needs(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"c\.mp4 has 13 frames, but num_frames=13 at fps=15 needs 17"):
+        _dataset(folder, fps=15)
+
+
+def _malicious(path: Path) -> None:
+    path.write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("videos/b.mp4", lambda path: path.unlink()),
+        ("videos/b.mp4", lambda path: write_clip(path, 5)),
+        ("videos/b.mp4", lambda path: path.write_bytes(b"")),
+        ("t5_xxl/b.pickle", _malicious),
+        ("t5_xxl/b.pickle", lambda path: path.unlink()),
+        ("t5_xxl/b.pickle", lambda path: path.write_bytes(b"\x80")),
+        ("metas/b.txt", lambda path: path.write_bytes(b"\xff\xfe")),
+        ("metas/b.txt", lambda path: path.write_text(" \n")),
+    ],
+)
+def test_a_file_that_breaks_later_is_named_or_skipped(
+    own: Path, name: str, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    strict, lenient = _dataset(own), _dataset(own, skip_bad_samples=True)
+    damage(own / name)
+    with pytest.raises(DataError, match=r"(b\.mp4|b\.pickle|'b'|b\.txt).*skip_bad_samples=True"):
+        strict[1]
+    with caplog.at_level(logging.WARNING):
+        item = lenient[1]
+    assert item["video_name"]["video_path"].endswith("c.mp4")
+    assert "skipped sample 1 (1 so far)" in caplog.text and "b" in caplog.text
+
+
+def test_damage_inside_a_clip_is_named(own: Path) -> None:
+    dataset = _dataset(own)
+    content = (own / "videos/c.mp4").read_bytes()
+    start = content.index(b"mdat") + 4
+    (own / "videos/c.mp4").write_bytes(content[:start] + bytes(600) + content[start + 600 :])
+    with pytest.raises(DataError, match=r"c\.mp4"):
+        dataset[2]
+
+
+def test_an_index_of_many_clips_holds_no_list_of_them(folder: Path) -> None:
+    index = VideoFolder(folder)
+    held = [value for value in vars(index).values() if isinstance(value, (list, dict, tuple))]
+    assert not held and index.stems[1] == "b" and index.video_path(2) == folder / "videos/c.mp4"
