@@ -16,6 +16,7 @@ from cosmos_predict2.data.action_conditioned.libero_files import (
     SUFFIX,
     Demo,
     find_suites,
+    is_validation,
     list_demos,
     read_actions,
     read_pictures,
@@ -79,7 +80,7 @@ class LiberoDataset(Dataset[dict[str, Any]]):
         demos = [
             demo
             for demo in _all_demos(Path(root), suites, skip_bad_samples)
-            if mode == "all" or _is_val(demo.number, val_every) == (mode == "val")
+            if mode == "all" or is_validation(demo.number, val_every) == (mode == "val")
         ]
         if not demos:
             raise DataError(f"{root} has no demonstration for mode='{mode}' with val_every={val_every}.")
@@ -162,10 +163,6 @@ def _all_demos(root: Path, suites: Sequence[str] | None, skip_bad: bool) -> list
     if broken:
         log.warning("%s: %d of %d files are left out. First: %s", root, len(broken), count, broken[0])
     return demos
-
-
-def _is_val(number: int, val_every: int) -> bool:
-    return val_every > 0 and number % val_every == val_every - 1
 
 
 def _transform(given: ActionTransform | Mapping[str, Any] | None) -> ActionTransform:

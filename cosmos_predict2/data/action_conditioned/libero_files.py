@@ -125,6 +125,22 @@ def read_poses(demo: Demo) -> tuple[Floats, Floats]:
     return numpy.concatenate([position, angles], axis=1), numpy.clip(closed, 0.0, 1.0)
 
 
+def read_proprio(demo: Demo) -> Floats:
+    """[T, 8] as policies see the robot: position, axis-angle turn, positions of the two fingers."""
+    with opened(demo.file) as content:
+        group = content["data"][demo.name]
+        columns = [
+            numpy.asarray(_table(group, f"obs/{key}", demo.file, demo.name), dtype=numpy.float64)
+            for key in ("ee_pos", "ee_ori", "gripper_states")
+        ]
+    return numpy.concatenate(columns, axis=1)
+
+
+def is_validation(number: int, val_every: int) -> bool:
+    """Whether a task's demonstration of this number is for validation: the last of every ``val_every``; none for 0."""
+    return val_every > 0 and number % val_every == val_every - 1
+
+
 @contextmanager
 def opened(file: Path) -> Iterator[Any]:
     """The HDF5 file, open for reading. Opened anew each time: a forked worker must not share a handle."""
