@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cosmos_predict2.data.action_conditioned.dataset_lerobot: clips with actions from every version of the format."""
+
+import logging
+import shutil
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from cosmos_predict2.data.action_conditioned.actions import controller, relative_pose
+from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
+from cosmos_predict2.data.lerobot.writer import write_table
+from cosmos_predict2.text.bytes_encoder import BytesEncoder
+from cosmos_predict2.text.embedding_folder import embed_captions
+from imaginaire.errors import ConfigError, DataError
+from tests.data import sources_lerobot as made
+from tests.data.sources_lerobot import FRONT, LENGTHS, grey
+
+SHAPE = dict(num_frames=4, video_size=(32, 48), data_split="full")
+FIXTURE = Path(__file__).resolve().parent.parent / "fixtures" / "lerobot_v3"
+pytest.importorskip("pyarrow", reason="needs pyarrow: pip install -e '.[data]'")
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made.write_v2(tmp_path_factory.mktemp("lerobot") / "set", modality=True)
+
+
+@pytest.fixture
+def root(tmp_path: Path, original: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "set"))
+
+
+def dataset(root: Path, **arguments: object) -> LeRobotActionDataset:
+    return LeRobotActionDataset(str(root), **{"camera": "front", **SHAPE, **arguments})  # type: ignore[arg-type]
+
+
+def test_every_window_of_every_episode_is_an_item(original: Path) -> None:
+    for data in (dataset(original), dataset(FIXTURE), dataset(original, camera="wrist")):
+        assert len(data) == sum(length - 3 for length in LENGTHS)
+        places = [(i, start) for i, length in enumerate(LENGTHS) for start in range(length - 3)]
+        for item, (i, start) in zip(data, places, strict=True):
+            assert item["video"].shape == (3, 4, 32, 48) and item["video"].dtype == torch.uint8
+            expected = 20 * made.action(i)[start : start + 3].astype(numpy.float64)
+            assert torch.equal(item["action"], torch.from_numpy(expected.astype(numpy.float32)))
+            assert item["__key__"] == f"episode_{i:06d}" and item["ai_caption"] == made.TASKS[i]
+            assert item["fps"] == 4.0 and item["image_size"].tolist() == [32, 48, 32, 48]
+            assert item["t5_text_mask"].all() and not item["t5_text_embeddings"].any()
+            if data.camera == FRONT:
+                greys = item["video"].float().mean((0, 2, 3)).tolist()
+                assert greys == pytest.approx([grey(i, k) for k in range(start, start + 4)], abs=5)
+
+
+def test_items_become_batches_in_workers(original: Path) -> None:
+    data = dataset(original)
+    alone = [data[i]["video"] for i in range(4)]
+    batch = next(iter(DataLoader(data, batch_size=4, num_workers=1)))
+    assert torch.equal(batch["video"], torch.stack(alone)) and batch["action"].shape == (4, 3, 3)
+
+
+@pytest.mark.parametrize(("combine", "rows"), [("first", [0, 2]), ("last", [1, 3])])
+def test_a_stride_takes_frames_and_one_row_of_actions(combine: str, rows: list, original: Path) -> None:
+    for stride in (dict(stride=2), dict(frame_rate=5)):
+        data = dataset(original, num_frames=3, combine_actions=combine, action_transform=controller(3, 1.0), **stride)
+        assert len(data) == sum(length - 4 for length in LENGTHS)
+        assert numpy.array_equal(data[0]["action"].numpy(), made.action(0)[rows])
+        assert data[0]["video"].float().mean((0, 2, 3)).tolist() == pytest.approx([20, 40, 60], abs=5)
+
+
+def test_moves_add_up_and_the_gripper_keeps_the_last(original: Path) -> None:
+    data = dataset(original, num_frames=3, stride=2, combine_actions="sum", action_transform=controller(3, 1.0))
+    rows = made.action(0).astype(numpy.float64)
+    expected = numpy.stack([rows[0:2].sum(0), rows[2:4].sum(0)])
+    expected[:, 2] = rows[[1, 3], 2]
+    assert numpy.allclose(data[0]["action"].numpy(), expected, atol=1e-6)
+
+
+def test_parts_of_the_action_by_name(original: Path) -> None:
+    data = dataset(original, action_keys=["grip"], action_transform={"kind": "controller", "scale": [2.0]})
+    assert numpy.allclose(data[0]["action"].numpy(), 2 * made.action(0)[:3, 2:])
+    assert data.action_transform.dim == 1
+
+
+def test_splits_part_the_episodes(original: Path) -> None:
+    train, val = (dataset(original, data_split=split) for split in ("train", "val"))
+    assert train.episodes.tolist() == [0, 2] and val.episodes.tolist() == [1]
+    assert {item["__key__"] for item in val} == {"episode_000001"}
+
+
+def test_text_comes_from_embeddings_of_the_episodes(root: Path) -> None:
+    with pytest.raises(DataError, match="has no t5_xxl/ with embeddings"):
+        dataset(root, load_t5_embeddings=True)
+    texts = {f"episode_{i:06d}": task for i, task in enumerate(made.TASKS)}
+    embed_captions(root / "t5_xxl", texts, BytesEncoder(32, 16))
+    shutil.copytree(root / "t5_xxl", root.parent / "elsewhere")
+    for folder in (None, str(root.parent / "elsewhere")):
+        item = dataset(root, load_t5_embeddings=True, embedding_dir=folder, num_tokens=32)[5]
+        expected = BytesEncoder(32, 16).encode([made.TASKS[1]])[0].float()
+        assert torch.allclose(item["t5_text_embeddings"], expected, atol=1e-2)
+        assert item["t5_text_mask"].sum() == (expected != 0).any(-1).sum()
+        assert item["video_name"]["t5_embedding_path"].endswith("t5_xxl/episode_000001.pickle" if not folder else "e")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(camera=None), "which camera"),
+        (dict(camera="back"), "no camera 'back'"),
+        (dict(data_split="trian"), r"data_split is 'trian'\. Did you mean train"),
+        (dict(embodiment="g1"), "no embodiment 'g1'"),
+        (dict(action_keys="move", embodiment="gr1"), "give one of them"),
+        (dict(action_transform=controller(7)), "scale has 7 numbers, but an action of this data set 3"),
+        (dict(action_transform=relative_pose()), "kind is 'relative_pose'"),
+        (dict(stride=2), "say what becomes of the actions in between"),
+        (dict(combine_actions="sums"), "Did you mean sum"),
+        (dict(frame_rate=4), "take 10, 5, 3.33333"),
+        (dict(frame_rate=5, stride=2), "two ways to say the same"),
+        (dict(num_frames=1), "num_frames=1"),
+        (dict(video_size=(30, 48)), "multiples of 16"),
+        (dict(start_interval=0), "start_interval=0"),
+        (dict(decoder="pyaw"), "no decoder 'pyaw'"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: dict, message: str, original: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        dataset(original, **arguments)
+
+
+def test_windows_longer_than_all_episodes_are_an_error(original: Path) -> None:
+    with pytest.raises(DataError, match="3 recordings of at most 9 frames, but num_frames=10"):
+        dataset(original, num_frames=10)
+    assert len(dataset(original, num_frames=9)) == 1
+
+
+def test_preflight_tells_without_reading_episodes(original: Path, tmp_path: Path) -> None:
+    assert not list(LeRobotActionDataset.preflight(root=str(original), **SHAPE))
+    found = "; ".join(LeRobotActionDataset.preflight(root=str(tmp_path), video_size=(30, 48), stride=0))
+    assert "meta/info.json" in found and "multiples of 16" in found and "stride=0" in found
+    assert "in between" in "".join(LeRobotActionDataset.preflight(root=str(original), stride=2))
+
+
+def test_missing_files_stop_the_run_or_are_left_out_with_a_count(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (root / f"videos/chunk-000/{FRONT}/episode_000001.mp4").unlink()
+    with pytest.raises(DataError, match=r"1 files that the index .* not there: .*episode_000001\.mp4"):
+        dataset(root)
+    with caplog.at_level(logging.WARNING):
+        data = dataset(root, skip_bad_samples=True)
+    assert "1 of 3 episodes are left out" in caplog.text
+    assert data.episodes.tolist() == [0, 2]
+
+
+def test_a_broken_episode_stops_or_is_replaced_by_the_next(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    video = root / f"videos/chunk-000/{FRONT}/episode_000000.mp4"
+    video.write_bytes(video.read_bytes()[:700])
+    with pytest.raises(DataError, match=r"episode_000000\.mp4"):
+        dataset(root)[0]
+    with caplog.at_level(logging.WARNING):
+        item = dataset(root, skip_bad_samples=True)[0]
+    assert item["__key__"] == "episode_000001" and "episode_000000.mp4" in caplog.text
+
+
+def test_actions_that_are_not_finite_are_told(root: Path) -> None:
+    rows = made.action(1)
+    rows[2, 1] = numpy.nan
+    write_table(root / "data/chunk-000/episode_000001.parquet", {**made.table(root, 1), "action": rows})
+    data = dataset(root)
+    assert torch.isfinite(data[0]["action"]).all()
+    with pytest.raises(DataError, match=r"episode_000001\.parquet: .* not finite"):
+        data[4]

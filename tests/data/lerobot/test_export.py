@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cosmos_predict2.data.lerobot_export and scripts.prepare_lerobot_data: fetched, and written as captioned clips."""
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cosmos_predict2.data import lerobot_export
+from cosmos_predict2.data.lerobot_export import export, fetch_source
+from cosmos_predict2.data.media import read_video
+from cosmos_predict2.data.video_cuts import copy_cut
+from imaginaire.errors import ConfigError, DataError
+from scripts import prepare_lerobot_data
+from tests.checkpoints.hub_server import Hub, serve
+from tests.data import sources_lerobot as made
+from tests.data.lerobot.conftest import BY_LEROBOT
+from tests.data.sources_lerobot import FRONT, LENGTHS, TASKS, WRIST, grey
+
+V3 = BY_LEROBOT["v3.0 by lerobot"]
+NAME = "robots/arm"
+
+
+def names(folder: Path) -> set[str]:
+    files = (path for path in folder.rglob("*") if path.is_file() and ".cache" not in path.parts)
+    return {path.relative_to(folder).as_posix() for path in files}
+
+
+def check_clips(out: Path, split_of: dict[int, str], camera: str = FRONT) -> None:
+    for i, split in split_of.items():
+        video, fps = read_video(out / split / "videos" / f"episode_{i:06d}.mp4")
+        assert fps == made.FPS and video.shape[1] == LENGTHS[i]
+        assert (out / split / "metas" / f"episode_{i:06d}.txt").read_text().strip() == TASKS[i]
+        if camera == FRONT:
+            expected = [grey(i, k) for k in range(LENGTHS[i])]
+            assert video.float().mean((0, 2, 3)).tolist() == pytest.approx(expected, abs=4)
+        else:
+            assert video.shape[2:] == (16, 24)
+    assert len(list(out.rglob("*.mp4"))) == len(split_of)
+
+
+SPLIT = {0: "train", 1: "val", 2: "train"}
+
+
+@pytest.mark.parametrize(
+    ("name", "camera", "how"),
+    [
+        ("v2.0", "front", "copied"),
+        ("v2.1 by lerobot", "front", "copied"),
+        ("v3.0 by lerobot", "front", "cut"),  # each episode begins with a keyframe
+        ("v3.0 by lerobot", "wrist", "encoded"),
+    ],
+)
+def test_clips_are_the_episodes(name: str, camera: str, how: str, data_sets: dict[str, Path], tmp_path: Path) -> None:
+    made_of = export(data_sets[name], tmp_path / "out", camera=camera, workers=0, command="a command")
+    assert made_of.counts == {"train": 2, "val": 1} and made_of.outcome.results == [how] * 3
+    check_clips(tmp_path / "out", SPLIT, FRONT if camera == "front" else WRIST)
+    record = json.loads((tmp_path / "out/dataset.json").read_text())
+    assert record["is_complete"] and record["command"] == "a command" and record["fps"] == made.FPS
+
+
+def test_an_episode_that_begins_inside_a_group_of_pictures_is_encoded(
+    data_sets: dict[str, Path], tmp_path: Path
+) -> None:
+    made_of = export(data_sets["v3.0"], tmp_path / "out", camera="front", workers=0)
+    # in the first file the first episode can be cut out, the second cannot; the last has its file to itself
+    assert made_of.outcome.results[-1] == "encoded" and made_of.outcome.results[1] == "copied"
+    check_clips(tmp_path / "out", SPLIT)
+
+
+def test_a_cut_is_refused_where_it_would_not_be_exact(tmp_path: Path) -> None:
+    video = V3 / f"videos/{FRONT}/chunk-000/file-000.mp4"
+    assert copy_cut(video, tmp_path / "a.mp4", 7, 5)
+    assert read_video(tmp_path / "a.mp4")[0].shape[1] == 5
+    assert not copy_cut(video, tmp_path / "b.mp4", 8, 4)  # not a keyframe
+    assert not copy_cut(video, tmp_path / "b.mp4", 12, 10)  # there are 21
+    assert not (tmp_path / "b.mp4").exists()
+
+
+def test_the_same_again_writes_what_is_missing(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    export(V3, out, camera="front", workers=0)
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("episode*")}
+    (out / "train/metas/episode_000002.txt").unlink()  # as if it had been stopped there
+    assert export(V3, out, camera="front", workers=0).outcome.results == ["cut"]
+    changed = {path.name for path in before if path.stat().st_mtime_ns != before[path]}
+    assert changed == {"episode_000002.mp4", "episode_000002.txt"}
+    assert export(V3, out, camera="front", workers=0).outcome.results == []
+
+
+def test_other_folders_are_left_alone(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    export(V3, out, camera="front", workers=0)
+    with pytest.raises(ConfigError, match="was made with settings"):
+        export(V3, out, camera="wrist", workers=0)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/mine.txt").write_text("kept")
+    with pytest.raises(DataError, match="holds other files"):
+        export(V3, tmp_path / "other", camera="front", workers=0)
+    assert names(tmp_path / "other") == {"mine.txt"}
+
+
+def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
+    made_of = export(V3, tmp_path / "out", camera="front", dry_run=True)
+    assert made_of.counts == {"train": 2, "val": 1} and not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_is_said_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("imaginaire.storage.free_bytes", lambda path: 1000)
+    with pytest.raises(DataError, match=r"3 clips needs about .* has 1\.0 kB free"):
+        export(V3, tmp_path / "out", camera="front", workers=0)
+    assert not list(tmp_path.rglob("*.mp4"))
+
+
+def test_episodes_without_a_task_are_faults_unless_a_caption_is_given(
+    data_sets: dict[str, Path], tmp_path: Path
+) -> None:
+    root = Path(shutil.copytree(data_sets["v2.0"], tmp_path / "set"))
+    lines = [json.loads(line) for line in (root / "meta/episodes.jsonl").read_text().splitlines()]
+    lines[2]["tasks"] = []
+    (root / "meta/episodes.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (root / "meta/tasks.jsonl").unlink()
+    made_of = export(root, tmp_path / "out", camera="front", workers=0)
+    assert (
+        len(made_of.outcome.results) == 2 and "episode_000002 has no task. Give --caption" in made_of.outcome.faults[0]
+    )
+    assert not json.loads((tmp_path / "out/dataset.json").read_text())["is_complete"]
+    export(root, tmp_path / "out2", camera="front", caption="a robot", workers=0)
+    assert (tmp_path / "out2/train/metas/episode_000002.txt").read_text() == "a robot\n"
+
+
+def test_a_broken_video_is_a_fault_that_names_it(data_sets: dict[str, Path], tmp_path: Path) -> None:
+    root = Path(shutil.copytree(data_sets["v2.0"], tmp_path / "set"))
+    videos = root / f"videos/chunk-000/{FRONT}"
+    (videos / "episode_000000.mp4").write_bytes(b"no video")
+    shutil.copy(videos / "episode_000001.mp4", videos / "episode_000002.mp4")  # five frames, not nine
+    made_of = export(root, tmp_path / "out", camera="front", workers=0)
+    assert len(made_of.outcome.faults) == 2 and made_of.outcome.results == ["copied"]
+    assert "episode_000000.mp4" in made_of.outcome.faults[0]
+    assert "episode_000002.mp4 has 5 frames" in made_of.outcome.faults[1]
+
+
+# ---- from a hub ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(lerobot_export.hub, "RESERVE", 0)
+    files = {name: (V3 / name).read_bytes() for name in names(V3) if not name.endswith(("make.py", "README.md"))}
+    files |= {"README.md": b"read", "videos/observation.images.back/chunk-000/file-000.mp4": b"another camera"}
+    with serve(Hub({NAME: files})) as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        yield running
+
+
+def test_a_data_set_is_fetched_with_the_videos_of_one_camera(hub: Hub, tmp_path: Path) -> None:
+    target = tmp_path / "set"
+    assert not fetch_source(NAME, target, camera="front", dry_run=True)
+    assert not target.exists()
+    assert fetch_source(NAME, target, camera="front")
+    expected = {name for name in hub.repositories[NAME] if name != "README.md" and "back" not in name}
+    assert names(target) == expected
+    hub.asked.clear()
+    assert fetch_source(NAME, target, camera="front") and not hub.asked
+    assert fetch_source(NAME, target, dry_run=True) and not hub.asked
+    export(target, tmp_path / "out", camera="front", workers=0)
+    check_clips(tmp_path / "out", SPLIT)
+
+
+def test_a_repository_of_other_data_is_told(hub: Hub, tmp_path: Path) -> None:
+    del hub.repositories[NAME]["meta/info.json"]
+    with pytest.raises(DataError, match="robots/arm is not a LeRobot data set"):
+        fetch_source(NAME, tmp_path / "set")
+
+
+# ---- the script ------------------------------------------------------------------------------------------------------
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["prepare_lerobot_data", *arguments])
+    return prepare_lerobot_data.main()
+
+
+def test_the_script_fetches_looks_and_writes(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, out = str(tmp_path / "set"), str(tmp_path / "out")
+    fetch = ["--repo_id", NAME, "--source", source, "--camera", "front"]
+    assert run(monkeypatch, *fetch, "--out", out, "--dry-run") == 0 and not (tmp_path / "set").exists()
+    assert run(monkeypatch, *fetch) == 0
+    assert (
+        run(monkeypatch, "--source", source, "--camera", "front", "--out", out, "--splits", "full", "--workers", "0")
+        == 0
+    )
+    check_clips(tmp_path / "out", dict.fromkeys(range(3), "full"))
+    assert json.loads((tmp_path / "out/dataset.json").read_text())["command"].startswith("python -m scripts.prepare")
+
+
+def test_the_script_tells_faults_by_its_exit_code(
+    data_sets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    assert run(monkeypatch) == 2 and "Give --source DIR" in capsys.readouterr().err
+    assert run(monkeypatch, "--source", str(tmp_path)) == 2 and "meta/info.json" in capsys.readouterr().err
+    root = Path(shutil.copytree(data_sets["v2.0"], tmp_path / "set"))
+    assert run(monkeypatch, "--source", str(root), "--out", str(tmp_path / "out")) == 2
+    assert "which camera" in capsys.readouterr().err
+    (root / f"videos/chunk-000/{FRONT}/episode_000001.mp4").unlink()
+    assert run(monkeypatch, "--source", str(root)) == 1
+    arguments = ["--source", str(root), "--camera", "front", "--out", str(tmp_path / "out"), "--workers", "0"]
+    assert run(monkeypatch, *arguments) == 1
+    assert len(list((tmp_path / "out").rglob("*.mp4"))) == 2
