@@ -61,7 +61,7 @@ def _read_table(path: StrPath, container: Any) -> PacketTable:
             continue
         if packet.is_corrupt:
             raise DataError(f"{path} is cut off or damaged after {num_packets} frames.")
-        is_exact = is_exact and packet.pts is not None and (num_packets > 0 or packet.is_keyframe)
+        is_exact = is_exact and packet.pts is not None
         num_packets += 1
         if packet.pts is not None and not packet.is_discard:
             times.append(packet.pts)

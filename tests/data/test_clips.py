@@ -6,6 +6,7 @@ import types
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,6 +121,39 @@ def test_what_can_be_sought_is_not_decoded_from_its_beginning(
     assert torch.equal(clips.read_frames(path, [0, last]), every[:, [0, last]])
 
 
+@pytest.mark.parametrize("name", ["guessed_times.avi", "mpeg4.avi", "hidden_frames.webm", "cut_in_group.mkv"])
+def test_times_that_do_not_number_the_frames_are_not_used(
+    streams: Callable[[str], tuple[Path, Tensor]], name: str
+) -> None:
+    path, _ = streams(name)
+    with packet_times.opened(path, 1) as container:
+        assert not packet_times.packet_table(path, container).is_exact
+
+
+class _FarBack:
+    """A container whose seeks go further back than asked."""
+
+    def __init__(self, container: Any) -> None:
+        self._container = container
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._container, name)
+
+    def seek(self, time: int, **options: Any) -> None:
+        self._container.seek(0, **options)
+
+
+@pytest.mark.parametrize("name", ["groups.mp4", "noise.mp4"])
+def test_a_seek_may_end_further_back(
+    streams: Callable[[str], tuple[Path, Tensor]], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, every = streams(name)
+    monkeypatch.setattr(clips, "decoded", _fail)
+    with packet_times.opened(path, 1) as container:
+        clip = clips._PyavClip(path, _FarBack(container), 1)
+        assert torch.equal(clip.read([25, 26]), every[:, 25:27])
+
+
 def test_between_far_frames_the_decoder_seeks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "long.mp4"
     write_stream(path, 240, options={"g": "20"})
@@ -179,7 +213,9 @@ def header_first(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A clip whose header is at its beginning, so that a piece of it can be opened."""
     path = tmp_path_factory.mktemp("whole") / "whole.mp4"
     noise = np.random.default_rng(0).integers(0, 256, (60, 96, 128, 3), dtype=np.uint8)
-    write_stream(path, 60, options={"g": "20"}, pictures=noise, container_options={"movflags": "faststart"})
+    write_stream(
+        path, 60, options={"g": "20", "sc_threshold": "0"}, pictures=noise, container_options={"movflags": "faststart"}
+    )
     return path.read_bytes()
 
 
@@ -223,6 +259,8 @@ def test_damage_is_an_error_for_the_frames_made_from_it_and_no_others(
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"damaged\.mp4.* frame [0-9]+"):
         clips.read_frames(path, range(20, 40))
+    with pytest.raises(DataError, match=r"damaged\.mp4.* frame [0-9]+"):
+        clips.read_frames(path, [38])  # whole itself, and made from the damaged one
     first = clips.read_frames(path, range(20))
     assert torch.equal(first, clips.read_frames(whole, range(20)))
     assert torch.equal(clips.read_frames(path, range(40, 60)), clips.read_frames(whole, range(40, 60)))
