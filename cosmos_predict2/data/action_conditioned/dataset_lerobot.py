@@ -4,6 +4,7 @@ recordings."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,7 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
         self.action_parts = self.source.action_parts(action_keys, embodiment)
         self.action_transform = _transform(action_transform, self.source.width(self.action_parts))
         self.video_size = (int(video_size[0]), int(video_size[1]))
+        self._fit = partial(stretch, size=self.video_size)
         self.fps = float(fps)
         self._annotation = annotation
         self._num_tokens, self._text_width = num_tokens, text_width
@@ -133,12 +135,17 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
         name = self.source.name(i)
         actions = self.action_transform.apply(self.actions(i, frames))
         video = self.source.frames(
-            i, self.camera, frames.tolist(), decoder=self._decoder, num_threads=self._num_threads
+            i,
+            self.camera,
+            frames.tolist(),
+            fit=self._fit,
+            decoder=self._decoder,
+            num_threads=self._num_threads,
         )
         text = self._embeddings.read(name, self._num_tokens) if self._embeddings is not None else None
         path = self._embeddings.find(name) if self._embeddings is not None else None
         return action_item(
-            stretch(video, self.video_size),
+            video,
             actions,
             key=name,
             annotation=str(self.source.layout.rows(i).path),

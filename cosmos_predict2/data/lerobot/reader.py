@@ -12,13 +12,13 @@ from typing import Any
 import numpy
 from torch import Tensor
 
-from cosmos_predict2.data.clips import read_frames
+from cosmos_predict2.data.clips import Fit, read_frames
 from cosmos_predict2.data.lerobot.episodes import Clip, Episodes, Layout
 from cosmos_predict2.data.lerobot.info import Info, read_info
 from cosmos_predict2.data.lerobot.layout_v2 import LayoutV2
 from cosmos_predict2.data.lerobot.layout_v3 import LayoutV3
 from cosmos_predict2.data.lerobot.modality import EMBODIMENTS, Modality, Part, read_modality
-from cosmos_predict2.data.lerobot.tables import Numbers, Tables, num_rows, read_images
+from cosmos_predict2.data.lerobot.tables import Numbers, Tables, read_images
 from imaginaire.errors import ConfigError, DataError, near
 
 ACTIONS = ("action", "actions")
@@ -64,11 +64,10 @@ class LeRobotSource:
     def columns(self, i: int, names: Sequence[str]) -> dict[str, Numbers]:
         """Columns of episode i: [F] or [F, d] each."""
         place, length = self.layout.rows(i), int(self.episodes.lengths[i])
-        if self.info.version in _PER_EPISODE and (found := num_rows(place.path)) != length:
-            raise DataError(f"{place.path} has {found} rows, but the index says {length} frames.")
-        is_numbered = _EPISODE in self.info.features or self.info.version not in _PER_EPISODE
+        is_all = self.info.version in _PER_EPISODE
+        is_numbered = not is_all or _EPISODE in self.info.features
         wanted = [*names, _EPISODE] if is_numbered and _EPISODE not in names else list(names)
-        read = self.tables.read(place.path, wanted, place.first, length)
+        read = self.tables.read(place.path, wanted, place.first, length, is_all=is_all)
         number = self.episodes.numbers[i]
         if is_numbered and (read[_EPISODE] != number).any():
             other = int(read[_EPISODE][read[_EPISODE] != number][0])
@@ -177,19 +176,30 @@ class LeRobotSource:
         return choose_camera(self.info, wanted, self.modality)
 
     def frames(
-        self, i: int, camera: str, indices: Sequence[int], *, decoder: str = "auto", num_threads: int = 1
+        self,
+        i: int,
+        camera: str,
+        indices: Sequence[int],
+        *,
+        fit: Fit | None = None,
+        decoder: str = "auto",
+        num_threads: int = 1,
     ) -> Tensor:
-        """uint8 [3, F, H, W]: frames of episode i, counted from its first, in the order that is asked for."""
+        """uint8 [3, F, H, W]: frames of episode i, counted from its first, in the order that is asked for.
+
+        ``fit`` brings [3, 1, H, W] to another size on the way.
+        """
         length = int(self.episodes.lengths[i])
         if not len(indices) or min(indices) < 0 or max(indices) >= length:
             raise DataError(f"{self.info.root}: episode {self.episodes.numbers[i]} has {length} frames, not {indices}.")
         if not self.info.is_video(camera):
             place = self.layout.rows(i)
-            return read_images(place.path, camera, [place.first + int(k) for k in indices], self.info.root)
+            rows = [place.first + int(k) for k in indices]
+            return read_images(place.path, camera, rows, self.info.root, fit)
         clip = self.clip(i, camera)
         fps = self.info.video_fps(camera)
         numbers = [round((clip.start + int(k) / self.info.fps) * fps) for k in indices]
-        return read_frames(clip.path, numbers, decoder=decoder, num_threads=num_threads)
+        return read_frames(clip.path, numbers, decoder=decoder, num_threads=num_threads, fit=fit)
 
     def clip(self, i: int, camera: str) -> Clip:
         """Where the video of episode i is, after checking that the index agrees with itself."""

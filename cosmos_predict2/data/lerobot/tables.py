@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cosmos_predict2.data.clips import Fit
 from imaginaire.errors import DataError, missing_package
 
 Numbers = NDArray[Any]
@@ -36,9 +37,16 @@ class Tables:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["most_bytes"])  # type: ignore[misc]
 
-    def read(self, path: Path, columns: Sequence[str], first: int, count: int) -> dict[str, Numbers]:
-        """Each column's rows ``first`` ... ``first + count - 1``: [count], or [count, d] of a column of vectors."""
+    def read(
+        self, path: Path, columns: Sequence[str], first: int, count: int, *, is_all: bool = False
+    ) -> dict[str, Numbers]:
+        """Each column's rows ``first`` ... ``first + count - 1``: [count], or [count, d] of a column of vectors.
+
+        ``is_all`` says that the file holds these rows only.
+        """
         with opened(path) as file:
+            if is_all and file.metadata.num_rows != count:
+                raise DataError(f"{path} has {file.metadata.num_rows} rows, but the index says {count} frames.")
             groups = _groups(file, path, first, count)
             absent = [column for column in columns if column not in file.schema_arrow.names]
             if absent:
@@ -55,7 +63,9 @@ class Tables:
         if (kept := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
             return kept
-        numbers = _numbers(file.read_row_group(group, columns=[column]).column(column), f"{path}: column '{column}'")
+        numbers = _numbers(
+            file.read_row_group(group, columns=[column], use_threads=False).column(column), f"{path}: column '{column}'"
+        )
         self._kept[key] = numbers
         self._num_bytes += numbers.nbytes
         while self._num_bytes > self._most_bytes and len(self._kept) > 1:
@@ -63,14 +73,11 @@ class Tables:
         return numbers
 
 
-def num_rows(path: Path) -> int:
-    """Rows of a Parquet file."""
-    with opened(path) as file:
-        return int(file.metadata.num_rows)
+def read_images(path: Path, column: str, rows: Sequence[int], root: Path, fit: Fit | None = None) -> Tensor:
+    """uint8 [3, F, H, W]: the pictures in these rows of a column of encoded pictures (or of their paths).
 
-
-def read_images(path: Path, column: str, rows: Sequence[int], root: Path) -> Tensor:
-    """uint8 [3, F, H, W]: the pictures in these rows of a column of encoded pictures (or of their paths)."""
+    ``fit`` brings [3, 1, H, W] to another size.
+    """
     with opened(path) as file:
         if column not in file.schema_arrow.names:
             raise DataError(f"{path} has no column '{column}'; it has {', '.join(file.schema_arrow.names)}.")
@@ -78,7 +85,7 @@ def read_images(path: Path, column: str, rows: Sequence[int], root: Path) -> Ten
         encoded: dict[int, Any] = {}
         for group, before, start, stop in _groups(file, path, wanted[0], wanted[-1] - wanted[0] + 1):
             row = before
-            for batch in file.iter_batches(batch_size=16, row_groups=[group], columns=[column]):
+            for batch in file.iter_batches(batch_size=16, row_groups=[group], columns=[column], use_threads=False):
                 values = batch.column(0)
                 here = [k for k in wanted if max(row, before + start) <= k < row + len(values)]
                 encoded.update((k, values[k - row].as_py()) for k in here)
@@ -89,6 +96,8 @@ def read_images(path: Path, column: str, rows: Sequence[int], root: Path) -> Ten
     shapes = {picture.shape for picture in pictures.values()}
     if len(shapes) > 1:
         raise DataError(f"{path}: the pictures of '{column}' have different sizes: {sorted(map(tuple, shapes))}.")
+    if fit is not None:
+        pictures = {row: fit(picture[:, None])[:, 0] for row, picture in pictures.items()}
     return torch.stack([pictures[row] for row in rows], dim=1)
 
 
