@@ -3,6 +3,7 @@
 
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -211,3 +212,13 @@ def test_the_script_tells_faults_by_its_exit_code(
     arguments = ["--source", str(root), "--camera", "front", "--out", str(tmp_path / "out"), "--workers", "0"]
     assert run(monkeypatch, *arguments) == 1
     assert len(list((tmp_path / "out").rglob("*.mp4"))) == 2
+
+
+@pytest.mark.slow
+def test_both_forms_of_the_command_work_in_several_processes(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[3]
+    arguments = ["--source", str(V3), "--camera", "front", "--workers", "2", "--out"]
+    for k, command in enumerate((["scripts/prepare_lerobot_data.py"], ["-m", "scripts.prepare_lerobot_data"])):
+        done = subprocess.run([sys.executable, *command, *arguments, str(tmp_path / str(k))], cwd=root)
+        assert done.returncode == 0
+        check_clips(tmp_path / str(k), SPLIT)
