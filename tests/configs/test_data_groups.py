@@ -16,6 +16,7 @@ from imaginaire.parallel import ParallelDims
 ROOT = Path(__file__).parent.parent.parent
 BASE = "cosmos_predict2/configs/base/config.py"
 TINY = "experiment=predict2_video2world_training_tiny_groot_gr1_480"
+OF_A_USER = ("folder", "latents")  # whose place must be given
 SMALL = ["num_tokens=4", "width=8"]
 
 
@@ -25,7 +26,7 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def composed(split: str, name: str, *more: str) -> Any:
-    where = [f"dataloader_{split}.dataset.dataset_dir=datasets/mine"] if name == "latents" else []
+    where = [f"dataloader_{split}.dataset.dataset_dir=datasets/mine"] if name in OF_A_USER else []
     return compose(BASE, [f"dataloader_{split}={name}", *where, *more])
 
 
@@ -35,7 +36,7 @@ PAIRS = list(zip_longest(data.entries("train"), data.entries("val"), fillvalue="
 @pytest.mark.parametrize(("train", "val"), PAIRS)
 def test_every_loader_composes_and_says_all_of_itself(train: str, val: str) -> None:
     config = composed(
-        "train", train, f"dataloader_val={val}", *(["dataloader_val.dataset.dataset_dir=x"] * (val == "latents"))
+        "train", train, f"dataloader_val={val}", *(["dataloader_val.dataset.dataset_dir=x"] * (val in OF_A_USER))
     )
     for node in (config.dataloader_train, config.dataloader_val):
         assert issubclass(lazy_config.locate(lazy_config.name_of(node["_target_"])), ResumableLoader)
