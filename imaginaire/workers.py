@@ -6,14 +6,18 @@ cause. A worker that dies without a word (most often: killed because memory ran 
 do.
 """
 
+import logging
 import multiprocessing.util
+import os
 import pickle
 import re
 import signal
 import time
 import traceback
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -24,6 +28,8 @@ from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_in
 
 from imaginaire import random
 from imaginaire.errors import DataError
+
+log = logging.getLogger(__name__)
 
 Indices = list[tuple[int, Any]]  # (position in the stream, index in the data set) of each sample of a batch
 
@@ -42,16 +48,29 @@ def load(
         options.pop("timeout", None)
     start = WorkerStart(options.pop("worker_init_fn", None))
     collate = _Collate(options.pop("collate_fn", None) or default_collate)
-    # its own generator: the loader must not draw its base seed from the model's
-    loader: DataLoader[Any] = DataLoader(
-        _Positioned(dataset, seed, purpose),
-        batch_sampler=cast(Any, batches),  # an endless iterable, which DataLoader accepts
-        generator=random.generator(seed, 0, "workers"),
-        worker_init_fn=start,
-        collate_fn=collate,
-        **options,
-    )
-    return _heard(registered(iter(loader)), num_workers)
+    with _in_one_line(num_workers):
+        # its own generator: the loader must not draw its base seed from the model's
+        loader: DataLoader[Any] = DataLoader(
+            _Positioned(dataset, seed, purpose),
+            batch_sampler=cast(Any, batches),  # an endless iterable, which DataLoader accepts
+            generator=random.generator(seed, 0, "workers"),
+            worker_init_fn=start,
+            collate_fn=collate,
+            **options,
+        )
+        reader = registered(iter(loader))
+    return _heard(reader, num_workers)
+
+
+@contextmanager
+def _in_one_line(num_workers: int) -> Iterator[None]:
+    """Says that there are more workers than cores in one line, where torch takes six."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if num_workers > cores:
+        log.info("%d workers read data on %d cores; num_workers=%d may be as fast", num_workers, cores, cores)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        yield
 
 
 def explained(error: BaseException, num_workers: int | None = None) -> DataError | None:

@@ -250,7 +250,7 @@ def test_a_network_trains_from_scratch() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     assert losses[-1] < 0.7 * losses[0]
 
 
