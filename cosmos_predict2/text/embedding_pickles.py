@@ -2,11 +2,13 @@
 """The ``t5_xxl/NAME.pickle`` files of data sets: a list with one float16 array [tokens, width], its zeros cut off.
 
 A pickle may run any code when it is loaded. These are read with an unpickler that knows the handful of NumPy names that
-such a file needs and refuses all others before anything happens.
+such a file needs and refuses all others before anything happens. Files of a few bytes that would fill the memory are
+refused before they are loaded at all.
 """
 
 import io
 import pickle
+import pickletools
 import re
 from typing import Any
 
@@ -20,6 +22,7 @@ from imaginaire.object_store import StrPath
 
 NUM_TOKENS = 512
 LARGEST_BYTES = 512 * 2**20  # far above any real file
+MOST_STEPS = 1000  # of the unpickler; a real file has less than a hundred
 
 _RECONSTRUCT = ("numpy.core.multiarray", "numpy._core.multiarray")
 _FROM_BUFFER = ("numpy.core.numeric", "numpy._core.numeric")
@@ -69,6 +72,7 @@ def padded(embedding: Tensor, num_tokens: int) -> Tensor:
 
 def _array(content: bytes, path: str) -> Tensor:
     try:
+        _check_steps(content)
         loaded = _arrays(_Unpickler(io.BytesIO(content)).load())
     except _Refused as refused:
         raise DataError(
@@ -89,11 +93,21 @@ def _array(content: bytes, path: str) -> Tensor:
     return torch.from_numpy(array.astype(np.float32))
 
 
+def _check_steps(content: bytes) -> None:
+    """Raise where loading would take more time or memory than the file's size lets expect."""
+    for count, (step, argument, _) in enumerate(pickletools.genops(content)):
+        # The unpickler keeps a table as long as the highest number that a step gives to an object.
+        if count >= MOST_STEPS or (step.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument) > count):
+            raise _Refused("more memory or steps than its numbers take")
+
+
 def _arrays(loaded: Any) -> Any:
-    """What was loaded, with arrays in place of their stand-ins."""
+    """What was loaded, with arrays in place of their stand-ins; lists in lists, which may be endless, as they are."""
     if isinstance(loaded, _Array):
         return loaded.array()
-    return [_arrays(item) for item in loaded] if type(loaded) is list and len(loaded) < 3 else loaded
+    if type(loaded) is list and len(loaded) < 3:
+        return [item.array() if isinstance(item, _Array) else item for item in loaded]
+    return loaded
 
 
 class _Refused(Exception):

@@ -4,7 +4,9 @@
 import os
 import pickle
 import pickletools
+import resource
 import subprocess
+import time
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -124,6 +126,33 @@ def test_ways_around_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "bad.pickle").write_bytes(content)
     with pytest.raises(DataError, match=r"bad\.pickle"):
         embedding_pickles.read(tmp_path / "bad.pickle")
+
+
+def _doubled(depth: int) -> bytes:
+    nested: list[Any] = []
+    for _ in range(depth):
+        nested = [nested, nested]
+    return pickle.dumps([nested], protocol=4)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        _doubled(60),  # a few hundred bytes that say 2 ** 60 lists
+        b"\x80\x04]r\xff\xff\xff\x7f.",  # a table of 2 ** 31 objects
+        b"\x80\x05\x96\x00\x00\x00\x00\x00\x01\x00\x00.",  # a terabyte, it says
+        b"\x80\x04]" + b"]a" * 5000 + b".",
+        b"\x80\x04(" + b"N2" * 100_000 + b"l.",
+    ],
+    ids=["lists", "table", "bytes", "deep", "steps"],
+)
+def test_a_small_file_takes_little_time_and_memory(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "bad.pickle").write_bytes(content)
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    with pytest.raises(DataError, match=r"bad\.pickle"):
+        embedding_pickles.read(tmp_path / "bad.pickle")
+    assert time.monotonic() - start < 5
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
 
 
 @pytest.mark.parametrize(
