@@ -4,16 +4,19 @@ import signal
 import time
 import traceback
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import Dataset
 
+from examples.minimal.data import Waves
 from imaginaire import workers
 from imaginaire.data import DataStream, ResumableLoader, close_readers
 from imaginaire.errors import DataError
 from imaginaire.parallel import ParallelDims
+from tests.training import train
 
 
 class Clips(Dataset[dict[str, Any]]):
@@ -140,3 +143,19 @@ def test_differences_are_in_words() -> None:
     )
     assert workers.difference({"a": {"b": one}}, {"a": {"b": two}}) == "a.b is [1] in the first and [2] in the second"
     assert workers.difference({"a": one}, {"a": 1.0}) == "a is a Tensor in the first and a float in the second"
+
+
+class Fatal(Waves):
+    """Ends the process that reads one of its samples."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == 13:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+@pytest.mark.slow
+def test_training_ends_with_the_cure_when_a_worker_was_killed(tmp_path: Path) -> None:
+    target = "dataloader_train.dataset._target_=tests.test_workers.Fatal"
+    with pytest.raises(DataError, match=r"ended without a word .* lower num_workers"):
+        train(tmp_path, [target, "dataloader_train.num_workers=2", "trainer.max_iter=40"])

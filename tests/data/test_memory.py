@@ -103,7 +103,8 @@ def clips(folder: Path) -> Dataset:
 
 
 LIMIT = 32 * 1024  # bytes a sample over 15 s: a thirty-second of the planted leak
-LIMIT_OF_THE_LONG_RUN = 512  # over half an hour
+# PyAV 18.1 leaves about 150 bytes behind for each clip that is not read to its end.
+LIMIT_OF_THE_LONG_RUN = 1024  # over half an hour: a thousandth of the planted leak
 
 
 @pytest.mark.slow
