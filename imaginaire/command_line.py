@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 faults were found or some items failed, 2 wrong flags, set
 """
 
 import argparse
+import io
 import logging
 import re
 import sys
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from imaginaire import log as logs
-from imaginaire.errors import UserError, near
+from imaginaire.errors import UserError, disk_fault, near
 
 log = logging.getLogger(__name__)
 
@@ -55,10 +56,17 @@ def main(
     """Parse, run, and give the exit code; what a user can mend is said in one line."""
     args = parser.parse_args(arguments)
     logs.setup()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be any bytes
     try:
         return run(args) or 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if (fault := disk_fault(error)) is None:
+            raise
+        print(f"error: {fault}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted: start it again and it goes on where it stopped", file=sys.stderr)

@@ -2,6 +2,7 @@
 """Errors that a user can mend. Each message says what was found, what was expected and what to change."""
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 
@@ -23,6 +24,20 @@ class CheckpointError(UserError):
 
 class TrainingError(UserError):
     """Training that cannot go on: it diverged, ran out of memory or stopped making progress."""
+
+
+_OF_THE_DISK = {
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EISDIR,
+    errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP, errno.ETXTBSY,
+}  # fmt: skip
+
+
+def disk_fault(error: OSError) -> str | None:
+    """One sentence on what the disk or its permissions refused; None for what is more likely a bug of ours."""
+    if error.errno not in _OF_THE_DISK:
+        return None
+    names = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+    return f"{names}: {error.strerror}." if names else f"{error.strerror}."
 
 
 def near(name: str, known: Iterable[str], limit: int = 12) -> str:

@@ -67,4 +67,5 @@ def write_batch(entries: list[dict[str, str]], path: str) -> None:
             raise DataError(f"{path} would be replaced by what is written beside {entry['output_video']}; rename it.")
     target.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(entries, indent=2, ensure_ascii=False) + "\n"
-    storage.write_atomically(target, lambda file: file.write(text.encode()))
+    # backslashreplace: bytes of file names that are not UTF-8 are \udcXX in JSON, and come back as they were
+    storage.write_atomically(target, lambda file: file.write(text.encode(errors="backslashreplace")))

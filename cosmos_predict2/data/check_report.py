@@ -54,7 +54,8 @@ def write_json(report: Report, path: Path) -> None:
     """Write `as_json` to a file."""
     text = json.dumps(as_json(report), indent=2, ensure_ascii=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    storage.write_atomically(path, lambda file: file.write(text.encode()))
+    # backslashreplace: bytes of file names that are not UTF-8 are \udcXX in JSON, and come back as they were
+    storage.write_atomically(path, lambda file: file.write(text.encode(errors="backslashreplace")))
 
 
 def _lines(report: Report) -> Iterator[str]:

@@ -16,7 +16,7 @@ from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embedding_folder import read_embedding
 from cosmos_predict2.text.embedding_pickles import trimmed
 from cosmos_predict2.text.embedding_record import caption_hash
-from imaginaire.errors import DataError
+from imaginaire.errors import DataError, UserError
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _look(job: ClipJob, faults: list[Fault]) -> media.VideoInfo | None:
         info = media.probe_video(job.path)
         clips.read_frames(job.path, sorted({0, info.num_frames - 1}))
         return info
-    except DataError as error:
+    except (UserError, OSError) as error:
         faults.append(Fault(str(job.path), "unreadable", str(error)))
         return None
 
@@ -137,7 +137,7 @@ def _embedding(job: ClipJob, text: str | None, faults: list[Fault]) -> Tensor | 
 
     try:
         rows = read_embedding(job.embedding)
-    except DataError as error:
+    except (UserError, OSError) as error:
         faults.append(Fault(str(job.embedding), "embedding", str(error)))
         return None
     if not rows.any():

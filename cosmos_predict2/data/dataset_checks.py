@@ -146,7 +146,12 @@ def _files(report: Report, folder: Path, suffixes: tuple[str, ...]) -> dict[str,
     if not folder.is_dir():
         return found
     for path in sorted(folder.iterdir()):
-        if path.name.startswith(".") or path.name == latent_cache.RECORD or not path.is_file():
+        if path.name.startswith(".") or path.name == latent_cache.RECORD:
+            continue
+        if not path.is_file():
+            if path.suffix.lower() in suffixes:
+                what = "is a folder" if path.is_dir() else "is a link to nothing" if path.is_symlink() else "is no file"
+                report.fault(path, "unreadable", f"{path} {what}; training does not see it.")
             continue
         if path.suffix.lower() not in suffixes:
             report.notes.append(f"{path} is none of {', '.join(suffixes)}; training does not see it")

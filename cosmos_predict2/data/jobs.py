@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from tqdm import tqdm
 
 from imaginaire import storage
-from imaginaire.errors import DataError, UserError
+from imaginaire.errors import DataError, UserError, disk_fault
 from imaginaire.object_store import StrPath
 
 log = logging.getLogger(__name__)
@@ -50,8 +50,8 @@ def run_jobs(
 ) -> Outcome[Result]:
     """Apply a function of a module to every item, in ``workers`` processes (default: one a core; 0: in this one).
 
-    An item that raises one of our errors becomes a fault, and the others go on; any other exception is a bug and ends
-    the work with its own traceback.
+    An item that raises one of our errors, or that the disk refuses, becomes a fault, and the others go on; any other
+    exception is a bug and ends the work with its own traceback.
     """
     workers = min(len(items), num_cores() if workers is None else workers)
     done: dict[int, Result] = {}
@@ -84,7 +84,7 @@ def require_space(path: StrPath, needed: int, what: str) -> None:
 def read_caption(path: Path) -> str:
     """The text of a ``metas/NAME.txt``, without the spaces around it; empty and non-UTF-8 files are errors."""
     try:
-        text = path.read_text(encoding="utf-8").strip()
+        text = path.read_text(encoding="utf-8-sig").strip()  # some editors begin every file with a mark
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text ({error}). Save it as UTF-8.") from error
     except OSError as error:
@@ -127,3 +127,7 @@ def _tried(function: Callable[[Item], Result], item: Item) -> Result | UserError
         return function(item)
     except UserError as error:
         return error
+    except OSError as error:
+        if (fault := disk_fault(error)) is None:
+            raise
+        return DataError(fault)

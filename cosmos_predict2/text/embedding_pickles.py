@@ -97,7 +97,8 @@ def _check_steps(content: bytes) -> None:
     """Raise where loading would take more time or memory than the file's size lets expect."""
     for count, (step, argument, _) in enumerate(pickletools.genops(content)):
         # The unpickler keeps a table as long as the highest number that a step gives to an object.
-        if count >= MOST_STEPS or (step.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument) > count):
+        is_far = step.name in ("PUT", "BINPUT", "LONG_BINPUT") and isinstance(argument, int) and argument > count
+        if count >= MOST_STEPS or is_far:
             raise _Refused("more memory or steps than its numbers take")
 
 

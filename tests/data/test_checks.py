@@ -156,6 +156,10 @@ def _remove(path: str) -> Callable[[Path], None]:
     return lambda folder: (folder / path).unlink() if (folder / path).is_file() else shutil.rmtree(folder / path)
 
 
+def _folder(path: str) -> Callable[[Path], None]:
+    return lambda folder: ((folder / path).unlink(), (folder / path).mkdir())
+
+
 PLANTED = {
     "truncated": (_truncate, "unreadable", "videos/a.mp4"),
     "cut_off_behind_its_index": (_index_first_and_cut, "unreadable", "videos/a.mp4"),
@@ -195,6 +199,9 @@ PLANTED = {
     "other_width_without_record": (_wide_without_record, "wrong_encoder", "t5_xxl/a.pickle"),
     "other_encoder": (lambda f: _write_embedding(f, torch.randn(20, 32)), "wrong_encoder", "t5_xxl/a.pickle"),
     "damaged_record": (_bytes("t5_xxl/embeddings.json", b"{"), "record", "t5_xxl/embeddings.json"),
+    "folder_for_embedding": (_folder("t5_xxl/a.pickle"), "embedding", "t5_xxl/a.pickle"),
+    "link_to_nothing": (lambda f: (f / "videos/z.mp4").symlink_to("absent.mp4"), "unreadable", "videos/z.mp4"),
+    "folder_for_clip": (lambda f: (f / "videos" / "z.mp4").mkdir(), "unreadable", "videos/z.mp4"),
     "same_stem": (lambda f: shutil.copy(f / "videos/a.mp4", f / "videos/a.mov"), "same_stem", "videos/a.mp4"),
     "no_clips": (_remove("videos"), "empty", "videos"),
     "annotation": (_bytes("annotation/a.json", b"{"), "annotation", "annotation/a.json"),
@@ -220,6 +227,14 @@ def test_a_planted_fault_is_found_and_its_file_named(
     assert not (folder / "run").exists()
     lonely = {"embedding_without_clip", "no_clips", "no_captions_and_embeddings"}
     assert len(record["faults"]) == 1 or name in lonely, "one fault is told once"
+
+
+def test_names_of_any_bytes_are_told_and_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = folder / "videos" / "\udcff.mp4"  # the byte ff: no UTF-8
+    path.write_bytes(b"text")
+    code, record = check(folder)
+    assert code == 1 and str(path) in [fault["file"] for fault in record["faults"]]
+    assert "videos/\\udcff.mp4 is not a video" in capsys.readouterr().out
 
 
 def test_what_is_asked_for_is_held_against_the_clips(folder: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_predict2.data.jobs import read_caption, require_space, run_jobs
+from cosmos_predict2.data.jobs import Outcome, read_caption, require_space, run_jobs
 from imaginaire.errors import DataError
 
 
@@ -15,6 +15,8 @@ def _square(number: int) -> int:
         raise DataError("three is broken")
     if number == 5:
         raise TypeError("a bug")
+    if number == 6:
+        Path("/").read_text()
     if number == 7:
         os._exit(1)
     return number**2
@@ -25,6 +27,7 @@ def test_faults_are_collected_and_the_rest_goes_on_in_order(workers: int) -> Non
     outcome = run_jobs(_square, [4, 3, 2, 1], what="numbers", workers=workers)
     assert (outcome.results, outcome.faults) == ([16, 4, 1], ["three is broken"])
     assert outcome.report("numbers") == 1
+    assert run_jobs(_square, [6, 1], what="numbers", workers=workers) == Outcome([1], ["/: Is a directory."])
     with pytest.raises(TypeError, match="a bug"):
         run_jobs(_square, [5, 1], what="numbers", workers=workers)
 
@@ -38,6 +41,8 @@ def test_a_worker_that_dies_is_an_error_with_a_cure() -> None:
 def test_captions_are_read_or_named(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text(" a robot \n")
+    assert read_caption(path) == "a robot"
+    path.write_bytes("\ufeffa robot\r\n".encode())  # as some editors save it
     assert read_caption(path) == "a robot"
     path.write_text(" \n")
     with pytest.raises(DataError, match=r"a\.txt is empty"):
