@@ -61,7 +61,7 @@ def write_captions(source: Source) -> list[str]:
         without += lost
         names = f"; without one: {_some([clip.stem for clip in lost])}" if lost else ""
         log.info("%s: %d videos, %d captions%s", source.output / split, len(clips), len(clips) - len(lost), names)
-    if windows and not num_captions:
+    if not num_captions:
         faults.append(f"No window has a caption. {_tried(source, listed, described)}")
     _say_what_a_deletion_loses(source, len(windows), without)
     return faults
@@ -162,7 +162,7 @@ def _listed_captions(source: Source, faults: list[str]) -> dict[str, str]:
         return {}
     captions: dict[str, str] = {}
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # captions may hold what else splitlines() splits at
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text ({error}). Save it as UTF-8.") from error
     for stem, caption in _entries(path, lines, faults):
@@ -179,14 +179,16 @@ def _entries(path: Path, lines: list[str], faults: list[str]) -> Iterator[tuple[
         except (DataError, json.JSONDecodeError) as error:
             faults.append(str(error) if isinstance(error, DataError) else f"{path}:{i} is not JSON: {error}.")
             continue
-        stem, caption = str(name).removesuffix(".mp4"), str(caption or "").strip()
+        stem = str(name).removesuffix(".mp4")
         clip = Clip.of(stem)
-        if clip is not None and clip.episode != str(episode):  # a number in some lists, a string in others
+        if not isinstance(caption, str):
+            faults.append(f"{path}:{i}: the caption of {stem} is of type {type(caption).__name__}, not text.")
+        elif clip is not None and clip.episode != str(episode):  # a number in some lists, a string in others
             faults.append(f"{path}:{i}: {stem} is not of the episode {episode!r} that the line names.")
-        elif not caption:
+        elif not caption.strip():
             faults.append(f"{path}:{i}: the caption of {stem} is empty.")
         else:
-            yield stem, caption
+            yield stem, caption.strip()
 
 
 # Reports --------------------------------------------------------------------------------------------------------------
@@ -198,7 +200,7 @@ def _report_strangers(listed: Mapping[str, str], stems: set[str]) -> None:
 
 
 def _say_what_a_deletion_loses(source: Source, num_windows: int, without: list[Clip]) -> None:
-    if not without:
+    if num_windows and not without:
         log.info("all %d windows have their captions: deleting %s loses nothing", num_windows, source.data_dir)
         return
     log.warning(

@@ -7,6 +7,7 @@ An episode is decoded once, from its first frame to its last, and its windows ar
 other program is needed. A window that lies there is not cut again.
 """
 
+import glob
 import logging
 import os
 import re
@@ -28,7 +29,7 @@ SPLITS = ("train", "val")
 WINDOW_SIZE = 5.0  # seconds
 MIN_LAST_WINDOW = 7.5
 
-_CLIP = re.compile(r"task_(\d+)_episode_([^_]+)_window_(\d+)_frame_(\d+)-(\d+)")
+_CLIP = re.compile(r"task_(\d+)_episode_(.+)_window_(\d+)_frame_(\d+)-(\d+)")
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,8 @@ def _require_same_windows(item: _Episode, clips: Sequence[Clip]) -> None:
     """Windows of other lengths beside these would show the same frames twice."""
     wanted = {clip.stem for clip in clips}
     for name in SPLITS:
-        there = (item.output / name / "videos").glob(f"task_{item.task}_episode_{item.folder.name}_window_*.mp4")
+        start = glob.escape(f"task_{item.task}_episode_{item.folder.name}_window_")
+        there = (item.output / name / "videos").glob(f"{start}*.mp4")
         if other := sorted(path for path in there if path.stem not in wanted):
             raise DataError(
                 f"{other[0]} was cut with other settings than --window-size {item.window_size:g} --min-last-window"
@@ -225,7 +227,7 @@ def _bring_from_other_split(item: _Episode, clip: Clip) -> None:
         if there.exists():
             here.parent.mkdir(parents=True, exist_ok=True)
             os.replace(there, here)
-    for embedding in (item.output / other / "t5_xxl").glob(f"{clip.stem}.*"):
+    for embedding in (item.output / other / "t5_xxl").glob(f"{glob.escape(clip.stem)}.*"):
         embedding.unlink()  # is written anew where the clip is now
     log.info("moved %s from %s to %s", clip.stem, other, item.split)
 

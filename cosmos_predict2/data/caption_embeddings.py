@@ -43,7 +43,7 @@ def captions_of_csv(path: Path, prefix: str = "") -> Captions:
     Only the first comma separates, so a prompt may have others without being quoted.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # prompts may hold what else splitlines() splits at
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text ({error}). Save it as UTF-8.") from error
     except OSError as error:
@@ -60,6 +60,9 @@ def captions_of_csv(path: Path, prefix: str = "") -> Captions:
         if not line.strip():
             continue
         name, comma, prompt = line.partition(",")
+        if prompt.lstrip().startswith('"') and prompt.count('"') % 2:
+            captions.faults.append(f"{path}:{number} is '{line[:60]}'; its prompt has no closing quote in this line.")
+            continue
         stem, prompt = _stem(_unquoted(name)), _unquoted(prompt)
         if not comma or not stem or not prompt:
             captions.faults.append(f"{path}:{number} is '{line[:60]}'; expected a file name, a comma and a prompt.")

@@ -406,6 +406,28 @@ def test_broken_lines_of_the_list_are_named(tmp_path: Path) -> None:
     assert _captions(source)[f"val/metas/{WINDOW.format('685393')}.txt"] == "Good."
 
 
+def test_a_list_may_begin_with_a_mark_and_captions_hold_any_character(tmp_path: Path) -> None:
+    source = _cut(tmp_path)
+    line = json.dumps(_line("685393", "One\u2028two\x85three"), ensure_ascii=False)
+    _write_list(source, "\ufeff" + line, _line("648642", {"long": "x"}))
+    faults = write_captions(source)
+    assert len(faults) == 1 and ":2:" in faults[0] and "type dict, not text" in faults[0]
+    assert _captions(source)[f"val/metas/{WINDOW.format('685393')}.txt"] == "One\u2028two\x85three"
+
+
+def test_windows_of_episodes_of_any_name_have_captions(tmp_path: Path, caplog: Any) -> None:
+    caplog.set_level("INFO")
+    source = _cut(tmp_path, json.dumps([{**json.loads(sources.task_info())[0], "episode_id": "a_[b]_1"}]).encode())
+    for path in source.output.rglob("*.mp4"):
+        path.unlink()
+    assert write_captions(source) and "loses nothing" not in caplog.text  # no window
+    path = source.output / "train" / "videos" / f"{WINDOW.format('a_[b]_1')}.mp4"
+    path.write_bytes(b"")
+    assert Clip.of(path.stem).episode == "a_[b]_1"
+    assert write_captions(source) == [] and "loses nothing" in caplog.text
+    assert len(_captions(source)) == 1
+
+
 def test_no_caption_at_all_is_a_fault_with_the_keys_found(tmp_path: Path, caplog: Any) -> None:
     source = _cut(tmp_path, json.dumps([{"episode": 1, "text": "no"}]).encode())
     faults = write_captions(source)

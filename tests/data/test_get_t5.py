@@ -239,6 +239,10 @@ def test_groot_tables_may_lie_elsewhere_and_faults_name_the_line(
     assert "clips without a caption: 3 of 4 (1, 2, 3)" in caplog.text
     assert "captions without a file in videos/: 1 (9)" in caplog.text
     assert metas(folder).keys() == {"0", "9"}
+    table.write_text('name,text\n0.mp4,"wave\n1.mp4,jump\u2028high\x85er\n', encoding="utf-8")
+    assert call(script, "--dataset_path", folder, *BYTES, "--meta_csv", table) == 1
+    assert "no closing quote" in caplog.text
+    assert metas(folder)["1"] == "The robot arm is performing a task. jump\u2028high\x85er"
     for content, words in (("name,text\n", "no clips below"), ("0.mp4,wave\n1.mp4,x\n", "begins with a clip")):
         table.write_text(content)
         assert call(script, "--dataset_path", folder, *BYTES, "--meta_csv", table) == 1
