@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     for name, least in (("workers", 0), ("retries", 0)):
         if getattr(args, name) < least:
             raise ConfigError(f"--{name} is {getattr(args, name)}; it must be {least} or more.")
-    if args.timeout <= 0:
+    if not args.timeout > 0:  # nan is not
         raise ConfigError(f"--timeout is {args.timeout:g}; it must be more than 0 seconds.")
     dataset, command = Path(args.dataset_path), parse_command(args.command)
     jobs = plan(dataset, command, timeout=args.timeout, retries=args.retries, overwrite=args.overwrite)

@@ -88,6 +88,8 @@ def _parser() -> argparse.ArgumentParser:
 def run(args: argparse.Namespace, command: str) -> None:
     try:
         settings = _settings(args)
+    except ConfigError:
+        raise
     except ValueError as error:  # a number out of its range
         raise ConfigError(f"--{error.args[0] if error.args else error}".replace("'", "")) from error
     counts = write_folder(args.out, settings, overwrite=args.overwrite, command=command)["counts"]

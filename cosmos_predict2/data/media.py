@@ -323,7 +323,10 @@ def _exact_rate(fps: float | Fraction) -> Fraction:
     broadcast = Fraction(round(fps * 1.001) * 1000, 1001)
     if broadcast and abs(float(broadcast) - fps) < 1e-3:
         return broadcast
-    return Fraction(fps).limit_denominator(1000)
+    rate = Fraction(fps).limit_denominator(1000)
+    if rate == 0:
+        raise DataError(f"A video cannot have {fps} frames per second; 0.001 is the least.")
+    return rate
 
 
 def _write_bytes(path: StrPath, encoded: io.BytesIO) -> None:

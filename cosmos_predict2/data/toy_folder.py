@@ -14,6 +14,7 @@ the other layouts.
 """
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,8 @@ def write_folder(out: str, settings: ToyFolder, *, overwrite: bool = False, comm
     counts = {"train": 0, "val": 0, "success": 0}
     captions: dict[str, dict[str, str]] = {"train": {}, "val": {}}
     form = FORMS[settings.form]
+    for place, _, _ in os.walk(root):
+        storage.remove_stale_temporaries(place)
     with tqdm(total=settings.episodes, desc="toy world", unit="episode", disable=None) as bar:
         for first in range(0, settings.episodes, _AT_ONCE):
             episodes = settings.make(first, min(_AT_ONCE, settings.episodes - first))

@@ -97,6 +97,17 @@ def test_a_captioner_that_hangs_is_ended_with_all_it_started(dataset: Path, capl
     assert not stat.exists() or stat.read_text().split()[2] == "Z"
 
 
+def test_a_captioner_that_never_stops_printing_is_ended_before_memory_is(
+    dataset: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = time.monotonic()
+    assert _run(dataset, "yes {video}", "--retries", "0", "--timeout", "inf") == 1
+    assert time.monotonic() - start < 10 and "printed more than 100000 characters" in caplog.text
+    assert _run(dataset, _captioner(dataset, "sys.stderr.write('x' * 10**6); print('made')")) == 0
+    assert set(_metas(dataset).values()) == {"made\n"}
+    assert _run(dataset, "echo {video}", "--timeout", "nan") == 2
+
+
 @pytest.mark.parametrize(
     ("command", "text"),
     [

@@ -221,7 +221,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_impossible_rates_and_empty_clips_are_refused(tmp_path: Path) -> None:
-    for fps in (0, -1, float("nan")):
+    for fps in (0, -1, float("nan"), 1e-9):
         with pytest.raises(DataError, match="frames per second"):
             media.write_video(tmp_path / "clip.mp4", _clip(1), fps)
     with pytest.raises(DataError, match="0 frames"):

@@ -86,6 +86,7 @@ def test_what_was_interrupted_goes_on_and_ends_the_same(
         write_folder(str(out), SMALL, command="a command")
     with pytest.raises(DataError, match=r"holds a toy world with frames 9 \(now 13\)"):
         write_folder(str(out), ToyFolder(episodes=4, frames=13, val_fraction=0.25, text_encoder="bytes", text_width=32))
+    (out / "train" / "metas" / ".x.txt.tmp-999999999").write_text("half")  # of a process that was killed
     monkeypatch.setattr(toy_forms, "write_video", lambda *args: (written.append(args), write_video(*args)))
     write_folder(str(out), SMALL, command="a command")
     assert len(written) == 4  # the two that were there were not written again
@@ -154,6 +155,7 @@ def test_the_script_writes_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (["--frames", "1"], "frames must be >= 2"),
         (["--size", "20"], "40 pixels"),
         (["--val_fraction", "1.5"], "val_fraction must be <= 1"),
+        (["--form", "states", "--text_encoder", "bytes"], "error: The form 'states' keeps no embeddings"),
     ],
 )
 def test_a_wrong_number_is_an_error_that_names_it(
