@@ -8,7 +8,6 @@ large allocation does not tilt it. Measured on two cores: within 5 KB a sample o
 
 import os
 import time
-from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,6 +28,7 @@ MEGABYTE = 2**20
 NUM_CLIPS = 400  # more than any cache of clips should hold
 WARM_UP = 5.0  # seconds
 SAMPLES_OF_WARM_UP = 400  # and at least so many samples
+MEASURED_SAMPLES = 1000  # at least: what the processes hold goes up and down by 20 MB, which few samples would not hide
 
 
 class Leaking(MapDataset[Any]):
@@ -62,24 +62,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def slope(dataset: Any, *, seconds: float, most_samples: int | None = None) -> float:
-    """Bytes by which each sample makes the processes grow, while a loader with 4 workers reads for so long."""
+def slope(dataset: Any, *, seconds: float = 0, samples: int = 0) -> float:
+    """Bytes by which each sample makes the processes grow, while a loader with 4 workers reads.
+
+    After the warm-up it reads for ``seconds``; or, warmed up by samples alone, so many ``samples``, whatever the time.
+    """
     loader = ResumableLoader(dataset, batch_size=2, num_workers=4)
     stream = DataStream(loader, seed=0, dims=ParallelDims(world_size=1, rank=0, context_parallel_size=1))
     measured: list[tuple[int, int]] = []  # samples read, bytes held
-    start = time.monotonic()
-    begun = following = start + WARM_UP
+    warm = time.monotonic() + (0 if samples else WARM_UP)
+    first: float | None = None  # time or samples at which the warm-up was over
+    following = 0.0
     try:
-        for _ in islice(iter(stream), most_samples and most_samples // 2):
-            now = time.monotonic()
-            if not measured and (now < begun or stream.samples_seen < SAMPLES_OF_WARM_UP):
+        for _ in stream:
+            if first is None and (time.monotonic() < warm or stream.samples_seen < SAMPLES_OF_WARM_UP):
                 continue
-            if not measured:
-                begun = following = now
-            if now >= following:
+            here = float(stream.samples_seen) if samples else time.monotonic()
+            length = samples or seconds
+            if first is None:
+                first = following = here
+            if here >= following:
                 measured.append((stream.samples_seen, held()))
-                following = now + seconds / 60
-            if now >= begun + seconds:
+                following = here + length / 60
+            if here >= first + length and stream.samples_seen >= SAMPLES_OF_WARM_UP + MEASURED_SAMPLES:
                 break
     finally:
         close_readers()
@@ -114,7 +119,7 @@ def test_four_workers_hold_as_much_after_15_seconds(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_leak_of_a_megabyte_a_sample_is_seen(folder: Path) -> None:
-    found = slope(Leaking(clips(folder)), seconds=15, most_samples=SAMPLES_OF_WARM_UP + 600)
+    found = slope(Leaking(clips(folder)), samples=MEASURED_SAMPLES)
     assert 0.7 * MEGABYTE < found < 1.3 * MEGABYTE
     with pytest.raises(AssertionError, match="KB more for every sample"):
         check_flat(found, LIMIT)
