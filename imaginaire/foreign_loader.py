@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    DistributedSampler,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
@@ -105,6 +106,13 @@ def check_ranks(loader: Any, dims: ParallelDims) -> None:
     )
     samplers = _samplers(loader)
     for sampler in samplers:
+        own, other = length(loader.dataset), length(getattr(sampler, "dataset", None))
+        if isinstance(sampler, DistributedSampler) and own != other:
+            raise DataError(
+                f"dataloader_train: its data set has {own} samples, but its {type(sampler).__name__} is for one of"
+                f" {other}. Give both the same: what overrides dataloader_train.dataset must override"
+                " dataloader_train.sampler.dataset as well."
+            )
         replicas, rank = getattr(sampler, "num_replicas", None), getattr(sampler, "rank", dims.dp_rank)
         if replicas is not None and (replicas, rank) != (dims.dp_size, dims.dp_rank):
             raise DataError(

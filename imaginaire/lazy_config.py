@@ -163,14 +163,18 @@ def _call(cfg: Mapping[Any, Any], key: str, args: tuple[Any, ...], given: dict[s
     if not callable(target):
         raise ConfigError(f"{at}the target {target!r} cannot be called.")
     is_recursive = cfg.get("_recursive_", True)
+    shares_dataset = is_recursive and _sampler_repeats_dataset(cfg) and not {"dataset", "sampler"} & given.keys()
     arguments: dict[str, Any] = {}
     for name, value in cfg.items():
-        if name in ("_target_", "_recursive_") or name in given:
+        if name in ("_target_", "_recursive_") or name in given or (shares_dataset and name == "sampler"):
             continue
         if is_recursive:
             arguments[name] = _argument(value, f"{key}.{name}" if key else str(name))
         else:
             arguments[name] = list(value) if isinstance(value, ListConfig) else value
+    if shares_dataset:
+        place = f"{key}.sampler" if key else "sampler"
+        arguments["sampler"] = _instantiate(cfg["sampler"], place, kwargs={"dataset": arguments["dataset"]})
     arguments.update(given)
     try:
         return target(*args, **arguments)
@@ -182,6 +186,16 @@ def _call(cfg: Mapping[Any, Any], key: str, args: tuple[Any, ...], given: dict[s
         raise ConfigError(
             f"{at}{describe(target)} could not be built: {type(error).__name__}: {error}. (--debug shows where.)"
         ) from error
+
+
+def _sampler_repeats_dataset(cfg: Mapping[Any, Any]) -> bool:
+    """Whether a loader's sampler asks for the very data set that the loader has.
+
+    Published experiments write it down in both places. It is built once: opening a large folder twice takes minutes.
+    """
+    sampler, dataset = cfg.get("sampler"), cfg.get("dataset")
+    is_call = [isinstance(node, Mapping) and "_target_" in node for node in (sampler, dataset)]
+    return all(is_call) and bool(sampler.get("dataset") == dataset)
 
 
 def _why_refused(target: Any, args: tuple[Any, ...], arguments: Mapping[str, Any], error: TypeError) -> str:

@@ -257,6 +257,8 @@ def test_ranks_that_would_read_the_same_samples_are_refused(caplog: pytest.LogCa
         DataError, match=r"DistributedSampler is for rank 3 of 4, but this is data-parallel rank 1 of 2"
     ):
         take(DataLoader(Numbers(), sampler=DistributedSampler(Numbers(), 4, 3)), 1, of=dims(4, 3, cp=2))
+    with pytest.raises(DataError, match=r"its data set has 10 samples, but its DistributedSampler is for one of 7"):
+        take(DataLoader(Numbers(), sampler=DistributedSampler(range(7), 1, 0)), 1)  # type: ignore[arg-type]
     for _ in range(2):
         take(DataLoader(Numbers(), batch_sampler=EndlessBatches()), 1, of=of)  # type: ignore[arg-type]
     assert caplog.text.count("EndlessBatches with SequentialSampler has neither num_replicas nor set_epoch") == 1

@@ -129,6 +129,18 @@ def test_arguments_of_the_call_win_and_replace_the_nodes() -> None:
     assert (made.a, made.c) == (1, "given")
 
 
+def test_a_data_set_that_the_sampler_repeats_is_built_once() -> None:
+    def loader(*numbers: int) -> Any:
+        data = [L(Recorder)(a=number, b="${..c}") for number in numbers]
+        return L(anything)(sampler=L(anything)(dataset=data[-1], c=7), dataset=data[0], c=7)
+
+    same, other = instantiate(loader(1, 1)), instantiate(loader(1, 2))
+    assert same["dataset"] is same["sampler"]["dataset"] and same["dataset"].a == 1 and same["sampler"]["c"] == 7
+    assert (other["dataset"].a, other["sampler"]["dataset"].a) == (1, 2)
+    given = instantiate(loader(1, 1), dataset="given")
+    assert given["dataset"] == "given" and given["sampler"]["dataset"].a == 1
+
+
 def test_lists_typed_nodes_and_other_values() -> None:
     assert instantiate([L(needs)(x=1), 5]) == [3, 5]
     assert instantiate(ListConfig([L(needs)(x=1)], flags={"allow_objects": True})) == [3]
