@@ -194,8 +194,9 @@ def _sampler_repeats_dataset(cfg: Mapping[Any, Any]) -> bool:
     Published experiments write it down in both places. It is built once: opening a large folder twice takes minutes.
     """
     sampler, dataset = cfg.get("sampler"), cfg.get("dataset")
-    is_call = [isinstance(node, Mapping) and "_target_" in node for node in (sampler, dataset)]
-    return all(is_call) and bool(sampler.get("dataset") == dataset)
+    if not isinstance(sampler, Mapping) or not isinstance(dataset, Mapping):
+        return False
+    return "_target_" in sampler and "_target_" in dataset and bool(sampler.get("dataset") == dataset)
 
 
 def _why_refused(target: Any, args: tuple[Any, ...], arguments: Mapping[str, Any], error: TypeError) -> str:
