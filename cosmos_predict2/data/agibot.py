@@ -164,7 +164,12 @@ def _unpack(archive: _Archive) -> int:
             f"{path}: no episode in it has videos/{camera}.mp4, so nothing was unpacked and it stays."
             f"{_cameras_hint(camera, files)}"
         )
-    extract_checked(path, path.parent, keep=lambda file: file.parts[0] not in wanted or is_kept(file.parts[1:], camera))
+
+    def keep(file: PurePosixPath) -> bool:
+        is_of_episode = len(file.parts) > 1 and not file.parts[0].startswith(".")  # nothing among archives and markers
+        return is_of_episode and (file.parts[0] not in wanted or is_kept(file.parts[1:], camera))
+
+    extract_checked(path, path.parent, keep=keep)
     made = {"size": archive.size, "camera": camera, "episodes": sorted(wanted)}
     storage.write_atomically(archive.marker, lambda file: file.write(json.dumps(made, indent=1).encode()))
     if not archive.keep_tar:

@@ -58,7 +58,8 @@ Item = TypeVar("Item")
 
 _WRITERS = 8
 _AT_ONCE = 256  # files between two looks at the clock
-_FLUSH_SECONDS = 5.0  # at most so much work is done again after a kill
+_FLUSH_SECONDS = 5.0  # so much work is done again after a kill,
+_FLUSH_SHARE = 0.05  # or more, where writing the record would take a larger share of the time
 _NUM_COMPARED = 3
 _SIMILAR = 0.98  # cosine: other dtypes of the same weights are above, other weights far below
 
@@ -219,7 +220,7 @@ def embed_captions(
     if shard[1] == 1:
         remove_parts(folder)
     source = EmbeddingCache(made, cache, memory_bytes=0) if cache is not None else made
-    flushed = time.monotonic()
+    next_flush = time.monotonic() + _FLUSH_SECONDS
 
     def write(item: tuple[str, Tensor]) -> str:
         write_embedding(folder, *item, form, plan.files.get(item[0], []))
@@ -234,9 +235,10 @@ def embed_captions(
                 for stem in pool.map(write, items):
                     done[stem] = caption_hash(captions[stem])
                 bar.update(len(items))
-                if time.monotonic() - flushed > _FLUSH_SECONDS:
+                if (now := time.monotonic()) > next_flush:
                     flush()
-                    flushed = time.monotonic()
+                    done_at = time.monotonic()
+                    next_flush = done_at + max(_FLUSH_SECONDS, (done_at - now) / _FLUSH_SHARE)
     finally:
         flush()
     return plan.counts

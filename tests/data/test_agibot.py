@@ -118,6 +118,16 @@ def test_a_malicious_archive_is_refused_whole_and_the_others_are_unpacked(
     assert not (tmp_path / "evil").exists()
 
 
+def test_an_archive_does_not_write_among_the_others(hub: Hub, tmp_path: Path) -> None:
+    forged = {f".unpacked/{episode}-{episode}.tar.json": b"{}" for episode in EPISODES}
+    files = sources.episode_files(("9",)) | forged | {"685393-685393.tar": b"x", "9/note.txt": b"kept"}
+    hub.repositories[agibot.REPOSITORY]["observations/327/9-9.tar"] = sources.archive(files)
+    assert _run(tmp_path, "--keep_tar") == 0
+    place = tmp_path / "agibot/observations/327"
+    assert all(json.loads((place / name).read_text())["episodes"] for name in forged)
+    assert (place / "685393-685393.tar").stat().st_size > 1 and (place / "9/note.txt").read_bytes() == b"kept"
+
+
 def test_another_layout_in_an_archive_is_named(hub: Hub, tmp_path: Path, caplog: Any) -> None:
     files = {f"327/5/videos/{CAMERA}.mp4": b"x"}
     hub.repositories[agibot.REPOSITORY]["observations/327/5-5.tar"] = sources.archive(files)
