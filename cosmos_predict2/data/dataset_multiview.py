@@ -25,6 +25,7 @@ from cosmos_predict2.data.video_folder import (
     in_threads,
     leave_out,
     media_by_stem,
+    opened_embeddings,
     probed,
     read_embedding,
     size_problem,
@@ -35,6 +36,7 @@ from cosmos_predict2.data.video_folder import (
 from cosmos_predict2.text.embedding_folder import EmbeddingFolder, find_embedding_dir
 from imaginaire.errors import ConfigError, DataError, near
 
+RATES_DIFFER = 1.1  # times; what containers state is off by a frame in a clip, and 29.97 is 30
 VALIDATION_PART = 0.1  # of the clips, and one more: the last ones by name
 
 
@@ -117,6 +119,8 @@ class MultiviewDataset(Dataset[dict[str, Any]]):
             shortest = min((view[0] for view in views if not isinstance(view, str)), default=0)
             if broken:
                 faults += broken[:1]
+            elif rates := _differing_rates(views):
+                faults.append(f"{stem}: its cameras have different rates ({rates} frames per second).")
             elif shortest < needed:
                 faults.append(
                     f"{stem} has {shortest} frames, but num_frames={self.num_frames} with"
@@ -240,12 +244,13 @@ def _open_embeddings(dataset_dir: Path, cameras: Sequence[str], text_encoder: st
     folder = find_embedding_dir(dataset_dir)
     if folder is None:
         raise DataError(f"{dataset_dir} has no text embeddings: t5_xxl/CAMERA/NAME.pickle for {', '.join(cameras)}.")
-    found = {}
-    for camera in cameras:
-        found[camera] = EmbeddingFolder(existing_folder(folder, camera) / camera)
-        if text_encoder is not None:
-            found[camera].require_encoder(text_encoder)
-    return found
+    return {camera: opened_embeddings(existing_folder(folder, camera) / camera, text_encoder) for camera in cameras}
+
+
+def _differing_rates(views: Sequence[tuple[int, float] | str]) -> str:
+    """The rates of a clip's cameras where they differ: its frames would be of different times. Else nothing."""
+    rates = [view[1] for view in views if not isinstance(view, str)]
+    return "" if max(rates) <= min(rates) * RATES_DIFFER else ", ".join(f"{rate:g}" for rate in rates)
 
 
 def _view_ids(cameras: Sequence[str], camera_to_view_id: Mapping[str, int] | None) -> Tensor:

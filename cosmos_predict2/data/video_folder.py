@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -106,9 +107,17 @@ def open_embeddings(dataset_dir: Path, text_encoder: str | None) -> EmbeddingFol
             f"{dataset_dir} has no text embeddings ({' or '.join(FOLDER_NAMES)}). Write them:"
             f" python -m scripts.get_t5_embeddings --dataset_path {dataset_dir}"
         )
+    return opened_embeddings(folder, text_encoder)
+
+
+def opened_embeddings(folder: Path, text_encoder: str | None) -> EmbeddingFolder:
+    """Embeddings, which are by ``text_encoder`` where that is given, with what all of them have in common."""
     embeddings = EmbeddingFolder(folder)
     if text_encoder is not None:
         embeddings.require_encoder(text_encoder)
+    embeddings.record()  # read here, once: it has an entry per clip, which each worker process would hold a copy of
+    with suppress(DataError):  # a file that cannot be read is told when it is wanted
+        _ = embeddings.width
     return embeddings
 
 

@@ -176,3 +176,11 @@ def test_wrong_arguments_are_named_before_and_when_it_is_built(
     problems = list(MultiviewDataset.preflight(**arguments | options))
     assert any(message in problem for problem in problems)
     assert not list(MultiviewDataset.preflight(**arguments))
+
+
+def test_cameras_of_different_rates_are_an_error(folder: Path) -> None:
+    write_clip(folder / "videos/right/drive_1.mp4", LENGTHS[1], rate=10)
+    with pytest.raises(DataError, match=r"drive_1: its cameras have different rates \(20, 20, 10 frames per second\)"):
+        _dataset(folder)
+    stems = _dataset(folder, skip_bad_samples=True).stems
+    assert list(stems) == ["drive_0", "drive_2"]

@@ -15,9 +15,10 @@ from cosmos_predict2.data import clips
 from cosmos_predict2.data.dataset_video import Dataset
 from cosmos_predict2.data.media import resize_and_crop
 from cosmos_predict2.data.video_folder import VideoFolder
-from cosmos_predict2.text import embedding_pickles
+from cosmos_predict2.text import embedding_folder, embedding_pickles
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embedding_folder import embed_captions
+from cosmos_predict2.text.embedding_record import EncoderRecord, write_record
 from imaginaire.data import DataStream, ResumableLoader
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.parallel import ParallelDims
@@ -311,3 +312,19 @@ def test_an_index_of_many_clips_holds_no_list_of_them(folder: Path) -> None:
     index = VideoFolder(folder)
     held = [value for value in vars(index).values() if isinstance(value, (list, dict, tuple))]
     assert not held and index.stems[1] == "b" and index.video_path(2) == folder / "videos/c.mp4"
+
+
+@pytest.mark.parametrize("has_record", [True, False])
+def test_what_is_known_of_all_embeddings_is_read_before_workers_start(
+    own: Path, has_record: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if has_record:
+        write_record(own / "t5_xxl", EncoderRecord("bytes-24", 24, 7, {}))
+    dataset = _dataset(own)
+
+    def fail(*_: object) -> None:
+        raise AssertionError("each worker would read and hold it")
+
+    for name in ("read_record", "embedding_files"):
+        monkeypatch.setattr(embedding_folder, name, fail)
+    assert dataset[0]["t5_text_embeddings"].shape[1] == 24
