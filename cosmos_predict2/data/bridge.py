@@ -95,6 +95,8 @@ def _num_frames(job: tuple[Path, Path]) -> int:
     path, folder = job
     recording = read_recording(path)
     assert recording is not None
+    if not len(recording.poses):
+        raise DataError(f"{path} has no state: its recording has no frames.")
     for video in recording.videos:
         if not (folder / video).is_file():
             raise DataError(f"{path}: its video {folder / video} is not there.")
@@ -111,7 +113,10 @@ def _archive(source: str, out: Path, dry_run: bool) -> tuple[Path | None, bool]:
         log.info("%s: %s to unpack to %s", path, storage.readable_bytes(needed), out)
         require_space(out.parent, needed, f"Unpacking {path}")
         return path, False
-    target = out.parent / PurePosixPath(urlsplit(source).path).name
+    name = PurePosixPath(urlsplit(source).path).name
+    if not name:
+        raise DataError(f"The address {source} ends without the name of an archive, such as bridge_train_data.tar.gz.")
+    target = out.parent / name
     if target.is_file():
         log.info("%s is here already", target)
         require_space(out.parent, int(target.stat().st_size * UNPACKED), f"Unpacking {target}")
@@ -129,15 +134,24 @@ def _unpack(archive: Path, out: Path) -> None:
     shutil.rmtree(staging, ignore_errors=True)  # of a process that was stopped
     try:
         extract_checked(archive, staging, progress=True)
-        found = sorted(path.parent for name in ANNOTATIONS for path in staging.rglob(name) if path.is_dir())
+        found = _bridge_folders(staging)
         if not found:
             names = ", ".join(sorted(path.name for path in staging.iterdir())) or "nothing"
             raise DataError(f"{archive} has no folder with annotation/ in it; it has {names}. It is not Bridge.")
+        if len(found) > 1:
+            names = ", ".join(path.relative_to(staging).as_posix() for path in found)
+            raise DataError(f"{archive} has several folders with annotation/: {names}. Pack the one that is meant.")
         if out.is_dir():
             out.rmdir()  # empty: it was looked at before
         found[0].replace(out)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _bridge_folders(staging: Path) -> list[Path]:
+    """The folders that hold annotations; those called bridge alone where there are such."""
+    found = sorted({path.parent for name in ANNOTATIONS for path in staging.rglob(name) if path.is_dir()})
+    return [path for path in found if path.name == "bridge"] or found
 
 
 def _record(out: Path) -> dict[str, Any] | None:

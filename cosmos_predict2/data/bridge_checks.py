@@ -57,6 +57,8 @@ def check_recording(job: RecordingJob) -> list[ClipFacts]:
 def _annotation_faults(annotation: dict[str, Any]) -> list[str]:
     faults = []
     num_states = len(annotation["state"])
+    if num_states == 0:
+        return ["'state' is empty: the recording has no frames"]
     actions = annotation.get("action")
     if actions is not None:
         if not isinstance(actions, list) or len(actions) not in (num_states - 1, num_states):

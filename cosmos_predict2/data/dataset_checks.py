@@ -252,7 +252,7 @@ def _check_annotations(report: Report, folder: Path, clips: set[str]) -> None:
     for stem, path in files_by_stem(folder, (".json",)).items():
         try:
             json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             report.fault(path, "annotation", f"{path} cannot be read: {error}.")
         if stem not in clips:
             report.fault(path, "no_clip", f"{path} has no clip.")

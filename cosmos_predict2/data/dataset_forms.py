@@ -80,7 +80,7 @@ def _has_recordings(folder: Path) -> bool:
         return any(next(path.glob("*.json"), None) for path in folder.iterdir() if path.is_dir())
     try:
         annotation = json.loads(first.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(annotation, dict) and "videos" in annotation
 

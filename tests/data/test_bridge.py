@@ -91,6 +91,26 @@ def test_other_contents_a_full_disk_and_wrong_archives_are_refused(
     assert not (tmp_path / "bridge").exists() and not list(tmp_path.glob(".bridge*"))
 
 
+def test_of_several_folders_the_one_called_bridge_is_taken_or_none(tmp_path: Path) -> None:
+    for name in ("a/x", "a/y"):
+        bridge_tree(tmp_path / "tree" / name, num_frames=2)
+    with tarfile.open(tmp_path / "two.tar", "w") as tar:
+        tar.add(tmp_path / "tree", arcname=".")
+    with pytest.raises(DataError, match=r"several folders with annotation/: a/x, a/y\."):
+        bridge.prepare(str(tmp_path / "two.tar"), tmp_path / "out", workers=0)
+    with tarfile.open(tmp_path / "two.tar", "a") as tar:
+        tar.add(tmp_path / "tree" / "a" / "x", arcname="z/bridge")
+    assert bridge.prepare(str(tmp_path / "two.tar"), tmp_path / "out", workers=0).faults == []
+
+
+def test_an_address_without_a_name_and_recordings_without_frames_are_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="without the name of an archive"):
+        bridge.prepare("http://localhost:1/", tmp_path / "out")
+    (path := tmp_path / "annotation" / "train" / "1.json").parent.mkdir(parents=True)
+    path.write_text(json.dumps({"state": [], "continuous_gripper_state": [], "videos": ["1.mp4"]}))
+    assert "has no state" in bridge.look_through(tmp_path, workers=0).faults[0]
+
+
 def test_faults_are_named_and_looked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

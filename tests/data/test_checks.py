@@ -397,6 +397,12 @@ def _edit(path: Path, **values: object) -> None:
             "annotation/val/3.json",
         ),
         (lambda f: _edit(f / "annotation/val/3.json", videos=[]), "annotation", "annotation/val/3.json"),
+        (
+            lambda f: _edit(f / "annotation/val/3.json", state=[], continuous_gripper_state=[], action=[]),
+            "annotation",
+            "annotation/val/3.json",
+        ),
+        (_bytes("annotation/val/3.json", b"[" * 100_000), "annotation", "annotation/val/3.json"),
     ],
 )
 def test_recordings_are_checked(bridge: Path, plant: Callable[[Path], None], kind: str, file: str) -> None:

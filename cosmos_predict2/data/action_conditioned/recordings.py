@@ -175,7 +175,7 @@ def read_annotation(path: Path) -> dict[str, Any]:
     """What an annotation file says."""
     try:
         annotation = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # too many brackets are a RecursionError
         raise DataError(f"{path} is not an annotation that can be read: {error}") from error
     if not isinstance(annotation, dict):
         raise DataError(
