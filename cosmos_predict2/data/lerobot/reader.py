@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 from torch import Tensor
 
-from cosmos_predict2.data.clips import Fit, read_frames
+from cosmos_predict2.data.clips import Fit, open_clip
 from cosmos_predict2.data.lerobot.episodes import Clip, Episodes, Layout
 from cosmos_predict2.data.lerobot.info import Info, read_info
 from cosmos_predict2.data.lerobot.layout_v2 import LayoutV2
@@ -199,7 +199,14 @@ class LeRobotSource:
         clip = self.clip(i, camera)
         fps = self.info.video_fps(camera)
         numbers = [round((clip.start + int(k) / self.info.fps) * fps) for k in indices]
-        return read_frames(clip.path, numbers, decoder=decoder, num_threads=num_threads, fit=fit)
+        with open_clip(clip.path, decoder=decoder, num_threads=num_threads) as video:
+            # Frames are found by the rate that is stated. Short files may state one that is off by a frame.
+            if abs(video.fps / fps - 1) > 0.02 + 1.5 / video.num_frames:
+                raise DataError(
+                    f"{clip.path} has {video.fps:g} frames per second, but meta/info.json says {fps:g} for '{camera}'"
+                    " (features, info, video.fps; else the data set's fps): its frames would not be those of the table."
+                )
+            return video.read(numbers, fit)
 
     def clip(self, i: int, camera: str) -> Clip:
         """Where the video of episode i is, after checking that the index agrees with itself."""

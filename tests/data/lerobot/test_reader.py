@@ -80,6 +80,16 @@ def test_a_video_of_another_rate_is_read_by_time(tmp_path: Path) -> None:
     assert greys(source, 2, [0, 3, 8]) == pytest.approx([grey(2, k) for k in (0, 3, 8)], abs=4)
 
 
+def test_a_video_of_another_rate_than_is_stated_is_an_error(tmp_path: Path) -> None:
+    root = made.write_v2(tmp_path / "set", front_fps=2 * made.FPS)
+    info = root / "meta/info.json"
+    stated = json.loads(info.read_text())
+    stated["features"][FRONT]["info"]["video.fps"] = made.FPS
+    info.write_text(json.dumps(stated))
+    with pytest.raises(DataError, match=rf"episode_000000\.mp4 has {2 * made.FPS} frames .* says {made.FPS} for"):
+        LeRobotSource.open(root).frames(0, FRONT, [0])
+
+
 def test_an_open_data_set_travels_to_a_worker(data_sets: dict[str, Path]) -> None:
     source = LeRobotSource.open(data_sets["v3.0"])
     source.episode(0)
