@@ -189,14 +189,20 @@ def _annotation_path(job: _Job) -> Path:
 
 
 def _bytes_needed(jobs: list[_Job]) -> int:
-    """About how much the clips and annotations take, by the pictures of the first."""
-    if not jobs:
-        return 0
-    pixels = sum(
-        int(numpy.prod(read_pictures(jobs[0].demo, camera, slice(0, 1), rotate=False).shape[1:3]))
-        for camera in jobs[0].cameras
-    )
-    return sum(int(job.demo.length * (pixels * _BYTES_PER_PIXEL + 200) + 10_000) for job in jobs)
+    """About how much the clips and annotations take, by the pictures of the first that has them; raises if none has."""
+    fault: DataError | None = None
+    for job in jobs:
+        try:
+            pixels = sum(
+                int(numpy.prod(read_pictures(job.demo, camera, slice(0, 1), rotate=False).shape[1:3]))
+                for camera in job.cameras
+            )
+            return sum(int(each.demo.length * (pixels * _BYTES_PER_PIXEL + 200) + 10_000) for each in jobs)
+        except DataError as error:
+            fault = fault or error
+    if fault is not None:
+        raise fault
+    return 0
 
 
 def _check_same(out: Path, settings: Settings) -> None:

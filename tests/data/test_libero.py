@@ -134,6 +134,30 @@ def test_a_broken_file_fails_alone(
     assert "Did you mean agentview_rgb" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("actions", "text"),
+        ("actions", numpy.full((16, 7), numpy.nan)),
+        ("actions", numpy.zeros(16)),
+        ("obs", numpy.zeros(3)),
+        ("obs/ee_ori", numpy.full((16, 3), numpy.inf)),
+    ],
+)
+def test_a_demonstration_of_other_content_fails_alone_and_is_named(
+    key: str, value: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import h5py
+
+    source = libero_tree(tmp_path / "in", suites={"libero_goal": ["a_task", "b_task"]}, num_demos=1)
+    with h5py.File(source / "libero_goal" / "a_task_demo.hdf5", "a") as file:
+        del file[f"data/demo_0/{key}"]
+        file[f"data/demo_0/{key}"] = value
+    assert run(monkeypatch, "--source", source, "--out", tmp_path / "out") == 1
+    assert "a_task_demo.hdf5: demo_0" in caplog.text
+    assert [path.stem for path in (tmp_path / "out").rglob("*demo*.json")] == ["libero_goal-b_task-demo_0"]
+
+
 def test_a_foreign_folder_and_a_full_disk_are_refused(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

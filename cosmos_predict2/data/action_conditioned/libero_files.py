@@ -75,7 +75,7 @@ def list_demos(file: Path) -> list[Demo]:
     """The demonstrations of a task's file, by number."""
     with opened(file) as content:
         groups = content.get("data")
-        names = [name for name in groups if re.fullmatch(r"demo_\d+", name)] if groups is not None else []
+        names = [name for name in groups if re.fullmatch(r"demo_\d+", name)] if hasattr(groups, "keys") else []
         if not names:
             raise DataError(f"{file} has no data/demo_<k>; it has {', '.join(content) or 'nothing'}.")
         names.sort(key=lambda name: int(name.rpartition("_")[2]))
@@ -87,7 +87,12 @@ def read_actions(demo: Demo) -> Floats:
     """[T, d] as recorded."""
     with opened(demo.file) as content:
         group = content["data"][demo.name]
-        return numpy.asarray(_table(group, "actions", demo.file, demo.name), dtype=numpy.float64)
+        actions = numpy.asarray(_table(group, "actions", demo.file, demo.name), dtype=numpy.float64)
+    if actions.ndim != 2 or not numpy.isfinite(actions).all():
+        raise DataError(
+            f"{demo.file}: {demo.name}/actions, {list(actions.shape)}, is not rows [T, d] of finite numbers."
+        )
+    return actions
 
 
 def read_pictures(demo: Demo, camera: str, frames: slice, *, rotate: bool) -> numpy.ndarray:
@@ -120,6 +125,8 @@ def read_poses(demo: Demo) -> tuple[Floats, Floats]:
             f"{demo.file}: {demo.name} has ee_pos {list(position.shape)}, ee_ori {list(turn.shape)} and gripper_states"
             f" {list(fingers.shape)}; for {demo.length} actions they are [T, 3], [T, 3] and [T, 2]."
         )
+    if not all(numpy.isfinite(table).all() for table in (position, turn, fingers)):
+        raise DataError(f"{demo.file}: {demo.name} has ee_pos, ee_ori or gripper_states that are not finite.")
     angles = matrix_to_euler(axis_angle_to_matrix(turn))
     closed = 1 - numpy.abs(fingers[:, 0] - fingers[:, 1]) / OPEN_FINGERS
     return numpy.concatenate([position, angles], axis=1), numpy.clip(closed, 0.0, 1.0)
@@ -158,6 +165,10 @@ def opened(file: Path) -> Iterator[Any]:
 def _table(group: Any, key: str, file: Path, name: str) -> Any:
     if key not in group:
         folder, _, last = key.rpartition("/")
-        names = list(group[folder]) if folder and folder in group else list(group)
+        parent = group[folder] if folder and folder in group else group
+        names = list(parent) if hasattr(parent, "keys") else []
         raise DataError(f"{file}: {name} has no '{key}'.{near(last, names)}")
-    return group[key]
+    table = group[key]
+    if not getattr(table, "shape", None) or table.dtype.kind not in "biuf":
+        raise DataError(f"{file}: {name}/{key} is no array of numbers.")
+    return table
