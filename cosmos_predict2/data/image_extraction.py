@@ -45,6 +45,8 @@ class Clip:
 def plan(source: Path, out: Path, stride: int, *, captions: bool = False) -> list[Clip]:
     """The clips that are not finished yet."""
     videos = require_files(source / "videos", VIDEO_SUFFIXES, "clips")
+    if out.exists() and not out.is_dir():
+        raise DataError(f"{out} is a file; pictures are written to a folder.")
     _require_same_origin(out, _record(source, stride))
     clips = []
     for stem, path in videos.items():
@@ -65,6 +67,7 @@ def extract_images(clips: list[Clip], workers: int | None = None) -> Outcome[int
     out = clips[0].out
     require_space(out, bytes_needed(clips), f"Pictures of {len(clips)} clips")
     (out / "images").mkdir(parents=True, exist_ok=True)
+    storage.remove_stale_temporaries(out / "images")
     record = json.dumps(_record(clips[0].source, clips[0].stride), indent=2) + "\n"
     storage.write_atomically(out / RECORD, lambda file: file.write(record.encode()))
     return run_jobs(_extract, clips, what="clips", workers=workers)

@@ -57,7 +57,9 @@ def test_what_was_interrupted_goes_on(source: Path, tmp_path: Path, monkeypatch:
     assert _run(source, out, "--stride", "5") == 130
     assert _names(out) == ["one_00000000.jpg", "one_00000001.jpg", "one_00000002.jpg", "two_00000001.jpg"]
     monkeypatch.setattr(image_extraction, "write_image", lambda path, *rest: (written.append(path), write(path, *rest)))
+    (out / "images" / ".two_00000001.jpg.tmp-999999999").write_bytes(b"half")  # of a process that was killed
     assert _run(source, out, "--stride", "5") == 0
+    assert not [path.name for path in (out / "images").iterdir() if path.name.startswith(".")]
     assert [path.name for path in written[4:]] == ["two_00000001.jpg", "two_00000000.jpg"]
     assert _run(source, out, "--stride", "5") == 0 and len(written) == 6
 
@@ -115,6 +117,8 @@ def test_a_dry_run_writes_nothing_and_wrong_input_is_named(
     assert _run(source, tmp_path / "out", "--dry-run") == 0 and not (tmp_path / "out").exists()
     assert _run(source, tmp_path / "out", "--stride", "0") == 2
     assert _run(tmp_path / "absent", tmp_path / "out") == 2
+    assert _run(source, source / "videos" / "one.mp4") == 2
+    assert "one.mp4 is a file" in capsys.readouterr().err
     source.rename(tmp_path / "train")
     (tmp_path / "in").mkdir()
     (tmp_path / "train").rename(tmp_path / "in" / "train")

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ from cosmos_predict2.data import hub as data_hub
 from cosmos_predict2.data import jobs
 from cosmos_predict2.data.hub import download, list_files
 from imaginaire.errors import ConfigError, DataError
+from imaginaire.hub import explained
 from tests.checkpoints.hub_server import Hub, serve
 
 NAME = "robots/arm"
@@ -85,6 +87,16 @@ def test_a_gated_repository_names_its_licence_its_page_and_the_login(hub: Hub, t
     ) as caught:
         download(NAME, tmp_path, patterns=["videos/*"], licence="Arm Licence")
     assert "hf auth login" in str(caught.value) and "(3 of 3 files failed)" in str(caught.value)
+
+
+def test_a_stranger_is_told_that_the_name_may_be_wrong_too() -> None:
+    class Refused(Exception):
+        response = SimpleNamespace(status_code=401)
+
+    said = explained(Refused("401."), NAME, revision=None, licence="Arm Licence", kind="datasets")
+    assert "not on the hub under that name, or it is private or gated" in said
+    assert "accept the Arm Licence on https://huggingface.co/datasets/robots/arm" in said and "hf auth login" in said
+    assert explained(OSError("Broken."), NAME, revision=None, licence="").endswith("OSError: Broken.")
 
 
 def test_an_unknown_repository_folder_or_pattern_is_told(hub: Hub, tmp_path: Path) -> None:
