@@ -179,7 +179,7 @@ class _PyavClip:
                         continue
                     if is_damaged:
                         raise _Unexpected
-                    yield media.rgb_planes(frame, reformatter)
+                    yield media.rgb_planes(frame, reformatter, self._num_threads)
                     before = pending.pop()
                     if not pending or self._is_far(before, pending[-1]):
                         return
@@ -207,7 +207,7 @@ class _PyavClip:
                 continue
             if is_damaged:
                 raise DataError(f"{self._path} is damaged at frame {number}, or at one that it is made from.")
-            yield media.rgb_planes(frame, reformatter)
+            yield media.rgb_planes(frame, reformatter, self._num_threads)
             pending.pop()
             if not pending:
                 return

@@ -186,23 +186,29 @@ def rgb_pixels(frame: Any) -> np.ndarray:
     return np.ascontiguousarray(np.rot90(pixels, turns)) if turns else pixels
 
 
-def rgb_planes(frame: Any, reformatter: Any) -> list[np.ndarray]:
+def rgb_planes(frame: Any, reformatter: Any, num_threads: int = 1) -> list[np.ndarray]:
     """The same pixels as uint8 [H, W] of red, green and blue.
 
     One ``av.video.reformatter.VideoReformatter`` for all frames of a clip saves the tables that each would make anew.
     """
+    options = {**_colours(frame), **_thread_option(num_threads)}
     if frame.format.name in PLANAR_FORMATS and not (frame.height % 2 or frame.width % 2):
-        planes = reformatter.reformat(frame, format="gbrp", **_colours(frame)).planes
+        planes = reformatter.reformat(frame, format="gbrp", **options).planes
         green, blue, red = (
             np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)[: plane.height, : plane.width]
             for plane in planes
         )
         colours = [red, green, blue]
     else:
-        pixels = reformatter.reformat(frame, format="rgb24", **_colours(frame)).to_ndarray()
+        pixels = reformatter.reformat(frame, format="rgb24", **options).to_ndarray()
         colours = [pixels[..., i] for i in range(3)]
     turns = _quarter_turns(frame)
     return [np.rot90(colour, turns) for colour in colours] if turns else colours
+
+
+def _thread_option(num_threads: int) -> dict[str, Any]:
+    """PyAV before 17 converts in the thread that asks for it; since then, unless told, in one thread per core."""
+    return {"threads": num_threads} if int(_av().__version__.split(".")[0]) >= 17 else {}
 
 
 def _colours(frame: Any) -> dict[str, str]:

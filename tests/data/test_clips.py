@@ -6,7 +6,7 @@ import types
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -175,6 +175,26 @@ def test_threads_do_not_change_frames(streams: Callable[[str], tuple[Path, Tenso
     path, every = streams("groups.mp4")
     window = list(range(17, 30))
     assert torch.equal(clips.read_frames(path, window, num_threads=3), every[:, window])
+
+
+@pytest.mark.parametrize("name", ["groups.mp4", "odd_planes.mkv"])
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_so_many_threads_convert_colours_whatever_the_cores(
+    streams: Callable[[str], tuple[Path, Tensor]], name: str, num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from av.video.reformatter import VideoReformatter
+
+    class Counting:
+        asked: ClassVar[list[object]] = []
+
+        def reformat(self, *frame: Any, **options: Any) -> Any:
+            self.asked.append(options.get("threads"))
+            return VideoReformatter().reformat(*frame, **options)
+
+    monkeypatch.setattr(clips, "_reformatter", Counting)
+    path, every = streams(name)
+    assert torch.equal(clips.read_frames(path, [3, 9], num_threads=num_threads), every[:, [3, 9]])
+    assert Counting.asked == [num_threads] * 2
 
 
 def test_packets_of_a_clip_are_listed_once_and_again_when_it_changes(
