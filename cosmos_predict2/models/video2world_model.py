@@ -126,10 +126,11 @@ class Predict2Video2WorldModel(ImaginaireModel):
         except DataError:
             return  # the data set says it
         if found != width:
+            options = "" if width == RELEASED_TEXT_WIDTH else f" --text_encoder bytes --width {width}"
             yield (
                 f"the embeddings in {folder} have width {found}, but the network takes {width}: they are of another"
                 " encoder than the model's. Delete them and encode the captions with the model's (python -m"
-                " scripts.get_t5_embeddings)"
+                f" scripts.get_t5_embeddings{options})"
             )
 
     # --- set-up

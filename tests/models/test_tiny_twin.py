@@ -49,7 +49,7 @@ def test_embeddings_that_the_network_does_not_take_show_before_anything_is_built
     ours = [EXPERIMENT, *SHORT[1:5], *folder, "dataloader_train.dataset.video_size=[48,48]"]
     found = [text for _, text in preflight.problems(compose(CONFIG, ours))]
     assert len(found) == 2 and "but t5 was asked for" in found[0]
-    assert "have width 32, but the network takes 64" in found[1]
+    assert "have width 32, but the network takes 64" in found[1] and "--text_encoder bytes --width 64" in found[1]
 
 
 def test_overrides_of_the_guides_compose() -> None:
