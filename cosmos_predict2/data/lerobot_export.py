@@ -166,7 +166,8 @@ def _write_video(source: LeRobotSource, job: Job, target: Path) -> str:
     info, length = source.info, int(source.episodes.lengths[job.index])
     if info.is_video(job.camera) and info.video_fps(job.camera) == info.fps:
         clip = source.clip(job.index, job.camera)
-        num_frames, _ = probe(clip.path)
+        num_frames, fps = probe(clip.path)
+        source.check_rate(job.camera, clip.path, num_frames, fps)
         first = round(clip.start * info.fps)
         if first + length > num_frames:
             raise DataError(

@@ -200,12 +200,7 @@ class LeRobotSource:
         fps = self.info.video_fps(camera)
         numbers = [round((clip.start + int(k) / self.info.fps) * fps) for k in indices]
         with open_clip(clip.path, decoder=decoder, num_threads=num_threads) as video:
-            # Frames are found by the rate that is stated. Short files may state one that is off by a frame.
-            if abs(video.fps / fps - 1) > 0.02 + 1.5 / video.num_frames:
-                raise DataError(
-                    f"{clip.path} has {video.fps:g} frames per second, but meta/info.json says {fps:g} for '{camera}'"
-                    " (features, info, video.fps; else the data set's fps): its frames would not be those of the table."
-                )
+            self.check_rate(camera, clip.path, video.num_frames, video.fps)
             return video.read(numbers, fit)
 
     def clip(self, i: int, camera: str) -> Clip:
@@ -220,6 +215,15 @@ class LeRobotSource:
         if not clip.path.is_file():
             raise DataError(f"{clip.path} does not exist; the data set's index names it.")
         return clip
+
+    def check_rate(self, camera: str, path: Path, num_frames: int, fps: float) -> None:
+        """Raise if a camera's file has another rate than is stated, by which frames are found in it."""
+        stated = self.info.video_fps(camera)
+        if abs(fps / stated - 1) > 0.02 + 1.5 / num_frames:  # that of a short file may be off by a frame
+            raise DataError(
+                f"{path} has {fps:g} frames per second, but meta/info.json says {stated:g} for '{camera}' (features,"
+                " info, video.fps; else the data set's fps): its frames would not be those of the table."
+            )
 
     def file_of(self, i: int, camera: str) -> Path:
         """The file that holds the pictures of episode i."""

@@ -14,6 +14,7 @@ from cosmos_predict2.data.lerobot import tables
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.lerobot.tables import Tables
 from cosmos_predict2.data.lerobot.writer import write_table
+from cosmos_predict2.data.lerobot_export import export
 from imaginaire.errors import ConfigError, DataError
 from tests.data import sources_lerobot as made
 from tests.data.lerobot.conftest import BY_LEROBOT, MAKERS
@@ -88,6 +89,8 @@ def test_a_video_of_another_rate_than_is_stated_is_an_error(tmp_path: Path) -> N
     info.write_text(json.dumps(stated))
     with pytest.raises(DataError, match=rf"episode_000000\.mp4 has {2 * made.FPS} frames .* says {made.FPS} for"):
         LeRobotSource.open(root).frames(0, FRONT, [0])
+    written = export(root, tmp_path / "out", camera=FRONT, workers=1)
+    assert not written.outcome.results and all("frames per second, but" in fault for fault in written.outcome.faults)
 
 
 def test_an_open_data_set_travels_to_a_worker(data_sets: dict[str, Path]) -> None:
