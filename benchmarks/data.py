@@ -92,6 +92,9 @@ def bare_pyav(path: Path, start: int, num_frames: int) -> Tensor:
     import av
 
     pixels = []
+    # PyAV 17 and later convert with a thread per core unless told otherwise
+    options = {"threads": 1} if int(av.__version__.split(".")[0]) >= 17 else {}
+    convert = av.video.reformatter.VideoReformatter().reformat
     with av.open(str(path)) as container:
         stream = container.streams.video[0]
         stream.thread_type = "NONE"
@@ -99,7 +102,7 @@ def bare_pyav(path: Path, start: int, num_frames: int) -> Tensor:
         container.seek(first, stream=stream)
         for frame in container.decode(stream):
             if frame.pts >= first:
-                pixels.append(frame.to_ndarray(format="rgb24"))
+                pixels.append(convert(frame, format="rgb24", **options).to_ndarray())
             if len(pixels) == num_frames:
                 break
     return torch.from_numpy(np.stack(pixels)).permute(3, 0, 1, 2)

@@ -68,6 +68,7 @@ def setup(run_dir: str | None = None, rank: int = 0) -> None:
         handler.setFormatter(_Formatter(rank, with_place=not isinstance(handler, _Terminal)))
         root.addHandler(handler)
     root.setLevel(level)
+    logging.getLogger("httpx").setLevel("WARNING")  # a line for every request to the hub
     logging.captureWarnings(True)
     for noisy in (
         "botocore",

@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
+import psutil
+
 from imaginaire import object_store
 from imaginaire.errors import CheckpointError
 from imaginaire.object_store import is_s3, raise_if_no_bucket, retry
@@ -113,7 +115,8 @@ def makedirs(path: StrPath) -> None:
         is_file = isinstance(error, NotADirectoryError | FileExistsError)
         why = "a part of this path is a file; a folder was expected" if is_file else error.strerror or str(error)
         raise CheckpointError(
-            f"The folder {os.fspath(path)} cannot be created: {why}. Set IMAGINAIRE_OUTPUT_ROOT to a folder that can."
+            f"The folder {os.fspath(path)} cannot be created: {why}. Give another folder (for a run: set"
+            " IMAGINAIRE_OUTPUT_ROOT)."
         ) from error
 
 
@@ -288,13 +291,13 @@ def remove(path: StrPath) -> None:
 def remove_stale_temporaries(folder: StrPath) -> None:
     """Delete what killed processes left half-written directly in ``folder``: temporary files, unfinished uploads.
 
-    Call it before anything writes there. Unfinished uploads are invisible but paid for.
+    Files of processes that run on this machine are left alone. Unfinished uploads are invisible but paid for.
     """
     if is_remote(folder):
         retry(folder, lambda: _abort_uploads(folder))
         return
     for name in listdir(folder):
-        if (match := _TEMPORARY.match(name)) and int(match[1]) != os.getpid():
+        if (match := _TEMPORARY.match(name)) and not psutil.pid_exists(int(match[1])):
             remove(join(folder, name))
             log.info("removed %s, left by a process that was stopped", join(folder, name))
 
@@ -383,8 +386,8 @@ def _explained_writing(path: StrPath) -> Iterator[None]:
             raise CheckpointError(_disk_full(path, "written")) from error
         if cause is not None and cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise CheckpointError(
-                f"{text}: {cause.strerror}. Change its permissions, or set IMAGINAIRE_OUTPUT_ROOT to a folder "
-                "that you can write."
+                f"{text}: {cause.strerror}. Change its permissions, or give a folder that you can "
+                "write (for a run: set IMAGINAIRE_OUTPUT_ROOT)."
             ) from error
         raise
 
@@ -392,7 +395,8 @@ def _explained_writing(path: StrPath) -> Iterator[None]:
 def _disk_full(path: StrPath, done: str) -> str:
     return (
         f"{os.fspath(path)} was not {done}: the disk or quota is full ({readable_bytes(free_bytes(path) or 0)} free)."
-        " Free space, set checkpoint.keep_last (2, say), or set IMAGINAIRE_OUTPUT_ROOT to another disk."
+        " Free space, or write to another disk (for a run: set IMAGINAIRE_OUTPUT_ROOT, or keep fewer checkpoints with"
+        " checkpoint.keep_last)."
     )
 
 

@@ -126,7 +126,7 @@ def test_local_mistakes_are_one_clear_error(tmp_path: Path) -> None:
         storage.open(tmp_path)
     with pytest.raises(CheckpointError, match="file/below cannot be created: a part of this path is a file; a folder"):
         storage.write_atomically(tmp_path / "file" / "below" / "f", write_bytes(b"x"))
-    with pytest.raises(CheckpointError, match=r"cannot be created: .* Set IMAGINAIRE_OUTPUT_ROOT to a folder that can"):
+    with pytest.raises(CheckpointError, match=r"cannot be created: .* Give another folder .*IMAGINAIRE_OUTPUT_ROOT"):
         storage.makedirs("/proc/no/such/place")
 
 
@@ -156,9 +156,7 @@ def test_full_disk_names_path_and_cure(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(storage, "create", lambda path: FullDisk(original(path)))
     write = write_bytes(bytes(5000)) if writer == "plain" else lambda file: torch.save(torch.zeros(5000), file)
     monkeypatch.setattr(storage, "free_bytes", lambda path: 0)
-    expected = (
-        r"big was not written: the disk or quota is full \(0 bytes free\)\. Free space, set checkpoint\.keep_last"
-    )
+    expected = r"big was not written: the disk or quota is full \(0 bytes free\)\. Free space, .*checkpoint\.keep_last"
     with pytest.raises(CheckpointError, match=expected):
         storage.write_atomically(tmp_path / "big", write)
     assert os.listdir(tmp_path) == []

@@ -98,8 +98,13 @@ class EmbeddingFolder:
         return None
 
     def stems(self) -> list[str]:
-        """All that have an embedding, sorted."""
-        return sorted(embedding_files(self.folder))
+        """All that have an embedding, sorted. Two files for one clip are an error: which one is meant?"""
+        files = embedding_files(self.folder)
+        if double := [paths for paths in files.values() if len(paths) > 1]:
+            first, second = double[0][:2]
+            more = f" ({len(double)} clips have several)" if len(double) > 1 else ""
+            raise DataError(f"{first} and {second.name} are embeddings of one clip{more}. Remove one of them.")
+        return sorted(files)
 
     def read(self, stem: str, num_tokens: int = NUM_TOKENS) -> tuple[Tensor, Tensor]:
         """float32 [num_tokens, width] with zeros behind the prompt, and int64 [num_tokens], 1 where the prompt is."""

@@ -179,9 +179,9 @@ def test_a_kill_between_file_and_record_leaves_no_stale_embedding(
 
 
 def test_leftovers_of_killed_processes_are_removed(tmp_path: Path) -> None:
-    (tmp_path / ".a.pickle.tmp-1").write_bytes(b"half")
+    (tmp_path / ".a.pickle.tmp-999999999").write_bytes(b"half")
     embed_captions(tmp_path, CAPTIONS, Counting())
-    assert not (tmp_path / ".a.pickle.tmp-1").exists()
+    assert not (tmp_path / ".a.pickle.tmp-999999999").exists()
 
 
 @pytest.mark.parametrize("num_shards", [2, 3, 8])
@@ -412,3 +412,10 @@ def test_processes_at_the_same_time_of_which_one_is_killed_end_as_one_run(tmp_pa
     assert embed_captions(folder, captions | {"clip_0000": "another"}, BytesEncoder(64, 64)).written == 1
     embed_captions(tmp_path / "whole", captions | {"clip_0000": "another"}, BytesEncoder(64, 64))
     assert contents(folder) == contents(tmp_path / "whole")
+
+
+def test_two_files_for_one_clip_are_an_error(tmp_path: Path) -> None:
+    embed_captions(tmp_path, {"a": "push", "b": "pull"}, BytesEncoder(8, 16))
+    (tmp_path / "a.pkl").write_bytes((tmp_path / "a.pickle").read_bytes())
+    with pytest.raises(DataError, match=r"a\.pickle and a\.pkl are embeddings of one clip\. Remove one"):
+        EmbeddingFolder(tmp_path).stems()

@@ -64,6 +64,12 @@ def folder(dataset_dir: str, split: str, *, resolution: str) -> Any:
     return from_files(dataset, split)
 
 
+def latents(dataset_dir: str, split: str) -> Any:
+    """The same folder, its clips encoded by scripts.cache_latents."""
+    dataset = L(LatentDataset)(dataset_dir=dataset_dir, num_frames=frames_of_model(24), text_encoder="t5")
+    return from_files(dataset, split)
+
+
 def bridge(split: str) -> Any:
     """Clips of 13 frames with the 12 actions between them."""
     dataset = L(ActionConditionedDataset)(
@@ -120,7 +126,7 @@ def entries(split: str) -> dict[str, Any]:
         "mock_video": mock_video(),
         f"bridge_{split}": bridge(split),
         **{f"libero_{suite}_{split}": libero(suite, split) for suite in LIBERO_SUITES},
-        "latents": from_files(L(LatentDataset)(dataset_dir="???", num_frames=frames_of_model(24)), split),
+        "latents": latents("???", split),
         "folder": folder("???", split, resolution="720"),
         **({"gr1": folder("datasets/benchmark_train/gr1", split, resolution="480")} if split == "train" else {}),
     }
