@@ -9,8 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/check_dataset.py
 
-from cosmos_predict2.data.check_report import as_text, write_json
-from cosmos_predict2.data.dataset_checks import Wanted, check_dataset
+from cosmos_predict2.data.checks.check_report import as_text, write_json
+from cosmos_predict2.data.checks.dataset_checks import Wanted, check_dataset
 from imaginaire import command_line
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/get_t5_embeddings.py
 
-from cosmos_predict2.data.caption_embeddings import (
+from cosmos_predict2.data.preparation.caption_embeddings import (
     Captions,
     captions_of_metas,
     compare_with_clips,

@@ -12,7 +12,7 @@ sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/pr
 
 from cosmos_predict2.data.lerobot.info import VAL_FRACTION
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
-from cosmos_predict2.data.lerobot_export import SPLITS, export, fetch_source
+from cosmos_predict2.data.preparation.lerobot_export import SPLITS, export, fetch_source
 from imaginaire import command_line
 from imaginaire.errors import ConfigError
 

@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 import torch
 
-from cosmos_predict2.data import agibot, jobs
-from cosmos_predict2.data.agibot import Source
-from cosmos_predict2.data.agibot_captions import read_task_info, write_captions
-from cosmos_predict2.data.agibot_windows import Clip, cut_windows, split
+from cosmos_predict2.data import jobs
 from cosmos_predict2.data.media import probe_video, read_video
+from cosmos_predict2.data.preparation import agibot
+from cosmos_predict2.data.preparation.agibot import Source
+from cosmos_predict2.data.preparation.agibot_captions import read_task_info, write_captions
+from cosmos_predict2.data.preparation.agibot_windows import Clip, cut_windows, split
 from imaginaire.errors import ConfigError, DataError
 from scripts import prepare_agibot_fisheye_data as command
 from tests.checkpoints.hub_server import Hub, serve

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from cosmos_predict2.data import media
-from cosmos_predict2.data.check_report import as_text
-from cosmos_predict2.data.dataset_checks import Report
+from cosmos_predict2.data.checks.check_report import as_text
+from cosmos_predict2.data.checks.dataset_checks import Report
 from cosmos_predict2.data.latent_cache import cache_latents
 from cosmos_predict2.text import embedding_pickles
 from cosmos_predict2.text.bytes_encoder import BytesEncoder

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosmos_predict2.data import image_extraction, media
+from cosmos_predict2.data import media
+from cosmos_predict2.data.preparation import image_extraction
 from scripts import extract_images_from_videos as script
 
 

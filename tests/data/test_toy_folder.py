@@ -7,9 +7,9 @@ import numpy
 import pytest
 import torch
 
-from cosmos_predict2.data import toy_folder, toy_forms
 from cosmos_predict2.data.media import read_video
-from cosmos_predict2.data.toy_folder import ToyFolder, write_folder
+from cosmos_predict2.data.preparation import toy_folder, toy_forms
+from cosmos_predict2.data.preparation.toy_folder import ToyFolder, write_folder
 from cosmos_predict2.text import embedding_pickles
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from imaginaire.errors import ConfigError, DataError

@@ -9,12 +9,12 @@ import numpy
 import pytest
 import torch
 
-from cosmos_predict2.data import toy_folder
 from cosmos_predict2.data.action_conditioned.actions import integrate
 from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditionedDataset
+from cosmos_predict2.data.preparation import toy_folder
+from cosmos_predict2.data.preparation.toy_folder import ToyFolder, write_folder
+from cosmos_predict2.data.preparation.toy_forms import METRES_PER_PIXEL
 from cosmos_predict2.data.toy import ToyWorldStates, ToyWorldVideos
-from cosmos_predict2.data.toy_folder import ToyFolder, write_folder
-from cosmos_predict2.data.toy_forms import METRES_PER_PIXEL
 from cosmos_predict2.data.toy_states import read_states
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from imaginaire.errors import ConfigError, DataError

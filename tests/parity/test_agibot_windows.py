@@ -3,7 +3,7 @@
 
 import pytest
 
-from cosmos_predict2.data.agibot_windows import Clip, cut_windows, window_file_name
+from cosmos_predict2.data.preparation.agibot_windows import Clip, cut_windows, window_file_name
 from tests.goldens import Value
 
 AREA = "training"

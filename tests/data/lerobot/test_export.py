@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cosmos_predict2.data.lerobot_export and scripts.prepare_lerobot_data: fetched, and written as captioned clips."""
+"""The export of LeRobot data sets, and scripts.prepare_lerobot_data: fetched, and written as captioned clips."""
 
 import json
 import shutil
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_predict2.data import lerobot_export
-from cosmos_predict2.data.lerobot_export import export, fetch_source
 from cosmos_predict2.data.media import read_video
-from cosmos_predict2.data.video_cuts import copy_cut
+from cosmos_predict2.data.preparation import lerobot_export
+from cosmos_predict2.data.preparation.lerobot_export import export, fetch_source
+from cosmos_predict2.data.preparation.video_cuts import copy_cut
 from imaginaire.errors import ConfigError, DataError
 from scripts import prepare_lerobot_data
 from tests.checkpoints.hub_server import Hub, serve

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import attrs
 
-from cosmos_predict2.data import dataset_forms as forms
 from cosmos_predict2.data import latent_cache
-from cosmos_predict2.data.bridge_checks import RecordingJob, check_recording
-from cosmos_predict2.data.clip_checks import ClipFacts, ClipJob, Fault, check_clip
+from cosmos_predict2.data.checks import dataset_forms as forms
+from cosmos_predict2.data.checks.bridge_checks import RecordingJob, check_recording
+from cosmos_predict2.data.checks.clip_checks import ClipFacts, ClipJob, Fault, check_clip
 from cosmos_predict2.data.jobs import run_jobs
 from cosmos_predict2.data.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from cosmos_predict2.data.media_files import files_by_stem

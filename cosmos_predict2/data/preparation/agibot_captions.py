@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cosmos_predict2.data.agibot import Source
-from cosmos_predict2.data.agibot_windows import SPLITS, Clip
+from cosmos_predict2.data.preparation.agibot import Source
+from cosmos_predict2.data.preparation.agibot_windows import SPLITS, Clip
 from imaginaire import storage
 from imaginaire.errors import DataError
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from cosmos_predict2.data import hub
 from cosmos_predict2.data.jobs import require_space
+from cosmos_predict2.data.preparation import hub
 from imaginaire import storage
 from imaginaire.errors import DataError
 

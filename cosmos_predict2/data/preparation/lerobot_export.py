@@ -18,13 +18,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from cosmos_predict2.data import hub
 from cosmos_predict2.data.clips import probe
 from cosmos_predict2.data.jobs import Outcome, require_space, run_jobs
 from cosmos_predict2.data.lerobot.info import VAL_FRACTION, Info, choose_episodes, read_info
 from cosmos_predict2.data.lerobot.reader import LeRobotSource, choose_camera
 from cosmos_predict2.data.media import check_writable, write_video
-from cosmos_predict2.data.video_cuts import copy_cut
+from cosmos_predict2.data.preparation import hub
+from cosmos_predict2.data.preparation.video_cuts import copy_cut
 from imaginaire import storage
 from imaginaire.errors import ConfigError, DataError
 

@@ -20,9 +20,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from cosmos_predict2.data import hub
 from cosmos_predict2.data.jobs import num_cores, require_space, run_jobs
-from cosmos_predict2.data.tar_safety import extract_checked, member_files
+from cosmos_predict2.data.preparation import hub
+from cosmos_predict2.data.preparation.tar_safety import extract_checked, member_files
 from imaginaire import storage
 from imaginaire.errors import ConfigError, DataError, near
 

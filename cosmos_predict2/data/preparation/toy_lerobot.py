@@ -20,7 +20,7 @@ from cosmos_predict2.toy_world.episodes import Episodes
 from cosmos_predict2.toy_world.scene import COLUMNS
 
 if TYPE_CHECKING:
-    from cosmos_predict2.data.toy_folder import ToyFolder
+    from cosmos_predict2.data.preparation.toy_folder import ToyFolder
 
 ENTRIES = ("data", "meta", "videos", "t5_xxl")
 CAMERA = "observation.images.front"

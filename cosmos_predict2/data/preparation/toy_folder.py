@@ -23,7 +23,7 @@ import attrs
 from tqdm import tqdm
 
 from cosmos_predict2.data.media import check_writable
-from cosmos_predict2.data.toy_forms import FORMS, layout_of, name_of, readable_json, write_text
+from cosmos_predict2.data.preparation.toy_forms import FORMS, layout_of, name_of, readable_json, write_text
 from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
 from cosmos_predict2.toy_world.scene import COLUMNS, STATE_SIZE
 from imaginaire import storage
@@ -180,7 +180,7 @@ def _readme(settings: ToyFolder, record: dict[str, Any]) -> str:
 frames per second: {counts["train"]} for training, {counts["val"]} for validation. {counts["success"]} of them end with
 the task done; there are {counts["distinct_captions"]} different captions. Made by
 
-    {record["command"] or "cosmos_predict2.data.toy_folder.write_folder"}
+    {record["command"] or "cosmos_predict2.data.preparation.toy_folder.write_folder"}
 
 {layout_of(settings.form)}
 `dataset.json` has all settings; the same settings make the same episodes.

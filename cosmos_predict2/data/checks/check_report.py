@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cosmos_predict2.data.clip_checks import ClipFacts
-from cosmos_predict2.data.dataset_checks import Report
+from cosmos_predict2.data.checks.clip_checks import ClipFacts
+from cosmos_predict2.data.checks.dataset_checks import Report
 from imaginaire import storage
 
 MOST_FAULTS = 50

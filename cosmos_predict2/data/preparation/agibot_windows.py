@@ -18,8 +18,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cosmos_predict2.data.agibot import Source, require_camera
 from cosmos_predict2.data.jobs import Outcome, require_space, run_jobs
+from cosmos_predict2.data.preparation.agibot import Source, require_camera
 from imaginaire import storage
 from imaginaire.errors import CheckpointError, ConfigError, DataError, near
 

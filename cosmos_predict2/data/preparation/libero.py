@@ -23,7 +23,6 @@ from typing import Any
 import numpy
 import torch
 
-from cosmos_predict2.data import hub
 from cosmos_predict2.data.action_conditioned.actions import controller, relative_pose
 from cosmos_predict2.data.action_conditioned.libero_files import (
     FPS,
@@ -41,6 +40,7 @@ from cosmos_predict2.data.action_conditioned.libero_files import (
 from cosmos_predict2.data.action_conditioned.statistics import dataset_statistics
 from cosmos_predict2.data.jobs import Outcome, require_space, run_jobs
 from cosmos_predict2.data.media import write_video
+from cosmos_predict2.data.preparation import hub
 from imaginaire import storage
 from imaginaire.errors import ConfigError, DataError, near
 

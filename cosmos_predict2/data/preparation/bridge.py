@@ -14,10 +14,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-from cosmos_predict2.data import http_files
 from cosmos_predict2.data.action_conditioned.recordings import annotation_files, read_recording
 from cosmos_predict2.data.jobs import require_space, run_jobs
-from cosmos_predict2.data.tar_safety import extract_checked
+from cosmos_predict2.data.preparation import http_files
+from cosmos_predict2.data.preparation.tar_safety import extract_checked
 from imaginaire import storage
 from imaginaire.errors import DataError
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import torch
 
-from cosmos_predict2.data import toy_lerobot
 from cosmos_predict2.data.media import write_video
+from cosmos_predict2.data.preparation import toy_lerobot
 from cosmos_predict2.data.toy_states import path_of, write_states
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embedding_folder import embed_captions
@@ -21,7 +21,7 @@ from cosmos_predict2.toy_world.scene import BOX_X, CLOSED, COLUMNS, GRIPPER, HEL
 from imaginaire import storage
 
 if TYPE_CHECKING:
-    from cosmos_predict2.data.toy_folder import ToyFolder
+    from cosmos_predict2.data.preparation.toy_folder import ToyFolder
 
 _TABLES = ("actions", "states", "state", "action", "toy_actions", "toy_states")  # one row a line
 

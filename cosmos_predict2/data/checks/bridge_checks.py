@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 
 from cosmos_predict2.data.action_conditioned.recordings import read_annotation, read_recording
-from cosmos_predict2.data.clip_checks import ClipFacts, ClipJob, Fault, check_clip
+from cosmos_predict2.data.checks.clip_checks import ClipFacts, ClipJob, Fault, check_clip
 from imaginaire.errors import DataError
 
 
