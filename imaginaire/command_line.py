@@ -69,5 +69,5 @@ def main(
         print(f"error: {fault}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted: start it again and it goes on where it stopped", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         return 130

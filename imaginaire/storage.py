@@ -297,9 +297,17 @@ def remove_stale_temporaries(folder: StrPath) -> None:
         retry(folder, lambda: _abort_uploads(folder))
         return
     for name in listdir(folder):
-        if (match := _TEMPORARY.match(name)) and not psutil.pid_exists(int(match[1])):
+        if (match := _TEMPORARY.match(name)) and not _is_running(int(match[1])):
             remove(join(folder, name))
             log.info("removed %s, left by a process that was stopped", join(folder, name))
+
+
+def _is_running(pid: int) -> bool:
+    """Whether there is such a process here that may still write; one that was killed and not yet collected cannot."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _temporary_name(target: str) -> str:

@@ -97,7 +97,7 @@ def run_with(args: argparse.Namespace, find: Callable[[Path], Captions], *, has_
     counts = embed_dataset(
         dataset,
         captions,
-        lambda: make_encoder(args),
+        make_encoder(args) if args.text_encoder == "bytes" else lambda: make_encoder(args),
         kind=args.text_encoder,
         form=args.form,
         shard=args.shard,

@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a rest of up to so many seconds is not divided",
     )  # fmt: skip
     add("--workers", type=int, help="processes (default: one a core; 0: only this one)")
-    add("--dry-run", action="store_true", help="say what would be fetched, deleted or cut, and do nothing")
+    add("--dry-run", "--dry_run", action="store_true", help="say what would be fetched, deleted or cut, and do nothing")
     return parser
 
 

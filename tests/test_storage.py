@@ -102,8 +102,10 @@ def test_a_killed_writer_leaves_the_old_file_and_a_temporary_that_is_cleaned(tmp
     assert temporary == f".f.tmp-{child.pid}"
     (tmp_path / f".g.tmp-{os.getpid()}").write_bytes(b"ours, still being written")
     (tmp_path / ".hidden").write_bytes(b"not ours")
+    (tmp_path / f".h.tmp-{os.getppid()}").write_bytes(b"of another process that is at work")
     storage.remove_stale_temporaries(tmp_path)
-    assert sorted(os.listdir(tmp_path)) == [f".g.tmp-{os.getpid()}", ".hidden", "f"]
+    kept = [f".g.tmp-{os.getpid()}", f".h.tmp-{os.getppid()}", ".hidden", "f"]
+    assert sorted(os.listdir(tmp_path)) == sorted(kept)
 
 
 def test_remove_takes_files_folders_and_absent_paths(tmp_path: Path) -> None:

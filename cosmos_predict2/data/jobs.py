@@ -4,8 +4,9 @@
 import logging
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,8 +48,11 @@ def run_jobs(
     *,
     what: str,
     workers: int | None = None,
+    in_threads: bool = False,
 ) -> Outcome[Result]:
     """Apply a function of a module to every item, in ``workers`` processes (default: one a core; 0: in this one).
+
+    ``in_threads`` is for functions that wait for others to work: no processes are started for them.
 
     An item that raises one of our errors, or that the disk refuses, becomes a fault, and the others go on; any other
     exception is a bug and ends the work with its own traceback.
@@ -57,7 +61,7 @@ def run_jobs(
     done: dict[int, Result] = {}
     faults: dict[int, str] = {}
     with tqdm(total=len(items), desc=what, disable=None) as bar:
-        for index, result in _finished(function, items, workers):
+        for index, result in _finished(function, items, workers, in_threads):
             if isinstance(result, UserError):
                 faults[index] = str(result)
             else:
@@ -95,14 +99,13 @@ def read_caption(path: Path) -> str:
 
 
 def _finished(
-    function: Callable[[Item], Result], items: Sequence[Item], workers: int
+    function: Callable[[Item], Result], items: Sequence[Item], workers: int, in_threads: bool
 ) -> Iterator[tuple[int, Result | UserError]]:
     if workers <= 1:
         for index, item in enumerate(items):
             yield index, _tried(function, item)
         return
-    # spawn: forked children of a process with running threads may hang
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with _pool(workers, in_threads) as pool:
         running: dict[Future[Result | UserError], int] = {}
         todo = iter(enumerate(items))
         try:
@@ -120,6 +123,18 @@ def _finished(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _pool(workers: int, in_threads: bool) -> Executor:
+    if in_threads:
+        return ThreadPoolExecutor(workers)
+    # spawn: forked children of a process with running threads may hang
+    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_leave_interrupts)
+
+
+def _leave_interrupts() -> None:
+    """Ctrl-C reaches the children too, but is for the parent to answer."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _tried(function: Callable[[Item], Result], item: Item) -> Result | UserError:

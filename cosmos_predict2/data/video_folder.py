@@ -23,6 +23,7 @@ from cosmos_predict2.data.media import VIDEO_SUFFIXES
 from cosmos_predict2.data.packed_strings import PackedStrings
 from cosmos_predict2.data.windows import FrameRule
 from cosmos_predict2.text.embedding_folder import FOLDER_NAMES, EmbeddingFolder, find_embedding_dir
+from cosmos_predict2.text.embedding_record import caption_hash
 from imaginaire import storage
 from imaginaire.errors import DataError
 from imaginaire.object_store import StrPath
@@ -63,6 +64,8 @@ class VideoFolder:
         self.stems = PackedStrings(stems)
         self._files = PackedStrings([files[stem] for stem in stems])
         self._metas = captions_of(self.dataset_dir, stems)
+        _tell_changed(self.embeddings, self._metas, stems)
+        log.info("%s: %d clips", self.dataset_dir, len(stems))
 
     def __len__(self) -> int:
         return len(self.stems)
@@ -88,6 +91,8 @@ def existing_folder(dataset_dir: StrPath, content: str) -> Path:
     folder = Path(os.fspath(dataset_dir).removeprefix("file://"))
     if (folder / content).is_dir():
         return folder
+    if folder.is_file():
+        raise DataError(f"{folder} is a file; give the data set's folder, which has {content}/ in it.")
     if not folder.is_dir():
         above = next(parent for parent in folder.absolute().parents if parent.is_dir())
         raise DataError(f"There is no folder {folder}. {above} has: {_listed(sorted(os.listdir(above))) or 'nothing'}.")
@@ -106,6 +111,7 @@ def open_embeddings(dataset_dir: Path, text_encoder: str | None) -> EmbeddingFol
         raise DataError(
             f"{dataset_dir} has no text embeddings ({' or '.join(FOLDER_NAMES)}). Write them:"
             f" python -m scripts.get_t5_embeddings --dataset_path {dataset_dir}"
+            + (f" --text_encoder {text_encoder}" if text_encoder in ("t5", "bytes") else "")
         )
     return opened_embeddings(folder, text_encoder)
 
@@ -167,6 +173,28 @@ def captions_of(dataset_dir: Path, stems: Sequence[str]) -> Path | None:
         log.info("%d of %d have no caption in %s: samples go without ai_caption", len(missing), len(stems), metas)
         return None
     return metas
+
+
+def _tell_changed(embeddings: EmbeddingFolder, metas: Path | None, stems: Sequence[str]) -> None:
+    """Warn of captions that are not those that were encoded."""
+    record = embeddings.record()
+    if record is None or metas is None:
+        return
+    changed = []
+    for stem in stems:
+        with suppress(DataError):  # an unreadable caption is told when it is wanted
+            encoded = record.captions.get(stem)
+            if encoded is not None and encoded != caption_hash(read_caption(metas / f"{stem}.txt")):
+                changed.append(stem)
+    if changed:
+        log.warning(
+            "%d captions in %s changed since they were encoded (%s): training uses the old ones. Encode them again:"
+            " python -m scripts.get_t5_embeddings --dataset_path %s",
+            len(changed),
+            metas,
+            _listed(changed),
+            metas.parent,
+        )
 
 
 def read_embedding(embeddings: EmbeddingFolder, stem: str, num_tokens: int) -> tuple[Tensor, Tensor, str]:

@@ -42,6 +42,7 @@ from imaginaire.parallel import ParallelDims, current_dims, shard_blocks
 log = logging.getLogger(__name__)
 
 RELEASED_TEXT_WIDTH = 1024  # of T5-11B; the network's own default
+RELEASED_LATENT_SIDE = 240  # max_img_h and max_img_w; likewise
 LORA_TARGETS = "q_proj,k_proj,v_proj,output_proj,mlp.layer1,mlp.layer2"
 
 
@@ -118,6 +119,10 @@ class Predict2Video2WorldModel(ImaginaireModel):
         have, wanted = data.get("num_frames"), pixel_frames(pipe["state_t"])
         if isinstance(have, int) and "state_t" not in data and have < wanted:
             yield f"num_frames={have}, but the model takes {wanted} (state_t={pipe['state_t']}): set it to {wanted}"
+        sides = [8 * (pipe["net"].get(name) or RELEASED_LATENT_SIDE) for name in ("max_img_h", "max_img_w")]
+        size = list(data.get("video_size") or ())
+        if any(isinstance(side, int) and side > most for side, most in zip(size, sides)):
+            yield f"video_size={size} is beyond the positions that the network knows: at most {sides}"
         folder = find_embedding_dir(Path(str(data["dataset_dir"]))) if data.get("dataset_dir") else None
         net = pipe["net"]
         width = net.get("crossattn_proj_in_channels") or net.get("crossattn_emb_channels") or RELEASED_TEXT_WIDTH

@@ -194,6 +194,8 @@ def embed_captions(
     record = plan.record
     if record is not None and kind is not None and not is_encoder(record.encoder, kind):
         raise _mixed(folder, record, kind)
+    if record is not None and isinstance(encoder, TextEncoder) and record.encoder != encoder.name:
+        raise _mixed(folder, record, encoder.name)
     if record is None and plan.files and not adopt:
         if plan.todo:
             raise DataError(

@@ -49,6 +49,13 @@ def test_a_saved_loader_is_read_back(name: str, tmp_path: Path) -> None:
     assert to_yaml(compose(str(tmp_path / "config.yaml"))) == (tmp_path / "config.yaml").read_text()
 
 
+def test_a_users_clips_have_the_size_of_the_model() -> None:
+    for name, size in (("2b_480p_10fps", [432, 768]), ("14b_720p_16fps", [704, 1280]), ("tiny", [48, 80])):
+        config = composed("train", "folder", f"model=predict2_video2world_fsdp_{name}")
+        assert list(config.dataloader_train.dataset.video_size) == size
+    assert list(composed("train", "folder").dataloader_train.dataset.video_size) == [704, 1280]
+
+
 def test_clips_are_as_long_as_the_model() -> None:
     assert composed("train", "gr1").dataloader_train.dataset.num_frames == 93
     for name, frames in (("2b_480p_10fps", 61), ("tiny", 13)):

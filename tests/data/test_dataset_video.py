@@ -328,3 +328,23 @@ def test_what_is_known_of_all_embeddings_is_read_before_workers_start(
     for name in ("read_record", "embedding_files"):
         monkeypatch.setattr(embedding_folder, name, fail)
     assert dataset[0]["t5_text_embeddings"].shape[1] == 24
+
+
+def test_a_changed_caption_is_told_when_training_opens_the_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    video_folder(tmp_path, {"a": 5, "b": 5})
+    shutil.rmtree(tmp_path / "t5_xxl")
+    captions = {stem: (tmp_path / "metas" / f"{stem}.txt").read_text().strip() for stem in "ab"}
+    embed_captions(tmp_path / "t5_xxl", captions, BytesEncoder(8, 16))
+    Dataset(str(tmp_path), 5, (32, 48))
+    assert "changed" not in caplog.text
+    (tmp_path / "metas" / "b.txt").write_text("something else")
+    Dataset(str(tmp_path), 5, (32, 48))
+    assert "1 captions in" in caplog.text and "(b)" in caplog.text
+
+
+def test_a_file_in_place_of_the_folder_is_told(tmp_path: Path) -> None:
+    video_folder(tmp_path, {"a": 5})
+    with pytest.raises(DataError, match=r"a\.mp4 is a file; give the data set's folder"):
+        Dataset(str(tmp_path / "videos/a.mp4"), 5, (32, 48))

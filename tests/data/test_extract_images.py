@@ -9,6 +9,7 @@ import torch
 from cosmos_predict2.data import media
 from cosmos_predict2.data.preparation import image_extraction
 from scripts import extract_images_from_videos as script
+from tests.data.video_files import remux
 
 
 def _clip(path: Path, num_frames: int) -> None:
@@ -128,3 +129,18 @@ def test_a_dry_run_writes_nothing_and_wrong_input_is_named(
     monkeypatch.setattr("imaginaire.storage.free_bytes", lambda path: 10)
     assert _run(tmp_path / "in" / "train", tmp_path / "out") == 2
     assert "Make room" in capsys.readouterr().err
+
+
+def test_a_clip_that_ends_early_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    whole, path = tmp_path / "whole.mp4", tmp_path / "in" / "videos" / "short.mp4"
+    path.parent.mkdir(parents=True)
+    video = torch.randint(0, 256, (3, 24, 48, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    media.write_video(tmp_path / "noise.mp4", video, 10)
+    # its index comes first, so that a part of it can be read
+    remux(tmp_path / "noise.mp4", whole, options={"movflags": "faststart"})
+    path.write_bytes(whole.read_bytes()[: int(0.6 * whole.stat().st_size)])
+    assert _run(tmp_path / "in", tmp_path / "out", "--stride", "2") == 1
+    assert "short.mp4" in caplog.text + capsys.readouterr().err
+    assert not list((tmp_path / "out").rglob("*.jpg"))

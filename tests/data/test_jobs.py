@@ -56,3 +56,8 @@ def test_a_full_disk_shows_before_the_work(tmp_path: Path) -> None:
     require_space(tmp_path / "absent" / "folder", 10, "nothing")
     with pytest.raises(DataError, match="Make room"):
         require_space(tmp_path, 2**70, "everything")
+
+
+def test_commands_are_waited_for_in_threads() -> None:
+    outcome = run_jobs(_square, [4, 3, 2, 1], what="numbers", workers=3, in_threads=True)
+    assert (outcome.results, outcome.faults) == ([16, 4, 1], ["three is broken"])

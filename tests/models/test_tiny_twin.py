@@ -48,6 +48,8 @@ def test_embeddings_that_the_network_does_not_take_show_before_anything_is_built
     folder = ["dataloader_train=folder", f"dataloader_train.dataset.dataset_dir={tmp_path}"]
     ours = [EXPERIMENT, *SHORT[1:5], *folder, "dataloader_train.dataset.video_size=[48,48]"]
     found = [text for _, text in preflight.problems(compose(CONFIG, ours))]
+    large = compose(CONFIG, [*ours[:-1], "dataloader_train.dataset.video_size=[48,144]"])
+    assert any("video_size=[48, 144] is beyond" in text for _, text in preflight.problems(large))
     assert len(found) == 2 and "but t5 was asked for" in found[0]
     assert "have width 32, but the network takes 64" in found[1] and "--text_encoder bytes --width 64" in found[1]
 

@@ -419,3 +419,9 @@ def test_two_files_for_one_clip_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.pkl").write_bytes((tmp_path / "a.pickle").read_bytes())
     with pytest.raises(DataError, match=r"a\.pickle and a\.pkl are embeddings of one clip\. Remove one"):
         EmbeddingFolder(tmp_path).stems()
+
+
+def test_an_encoder_of_another_size_is_refused_even_where_nothing_is_missing(tmp_path: Path) -> None:
+    embed_captions(tmp_path, {"a": "push"}, BytesEncoder(8, 16))
+    with pytest.raises(DataError, match="bytes-v1-8x16"):
+        embed_captions(tmp_path, {"a": "push"}, BytesEncoder(8, 32))

@@ -363,7 +363,9 @@ def test_what_is_no_model_or_no_loader_is_said_with_its_cure(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="model: WithoutStep does not define training_step"):
         train(tmp_path, ["model._target_=tests.trainer.test_trainer.WithoutStep"])
     with pytest.raises(ConfigError, match=r"dataloader_train builds the data set Waves, not a loader"):
-        gone = [f"~dataloader_train.{name}" for name in ("batch_size", "num_workers", "shuffle", "pin_memory")]
+        gone = [
+            f"~dataloader_train.{name}" for name in ("batch_size", "num_workers", "shuffle", "pin_memory", "timeout")
+        ]
         gone += ["~dataloader_train.prefetch_factor", "~dataloader_train.collate_fn", "~dataloader_train.dataset"]
         train(tmp_path, ["dataloader_train._target_=examples.minimal.data.Waves", *gone])
     with pytest.raises(ConfigError, match=r"dataloader_train.dataset: .*Unreadable could not be built: FileNot"):

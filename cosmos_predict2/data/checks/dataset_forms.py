@@ -22,18 +22,20 @@ _KNOWN = """\
 
 def form_of(folder: Path) -> str:
     """ "video", "multiview", "image", "latents", "bridge", or "splits" for a folder of such folders."""
+    if folder.is_file():
+        raise DataError(f"{folder} is a file; give the data set's folder.")
     if not folder.is_dir():
         names = [path.name for path in folder.parent.iterdir()] if folder.parent.is_dir() else []
         raise DataError(f"There is no folder {folder}.{near(folder.name, names)}")
+    if (folder / "meta" / "info.json").is_file():
+        raise DataError(
+            f"{folder} is a LeRobot data set: python -m scripts.prepare_lerobot_data makes a folder of clips of it,"
+            " which can be checked."
+        )
     form = _form(folder)
     if form is None and any(_form(folder / name) for name in SPLITS):
         return "splits"
     if form is None:
-        if (folder / "meta" / "info.json").is_file():
-            raise DataError(
-                f"{folder} is a LeRobot data set: python -m scripts.prepare_lerobot_data makes a folder of clips of it,"
-                " which can be checked."
-            )
         found = ", ".join(sorted(path.name for path in folder.iterdir())[:10]) or "nothing"
         raise DataError(f"{folder} has none of the forms that are known here:\n{_KNOWN}\nIt holds {found}.")
     return form

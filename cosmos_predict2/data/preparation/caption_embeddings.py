@@ -130,7 +130,7 @@ def compare_with_clips(dataset: Path, captions: Captions) -> None:
 def embed_dataset(
     dataset: Path,
     captions: Captions,
-    encoder: Callable[[], TextEncoder],
+    encoder: TextEncoder | Callable[[], TextEncoder],
     *,
     kind: str,
     form: str = "pickle",

@@ -80,7 +80,7 @@ def plan(
 
 def caption_clips(jobs: list[CaptionJob], workers: int = 1) -> Outcome[str]:
     """Run the command for each clip and write its caption."""
-    return run_jobs(_caption, jobs, what="captions", workers=0 if workers <= 1 else workers)
+    return run_jobs(_caption, jobs, what="captions", workers=workers, in_threads=True)
 
 
 def _has_text(path: Path) -> bool:

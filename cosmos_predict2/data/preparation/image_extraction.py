@@ -9,6 +9,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from cosmos_predict2.data import clips
 from cosmos_predict2.data.jobs import Outcome, require_space, run_jobs
 from cosmos_predict2.data.media import VIDEO_SUFFIXES, iterate_frames, probe_video, write_image
 from cosmos_predict2.data.media_files import require_files
@@ -97,6 +98,9 @@ def _extract(clip: Clip) -> int:
             else:
                 write_image(clip.picture(number), picture)
             num_written = number + 1
+        expected = -(-clips.probe(clip.path)[0] // clip.stride)
+        if num_written < expected:
+            raise DataError(f"{clip.path} is cut off: {num_written} of {expected} pictures could be taken from it.")
     except DataError:
         for number in range(num_written + 1):  # pictures of half a clip would pass for those of a whole one
             clip.picture(number).unlink(missing_ok=True)

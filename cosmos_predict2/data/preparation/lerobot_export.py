@@ -112,6 +112,8 @@ def export(
     ]
     if not jobs:
         raise DataError(f"{root} has no episode for {' and '.join(splits)} with val_fraction={val_fraction}.")
+    if annotation is not None:
+        source.caption(jobs[0].index, annotation=annotation)  # an unknown one is an error before anything is written
     settings = {"camera": key, "splits": list(splits), "val_fraction": val_fraction, "annotation": annotation}
     record: dict[str, Any] = {
         "format": FORMAT,

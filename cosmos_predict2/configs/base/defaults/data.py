@@ -7,7 +7,7 @@ Clips are as long as the model that is chosen beside them, unless their ``num_fr
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
+from omegaconf import ListConfig, OmegaConf
 
 from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditionedDataset
 from cosmos_predict2.data.action_conditioned.dataset_libero import LiberoDataset
@@ -25,6 +25,8 @@ BRIDGE = "datasets/bridge"
 
 if not OmegaConf.has_resolver("pixel_frames"):
     OmegaConf.register_new_resolver("pixel_frames", pixel_frames)
+if not OmegaConf.has_resolver("video_size"):
+    OmegaConf.register_new_resolver("video_size", lambda resolution: ListConfig(list(size_of(str(resolution), "16:9"))))
 
 
 def frames_of_model(otherwise: int) -> str:
@@ -53,12 +55,17 @@ def from_files(dataset: Any, split: str, *, num_workers: int = 8) -> Any:
     )
 
 
-def folder(dataset_dir: str, split: str, *, resolution: str) -> Any:
-    """A folder of clips with embeddings by T5, for a Video2World model."""
+def size_of_model() -> str:
+    """The model's resolution at 16:9, as (height, width); that of 720 where there is no model."""
+    return "${video_size:${oc.select:model.config.pipe_config.resolution,720}}"
+
+
+def folder(dataset_dir: str, split: str, *, video_size: Any = None) -> Any:
+    """A folder of clips with embeddings by T5, for a Video2World model; of its size if none is given."""
     dataset = L(Dataset)(
         dataset_dir=dataset_dir,
         num_frames=frames_of_model(24),
-        video_size=list(size_of(resolution, "16:9")),
+        video_size=video_size or size_of_model(),
         text_encoder="t5",
     )
     return from_files(dataset, split)
@@ -127,8 +134,8 @@ def entries(split: str) -> dict[str, Any]:
         f"bridge_{split}": bridge(split),
         **{f"libero_{suite}_{split}": libero(suite, split) for suite in LIBERO_SUITES},
         "latents": latents("???", split),
-        "folder": folder("???", split, resolution="720"),
-        **({"gr1": folder("datasets/benchmark_train/gr1", split, resolution="480")} if split == "train" else {}),
+        "folder": folder("???", split),
+        **({"gr1": folder("datasets/benchmark_train/gr1", split, video_size=[432, 768])} if split == "train" else {}),
     }
 
 
