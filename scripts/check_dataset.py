@@ -33,7 +33,8 @@ def _parser() -> command_line.Parser:
     add("folder", metavar="DIR", help="the data set, or a folder of its train/ and val/")
     add("--num_frames", type=int, help="frames that training takes; a shorter clip is a fault")
     add("--video_size", type=int, nargs=2, metavar=("H", "W"), help="size that training takes; other shapes are noted")
-    add("--fps", type=float, help="the rate that clips should have (default: that of most of them)")
+    add("--fps", type=float, help="the rate that clips should have (default: the most frequent one)")
+    add("--any_fps", action="store_true", help="clips may differ in rate, as training with dataset.fps=RATE allows")
     add("--text_encoder", metavar="NAME", help="the encoder that the embeddings should be of: t5, bytes, ...")
     add("--no_embeddings", action="store_true", help="embeddings may be missing")
     add(
@@ -51,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
         num_frames=args.num_frames,
         video_size=tuple(args.video_size) if args.video_size else None,
         fps=args.fps,
+        any_fps=args.any_fps,
         text_encoder=args.text_encoder,
         needs_embeddings=not args.no_embeddings,
         is_fast=args.fast,

@@ -246,6 +246,7 @@ def test_what_is_asked_for_is_held_against_the_clips(folder: Path) -> None:
     ]
     code, record = check(folder, "--fps", "16")
     assert code == 1 and [fault["kind"] for fault in record["faults"]] == ["mixed_fps"] * 4
+    assert check(folder, "--fps", "16", "--any_fps")[0] == 0
     code, record = check(folder, "--text_encoder", "t5")
     assert code == 1 and [fault["file"] for fault in record["faults"]] == [str(folder / "t5_xxl")]
     assert [fault["kind"] for fault in record["faults"]] == ["wrong_encoder"]

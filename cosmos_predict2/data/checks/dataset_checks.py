@@ -38,6 +38,7 @@ class Wanted:
     num_frames: int | None = None
     video_size: tuple[int, int] | None = None  # height, width
     fps: float | None = None
+    any_fps: bool = False  # clips may differ in their rate, as where training brings them all to one
     text_encoder: str | None = None
     needs_embeddings: bool = True
     is_fast: bool = False
@@ -338,13 +339,14 @@ def _compare_splits(report: Report) -> None:
 
 def _compare_rates(report: Report, wanted: Wanted) -> None:
     have = [facts for facts in report.clips if facts.fps > 0]
-    if not have:
+    if not have or wanted.any_fps:
         return
     usual = wanted.fps or Counter(round(facts.fps, 3) for facts in have).most_common(1)[0][0]
-    whose = "are asked for" if wanted.fps else "most others have"
+    whose = "are asked for" if wanted.fps else "is the most frequent rate"
     for facts in have:
         if abs(facts.fps - usual) > _SAME_RATE * usual:
-            message = f"{facts.path} has {facts.fps:g} frames per second, {usual:g} {whose}."
+            message = f"{facts.path} has {facts.fps:g} frames per second, {usual:g} {whose}. Encode it at"
+            message += " one rate with the others, or train with dataset.fps=RATE and check with --any_fps."
             report.fault(facts.path, "mixed_fps", message)
 
 
