@@ -308,22 +308,21 @@ def _filled(pictures: Iterator[Planes], places: dict[int, list[int]], fit: Fit |
     memory twice, and longer than much of the decoding.
     """
     num_places = sum(map(len, places.values()))
-    result: Tensor | None = None
+    target: np.ndarray | None = None
     for (number, where), planes in zip(places.items(), pictures, strict=True):
         if fit is not None:
             planes = list(fit(torch.from_numpy(np.stack(planes))[:, None])[:, 0].numpy())
         height, width = planes[0].shape
-        if result is None:
-            result = torch.empty(3, num_places, height, width, dtype=torch.uint8)
-            target = result.numpy()
+        if target is None:  # NumPy asks for large pages, torch does not: a fifth of the time for 93 frames
+            target = np.empty((3, num_places, height, width), np.uint8)
         if target.shape[-2:] != (height, width):
             before = "x".join(map(str, target.shape[-2:]))
             raise DataError(f"{path}: frame {number} has {height}x{width} pixels, those before it {before}.")
         for place in where:
             for channel, plane in enumerate(planes):
                 target[channel, place] = plane
-    assert result is not None, "places are never empty"
-    return result
+    assert target is not None, "places are never empty"
+    return torch.from_numpy(target)
 
 
 def _planes_of(pixels: np.ndarray) -> Planes:
