@@ -13,26 +13,26 @@ number of processes draw the same. Batches without ``sample_position`` draw from
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import attrs
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from cosmos_predict2.checkpoints import load_dit
 from cosmos_predict2.checkpoints.presence import problem_with
 from cosmos_predict2.conditioner import Condition, Conditioner
 from cosmos_predict2.data.latent_cache import LATENTS_KEY, check_tokenizer
 from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.diffusion import rectified_flow
 from cosmos_predict2.interfaces import VideoTokenizer
+from cosmos_predict2.models.draws import Draws
+from cosmos_predict2.models.network import build_network, cast_base_weights
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.pipelines.assembly import settle_attention
 from cosmos_predict2.pipelines.video2world import PRECISIONS, Video2WorldPipelineConfig
 from cosmos_predict2.text.embedding_folder import EmbeddingFolder, find_embedding_dir
-from imaginaire import distributed, lazy_config, lora, random, storage
+from imaginaire import lazy_config, storage
 from imaginaire.config import Section, at_least, one_of
 from imaginaire.ema import PowerEMA
 from imaginaire.errors import ConfigError, DataError
@@ -92,7 +92,7 @@ class Predict2Video2WorldModel(ImaginaireModel):
         self.config = config
         self.pipe_config = config.pipe_config
         self.precision = PRECISIONS[config.precision]
-        self.net: DiT = _build(config)
+        self.net: DiT = build_network(config)
         self.denoiser = self.pipe_config.denoiser(self.net)
         self.conditioner = Conditioner(self.pipe_config.conditioner)
         self.tokenizer: VideoTokenizer = lazy_config.instantiate(self.pipe_config.tokenizer)
@@ -311,74 +311,6 @@ class Predict2Video2WorldModel(ImaginaireModel):
     def _generators(self, batch: Mapping[str, Any], pass_name: str) -> "Draws":
         size, positions = len(batch[self._input_key(batch)]), batch.get("sample_position")
         return Draws(size, None if positions is None else positions.tolist(), self.seed, pass_name)
-
-
-class Draws:
-    """The random numbers of a batch: of each sample by its position, or of all from torch's global generator."""
-
-    def __init__(self, size: int, positions: list[int] | None, seed: int = 0, pass_name: str = "train") -> None:
-        self._size = size
-        self._positions = positions
-        self._seed = seed
-        self._pass_name = pass_name
-
-    def each(self, purpose: str) -> list[torch.Generator] | int:
-        """One generator per sample, or, without positions, how many samples there are."""
-        if self._positions is None:
-            return self._size
-        return [random.generator(self._seed, position, f"{self._pass_name}/{purpose}") for position in self._positions]
-
-    def uniform(self, count: int, purpose: str) -> Tensor:
-        """[B, count] in [0, 1), float64."""
-        generators = self.each(purpose)
-        if isinstance(generators, int):
-            return torch.rand(generators, count, dtype=torch.float64)
-        return torch.stack([torch.rand(count, dtype=torch.float64, generator=g) for g in generators])
-
-    def integers(self, low: int, high: int, purpose: str) -> Tensor:
-        """[B], each from low to high - 1."""
-        generators = self.each(purpose)
-        if isinstance(generators, int):
-            return torch.randint(low, high, (generators,))
-        return torch.cat([torch.randint(low, high, (1,), generator=g) for g in generators])
-
-    def normal(self, shape: tuple[int, ...] | torch.Size, purpose: str) -> Tensor:
-        """Standard normal float32 of a shape that begins with the batch."""
-        generators = self.each(purpose)
-        if isinstance(generators, int):
-            return torch.randn(shape)
-        return torch.stack([torch.randn(shape[1:], generator=g) for g in generators])
-
-
-def cast_base_weights(net: nn.Module, dtype: torch.dtype) -> None:
-    """Cast the weights of a network; adapters stay in float32, whose small updates half precision would lose."""
-    kept = {name: value.detach().clone() for name, value in lora.adapter_state(net).items()}
-    net.to(dtype)
-    for adapter in lora.adapters(net).values():
-        adapter.lora_A.float()
-        adapter.lora_B.float()
-    with torch.no_grad():
-        for name, value in lora.adapter_state(net).items():
-            value.copy_(kept[name])
-
-
-def _build(config: Predict2Video2WorldModelConfig) -> DiT:
-    """The network with its start weights and, for LoRA, its adapters."""
-    path = config.model_manager_config.dit_path
-    with torch.device("meta") if path else nullcontext():  # drawing 14B weights takes minutes, and none would stay
-        net: DiT = lazy_config.instantiate(config.pipe_config.net)
-    if path:
-        net.to_empty(device="cpu")
-        net.reset_buffers()
-        report = load_dit(net, path)
-        log.info("start weights: %s (%s)", path, report.summary())
-    elif distributed.is_rank0():
-        log.info("start weights: random (model.config.model_manager_config.dit_path is not set)")
-    if config.train_architecture == "lora":
-        lora.inject(net, config.lora_rank, config.lora_alpha, config.lora_target_modules, config.init_lora_weights)
-        trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
-        log.info("lora: %s, %s trained parameters", lora.lora_spec(net), f"{trained:,}")
-    return net
 
 
 def _checked_range(pixels: Tensor) -> Tensor:
