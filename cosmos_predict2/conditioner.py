@@ -39,6 +39,15 @@ class Condition:
         mask = given_frames_mask(num_frames_B, gt_frames_B_C_T_H_W)
         return replace(self, gt_frames_B_C_T_H_W=gt_frames_B_C_T_H_W, condition_mask_B_1_T_H_W=mask)
 
+    def frames(self, first: int, end: int) -> "Condition":
+        """The same for latent frames ``first`` to ``end``: what is of frames is cut, what is of the clip stays."""
+        parts = {
+            field: None if value is None else value[:, :, first:end]
+            for field in ("gt_frames_B_C_T_H_W", "condition_mask_B_1_T_H_W")
+            for value in (getattr(self, field),)
+        }
+        return replace(self, **parts)
+
     def stacked_with(self, other: "Condition") -> "Condition":
         """Both conditions in one batch, this one first."""
         values: dict[str, Any] = {}

@@ -11,8 +11,9 @@ context parallelism and LoRA are applied from outside.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -60,7 +61,8 @@ class DiT(nn.Module):
     ``timestep_precision`` and ``rope_precision``: "module" rounds times and angles to the dtype of the network, as the
     released weights were trained; "float32" keeps them out of bfloat16. Both agree in a float32 network.
     ``pos_emb_learnable``, ``pos_emb_interpolation``, ``min_fps``, ``max_fps`` and the ``extra_*_extrapolation_ratio``
-    are of released configs and have no effect on rotary positions.
+    are of released configs and have no effect on rotary positions. ``sac_config`` is kept for what trains the network:
+    its ``mode`` and ``every_n_blocks`` say what a backward pass computes anew.
     """
 
     has_condition_channel = False
@@ -100,6 +102,7 @@ class DiT(nn.Module):
         atten_backend: str = "auto",
         rope_precision: RopePrecision = "float32",
         timestep_precision: TimestepPrecision = "module",
+        sac_config: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         _check_sizes(model_channels, num_heads, num_blocks, mlp_ratio)
@@ -124,11 +127,13 @@ class DiT(nn.Module):
         self.head_dim = model_channels // num_heads
         self.text_channels = crossattn_proj_in_channels or crossattn_emb_channels
         self.atten_backend = atten_backend
+        self.sac_config = dict(sac_config or {})
         self.timestep_precision = timestep_precision
         self.attention: AttentionChoice | None = None
         self.adaln_lora_dim = adaln_lora_dim if use_adaln_lora else None
         max_size = (max_frames // patch_temporal, max_img_h // patch_spatial, max_img_w // patch_spatial)
         self.max_size = max_size
+        self.part = (0, 1)
 
         self.x_embedder = PatchEmbed(
             in_channels + self.has_condition_channel + concat_padding_mask,
@@ -227,6 +232,15 @@ class DiT(nn.Module):
         self.attention = choice
         return choice
 
+    # ---- parts of a clip ---------------------------------------------------------------------------------------------
+
+    def see_part(self, index: int, count: int) -> None:
+        """From now on inputs are the ``index``-th of ``count`` equal parts of each clip along time, until said
+        otherwise; positions and limits are those of the whole clip. (0, 1): all of it."""
+        if not 0 <= index < count:
+            raise ValueError(f"There is no part {index} of {count}: parts are counted from 0.")
+        self.part = (index, count)
+
     # ---- forward -----------------------------------------------------------------------------------------------------
 
     def prepare(
@@ -238,7 +252,7 @@ class DiT(nn.Module):
     ) -> Prepared:
         """What does not change from one sampling step to the next, for ``forward(..., prepared=...)``.
 
-        ``latent_shape`` is (T, H, W) in latents.
+        ``latent_shape`` is (T, H, W) in latents, of the part that the network sees.
         """
         size = self._size(tuple(latent_shape))
         text_B_S_E = self._text(crossattn_emb_B_S_E)
@@ -324,8 +338,14 @@ class DiT(nn.Module):
         return timesteps_B_T.unsqueeze(1) if timesteps_B_T.ndim == 1 else timesteps_B_T
 
     def _positions(self, size: tuple[int, int, int], fps_B: Tensor | None) -> tuple[Rope, Tensor | None]:
-        angles_L_K = self.pos_embedder(size, fps_B)
-        extra_1_T_H_W_D = None if self.extra_pos_embedder is None else self.extra_pos_embedder(size)
+        """Of the part that the network sees, as it lies in the whole clip."""
+        (t, h, w), (index, count) = size, self.part
+        angles_L_K = self.pos_embedder((t * count, h, w), fps_B)
+        extra_1_T_H_W_D = None if self.extra_pos_embedder is None else self.extra_pos_embedder((t * count, h, w))
+        if count > 1:
+            angles_L_K = angles_L_K[index * t * h * w : (index + 1) * t * h * w]
+            if extra_1_T_H_W_D is not None:
+                extra_1_T_H_W_D = extra_1_T_H_W_D[:, index * t : (index + 1) * t]
         return (torch.cos(angles_L_K), torch.sin(angles_L_K)), extra_1_T_H_W_D
 
     def _text(self, crossattn_emb_B_S_E: Tensor | None) -> Tensor:
@@ -359,11 +379,12 @@ class DiT(nn.Module):
         """Tokens along (T, H, W), checked against what the network was built for."""
         patches = (self.patch_temporal, self.patch_spatial, self.patch_spatial)
         limits = dict(zip(("max_frames", "max_img_h", "max_img_w"), self.max_size))
-        for (name, limit), length, patch in zip(limits.items(), latent_shape, patches):
+        whole = (latent_shape[0] * self.part[1], *latent_shape[1:])
+        for (name, limit), length, of_clip, patch in zip(limits.items(), latent_shape, whole, patches):
             if length % patch:
                 raise ValueError(f"The latent shape {latent_shape} (T, H, W) is not a multiple of the patch {patches}.")
-            if length > limit * patch:
-                raise ValueError(f"The latent shape {latent_shape} (T, H, W) is beyond {name}={limit * patch}.")
+            if of_clip > limit * patch:
+                raise ValueError(f"The latent shape {whole} (T, H, W) is beyond {name}={limit * patch}.")
         t, h, w = (length // patch for length, patch in zip(latent_shape, patches))
         return t, h, w
 

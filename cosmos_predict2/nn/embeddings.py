@@ -209,8 +209,9 @@ class LearnedPositions(nn.Module):
     def forward(self, size: tuple[int, int, int]) -> Tensor:
         """(1, T', H', W', D)."""
         t, h, w = size
-        sum_T_H_W_D = self.pos_emb_t[:t, None, None] + self.pos_emb_h[None, :h, None] + self.pos_emb_w[None, None, :w]
-        dtype = at_least_float32(sum_T_H_W_D.dtype)
-        norm = torch.linalg.vector_norm(sum_T_H_W_D, dim=-1, keepdim=True, dtype=dtype)
-        scaled: Tensor = sum_T_H_W_D / (1e-6 + norm * sum_T_H_W_D.shape[-1] ** -0.5)
-        return scaled.to(sum_T_H_W_D.dtype).unsqueeze(0)
+        pos_1_T_1_1_D = self.pos_emb_t[None, :t, None, None]
+        sum_1_T_H_W_D = pos_1_T_1_1_D + self.pos_emb_h[:h, None] + self.pos_emb_w[:w]
+        dtype = at_least_float32(sum_1_T_H_W_D.dtype)
+        norm = torch.linalg.vector_norm(sum_1_T_H_W_D, dim=-1, keepdim=True, dtype=dtype)
+        scaled: Tensor = sum_1_T_H_W_D / (1e-6 + norm * sum_1_T_H_W_D.shape[-1] ** -0.5)
+        return scaled.to(sum_1_T_H_W_D.dtype)

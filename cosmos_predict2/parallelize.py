@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is applied to the network from outside: recomputation, context parallelism, compilation, sharding.
+
+    check_degrees(world_size=8, context_parallel_size=2, num_heads=16, state_t=24, fsdp_shard_size=8)
+    settle_attention(net, device, dtype)                              # operators are chosen before they are wrapped
+    context = parallelize_dit(net, dims, fsdp_shard_size=8, sac_config={"mode": "block_wise"})
+    context.activate(True)
+    velocity_part = net(context.split_frames(x), ...)                 # each rank its latent frames
+    velocity = context.gather_frames(velocity_part)
+
+Context parallelism spreads the latent frames of a clip over a group of processes. All that a block does is local to a
+frame but self-attention, around which two all-to-alls exchange tokens for heads (DeepSpeed-Ulysses, arXiv 2309.14509).
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cosmos_predict2.conditioner import Condition
+from cosmos_predict2.nn.attention import AttentionOp
+from cosmos_predict2.nn.dit import DiT
+from imaginaire.context_parallel import exchange, gather, split
+from imaginaire.errors import ConfigError
+from imaginaire.parallel import ParallelDims, divisors
+
+log = logging.getLogger(__name__)
+
+
+def parallelize_dit(
+    net: DiT,
+    dims: ParallelDims,
+    *,
+    fsdp_shard_size: int = 0,
+    sac_config: Mapping[str, Any] | None = None,
+    compile: bool = False,
+) -> "ContextParallel":
+    """Recompute, spread over the context-parallel group, compile and shard a network, in this order.
+
+    Names of modules and parameters stay as they are. The network's attention must have been chosen.
+    """
+    if sac_config or compile:
+        from cosmos_predict2.recompute import apply_recompute, compile_blocks
+    if sac_config:
+        apply_recompute(net, **sac_config)
+    context = ContextParallel(net, dims.cp_group)
+    if compile:
+        compile_blocks(net)
+    _shard(net, dims, fsdp_shard_size)
+    return context
+
+
+def _shard(net: DiT, dims: ParallelDims, fsdp_shard_size: int) -> None:
+    mesh = dims.fsdp_mesh(fsdp_shard_size)
+    if mesh is None:
+        return
+    from torch.distributed.fsdp import fully_shard
+
+    *blocks, last = net.blocks
+    for block in blocks:
+        fully_shard(block, mesh=mesh, reshard_after_forward=True)
+    fully_shard(last, mesh=mesh, reshard_after_forward=False)  # the backward pass begins with it
+    others = (net.final_layer, net.extra_pos_embedder, net.t_embedder)
+    for module in others:
+        if module is not None:
+            fully_shard(module, mesh=mesh, reshard_after_forward=True)
+    fully_shard(net, mesh=mesh, reshard_after_forward=False)
+
+
+class ContextParallel:
+    """Lets a network see this rank's part of each clip; with a group of None, all of it.
+
+    It is made off. What `activate` says holds until it is said otherwise, so that recomputation in the backward pass
+    meets what the forward pass met; image batches, of one frame each, run with it off, alike on all ranks.
+    """
+
+    def __init__(self, net: DiT, group: dist.ProcessGroup | None) -> None:
+        self.net = net
+        self.group = group
+        self.size = group.size() if group is not None else 1
+        self.rank = group.rank() if group is not None else 0
+        self.is_on = False
+        if group is None:
+            return
+        if net.num_heads % self.size:
+            raise _heads_error(self.size, net.num_heads)
+        if net.attention is None:
+            net.choose_attention()
+        for i in range(len(net.blocks)):
+            attention = net.get_block(i).self_attn
+            assert not isinstance(attention.attention, _SpreadAttention), "the network is spread over a group already"
+            attention.attention = _SpreadAttention(attention.attention, self)
+
+    def activate(self, on: bool) -> None:
+        """Let the network see this rank's frames, or all of what it is given."""
+        self.is_on = on and self.size > 1
+        if self.size > 1:
+            self.net.see_part(*((self.rank, self.size) if self.is_on else (0, 1)))
+
+    def split_frames(self, x: Tensor, dim: int = 2) -> Tensor:
+        """This rank's part along time; all of it while off."""
+        return split(x, dim, self.group) if self.is_on else x
+
+    def gather_frames(self, x: Tensor, dim: int = 2) -> Tensor:
+        """The parts of all ranks along time; x itself while off."""
+        return gather(x, dim, self.group) if self.is_on else x
+
+    def part_of(self, condition: Condition) -> Condition:
+        """The condition of this rank's frames; all of it while off."""
+        if not self.is_on or condition.gt_frames_B_C_T_H_W is None:
+            return condition
+        frames = condition.gt_frames_B_C_T_H_W.shape[2] // self.size
+        return condition.frames(self.rank * frames, (self.rank + 1) * frames)
+
+
+class _SpreadAttention:
+    """An attention operator over all tokens of a clip that is spread over a group, by this rank's heads."""
+
+    def __init__(self, op: AttentionOp, context: ContextParallel) -> None:
+        self.op = op
+        self.context = context
+
+    def __call__(self, q_B_L_N_K: Tensor, k_B_L_N_K: Tensor, v_B_L_N_K: Tensor) -> Tensor:
+        if not self.context.is_on:
+            return self.op(q_B_L_N_K, k_B_L_N_K, v_B_L_N_K)
+        group = self.context.group
+        qkv_3_B_L_N_K = torch.stack((q_B_L_N_K, k_B_L_N_K, v_B_L_N_K))  # one message in place of three
+        q, k, v = exchange(qkv_3_B_L_N_K, 3, 2, group).unbind(0)
+        return exchange(self.op(q, k, v), 1, 2, group)
+
+
+def check_degrees(
+    *,
+    world_size: int,
+    context_parallel_size: int,
+    num_heads: int,
+    state_t: int,
+    patch_temporal: int = 1,
+    fsdp_shard_size: int = 0,
+) -> None:
+    """Raise unless the processes, heads and latent frames can be divided as the configuration asks."""
+    size = context_parallel_size
+    if size < 1 or world_size % size:
+        raise ConfigError(
+            f"model_parallel.context_parallel_size={size} does not divide the {world_size} processes. Use one of "
+            f"{divisors(world_size)}, or start a multiple of {max(size, 1)} processes (torchrun --nproc_per_node)."
+        )
+    if num_heads % size:
+        raise _heads_error(size, num_heads)
+    frames = state_t // patch_temporal
+    if frames % size:
+        raise ConfigError(
+            f"model_parallel.context_parallel_size={size} does not divide the {frames} latent frames of a clip "
+            f"(state_t). Use one of {_common_divisors(num_heads, frames)}."
+        )
+    shard = min(fsdp_shard_size, world_size)
+    if shard > 0 and world_size % shard:
+        raise ConfigError(
+            f"fsdp_shard_size={fsdp_shard_size} does not divide the {world_size} processes. Use one of "
+            f"{divisors(world_size)}, -1 (all of them) or 0 (no sharding)."
+        )
+
+
+def _heads_error(size: int, num_heads: int) -> ConfigError:
+    return ConfigError(
+        f"model_parallel.context_parallel_size={size} does not divide the network's {num_heads} attention heads. Use "
+        f"one of {divisors(num_heads)}."
+    )
+
+
+def _common_divisors(a: int, b: int) -> list[int]:
+    return [d for d in divisors(a) if b % d == 0]
