@@ -73,7 +73,11 @@ setup(
     packages=find_packages(
         include=["imaginaire", "imaginaire.*", "cosmos_predict2", "cosmos_predict2.*", "scripts", "scripts.*"]
     ),
-    package_data={"cosmos_predict2.auxiliary.guardrail": ["*.txt"], "cosmos_predict2.tokenizers": ["*.safetensors"]},
+    package_data={
+        "cosmos_predict2.auxiliary.guardrail": ["*.txt"],
+        "cosmos_predict2.checkpoints": ["*.safetensors", "README.md"],
+        "cosmos_predict2.tokenizers": ["*.safetensors"],
+    },
     install_requires=CORE,
     extras_require=EXTRAS,
 )

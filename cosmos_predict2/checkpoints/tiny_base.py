@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tiny Video2World model that comes with the code: trained on the toy world, for any CPU."""
+
+from pathlib import Path
+
+NAME = "tiny_video2world.safetensors"
+
+
+def tiny_video2world_path() -> str:
+    """Where its weights lie: the averaged ones, in half precision. README.md beside them says how they were made."""
+    return str(Path(__file__).with_name(NAME))
