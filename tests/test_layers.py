@@ -13,7 +13,7 @@ OURS = ("imaginaire", "cosmos_predict2", "scripts", "examples")
 ENGINE = {"imaginaire"}
 
 _LAYER_1 = {f"cosmos_predict2.{name}" for name in ("nn", "diffusion", "toy_world")}
-_LAYER_2_NAMES = ("tokenizers", "text", "conditioner", "checkpoints", "data", "auxiliary", "parallelize")
+_LAYER_2_NAMES = ("tokenizers", "text", "conditioner", "checkpoints", "data", "auxiliary", "parallelize", "recompute")
 _LAYER_2 = {f"cosmos_predict2.{name}" for name in _LAYER_2_NAMES} | {"cosmos_predict2.interfaces"}
 _LAYER_3 = {f"cosmos_predict2.{name}" for name in ("pipelines", "models", "callbacks")}
 _BELOW_RL = _LAYER_1 | _LAYER_2 | _LAYER_3 | ENGINE
