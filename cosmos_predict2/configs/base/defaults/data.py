@@ -22,6 +22,8 @@ from imaginaire.lazy_config import LazyCall as L
 
 LIBERO_SUITES = ("spatial", "object", "goal", "10")
 BRIDGE = "datasets/bridge"
+AGIBOT = "datasets/agibot_head_center_fisheye_color"
+SIZE_480, SIZE_704 = [432, 768], [704, 1280]  # height, width
 
 if not OmegaConf.has_resolver("pixel_frames"):
     OmegaConf.register_new_resolver("pixel_frames", pixel_frames)
@@ -34,18 +36,30 @@ def frames_of_model(otherwise: int) -> str:
     return f"${{pixel_frames:${{oc.select:model.config.pipe_config.state_t,{otherwise}}}}}"
 
 
-def toy(split: str) -> Any:
+def toy(split: str, *, num_episodes: int = 16384, num_steps: int | None = 16, **world: Any) -> Any:
     """Clips of the toy world, made as they are needed: no files.
 
     Of the first 16 steps of each episode: later on, many experts have finished and nothing moves.
     """
     is_train = split == "train"
     return L(ResumableLoader)(
-        dataset=L(ToyWorldVideos)(split=split, num_episodes=16384 if is_train else 64, num_steps=16),
+        dataset=L(ToyWorldVideos)(
+            split=split, num_episodes=num_episodes if is_train else 64, num_steps=num_steps, **world
+        ),
         batch_size=16,
         num_workers=0,
         shuffle=is_train,
     )
+
+
+# What the tiny twin of each family learns from, as arguments of `toy`.
+TOYS: dict[str, dict[str, Any]] = {
+    "toy": dict(),  # pushes the puck
+    "toy_agibot": dict(tasks=["carry_puck", "carry_box"]),
+    "toy_nemo": dict(tasks=["touch_puck", "touch_box"]),
+    "toy_nemo_lora": dict(tasks=["push_box"]),
+    "toy_video2world_data": dict(tasks=["push_puck", "push_box", "carry_puck", "carry_box", "touch_puck", "touch_box"]),
+}
 
 
 def from_files(dataset: Any, split: str, *, num_workers: int = 8) -> Any:
@@ -60,15 +74,22 @@ def size_of_model() -> str:
     return "${video_size:${oc.select:model.config.pipe_config.resolution,720}}"
 
 
-def folder(dataset_dir: str, split: str, *, video_size: Any = None) -> Any:
-    """A folder of clips with embeddings by T5, for a Video2World model; of its size if none is given."""
+def folder(
+    dataset_dir: str, split: str, *, video_size: Any = None, num_frames: int | None = None, num_workers: int = 8
+) -> Any:
+    """A folder of clips with embeddings by T5, for a Video2World model; of its size and length if none is given."""
     dataset = L(Dataset)(
         dataset_dir=dataset_dir,
-        num_frames=frames_of_model(24),
+        num_frames=num_frames or frames_of_model(24),
         video_size=video_size or size_of_model(),
         text_encoder="t5",
     )
-    return from_files(dataset, split)
+    return from_files(dataset, split, num_workers=num_workers)
+
+
+def agibot(split: str, video_size: list[int]) -> Any:
+    """Clips of the fisheye camera. Models of 10 frames per second cut theirs, which are shorter, out of the 93."""
+    return folder(f"{AGIBOT}/{split}", split, video_size=video_size, num_frames=93, num_workers=4)
 
 
 def latents(dataset_dir: str, split: str) -> Any:
@@ -124,10 +145,19 @@ def mock() -> Any:
     )
 
 
+def only_for_training() -> dict[str, Any]:
+    """The published data sets that keep nothing back for validation."""
+    return {
+        "gr1": folder("datasets/benchmark_train/gr1", "train", video_size=SIZE_480),
+        "cosmos_nemo_assets": folder("datasets/cosmos_nemo_assets", "train", video_size=SIZE_704),
+        "video2world_data": folder("datasets/cosmos_predict2_video2world_dataset", "train", video_size=SIZE_704),
+    }
+
+
 def entries(split: str) -> dict[str, Any]:
     """The entries of the group for training (``train``) or validation (``val``)."""
     return {
-        "toy": toy(split),
+        **{name: toy(split, **world) for name, world in TOYS.items()},
         "mock": mock(),
         "mock_image": mock_image(),
         "mock_video": mock_video(),
@@ -135,7 +165,9 @@ def entries(split: str) -> dict[str, Any]:
         **{f"libero_{suite}_{split}": libero(suite, split) for suite in LIBERO_SUITES},
         "latents": latents("???", split),
         "folder": folder("???", split),
-        **({"gr1": folder("datasets/benchmark_train/gr1", split, video_size=[432, 768])} if split == "train" else {}),
+        "agibot_head_center_fisheye_color": agibot(split, SIZE_704),
+        "agibot_head_center_fisheye_color_480": agibot(split, SIZE_480),
+        **(only_for_training() if split == "train" else {}),
     }
 
 

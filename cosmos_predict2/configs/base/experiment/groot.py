@@ -1,26 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """Post-training on GR00T-Dreams GR1 clips, and its tiny twin on the toy world."""
 
+from typing import Any
+
+from cosmos_predict2.configs.base.post_training import (
+    group_choices,
+    job,
+    linear,
+    model_config,
+    tiny_run,
+    tiny_twin,
+    trainer,
+)
 from imaginaire.compose import register_experiment
 
-TINY = dict(
-    defaults=[
-        {"override /model": "predict2_video2world_fsdp_tiny"},
-        {"override /optimizer": "muon"},
-        {"override /scheduler": "lambdalinear"},
-        {"override /ckpt_type": "standard"},
-        {"override /dataloader_train": "toy"},
-        {"override /dataloader_val": "toy"},
-        {"override /ema": "power"},
-        "_self_",
-    ],
-    job=dict(project="posttraining", group="video2world", name="tiny_groot_gr1_480"),
-    # The toy world's dynamics show only near pure noise: at lower levels the noisy frames give the positions away.
-    model=dict(config=dict(pipe_config=dict(video_noise_factor=8.0))),
-    optimizer=dict(lr=0.03, adam_lr=2e-3),
-    scheduler=dict(warm_up_steps=[20], cycle_lengths=[1500], f_start=[0.05], f_max=[1.0], f_min=[0.0]),
-    trainer=dict(max_iter=1500, logging_iter=20, validation_iter=300, run_validation=True),
-    checkpoint=dict(save_iter=300),
-)
+CONTEXT_PARALLEL = {"2B": 1, "14B": 4}
+TINY = tiny_run(1500, lr=0.03, adam_lr=2e-3)
 
-register_experiment("predict2_video2world_training_tiny_groot_gr1_480", TINY)
+
+def groot(size: str) -> dict[str, Any]:
+    """Clips of 480p for the model of 720p. The only family without an average of the weights."""
+    return dict(
+        defaults=group_choices(f"predict2_video2world_fsdp_{size.lower()}", "gr1", "mock"),
+        job=job(f"{size.lower()}_groot_gr1_480"),
+        model=model_config(ema=False),
+        model_parallel=dict(context_parallel_size=CONTEXT_PARALLEL[size]),
+        optimizer=dict(lr=2**-14.5, weight_decay=0.1),
+        scheduler=linear(1000, 100_000, 0.2, 0.1),
+        trainer=trainer(400_000, hit_thres=200),
+        checkpoint=dict(save_iter=200),
+    )
+
+
+for size in CONTEXT_PARALLEL:
+    register_experiment(f"predict2_video2world_training_{size.lower()}_groot_gr1_480", groot(size))
+register_experiment(
+    "predict2_video2world_training_tiny_groot_gr1_480", tiny_twin("tiny_groot_gr1_480", "toy", numbers=TINY)
+)

@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Post-training on the four clips of Cosmos-NeMo-Assets, and its tiny twin on the toy world."""
+
+from cosmos_predict2.configs.base.post_training import a_thousand_steps, tiny_run, tiny_twin
+from imaginaire.compose import register_experiment
+
+DATA = "cosmos_nemo_assets"
+TINY = tiny_run(1500, lr=0.03, adam_lr=2e-3)
+
+for size in ("2B", "14B"):
+    register_experiment(f"predict2_video2world_training_{size.lower()}_{DATA}", a_thousand_steps(size, DATA))
+register_experiment(f"predict2_video2world_training_tiny_{DATA}", tiny_twin(f"tiny_{DATA}", "toy_nemo", numbers=TINY))

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts that experiments are put together from: a post-training run of a released model, and its tiny twin."""
+
+from typing import Any
+
+
+def group_choices(model: str, data_train: str, data_val: str, **others: str) -> list[Any]:
+    """The defaults list of an experiment: a model, its data, and the groups that all of them share."""
+    chosen = {
+        "model": model,
+        "optimizer": "fusedadamw",
+        "scheduler": "lambdalinear",
+        "ckpt_type": "standard",
+        "dataloader_train": data_train,
+        "dataloader_val": data_val,
+        **others,
+    }
+    return [*({f"override /{group}": name} for group, name in chosen.items()), "_self_"]
+
+
+def job(name: str, group: str = "video2world") -> dict[str, str]:
+    """Where the run goes: posttraining/GROUP/NAME, the same at every start so that it resumes."""
+    return dict(project="posttraining", group=group, name=name)
+
+
+def linear(warm_up: int, cycle: int, f_max: float, f_min: float) -> dict[str, Any]:
+    """One cycle of ``lambdalinear``: up to f_max, then down to f_min, as factors of the learning rate."""
+    return dict(warm_up_steps=[warm_up], cycle_lengths=[cycle], f_max=[f_max], f_min=[f_min])
+
+
+def trainer(max_iter: int, hit_thres: int) -> dict[str, Any]:
+    """The length of a run, which reports its first ``hit_thres`` iterations singly."""
+    return dict(max_iter=max_iter, callbacks=dict(iter_speed=dict(hit_thres=hit_thres)))
+
+
+def model_config(*, ema: bool, **pipe_config: Any) -> dict[str, Any]:
+    """The section ``model``: whether the weights are averaged, and values of the pipeline."""
+    return dict(config=dict(pipe_config=dict(ema=dict(enabled=ema), **pipe_config)))
+
+
+def lora(rank: int) -> dict[str, Any]:
+    """Train adapters of this rank, which add their output as it is (alpha = rank)."""
+    return dict(train_architecture="lora", lora_rank=rank, lora_alpha=rank)
+
+
+FEW_CLIPS = {  # by size: samples split over this many GPUs, weight decay, height of the schedule
+    "2B": dict(context_parallel=2, weight_decay=0.1, f_max=0.6),
+    "14B": dict(context_parallel=8, weight_decay=0.2, f_max=0.25),
+}
+
+
+def a_thousand_steps(size: str, data: str) -> dict[str, Any]:
+    """A short run on few clips: no warm-up, down to zero over its 1000 iterations."""
+    row = FEW_CLIPS[size]
+    return dict(
+        defaults=group_choices(f"predict2_video2world_fsdp_{size.lower()}", data, "mock"),
+        job=job(f"{size.lower()}_{data}"),
+        model=model_config(ema=True, prompt_refiner_config=dict(enabled=False)),
+        model_parallel=dict(context_parallel_size=row["context_parallel"]),
+        optimizer=dict(lr=2**-14.5, weight_decay=row["weight_decay"]),
+        scheduler=linear(0, 1000, row["f_max"], 0.0),
+        trainer=trainer(1000, hit_thres=10),
+        checkpoint=dict(save_iter=500),
+    )
+
+
+def tiny_twin(
+    name: str,
+    data: str,
+    *,
+    numbers: dict[str, Any],
+    optimizer: str = "muon",
+    group: str = "video2world",
+    **config: Any,
+) -> dict[str, Any]:
+    """The same family on the toy world, by the tiny model: minutes on a CPU, no files needed.
+
+    ``numbers`` are sections that say what the run is (optimizer, scheduler, trainer, checkpoint); ``config`` is the
+    model's section.
+    """
+    pipe_config = dict(video_noise_factor=8.0, **config.pop("pipe_config", {}))
+    return dict(
+        defaults=group_choices("predict2_video2world_fsdp_tiny", data, data, optimizer=optimizer, ema="power"),
+        job=job(name, group),
+        # The toy world's dynamics show only near pure noise: at lower levels the noisy frames give the positions away.
+        model=dict(config=dict(**config, pipe_config=pipe_config)),
+        **numbers,
+    )
+
+
+def tiny_run(iterations: int, **optimizer: float) -> dict[str, Any]:
+    """The numbers of a tiny run of that many iterations, which validates and saves five times on its way."""
+    every = max(1, iterations // 5)
+    return dict(
+        optimizer=dict(optimizer),
+        scheduler=dict(linear(20, iterations, 1.0, 0.0), f_start=[0.05]),
+        trainer=dict(max_iter=iterations, logging_iter=20, validation_iter=every, run_validation=True),
+        checkpoint=dict(save_iter=every),
+    )
