@@ -4,7 +4,9 @@
 A class that a config names may offer a class method ``preflight(**arguments)`` that yields problems as sentences, and
 a model class ``checkpoint_bytes(**arguments)``, the size of one of its checkpoints. Both get the arguments of the lazy
 call as they stand in the config, and must be quick. A model class may also offer ``preflight_data(data, **arguments)``,
-problems of a data set with it: ``data`` are the arguments of a class that one of the loaders names.
+problems of a data set with it: ``data`` are the arguments of a class that one of the loaders names. And
+``checkpoint_switches(path)``: the values, by key of the class's own arguments, that the run had which wrote the weights
+at a path; a run folder is not continued with others.
 """
 
 import errno
@@ -17,7 +19,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch.utils.data import Dataset
 
 from imaginaire import checkpoint_layout, config_checks, distributed, parallel, storage
@@ -170,7 +172,29 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
     is_local = load_path.startswith((".", "/")) or load_path.endswith((".pt", ".safetensors"))
     if is_local and not storage.exists(load_path) and not storage.exists(own):
         yield "checkpoint.load_path", f"{load_path} does not exist"
+    yield from _resume_problems(config)
     yield from _disk_problems(config)
+
+
+def _resume_problems(config: Config) -> Iterator[tuple[str, str]]:
+    """Switches of the model that differ from those of the run's newest checkpoint, which is about to be continued."""
+    checkpoint = config.checkpoint
+    exceptions = checkpoint.allow_missing or checkpoint.allow_unexpected  # whoever lists some decides by hand
+    switches = getattr(_target(config.model, "model"), "checkpoint_switches", None)
+    if not callable(switches) or exceptions or not checkpoint.strict_resume or "model" in checkpoint.keys_not_to_resume:
+        return
+    sets = checkpoint_layout.all_sets(storage.join(config.job.path_local, "checkpoints"))
+    newest = next((saved for saved in sets if saved.has("model")), None)
+    if newest is None:
+        return
+    for key, before in switches(newest.path("model")).items():
+        now = OmegaConf.select(config.model, key)
+        if now != before:
+            yield (
+                f"model.{key}",
+                f"{now}, but {newest.path('model')} of this run was saved with {before}. Give the new run a folder of"
+                f" its own (job.name={config.job.name}_2, say), or go on with model.{key}={before}",
+            )
 
 
 def check_run_dir(path: str) -> None:

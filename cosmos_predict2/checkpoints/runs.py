@@ -6,7 +6,9 @@ from typing import Any
 
 import yaml
 
-from imaginaire import storage
+from imaginaire import storage, weights
+from imaginaire.errors import CheckpointError
+from imaginaire.weight_files import shape_of
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +30,14 @@ def recorded_alpha(path: str) -> float | None:
 
 def run_config(path: str) -> dict[str, Any] | None:
     """``model.config`` of the ``config.yaml`` of the run that a checkpoint lies in, as plain data; None without one."""
+    tree: Any = run_tree(path)
+    for key in ("model", "config"):
+        tree = tree.get(key) if isinstance(tree, dict) else None
+    return tree if isinstance(tree, dict) else None
+
+
+def run_tree(path: str) -> dict[str, Any] | None:
+    """All of the ``config.yaml`` of the run that a checkpoint lies in, as plain data; None without one."""
     folder = path.rstrip("/")
     for _ in range(4):
         candidate = storage.join(folder, "config.yaml")
@@ -43,6 +53,21 @@ def run_config(path: str) -> dict[str, Any] | None:
     except yaml.YAMLError as error:
         log.warning("%s cannot be read: %s", candidate, error)
         return None
-    for key in ("model", "config"):
-        tree = tree.get(key) if isinstance(tree, dict) else None
     return tree if isinstance(tree, dict) else None
+
+
+def switches_of(path: str) -> dict[str, Any]:
+    """What a run had set when it wrote a checkpoint, by key of ``model.config``: as far as names and shapes tell, and
+    ``lora_alpha`` as its ``config.yaml`` has it. Nothing for a file that cannot be read: loading says why."""
+    try:
+        state = weights.read(path)
+        factors = [name for name in state if name.startswith("net.") and name.endswith(".lora_A.default.weight")]
+        rank = shape_of(state, factors[0])[0] if factors else None
+    except CheckpointError:
+        return {}
+    found: dict[str, Any] = {"train_architecture": "lora" if factors else "base"}
+    if rank is not None:
+        found["lora_rank"] = rank
+        if (alpha := recorded_alpha(path)) is not None:
+            found["lora_alpha"] = alpha
+    return found | {"pipe_config.ema.enabled": any(name.startswith("net_ema.") for name in state)}
