@@ -32,6 +32,7 @@ from cosmos_predict2.nn.embeddings import (
 )
 from cosmos_predict2.nn.linear import Linear
 from cosmos_predict2.nn.rms_norm import RMSNorm
+from cosmos_predict2.nn.start_weights import starts
 
 TimestepPrecision = Literal["float32", "module"]
 
@@ -185,28 +186,15 @@ class DiT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator | None = None) -> None:
-        """Draw fresh weights: normals cut at three standard deviations, zero for the last modulation matrices.
+        """Draw fresh weights, as ``nn.start_weights`` says, in the order of the parameters.
 
         Writes the buffers too. Does nothing on the meta device.
         """
         if self.pos_embedder.seq.is_meta:
             return
-        for module in self.modules():
-            if isinstance(module, RMSNorm):
-                nn.init.ones_(module.weight)
-            elif isinstance(module, nn.Linear):
-                _draw(module.weight, module.in_features**-0.5, generator)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, LearnedPositions):
-                for table in module.parameters():
-                    _draw(table, self.model_channels**-0.5, generator)
-        modulations = [self.final_layer.adaln_modulation]
-        for block in self._blocks():
-            modulations += [block.adaln_modulation_self_attn, block.adaln_modulation_cross_attn]
-            modulations += [block.adaln_modulation_mlp]
-        for modulation in modulations:
-            nn.init.zeros_(cast(nn.Linear, modulation[-1]).weight)
+        by_name = starts(self)
+        for name, parameter in self.named_parameters():
+            by_name[name].draw_(parameter, generator)
         self.reset_buffers()
 
     @torch.no_grad()
@@ -393,10 +381,6 @@ class Video2WorldDiT(DiT):
     """The Video2World network: one more input channel, inside, says which latent frames are given."""
 
     has_condition_channel = True
-
-
-def _draw(weight: Tensor, std: float, generator: torch.Generator | None) -> None:
-    nn.init.trunc_normal_(weight, std=std, a=-3 * std, b=3 * std, generator=generator)
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -14,8 +14,8 @@ from cosmos_predict2.models.video2world_model import (
     Predict2Video2WorldModel,
     Predict2Video2WorldModelConfig,
 )
-from cosmos_predict2.nn import dit
 from cosmos_predict2.nn.dit import Video2WorldDiT
+from cosmos_predict2.nn.start_weights import Start
 from cosmos_predict2.pipelines.video2world import EMAConfig, Video2WorldPipelineConfig
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.lazy_config import LazyCall as L
@@ -220,11 +220,6 @@ def test_checkpoints_hold_the_network_and_its_average_only() -> None:
     assert names == {f"net.{name}" for name in own} | {f"net_ema.{name}" for name in own}
 
 
-def test_context_parallelism_is_refused_by_its_key() -> None:
-    with pytest.raises(ConfigError, match="context_parallel_size=2"):
-        make_model().parallelize(ParallelDims(world_size=2, context_parallel_size=2))
-
-
 def test_preflight_names_missing_weights_and_impossible_frames() -> None:
     config = make_model(max_num_conditional_frames=3).config
     config.model_manager_config = Predict2ModelManagerConfig(
@@ -260,7 +255,7 @@ def test_weights_that_a_file_gives_are_not_drawn_first(tmp_path: Path, monkeypat
     given = make_model().net.state_dict()
     path = tmp_path / "model.pt"
     torch.save({f"net.{name}": value for name, value in given.items()}, path)
-    monkeypatch.setattr(dit, "_draw", None)
+    monkeypatch.setattr(Start, "draw_", None)
     net = make_model(model_manager_config=Predict2ModelManagerConfig(dit_path=str(path))).net
     found = net.state_dict()
     assert all(torch.equal(found[name], value) for name, value in given.items())
