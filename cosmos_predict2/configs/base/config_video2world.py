@@ -30,6 +30,7 @@ class Size:
     resolutions: tuple[str, ...]
     rates: tuple[int, ...]
     aspect_ratio: str
+    sac_mode: str = "none"  # what training computes anew in place of keeping it
 
 
 TINY_NET = dict(
@@ -46,8 +47,8 @@ TINY_NET = dict(
     max_frames=16,
 )
 SIZES = {
-    "2B": Size(NETWORKS["2B Video2World"], ("720", "480"), (16, 10), "16:9"),
-    "14B": Size(NETWORKS["14B Video2World"], ("720", "480"), (16, 10), "16:9"),
+    "2B": Size(NETWORKS["2B Video2World"], ("720", "480"), (16, 10), "16:9", "predict2_2b_720"),
+    "14B": Size(NETWORKS["14B Video2World"], ("720", "480"), (16, 10), "16:9", "predict2_14b_720"),
     "tiny": Size(TINY_NET, ("48",), (10,), "1:1"),  # ours: learns the toy world on a CPU, in minutes
 }
 
@@ -60,7 +61,8 @@ def get_cosmos_predict2_video2world_pipeline(
     resolution, fps = resolution or size.resolutions[0], fps or size.rates[0]
     is_tiny = model_size == "tiny"
     backend = "natten" if natten else "auto" if is_tiny else "minimal_a2a"
-    net = L(Video2WorldDiT)(**{"atten_backend": backend, **size.net})
+    sac_config = dict(mode=size.sac_mode, every_n_blocks=1)
+    net = L(Video2WorldDiT)(**{"atten_backend": backend, **size.net}, sac_config=sac_config)
     if is_tiny:
         tokenizer, text_encoder = L(TinyTokenizer)(), L(BytesEncoder)(num_tokens=64, width=64)
     else:
