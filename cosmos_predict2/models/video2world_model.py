@@ -29,6 +29,7 @@ from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.models.draws import Draws
 from cosmos_predict2.models.network import build_network, cast_base_weights
 from cosmos_predict2.nn.dit import DiT
+from cosmos_predict2.parallelize import ContextParallel, parallelize_dit
 from cosmos_predict2.pipelines.assembly import settle_attention
 from cosmos_predict2.pipelines.video2world import PRECISIONS, Video2WorldPipelineConfig
 from cosmos_predict2.text.embedding_folder import EmbeddingFolder, find_embedding_dir
@@ -37,7 +38,7 @@ from imaginaire.config import Section, at_least, one_of
 from imaginaire.ema import PowerEMA
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.model import ImaginaireModel
-from imaginaire.parallel import ParallelDims, current_dims, shard_blocks
+from imaginaire.parallel import ParallelDims, current_dims
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ class Predict2Video2WorldModelConfig(Section):
     adjust_video_noise: bool = True  # both here and in pipe_config, as in published configs: either may switch it off
     high_sigma_ratio: float = 0.0  # share of the videos that train at noise levels from 200 to 100,000
     fsdp_shard_size: int = attrs.field(default=0, validator=at_least(-1))
+    torch_compile: bool = False  # each block by itself
     model_manager_config: Predict2ModelManagerConfig = attrs.field(factory=Predict2ModelManagerConfig)
     pipe_config: Video2WorldPipelineConfig = attrs.field(factory=Video2WorldPipelineConfig)
 
@@ -96,6 +98,7 @@ class Predict2Video2WorldModel(ImaginaireModel):
         self.denoiser = self.pipe_config.denoiser(self.net)
         self.conditioner = Conditioner(self.pipe_config.conditioner)
         self.tokenizer: VideoTokenizer = lazy_config.instantiate(self.pipe_config.tokenizer)
+        self.context_parallel = ContextParallel(self.net, None)
         self._knows_latents = False  # that the data's latents are of this tokenizer
 
     @classmethod
@@ -147,12 +150,13 @@ class Predict2Video2WorldModel(ImaginaireModel):
         settle_attention(self.net, device, self.precision)
 
     def parallelize(self, dims: ParallelDims) -> None:
-        if dims.context_parallel_size > 1:
-            raise ConfigError(
-                f"model_parallel.context_parallel_size={dims.context_parallel_size}, but this version trains a"
-                " sample on one device. Set it to 1."
-            )
-        shard_blocks(self.net, self.net.blocks, dims.fsdp_mesh(self.config.fsdp_shard_size))
+        self.context_parallel = parallelize_dit(
+            self.net,
+            dims,
+            fsdp_shard_size=self.config.fsdp_shard_size,
+            sac_config=getattr(self.net, "sac_config", None),
+            compile=self.config.torch_compile,
+        )
         ema = self.pipe_config.ema
         if ema.enabled:
             self.ema = PowerEMA(self.net, rate=ema.rate, iteration_shift=ema.iteration_shift)
@@ -209,7 +213,16 @@ class Predict2Video2WorldModel(ImaginaireModel):
     def loss(
         self, x0_B_C_T_H_W: Tensor, epsilon_B_C_T_H_W: Tensor, sigma_B_T: Tensor, condition: Condition
     ) -> tuple[dict[str, Any], Tensor]:
-        """The loss of these draws, with its parts."""
+        """The loss of these draws, with its parts.
+
+        Under context parallelism a video's are those of this rank's frames, tensors and numbers alike; the mean over
+        the group is what one process finds for the whole clip.
+        """
+        context = self.context_parallel
+        context.activate(not condition.is_image)
+        x0_B_C_T_H_W, epsilon_B_C_T_H_W = context.split_frames(x0_B_C_T_H_W), context.split_frames(epsilon_B_C_T_H_W)
+        sigma_B_T = sigma_B_T if sigma_B_T.shape[1] == 1 else context.split_frames(sigma_B_T, 1)
+        condition = context.part_of(condition)
         xt = rectified_flow.add_noise(x0_B_C_T_H_W, epsilon_B_C_T_H_W, sigma_B_T)
         x0_pred = self.denoiser(xt, sigma_B_T, condition).x0_B_C_T_H_W
         weight_B_T = rectified_flow.rectified_flow_weight(sigma_B_T)
