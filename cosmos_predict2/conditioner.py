@@ -41,12 +41,12 @@ class Condition:
 
     def frames(self, first: int, end: int) -> "Condition":
         """The same for latent frames ``first`` to ``end``: what is of frames is cut, what is of the clip stays."""
-        parts = {
-            field: None if value is None else value[:, :, first:end]
-            for field in ("gt_frames_B_C_T_H_W", "condition_mask_B_1_T_H_W")
-            for value in (getattr(self, field),)
-        }
-        return replace(self, **parts)
+        gt_frames, mask = self.gt_frames_B_C_T_H_W, self.condition_mask_B_1_T_H_W
+        return replace(
+            self,
+            gt_frames_B_C_T_H_W=None if gt_frames is None else gt_frames[:, :, first:end],
+            condition_mask_B_1_T_H_W=None if mask is None else mask[:, :, first:end],
+        )
 
     def stacked_with(self, other: "Condition") -> "Condition":
         """Both conditions in one batch, this one first."""
