@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training step: what it draws, what it trains, and what it refuses."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_predict2.models.video2world_model import (
+    Draws,
+    Predict2ModelManagerConfig,
+    Predict2Video2WorldModel,
+    Predict2Video2WorldModelConfig,
+)
+from cosmos_predict2.nn.dit import Video2WorldDiT
+from cosmos_predict2.nn.start_weights import Start
+from cosmos_predict2.pipelines.video2world import EMAConfig, Video2WorldPipelineConfig
+from imaginaire.errors import ConfigError, DataError
+from imaginaire.lazy_config import LazyCall as L
+from imaginaire.parallel import ParallelDims
+from tests.models.parts import PooledPixels
+
+NET = dict(model_channels=32, num_blocks=2, num_heads=2, adaln_lora_dim=8, crossattn_emb_channels=8)
+PIPE_OPTIONS = ("state_t", "ema", "video_noise_factor", "max_num_conditional_frames", "resize_online")
+
+
+def make_model(**options: Any) -> Predict2Video2WorldModel:
+    pipe = {name: options.pop(name) for name in PIPE_OPTIONS if name in options}
+    net = {"max_img_h": 8, "max_img_w": 8, "max_frames": 4, **NET, **options.pop("net", {})}
+    config = Predict2Video2WorldModelConfig(
+        pipe_config=Video2WorldPipelineConfig(
+            net=L(Video2WorldDiT)(**net), tokenizer=L(PooledPixels)(), **{"state_t": 3, **pipe}
+        ),
+        **{"precision": "float32", **options},
+    )
+    torch.manual_seed(0)
+    model = Predict2Video2WorldModel(config)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():  # the last modulation matrices begin at zero, behind which nothing learns
+        for name, parameter in model.net.named_parameters():
+            if "adaln_modulation" in name:
+                parameter.normal_(std=0.1, generator=generator)
+    return model
+
+
+def make_batch(size: int = 2, frames: int = 9, positions: list[int] | None = None) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(2)
+    batch: dict[str, Any] = {
+        "video": torch.randint(0, 256, (size, 3, frames, 32, 32), dtype=torch.uint8, generator=generator),
+        "t5_text_embeddings": torch.randn(size, 4, 8, generator=generator),
+        "fps": torch.full((size,), 10.0),
+        "padding_mask": torch.zeros(size, 1, 32, 32),
+    }
+    if positions is not None:
+        batch["sample_position"] = torch.tensor(positions)
+    return batch
+
+
+def part(batch: dict[str, Any], index: int) -> dict[str, Any]:
+    return {key: value[index : index + 1] for key, value in batch.items()}
+
+
+def test_gradient_reaches_every_parameter() -> None:
+    model = make_model()
+    _, loss = model.training_step(make_batch(positions=[0, 1]), 0)
+    loss.backward()
+    # The condition does not reach the keys of a text that the dropout took away from the whole batch; two samples do.
+    assert [n for n, p in model.net.named_parameters() if p.grad is None or not p.grad.any()] == []
+
+
+def test_draws_follow_from_the_sample_not_from_its_batch() -> None:
+    model = make_model()
+    batch = make_batch(size=2, positions=[7, 40])
+    together, _ = model.training_step(batch, 0)
+    alone = [model.training_step(part(batch, i), 0)[0] for i in range(2)]
+    for key in ("sigma", "xt"):
+        assert torch.equal(together[key], torch.cat([output[key] for output in alone])), key
+    assert not torch.equal(together["sigma"][0], together["sigma"][1])
+
+
+def test_another_seed_draws_anew() -> None:
+    model = make_model()
+    batch = make_batch(positions=[0, 1])
+    first, _ = model.training_step(batch, 0)
+    model.seed = 1
+    second, _ = model.training_step(batch, 0)
+    assert not torch.equal(first["sigma"], second["sigma"])
+
+
+def test_validation_repeats_itself_and_differs_from_training() -> None:
+    model = make_model()
+    batch = make_batch(positions=[0, 1])
+    first, second = (model.validation_step(batch, i)[1] for i in (0, 5))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, model.training_step(batch, 0)[1])
+
+
+def test_a_float64_network_stays_float64() -> None:
+    model = make_model(precision="float64")
+    model.on_train_start()
+    output, loss = model.training_step(make_batch(positions=[0, 1]), 0)
+    assert {loss.dtype, output["x0"].dtype, output["xt"].dtype, output["x0_pred"].dtype} == {torch.float64}
+    loss.backward()
+    assert all(p.grad is not None and p.grad.dtype == torch.float64 for p in model.net.parameters())
+
+
+def test_given_frames_have_no_error() -> None:
+    model = make_model()
+    output, _ = model.training_step({**make_batch(positions=[0, 1]), "num_conditional_frames": 2}, 0)
+    assert (output["edm_loss_per_frame"][:, :2] == 0).all()
+    assert (output["edm_loss_per_frame"][:, 2:] > 0).all()
+
+
+def test_noise_of_videos_grows_with_their_length_unless_a_factor_says_otherwise() -> None:
+    batch = make_batch(size=64, frames=1, positions=list(range(64)))
+    x0 = torch.zeros(64, 16, 1, 4, 4)
+    levels = {}
+    for name, options in {"sqrt": {"state_t": 3}, "factor": {"video_noise_factor": 25.0}}.items():
+        model = make_model(**options)
+        levels[name] = model.draw_noise(x0, False, model._generators(batch, "train"))[1]
+    assert torch.allclose(levels["sqrt"] / 3**0.5, levels["factor"] / 25.0, rtol=1e-5)
+    model = make_model()
+    image = model.draw_noise(x0, True, model._generators(batch, "train"))[1]
+    assert torch.allclose(image * 3**0.5, levels["sqrt"], rtol=1e-5)
+
+
+def test_high_noise_is_drawn_as_often_as_asked() -> None:
+    model = make_model(high_sigma_ratio=0.25)
+    batch = make_batch(size=2000, frames=1, positions=list(range(2000)))
+    sigma = model.draw_noise(torch.zeros(2000, 16, 1, 1, 1), False, model._generators(batch, "train"))[1]
+    share = float((sigma >= 200).double().mean())
+    assert 0.21 < share < 0.29
+
+
+def test_a_longer_clip_is_cut_everywhere() -> None:
+    model = make_model()
+    starts = set()
+    for position in range(24):
+        batch = make_batch(size=1, frames=12, positions=[position])
+        batch["video"] = torch.arange(12, dtype=torch.uint8).reshape(1, 1, 12, 1, 1).expand(1, 3, 12, 8, 8)
+        pixels = model._pixels(batch, False, model._generators(batch, "train"))
+        frames = ((pixels[0, 0, :, 0, 0] + 1) * 127.5).round().int().tolist()
+        assert frames == list(range(frames[0], frames[0] + 9))
+        starts.add(frames[0])
+    assert starts == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (dict(video=torch.zeros(2, 3, 5, 32, 32, dtype=torch.uint8)), "num_frames=9"),
+        (dict(video=torch.full((2, 3, 9, 32, 32), 200.0)), r"\[-1, 1\]"),
+        (dict(images=torch.zeros(2, 3, 32, 32)), "both"),
+        (dict(fps=None), "'fps'"),
+    ],
+)
+def test_batches_that_cannot_be_trained_on(change: dict[str, Any], text: str) -> None:
+    batch = {key: value for key, value in {**make_batch(), **change}.items() if value is not None}
+    with pytest.raises(DataError, match=text):
+        make_model().training_step(batch, 0)
+
+
+def test_images_train_without_given_frames() -> None:
+    model = make_model()
+    batch = make_batch(positions=[0, 1])
+    batch["images"] = batch.pop("video")[:, :, 0] / 127.5 - 1
+    output, loss = model.training_step(batch, 0)
+    assert torch.isfinite(loss)
+    assert output["condition"].is_image
+    assert output["condition"].condition_mask_B_1_T_H_W is None
+    assert int(model.net.accum_image_sample_counter) == 2
+
+
+def test_samples_are_counted_in_training_only() -> None:
+    model = make_model()
+    model.training_step(make_batch(positions=[0, 1]), 0)
+    model.eval()
+    model.validation_step(make_batch(positions=[0, 1]), 0)
+    assert int(model.net.accum_video_sample_counter) == 2
+    assert int(model.net.accum_iteration) == 1
+
+
+def test_text_is_dropped_as_often_as_configured() -> None:
+    model = make_model()
+    count = 400
+    keep = model.conditioner.draw_keep(Draws(count, list(range(count))).each("condition"))  # type: ignore[arg-type]
+    share = float(keep["text"].mean())
+    assert 0.74 < share < 0.86
+    assert keep["use_video_condition"].shape == (1,)
+
+
+def test_lora_trains_adapters_alone_and_keeps_them_in_float32() -> None:
+    model = make_model(train_architecture="lora", lora_rank=2, lora_alpha=4, precision="bfloat16")
+    before = {name: value.clone() for name, value in model.net.state_dict().items() if "lora_A" in name}
+    model.on_train_start()
+    trained = {name: p for name, p in model.net.named_parameters() if p.requires_grad}
+    assert len(trained) == 2 * 20  # two blocks of ten linears, two factors each
+    assert {p.dtype for p in trained.values()} == {torch.float32}
+    assert {p.dtype for name, p in model.net.named_parameters() if name not in trained} == {torch.bfloat16}
+    assert all(torch.equal(model.net.state_dict()[name], value) for name, value in before.items())
+    _, loss = model.training_step(make_batch(positions=[0, 1]), 0)
+    loss.backward()
+    assert all(p.grad is not None for p in trained.values())
+
+
+@pytest.mark.parametrize("options", [dict(lora_rank=0), dict(lora_alpha=0), dict(lora_target_modules=" , ")])
+def test_lora_settings_are_checked(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="lora_rank"):
+        Predict2Video2WorldModelConfig(train_architecture="lora", **options)
+
+
+def test_checkpoints_hold_the_network_and_its_average_only() -> None:
+    model = make_model(ema=EMAConfig(enabled=True))
+    model.on_train_start()
+    model.parallelize(ParallelDims())
+    names = set(model.checkpoint_state())
+    own = set(model.net.state_dict())
+    assert names == {f"net.{name}" for name in own} | {f"net_ema.{name}" for name in own}
+
+
+def test_preflight_names_missing_weights_and_impossible_frames() -> None:
+    config = make_model(max_num_conditional_frames=3).config
+    config.model_manager_config = Predict2ModelManagerConfig(
+        dit_path="checkpoints/nvidia/Cosmos-Predict2-2B-Video2World/model-480p-10fps.pt"
+    )
+    import attrs
+
+    plain = attrs.asdict(config, recurse=False)
+    plain["model_manager_config"] = attrs.asdict(config.model_manager_config)
+    plain["pipe_config"] = attrs.asdict(config.pipe_config, recurse=False)
+    problems = list(Predict2Video2WorldModel.preflight(plain))
+    assert len(problems) == 2
+    assert "download_checkpoints" in problems[0]
+    assert "--model_sizes 2B" in problems[0]
+    assert "state_t=3" in problems[1]
+
+
+def test_the_nonuniform_weight_is_used_when_asked_for() -> None:
+    model = make_model()
+    batch = make_batch(positions=[0, 1])
+    generators = model._generators(batch, "train")
+    x0, condition = model.data_and_condition(batch, generators)
+    epsilon, sigma = model.draw_noise(x0, False, generators)
+    _, uniform = model.loss(x0, epsilon, sigma, condition)
+    model.pipe_config.rectified_flow_loss_weight_uniform = False
+    output, other = model.loss(x0, epsilon, sigma, condition)
+    assert not torch.equal(uniform, other)
+    weight: Tensor = output["weights_per_sigma"]
+    assert weight.shape == sigma.shape
+
+
+def test_weights_that_a_file_gives_are_not_drawn_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = make_model().net.state_dict()
+    path = tmp_path / "model.pt"
+    torch.save({f"net.{name}": value for name, value in given.items()}, path)
+    monkeypatch.setattr(Start, "draw_", None)
+    net = make_model(model_manager_config=Predict2ModelManagerConfig(dit_path=str(path))).net
+    found = net.state_dict()
+    assert all(torch.equal(found[name], value) for name, value in given.items())
+    assert next(net.parameters()).requires_grad
