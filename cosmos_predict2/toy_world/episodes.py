@@ -27,6 +27,14 @@ class Mix:
 MIXES = {
     # what happens follows nearly from first frame and caption
     "expert": Mix({"expert": 1.0}, {"expert": (0.85, 1.0)}, ring_elsewhere=0.0),
+    # what happens follows from first frame and caption alone
+    "full_skill": Mix({"expert": 1.0}, {"expert": (1.0, 1.0)}, ring_elsewhere=0.0),
+    # captions mostly say what happens: to the ring, in a direction, or by nobody's will
+    "varied": Mix(
+        {"expert": 0.6, "push": 0.25, "noisy": 0.1, "wander": 0.05},
+        {"expert": (0.85, 1.0), "push": (0.85, 1.0), "noisy": (0.3, 0.8), "wander": (0.0, 0.0)},
+        ring_elsewhere=0.25,
+    ),
     # what happens follows from the actions only: the ring mostly says nothing about where the object goes
     "mixed": Mix(
         {"expert": 0.3, "noisy": 0.3, "push": 0.25, "wander": 0.15},
