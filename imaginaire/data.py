@@ -24,9 +24,11 @@ from imaginaire.errors import DataError
 from imaginaire.parallel import ParallelDims, current_dims
 from imaginaire.workers import Indices, close_readers
 
-__all__ = ["DataStream", "ResumableLoader", "close_readers", "move_to", "open_pass"]
+__all__ = ["WEIGHT_KEY", "DataStream", "ResumableLoader", "close_readers", "move_to", "open_pass"]
 
 log = logging.getLogger(__name__)
+
+WEIGHT_KEY = "sample_weight"  # of a validation batch: 0 for samples that are in the pass a second time
 
 
 class ResumableLoader:
@@ -34,8 +36,9 @@ class ResumableLoader:
 
     ``batch_size`` counts the samples of one data-parallel rank. Iterating gives one pass in order, whose last batch is
     shorter where the samples do not suffice; it is as long on all ranks, for which fewer samples than there are ranks
-    are taken a second time, from the beginning. The trainer takes the endless, shuffled form from `batches`. Workers
-    that give no batch for ``timeout`` seconds are an error; 0 waits for ever.
+    are taken a second time, from the beginning, with ``sample_weight`` 0 (without this key, all of a batch count). The
+    trainer takes the endless, shuffled form from `batches`. Workers that give no batch for ``timeout`` seconds are an
+    error; 0 waits for ever.
     """
 
     def __init__(
@@ -84,7 +87,7 @@ class ResumableLoader:
         batches = [[(p, p % count) for p in _block(start, size, dims)] for start, size in sizes]
         read = workers.load(self.dataset, batches, 0, "validation", self._options)
         for batch, indices in zip(read, batches, strict=True):
-            yield with_positions(batch, indices)
+            yield with_positions(batch, indices, count)
 
     def batches(self, seed: int, start: int, dims: ParallelDims) -> Iterator[Indices]:
         """Positions and indices of this rank's batches, from a position on, without end."""
@@ -263,9 +266,13 @@ def _remember(batches: Iterator[Indices], into: deque[Indices]) -> Iterator[Indi
         yield batch
 
 
-def with_positions(batch: Any, indices: Indices) -> Any:
+def with_positions(batch: Any, indices: Indices, end: int | None = None) -> Any:
+    """The batch with the place of each sample; from ``end`` on they are repetitions, which do not count."""
     if isinstance(batch, dict):
-        batch["sample_position"] = torch.tensor([position for position, _ in indices])
+        places = torch.tensor([position for position, _ in indices])
+        batch["sample_position"] = places
+        if end is not None and bool((places >= end).any()):
+            batch[WEIGHT_KEY] = (places < end).float()
     return batch
 
 

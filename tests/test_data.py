@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler, get_worker_info
 
 from imaginaire import parallel
-from imaginaire.data import DataStream, ResumableLoader, close_readers, move_to, open_pass
+from imaginaire.data import WEIGHT_KEY, DataStream, ResumableLoader, close_readers, move_to, open_pass
 from imaginaire.errors import DataError
 from imaginaire.parallel import ParallelDims
 
@@ -391,7 +391,11 @@ def test_a_pass_for_validation_is_in_order_and_always_alike(monkeypatch: pytest.
     for rank in range(2):
         monkeypatch.setattr(parallel, "_current", dims(2, rank))
         parts.append([indices([batch]) for batch in ResumableLoader(Numbers(7), batch_size=2)])
+        weights = [batch.get(WEIGHT_KEY) for batch in ResumableLoader(Numbers(7), batch_size=2)]
+        assert weights[0] is None, "no key: all samples count"
+        assert (weights[1] is None) == (rank == 0)
     assert parts == [[[0, 1], [4, 5]], [[2, 3], [6, 0]]], "as many batches on each rank, one sample twice"
+    assert weights[1].tolist() == [1.0, 0.0], "the second time it does not count"
 
 
 def test_move_to_keeps_containers() -> None:

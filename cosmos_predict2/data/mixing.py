@@ -209,8 +209,9 @@ class MixedLoader(ResumableLoader):
     def __iter__(self) -> Iterator[Any]:
         batches = list(itertools.islice(self.batches(0, 0, current_dims()), len(self)))
         read = workers.load(self.dataset, batches, 0, "validation", self._options)
+        end = None if self._by_batch else self._turns.covering(self.members.sizes)
         for batch, indices in zip(read, batches, strict=True):
-            yield with_positions(batch, indices)
+            yield with_positions(batch, indices, end)
 
     def batches(self, seed: int, start: int, dims: ParallelDims) -> Iterator[Indices]:
         return self._whole(seed, start, dims) if self._by_batch else self._mixed(seed, start, dims)

@@ -17,6 +17,7 @@ from torch import Tensor
 from imaginaire import distributed, storage
 from imaginaire.callbacks.base import Callback, EveryN
 from imaginaire.callbacks.running_mean import RunningMean
+from imaginaire.data import WEIGHT_KEY
 from imaginaire.errors import ConfigError, UserError
 from imaginaire.foreign_loader import length
 
@@ -28,7 +29,8 @@ class LossLog(Callback):
 
     Means run over all micro-batches and ranks, every ``logging_iter * logging_iter_multipler`` steps; with a multiplier
     the names begin with ``train@10/`` instead of ``train/``. NaN and infinite values are counted, not averaged.
-    Validation gives ``val/...``, weighted by batch size.
+    Validation gives ``val/...``, weighted by the samples that count (``sample_weight``). A model with
+    ``is_image_batch(batch)`` has its losses by kind as well: ``train/image_loss``, ``train/video_loss``.
     """
 
     def __init__(self, logging_iter_multipler: int = 1) -> None:  # the spelling that configs in the wild use
@@ -52,7 +54,7 @@ class LossLog(Callback):
     def on_training_step_batch_end(
         self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
     ) -> None:
-        _add_all(self._train, output, loss)
+        _add_all(self._train, self._with_kind(batch, output, loss), loss)
         self._micro += 1
         if self._micro < self.config.trainer.grad_accum_iter:
             return
@@ -72,7 +74,7 @@ class LossLog(Callback):
     def on_validation_step_end(
         self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
     ) -> None:
-        _add_all(self._validation, output, loss, weight=batch_size(batch))
+        _add_all(self._validation, self._with_kind(batch, output, loss), loss, weight=_samples(batch))
 
     def on_validation_end(self, model: Any, iteration: int = 0) -> None:
         if self.multiplier == 1:
@@ -80,6 +82,15 @@ class LossLog(Callback):
             self.trainer.metrics.log(values, iteration)
             if "val/loss" in values:
                 log.info("iter %d validation loss %.6g", iteration, values["val/loss"])
+
+    def _with_kind(self, batch: Any, output: Any, loss: Tensor) -> Any:
+        """The output with the losses of a batch of images or videos under names of their own."""
+        is_image_batch = getattr(self.trainer.model, "is_image_batch", None)
+        if is_image_batch is None or not isinstance(output, Mapping):
+            return output
+        kind = "image" if is_image_batch(batch) else "video"
+        of_kind = {f"{kind}_edm_loss": output["edm_loss"]} if "edm_loss" in output else {}
+        return {**output, **of_kind, f"{kind}_loss": loss}
 
     def _is_due(self, iteration: int) -> bool:
         return bool(iteration % (self.config.trainer.logging_iter * self.multiplier) == 0)
@@ -115,6 +126,12 @@ def _gathered(means: dict[str, RunningMean]) -> dict[str, float]:
     values = {name: total / weight for name, (total, weight, _) in totals.items() if weight}
     values |= {f"non_finite_{name}": count for name, (_, _, count) in totals.items() if count}
     return values
+
+
+def _samples(batch: Any) -> float:
+    """How many samples of a batch count."""
+    weight = batch.get(WEIGHT_KEY) if isinstance(batch, Mapping) else None
+    return batch_size(batch) if weight is None else float(weight.sum())
 
 
 def batch_size(batch: Any) -> int:

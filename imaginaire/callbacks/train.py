@@ -121,7 +121,7 @@ class GradClip(Callback):
         self.clip_norm = clip_norm
         self.force_finite = force_finite
         self._means = {"train/grad_norm": RunningMean()}
-        self._kind: str | None = None
+        self._kinds: set[str] = set()  # of the step's micro-batches
 
     def on_train_start(self, model: Any, iteration: int = 0) -> None:
         if hasattr(self.trainer.model, "is_image_batch"):
@@ -129,8 +129,9 @@ class GradClip(Callback):
                 self._means.setdefault(f"clip_grad_norm/{kind}", RunningMean())
 
     def on_training_step_start(self, model: Any, batch: Any, iteration: int = 0) -> None:
-        if len(self._means) > 1:
-            self._kind = "clip_grad_norm/image" if self.trainer.model.is_image_batch(batch) else "clip_grad_norm/video"
+        if hasattr(self.trainer.model, "is_image_batch"):
+            is_image = self.trainer.model.is_image_batch(batch)
+            self._kinds.add("clip_grad_norm/image" if is_image else "clip_grad_norm/video")
 
     def on_before_optimizer_step(
         self, model: Any, optimizer: Any, scheduler: Any, grad_scaler: Any, iteration: int = 0
@@ -142,8 +143,9 @@ class GradClip(Callback):
             if not math.isfinite(norm):
                 self.trainer.report_non_finite("grad_norm", norm)
         self._means["train/grad_norm"].add(norm)
-        if self._kind is not None:
-            self._means[self._kind].add(norm)
+        if len(self._kinds) == 1:  # the gradient of a step over both is neither's
+            self._means[next(iter(self._kinds))].add(norm)
+        self._kinds.clear()
         # Logged here and not at the end of the step, so that a checkpoint of this step holds the sums of after the log.
         if (iteration + 1) % self.config.trainer.logging_iter == 0:
             self._log(iteration + 1)

@@ -14,7 +14,7 @@ from imaginaire import distributed
 from imaginaire.callbacks.monitor import DeviceMonitor
 from imaginaire.callbacks.report import HeartBeat, IterSpeed, LossLog, ProgressBar, batch_size
 from imaginaire.callbacks.running_mean import RunningMean
-from tests.callbacks.fakes import Trainer, lazy, make_config
+from tests.callbacks.fakes import ImageModel, Trainer, lazy, make_config
 from tests.callbacks.records import records
 from tests.multiprocess import run_distributed
 
@@ -70,6 +70,32 @@ def test_validation_loss_is_weighted_by_batch_size(tmp_path: Path) -> None:
     trainer.metrics.close()
     (record,) = records(tmp_path)
     assert record == {"iteration": 0, "val/loss": 2.0, "val/accuracy": pytest.approx(0.2)}
+
+
+def test_samples_without_weight_do_not_count_in_validation(tmp_path: Path) -> None:
+    trainer = Trainer(make_config({"loss_log": lazy(LossLog)}), tmp_path)
+    trainer.start()
+    cb, model = trainer.callbacks, trainer.model
+    cb.on_validation_start(model, [], 0)
+    for weights, loss in (([1.0, 1.0, 0.0], 1.0), ([1.0, 0.0, 0.0], 4.0), ([0.0, 0.0, 0.0], 99.0)):
+        batch = {"x": torch.ones(3, 2), "sample_weight": torch.tensor(weights)}
+        cb.on_validation_step_end(model, batch, {}, torch.tensor(loss), 0)
+    cb.on_validation_end(model, 0)
+    trainer.metrics.close()
+    assert records(tmp_path) == [{"iteration": 0, "val/loss": 2.0}]
+
+
+def test_images_and_videos_have_losses_of_their_own(tmp_path: Path) -> None:
+    trainer = Trainer(make_config({"loss_log": lazy(LossLog)}, logging_iter=3), tmp_path, ImageModel())
+    trainer.start()
+    for key, loss in (("image", 1.0), ("video", 2.0), ("video", 4.0)):
+        trainer.step(loss, batch={key: torch.ones(1)}, output={"edm_loss": loss / 10})
+    trainer.metrics.close()
+    (record,) = records(tmp_path)
+    assert (record["train/image_loss"], record["train/video_loss"]) == (1.0, 3.0)
+    assert record["train/image_edm_loss"] == pytest.approx(0.1)
+    assert record["train/video_edm_loss"] == pytest.approx(0.3)
+    assert record["train/loss"] == pytest.approx(7 / 3)
 
 
 def test_batch_size_is_the_first_tensors_length() -> None:

@@ -145,6 +145,22 @@ def test_grad_clip_tells_images_from_videos_where_the_model_can(tmp_path: Path) 
     assert record["clip_grad_norm/video"] == pytest.approx(4.0)
 
 
+def test_a_step_over_images_and_videos_counts_for_neither(tmp_path: Path) -> None:
+    trainer = Trainer(make_config({"grad_clip": lazy(GradClip)}, grad_accum_iter=2), tmp_path, ImageModel())
+    trainer.start()
+    for kinds in (("image", "video"), ("video", "video")):
+        for key in kinds:
+            trainer.callbacks.on_training_step_start(trainer.model, {key: 0}, trainer.iteration)
+        trainer.model.weight.grad = torch.full((1, 4), 1.0 if "image" in kinds else 2.0)
+        trainer.callbacks.on_before_optimizer_step(trainer.model, trainer.optimizer, None, None, trainer.iteration)
+        trainer.iteration += 1
+    trainer.metrics.close()
+    (record,) = records(tmp_path)
+    assert "clip_grad_norm/image" not in record
+    assert record["clip_grad_norm/video"] == pytest.approx(4.0)
+    assert record["train/grad_norm"] == pytest.approx(3.0)
+
+
 def test_grad_clip_resumed_between_two_logs_logs_the_same(tmp_path: Path) -> None:
     def norms(folder: str, stop_at: int) -> list[dict[str, Any]]:
         torch.manual_seed(0)
