@@ -16,6 +16,7 @@ import attrs
 import numpy
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from tqdm import tqdm
 
 from cosmos_predict2.auxiliary.guardrail.runner import GuardrailConfig, GuardrailRunner, create_guardrail
@@ -269,22 +270,56 @@ class Video2WorldPipeline:
 
         Without a negative text, the unconditional half of the guidance has a text of zeros.
         """
+        batch = {TEXT_KEY: text_B_S_E}
+        if negative_text_B_S_E is not None:
+            batch[NEGATIVE_TEXT_KEY] = negative_text_B_S_E
+        size, _, num_given, height, width = frames_B_C_F_H_W.shape
+        batch["padding_mask"] = torch.zeros(size, 1, height, width)
+        batch["fps"] = torch.full((size,), float(self.config.fps))
+        latent = self.generate_latents(
+            batch,
+            self._given_latents(frames_B_C_F_H_W),
+            latent_frames(num_given),
+            guidance=guidance,
+            num_steps=num_steps,
+            seed=seed,
+            solver=solver,
+            use_cuda_graphs=use_cuda_graphs,
+            progress=progress,
+            on_step=on_step,
+        )
+        return self.decode(latent)
+
+    @torch.no_grad()
+    def generate_latents(
+        self,
+        batch: Mapping[str, Tensor],
+        given_B_C_T_H_W: Tensor,
+        num_given: int,
+        *,
+        guidance: float = 7.0,
+        num_steps: int = 35,
+        seed: int = 0,
+        solver: str = "2ab",
+        use_cuda_graphs: bool = False,
+        progress: bool = False,
+        on_step: Callable[[int, Any], None] | None = None,
+    ) -> Tensor:
+        """Latents [B, C, T, H, W] that begin with the first ``num_given`` latent frames of ``given_B_C_T_H_W``.
+
+        ``batch`` has what the conditioner takes: text embeddings, fps, padding mask, and maybe a negative text.
+        """
         config = self.config
         if solver not in SOLVERS or solver == "unipc":
             known = [name for name in SOLVERS if name != "unipc"]  # which works on flow times, not on these levels
             raise ConfigError(f"No solver of noise levels is called '{solver}'.{near(solver, known)}")
         if num_steps < 1:
             raise ConfigError(f"num_steps={num_steps}: sampling takes at least 1 step.")
-        batch = {TEXT_KEY: text_B_S_E.to(self.device)}
-        if negative_text_B_S_E is not None:
-            batch[NEGATIVE_TEXT_KEY] = negative_text_B_S_E.to(self.device)
-        size, _, num_given, height, width = frames_B_C_F_H_W.shape
-        batch["padding_mask"] = torch.zeros(size, 1, height, width, device=self.device)
-        batch["fps"] = torch.full((size,), float(config.fps), device=self.device)
-        given = self._given_latents(frames_B_C_F_H_W)
-        num_B = torch.full((size,), latent_frames(num_given), device=self.device)
+        given = given_B_C_T_H_W
+        num_B = torch.full((given.shape[0],), num_given, device=self.device)
+        on_device = {key: value.to(self.device) for key, value in batch.items()}
         conditional, unconditional = (
-            condition.with_given_frames(given, num_B) for condition in self.conditioner.guidance_pair(batch)
+            condition.with_given_frames(given, num_B) for condition in self.conditioner.guidance_pair(on_device)
         )
         denoise = self._guided(conditional, unconditional if guidance != 0 else None, guidance, use_cuda_graphs)
         levels = config.timestamps
@@ -297,8 +332,7 @@ class Video2WorldPipeline:
                 if on_step is not None:
                     on_step(i, step)
 
-            latent = sample(denoise, noise, sigmas, solver, report)
-        return self._decode(latent)
+            return sample(denoise, noise, sigmas, solver, report)
 
     def _given_latents(self, frames_B_C_F_H_W: Tensor) -> Tensor:
         """Latents of the whole clip in which only the given frames are filled: the rest is never looked at."""
@@ -321,7 +355,9 @@ class Video2WorldPipeline:
         given[:, :, : latent.shape[2]] = latent
         return given
 
-    def _decode(self, latent_B_C_T_H_W: Tensor) -> Tensor:
+    @torch.no_grad()
+    def decode(self, latent_B_C_T_H_W: Tensor) -> Tensor:
+        """Videos [B, 3, F, H, W] in [-1, 1]."""
         self.tokenizer.to(self.device)
         video = self.tokenizer.decode(latent_B_C_T_H_W / self.config.sigma_data)
         if self._offload_tokenizer:
@@ -341,7 +377,12 @@ class Video2WorldPipeline:
             if use_cuda_graphs:  # each condition its own, or the two would capture in turn at every step
                 denoiser = self.config.denoiser(cast(DiT, GraphedNetwork(self.dit, self.device)))
             text = condition.crossattn_emb_B_S_E.to(self.dit.dtype)
-            prepared = self.dit.prepare(text, latent_shape=shape, fps_B=condition.fps_B)
+            # Weights that are sharded are whole only inside the network's own forward pass.
+            prepared = (
+                None
+                if isinstance(self.dit, FSDPModule)
+                else self.dit.prepare(text, latent_shape=shape, fps_B=condition.fps_B)
+            )
 
             def denoise(x: Tensor, sigma_B: Tensor) -> Tensor:
                 return denoiser(x, sigma_B, condition, prepared).x0_B_C_T_H_W
