@@ -12,152 +12,18 @@ import os
 import shlex
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file runs from a checkout as it is
 
+from examples.video2world_flags import BENCHMARK_RUNS, DEFAULT_INPUT, TINY_INPUT, parse
 from imaginaire import log as logs
-from imaginaire.command_line import Help, Parser
 from imaginaire.errors import ConfigError, UserError
 
 log = logging.getLogger("video2world")
-
-DEFAULT_INPUT = "assets/video2world/input0.jpg"
-TINY_INPUT = "assets/toy_world/first_frame.png"
-BENCHMARK_RUNS = 4  # the first warms up and is not counted
-
-
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = Parser(
-        description="Make a video that begins with a picture or with the end of a clip, and follows a prompt.",
-        formatter_class=Help,
-        allow_abbrev=False,
-    )
-    model = parser.add_argument_group("model")
-    model.add_argument(
-        "--model_size", choices=["2B", "14B", "tiny"], default="2B", help="tiny: the toy world, on any CPU, no download"
-    )
-    model.add_argument("--resolution", choices=["480", "720", "48"], default=None, help="default 720; tiny: 48")
-    model.add_argument(
-        "--fps",
-        type=int,
-        choices=[10, 16],
-        default=None,
-        help="default 16 (93 frames), 10: 61 frames; tiny: 10, 13 frames",
-    )
-    model.add_argument(
-        "--dit_path",
-        default="",
-        metavar="PATH",
-        help="weights in place of the released ones: a .pt or safetensors file, a run or diffusers folder, a hub id",
-    )
-    model.add_argument("--load_ema", action="store_true", help="take the averaged weights (net_ema.) of the file")
-    model.add_argument(
-        "--lora", action="append", default=[], metavar="PATH[:WEIGHT]", help="an adapter to add; may be repeated"
-    )
-    model.add_argument(
-        "--natten", action="store_true", help="the weights of the sparse variant (720, 16:9), run with dense attention"
-    )
-    model.add_argument(
-        "--checkpoint_dir",
-        default=None,
-        metavar="DIR",
-        help="where released weights lie (default checkpoints, or what COSMOS_PREDICT2_ARGS says)",
-    )
-    request = parser.add_argument_group("request")
-    request.add_argument("--prompt", default="", help="what should happen")
-    request.add_argument(
-        "--input_path",
-        default=None,
-        metavar="FILE",
-        help=f"a picture, or an mp4 whose last frames are continued (default {DEFAULT_INPUT}; tiny: {TINY_INPUT})",
-    )
-    request.add_argument(
-        "--negative_prompt",
-        default=None,
-        help="what guidance leads away from (default: a description of poor video; tiny: no text)",
-    )
-    request.add_argument(
-        "--aspect_ratio", choices=["1:1", "4:3", "3:4", "16:9", "9:16"], default=None, help="default 16:9; tiny: 1:1"
-    )
-    request.add_argument(
-        "--num_conditional_frames",
-        type=int,
-        choices=[1, 5],
-        default=1,
-        help="frames of the input that the video begins with; 5 needs a clip",
-    )
-    request.add_argument("--num_conditional_frmaes", type=int, choices=[1, 5], default=None, help=argparse.SUPPRESS)
-    request.add_argument(
-        "--batch_input_json",
-        default=None,
-        metavar="FILE",
-        help="a list of {input_video, prompt, output_video}; outputs that exist are skipped",
-    )
-    request.add_argument(
-        "--overwrite", action="store_true", help="with --batch_input_json: make outputs again that exist"
-    )
-    request.add_argument(
-        "--prompt_embeddings",
-        default=None,
-        metavar="FILE",
-        help="embeddings written by scripts.encode_prompts, in place of the text encoder",
-    )
-    request.add_argument(
-        "--save_path",
-        default="output/generated_video.mp4",
-        metavar="FILE",
-        help="the mp4; a .txt and a .json beside it record how it was made",
-    )
-    request.add_argument(
-        "--contact_sheet", action="store_true", help="also write frames of the video as one picture, a .png beside it"
-    )
-    request.add_argument(
-        "--compare_to",
-        default="",
-        metavar="FILE",
-        help="a true clip to show above the generated one on the contact sheet",
-    )
-    sampling = parser.add_argument_group("sampling")
-    sampling.add_argument(
-        "--guidance", type=float, default=None, help="x = cond + guidance (cond - uncond); 0: none (default 7; tiny: 0)"
-    )
-    sampling.add_argument("--num_steps", type=int, default=35, help="sampling steps")
-    sampling.add_argument("--seed", type=int, default=0, help="of the initial noise: equal seeds give equal videos")
-    machine = parser.add_argument_group("machine")
-    machine.add_argument("--device", default=None, help="cpu, cuda, cuda:1 (default: a GPU where there is one)")
-    machine.add_argument(
-        "--dtype",
-        choices=["bfloat16", "float16", "float32"],
-        default=None,
-        help="of the network (default bfloat16 on a GPU, float32 on a CPU)",
-    )
-    machine.add_argument("--num_gpus", type=int, default=1, help="more than one: start with torchrun")
-    machine.add_argument(
-        "--offload_text_encoder", action="store_true", help="keep the text encoder in host memory between uses"
-    )
-    machine.add_argument("--downcast_text_encoder", action="store_true", help="the text encoder in bfloat16")
-    machine.add_argument(
-        "--offload_tokenizer", action="store_true", help="keep the video tokenizer in host memory between uses"
-    )
-    machine.add_argument("--use_cuda_graphs", action="store_true", help="capture the network's forward pass")
-    machine.add_argument(
-        "--benchmark",
-        action="store_true",
-        help=f"make the video {BENCHMARK_RUNS} times and print the mean time of all but the first",
-    )
-    safety = parser.add_argument_group("guardrail and prompt refiner")
-    safety.add_argument("--disable_guardrail", action="store_true", help="no check of the prompt")
-    safety.add_argument("--offload_guardrail", action="store_true", help="keep the guardrail's models in host memory")
-    safety.add_argument("--disable_prompt_refiner", action="store_true", help="use the prompt as it is")
-    safety.add_argument("--offload_prompt_refiner", action="store_true", help="keep the refiner's model in host memory")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    args = parser.parse_args(arguments)
-    if args.num_conditional_frmaes is not None:
-        print("note: --num_conditional_frmaes is read as --num_conditional_frames", file=sys.stderr)
-        args.num_conditional_frames = args.num_conditional_frmaes
-    return args
 
 
 def run(args: argparse.Namespace, command: list[str]) -> int:
@@ -165,11 +31,6 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
     from cosmos_predict2.auxiliary.guardrail.runner import create_guardrail
     from cosmos_predict2.checkpoints import checkpoint_dir, parse_lora
     from cosmos_predict2.checkpoints.adapters import read_adapter
-    from cosmos_predict2.configs.base.config_video2world import (
-        check_variant,
-        get_cosmos_predict2_video2world_pipeline,
-        get_dit_path,
-    )
     from cosmos_predict2.pipelines.assembly import check_parts
     from cosmos_predict2.pipelines.requests import Request, Settings, fingerprint, read_batch, run_all
     from cosmos_predict2.pipelines.video2world import PRECISIONS, Video2WorldPipeline
@@ -178,15 +39,12 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
 
     if args.checkpoint_dir:
         os.environ["COSMOS_PREDICT2_ARGS"] = f"--checkpoints {shlex.quote(args.checkpoint_dir)}"
-    is_tiny = args.model_size == "tiny"
-    variant = dict(model_size=args.model_size, resolution=args.resolution or "", fps=args.fps or 0, natten=args.natten)
-    size = check_variant(**variant)
-    aspect_ratio = args.aspect_ratio or size.aspect_ratio
+    choice = choose_model(args)
+    config, is_tiny, dit_path = choice.config, choice.model_size == "tiny", choice.dit_path
     if args.natten:
-        if aspect_ratio != "16:9":
-            raise ConfigError(f"--natten goes with --aspect_ratio 16:9, not {aspect_ratio}.")
+        if choice.aspect_ratio != "16:9":
+            raise ConfigError(f"--natten goes with --aspect_ratio 16:9, not {choice.aspect_ratio}.")
         log.info("natten: these weights run with dense attention here; sparse kernels are not built in")
-    config = get_cosmos_predict2_video2world_pipeline(**variant)
     config.guardrail_config.checkpoint_dir = config.prompt_refiner_config.checkpoint_dir = checkpoint_dir()
     config.guardrail_config.enabled = not args.disable_guardrail
     config.guardrail_config.offload_model_to_cpu = args.offload_guardrail
@@ -216,8 +74,7 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
     requests = read_batch(args.batch_input_json, request) if args.batch_input_json else [request]
     if not args.batch_input_json:
         request.check(args.contact_sheet)
-    dit_path = args.dit_path or get_dit_path(**variant)
-    if args.load_ema and not dit_path:
+    if args.load_ema and not args.dit_path:
         raise ConfigError("--load_ema takes the averaged weights of a file: name it with --dit_path.")
     embeddings = read_prompt_embeddings(args.prompt_embeddings) if args.prompt_embeddings else None
     for adapter in args.lora:
@@ -230,7 +87,7 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
     if args.negative_prompt and guidance == 0:
         log.warning("--negative_prompt has no effect with --guidance 0")
     settings = Settings(
-        aspect_ratio=aspect_ratio,
+        aspect_ratio=choice.aspect_ratio,
         guidance=guidance,
         num_steps=args.num_steps,
         fps=config.fps,
@@ -263,6 +120,67 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
         guardrail=create_guardrail(config.guardrail_config),
     )
     return 1 if failed else 0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The model that the flags and the run of the weights ask for."""
+
+    model_size: str
+    config: Any  # Video2WorldPipelineConfig
+    aspect_ratio: str
+    dit_path: str  # empty: random weights
+
+
+def choose_model(args: argparse.Namespace) -> Choice:
+    """The pipeline's config and weights: what no flag says is as in the run that the weights come from."""
+    from cosmos_predict2.checkpoints import parse_lora
+    from cosmos_predict2.configs.base.config_video2world import (
+        SIZES,
+        get_cosmos_predict2_video2world_pipeline,
+        get_dit_path,
+    )
+    from cosmos_predict2.pipelines.recorded_run import recorded_run
+
+    if args.random_weights and args.dit_path:
+        raise ConfigError(f"--random_weights and --dit_path {args.dit_path}: give one of them.")
+    sources = [args.dit_path] if args.dit_path else [parse_lora(adapter)[0] for adapter in args.lora]
+    run = next((found for path in sources if (found := recorded_run(path)) is not None), None)
+    trained = run.model_size(SIZES) if run is not None else None
+    size = args.model_size or trained or "2B"
+    if run is not None and trained not in (None, size):
+        raise ConfigError(
+            f"--model_size {size}, but {run.folder} trained a {trained} model. Leave --model_size out, or give weights"
+            f" of a {size} model."
+        )
+    variant = dict(model_size=size, resolution=args.resolution or "", fps=args.fps or 0, natten=args.natten)
+    config = get_cosmos_predict2_video2world_pipeline(**variant)
+    aspect_ratio = args.aspect_ratio or SIZES[size].aspect_ratio
+    if run is not None:
+        aspect_ratio = follow(run, config, args) or aspect_ratio
+    dit_path = args.dit_path
+    if not dit_path and not args.random_weights:
+        is_there = run is not None and run.dit_path and os.path.exists(run.dit_path)
+        dit_path = run.dit_path if run is not None and is_there else get_dit_path(**variant)
+    return Choice(size, config, aspect_ratio, dit_path)
+
+
+def follow(run: Any, config: Any, args: argparse.Namespace) -> str | None:
+    """Make the config that of the run but for what the flags say, and tell where they differ; the aspect ratio of the
+    run where the flags give none."""
+    state_t, fps = config.state_t, config.fps
+    resolution, aspect_ratio = run.shape
+    run.apply_to(config)
+    log.info("run: %s: %s", run.folder, run)
+    asked = [("--resolution", args.resolution, resolution), ("--fps", args.fps, run.fps)]
+    asked += [("--aspect_ratio", args.aspect_ratio, aspect_ratio)]
+    for flag, wanted, trained in asked:
+        if wanted is not None and trained is not None and wanted != trained:
+            log.warning("%s %s, but %s was trained at %s: %s", flag, wanted, run.folder, trained, run)
+    if args.fps is not None and args.fps != run.fps:
+        config.state_t, config.fps = state_t, fps
+    config.resolution = args.resolution or resolution
+    return args.aspect_ratio or aspect_ratio
 
 
 def check_device(device: str) -> None:

@@ -38,7 +38,8 @@ def run(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.Com
 def test_the_flags_of_the_guides_and_their_defaults() -> None:
     args = parse([])
     expected = {
-        "model_size": "2B", "dit_path": "", "load_ema": False, "prompt": "", "num_conditional_frames": 1,
+        "model_size": None, "dit_path": "", "random_weights": False, "load_ema": False, "prompt": "",
+        "num_conditional_frames": 1,
         "batch_input_json": None, "seed": 0, "save_path": "output/generated_video.mp4", "num_gpus": 1,
         "disable_guardrail": False, "offload_guardrail": False, "disable_prompt_refiner": False,
         "offload_prompt_refiner": False, "offload_text_encoder": False, "downcast_text_encoder": False,
@@ -100,6 +101,7 @@ def test_several_gpus_need_torchrun_and_the_error_says_how(monkeypatch: pytest.M
         ([*TINY, "--dit_path", "README.md"], "README.md"),
         ([*TINY, "--seed", "-1"], "seed is -1"),
         ([*TINY, "--load_ema"], "--dit_path"),
+        ([*TINY, "--random_weights", "--dit_path", "README.md"], "give one of them"),
         ([*TINY, "--guidance", "nan"], "--guidance nan"),
         ([*TINY, "--device", "meta"], "--device meta"),
         ([*TINY, "--benchmark", "--batch_input_json", "absent.json"], "--benchmark"),
@@ -146,7 +148,7 @@ def test_a_video_from_anywhere_with_no_download(tmp_path: Path) -> None:
     """From a picture and from a clip, from another folder, twice the same."""
     first = run(*TINY, "--save_path", "a/one.mp4", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
-    assert "random" in first.stderr
+    assert "weights: " in first.stderr and "tiny_video2world.safetensors" in first.stderr
     assert re.search(r"attention: \w+ \(asked: auto", first.stderr)
     assert "guardrail: blocklist" in first.stderr
     info = media.probe_video(tmp_path / "a/one.mp4")

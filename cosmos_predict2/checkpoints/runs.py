@@ -38,22 +38,30 @@ def run_config(path: str) -> dict[str, Any] | None:
 
 def run_tree(path: str) -> dict[str, Any] | None:
     """All of the ``config.yaml`` of the run that a checkpoint lies in, as plain data; None without one."""
-    folder = path.rstrip("/")
-    for _ in range(4):
-        candidate = storage.join(folder, "config.yaml")
-        if not folder.startswith("hf://") and storage.is_folder(folder) and storage.exists(candidate):
-            break
-        folder = folder.rpartition("/")[0]
-        if not folder or folder.endswith(":/"):
-            return None
-    else:
+    folder = run_folder(path)
+    if folder is None:
         return None
+    file = storage.join(folder, "config.yaml")
     try:
-        tree: Any = yaml.safe_load(storage.read_text(candidate))
+        tree: Any = yaml.safe_load(storage.read_text(file))
     except yaml.YAMLError as error:
-        log.warning("%s cannot be read: %s", candidate, error)
+        log.warning("%s cannot be read: %s", file, error)
         return None
     return tree if isinstance(tree, dict) else None
+
+
+def run_folder(path: str) -> str | None:
+    """The folder of the run that a checkpoint lies in, itself or up to three above it; None where none has a
+    ``config.yaml``."""
+    folder = path.rstrip("/")
+    for _ in range(4):
+        if not folder or folder.endswith(":/"):
+            return None
+        is_place = not folder.startswith("hf://") and storage.is_folder(folder)
+        if is_place and storage.exists(storage.join(folder, "config.yaml")):
+            return folder
+        folder = folder.rpartition("/")[0]
+    return None
 
 
 def switches_of(path: str) -> dict[str, Any]:

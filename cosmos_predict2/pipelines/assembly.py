@@ -31,7 +31,7 @@ def build_net(
         log.info("weights: %s (%s)", path, report.summary())
     else:
         net.init_weights(torch.Generator(device).manual_seed(seed))
-        log.warning("weights: random (no --dit_path): what is generated is noise")
+        log.warning("weights: random, as asked for: what is generated is noise")
     return net.eval().requires_grad_(False)
 
 

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pipeline like the one that a run trained: what its config.yaml says of network, size, length and rate.
+
+run = recorded_run("checkpoints/posttraining/video2world/NAME/checkpoints/model/iter_000001000.pt")
+config = get_cosmos_predict2_video2world_pipeline(model_size=run.model_size(SIZES))
+run.apply_to(config)
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import attrs
+
+from cosmos_predict2.checkpoints.runs import run_folder, run_tree
+from cosmos_predict2.conditioner import ConditionerConfig, DropoutConfig
+from cosmos_predict2.data.sizes import VIDEO_SIZES
+from cosmos_predict2.nn.dit import DiT
+from cosmos_predict2.pipelines.video2world import SolverConfig, Video2WorldPipelineConfig
+from imaginaire import lazy_config
+from imaginaire.errors import CheckpointError
+from imaginaire.names import locate
+
+# What makes latents and noise levels mean what they meant in training.
+_SAME = (
+    "state_t",
+    "fps",
+    "conditioning_strategy",
+    "sigma_conditional",
+    "sigma_data",
+    "rectified_flow_t_scaling_factor",
+)
+_OF_THE_MACHINE = ("atten_backend", "sac_config")  # of the network's arguments: another machine chooses anew
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A Video2World run as its config.yaml has it."""
+
+    folder: str
+    pipe: Mapping[str, Any]  # model.config.pipe_config
+    dit_path: str  # where the run started from; empty: from random weights
+    video_size: tuple[int, int] | None  # (height, width) of its clips, where the data say so
+
+    @property
+    def net(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.pipe["net"]
+        return found
+
+    @property
+    def state_t(self) -> int:
+        return int(self.pipe["state_t"])
+
+    @property
+    def fps(self) -> int:
+        return int(self.pipe["fps"])
+
+    @property
+    def shape(self) -> tuple[str, str | None]:
+        """(resolution, aspect ratio) of its clips; where the data do not say, the resolution of its model."""
+        for resolution, table in VIDEO_SIZES.items():
+            for ratio, (width, height) in table.items():
+                if self.video_size == (height, width):
+                    return resolution, ratio
+        return str(self.pipe["resolution"]), None
+
+    def __str__(self) -> str:
+        resolution, _ = self.shape
+        size = f" ({self.video_size[1]}x{self.video_size[0]})" if self.video_size else ""
+        return f"{resolution}{size}, {self.fps} frames per second, {self.state_t} latent frames"
+
+    def model_size(self, sizes: Mapping[str, Any]) -> str | None:
+        """The key of ``sizes`` whose network is as large; None for a network of another size."""
+        return next((name for name, size in sizes.items() if self._is_as_large(size.net)), None)
+
+    def _is_as_large(self, net: Mapping[str, Any]) -> bool:
+        return all(self.net.get(name) == net[name] for name in ("model_channels", "num_blocks", "num_heads"))
+
+    def apply_to(self, config: Video2WorldPipelineConfig) -> None:
+        """Give the config the run's network, its length and rate, and its noise levels."""
+        name = str(self.net["_target_"])
+        target = locate(name, f"{self.folder}/config.yaml: model.config.pipe_config.net._target_")
+        if not (isinstance(target, type) and issubclass(target, DiT)):
+            raise CheckpointError(f"{self.folder}/config.yaml: the network {name} is not a video network of this code.")
+        known = {key: value for key, value in self.net.items() if not key.startswith("_")}
+        known |= {key: config.net[key] for key in _OF_THE_MACHINE if key in config.net}
+        config.net = lazy_config.LazyCall(target)(**known)
+        for key in _SAME:
+            if key in self.pipe:
+                setattr(config, key, self.pipe[key])
+        config.timestamps = SolverConfig(**_known(SolverConfig, self.pipe.get("timestamps")))
+        rates = _known(ConditionerConfig, self.pipe.get("conditioner"))
+        config.conditioner = ConditionerConfig(**{key: DropoutConfig(**value) for key, value in rates.items()})
+        tokenizer = dict(self.pipe.get("tokenizer") or {})
+        kind = locate(tokenizer.pop("_target_"), "tokenizer") if "_target_" in tokenizer else None
+        if kind is not None and kind is not _class_of(config.tokenizer):
+            config.tokenizer = lazy_config.LazyCall(kind)(**tokenizer)
+        if config.text_encoder is not None and "width" in config.text_encoder:
+            config.text_encoder.width = known.get("crossattn_proj_in_channels") or known["crossattn_emb_channels"]
+
+
+def recorded_run(path: str) -> RecordedRun | None:
+    """The Video2World run whose folder a checkpoint lies in; None where no config.yaml of one lies above it."""
+    tree = run_tree(path) if path else None
+    config = _below(tree, "model", "config")
+    pipe = _below(config, "pipe_config")
+    if config is None or pipe is None or any(key not in pipe for key in ("net", "state_t", "fps", "resolution")):
+        return None
+    start = _below(config, "model_manager_config") or {}
+    size = next(_sizes(_below(tree, "dataloader_train")), None)
+    return RecordedRun(str(run_folder(path)), pipe, str(start.get("dit_path") or ""), size)
+
+
+def _below(tree: Any, *keys: str) -> dict[str, Any] | None:
+    for key in keys:
+        tree = tree.get(key) if isinstance(tree, dict) else None
+    return tree if isinstance(tree, dict) else None
+
+
+def _sizes(tree: Any) -> Iterator[tuple[int, int]]:
+    """Every ``video_size`` of the data sets in a loader's section."""
+    if isinstance(tree, dict):
+        size = tree.get("video_size")
+        if isinstance(size, list) and len(size) == 2 and all(isinstance(side, int) for side in size):
+            yield size[0], size[1]
+        for value in tree.values():
+            yield from _sizes(value)
+
+
+def _known(cls: type, values: Mapping[str, Any] | None) -> dict[str, Any]:
+    names = {field.name for field in attrs.fields(cls)}
+    return {key: value for key, value in (values or {}).items() if key in names}
+
+
+def _class_of(node: Any) -> Any:
+    target = node["_target_"]
+    return locate(target, "tokenizer") if isinstance(target, str) else target

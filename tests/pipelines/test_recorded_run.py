@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inference with a run's weights takes the run's own numbers, and says where the request differs."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from cosmos_predict2.configs.base.config_video2world import SIZES, get_cosmos_predict2_video2world_pipeline
+from cosmos_predict2.nn.dit import Video2WorldDiT
+from cosmos_predict2.pipelines.recorded_run import recorded_run
+from examples.video2world import choose_model, main, parse
+from imaginaire.compose import compose
+from imaginaire.errors import CheckpointError, ConfigError
+from imaginaire.lazy_config import instantiate, to_yaml
+
+CONFIG = "cosmos_predict2/configs/base/config.py"
+PREFIX = "experiment=predict2_video2world_training"
+
+
+def _run(folder: Path, *overrides: str) -> str:
+    """The folder of a run of an experiment, without its files of weights; where a checkpoint of it would be."""
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(to_yaml(compose(CONFIG, overrides)))
+    (folder / "checkpoints/model").mkdir(parents=True)
+    return str(folder / "checkpoints/model/iter_000000010.pt")
+
+
+def _chosen(*flags: str) -> Any:
+    return choose_model(parse(list(flags)))
+
+
+@pytest.fixture(scope="module")
+def agibot(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A run whose positions, rate and size all differ from the defaults of its model."""
+    experiment = f"{PREFIX}_2b_agibot_head_center_fisheye_color_480p_10fps"
+    return _run(tmp_path_factory.mktemp("agibot") / "run", experiment)
+
+
+def test_no_flag_means_as_in_the_run(agibot: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        choice = _chosen("--dit_path", agibot)
+    assert (choice.model_size, choice.aspect_ratio, choice.dit_path) == ("2B", "16:9", agibot)
+    config = choice.config
+    assert (config.resolution, config.fps, config.state_t) == ("480", 10, 16)
+    ratios = [config.net[f"rope_{axis}_extrapolation_ratio"] for axis in "thw"]
+    assert ratios == [1.0, 2.0, 2.0]  # of this family; released: 1, 3, 3
+    assert config.net.atten_backend == "minimal_a2a"
+    assert "480 (768x432), 10 frames per second, 16 latent frames" in caplog.text
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_request_that_differs_is_told_with_both_values(agibot: str, caplog: pytest.LogCaptureFixture) -> None:
+    flags = ["--resolution", "720", "--fps", "16", "--aspect_ratio", "1:1"]
+    choice = _chosen("--dit_path", agibot, *flags)
+    assert (choice.config.resolution, choice.config.fps, choice.config.state_t) == ("720", 16, 24)
+    assert choice.aspect_ratio == "1:1"
+    for text in ("--resolution 720, but", "trained at 480", "--fps 16, but", "at 10", "--aspect_ratio 1:1", "at 16:9"):
+        assert text in caplog.text
+    assert choice.config.net.rope_h_extrapolation_ratio == 2.0  # what the weights are stays
+
+
+def test_the_same_request_is_no_warning(agibot: str, caplog: pytest.LogCaptureFixture) -> None:
+    choice = _chosen("--dit_path", agibot, "--model_size", "2B", "--resolution", "480", "--fps", "10")
+    assert choice.config.state_t == 16 and not caplog.records
+
+
+def test_another_size_of_model_is_refused(agibot: str) -> None:
+    with pytest.raises(ConfigError, match=r"--model_size 14B, but .*run trained a 2B model"):
+        _chosen("--dit_path", agibot, "--model_size", "14B")
+
+
+def test_the_clips_of_a_run_say_its_size_not_the_name_of_its_model(tmp_path: Path) -> None:
+    path = _run(tmp_path / "run", f"{PREFIX}_2b_groot_gr1_480")  # trains the model of 720p on clips of 480p
+    assert yaml.safe_load((tmp_path / "run/config.yaml").read_text())["model"]["config"]["pipe_config"][
+        "resolution"
+    ] == ("720")
+    assert _chosen("--dit_path", path).config.resolution == "480"
+
+
+def test_a_length_of_its_own_is_kept(tmp_path: Path) -> None:
+    path = _run(tmp_path / "run", f"{PREFIX}_tiny_groot_gr1_480", "model.config.pipe_config.state_t=3")
+    choice = _chosen("--dit_path", path)
+    assert (choice.model_size, choice.config.state_t, choice.aspect_ratio) == ("tiny", 3, "1:1")
+    assert choice.config.timestamps.t_min == 1.0
+
+
+def test_text_and_width_of_another_network_are_followed(tmp_path: Path) -> None:
+    net = "model.config.pipe_config.net"
+    overrides = [f"{net}.model_channels=64", f"{net}.num_blocks=1", f"{net}.crossattn_emb_channels=32"]
+    path = _run(tmp_path / "run", f"{PREFIX}_tiny_groot_gr1_480", *overrides)
+    run = recorded_run(path)
+    assert run is not None and run.model_size(SIZES) is None
+    config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
+    run.apply_to(config)
+    assert config.text_encoder.width == 32
+    with torch.device("meta"):
+        assert instantiate(config.net).model_channels == 64
+
+
+def test_adapters_of_a_run_say_the_base_and_its_numbers(tmp_path: Path) -> None:
+    path = _run(tmp_path / "run", "experiment=predict2_video2world_lora_training_tiny_cosmos_nemo_assets")
+    choice = _chosen("--lora", f"{path}:0.5")
+    assert choice.model_size == "tiny" and choice.dit_path.endswith("tiny_video2world.safetensors")
+
+
+def test_random_weights_are_asked_for(tmp_path: Path) -> None:
+    assert _chosen("--model_size", "tiny", "--random_weights").dit_path == ""
+    assert _chosen("--model_size", "tiny").dit_path.endswith("tiny_video2world.safetensors")
+    with pytest.raises(ConfigError, match="one of them"):
+        _chosen("--model_size", "tiny", "--random_weights", "--dit_path", "x.pt")
+
+
+def test_a_network_of_foreign_code_is_not_built(tmp_path: Path) -> None:
+    path = _run(tmp_path / "run", f"{PREFIX}_tiny_groot_gr1_480")
+    file = tmp_path / "run/config.yaml"
+    file.write_text(file.read_text().replace("cosmos_predict2.nn.dit.Video2WorldDiT", "os.system"))
+    with pytest.raises(CheckpointError, match=r"os\.system is not a video network"):
+        _chosen("--dit_path", path)
+
+
+def test_weights_outside_a_run_have_no_numbers(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("job: {name: x}\n")
+    assert recorded_run(str(tmp_path / "model.pt")) is None and recorded_run("") is None
+
+
+@pytest.mark.slow
+def test_a_video_by_a_run_needs_no_other_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides = ["model.config.pipe_config.state_t=2", "model.config.pipe_config.net.num_blocks=1"]
+    path = _run(tmp_path / "run", f"{PREFIX}_tiny_groot_gr1_480", *overrides)
+    run = recorded_run(path)
+    assert run is not None
+    config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
+    run.apply_to(config)
+    net: Video2WorldDiT = instantiate(config.net)
+    torch.save({f"net.{name}": value for name, value in net.state_dict().items()}, path)
+    flags = ["--dit_path", path, "--prompt", "x", "--model_size", "tiny", "--num_steps", "1"]
+    monkeypatch.setattr("sys.argv", ["video2world.py", *flags, "--save_path", str(tmp_path / "out.mp4")])
+    assert main() == 0
+    from cosmos_predict2.data import media
+
+    assert media.probe_video(tmp_path / "out.mp4").num_frames == 5
