@@ -22,7 +22,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch.utils.data import Dataset
 
-from imaginaire import checkpoint_layout, config_checks, distributed, parallel, storage
+from imaginaire import checkpoint_layout, config_checks, distributed, lint, parallel, storage
 from imaginaire.compose import experiment_names_registered
 from imaginaire.config import Config
 from imaginaire.errors import CheckpointError, ConfigError, DataError, UserError
@@ -147,6 +147,7 @@ def notes(config: Config) -> list[str]:
     found = [f"needs a multiple of {size} processes (model_parallel.context_parallel_size)"] if size > 1 else []
     if config.dataloader_train is None:
         found.append("dataloader_train is not set: this composes, but cannot train")
+    found += [f"{key}: {remark}" for key, remark in (*lint.faults(config), *lint.remarks(config))]
     try:
         found += [f"{key}: {problem}" for key, problem in problems(config)]
     except UserError as error:

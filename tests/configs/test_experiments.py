@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every experiment composes; the released sizes have their published values; all are free of what lint finds."""
+
+import csv
+import functools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from cosmos_predict2.data.sizes import pixel_frames
+from cosmos_predict2.parallelize import check_degrees
+from imaginaire import lint, preflight
+from imaginaire.compose import compose, experiment_names
+from imaginaire.config import Config
+from imaginaire.lazy_config import save_yaml, to_yaml
+
+ROOT = Path(__file__).parent.parent.parent
+BASE = "cosmos_predict2/configs/base/config.py"
+V2W = "predict2_video2world_training"
+FAMILIES = {  # a tiny experiment, and the released one that it stands for
+    f"{V2W}_tiny_groot_gr1_480": f"{V2W}_2b_groot_gr1_480",
+    f"{V2W}_tiny_agibot_head_center_fisheye_color": f"{V2W}_2b_agibot_head_center_fisheye_color",
+    f"{V2W}_tiny_cosmos_nemo_assets": f"{V2W}_2b_cosmos_nemo_assets",
+    "predict2_video2world_lora_training_tiny_cosmos_nemo_assets": (
+        "predict2_video2world_lora_training_2b_cosmos_nemo_assets"
+    ),
+    f"{V2W}_tiny_video2world_data": f"{V2W}_2b_video2world_data",
+}
+with (Path(__file__).parent / "experiments.csv").open(newline="") as file:
+    PUBLISHED = {row["experiment"]: row for row in csv.DictReader(file)}
+
+
+def names() -> list[str]:
+    """Those of the config file; collected while pytest runs, from the root of the repository."""
+    return experiment_names(str(ROOT / BASE))
+
+
+ALL = names()
+
+
+@functools.cache
+def composed(name: str) -> Config:
+    """One composition for all tests of this file."""
+    return compose(BASE, [f"experiment={name}"])
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for variable in ("IMAGINAIRE_OUTPUT_ROOT", "COSMOS_PREDICT2_ARGS"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+# --- the published values ---
+
+
+def test_all_published_experiments_are_there() -> None:
+    assert len(PUBLISHED) == 18
+    assert set(PUBLISHED) | set(FAMILIES) <= set(ALL)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_released_size_has_its_published_values(name: str) -> None:
+    config, row = composed(name), PUBLISHED[name]
+    model, data = config.model.config, config.dataloader_train
+    pipe = model.pipe_config
+    on = {"on": True, "off": False}
+    exponent = float(row["lr_exponent"])
+    has_lora = row["lora_rank"] != ""
+    found = {
+        "weights": model.model_manager_config.dit_path,
+        "tokenizer": pipe.tokenizer.vae_pth,
+        "data": data.dataset.dataset_dir,
+        "frames": data.dataset.num_frames,
+        "size": list(data.dataset.video_size),
+        "state_t": pipe.state_t,
+        "context_parallel": config.model_parallel.context_parallel_size,
+        "shard": model.fsdp_shard_size,
+        "lora": (model.train_architecture, model.lora_rank, model.lora_alpha),
+        "ema": (pipe.ema.enabled, pipe.ema.rate, pipe.ema.iteration_shift),
+        "lr": config.optimizer.lr,
+        "weight_decay": config.optimizer.weight_decay,
+        "cycle": [list(config.scheduler[key]) for key in ("warm_up_steps", "cycle_lengths", "f_max", "f_min")],
+        "f_start": list(config.scheduler.f_start),
+        "max_iter": config.trainer.max_iter,
+        "save_iter": config.checkpoint.save_iter,
+        "logging_iter": config.trainer.logging_iter,
+        "loader": (data.batch_size, data.num_workers, data.pin_memory, data.shuffle),
+        "hit_thres": config.trainer.callbacks.iter_speed.hit_thres,
+        "given": (pipe.min_num_conditional_frames, pipe.max_num_conditional_frames),
+        "run": config.job.path,
+    }
+    lora_rank = int(row["lora_rank"] or 16)
+    assert found == {
+        "weights": f"checkpoints/nvidia/{row['weights']}",
+        "tokenizer": f"checkpoints/nvidia/{row['weights'].split('/')[0]}/tokenizer/tokenizer.pth",
+        "data": row["data"],
+        "frames": int(row["frames"]),
+        "size": [int(row["height"]), int(row["width"])],
+        "state_t": int(row["state_t"]),
+        "context_parallel": int(row["context_parallel"]),
+        "shard": int(row["shard"]),
+        "lora": ("lora" if has_lora else "base", lora_rank, lora_rank),
+        "ema": (on[row["ema"]], 0.1, 0),
+        "lr": 2**exponent,
+        "weight_decay": float(row["weight_decay"]),
+        "cycle": [[int(row["warm_up"])], [int(row["cycle"])], [float(row["f_max"])], [float(row["f_min"])]],
+        "f_start": [1e-6],
+        "max_iter": int(row["max_iter"]),
+        "save_iter": int(row["save_iter"]),
+        "logging_iter": int(row["logging_iter"]),
+        "loader": (int(row["batch"]), int(row["workers"]), True, True),
+        "hit_thres": int(row["hit_thres"]),
+        "given": (int(row["min_given"]), int(row["max_given"])),
+        "run": row["run"],
+    }
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_released_size_has_what_all_of_them_share(name: str) -> None:
+    config = composed(name)
+    model, trainer, optimizer = config.model.config, config.trainer, config.optimizer
+    pipe = model.pipe_config
+    is_14b, is_groot, is_agibot = "_14b_" in name, "groot" in name, "agibot" in name
+    assert (trainer.distributed_parallelism, trainer.run_validation, trainer.validation_iter) == ("fsdp", False, 100)
+    assert (trainer.grad_accum_iter, trainer.seed, dict(trainer.grad_scaler_args)) == (1, 0, {"enabled": False})
+    assert list(trainer.callbacks)[:6] == [
+        "low_prec", "iter_speed", "device_monitor", "manual_gc", "loss_log", "grad_clip"
+    ]  # fmt: skip
+    assert trainer.callbacks.grad_clip.clip_norm == 1.0
+    assert "fused_adamw" in str(optimizer._target_) and "lambda_linear" in str(config.scheduler._target_)
+    assert "StandardCheckpointer" in str(config.checkpoint.type["_target_"])
+    assert (list(optimizer.betas), optimizer.eps, optimizer.master_weights) == ([0.9, 0.99], 1e-8, True)
+    assert config.scheduler.verbosity_interval == 0
+    assert not pipe.guardrail_config.enabled and pipe.prompt_refiner_config.enabled == is_groot
+    assert (model.high_sigma_ratio, model.loss_scale, model.loss_reduce) == (0.05, 10.0, "mean")
+    assert (model.adjust_video_noise, model.precision, pipe.state_ch) == (True, "bfloat16", 16)
+    assert model.lora_target_modules == "q_proj,k_proj,v_proj,output_proj,mlp.layer1,mlp.layer2"
+    assert pipe.conditioning_strategy == "frame_replace" and pipe.sigma_conditional == 1e-4
+    assert pipe.text_encoder is None and pipe.tokenizer.chunk_duration == 81 and pipe.tokenizer.temporal_window == 16
+    net = pipe.net
+    rope = (net.rope_h_extrapolation_ratio, net.rope_w_extrapolation_ratio, net.rope_t_extrapolation_ratio)
+    assert rope == ((2.0, 2.0, 20 / 24) if is_14b else (2.0, 2.0, 1.0) if is_agibot else (3.0, 3.0, 1.0))
+    numbers = (net.model_channels, net.num_blocks, net.num_heads)
+    assert numbers == ((5120, 36, 40) if is_14b else (2048, 28, 16))
+    assert dict(net.sac_config) == {"mode": f"predict2_{'14b' if is_14b else '2b'}_720", "every_n_blocks": 1}
+    variant = re.search(r"_(480|720)p_(10|16)fps$", name)
+    assert (pipe.resolution, pipe.fps) == ((variant[1], int(variant[2])) if variant else ("720", 16))
+    val = config.dataloader_val
+    if is_agibot:
+        assert val.dataset.dataset_dir == "datasets/agibot_head_center_fisheye_color/val"
+        assert list(val.dataset.video_size) == list(config.dataloader_train.dataset.video_size)
+        assert (val.dataset.num_frames, val.num_workers, val.shuffle) == (93, 4, False)
+    else:
+        assert list(val.datasets) == ["image_data", "video_data"], "noise: nothing is kept back for validation"
+
+
+@pytest.mark.parametrize("child", ["~dataloader_train", "~data_train", "dataloader_train=null", "data_train=toy"])
+@pytest.mark.parametrize("name", [f"{V2W}_14b_groot_gr1_480", f"{V2W}_2b_agibot_head_center_fisheye_color_480p_10fps"])
+def test_the_data_of_an_experiment_come_from_their_group(name: str, child: str) -> None:
+    """What an experiment takes from a group can be cleared and replaced; what it wrote itself could not."""
+    data = compose(BASE, [f"experiment={name}", child]).dataloader_train
+    if child.endswith("toy"):
+        assert "ToyWorldVideos" in str(data.dataset._target_) and "dataset_dir" not in data.dataset
+        assert data.batch_size == 16 and data.num_workers == 0
+    else:
+        assert data is None
+
+
+# --- tiny twins ---
+
+
+@pytest.mark.parametrize(("name", "released"), FAMILIES.items())
+def test_a_tiny_twin_runs_anywhere_and_conditions_as_its_family(name: str, released: str) -> None:
+    config, other = composed(name), composed(released)
+    pipe, its = config.model.config.pipe_config, other.model.config.pipe_config
+    assert config.job.path == other.job.path.replace("/2b_", "/tiny_")
+    assert (pipe.min_num_conditional_frames, pipe.max_num_conditional_frames) == (
+        its.min_num_conditional_frames,
+        its.max_num_conditional_frames,
+    )
+    assert config.model.config.train_architecture == other.model.config.train_architecture
+    assert (pipe.net.num_blocks, pipe.net.model_channels, pipe.precision) == (4, 128, "float32")
+    assert config.trainer.distributed_parallelism == "ddp" and config.trainer.run_validation
+    assert config.dataloader_train.num_workers == 0 and list(preflight.problems(config)) == []
+    validation = attrs.evolve(config.trainer, run_validation=True)
+    assert validation.run_validation and config.dataloader_val.dataset.split == "val"
+
+
+def test_only_adapters_start_from_the_tiny_base() -> None:
+    paths = {name: composed(name).model.config.model_manager_config.dit_path for name in FAMILIES}
+    assert [name for name, path in paths.items() if path] == [name for name in FAMILIES if "_lora_" in name]
+    assert all(Path(path).is_file() for path in paths.values() if path)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_saved_tiny_twin_is_read_back(name: str, tmp_path: Path) -> None:
+    save_yaml(composed(name), tmp_path / "config.yaml")
+    assert to_yaml(compose(str(tmp_path / "config.yaml"))) == (tmp_path / "config.yaml").read_text()
+
+
+# --- lint ---
+
+ABSENT = re.compile(r"does not exist|There is no (folder|tokenizer)|not installed|Download it")
+
+
+def found_wrong(config: Config) -> Iterator[str]:
+    """What is wrong with an experiment itself, wherever it runs and whatever that machine lacks."""
+    yield from (f"{key}: {text}" for key, text in lint.faults(config))
+    with_validation = attrs.evolve(config.trainer, run_validation=True)
+    members = {field.name: getattr(config, field.name) for field in attrs.fields(Config)}
+    for key, text in preflight.problems(Config(**{**members, "trainer": with_validation})):
+        if not ABSENT.search(text):
+            yield f"{key}: {text}"
+    model, parallel = config.model.config, config.model_parallel.context_parallel_size
+    pipe = model.pipe_config
+    try:
+        check_degrees(
+            world_size=32,
+            context_parallel_size=parallel,
+            num_heads=pipe.net.num_heads,
+            state_t=pipe.state_t,
+            fsdp_shard_size=model.fsdp_shard_size,
+        )
+    except ValueError as error:
+        yield str(error)
+    for loader in (config.dataloader_train, config.dataloader_val):
+        yield from _of_data(getattr(loader, "dataset", None) or {}, pixel_frames(pipe.state_t))
+
+
+def _of_data(dataset: Any, frames: int) -> Iterator[str]:
+    if "num_frames" in dataset and dataset["num_frames"] < frames:
+        yield f"{dataset['num_frames']} frames for a model of {frames}"
+    if any(side % 16 for side in dataset.get("video_size") or ()):
+        yield f"video_size={dataset['video_size']}"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_experiment_is_free_of_faults(name: str) -> None:
+    assert list(found_wrong(composed(name))) == []
+
+
+MISTAKES = {
+    "job.name=run_2026-01-31_10-00-00": "job.name: 'run_2026-01-31_10-00-00' has a time stamp",
+    "checkpoint.save_iter=200000": "checkpoint.save_iter: 200000 is beyond trainer.max_iter=100000",
+    "model_parallel.context_parallel_size=5": "does not divide",
+    "model.config.pipe_config.state_t=25": "num_frames=93, but the model takes 97",
+    "dataloader_train.dataset.video_size=[430,768]": "multiples of 16",
+    "dataloader_train.dataset.video_size=[2048,768]": "beyond the positions that the network knows",
+    "dataloader_val.dataset.num_frames=9": "dataloader_val.dataset: num_frames=9, but the model takes 93",
+    "model.config.pipe_config.min_num_conditional_frames=2": "must be in order",
+}
+
+
+@pytest.mark.parametrize("override", MISTAKES)
+def test_lint_finds(override: str) -> None:
+    config = compose(BASE, [f"experiment={V2W}_2b_agibot_head_center_fisheye_color", override])
+    assert MISTAKES[override] in "\n".join(found_wrong(config))
+
+
+def test_a_schedule_that_ends_before_the_run_is_remarked_only() -> None:
+    short = {name for name in PUBLISHED if list(lint.remarks(composed(name)))}
+    expected = {name for name, row in PUBLISHED.items() if int(row["cycle"]) < int(row["max_iter"])}
+    assert short == expected and len(short) == 7
+    ((key, text),) = lint.remarks(composed(f"{V2W}_2b_groot_gr1_480"))
+    assert key == "scheduler.cycle_lengths" and "ends at 100000, before trainer.max_iter=400000" in text
+
+
+def test_a_dry_run_says_what_lint_finds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = compose(
+        BASE, [f"experiment={V2W}_tiny_groot_gr1_480", "checkpoint.save_iter=5000", "trainer.max_iter=4000"]
+    )
+    notes = "\n".join(preflight.notes(config))
+    assert "checkpoint.save_iter: 5000 is beyond trainer.max_iter=4000" in notes
+    assert "scheduler.cycle_lengths: the schedule ends at " in notes
