@@ -6,6 +6,7 @@ Every function works without `init`: one process is a group of one. This module 
 
 import logging
 import os
+import socket
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -14,9 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from imaginaire import places
 from imaginaire.errors import ConfigError
 
 log = logging.getLogger(__name__)
+
+_DEFAULT_TIMEOUT_S = 1800.0
+_timeout_s = _DEFAULT_TIMEOUT_S
 
 _OPERATIONS = {
     "sum": dist.ReduceOp.SUM,
@@ -37,16 +42,65 @@ def init(timeout_s: float | None = None) -> None:
             )
         torch.cuda.set_device(local_rank())
         torch.backends.cuda.matmul.allow_tf32 = True
-    seconds = timeout_s if timeout_s is not None else float(os.environ.get("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "1800"))
+    global _timeout_s
+    _timeout_s = timeout_s if timeout_s is not None else _environment_timeout_s()
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=_timeout_s))
+    except (dist.DistError, ValueError) as error:
+        raise ConfigError(_why_not_joined(error)) from error
+    places.open_board()
 
 
 def shutdown() -> None:
     """Leave the process group; groups made from it go with it."""
     _cpu_groups.clear()
+    places.close_board()
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def timeout_s() -> float:
+    """Seconds until a collective is given up."""
+    return _timeout_s
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def _environment_timeout_s() -> float:
+    name = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
+    text = os.environ.get(name, str(_DEFAULT_TIMEOUT_S))
+    try:
+        return float(text)
+    except ValueError as error:
+        raise ConfigError(f"{name}={text!r} is not a number of seconds, such as 1800.") from error
+
+
+def _why_not_joined(error: BaseException) -> str:
+    """Why the process group was not formed, and what to change."""
+    text = str(error).splitlines()[0]
+    address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if "EADDRINUSE" in text:
+        return (
+            f"Port {port} of this machine is in use (MASTER_PORT, or torchrun's --master_port): most often another run "
+            f"holds it. Take another, {free_port()} is free now, or let torchrun choose: --standalone."
+        )
+    where = f"rank {os.environ.get('RANK')} of {os.environ.get('WORLD_SIZE', '?')}"
+    if "environment variable" in text:
+        return (
+            f"RANK is set, but the process group of {where} cannot be formed: {text}. Start with torchrun, which sets "
+            "all of RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, or unset RANK for a single process."
+        )
+    return (
+        f"The process group cannot be formed ({where}, meeting at MASTER_ADDR={address} MASTER_PORT={port}): {text}. "
+        "Are all processes started with the same address and port, does the name resolve on every machine, and does no "
+        "firewall close the port? python -m scripts.doctor --dist under the same torchrun looks into it."
+    )
 
 
 def is_initialized() -> bool:
@@ -78,14 +132,25 @@ def device() -> torch.device:
     return torch.device("cuda", local_rank()) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def barrier(name: str) -> None:
-    """Wait for all ranks; a rank that does not come makes an error that says which barrier was waited at."""
+def barrier(name: str, timeout_s: float | None = None) -> None:
+    """Wait for all ranks; when they do not all come, an error says where each of them is instead.
+
+    ``timeout_s``: how long to wait, up to the time limit of all collectives, which is the default.
+    """
     if not is_initialized():
         return
-    try:
-        dist.all_reduce(torch.zeros(1))  # a CPU tensor: gloo answers it on every backend
-    except RuntimeError as error:
-        raise RuntimeError(f"rank {rank()} waited in vain at the barrier '{name}': {error}") from error
+    place = f"barrier '{name}'"
+    with places.at(place):
+        try:
+            work = dist.all_reduce(torch.zeros(1), async_op=True)  # a CPU tensor: gloo answers it on every backend
+            assert work is not None
+            _ = work.wait() if timeout_s is None else work.wait(timedelta(seconds=timeout_s))
+        except RuntimeError as error:
+            where = places.report(reached=place)
+            limit = _timeout_s if timeout_s is None else timeout_s
+            raise RuntimeError(
+                f"rank {rank()} waited in vain at the {place} (limit: {limit:g} s): {error}" + (where and f"\n{where}")
+            ) from error
 
 
 def broadcast_object(value: Any, src: int = 0) -> Any:

@@ -43,7 +43,7 @@ from imaginaire.model import ImaginaireModel
 from imaginaire.names import locate
 from imaginaire.step_guard import StepGuard
 from imaginaire.timers import Timers
-from imaginaire.watchdog import EXIT_INTERRUPTED, StopRequests, Watchdog
+from imaginaire.watchdog import EXIT_INTERRUPTED, StopRequests, Watchdog, lost_peer
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +61,10 @@ def launch(config: Config) -> int:
         if isinstance(trainer_type, str):
             trainer_type = locate(trainer_type, "trainer.type")
         trainer = trainer_type(config)
+        trainer.watchdog.pause("building the data loaders")
         dataloader_train = lazy_config.instantiate(config.dataloader_train)
         dataloader_val = lazy_config.instantiate(config.dataloader_val) if config.trainer.run_validation else None
+        trainer.watchdog.pause("building the model")
         model = lazy_config.instantiate(config.model)
         trainer.train(model, dataloader_train, dataloader_val)
         return EXIT_INTERRUPTED if trainer.interrupted else 0
@@ -121,6 +123,8 @@ class ImaginaireTrainer:
                 raise TrainingError(memory.advice(self.config, error)) from error
             if (dead_worker := workers.explained(error)) is not None:  # told by a signal, so it may surface anywhere
                 raise dead_worker from error
+            if lost_peer(error):
+                self.watchdog.ask(str(error).splitlines()[0])
             raise
         finally:
             self._release_run_dir()
@@ -144,6 +148,7 @@ class ImaginaireTrainer:
 
     def _prepare(self, model: ImaginaireModel, dataloader_train: Any) -> None:
         config = self.config
+        self.watchdog.pause("preparing the model")
         memory_format = getattr(torch, config.trainer.memory_format)
         cast(Any, model).to(self.device, memory_format=memory_format)
         model.on_train_start(memory_format)
@@ -169,6 +174,7 @@ class ImaginaireTrainer:
         if not isinstance(self.checkpointer, checkpointer.DummyCheckpointer):
             checkpointer.check_room(self._state, self.run_dir, gathers=not self.checkpointer.is_dcp)
         self._dataloader_train = dataloader_train
+        self.watchdog.pause("reading the checkpoint")
         self.iteration = self.resumed_iteration = self.checkpointer.load(self._state)
         if (name := parallel.replicas_equal(model)) is not None:
             raise TrainingError(f"{name} differs between the ranks after loading. Do all of them see the same files?")
@@ -229,6 +235,7 @@ class ImaginaireTrainer:
             output, loss = model.training_step(batch, iteration)
         callbacks.on_after_forward(iteration)
         callbacks.on_before_backward(model, loss, iteration)
+        self.watchdog.beat(f"iteration {iteration + 1}, backward")
         with self.timers("backward"):
             if is_last:
                 self.averager.arm()
@@ -374,11 +381,11 @@ class ImaginaireTrainer:
         )
 
     def _save(self) -> None:
-        self.watchdog.pause()
+        self.watchdog.pause(f"saving iteration {self.iteration}")
         self.checkpointer.save(self._state, self.iteration)
 
     def _finish(self, model: ImaginaireModel) -> None:
-        self.watchdog.pause()
+        self.watchdog.pause(f"finishing at iteration {self.iteration}")
         if self.iteration == self.resumed_iteration and not self.interrupted:
             log.info(
                 "nothing to do: iteration %d has reached trainer.max_iter. Raise it to go on, or begin anew under "

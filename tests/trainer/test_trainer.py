@@ -288,7 +288,7 @@ def test_a_hang_ends_with_stacks_and_its_own_exit_code(tmp_path: Path) -> None:
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert result.returncode == EXIT_TIMEOUT, result.stderr[-2000:]
     assert "made no progress at: iteration 3, micro-batch 1 of 2" in result.stderr
-    assert "in training_step" in (run_dir(tmp_path) / "stacks_rank0.txt").read_text()
+    assert "in training_step" in (run_dir(tmp_path) / "hang" / "rank_0.txt").read_text()
 
 
 # --- what is left of a run

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where every process of a run is just now, as far as any of them can tell.
+
+Each process notes its place in words (`note`, `at`); its watchdog publishes them to the store of the process group. So
+a process that waits can say where the others are, also one that died: its last words are still there.
+"""
+
+import json
+import logging
+import socket
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+log = logging.getLogger(__name__)
+
+SILENCE_S = 20  # a process that published nothing for so long does not answer
+_ALARM = "alarm"
+_ALARM_HOLDS_S = 60  # many ranks notice the same hang
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a process is doing, and the time since when."""
+
+    text: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The last words of a rank, and when it wrote them."""
+
+    rank: int
+    host: str
+    place: Place
+    time: float
+
+
+_here = Place("start", time.time())
+
+
+def here() -> Place:
+    return _here
+
+
+def note(text: str) -> None:
+    """This process is now at ``text``. Costs less than a microsecond: publishing is the watchdog's work."""
+    global _here
+    _here = Place(text, time.time())
+
+
+@contextmanager
+def at(text: str) -> Iterator[None]:
+    """The place while entered; published at once, as what is entered may never end."""
+    global _here
+    before = _here
+    note(text)
+    publish()
+    try:
+        yield
+    finally:
+        _here = before
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """Some rank wants to know where all are; ``time`` tells one alarm from the next."""
+
+    reason: str
+    time: float
+
+
+class Board:
+    """The places of all ranks, in the store of the process group. Nothing here raises: a store may be gone."""
+
+    def __init__(self, store: Any, rank: int, world_size: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._host = socket.gethostname()
+        # A connection of its own: a thread that waits for the group's holds it.
+        self._store = dist.distributed_c10d.PrefixStore("places", store.clone())
+        self._store.set_timeout(timedelta(seconds=10))
+
+    def publish(self, place: Place) -> None:
+        self._set(str(self.rank), {"host": self._host, "at": place.text, "since": place.since, "time": time.time()})
+
+    def read(self) -> list[Seen | None]:
+        """What is known of every rank, in rank order; None for one that never published."""
+        return [self._seen(rank) for rank in range(self.world_size)]
+
+    def raise_alarm(self, reason: str) -> None:
+        """Have all ranks write where they are, unless they have just been asked."""
+        now = time.time()
+        if (newest := self._get(_ALARM)) is None or now - newest["time"] > _ALARM_HOLDS_S:
+            self._set(_ALARM, {"reason": f"rank {self.rank}: {reason}", "time": now})
+
+    def alarm(self) -> Alarm | None:
+        value = self._get(_ALARM)
+        return None if value is None else Alarm(value["reason"], value["time"])
+
+    def answer(self, alarm: Alarm) -> None:
+        self._set(f"answer{self.rank}", {"time": alarm.time})
+
+    def answered(self, alarm: Alarm) -> set[int]:
+        """The ranks that have written where they are."""
+        found = {rank: self._get(f"answer{rank}") for rank in range(self.world_size)}
+        return {rank for rank, value in found.items() if value is not None and value["time"] == alarm.time}
+
+    def _seen(self, rank: int) -> Seen | None:
+        value = self._get(str(rank))
+        if value is None:
+            return None
+        return Seen(rank, value["host"], Place(value["at"], value["since"]), value["time"])
+
+    def _set(self, key: str, value: dict[str, Any]) -> None:
+        try:
+            self._store.set(key, json.dumps(value))
+        except RuntimeError as error:
+            log.debug("the store of the process group cannot be written: %s", error)
+
+    def _get(self, key: str) -> Any:
+        try:
+            return json.loads(self._store.get(key)) if self._store.check([key]) else None
+        except RuntimeError as error:
+            log.debug("the store of the process group cannot be read: %s", error)
+            return None
+
+
+_board: Board | None = None
+
+
+def board() -> Board | None:
+    """The board of this process's group; None for a single process and where the store cannot be shared."""
+    return _board
+
+
+def open_board() -> None:
+    """Called when the process group is there."""
+    global _board
+    store = dist.distributed_c10d._get_default_store()
+    try:
+        _board = Board(store, dist.get_rank(), dist.get_world_size())
+        publish()
+    except (AttributeError, RuntimeError, NotImplementedError) as error:  # an older torch, a store without a server
+        log.debug("no board of places: %s", error)
+        _board = None
+
+
+def close_board() -> None:
+    global _board
+    _board = None
+
+
+def publish() -> None:
+    """Write this process's place to the board now."""
+    if _board is not None:
+        _board.publish(_here)
+
+
+def report(reached: str | None = None) -> str:
+    """A table of all ranks; ``reached`` is the place where all should be. Empty without a board."""
+    if _board is None:
+        return ""
+    publish()
+    seen = _board.read()
+    lines = table(seen, time.time())
+    late = [rank for rank, entry in enumerate(seen) if entry is None or entry.place.text != reached]
+    if reached is not None and late:
+        lines.append(f"missing at {reached}: {ranks(late)}")
+    return "\n".join(f"  {line}" for line in lines)
+
+
+def table(seen: Sequence[Seen | None], now: float, answered: Collection[int] | None = None) -> list[str]:
+    """One line for the ranks of one place, the few that differ from most first: which, where, since when, and whether
+    they still answer (without ``answered``: whether they have published of late)."""
+    groups: dict[tuple[bool, str], list[Seen]] = {}
+    for entry in seen:
+        if entry is not None:
+            answers = now - entry.time < SILENCE_S if answered is None else entry.rank in answered
+            groups.setdefault((answers, entry.place.text), []).append(entry)
+    unheard = [rank for rank, entry in enumerate(seen) if entry is None]
+    lines = [f"{ranks(unheard)}: never heard of"] if unheard else []
+    for (answers, text), members in sorted(groups.items(), key=lambda item: (item[0][0], len(item[1]))):
+        line = f"{ranks([entry.rank for entry in members])} ({_hosts(members)}): {text}, "
+        line += _span([now - entry.place.since for entry in members])
+        if not answers:
+            line += f"; no answer, last heard of {_span([now - entry.time for entry in members])[4:]} ago"
+        lines.append(line)
+    return lines
+
+
+def ranks(numbers: Sequence[int]) -> str:
+    """``rank 3``, ``ranks 0-2, 5``."""
+    runs: list[list[int]] = []
+    for rank in numbers:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return f"rank{'s' if len(numbers) > 1 else ''} {text}"
+
+
+def _hosts(members: Sequence[Seen]) -> str:
+    hosts = sorted({entry.host for entry in members})
+    return ", ".join(hosts[:3]) + (f" and {len(hosts) - 3} more" if len(hosts) > 3 else "")
+
+
+def _span(seconds: Sequence[float]) -> str:
+    low, high = max(0.0, min(seconds)), max(0.0, *seconds, 0.0)
+    return f"for {low:.0f} s" if high - low < 1.5 else f"for {low:.0f} to {high:.0f} s"
