@@ -169,13 +169,17 @@ def moving_psnr(video_B_C_F_H_W: Tensor, clips: Clips) -> float:
 
     All clips' pixels count alike.
     """
-    num = given_pixels(clips)
-    truth, still = clips.video_B_C_F_H_W.float(), repeated(clips).float()
-    moves = ((truth - still).abs().amax(dim=1, keepdim=True) > MOVES)[:, :, num:]
-    squared = (video_B_C_F_H_W.float() - truth).square().mean(dim=1, keepdim=True)[:, :, num:]
-    return float(10 * torch.log10(255**2 / squared[moves].double().mean()))
+    squared = (video_B_C_F_H_W.float() - clips.video_B_C_F_H_W.float()).square().mean(dim=1, keepdim=True)
+    return float(10 * torch.log10(255**2 / squared[_moves(clips)].double().mean()))
 
 
-def mean_ratio(after: Sequence[float], before: Sequence[float]) -> float:
-    """The mean loss over the noise levels, as a share of what it was before."""
-    return sum(after) / sum(before)
+def movement(clips: Clips) -> list[float]:
+    """The share of each clip's pixels that move."""
+    share: list[float] = _moves(clips).float().mean(dim=(1, 2, 3, 4)).tolist()
+    return share
+
+
+def _moves(clips: Clips) -> Tensor:
+    """[B, 1, F, H, W], true where a pixel differs from the last given frame."""
+    difference = clips.video_B_C_F_H_W.float() - repeated(clips).float()
+    return difference.abs().amax(dim=1, keepdim=True) > MOVES

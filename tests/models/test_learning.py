@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tiny twins learn: their default runs, measured on clips that training never draws."""
+
+from pathlib import Path
+
+import pytest
+
+from scripts.evaluate_world_model import Figures, as_text, evaluate
+from tests.training import run_dir, train
+
+CONFIG = "cosmos_predict2/configs/base/config.py"
+TRAINING = "predict2_video2world_training_tiny_"
+LORA = "predict2_video2world_lora_training_tiny_"
+
+
+def default_run(root: Path, experiment: str) -> Figures:
+    """The figures of the experiment's run as it is registered, in another folder."""
+    options = [f"experiment={experiment}", "job.project=tests", "job.group=engine", "job.name=learning"]
+    assert train(root, options, config=CONFIG) == 0
+    figures = evaluate(experiment, str(run_dir(root, "learning")), which="net_ema")
+    print(as_text(figures))
+    return figures
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["agibot_head_center_fisheye_color", "cosmos_nemo_assets", "video2world_data"])
+def test_a_full_twin_halves_the_loss_and_beats_a_standstill(tmp_path: Path, family: str) -> None:
+    figures = default_run(tmp_path, TRAINING + family)
+    assert figures.ratio <= 0.5
+    assert figures.gain > 0
+
+
+@pytest.mark.long
+def test_the_groot_twin_knows_more_than_a_linear_denoiser_and_than_a_standstill(tmp_path: Path) -> None:
+    figures = default_run(tmp_path, TRAINING + "groot_gr1_480")
+    assert figures.ratio <= 1 / 3
+    for linear in figures.linear.values():
+        assert all(ours < theirs for ours, theirs in zip(figures.after, linear, strict=True))
+    assert figures.gain >= 2.0
+
+
+@pytest.mark.long
+def test_the_lora_twin_beats_the_base_on_a_task_that_the_base_never_saw(tmp_path: Path) -> None:
+    figures = default_run(tmp_path, LORA + "cosmos_nemo_assets")
+    assert all(adapted < base for adapted, base in zip(figures.after, figures.before, strict=True))
+    assert figures.ratio <= 0.5
+    assert figures.psnr >= figures.psnr_before + 2.0
+    assert figures.gain >= 2.0

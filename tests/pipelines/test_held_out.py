@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measuring a model on held-out clips: what counts, and against what."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
+from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
+from cosmos_predict2.data.toy import ToyWorldVideos
+from cosmos_predict2.pipelines import held_out
+from cosmos_predict2.pipelines.assembly import build_net
+from cosmos_predict2.pipelines.held_out import Clips
+from imaginaire import lazy_config
+
+SIGMAS = (1.0, 10.0)
+
+
+@pytest.fixture(scope="module")
+def clips() -> Clips:
+    config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
+    dataset = ToyWorldVideos(num_episodes=8, num_steps=16, split="val")
+    return held_out.read_clips(dataset, lazy_config.instantiate(config.tokenizer), config, 8)
+
+
+def test_the_same_clips_are_read_each_time(clips: Clips) -> None:
+    config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
+    dataset = ToyWorldVideos(num_episodes=8, num_steps=16, split="val")
+    again = held_out.read_clips(dataset, lazy_config.instantiate(config.tokenizer), config, 4)
+    assert torch.equal(again.video_B_C_F_H_W, clips.video_B_C_F_H_W[:4])
+    assert len(clips) == 8 and clips.num_given == 1
+
+
+def test_the_base_that_ships_beats_random_weights_and_every_linear_denoiser(clips: Clips) -> None:
+    config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
+    linear = held_out.linear_losses(clips, clips, SIGMAS)  # fitted to the very clips that it is measured on
+    found = [
+        held_out.losses(
+            config, build_net(config.net, device=torch.device("cpu"), dtype=torch.float32, path=path), clips, SIGMAS
+        )
+        for path in ("", tiny_video2world_path())
+    ]
+    assert sum(found[1]) < sum(found[0]) / 3
+    assert all(found[1][i] < linear[name][i] for name in linear for i in range(len(SIGMAS)))
+
+
+def test_a_linear_denoiser_is_the_best_of_its_kind(clips: Clips) -> None:
+    x0 = clips.x0_B_C_T_H_W[:, :, 1:]
+    noise = torch.randn(x0.shape, generator=torch.Generator().manual_seed(0))
+    for sigma in SIGMAS:
+        x = (x0 + sigma * noise).flatten().double()
+        columns = torch.stack([x, torch.ones_like(x)], dim=1)
+        solution = torch.linalg.lstsq(columns, x0.flatten().double()[:, None]).solution
+        fitted = (
+            float((columns @ solution - x0.flatten().double()[:, None]).square().mean()) * ((1 + sigma) / sigma) ** 2
+        )
+        found = held_out.linear_losses(clips, clips, [sigma])
+        assert found["scalar"][0] == pytest.approx(fitted, rel=0.02)  # another noise
+        assert found["scalar"][0] > found["per channel"][0] > found["per latent"][0]
+
+
+def test_given_frames_and_still_pixels_count_nowhere(clips: Clips) -> None:
+    still = held_out.repeated(clips)
+    assert torch.equal(still[:, :, 0], clips.video_B_C_F_H_W[:, :, 0])
+    moves = (clips.video_B_C_F_H_W.int() - still.int()).abs().amax(1, keepdim=True) > held_out.MOVES
+    elsewhere = torch.where(moves, clips.video_B_C_F_H_W, 0)
+    elsewhere[:, :, 0] = 7
+    assert held_out.moving_psnr(elsewhere, clips) == float("inf")
+    off_by_ten = (clips.video_B_C_F_H_W.int() + 10).clamp(max=255)  # no picture of the toy world is brighter than 245
+    assert held_out.moving_psnr(off_by_ten, clips) == pytest.approx(20 * torch.log10(torch.tensor(25.5)).item())
+    assert held_out.moving_psnr(still, clips) < 15
+    assert max(held_out.movement(clips)) > 0.01
+
+
+def test_the_loss_of_given_frames_is_left_out(clips: Clips) -> None:
+    wrong: Tensor = clips.x0_B_C_T_H_W.clone()
+    wrong[:, :, 0] += 100  # a linear denoiser returns given frames as they are; their own error would be seen at once
+    part = replace(clips, x0_B_C_T_H_W=wrong)
+    assert held_out.linear_losses(part, part, [1.0]) == held_out.linear_losses(clips, clips, [1.0])
