@@ -85,7 +85,7 @@ class LoraLinear(nn.Module):
         a, b = self.factors
         for factor in (a,) if zero_b else (a, b):
             drawn = torch.empty(factor.shape, dtype=torch.float32)  # on the CPU: one start for all devices
-            factor.copy_(nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator))
+            copy_shard(factor, nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator))
         if zero_b:
             nn.init.zeros_(b)
 
@@ -113,9 +113,9 @@ def inject(
 ) -> nn.Module:
     """Put adapters on every Linear whose name is a target or ends with ``.target``; all else is frozen.
 
-    ``target_modules`` is a list or a comma-separated string. One number is drawn from ``generator`` (None: global one);
-    None); each adapter's start follows from it and from the layer's name. ``init=False`` draws B as well, so the output
-    changes.
+    ``target_modules`` is a list or a comma-separated string. One number is drawn from ``generator`` (None: the global
+    one); each adapter's start follows from it and from the layer's name. ``init=False`` draws B as well, so the output
+    changes. On the meta device nothing begins: `init_adapters` is for later.
     """
     spec = LoraSpec(_checked_rank(rank), _checked_alpha(alpha), _split(target_modules))
     if adapters(module):
@@ -126,11 +126,16 @@ def inject(
     layers = _targets(module, spec.targets)
     module.requires_grad_(False)
     for name, layer in layers.items():
-        adapter = LoraLinear(layer, spec)
-        if not adapter.weight.is_meta:
-            adapter.init_adapter(random.generator(seed, 0, f"lora/{name}"), zero_b=init)
-        _replace(module, name, adapter)
+        _replace(module, name, LoraLinear(layer, spec))
+    if not any(layer.weight.is_meta for layer in layers.values()):
+        init_adapters(module, seed, init)
     return module
+
+
+def init_adapters(module: nn.Module, seed: int, init: bool = True) -> None:
+    """Begin every adapter as `inject` does, by ``seed`` and the layer's name; sharded ones begin alike."""
+    for name, adapter in adapters(module).items():
+        adapter.init_adapter(random.generator(seed, 0, f"lora/{name}"), zero_b=init)
 
 
 def merge(module: nn.Module) -> nn.Module:

@@ -54,6 +54,10 @@ class ParallelDims:
     def cp_rank(self) -> int:
         return self.rank % self.context_parallel_size
 
+    def will_shard(self, shard_size: int) -> bool:
+        """Whether `fsdp_mesh` gives a mesh: such a model is best built without memory and filled once it is sharded."""
+        return shard_size != 0 and self.world_size > 1 and not self.replicate_only
+
     def fsdp_mesh(self, shard_size: int) -> DeviceMesh | None:
         """Mesh ("replicate", "shard") for `fully_shard`, or None when nothing is to be sharded.
 
@@ -61,7 +65,7 @@ class ParallelDims:
         """
         if self.replicate_only and self.world_size > 1 and shard_size not in (0, 1):
             log.info("fsdp_shard_size=%d is not used: trainer.distributed_parallelism=ddp replicates", shard_size)
-        if shard_size == 0 or self.world_size == 1 or self.replicate_only:
+        if not self.will_shard(shard_size):
             return None
         shard = self.world_size if shard_size == -1 else min(shard_size, self.world_size)
         if shard < 1 or self.world_size % shard:

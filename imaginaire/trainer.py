@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from imaginaire import (
     distributed,
     lazy_config,
     memory,
+    meta_device,
     parallel,
     preflight,
     provenance,
@@ -112,6 +113,7 @@ class ImaginaireTrainer:
         """Train until ``trainer.max_iter`` or until a signal asks to stop; the last state is saved."""
         preflight.check_built(self.config, model, dataloader_train, dataloader_val)
         self.model = model
+        self.dataloader_val = dataloader_val  # callbacks take their fixed samples from it
         model.seed = self.config.trainer.seed
         try:
             with StopRequests() as self._stop:
@@ -150,10 +152,11 @@ class ImaginaireTrainer:
         config = self.config
         self.watchdog.pause("preparing the model")
         memory_format = getattr(torch, config.trainer.memory_format)
-        cast(Any, model).to(self.device, memory_format=memory_format)
+        meta_device.move_to(model, self.device, memory_format)
         model.on_train_start(memory_format)
         parallel.synchronise_replicas(model)
         model.parallelize(self.dims)
+        meta_device.require_memory(model)
         self.broadcast_buffers = parallel.BufferBroadcaster(model, config.trainer.ddp.broadcast_buffers)
         self.averager = parallel.GradientAverager(
             model,

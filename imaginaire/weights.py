@@ -36,6 +36,7 @@ __all__ = [
     "is_extra",
     "load_into",
     "load_pt",
+    "local_part",
     "read",
     "renamed",
     "select",
@@ -229,6 +230,16 @@ def load_into(
     return _walk(targets, renamed(source, rename) if rename else source, copy=_copy)
 
 
+def local_part(target: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
+    """This rank's piece of a tensor, and where it lies in the whole; all of a plain tensor."""
+    if not isinstance(target, DTensor):
+        return target, tuple(slice(0, length) for length in target.shape)
+    shape, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
+    local = target.to_local()
+    assert tuple(local.shape) == tuple(shape), f"local shard {tuple(local.shape)}, computed {tuple(shape)}"
+    return local, tuple(slice(start, start + length) for start, length in zip(offset, shape))
+
+
 def dcp_reader(path: StrPath) -> SafeFileSystemReader:
     """The storage reader of a DCP folder, local or remote."""
     return SafeFileSystemReader(path)
@@ -284,11 +295,9 @@ def _copy(name: str, target: Tensor, source: Tensor) -> None:
         return
     if any(placement.is_partial() for placement in target.placements):
         raise CheckpointError(f"'{name}' is a partial sum ({target.placements}); it cannot take weights.")
-    shape, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
-    local = target.to_local()
-    assert tuple(local.shape) == tuple(shape), f"{name}: local shard {tuple(local.shape)}, computed {tuple(shape)}"
+    local, part = local_part(target)
     if local.numel():
-        local.copy_(source[tuple(slice(start, start + length) for start, length in zip(offset, shape))])
+        local.copy_(source[part])
 
 
 def _not_allowed(names: tuple[str, ...], patterns: Iterable[str]) -> tuple[str, ...]:

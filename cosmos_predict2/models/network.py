@@ -1,46 +1,92 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network that is trained: built, filled with its start weights or random ones, and given adapters."""
+"""The network that is trained: built without memory, sharded or not, and then filled with the weights that it starts
+from.
+
+    net = build_network(config, torch.bfloat16)          # on the meta device, with adapters for LoRA
+    parallelize_dit(net, dims, ...)                      # only where it is to be sharded
+    fill_network(net, config, device, seed)              # each rank reads or draws its own part
+
+No rank ever holds more than its part and one tensor of a file. What is drawn follows from the seed, the parameter's
+name and the place in it, so that every layout of processes starts from the same numbers.
+"""
 
 import logging
-from contextlib import nullcontext
+import math
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from cosmos_predict2.checkpoints import load_dit
+from cosmos_predict2.checkpoints.runs import clean_name
 from cosmos_predict2.nn.dit import DiT
-from imaginaire import distributed, lazy_config, lora
+from cosmos_predict2.nn.start_weights import Start, starts
+from imaginaire import lazy_config, lora, random, weights
 
 log = logging.getLogger(__name__)
 
-
-def cast_base_weights(net: nn.Module, dtype: torch.dtype) -> None:
-    """Cast the weights of a network; adapters stay in float32, whose small updates half precision would lose."""
-    kept = {name: value.detach().clone() for name, value in lora.adapter_state(net).items()}
-    net.to(dtype)
-    for adapter in lora.adapters(net).values():
-        adapter.lora_A.float()
-        adapter.lora_B.float()
-    with torch.no_grad():
-        for name, value in lora.adapter_state(net).items():
-            value.copy_(kept[name])
+DRAWN_NUMEL = 1 << 20  # numbers that one generator draws; a rank skips those of other ranks
 
 
-def build_network(config: Any) -> DiT:
-    """The network of a Predict2Video2WorldModelConfig with its start weights and, for LoRA, its adapters."""
-    path = config.model_manager_config.dit_path
-    with torch.device("meta") if path else nullcontext():  # drawing 14B weights takes minutes, and none would stay
+def build_network(config: Any, dtype: torch.dtype) -> DiT:
+    """The network of a Predict2Video2WorldModelConfig on the meta device, with its adapters where it trains those.
+
+    Adapters are float32 at least, as half precision would lose their small updates.
+    """
+    with torch.device("meta"):
         net: DiT = lazy_config.instantiate(config.pipe_config.net)
-    if path:
-        net.to_empty(device="cpu")
-        net.reset_buffers()
-        report = load_dit(net, path)
-        log.info("start weights: %s (%s)", path, report.summary())
-    elif distributed.is_rank0():
-        log.info("start weights: random (model.config.model_manager_config.dit_path is not set)")
+    net.to(dtype)
     if config.train_architecture == "lora":
-        lora.inject(net, config.lora_rank, config.lora_alpha, config.lora_target_modules, config.init_lora_weights)
+        lora.inject(net, config.lora_rank, config.lora_alpha, config.lora_target_modules)
+        for adapter in lora.adapters(net).values():
+            adapter.lora_A.to(torch.promote_types(dtype, torch.float32))
+            adapter.lora_B.to(torch.promote_types(dtype, torch.float32))
         trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
         log.info("lora: %s, %s trained parameters", lora.lora_spec(net), f"{trained:,}")
     return net
+
+
+@torch.no_grad()
+def fill_network(net: DiT, config: Any, device: torch.device | str, seed: int) -> None:
+    """Give a network of `build_network` memory on ``device``, and every parameter its start.
+
+    That is the file's where ``dit_path`` names one, which must have all but the adapters, and else a draw from
+    ``seed``.
+    """
+    net.to_empty(device=device)
+    net.reset_buffers()
+    path = config.model_manager_config.dit_path
+    found = set(load_dit(net, path).matched) if path else set()
+    by_name = starts(net)
+    base = {name: p for name, p in net.named_parameters() if ".lora_" not in name}
+    for name, parameter in base.items():
+        if clean_name(name) not in found:
+            # As a run without adapters names it, which so starts from the same numbers.
+            _draw_(parameter, by_name[name], seed, clean_name(name).replace(".base_layer.", "."))
+    has_adapters = any(".lora_A." in name for name in found)
+    if not has_adapters:
+        lora.init_adapters(net, seed, config.init_lora_weights)
+    if not path:
+        log.info("start weights: random (model.config.model_manager_config.dit_path is not set)")
+        return
+    matched = sum(clean_name(name) in found for name in base)
+    adapters = len(lora.adapters(net))
+    of_adapters = f"; {adapters} adapters {'are those of the file' if has_adapters else 'begin anew'}" * bool(adapters)
+    log.info("start weights: %s (%d of %d weights of the network matched%s)", path, matched, len(base), of_adapters)
+
+
+def _draw_(parameter: Tensor, start: Start, seed: int, name: str) -> None:
+    """Write this rank's part of a parameter. Groups of rows are drawn by their place, in float32 and on the CPU."""
+    local, (rows, *others) = weights.local_part(parameter)
+    if not start.std:
+        local.fill_(start.value)
+        return
+    width = math.prod(parameter.shape[1:])
+    step = max(1, DRAWN_NUMEL // width)
+    for first in range(rows.start // step * step, rows.stop, step):
+        end = min(first + step, parameter.shape[0])
+        drawn = torch.empty(end - first, *parameter.shape[1:], dtype=torch.float32)
+        start.draw_(drawn, random.generator(seed, first, f"init/{name}"))
+        low, high = max(first, rows.start), min(end, rows.stop)
+        part = (slice(low - first, high - first), *others)
+        local[low - rows.start : high - rows.start].copy_(drawn[part])

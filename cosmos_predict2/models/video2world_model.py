@@ -21,22 +21,26 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.checkpoints.presence import problem_with
+from cosmos_predict2.checkpoints.runs import switches_of
 from cosmos_predict2.conditioner import Condition, Conditioner
 from cosmos_predict2.data.latent_cache import LATENTS_KEY, check_tokenizer
 from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.diffusion import rectified_flow
 from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.models.draws import Draws
-from cosmos_predict2.models.network import build_network, cast_base_weights
+from cosmos_predict2.models.network import build_network, fill_network
+from cosmos_predict2.models.validation import RELEASED_SIGMAS, check_sigmas, losses_by_sigma
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.parallelize import ContextParallel, parallelize_dit
 from cosmos_predict2.pipelines.assembly import settle_attention
 from cosmos_predict2.pipelines.video2world import PRECISIONS, Video2WorldPipelineConfig
 from cosmos_predict2.text.embedding_folder import EmbeddingFolder, find_embedding_dir
-from imaginaire import lazy_config, storage
+from imaginaire import distributed, lazy_config, storage
 from imaginaire.config import Section, at_least, one_of
+from imaginaire.data import WEIGHT_KEY
 from imaginaire.ema import PowerEMA
 from imaginaire.errors import ConfigError, DataError
+from imaginaire.meta_device import has_meta
 from imaginaire.model import ImaginaireModel
 from imaginaire.parallel import ParallelDims, current_dims
 
@@ -69,6 +73,8 @@ class Predict2Video2WorldModelConfig(Section):
     loss_scale: float = 10.0
     adjust_video_noise: bool = True  # both here and in pipe_config, as in published configs: either may switch it off
     high_sigma_ratio: float = 0.0  # share of the videos that train at noise levels from 200 to 100,000
+    # Noise levels at which validation measures every sample; none: one a sample, drawn as in training.
+    validation_sigmas: list[float] = attrs.field(factory=lambda: list(RELEASED_SIGMAS), validator=check_sigmas)
     fsdp_shard_size: int = attrs.field(default=0, validator=at_least(-1))
     torch_compile: bool = False  # each block by itself
     model_manager_config: Predict2ModelManagerConfig = attrs.field(factory=Predict2ModelManagerConfig)
@@ -94,7 +100,10 @@ class Predict2Video2WorldModel(ImaginaireModel):
         self.config = config
         self.pipe_config = config.pipe_config
         self.precision = PRECISIONS[config.precision]
-        self.net: DiT = build_network(config)
+        self.net: DiT = build_network(config, self.weight_dtype)
+        self._start_seed = int(torch.randint(2**62, ()))  # the trainer has seeded all ranks alike
+        if not current_dims().will_shard(config.fsdp_shard_size):
+            fill_network(self.net, config, "cpu", self._start_seed)
         self.denoiser = self.pipe_config.denoiser(self.net)
         self.conditioner = Conditioner(self.pipe_config.conditioner)
         self.tokenizer: VideoTokenizer = lazy_config.instantiate(self.pipe_config.tokenizer)
@@ -141,11 +150,17 @@ class Predict2Video2WorldModel(ImaginaireModel):
                 f" scripts.get_t5_embeddings{options})"
             )
 
+    @classmethod
+    def checkpoint_switches(cls, path: str) -> dict[str, Any]:
+        """What a run had set when it wrote these weights: a checkpoint with adapters continues as one with adapters."""
+        return {f"config.{key}": value for key, value in switches_of(path).items()}
+
     # --- set-up
 
     def on_train_start(self, memory_format: torch.memory_format = torch.preserve_format) -> None:
         device = next(self.net.parameters()).device
-        cast_base_weights(self.net, self.weight_dtype)
+        if device.type == "meta":  # it is filled when it is sharded
+            device = distributed.device()
         self.tokenizer.to(device)
         settle_attention(self.net, device, self.precision)
 
@@ -157,6 +172,8 @@ class Predict2Video2WorldModel(ImaginaireModel):
             sac_config=getattr(self.net, "sac_config", None),
             compile=self.config.torch_compile,
         )
+        if has_meta(self.net):
+            fill_network(self.net, self.config, distributed.device(), self._start_seed)
         ema = self.pipe_config.ema
         if ema.enabled:
             self.ema = PowerEMA(self.net, rate=ema.rate, iteration_shift=ema.iteration_shift)
@@ -164,7 +181,7 @@ class Predict2Video2WorldModel(ImaginaireModel):
     # --- one step
 
     def training_step(self, batch: Mapping[str, Any], iteration: int) -> tuple[dict[str, Any], Tensor]:
-        is_image = self._is_image(batch)
+        is_image = self.is_image_batch(batch)
         generators = self._generators(batch, "train")
         if self.training:
             self._count_samples(batch, is_image)
@@ -173,22 +190,41 @@ class Predict2Video2WorldModel(ImaginaireModel):
         return self.loss(x0, epsilon, sigma_B_1, condition)
 
     def validation_step(self, batch: Mapping[str, Any], iteration: int) -> tuple[dict[str, Any], Tensor]:
-        is_image = self._is_image(batch)
+        """The loss at each of ``validation_sigmas`` and their mean, with all inputs kept and as few frames given as the
+        config allows."""
+        is_image = self.is_image_batch(batch)
         generators = self._generators(batch, "validation")
-        x0, condition = self.data_and_condition(batch, generators, keep_all=True)
+        x0, condition = self.data_and_condition(batch, generators, is_fixed=True)
         epsilon, sigma_B_1 = self.draw_noise(x0, is_image, generators)
-        return self.loss(x0, epsilon, sigma_B_1, condition)
+        if sigmas := self.config.validation_sigmas:
+            output, loss = losses_by_sigma(
+                lambda sigma: self.loss(x0, epsilon, sigma, condition), sigmas, x0[:, 0, 0, 0, 0], batch.get(WEIGHT_KEY)
+            )
+        else:
+            output, loss = self.loss(x0, epsilon, sigma_B_1, condition)
+        return output, loss
+
+    @torch.no_grad()
+    def clean_clips(self, batch: Mapping[str, Any]) -> tuple[Tensor | None, Tensor, Condition]:
+        """Pixels in [-1, 1] (None where the batch has latents only), latents and condition of a validation batch."""
+        generators = self._generators(batch, "validation")
+        x0, condition = self.data_and_condition(batch, generators, is_fixed=True)
+        return None if LATENTS_KEY in batch else self._pixels(batch, False, generators), x0, condition
 
     def data_and_condition(
-        self, batch: Mapping[str, Any], generators: "Draws", *, keep_all: bool = False
+        self, batch: Mapping[str, Any], generators: "Draws", *, is_fixed: bool = False
     ) -> tuple[Tensor, Condition]:
-        """Clean latents, and what the network is told: inputs dropped for guidance, and the first frames of each."""
-        is_image = self._is_image(batch)
+        """Clean latents, and what the network is told: inputs dropped for guidance, and the first frames of each.
+
+        ``is_fixed`` drops nothing and gives as few frames as the config allows.
+        """
+        is_image = self.is_image_batch(batch)
         x0 = self._latents(batch, is_image, generators) * self.pipe_config.sigma_data
-        keep = None if keep_all else self.conditioner.draw_keep(generators.each("condition"))
+        keep = None if is_fixed else self.conditioner.draw_keep(generators.each("condition"))
         condition = self.conditioner.condition(batch, is_image=is_image, keep=keep)
         if not is_image:
-            condition = condition.with_given_frames(x0, self._num_given(batch, x0, generators))
+            least = self.pipe_config.min_num_conditional_frames if is_fixed else None
+            condition = condition.with_given_frames(x0, self._num_given(batch, x0, generators, least))
         return x0, condition
 
     def draw_noise(self, x0_B_C_T_H_W: Tensor, is_image: bool, generators: "Draws") -> tuple[Tensor, Tensor]:
@@ -253,7 +289,7 @@ class Predict2Video2WorldModel(ImaginaireModel):
         """Latents, noise and the loss are in float32 at least; a float64 network has all of it in float64."""
         return torch.promote_types(self.precision, torch.float32)
 
-    def _is_image(self, batch: Mapping[str, Any]) -> bool:
+    def is_image_batch(self, batch: Mapping[str, Any]) -> bool:
         return self._input_key(batch) == self.config.input_image_key
 
     def _input_key(self, batch: Mapping[str, Any]) -> str:
@@ -304,7 +340,10 @@ class Predict2Video2WorldModel(ImaginaireModel):
         pixels = video.to(device).to(self._work_dtype)
         return _checked_range(pixels) if video.is_floating_point() else pixels / 127.5 - 1
 
-    def _num_given(self, batch: Mapping[str, Any], x0: Tensor, generators: "Draws") -> Tensor:
+    def _num_given(
+        self, batch: Mapping[str, Any], x0: Tensor, generators: "Draws", number: int | None = None
+    ) -> Tensor:
+        """How many latent frames each sample is given: as the batch says, ``number``, or drawn."""
         low, high = self.pipe_config.min_num_conditional_frames, self.pipe_config.max_num_conditional_frames
         if "num_conditional_frames" in batch:
             given = torch.as_tensor(batch["num_conditional_frames"]).reshape(-1)
@@ -314,6 +353,8 @@ class Predict2Video2WorldModel(ImaginaireModel):
                     f" of the {x0.shape[0]} samples, and below the {x0.shape[2]} latent frames."
                 )
             return given.expand(x0.shape[0]) if given.numel() == 1 else given
+        if number is not None:
+            return torch.full((x0.shape[0],), number, device=x0.device)
         return generators.integers(low, high + 1, "given_frames").to(x0.device)
 
     def _count_samples(self, batch: Mapping[str, Any], is_image: bool) -> None:

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the trained network comes to its weights: drawn, from a file, whole and in shards."""
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_predict2.models import network
+from cosmos_predict2.models.network import build_network, fill_network
+from cosmos_predict2.models.video2world_model import (
+    Predict2ModelManagerConfig,
+    Predict2Video2WorldModel,
+    Predict2Video2WorldModelConfig,
+)
+from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
+from cosmos_predict2.pipelines.video2world import EMAConfig, Video2WorldPipelineConfig
+from imaginaire import distributed, meta_device, parallel, weights
+from imaginaire.errors import CheckpointError
+from imaginaire.lazy_config import LazyCall as L
+from imaginaire.parallel import full_tensor
+from tests.models.parts import PooledPixels
+from tests.models.test_video2world_model import make_batch
+from tests.multiprocess import run_distributed
+
+# Widths that two ranks do not share evenly everywhere (the last linear has 68 rows, the norms 12 numbers).
+NET = dict(model_channels=36, num_blocks=3, num_heads=3, adaln_lora_dim=7, crossattn_emb_channels=8)
+LIMITS = dict(max_img_h=8, max_img_w=8, max_frames=4, extra_per_block_abs_pos_emb=True)
+LORA = dict(train_architecture="lora", lora_rank=2, lora_alpha=4)
+
+
+def config_of(path: str = "", shard: int = 0, **options: Any) -> Predict2Video2WorldModelConfig:
+    return Predict2Video2WorldModelConfig(
+        pipe_config=Video2WorldPipelineConfig(
+            net=L(Video2WorldDiT)(**NET, **LIMITS),
+            tokenizer=L(PooledPixels)(),
+            state_t=3,
+            ema=EMAConfig(enabled=True),
+        ),
+        model_manager_config=Predict2ModelManagerConfig(dit_path=path),
+        **{"precision": "float32", "fsdp_shard_size": shard, **options},
+    )
+
+
+def filled(config: Any, seed: int = 3) -> DiT:
+    net = build_network(config, torch.float32)
+    fill_network(net, config, "cpu", seed)
+    return net
+
+
+def values(net: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: full_tensor(value) for name, value in net.state_dict().items()}
+
+
+def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
+    assert a.keys() == b.keys()
+    assert [name for name in a if a[name].dtype != b[name].dtype or not torch.equal(a[name], b[name])] == []
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same weights in several layouts, a run with adapters, and the weights as they are."""
+    from safetensors.torch import save_file
+
+    from cosmos_predict2.checkpoints.diffusers_names import to_diffusers_name
+
+    root = tmp_path_factory.mktemp("weights")
+    state = {name: value for name, value in values(filled(config_of(), seed=1)).items() if not weights.is_extra(name)}
+    torch.save(state, root / "plain.pt")
+    torch.save({f"net.{name}": value for name, value in state.items()}, root / "run.pt")
+    torch.save({f"net_ema.{name}": value for name, value in state.items()}, root / "averaged.pt")
+    save_file(state, root / "plain.safetensors")
+    (root / "diffusers").mkdir()
+    renamed = {to_diffusers_name(name): value for name, value in state.items()}
+    save_file(renamed, root / "diffusers/diffusion_pytorch_model.safetensors")
+    adapted = config_of(**LORA, init_lora_weights=False)
+    torch.save({f"net.{name}": value for name, value in values(filled(adapted, 7)).items()}, root / "lora.pt")
+    return {path.name: path for path in root.iterdir()}
+
+
+@pytest.mark.parametrize("name", ["plain.pt", "run.pt", "averaged.pt", "plain.safetensors", "diffusers"])
+def test_every_layout_of_a_file_gives_its_weights(files: dict[str, Path], name: str) -> None:
+    same(values(filled(config_of(str(files[name])))), values(filled(config_of(), seed=1)))
+
+
+def test_a_seed_repeats_and_what_is_drawn_does_not_depend_on_adapters() -> None:
+    plain, adapted = (values(filled(config_of(**options))) for options in ({}, LORA))
+    same(plain, values(filled(config_of())))
+    base = {name.replace(".base_layer", ""): value for name, value in adapted.items() if ".lora_" not in name}
+    same({name: base[name] for name in plain}, plain)
+    other = values(filled(config_of(), seed=4))
+    assert not torch.equal(plain["x_embedder.proj.1.weight"], other["x_embedder.proj.1.weight"])
+    q, k = (plain[f"blocks.0.self_attn.{name}_proj.weight"] for name in "qk")
+    assert not torch.equal(q, k)
+
+
+def test_large_parameters_are_drawn_in_parts_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "DRAWN_NUMEL", 5 * 36)
+    weight = values(filled(config_of()))["blocks.0.mlp.layer1.weight"]
+    assert weight.shape == (144, 36)
+    assert len(weight.view(-1).unique()) > 0.99 * weight.numel()
+    assert abs(float(weight.std()) * 6 - 0.9866) < 0.05
+
+
+def test_adapters_change_nothing_at_first_and_those_of_a_file_go_on(files: dict[str, Path]) -> None:
+    fresh = values(filled(config_of(str(files["plain.pt"]), **LORA)))
+    assert all(not value.any() for name, value in fresh.items() if ".lora_B." in name)
+    assert all(bool(value.any()) for name, value in fresh.items() if ".lora_A." in name)
+    same(
+        values(filled(config_of(str(files["lora.pt"]), **LORA))),
+        values(filled(config_of(**LORA, init_lora_weights=False), 7)),
+    )
+
+
+def test_the_log_says_how_many_weights_of_the_base_matched(
+    files: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    filled(config_of(str(files["plain.pt"]), **LORA))
+    count = len(dict(build_network(config_of(), torch.float32).named_parameters()))
+    assert f"plain.pt ({count} of {count} weights of the network matched; 30 adapters begin anew)" in caplog.text
+    filled(config_of(str(files["lora.pt"]), **LORA))
+    assert "30 adapters are those of the file" in caplog.text
+
+
+@pytest.mark.parametrize("options", [{}, LORA])
+def test_a_weight_of_the_base_that_the_file_lacks_is_fatal(
+    files: dict[str, Path], tmp_path: Path, options: dict[str, Any]
+) -> None:
+    state = torch.load(files["plain.pt"])
+    del state["blocks.1.self_attn.q_proj.weight"]
+    torch.save(state, tmp_path / "less.pt")
+    with pytest.raises(
+        CheckpointError, match=r"less\.pt does not fit.*(.|\n)*blocks\.1\.self_attn\.q_proj\.(base_layer\.)?weight"
+    ):
+        filled(config_of(str(tmp_path / "less.pt"), **options))
+
+
+def test_the_network_is_built_without_memory_and_in_the_dtype_of_the_run() -> None:
+    net = build_network(config_of(**LORA), torch.bfloat16)
+    assert all(tensor.is_meta for tensor in [*net.parameters(), *net.buffers()])
+    assert {p.dtype for name, p in net.named_parameters() if ".lora_" in name} == {torch.float32}
+    assert {p.dtype for name, p in net.named_parameters() if ".lora_" not in name} == {torch.bfloat16}
+    wide = build_network(config_of(**LORA), torch.float64)
+    assert {p.dtype for p in wide.parameters()} == {torch.float64}
+
+
+# --- in shards
+
+
+def trained(config: Any) -> Predict2Video2WorldModel:
+    """A model as the trainer makes one ready."""
+    torch.manual_seed(0)
+    model = Predict2Video2WorldModel(config)
+    meta_device.move_to(model, distributed.device(), torch.preserve_format)
+    model.on_train_start()
+    parallel.synchronise_replicas(model)
+    model.parallelize(parallel.current_dims())
+    meta_device.require_memory(model)
+    return model
+
+
+def cases(root: Path) -> dict[str, Predict2Video2WorldModelConfig]:
+    plain, adapted = str(root / "plain.safetensors"), str(root / "lora.pt")
+    return {
+        "drawn": config_of(shard=-1),
+        "of a .pt": config_of(str(root / "run.pt"), shard=2),
+        "of safetensors": config_of(plain, shard=2),
+        "of diffusers": config_of(str(root / "diffusers"), shard=2),
+        "adapters, drawn base": config_of(shard=2, **LORA),
+        "adapters that begin": config_of(plain, shard=2, **LORA),
+        "adapters, B drawn too": config_of(plain, shard=2, init_lora_weights=False, **LORA),
+        "adapters that go on": config_of(adapted, shard=2, **LORA),
+        "half precision": config_of(plain, shard=2, precision="bfloat16"),
+    }
+
+
+def state_and_loss(config: Any) -> tuple[dict[str, Tensor], float]:
+    model = trained(config)
+    state = {name: full_tensor(value).clone() for name, value in model.checkpoint_state().items()}
+    with torch.no_grad():
+        _, loss = model.training_step(make_batch(positions=[0, 1]), 0)
+    return state, float(loss)
+
+
+def _in_shards(root: Path) -> dict[str, Any]:
+    torch.manual_seed(distributed.rank())  # where ranks differ, only what follows from the seed may count
+    parallel.init_dims()
+    found = {}
+    for name, config in cases(root).items():
+        torch.manual_seed(0)
+        model = Predict2Video2WorldModel(config)
+        assert all(tensor.is_meta for tensor in [*model.net.parameters(), *model.net.buffers()]), name
+        found[name] = state_and_loss(config)
+    return found
+
+
+def _in_shards_and_memory(root: Path) -> tuple[dict[str, Any], dict[str, tuple[int, int]]]:
+    names = ("large.pt", "large.safetensors", "")
+    return _in_shards(root), {name: _memory(name and str(root / name)) for name in names}
+
+
+LARGE = dict(model_channels=768, num_blocks=3, num_heads=4, adaln_lora_dim=32, crossattn_emb_channels=64)
+
+
+def _memory(path: str) -> tuple[int, int]:
+    """Bytes that filling a large network took at its peak, and bytes of files that it mapped into memory."""
+    config = config_of(path, shard=2)
+    config.pipe_config.net = L(Video2WorldDiT)(**LARGE)
+    config.pipe_config.ema.enabled = False
+    model = Predict2Video2WorldModel(config)
+    before = _resident()
+    peak, done = [0], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.001):
+            peak[0] = max(peak[0], _resident()["RssAnon"])
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    model.parallelize(parallel.current_dims())
+    done.set()
+    watcher.join()
+    return peak[0] - before["RssAnon"], _resident()["RssFile"] - before["RssFile"]
+
+
+def _resident() -> dict[str, int]:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return {line.split(":")[0]: 1024 * int(line.split()[1]) for line in lines if line.startswith("Rss")}
+
+
+@pytest.mark.slow
+def test_shards_are_filled_alike_and_no_rank_reads_more_than_its_own(files: dict[str, Path]) -> None:
+    from safetensors.torch import save_file
+
+    root = files["plain.pt"].parent
+    net = Video2WorldDiT(**LARGE)
+    state = {name: value for name, value in net.state_dict().items() if not weights.is_extra(name)}
+    torch.save(state, root / "large.pt")
+    save_file(state, root / "large.safetensors")
+    whole = sum(value.numel() * value.element_size() for value in state.values())
+    largest = max(value.numel() * value.element_size() for value in state.values())
+
+    parallel.init_dims()
+    ranks = run_distributed(_in_shards_and_memory, 2, (root,))
+    for name, config in cases(root).items():
+        state, loss = state_and_loss(config)
+        for found, _ in ranks:
+            same(found[name][0], state)
+            assert found[name][1] == pytest.approx(loss, rel=1e-5 if "half" not in name else 1e-2), name
+    for _, memory in ranks:
+        for name, (peak, mapped) in memory.items():
+            assert 0.4 * whole < peak < 0.5 * whole + 2 * largest, (name, peak / whole)
+            assert mapped < 0.6 * whole, (name, mapped / whole)
+        assert memory["large.pt"][1] > 0.4 * whole  # or it was not the file that was read
