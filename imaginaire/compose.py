@@ -32,6 +32,7 @@ from imaginaire.overrides import Item, parse, split_arguments
 from imaginaire.registry import (
     LAZY_MEMBERS,
     entries,
+    forgiving_store,
     is_registered,
     package_of,
     prepare_store,
@@ -72,7 +73,8 @@ def compose(config_path: str, overrides: Sequence[str] = ()) -> Config:
     path = find_config_file(config_path)
     items = parse(overrides)
     if path.suffix == ".py":
-        config = load_config(path)
+        with forgiving_store():
+            config = load_config(path)
         prepare_store(config)
         found = _sort(items, config)
         root = DictConfig(config, flags=dict(OBJECTS))
@@ -244,7 +246,8 @@ def experiment_names(config_path: str) -> list[str]:
         raise ConfigError(
             f"{config_path} is a saved configuration of one run and lists no experiments. Give a Python file."
         )
-    load_config(path)
+    with forgiving_store():
+        load_config(path)
     return experiment_names_registered()
 
 

@@ -188,9 +188,10 @@ def import_all_modules_from_package(
             known = sys.modules.get(name)
             module = importlib.reload(known) if known is not None and reload else importlib.import_module(name)
         except Exception as error:  # a border: experiment files are the users' own
-            cause = explain(error)
+            cause = str(error) if isinstance(error, UserError) else explain(error)
+            is_known = broken_modules.get(name) == cause
             broken_modules[name] = cause
-            if os.environ.get("RANK", "0") == "0":
+            if os.environ.get("RANK", "0") == "0" and not is_known:
                 log.warning("%s did not import, so its experiments are absent: %s", name, cause)
             continue
         broken_modules.pop(name, None)

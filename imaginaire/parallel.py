@@ -9,6 +9,7 @@ buffers) comes from rank 0.
 
 import logging
 import math
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -103,7 +104,7 @@ def init_dims(context_parallel_size: int = 1, *, replicate_only: bool = False) -
         for members in ([r for r in ranks if r % context_parallel_size == i] for i in range(context_parallel_size)):
             group = dist.new_group(members) if context_parallel_size > 1 else dist.group.WORLD
             dp_group = group if rank in members else dp_group
-        _init_megatron(context_parallel_size)
+    _init_megatron(context_parallel_size)
     _current = ParallelDims(world, rank, context_parallel_size, replicate_only, cp_group, dp_group)
     return _current
 
@@ -126,12 +127,17 @@ def divisors(number: int) -> list[int]:
 
 
 def _init_megatron(context_parallel_size: int) -> None:
-    """Give samplers that are written against megatron-core's ``parallel_state`` the same sizes, where it is
-    installed."""
-    try:
-        from megatron.core import parallel_state
-    except ImportError:
+    """Give samplers that are written against megatron-core's ``parallel_state`` the same sizes.
+
+    Such an experiment has imported it by now; nobody else should wait the seconds that its import takes.
+    """
+    parallel_state: Any = sys.modules.get("megatron.core.parallel_state")
+    if parallel_state is None:
         return
+    if not distributed.is_initialized():  # megatron would call this a world of 0 processes
+        parallel_state._MPU_DATA_PARALLEL_WORLD_SIZE, parallel_state._MPU_DATA_PARALLEL_RANK = 1, 0
+        return
+    parallel_state._MPU_DATA_PARALLEL_WORLD_SIZE = parallel_state._MPU_DATA_PARALLEL_RANK = None
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel(context_parallel_size=context_parallel_size)
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What config files register: experiments and the entries of the other groups, in Hydra's store, one per process."""
 
+import contextlib
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hydra.core.config_store import ConfigNode, ConfigStore
@@ -27,16 +28,42 @@ def register_experiment(name: str, node: Mapping[str, Any]) -> None:
         raise ConfigError(f"'{name}' cannot name an experiment: use letters, digits, '_', '-' and '.'.")
     if not isinstance(node, (Mapping, DictConfig)):
         raise ConfigError(f"Experiment '{name}' must be a dictionary, not {node!r}.")
-    module = sys._getframe(1).f_globals.get("__name__", "?")
-    content = _content(node)
-    if name in _registered and _registered[name][0] != content and is_registered("experiment", name):
-        raise ConfigError(
-            f"Two experiments are called '{name}', with different content:"
-            f" from {_registered[name][1]} and from {module}. Rename one."
-        )
-    _registered[name] = (content, module)
+    _note(name, node, sys._getframe(1).f_globals.get("__name__", "?"))
     tree = node if isinstance(node, DictConfig) else DictConfig(dict(node), flags=dict(OBJECTS))
     ConfigStore.instance().store(group="experiment", package="_global_", name=name, node=tree)
+
+
+def _note(name: str, node: Any, module: str, may_replace_own: bool = False) -> None:
+    content = _content(node)
+    if name in _registered and _registered[name][0] != content and is_registered("experiment", name):
+        other = _registered[name][1]
+        if not (may_replace_own and other == module):
+            raise ConfigError(
+                f"Two experiments are called '{name}', with different content: from {other} and from {module}."
+                " Rename one."
+            )
+    _registered[name] = (content, module)
+
+
+@contextlib.contextmanager
+def forgiving_store() -> Iterator[None]:
+    """Hydra's own ``store`` as experiment files in the wild use it: a plain dictionary may hold classes and functions,
+    and no experiment takes the place of another file's without a word."""
+    of_hydra = ConfigStore.store
+
+    def store(self: ConfigStore, name: str, node: Any, group: str | None = None, *args: Any, **kwargs: Any) -> None:
+        if isinstance(node, dict):
+            node = DictConfig(dict(node), flags=dict(OBJECTS))
+        module = sys._getframe(1).f_globals.get("__name__", "?")
+        if group == "experiment" and module != __name__:
+            _note(name.removesuffix(".yaml"), node, module, may_replace_own=True)
+        of_hydra(self, name, node, group, *args, **kwargs)
+
+    ConfigStore.store = store  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ConfigStore.store = of_hydra  # type: ignore[method-assign]
 
 
 def _content(value: Any) -> str:

@@ -515,7 +515,10 @@ def test_a_mistake_is_one_message(config: str, overrides: list[str], texts: list
          ["make_config()", "max_iter=-1, but it must be a number of at least 0"]),
     ],
 )  # fmt: skip
-def test_a_config_file_that_does_not_work(tmp_path: Path, body: str, texts: list[str]) -> None:
+def test_a_config_file_that_does_not_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, texts: list[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "megatron", None)  # as where it is not installed
     (tmp_path / "config.py").write_text(body)
     found = message(str(tmp_path / "config.py"))
     for text in [*texts, str(tmp_path / "config.py")]:
@@ -612,8 +615,9 @@ for _item in [up_training_2b, up_training_14b]:
 
 
 def test_upstream_experiment_files_work_unchanged(
-    config: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    config: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(sys.modules, "megatron", None)  # as where it is not installed
     folder = tmp_path / "upstream_pkg" / "experiment"
     (folder / "deep").mkdir(parents=True)
     for package in (tmp_path / "upstream_pkg", folder, folder / "deep"):
