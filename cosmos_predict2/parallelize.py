@@ -12,8 +12,7 @@ Context parallelism spreads the latent frames of a clip over a group of processe
 frame but self-attention, around which two all-to-alls exchange tokens for heads (DeepSpeed-Ulysses, arXiv 2309.14509).
 """
 
-import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from imaginaire.context_parallel import exchange, gather, split
 from imaginaire.errors import ConfigError
 from imaginaire.parallel import ParallelDims, divisors
 
-log = logging.getLogger(__name__)
+CONTEXT_KEY = "model_parallel.context_parallel_size"
 
 
 def parallelize_dit(
@@ -86,7 +85,10 @@ class ContextParallel:
         if group is None:
             return
         if net.num_heads % self.size:
-            raise _heads_error(self.size, net.num_heads)
+            raise ConfigError(
+                f"{CONTEXT_KEY}: {self.size} does not divide the network's {net.num_heads} attention heads. Use one of "
+                f"{divisors(net.num_heads)}."
+            )
         if net.attention is None:
             net.choose_attention()
         for i in range(len(net.blocks)):
@@ -132,44 +134,43 @@ class _SpreadAttention:
         return exchange(self.op(q, k, v), 1, 2, group)
 
 
-def check_degrees(
+def degree_problems(
     *,
-    world_size: int,
+    world_size: int | None,
     context_parallel_size: int,
     num_heads: int,
     state_t: int,
     patch_temporal: int = 1,
     fsdp_shard_size: int = 0,
-) -> None:
-    """Raise unless the processes, heads and latent frames can be divided as the configuration asks."""
-    size = context_parallel_size
-    if size < 1 or world_size % size:
-        raise ConfigError(
-            f"model_parallel.context_parallel_size={size} does not divide the {world_size} processes. Use one of "
-            f"{divisors(world_size)}, or start a multiple of {max(size, 1)} processes (torchrun --nproc_per_node)."
+) -> Iterator[tuple[str, str]]:
+    """(config key, sentence) of every way in which processes, heads and latent frames cannot be divided as asked; of
+    a number of processes that is not known (None), nothing is said."""
+    size, frames = context_parallel_size, state_t // patch_temporal
+    if size < 1 or num_heads % size or frames % size:
+        works = [d for d in divisors(num_heads) if frames % d == 0]
+        yield (
+            CONTEXT_KEY,
+            f"{size} does not divide the {num_heads} attention heads of the network and the {frames} latent frames of "
+            f"a clip (state_t). Use one of {works}",
         )
-    if num_heads % size:
-        raise _heads_error(size, num_heads)
-    frames = state_t // patch_temporal
-    if frames % size:
-        raise ConfigError(
-            f"model_parallel.context_parallel_size={size} does not divide the {frames} latent frames of a clip "
-            f"(state_t). Use one of {_common_divisors(num_heads, frames)}."
+    if world_size is None:
+        return
+    if size > 0 and world_size % size:
+        yield (
+            CONTEXT_KEY,
+            f"{size} does not divide the {world_size} processes. Use one of {divisors(world_size)}, or start a multiple"
+            f" of {size} processes (torchrun --nproc_per_node)",
         )
     shard = min(fsdp_shard_size, world_size)
     if shard > 0 and world_size % shard:
-        raise ConfigError(
-            f"fsdp_shard_size={fsdp_shard_size} does not divide the {world_size} processes. Use one of "
-            f"{divisors(world_size)}, -1 (all of them) or 0 (no sharding)."
+        yield (
+            "model.config.fsdp_shard_size",
+            f"{fsdp_shard_size} does not divide the {world_size} processes. Use one of {divisors(world_size)}, -1 (all "
+            "of them) or 0 (no sharding)",
         )
 
 
-def _heads_error(size: int, num_heads: int) -> ConfigError:
-    return ConfigError(
-        f"model_parallel.context_parallel_size={size} does not divide the network's {num_heads} attention heads. Use "
-        f"one of {divisors(num_heads)}."
-    )
-
-
-def _common_divisors(a: int, b: int) -> list[int]:
-    return [d for d in divisors(a) if b % d == 0]
+def check_degrees(**sizes: Any) -> None:
+    """Raise for the first of `degree_problems`, whose arguments these are."""
+    for key, problem in degree_problems(**sizes):
+        raise ConfigError(f"{key}: {problem}.")

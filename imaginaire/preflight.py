@@ -4,9 +4,10 @@
 A class that a config names may offer a class method ``preflight(**arguments)`` that yields problems as sentences, and
 a model class ``checkpoint_bytes(**arguments)``, the size of one of its checkpoints. Both get the arguments of the lazy
 call as they stand in the config, and must be quick. A model class may also offer ``preflight_data(data, **arguments)``,
-problems of a data set with it: ``data`` are the arguments of a class that one of the loaders names. And
-``checkpoint_switches(path)``: the values, by key of the class's own arguments, that the run had which wrote the weights
-at a path; a run folder is not continued with others.
+problems of a data set with it: ``data`` are the arguments of a class that one of the loaders names;
+``preflight_parallel(world_size, context_parallel_size, shards, **arguments)``, pairs of a config key and a sentence,
+with a world size of None where it is not known yet; and ``checkpoint_switches(path)``: the values, by key of the
+class's own arguments, that the run had which wrote the weights at a path; a run folder is not continued with others.
 """
 
 import errno
@@ -56,7 +57,7 @@ def check_launch(config: Config) -> None:
     _check_model_class(_target(config.model, "model"))
     parallel.check_context_parallel_size(config.model_parallel.context_parallel_size, distributed.world_size())
     check_run_dir(config.job.path_local)
-    found = list(problems(config))
+    found = [*parallel_problems(config, distributed.world_size()), *problems(config)]
     if found:
         listed = "\n".join(f"  - {key}: {problem}" for key, problem in found[:20])
         kind = DataError if all(key.startswith("dataloader") for key, _ in found) else ConfigError
@@ -149,10 +150,19 @@ def notes(config: Config) -> list[str]:
         found.append("dataloader_train is not set: this composes, but cannot train")
     found += [f"{key}: {remark}" for key, remark in (*lint.faults(config), *lint.remarks(config))]
     try:
-        found += [f"{key}: {problem}" for key, problem in problems(config)]
+        found += [f"{key}: {problem}" for key, problem in (*parallel_problems(config), *problems(config))]
     except UserError as error:
         found.append(str(error))
     return found
+
+
+def parallel_problems(config: Config, world_size: int | None = None) -> list[tuple[str, str]]:
+    """(config key, sentence) of degrees of parallelism that the model cannot be divided by."""
+    of_model = getattr(_target(config.model, "model"), "preflight_parallel", None)
+    if not callable(of_model):
+        return []
+    shards = config.trainer.distributed_parallelism != "ddp"
+    return list(of_model(world_size, config.model_parallel.context_parallel_size, shards, **_arguments(config.model)))
 
 
 def problems(config: Config) -> Iterator[tuple[str, str]]:

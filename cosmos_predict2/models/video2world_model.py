@@ -31,7 +31,7 @@ from cosmos_predict2.models.draws import Draws
 from cosmos_predict2.models.network import build_network, fill_network
 from cosmos_predict2.models.validation import RELEASED_SIGMAS, check_sigmas, losses_by_sigma
 from cosmos_predict2.nn.dit import DiT
-from cosmos_predict2.parallelize import ContextParallel, parallelize_dit
+from cosmos_predict2.parallelize import ContextParallel, degree_problems, parallelize_dit
 from cosmos_predict2.pipelines.assembly import settle_attention
 from cosmos_predict2.pipelines.video2world import PRECISIONS, Video2WorldPipelineConfig
 from cosmos_predict2.text.embedding_folder import EmbeddingFolder, find_embedding_dir
@@ -125,6 +125,23 @@ class Predict2Video2WorldModel(ImaginaireModel):
             )
 
     @classmethod
+    def preflight_parallel(
+        cls, world_size: int | None, context_parallel_size: int, shards: bool, config: Any
+    ) -> Iterator[tuple[str, str]]:
+        """Degrees of parallelism that the processes, the heads or the latent frames cannot be divided by."""
+        net = config["pipe_config"]["net"]
+        if net.get("num_heads") is None:
+            return  # a network that has a number of its own
+        yield from degree_problems(
+            world_size=world_size,
+            context_parallel_size=context_parallel_size,
+            num_heads=net["num_heads"],
+            state_t=config["pipe_config"]["state_t"],
+            patch_temporal=net.get("patch_temporal", 1),
+            fsdp_shard_size=config["fsdp_shard_size"] if shards else 0,
+        )
+
+    @classmethod
     def preflight_data(cls, data: Mapping[str, Any], config: Any) -> Iterator[str]:
         """Clips shorter than the model's (longer ones are cut in time), and embeddings that it does not take."""
         pipe = config["pipe_config"]
@@ -169,7 +186,7 @@ class Predict2Video2WorldModel(ImaginaireModel):
             self.net,
             dims,
             fsdp_shard_size=self.config.fsdp_shard_size,
-            sac_config=getattr(self.net, "sac_config", None),
+            sac_config=self.net.sac_config,
             compile=self.config.torch_compile,
         )
         if has_meta(self.net):

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which degrees of parallelism are refused, and that it happens before anything is built."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from cosmos_predict2.nn.dit import Video2WorldDiT
+from cosmos_predict2.parallelize import ContextParallel, check_degrees, degree_problems
+from imaginaire import distributed, preflight
+from imaginaire.compose import compose
+from imaginaire.errors import ConfigError
+
+CONFIG = "cosmos_predict2/configs/base/config.py"
+GOOD = dict(world_size=8, context_parallel_size=2, num_heads=16, state_t=24, fsdp_shard_size=8)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (
+            dict(context_parallel_size=4, num_heads=6),
+            r"context_parallel_size: 4 .*6 attention heads.*one of \[1, 2, 3,",
+        ),
+        (dict(context_parallel_size=8, state_t=20), r"context_parallel_size: 8 .*20 latent frames.*one of \[1, 2, 4\]"),
+        (dict(context_parallel_size=4, world_size=6), r"context_parallel_size: 4 .*6 processes.*nproc_per_node"),
+        (dict(fsdp_shard_size=3), r"model.config.fsdp_shard_size: 3 does not divide the 8 processes"),
+    ],
+)
+def test_degrees_that_do_not_divide(change: dict[str, int], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        check_degrees(**{**GOOD, **change})
+
+
+@pytest.mark.parametrize("change", [{}, dict(fsdp_shard_size=32), dict(fsdp_shard_size=-1), dict(state_t=16)])
+def test_degrees_that_do(change: dict[str, int]) -> None:
+    check_degrees(**{**GOOD, **change})
+
+
+def test_of_an_unknown_number_of_processes_nothing_is_said() -> None:
+    assert list(degree_problems(**{**GOOD, "world_size": None, "fsdp_shard_size": 3})) == []
+
+
+EXPERIMENT = "experiment=predict2_video2world_training_tiny_groot_gr1_480"
+
+
+def test_a_launch_with_wrong_degrees_stops_before_anything_is_built(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IMAGINAIRE_OUTPUT_ROOT", str(tmp_path))
+    monkeypatch.setattr(distributed, "world_size", lambda: 6)
+    wrong = ["model_parallel.context_parallel_size=3", "model.config.fsdp_shard_size=4"]
+    config = compose(CONFIG, [EXPERIMENT, "trainer.distributed_parallelism=fsdp", *wrong])
+    with pytest.raises(ConfigError) as caught:
+        preflight.check_launch(config)
+    assert "model_parallel.context_parallel_size: 3 does not divide" in str(caught.value)
+    assert "model.config.fsdp_shard_size: 4 does not divide the 6 processes" in str(caught.value)
+    notes = "\n".join(preflight.notes(config))
+    assert "model_parallel.context_parallel_size: 3 does not divide" in notes
+    assert "fsdp_shard_size" not in notes  # of how many processes is not known in a dry run
+
+
+def _net(**options: Any) -> Video2WorldDiT:
+    sizes = dict(max_img_h=8, max_img_w=8, max_frames=4, model_channels=24, num_blocks=1, num_heads=2)
+    return Video2WorldDiT(**{**sizes, "adaln_lora_dim": 4, "crossattn_emb_channels": 8, **options})
+
+
+def test_a_group_of_one_leaves_the_network_alone() -> None:
+    net = _net()
+    context = ContextParallel(net, None)
+    context.activate(True)
+    x = torch.randn(1, 16, 4, 4, 4)
+    assert net.part == (0, 1)
+    assert context.split_frames(x) is context.gather_frames(x) is x
+
+
+def test_a_part_has_the_positions_and_limits_of_the_whole_clip() -> None:
+    net = _net(extra_per_block_abs_pos_emb=True)
+    text, fps = torch.randn(1, 3, 8), torch.tensor([10.0])
+    whole = net.prepare(text, latent_shape=(4, 4, 4), fps_B=fps)
+    net.see_part(1, 2)
+    part = net.prepare(text, latent_shape=(2, 4, 4), fps_B=fps)
+    expected = whole.frames(2, 4)
+    assert all(torch.equal(a, b) for a, b in zip(part.rope, expected.rope, strict=True))
+    assert part.extra_1_T_H_W_D is not None and expected.extra_1_T_H_W_D is not None
+    assert torch.equal(part.extra_1_T_H_W_D, expected.extra_1_T_H_W_D)
+    with pytest.raises(ValueError, match=r"\(6, 4, 4\).*beyond max_frames=4"):
+        net.prepare(text, latent_shape=(3, 4, 4), fps_B=fps)
+    with pytest.raises(ValueError, match="no part 2 of 2"):
+        net.see_part(2, 2)
