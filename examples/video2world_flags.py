@@ -125,7 +125,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         default=None,
         help="of the network (default bfloat16 on a GPU, float32 on a CPU)",
     )
-    machine.add_argument("--num_gpus", type=int, default=1, help="more than one: start with torchrun")
+    machine.add_argument(
+        "--num_gpus", type=int, default=1, help="processes that share a video; more than one: torchrun"
+    )
     machine.add_argument(
         "--offload_text_encoder", action="store_true", help="keep the text encoder in host memory between uses"
     )

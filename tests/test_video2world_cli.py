@@ -16,7 +16,8 @@ from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.prompt_embeddings import write_prompt_embeddings
-from examples.video2world import check_processes, main, parse
+from examples.video2world import check_processes, main
+from examples.video2world_flags import parse
 from imaginaire.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
@@ -76,8 +77,9 @@ def test_several_gpus_need_torchrun_and_the_error_says_how(monkeypatch: pytest.M
         check_processes(8, command)
     assert f"torchrun --nproc_per_node=8 --master_port=12341 {SCRIPT} --num_gpus 8 --prompt 'a b'" in str(error.value)
     monkeypatch.setenv("WORLD_SIZE", "8")
-    with pytest.raises(ConfigError, match="one GPU"):
-        check_processes(8, command)
+    check_processes(8, command)
+    with pytest.raises(ConfigError, match="8 processes were started, but --num_gpus is 1"):
+        check_processes(1, command)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +105,9 @@ def test_several_gpus_need_torchrun_and_the_error_says_how(monkeypatch: pytest.M
         ([*TINY, "--load_ema"], "--dit_path"),
         ([*TINY, "--random_weights", "--dit_path", "README.md"], "give one of them"),
         ([*TINY, "--guidance", "nan"], "--guidance nan"),
+        ([*TINY, "--num_gpus", "0"], "--num_gpus 0: at least 1"),
+        ([*TINY, "--num_gpus", "3"], "These numbers do: 1, 2."),
+        ([*TINY, "--num_gpus", "2"], "torchrun --nproc_per_node=2"),
         ([*TINY, "--device", "meta"], "--device meta"),
         ([*TINY, "--benchmark", "--batch_input_json", "absent.json"], "--benchmark"),
     ],

@@ -12,7 +12,9 @@ import yaml
 from cosmos_predict2.configs.base.config_video2world import SIZES, get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.recorded_run import recorded_run
-from examples.video2world import choose_model, main, parse
+from examples.video2world import main
+from examples.video2world_choice import choose_model
+from examples.video2world_flags import parse
 from imaginaire.compose import compose
 from imaginaire.errors import CheckpointError, ConfigError
 from imaginaire.lazy_config import instantiate, to_yaml
