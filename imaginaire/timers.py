@@ -6,7 +6,8 @@ from types import TracebackType
 
 import torch
 
-HOST_PHASES = frozenset({"data"})  # waiting for data happens on the host whatever the device
+# Waiting for data happens on the host whatever the device; what a callback does apart from the steps counts whole.
+HOST_PHASES = frozenset({"data", "apart"})
 _MAX_PENDING = 512
 
 

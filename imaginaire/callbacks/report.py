@@ -153,7 +153,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 class IterSpeed(EveryN):
     """Reports the first ``hit_thres`` steps singly, then every ``every_n`` steps the seconds per step and their split.
 
-    ``train/s_per_iter`` leaves out validation and saving. ``timer/data``, ``timer/forward``, ... are seconds per step
+    ``train/s_per_iter`` leaves out validation, saving and what callbacks do apart from the steps (under
+    ``trainer.timers("apart")``). ``timer/data``, ``timer/forward``, ... are seconds per step
     by the trainer's timers, and ``train/data_percent`` is the share spent waiting for data. Rank 0 speaks for all.
     """
 
@@ -202,8 +203,8 @@ class IterSpeed(EveryN):
         if self._mark is None or steps <= 0:
             self._restart(iteration)
             return
-        elapsed = max(time.perf_counter() - self._mark - self._paused, 1e-9)
         phases = trainer.timers.read_and_reset()
+        elapsed = max(time.perf_counter() - self._mark - self._paused - phases.pop("apart", 0.0), 1e-9)
         values = {f"timer/{name}": seconds / steps for name, seconds in phases.items()}
         values["train/s_per_iter"] = elapsed / steps
         values["train/data_percent"] = 100 * phases.get("data", 0.0) / elapsed

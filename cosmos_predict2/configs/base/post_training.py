@@ -4,9 +4,9 @@
 from typing import Any
 
 
-def group_choices(model: str, data_train: str, data_val: str, **others: str) -> list[Any]:
+def group_choices(model: str, data_train: str, data_val: str, **others: Any) -> list[Any]:
     """The defaults list of an experiment: a model, its data, and the groups that all of them share."""
-    chosen = {
+    chosen: dict[str, Any] = {
         "model": model,
         "optimizer": "fusedadamw",
         "scheduler": "lambdalinear",
@@ -80,7 +80,14 @@ def tiny_twin(
     """
     pipe_config = dict(video_noise_factor=8.0, **config.pop("pipe_config", {}))
     return dict(
-        defaults=group_choices("predict2_video2world_fsdp_tiny", data, data, optimizer=optimizer, ema="power"),
+        defaults=group_choices(
+            "predict2_video2world_fsdp_tiny",
+            data,
+            data,
+            optimizer=optimizer,
+            ema="power",
+            callbacks=["basic", "progress_bar", "viz_online_sampling"],
+        ),
         job=job(name, group),
         # The toy world's dynamics show only near pure noise: at lower levels the noisy frames give the positions away.
         model=dict(config=dict(**config, pipe_config=pipe_config)),
@@ -89,11 +96,17 @@ def tiny_twin(
 
 
 def tiny_run(iterations: int, **optimizer: float) -> dict[str, Any]:
-    """The numbers of a tiny run of that many iterations, which validates and saves five times on its way."""
+    """The numbers of a tiny run of that many iterations: it validates and saves five times, and draws samples four."""
     every = max(1, iterations // 5)
     return dict(
         optimizer=dict(optimizer),
         scheduler=dict(linear(20, iterations, 1.0, 0.0), f_start=[0.05]),
-        trainer=dict(max_iter=iterations, logging_iter=20, validation_iter=every, run_validation=True),
+        trainer=dict(
+            max_iter=iterations,
+            logging_iter=20,
+            validation_iter=every,
+            run_validation=True,
+            callbacks=dict(draw_samples=dict(every_n=max(1, iterations // 4), num_sampling_step=20)),
+        ),
         checkpoint=dict(save_iter=every),
     )

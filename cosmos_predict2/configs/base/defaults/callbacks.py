@@ -3,6 +3,7 @@
 
 from hydra.core.config_store import ConfigStore
 
+from cosmos_predict2.callbacks.draw_samples import DrawSamples
 from imaginaire.callbacks.monitor import DeviceMonitor
 from imaginaire.callbacks.report import HeartBeat, IterSpeed, LossLog, ProgressBar
 from imaginaire.callbacks.train import GradClip, LowPrecision, ManualGarbageCollection
@@ -18,6 +19,7 @@ BASIC = dict(
     grad_clip=L(GradClip)(clip_norm=1.0),
 )
 LONG = dict(heart_beat=L(HeartBeat)())
+VIZ_ONLINE_SAMPLING = dict(draw_samples=L(DrawSamples)(every_n=5000))
 PROGRESS_BAR = dict(progress_bar=L(ProgressBar)())
 DEBUG = dict(  # the profiler and the memory snapshots join by these switches
     trainer=dict(profiling=dict(enable_profiling=True, enable_memory_snapshot=True, profile_freq=10))
@@ -26,6 +28,12 @@ DEBUG = dict(  # the profiler and the memory snapshots join by these switches
 
 def register() -> None:
     store = ConfigStore.instance().store
-    for name, node in (("basic", BASIC), ("long", LONG), ("progress_bar", PROGRESS_BAR)):
+    entries = {
+        "basic": BASIC,
+        "long": LONG,
+        "progress_bar": PROGRESS_BAR,
+        "viz_online_sampling": VIZ_ONLINE_SAMPLING,
+    }
+    for name, node in entries.items():
         store(group="callbacks", package="trainer.callbacks", name=name, node=node)
     store(group="callbacks", package="_global_", name="debug", node=DEBUG)

@@ -7,6 +7,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline, get_dit_path
+from cosmos_predict2.models.validation import RELEASED_SIGMAS, TINY_SIGMAS
 from cosmos_predict2.models.video2world_model import (
     Predict2ModelManagerConfig,
     Predict2Video2WorldModel,
@@ -29,7 +30,11 @@ def video2world(model_size: str, fsdp_shard_size: int, **variant: Any) -> dict[s
         fsdp_shard_size=fsdp_shard_size,
         high_sigma_ratio=0.05,
         precision=pipe_config.precision,
-        model_manager_config=Predict2ModelManagerConfig(dit_path=get_dit_path(model_size=model_size, **variant)),
+        validation_sigmas=list(TINY_SIGMAS if is_tiny else RELEASED_SIGMAS),
+        # The tiny twins of full training begin at random weights: they show that training works from there.
+        model_manager_config=Predict2ModelManagerConfig(
+            dit_path="" if is_tiny else get_dit_path(model_size=model_size, **variant)
+        ),
         pipe_config=pipe_config,
     )
     return dict(

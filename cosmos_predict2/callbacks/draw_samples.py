@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the model generates while it trains, from the same validation clips every time, beside the truth.
+
+Every ``every_n`` steps the run folder gets, for each guidance, ``samples/iter_000000500_guidance_0.mp4`` (columns:
+truth, averaged weights, weights as they are) and a contact sheet of the same name, and ``..._x0.png``: what the model
+makes of the noisy truth in one step. The trackers get the same, and the metrics:
+
+    samples/psnr_ema           PSNR to the truth in dB, over the frames that are generated; the mean over the clips
+    samples/moving_psnr_ema    the same over the pixels that differ from the last given frame
+    samples/moving_psnr_repeat what repeating the last given frame gets there
+    samples/x0_mse_ema_sigma_4 squared error of the latents predicted from noise of that level
+
+``reg`` in place of ``ema`` is of the weights as they are. The noise of clip i follows from ``seed`` + i, so pictures
+differ by the weights alone, in every layout of processes. Training goes on as if nothing had been drawn.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from cosmos_predict2.callbacks.fixed_clips import FixedClip, first_clips
+from cosmos_predict2.callbacks.side_by_side import side_by_side
+from cosmos_predict2.data import media
+from cosmos_predict2.data.sizes import pixel_frames
+from cosmos_predict2.diffusion.rectified_flow import add_noise
+from cosmos_predict2.pipelines.held_out import Clips, moving_psnr, repeated
+from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, to_uint8
+from imaginaire import distributed, lazy_config, random, storage
+from imaginaire.callbacks import EveryN
+from imaginaire.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+FOLDER = "samples"
+X0_RANGE = (0.5, 80.0)  # noise levels, where the model names none to validate at
+Latents = dict[tuple[str, float], Tensor]  # (kind, guidance or noise level) -> [1, C, T, H, W]
+
+
+@dataclass
+class Drawing:
+    """What was made of one clip."""
+
+    samples: Latents
+    predictions: Latents
+    errors: dict[tuple[str, float], float]  # of the predictions
+
+
+class DrawSamples(EveryN):
+    """Draws samples of the first ``n_viz_sample`` validation clips; of the training data where there are none.
+
+    ``is_ema`` chooses the averaged weights (True), those as they are (False) or both (None). ``is_sample`` draws whole
+    videos with ``num_sampling_step`` steps, once for each ``guidance``; ``is_x0`` predictions in one step at
+    ``n_x0_level`` noise levels. ``fps`` is that of the clip unless given. A clip is drawn on one rank, whole also where
+    training spreads it over a context-parallel group; the ranks share the clips.
+    """
+
+    def __init__(
+        self,
+        every_n: int | None = 5000,
+        step_size: int = 1,
+        n_viz_sample: int = 2,
+        num_sampling_step: int = 35,
+        guidance: Sequence[float] = (0.0,),
+        is_sample: bool = True,
+        is_x0: bool = True,
+        n_x0_level: int = 4,
+        is_ema: bool | None = None,
+        fps: float | None = None,
+        seed: int = 0,
+        run_at_start: bool = False,
+    ) -> None:
+        super().__init__(every_n=every_n, step_size=step_size, run_at_start=run_at_start)
+        if min(n_viz_sample, num_sampling_step, n_x0_level) < 1 or (is_sample and not guidance):
+            raise ConfigError(
+                f"draw_samples: n_viz_sample={n_viz_sample}, num_sampling_step={num_sampling_step} and n_x0_level="
+                f"{n_x0_level} must be at least 1, and guidance={list(guidance)} names at least one value."
+            )
+        self.num_clips = n_viz_sample
+        self.num_steps = num_sampling_step
+        self.guidance = [float(value) for value in guidance] if is_sample else []
+        self.num_levels = n_x0_level if is_x0 else 0
+        self.is_ema = is_ema
+        self.fps = fps
+        self.seed = seed
+        self._clips: list[FixedClip] | None = None
+
+    def on_train_start(self, model: Any, iteration: int = 0) -> None:
+        if not hasattr(model, "clean_clips"):
+            raise ConfigError(
+                f"trainer.callbacks.{self.name} draws videos, which {type(model).__name__} does not make (it has no"
+                f" clean_clips). Switch it off: trainer.callbacks.{self.name}=null."
+            )
+        if self.is_ema and model.ema is None:
+            raise ConfigError(
+                f"trainer.callbacks.{self.name}.is_ema=True, but the run keeps no average of the weights. Choose"
+                " ema=power, or is_ema=False."
+            )
+
+    def every_n_impl(
+        self, trainer: Any, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int
+    ) -> None:
+        autocast = torch.autocast(trainer.device.type, torch.float16, enabled=model.precision == torch.float16)
+        with trainer.timers("apart"), random.preserved(), evaluating(model), torch.no_grad(), autocast:
+            random.seed_all(self.config.trainer.seed, 0, "samples")
+            if self._clips is None:
+                self._clips = first_clips(self._loader(), model, self.num_clips)
+            drawings = self._draw(model, self._clips, iteration)
+            if distributed.is_rank0():
+                self._show(model, self._clips, drawings, iteration)
+
+    # --- what is drawn
+
+    def _loader(self) -> Any:
+        """The validation data, or, where the run has none, that of training."""
+        if self.trainer.dataloader_val is not None:
+            return self.trainer.dataloader_val
+        return lazy_config.instantiate(self.config.dataloader_val or self.config.dataloader_train)
+
+    def _kinds(self, model: Any) -> list[str]:
+        both = ["reg"] if model.ema is None else ["ema", "reg"]
+        return both if self.is_ema is None else ["ema"] if self.is_ema else ["reg"]
+
+    def _draw(self, model: Any, clips: Sequence[FixedClip], iteration: int) -> list[Drawing]:
+        """The drawing of each clip, on every rank. All ranks run the network equally often, as sharded ones must."""
+        dims = self.trainer.dims
+        model.context_parallel.activate(False)
+        pipe = Video2WorldPipeline(model.pipe_config, model.net, model.tokenizer, device=self.trainer.device)
+        mine = {index: Drawing({}, {}, {}) for index in range(dims.dp_rank, len(clips), dims.dp_size)}
+        for kind in self._kinds(model):
+            with model.ema_scope() if kind == "ema" else nullcontext():
+                for first in range(0, len(clips), dims.dp_size):
+                    self.trainer.watchdog.beat(f"samples at iteration {iteration}, clip {first + 1} of {len(clips)}")
+                    index = first + dims.dp_rank
+                    drawing = mine.get(index, Drawing({}, {}, {}))
+                    self._draw_clip(pipe, self._levels(model), clips[min(index, len(clips) - 1)], index, kind, drawing)
+        parts = distributed.all_gather_object(mine if dims.cp_rank == 0 else {})
+        everyone = {index: drawing for part in parts for index, drawing in part.items()}
+        return [everyone[index] for index in range(len(clips))]
+
+    def _draw_clip(
+        self,
+        pipe: Video2WorldPipeline,
+        levels: Sequence[float],
+        clip: FixedClip,
+        index: int,
+        kind: str,
+        drawing: Drawing,
+    ) -> None:
+        x0, condition = clip.x0_1_C_T_H_W.to(pipe.device), clip.condition_on(pipe.device)
+        for guidance in self.guidance:
+            latents = pipe.generate_latents(
+                clip.conditions(),
+                x0,
+                clip.num_given,
+                guidance=guidance,
+                num_steps=self.num_steps,
+                seed=self.seed + index,
+            )
+            drawing.samples[kind, guidance] = latents.cpu()
+        epsilon = torch.randn(x0.shape, generator=random.generator(self.seed, index, "draw_samples/x0")).to(x0)
+        for sigma in levels:
+            sigma_1_1 = torch.full((1, 1), sigma, device=x0.device, dtype=x0.dtype)
+            x0_pred = pipe.denoiser(add_noise(x0, epsilon, sigma_1_1), sigma_1_1, condition).x0_B_C_T_H_W
+            drawing.predictions[kind, sigma] = x0_pred.cpu()
+            drawing.errors[kind, sigma] = float((x0_pred - x0)[:, :, clip.num_given :].square().mean())
+
+    def _levels(self, model: Any) -> list[float]:
+        """Noise levels from the least to the greatest at which the model is validated, evenly apart in their logs."""
+        ends = model.config.validation_sigmas or X0_RANGE
+        return [float(f"{sigma:.3g}") for sigma in numpy.geomspace(min(ends), max(ends), self.num_levels)]
+
+    # --- how it is shown
+
+    def _show(self, model: Any, clips: Sequence[FixedClip], drawings: Sequence[Drawing], iteration: int) -> None:
+        pipe = Video2WorldPipeline(model.pipe_config, model.net, model.tokenizer, device=self.trainer.device)
+
+        def decoded(latent_1_C_T_H_W: Tensor) -> Tensor:
+            return to_uint8(pipe.decode(latent_1_C_T_H_W.to(pipe.device))).cpu()
+
+        kinds = self._kinds(model)
+        values: dict[str, float] = {}
+        truths = [decoded(clip.x0_1_C_T_H_W) if (v := clip.video_1_C_F_H_W) is None else v for clip in clips]
+        for guidance in self.guidance:
+            suffix = "" if len(self.guidance) == 1 else f"_guidance_{guidance:g}"
+            videos = [[decoded(drawing.samples[kind, guidance]) for kind in kinds] for drawing in drawings]
+            values |= _quality(clips, truths, kinds, videos, suffix)
+            rows = [[truth[0], *(video[0] for video in row)] for truth, row in zip(truths, videos)]
+            self._write(f"guidance_{guidance:g}", rows, ["truth", *kinds], self.fps or clips[0].fps, iteration)
+        if self.num_levels:
+            self._write_predictions(truths, drawings, decoded, iteration)
+        for place in drawings[0].errors:
+            mean = sum(drawing.errors[place] for drawing in drawings) / len(drawings)
+            values[f"{FOLDER}/x0_mse_{place[0]}_sigma_{place[1]:g}"] = mean
+        self.trainer.metrics.log(values, iteration)
+        told = [f", {name.partition('/')[2]} {value:.2f}" for name, value in values.items() if "psnr" in name]
+        folder = storage.join(self.trainer.run_dir, FOLDER)
+        log.info("samples of iteration %d: %s%s", iteration, folder, "".join(told))
+
+    def _write(
+        self, name: str, rows: Sequence[Sequence[Tensor]], labels: Sequence[str], fps: float, iteration: int
+    ) -> None:
+        """The video and the contact sheet of one guidance."""
+        video = side_by_side(rows, labels)
+        media.write_video(self._path(f"{name}.mp4", iteration), video, fps)
+        frames = video.transpose(0, 1).contiguous().numpy()
+        self.trainer.metrics.log_video(f"{FOLDER}/{name}_video", frames, iteration, max(1, round(fps)))
+        row_labels = [f"clip {i} {label}" for i in range(len(rows)) for label in labels]
+        self._write_sheet(name, [clip for row in rows for clip in row], row_labels, iteration)
+
+    def _write_predictions(
+        self, truths: Sequence[Tensor], drawings: Sequence[Drawing], decoded: Callable[[Tensor], Tensor], iteration: int
+    ) -> None:
+        clips, labels = [], []
+        for i, (truth, drawing) in enumerate(zip(truths, drawings)):
+            clips.append(truth[0])
+            labels.append(f"clip {i} truth")
+            for (kind, sigma), latent in drawing.predictions.items():
+                clips.append(decoded(latent)[0])
+                labels.append(f"clip {i} {kind}\nsigma {sigma:g}")
+        self._write_sheet("x0", clips, labels, iteration)
+
+    def _write_sheet(self, name: str, clips: Sequence[Tensor], labels: Sequence[str], iteration: int) -> None:
+        sheet = media.contact_sheet(clips, labels)
+        media.write_image(self._path(f"{name}.png", iteration), sheet)
+        self.trainer.metrics.log_image(f"{FOLDER}/{name}", sheet.permute(1, 2, 0).contiguous().numpy(), iteration)
+
+    def _path(self, name: str, iteration: int) -> str:
+        return storage.join(self.trainer.run_dir, FOLDER, f"iter_{iteration:09d}_{name}")
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, every module is in evaluation mode; afterwards each as it was."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def _quality(
+    clips: Sequence[FixedClip],
+    truths: Sequence[Tensor],
+    kinds: Sequence[str],
+    videos: Sequence[Sequence[Tensor]],
+    suffix: str,
+) -> dict[str, float]:
+    """PSNR of each kind, as metrics; what cannot be said (no frame is given, nothing moves) is left out."""
+    found: dict[str, list[float]] = {}
+    for clip, truth, row in zip(clips, truths, videos):
+        known = Clips(truth, clip.x0_1_C_T_H_W, clip.condition, [""], clip.num_given)
+        for kind, video in zip(kinds, row):
+            found.setdefault(f"{FOLDER}/psnr_{kind}{suffix}", []).append(_psnr(video, truth, clip.num_given))
+            if clip.num_given:
+                found.setdefault(f"{FOLDER}/moving_psnr_{kind}{suffix}", []).append(moving_psnr(video, known))
+        if clip.num_given:
+            found.setdefault(f"{FOLDER}/moving_psnr_repeat", []).append(moving_psnr(repeated(known), known))
+    finite = {name: [value for value in values if math.isfinite(value)] for name, values in found.items()}
+    return {name: sum(values) / len(values) for name, values in finite.items() if values}
+
+
+def _psnr(video_1_C_F_H_W: Tensor, truth_1_C_F_H_W: Tensor, num_given: int) -> float:
+    """In dB, over the frames that are not given."""
+    first = pixel_frames(num_given) if num_given else 0
+    difference = (video_1_C_F_H_W.float() - truth_1_C_F_H_W.float())[:, :, first:]
+    return float(10 * torch.log10(255**2 / difference.square().double().mean()))

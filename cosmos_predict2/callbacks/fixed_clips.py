@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first clips of a loader, the same ones for any number of processes: what samples are drawn of."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, TEXT_KEY, Condition
+from cosmos_predict2.pipelines.video2world import to_uint8
+from imaginaire import data, distributed
+from imaginaire.errors import DataError
+from imaginaire.parallel import current_dims
+
+POSITION_KEY = "sample_position"
+
+
+@dataclass(frozen=True)
+class FixedClip:
+    """One sample with what a model is asked about it. Pixels are kept on rank 0 only; cached latents have none."""
+
+    position: int  # in the data
+    x0_1_C_T_H_W: Tensor
+    condition: Condition
+    negative_text_1_S_E: Tensor | None
+    fps: float
+    video_1_C_F_H_W: Tensor | None  # uint8
+
+    @property
+    def num_given(self) -> int:
+        """How many latent frames are given."""
+        mask = self.condition.condition_mask_B_1_T_H_W
+        return 0 if mask is None else int(mask[0, 0, :, 0, 0].sum())
+
+    def conditions(self) -> dict[str, Tensor]:
+        """What a conditioner takes."""
+        values = {
+            TEXT_KEY: self.condition.crossattn_emb_B_S_E,
+            "padding_mask": self.condition.padding_mask_B_1_H_W,
+            "fps": self.condition.fps_B,
+            NEGATIVE_TEXT_KEY: self.negative_text_1_S_E,
+        }
+        return {key: value for key, value in values.items() if value is not None}
+
+    def condition_on(self, device: torch.device) -> Condition:
+        """The condition, on a device."""
+        return _with_tensors(self.condition, lambda value: value.to(device))
+
+
+def first_clips(loader: Any, model: Any, count: int) -> list[FixedClip]:
+    """The first video clips that a pass over the loader gives to all ranks together, in order (a collective)."""
+    dims = current_dims()
+    mine = _read(loader, model, -(-count // dims.dp_size)) if dims.cp_rank == 0 else []
+    everyone = distributed.all_gather_object([clip.position for clip in mine])
+    chosen = sorted({position for positions in everyone for position in positions})[:count]
+    if not chosen:
+        raise DataError("There is no video clip to draw samples of: the data gives none.")
+    parts = distributed.all_gather_object([clip for clip in mine if clip.position in chosen])
+    clips = {clip.position: clip for part in parts for clip in part}
+    found = [clips[position] for position in chosen]
+    return found if distributed.is_rank0() else [replace(clip, video_1_C_F_H_W=None) for clip in found]
+
+
+def _read(loader: Any, model: Any, count: int) -> list[FixedClip]:
+    """At least the first ``count`` clips of this rank, in whole batches."""
+    dims, seen = current_dims(), 0
+    found: list[FixedClip] = []
+    batches = data.open_pass(loader)
+    try:
+        for batch in batches:
+            size = len(batch[TEXT_KEY])
+            if POSITION_KEY not in batch:  # a loader of torch's own gives every n-th sample to a rank
+                batch[POSITION_KEY] = (seen + torch.arange(size)) * dims.dp_size + dims.dp_rank
+            seen += size
+            if not model.is_image_batch(batch):
+                found += _singly(model, data.move_to(batch, distributed.device()))
+            if len(found) >= count:
+                break
+    finally:
+        if hasattr(batches, "close"):  # ends the workers of a pass that goes no further
+            batches.close()
+    return found
+
+
+def _singly(model: Any, batch: Mapping[str, Any]) -> Iterator[FixedClip]:
+    video, x0, condition = model.clean_clips(batch)
+    negative = batch.get(NEGATIVE_TEXT_KEY)
+    for i, position in enumerate(batch[POSITION_KEY].tolist()):
+
+        def part(value: Tensor, i: int = i) -> Tensor:
+            return value[i : i + 1].cpu().clone()
+
+        yield FixedClip(
+            position=position,
+            x0_1_C_T_H_W=part(x0),
+            condition=_with_tensors(condition, part),
+            negative_text_1_S_E=None if negative is None else part(negative),
+            fps=float(batch["fps"][i]),
+            video_1_C_F_H_W=None if video is None else to_uint8(part(video)),
+        )
+
+
+def _with_tensors(condition: Condition, change: Any) -> Condition:
+    changed: dict[str, Any] = {name: change(v) for name, v in vars(condition).items() if isinstance(v, Tensor)}
+    return replace(condition, **changed)
