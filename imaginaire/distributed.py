@@ -30,8 +30,11 @@ _OPERATIONS = {
 }
 
 
-def init(timeout_s: float | None = None) -> None:
-    """Join the process group that torchrun announced in the environment; without torchrun there is none to join."""
+def init(timeout_s: float | None = None, store: Any = None) -> None:
+    """Join the process group that torchrun announced in the environment; without torchrun there is none to join.
+
+    ``store``: where to meet, in place of what the environment says.
+    """
     if dist.is_initialized() or "RANK" not in os.environ:
         return
     if torch.cuda.is_available():
@@ -46,9 +49,12 @@ def init(timeout_s: float | None = None) -> None:
     _timeout_s = timeout_s if timeout_s is not None else _environment_timeout_s()
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=_timeout_s))
+        options: dict[str, Any] = {}
+        if store is not None:
+            options = dict(store=store, rank=rank(), world_size=int(os.environ["WORLD_SIZE"]))
+        dist.init_process_group(backend, timeout=timedelta(seconds=_timeout_s), **options)
     except (dist.DistError, ValueError) as error:
-        raise ConfigError(_why_not_joined(error)) from error
+        raise ConfigError(why_not_joined(error)) from error
     places.open_board()
 
 
@@ -81,7 +87,7 @@ def _environment_timeout_s() -> float:
         raise ConfigError(f"{name}={text!r} is not a number of seconds, such as 1800.") from error
 
 
-def _why_not_joined(error: BaseException) -> str:
+def why_not_joined(error: BaseException) -> str:
     """Why the process group was not formed, and what to change."""
     text = str(error).splitlines()[0]
     address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")

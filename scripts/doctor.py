@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Look over this machine: what is installed, what each missing package would bring, which attention runs, whether
+there is room, and with --dist whether processes can talk and how fast."""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/doctor.py
+
+from imaginaire import command_line, distributed
+from imaginaire.doctor import collectives, machine, packages
+from imaginaire.doctor.findings import Finding, as_data, as_lines, worst
+
+_EPILOG = """\
+Every line is ok, a note (something could be better, or is not there) or a FAULT, with what to do about it.
+Exit code: 0 without faults, 1 with faults, 2 for wrong flags or settings.
+
+examples:
+  python -m scripts.doctor
+  python -m scripts.doctor --json
+  python -m scripts.doctor --dist                                    starts its own processes: one per GPU, or two
+  torchrun --nproc_per_node=2 -m scripts.doctor --dist               as many as the run will have
+  torchrun --nproc_per_node=8 --nnodes=4 --rdzv_id 123 --rdzv_backend c10d --rdzv_endpoint $MASTER_ADDR:1234 \\
+      -m scripts.doctor --dist                                       on all machines of the run
+"""
+
+
+def parser(name: str = "scripts.doctor") -> command_line.Parser:
+    made = command_line.parser(name, __doc__, _EPILOG)
+    made.add_argument("--dist", action="store_true", help="look at processes and their collectives, and nothing else")
+    made.add_argument("--limit", type=float, default=60.0, metavar="S", help="seconds to wait for processes (--dist)")
+    made.add_argument("--json", action="store_true", help="print what was found as JSON")
+    return made
+
+
+def run(args: argparse.Namespace) -> int:
+    if not args.dist:
+        return show(findings(), as_json=args.json)
+    if "RANK" not in os.environ:
+        return collectives.start_here([f"--limit={args.limit:g}", *(["--json"] if args.json else [])])
+    found, rank = collectives.examine(args.limit), int(os.environ["RANK"])
+    if rank == 0:
+        return show(found, as_json=args.json)
+    time.sleep(1)  # rank 0 speaks first
+    found = [finding for finding in found if finding.level == "fault" and finding.area == "processes"]
+    for line in list(as_lines(found))[1:-1]:
+        print(f"[rank {rank}]{line}", file=sys.stderr)
+    return int(bool(found))
+
+
+def findings() -> list[Finding]:
+    """Everything about this machine but its collectives."""
+    from cosmos_predict2 import doctor
+
+    return [*packages.all_findings(), *machine.all_findings(), *doctor.all_findings(distributed.device())]
+
+
+def show(found: Sequence[Finding], *, as_json: bool = False) -> int:
+    """Print what was found; the exit code."""
+    if as_json:
+        print(json.dumps(as_data(found), indent=2))
+    else:
+        print("\n".join(as_lines(found)))
+    return int(worst(found) == "fault")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return command_line.main(parser(), run, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same as scripts.doctor, under the name that guides of this model family use. The exit code tells of faults."""
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/test_environment.py
+
+from imaginaire import command_line
+from scripts.doctor import findings, show
+
+
+def _parser() -> command_line.Parser:
+    made = command_line.parser("scripts.test_environment", __doc__)
+    made.add_argument("--training", action="store_true", help="accepted: what training needs is always looked at")
+    return made
+
+
+def run(args: argparse.Namespace) -> int:
+    found = findings()
+    code = show(found)
+    print("[ERROR] Cosmos environment: see the faults above" if code else "[SUCCESS] Cosmos environment")
+    return code
+
+
+def main() -> int:
+    return command_line.main(_parser(), run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
