@@ -102,22 +102,36 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, architecture:
     assert losses(tmp_path / "whole", NAME) == losses(tmp_path / "parts", NAME)
 
 
-def _train(root: Path, batch_size: int) -> None:
-    options = [*SHORT, "optimizer=adamw", "~optimizer.adam_lr", "optimizer.lr=1e-3"]
-    assert (
-        train(root, [*options, "trainer.max_iter=3", f"dataloader_train.batch_size={batch_size}"], config=CONFIG) == 0
-    )
+LAYOUTS = {  # of two processes, for four samples a step
+    "replicated": ["dataloader_train.batch_size=2"],
+    "spread_and_sharded": [
+        "model_parallel.context_parallel_size=2",
+        "trainer.distributed_parallelism=fsdp",
+        "model.config.fsdp_shard_size=2",
+        "model.config.pipe_config.net.sac_config.mode=block_wise",
+    ],
+}
+
+
+def _train_layouts(root: Path, layouts: dict[str, list[str]]) -> None:
+    options = [*SHORT, "optimizer=adamw", "~optimizer.adam_lr", "optimizer.lr=1e-3", "trainer.max_iter=3"]
+    for name, layout in layouts.items():
+        assert train(root, [*options, *layout, f"job.name={name}"], config=CONFIG) == 0
 
 
 @pytest.mark.slow
 def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
-    run_distributed(_train, 2, (tmp_path / "two", 2))
-    _train(tmp_path / "one", 4)
-    one, two = (saved(tmp_path / name, NAME)["model"] for name in ("one", "two"))
-    assert one.keys() == two.keys()
-    for name, value in one.items():
-        assert torch.allclose(value.double(), two[name].double(), atol=2e-5), name
+    run_distributed(_train_layouts, 2, (tmp_path, LAYOUTS))
+    _train_layouts(tmp_path, {"one": []})
+    one = saved(tmp_path, "one")["model"]
     assert int(one["net.accum_video_sample_counter"]) == 12
+    for layout in LAYOUTS:
+        two = saved(tmp_path, layout)["model"]
+        assert one.keys() == two.keys()
+        for name, value in one.items():
+            assert torch.allclose(value.double(), two[name].double(), atol=2e-5), f"{layout}: {name}"
+        of_one, of_two = ([value for _, value in losses(tmp_path, name)] for name in ("one", layout))
+        assert of_one == pytest.approx(of_two, rel=1e-5)  # of training and of validation
 
 
 @pytest.mark.slow
