@@ -31,9 +31,9 @@ MIXES = {
     "full_skill": Mix({"expert": 1.0}, {"expert": (1.0, 1.0)}, ring_elsewhere=0.0),
     # captions mostly say what happens: to the ring, in a direction, or by nobody's will
     "varied": Mix(
-        {"expert": 0.6, "push": 0.25, "noisy": 0.1, "wander": 0.05},
-        {"expert": (0.85, 1.0), "push": (0.85, 1.0), "noisy": (0.3, 0.8), "wander": (0.0, 0.0)},
-        ring_elsewhere=0.25,
+        {"expert": 0.65, "push": 0.3, "wander": 0.05},
+        {"expert": (0.9, 1.0), "push": (0.9, 1.0), "wander": (0.0, 0.0)},
+        ring_elsewhere=0.15,
     ),
     # what happens follows from the actions only: the ring mostly says nothing about where the object goes
     "mixed": Mix(
