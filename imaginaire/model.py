@@ -15,6 +15,11 @@ from imaginaire.ema import PowerEMA
 from imaginaire.parallel import ParallelDims
 
 
+def weight_dtype(precision: torch.dtype) -> torch.dtype:
+    """What weights that are trained in a precision are kept in."""
+    return torch.float32 if precision == torch.float16 else precision
+
+
 class ImaginaireModel(nn.Module):
     """What the trainer may ask of a model. Only `training_step` must be written.
 
@@ -31,7 +36,7 @@ class ImaginaireModel(nn.Module):
     @property
     def weight_dtype(self) -> torch.dtype:
         """What the trained weights are kept in: float32 also for float16, which the trainer gets by autocast."""
-        return torch.float32 if self.precision == torch.float16 else self.precision
+        return weight_dtype(self.precision)
 
     def training_step(self, batch: Any, iteration: int) -> tuple[dict[str, Any], Tensor]:
         """Metrics and tensors for callbacks, and the loss."""

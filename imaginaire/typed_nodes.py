@@ -94,6 +94,24 @@ def to_object(node: DictConfig, key: str = "", keep_nodes: bool = False) -> Any:
     return made
 
 
+def as_config(cls: type, value: Any, key: str) -> Any:
+    """An object of a config class: ``value`` itself, what its node describes, or its class filled from a mapping."""
+    if isinstance(value, cls):
+        return value
+    if not isinstance(value, Mapping):
+        kind = "null" if value is None else f"a {type(value).__name__}"
+        raise ConfigError(f"{key} is {kind}, but it is a section ({cls.__qualname__}) or a mapping of its fields.")
+    own = typed_class(value)
+    if own is not None and not issubclass(own, cls):
+        raise ConfigError(f"{key} is a {own.__qualname__}, but {cls.__qualname__} is expected here.")
+    try:
+        if own is None:
+            value = OmegaConf.merge(OmegaConf.structured(unchecked(cls, {}), flags=dict(OBJECTS)), value)
+        return to_object(value, key)
+    except OmegaConfBaseException as error:
+        raise ConfigError(explain_value(error, key)) from error
+
+
 def _with_key(error: Exception, fields: Mapping[str, Any], key: str) -> str:
     """The text of a validator's error, led by the full key of the field that it names."""
     text = str(error.args[0]) if error.args else str(error)

@@ -12,6 +12,7 @@ name and the place in it, so that every layout of processes starts from the same
 
 import logging
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from cosmos_predict2.checkpoints.runs import clean_name
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.nn.start_weights import Start, starts
 from imaginaire import lazy_config, lora, random, weights
+from imaginaire.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,10 @@ def build_network(config: Any, dtype: torch.dtype) -> DiT:
 
     Adapters are float32 at least, as half precision would lose their small updates.
     """
+    if config.pipe_config.net is None:
+        raise ConfigError(
+            "model.config.pipe_config.net is not set: choose a model (model=NAME) or a network (net=NAME)."
+        )
     with torch.device("meta"):
         net: DiT = lazy_config.instantiate(config.pipe_config.net)
     net.to(dtype)
@@ -41,14 +47,27 @@ def build_network(config: Any, dtype: torch.dtype) -> DiT:
         for adapter in lora.adapters(net).values():
             adapter.lora_A.to(torch.promote_types(dtype, torch.float32))
             adapter.lora_B.to(torch.promote_types(dtype, torch.float32))
-        trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
-        log.info("lora: %s, %s trained parameters", lora.lora_spec(net), f"{trained:,}")
     return net
 
 
+def network_bytes(net: DiT, *, has_average: bool) -> int:
+    """The size of a checkpoint of a network, with its average and what AdamW keeps of the weights that are trained."""
+
+    def size(tensors: Iterable[Tensor], numbers: int = 0) -> int:
+        """As they are, or that many numbers of at least float32 for each of theirs."""
+        kinds = [(t, torch.promote_types(t.dtype, torch.float32) if numbers else t.dtype) for t in tensors]
+        return sum(t.numel() * dtype.itemsize * max(numbers, 1) for t, dtype in kinds)
+
+    trained = [p for p in net.parameters() if p.requires_grad]
+    has_master = [p for p in trained if p.dtype.itemsize < torch.float32.itemsize]
+    average = size(net.parameters(), 1) + size(net.buffers()) if has_average else 0
+    return size(net.state_dict().values()) + average + size(trained, 2) + size(has_master, 1)
+
+
 @torch.no_grad()
-def fill_network(net: DiT, config: Any, device: torch.device | str, seed: int) -> None:
-    """Give a network of `build_network` memory on ``device``, and every parameter its start.
+def fill_network(net: DiT, config: Any, device: torch.device | str, seed: int) -> bool:
+    """Give a network of `build_network` memory on ``device``, and every parameter its start; whether adapters that were
+    trained before came with it.
 
     That is the file's where ``dit_path`` names one, which must have all but the adapters, and else a draw from
     ``seed``.
@@ -66,13 +85,23 @@ def fill_network(net: DiT, config: Any, device: torch.device | str, seed: int) -
     has_adapters = any(".lora_A." in name for name in found)
     if not has_adapters:
         lora.init_adapters(net, seed, config.init_lora_weights)
+    adapters = lora.adapters(net)
+    if adapters:
+        trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
+        log.info("lora: %s, %s trained parameters", lora.lora_spec(net), f"{trained:,}")
     if not path:
         log.info("start weights: random (model.config.model_manager_config.dit_path is not set)")
-        return
+        return False
     matched = sum(clean_name(name) in found for name in base)
-    adapters = len(lora.adapters(net))
-    of_adapters = f"; {adapters} adapters {'are those of the file' if has_adapters else 'begin anew'}" * bool(adapters)
-    log.info("start weights: %s (%d of %d weights of the network matched%s)", path, matched, len(base), of_adapters)
+    of_adapters = f"; {len(adapters)} adapters {'are those of the file' if has_adapters else 'begin anew'}"
+    log.info(
+        "start weights: %s (%d of %d weights of the network matched%s)",
+        path,
+        matched,
+        len(base),
+        of_adapters if adapters else "",
+    )
+    return has_adapters
 
 
 def _draw_(parameter: Tensor, start: Start, seed: int, name: str) -> None:

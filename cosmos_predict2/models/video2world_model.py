@@ -28,7 +28,7 @@ from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.diffusion import rectified_flow
 from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.models.draws import Draws
-from cosmos_predict2.models.network import build_network, fill_network
+from cosmos_predict2.models.network import build_network, fill_network, network_bytes
 from cosmos_predict2.models.validation import RELEASED_SIGMAS, check_sigmas, losses_by_sigma
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.parallelize import ContextParallel, degree_problems, parallelize_dit
@@ -41,8 +41,9 @@ from imaginaire.data import WEIGHT_KEY
 from imaginaire.ema import PowerEMA
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.meta_device import has_meta
-from imaginaire.model import ImaginaireModel
+from imaginaire.model import ImaginaireModel, weight_dtype
 from imaginaire.parallel import ParallelDims, current_dims
+from imaginaire.typed_nodes import as_config
 
 log = logging.getLogger(__name__)
 
@@ -95,15 +96,14 @@ class Predict2Video2WorldModel(ImaginaireModel):
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        config = lazy_config.instantiate(config)
-        assert isinstance(config, Predict2Video2WorldModelConfig)
-        self.config = config
+        config = as_config(Predict2Video2WorldModelConfig, config, "model.config")
+        self.config: Predict2Video2WorldModelConfig = config
         self.pipe_config = config.pipe_config
         self.precision = PRECISIONS[config.precision]
         self.net: DiT = build_network(config, self.weight_dtype)
         self._start_seed = int(torch.randint(2**62, ()))  # the trainer has seeded all ranks alike
         if not current_dims().will_shard(config.fsdp_shard_size):
-            fill_network(self.net, config, "cpu", self._start_seed)
+            self._has_trained_adapters = fill_network(self.net, config, "cpu", self._start_seed)
         self.denoiser = self.pipe_config.denoiser(self.net)
         self.conditioner = Conditioner(self.pipe_config.conditioner)
         self.tokenizer: VideoTokenizer = lazy_config.instantiate(self.pipe_config.tokenizer)
@@ -140,6 +140,13 @@ class Predict2Video2WorldModel(ImaginaireModel):
             patch_temporal=net.get("patch_temporal", 1),
             fsdp_shard_size=config["fsdp_shard_size"] if shards else 0,
         )
+
+    @classmethod
+    def checkpoint_bytes(cls, config: Any) -> int:
+        """The size of a checkpoint: the network, its average, and what AdamW keeps of the trained weights."""
+        made = as_config(Predict2Video2WorldModelConfig, config, "model.config")
+        net = build_network(made, weight_dtype(PRECISIONS[made.precision]))
+        return network_bytes(net, has_average=made.pipe_config.ema.enabled)
 
     @classmethod
     def preflight_data(cls, data: Mapping[str, Any], config: Any) -> Iterator[str]:
@@ -190,7 +197,7 @@ class Predict2Video2WorldModel(ImaginaireModel):
             compile=self.config.torch_compile,
         )
         if has_meta(self.net):
-            fill_network(self.net, self.config, distributed.device(), self._start_seed)
+            self._has_trained_adapters = fill_network(self.net, self.config, distributed.device(), self._start_seed)
         ema = self.pipe_config.ema
         if ema.enabled:
             self.ema = PowerEMA(self.net, rate=ema.rate, iteration_shift=ema.iteration_shift)
@@ -298,6 +305,32 @@ class Predict2Video2WorldModel(ImaginaireModel):
             "edm_loss_per_frame": error.detach().mean(dim=(1, 3, 4)),
         }
         return output, loss
+
+    # --- what a run that begins can be held against
+
+    def adapters_begin_at_zero(self) -> bool:
+        """Whether the start leaves the base as it was: not with drawn factors, nor with adapters from a file."""
+        return self.config.init_lora_weights and not self._has_trained_adapters
+
+    @torch.no_grad()
+    def expected_first_loss(self, output: Mapping[str, Any]) -> tuple[float, float] | None:
+        """Between what the loss of a first step lies when training starts from trained weights.
+
+        A network that has learnt anything does better than a velocity of zero, which is what an empty one predicts: its
+        loss is that of eps - x_0, 1 + var(x_0) a latent. Where trained networks are worst, near no noise, eps cannot be
+        seen and 1 is left; elsewhere less than half. So 95 % of it is never reached, but by weights that were not
+        loaded or latents of another tokenizer.
+        """
+        if not self.config.model_manager_config.dit_path:
+            return None
+        x0, xt, sigma_B_T, condition = (output[key] for key in ("x0", "xt", "sigma", "condition"))
+        t_B_1_T_1_1 = rectified_flow.per_frame(rectified_flow.flow_time(sigma_B_T))
+        difference = (1 - t_B_1_T_1_1) * xt - x0
+        if condition.condition_mask_B_1_T_H_W is not None:
+            difference = difference * (1 - condition.condition_mask_B_1_T_H_W)
+        error = difference.square() * rectified_flow.per_frame(output["weights_per_sigma"])
+        reduction = cast(Literal["mean", "sum"], self.config.loss_reduce)
+        return 0.0, 0.95 * float(rectified_flow.reduce_loss(error, reduction, self.config.loss_scale))
 
     # --- its parts
 

@@ -20,8 +20,9 @@ from cosmos_predict2.models.video2world_model import (
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from cosmos_predict2.pipelines.video2world import EMAConfig, Video2WorldPipelineConfig
 from imaginaire import distributed, meta_device, parallel, weights
-from imaginaire.errors import CheckpointError
+from imaginaire.errors import CheckpointError, ConfigError
 from imaginaire.lazy_config import LazyCall as L
+from imaginaire.optim import fused_adamw, named_state
 from imaginaire.parallel import full_tensor
 from tests.models.parts import PooledPixels
 from tests.models.test_video2world_model import make_batch
@@ -147,6 +148,39 @@ def test_the_network_is_built_without_memory_and_in_the_dtype_of_the_run() -> No
     assert {p.dtype for name, p in net.named_parameters() if ".lora_" not in name} == {torch.bfloat16}
     wide = build_network(config_of(**LORA), torch.float64)
     assert {p.dtype for p in wide.parameters()} == {torch.float64}
+
+
+@pytest.mark.parametrize("options", [{}, {"precision": "bfloat16"}, LORA, {**LORA, "precision": "bfloat16"}])
+def test_the_size_of_a_checkpoint_is_known_before_anything_is_built(options: dict[str, Any]) -> None:
+    config = config_of(**options)
+    model = Predict2Video2WorldModel(config)
+    model.on_train_start()
+    model.parallelize(parallel.ParallelDims())
+    optimizer = fused_adamw(model)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    optimizer.step()
+    state = [value for values in named_state(optimizer, model)["state"].values() for value in values.values()]
+    tensors = [tensor for tensor in [*model.checkpoint_state().values(), *state] if tensor.ndim]
+    expected = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    assert Predict2Video2WorldModel.checkpoint_bytes(config) == pytest.approx(expected, abs=100)  # counters
+
+
+def test_a_plain_mapping_makes_a_model_with_the_same_checks() -> None:
+    config = config_of()
+    plain = {"precision": "float32", "pipe_config": {"net": config.pipe_config.net, "state_t": 3}}
+    pipe = Predict2Video2WorldModel({**plain, "pipe_config": {**plain["pipe_config"], "tokenizer": None}}).pipe_config
+    assert (pipe.state_t, pipe.ema.enabled) == (3, False)
+    for wrong, text in [
+        ({"precision": "float31"}, r"model\.config\.precision='float31'"),
+        ({"pipe_config": {"state": 3}}, r"Unknown key model\.config\.pipe_config\.state.*state_t"),
+        ({"lora_rank": "many"}, r"model\.config\.lora_rank='many'"),
+        ({}, r"model\.config\.pipe_config\.net is not set"),
+    ]:
+        with pytest.raises(ConfigError, match=text):
+            Predict2Video2WorldModel(wrong)
+    with pytest.raises(ConfigError, match=r"model\.config is null"):
+        Predict2Video2WorldModel(None)
 
 
 # --- in shards
