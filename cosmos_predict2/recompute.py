@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.fx.traceback as fx_traceback
 from torch import Tensor, nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from cosmos_predict2.nn.dit import DiT
 from imaginaire.errors import ConfigError, near
@@ -57,13 +58,17 @@ POLICIES: dict[str, Policy | None] = {  # None: nothing is computed anew
     "predict2_14b_720_aggressive": Policy(("cross_attn.v_proj", "cross_attn.output_proj", "mlp.layer1")),
 }
 
-_aten = torch.ops.aten
-PRODUCTS = {_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.linear.default}
+_NAMES = {*_ALL_LINEARS, "self_attn", "cross_attn"}
+
+PRODUCTS = {"aten.mm.default", "aten.addmm.default", "aten.linear.default", "mkldnn._linear_pointwise.default"}
 ATTENTIONS = {
-    _aten._scaled_dot_product_flash_attention.default,
-    _aten._scaled_dot_product_flash_attention_for_cpu.default,
-    _aten._scaled_dot_product_efficient_attention.default,
-    _aten._scaled_dot_product_cudnn_attention.default,
+    "aten._scaled_dot_product_flash_attention.default",
+    "aten._scaled_dot_product_flash_attention_for_cpu.default",
+    "aten._scaled_dot_product_efficient_attention.default",
+    "aten._scaled_dot_product_cudnn_attention.default",
+    "aten._scaled_dot_product_fused_attention_overrideable.default",
+    "flash_attn._flash_attn_forward.default",
+    "flash_attn_3.fwd.default",
 }
 
 
@@ -140,9 +145,11 @@ def _recompute(module: nn.Module, policy: Policy) -> None:
 def _forward(forward: Callable[..., Tensor], policy: Policy, *args: Any) -> Tensor:
     if not torch.is_grad_enabled():
         return forward(*args)
-    contexts = functools.partial(_contexts, policy) if policy.linears or policy.attentions else noop_context_fn
-    # There is no dropout, so no state of random generators to restore.
-    out: Tensor = checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+    call = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)  # nothing random in a block
+    if policy.linears or policy.attentions:
+        out: Tensor = call(forward, *args, context_fn=functools.partial(_contexts, policy))
+    else:
+        out = call(forward, *args)
     return out
 
 
@@ -151,11 +158,16 @@ def _contexts(policy: Policy) -> Any:
 
 
 def _decide(policy: Policy, context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    names = policy.attentions if op in ATTENTIONS else policy.linears if op in PRODUCTS else ()
+    names = policy.attentions if str(op) in ATTENTIONS else policy.linears if str(op) in PRODUCTS else ()
     keep = bool(names) and _module_name() in names
     return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _module_name() -> str:
-    """The module that computes now, by its name in the block."""
-    return (getattr(_here, "names", ()) or ("",))[-1]
+    """The module that computes now, by its name in the block: as the compiler's trace says it, or the marks."""
+    traced = fx_traceback.get_current_meta().get("nn_module_stack")
+    if not traced:
+        return (getattr(_here, "names", ()) or ("",))[-1]
+    path, _ = list(traced.values())[-1]
+    parts = path.removesuffix(".base_layer").split(".")
+    return next((name for n in (2, 1) if (name := ".".join(parts[-n:])) in _NAMES), "")

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recomputation: gradients stay what they were, and what is kept shrinks as the modes say."""
+
+import copy
+import functools
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_predict2.nn.dit import Video2WorldDiT
+from cosmos_predict2.recompute import POLICIES, apply_recompute, compile_blocks
+from imaginaire import lora
+from imaginaire.errors import ConfigError
+
+MODES = [mode for mode in POLICIES if mode != "none"]
+BATCH, FRAMES, SIDE, WORDS, WIDTH, HEADS, BLOCKS = 2, 4, 6, 7, 64, 2, 3
+TOKENS = FRAMES * (SIDE // 2) ** 2
+TARGETS = "q_proj,k_proj,v_proj,output_proj,mlp.layer1,mlp.layer2"
+
+
+@pytest.mark.parametrize("has_adapters", [False, True])
+def test_every_mode_gives_the_gradients_of_none(has_adapters: bool) -> None:
+    expected, _ = gradients(network("none", has_adapters=has_adapters))
+    for mode in MODES:
+        found, _ = gradients(network(mode, has_adapters=has_adapters))
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected), mode
+
+
+def test_adapters_may_come_after_the_policy() -> None:
+    expected, _ = gradients(network("none", has_adapters=True))
+    net = network("predict2_2b_720")
+    kept_before = kept_bytes(network("predict2_2b_720", has_adapters=True))
+    adapt(net)
+    found, _ = gradients(net)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert kept_bytes(net) == kept_before
+
+
+def test_float32_and_bfloat16_too() -> None:
+    for dtype in (torch.float32, torch.bfloat16):  # float32 has linear maps and norms of its own on CPUs
+        expected, _ = gradients(network("none", dtype=dtype))
+        found, _ = gradients(network("predict2_2b_720", dtype=dtype))
+        assert all(torch.equal(found[name], expected[name]) for name in expected), dtype
+
+
+def test_products_of_onednn_are_kept() -> None:
+    sizes = dict(model_channels=256, dtype=torch.float32, side=16)  # large enough for oneDNN
+    expected, _ = gradients(network("none", **sizes), side=16)
+    found, _ = gradients(network("mm_only", **sizes), side=16)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    plain, mm_only = (kept_bytes(network(mode, **sizes), side=16) for mode in ("block_wise", "mm_only"))
+    projections = 12 * 256 * (BATCH * FRAMES * 8 * 8) * 4  # 4 of self-attention, 2 of cross-attention, 1 + 4 + 1
+    assert mm_only - plain > BLOCKS * projections
+
+
+@pytest.mark.parametrize("has_adapters", [False, True])
+def test_each_mode_keeps_what_it_names(has_adapters: bool) -> None:
+    kept = {mode: kept_bytes(network(mode, has_adapters=has_adapters)) for mode in POLICIES}
+    features, words, log_sums = (8 * BATCH * n for n in (TOKENS * WIDTH, WORDS * WIDTH, TOKENS * HEADS))
+    attention = features + log_sums
+    _720 = (1 + 1 + 2 + 4) * features + 2 * words + attention  # v, out, q and out, first of the MLP; k and v of text
+    linears = (6 + 5) * features + 2 * words + 3 * 8 * BATCH * FRAMES * (16 + 3 * WIDTH)
+    expected = {
+        "mm_only": linears + 2 * attention,
+        "linear_selfattn": linears + attention,
+        "predict2_2b_720": _720,
+        "predict2_14b_720": _720,
+        "predict2_2b_720_aggressive": 2 * attention,
+        "predict2_2b_720_aggressive_v2": 0,
+        "predict2_14b_720_aggressive": 5 * features + words,
+    }
+    found = {mode: (kept[mode] - kept["block_wise"]) / BLOCKS for mode in expected}
+    assert found == pytest.approx(expected, rel=2e-3)  # a few scalars besides
+    assert kept["mm_only"] < 0.8 * kept["none"] and kept["block_wise"] < 0.15 * kept["none"]
+
+
+def test_only_every_nth_block_recomputes() -> None:
+    kept = {n: kept_bytes(network("block_wise", every_n_blocks=n)) for n in (1, 2, 3)}
+    none = kept_bytes(network("none"))
+    of_a_block = (none - kept[1]) / BLOCKS  # the final layer's is small
+    assert kept[2] - kept[1] == pytest.approx(of_a_block, rel=0.05)
+    assert kept[3] - kept[2] == pytest.approx(of_a_block, rel=0.05)
+    expected, _ = gradients(network("none"))
+    found, _ = gradients(network("block_wise", every_n_blocks=2))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_every_named_linear_map_is_one_of_a_block() -> None:
+    block = network("none").get_block(0)
+    for policy in filter(None, POLICIES.values()):
+        for name in policy.linears:
+            assert isinstance(block.get_submodule(name), torch.nn.Linear), name
+
+
+def test_names_and_modules_stay() -> None:
+    plain, net = network("none"), network("mm_only")
+    compile_blocks(net)
+    assert list(net.state_dict()) == list(plain.state_dict())
+    assert [(name, type(m)) for name, m in net.named_modules()] == [(n, type(m)) for n, m in plain.named_modules()]
+
+
+def test_a_copy_computes_with_its_own_weights() -> None:
+    net = network("predict2_2b_720")
+    twin = copy.deepcopy(net)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    _, output = gradients(twin)
+    assert not output.any()
+
+
+def test_nothing_is_recorded_without_gradients() -> None:
+    net = network("predict2_2b_720")
+    with torch.no_grad():
+        assert not forward(net).requires_grad
+    found, _ = gradients(net)  # and the marks are in order afterwards
+    expected, _ = gradients(network("none"))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_unknown_modes_are_refused_by_name() -> None:
+    net = network("none")
+    with pytest.raises(ConfigError, match=r"net\.sac_config\.mode is 'block_wize'.*Did you mean block_wise"):
+        apply_recompute(net, "block_wize")
+    with pytest.raises(ConfigError, match="every_n_blocks is 0"):
+        apply_recompute(net, "block_wise", 0)
+    apply_recompute(net, "block_wise")
+    with pytest.raises(ConfigError, match="once"):
+        apply_recompute(net, "mm_only")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("has_adapters", [False, True])
+def test_compiled_blocks_keep_the_gradients_and_the_policy(has_adapters: bool) -> None:
+    expected, _ = gradients(network("none", has_adapters=has_adapters))
+    for mode in POLICIES:
+        torch._dynamo.reset()
+        net = network(mode, has_adapters=has_adapters)
+        eager = kept_bytes(net)
+        # Traced, split into forward and backward and run without generated code; one mode goes the whole way.
+        compile_blocks(net, backend="inductor" if mode == "predict2_2b_720" else "aot_eager_decomp_partition")
+        found, _ = gradients(net)
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-12 * float(value.abs().max()))
+        assert kept_bytes(net) <= 1.15 * eager, mode
+
+
+def network(
+    mode: str, *, has_adapters: bool = False, every_n_blocks: int = 1, dtype: torch.dtype = torch.float64, **sizes: Any
+) -> Video2WorldDiT:
+    numbers = dict(model_channels=WIDTH, num_blocks=BLOCKS, num_heads=HEADS, adaln_lora_dim=16)
+    numbers |= {name: value for name, value in sizes.items() if name != "side"}
+    net = Video2WorldDiT(**numbers, crossattn_emb_channels=32, max_img_h=16, max_img_w=16, max_frames=16)
+    generator = torch.Generator().manual_seed(0)
+    net.init_weights(generator)
+    with torch.no_grad():  # modulations begin at zero, which would hide the blocks
+        for parameter in net.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+    net.to(dtype)
+    if has_adapters:
+        adapt(net)
+    apply_recompute(net, mode, every_n_blocks)
+    return net
+
+
+def adapt(net: Video2WorldDiT) -> None:
+    lora.inject(net, 4, 4, TARGETS, init=False, generator=torch.Generator().manual_seed(1))
+    for adapter in lora.adapters(net).values():
+        adapter.to(net.dtype)
+
+
+def forward(net: Video2WorldDiT, side: int = SIDE) -> Tensor:
+    generator = torch.Generator().manual_seed(2)
+    x, mask = (torch.randn(BATCH, c, FRAMES, side, side, generator=generator) for c in (16, 1))
+    times, text = torch.rand(BATCH, FRAMES, generator=generator), torch.randn(BATCH, WORDS, 32, generator=generator)
+    return net(x, times.to(net.dtype), text.to(net.dtype), condition_mask_B_1_T_H_W=mask > 0)
+
+
+def gradients(net: Video2WorldDiT, side: int = SIDE) -> tuple[dict[str, Tensor], Tensor]:
+    net.zero_grad()
+    output = forward(net, side)
+    output.square().sum().backward()
+    return {name: p.grad for name, p in net.named_parameters() if p.grad is not None}, output.detach()
+
+
+def kept_bytes(net: Video2WorldDiT, side: int = SIDE) -> int:
+    """Bytes that a forward pass leaves behind for its backward pass: saved by autograd, or held by checkpoints."""
+    if net.attention is None:
+        net.choose_attention()
+    forward(net, side)  # what a first call leaves for good
+    before = _storages(gc.get_objects())
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(functools.partial(_noted, saved), lambda x: x):
+        output = forward(net, side)
+    after = _storages([*gc.get_objects(), *saved])
+    del output
+    return sum(size for place, size in after.items() if place not in before)
+
+
+def _noted(saved: list[Tensor], tensor: Tensor) -> Tensor:
+    saved.append(tensor)
+    return tensor
+
+
+def _storages(objects: list[Any]) -> dict[int, int]:
+    """Bytes by address."""
+    tensors = (value for value in objects if issubclass(type(value), Tensor) and not value.is_meta)
+    return {storage.data_ptr(): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
