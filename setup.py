@@ -57,9 +57,10 @@ DEVELOPMENT = [
     "boto3>=1.34",
     "matplotlib>=3.8",
     "diffusers>=0.36",  # the peer that tests and benchmarks compare with
+    "peft>=0.14",  # reads the adapters that we export, in tests
 ]
 
-EXTRAS["dev"] = [*DEVELOPMENT, *EXTRAS["s3"], *EXTRAS["track"], *EXTRAS["weights"], *EXTRAS["data"]]
+EXTRAS["dev"] = [*DEVELOPMENT, *(each for name in ("s3", "track", "weights", "data", "compat") for each in EXTRAS[name])]
 EXTRAS["all"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
 
 setup(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turn a checkpoint into another form: the two training layouts into each other, or one network's weights into a
-released .pt, a safetensors file or diffusers' transformer folder."""
+"""Turn a checkpoint into another form: the two training layouts into each other, one network's weights into a released
+.pt, a safetensors file or diffusers' transformer folder, or its LoRA adapters into what PEFT or diffusers read."""
 
 import argparse
 import logging
@@ -8,6 +8,7 @@ import sys
 
 import torch
 
+from cosmos_predict2.checkpoints.adapter_export import ADAPTER_FORMS, AdapterExport, export_adapter
 from cosmos_predict2.checkpoints.export import FORMS, Export, export
 from imaginaire import checkpoint_layout, command_line, storage
 from imaginaire.checkpoint_layout import KINDS, CheckpointSet
@@ -24,10 +25,14 @@ written below its checkpoints/, and its latest_checkpoint.txt names it, so that 
 training .pt, a run's folder, a DCP folder, safetensors, a diffusers folder, a hub id. DESTINATION is the file, or the
 transformer folder, to write. Without --to its suffix decides. Names in files begin with "net.", as released ones do.
 
+--to peft, --to diffusers-lora: LoRA adapters alone. SOURCE is a checkpoint of a run with adapters, or an adapter in
+another layout. DESTINATION is the folder to write. Both layouts can be given to --lora of the inference program.
+
 examples:
   python -m scripts.convert checkpoints/examples/minimal/minimal checkpoints/examples/minimal/as_dcp --to dcp
   python -m scripts.convert RUN/checkpoints/model/iter_000001000.pt exported.pt --weights ema --dtype bfloat16
   python -m scripts.convert exported.pt exported/transformer --to diffusers
+  python -m scripts.convert RUN adapter --to peft --weights ema
 """
 _WHICH = {"auto": "auto", "net": "net", "ema": "net_ema"}
 _DTYPES = {"bfloat16": torch.bfloat16, "bf16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -55,7 +60,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_line.parser("scripts.convert", __doc__, _EPILOG)
     parser.add_argument("source", help="what to read (a path, s3:// address or hub id)")
     parser.add_argument("destination", help="what to write: a run folder, a file or a transformer folder")
-    parser.add_argument("--to", choices=("standard", "dcp", *FORMS), help="form to write (default: by the suffix)")
+    parser.add_argument(
+        "--to", choices=("standard", "dcp", *FORMS, *ADAPTER_FORMS), help="form to write (default: by the suffix)"
+    )
     parser.add_argument(
         "--weights", choices=tuple(_WHICH), default="auto", help="trained or averaged weights (auto: trained, if there)"
     )
@@ -87,12 +94,29 @@ def run(args: argparse.Namespace) -> None:
         written = convert(args.source, args.destination, form)
         log.info("wrote %s in %s", written.name, written.folder)
         return
+    which, dtype = _WHICH[args.weights], _DTYPES[args.dtype] if args.dtype else None
+    if form in ADAPTER_FORMS:
+        if args.merge_lora or args.rope_scale:
+            raise ConfigError(f"--to {form} writes adapters alone: --merge-lora and --rope_scale do not go with it.")
+        written_tensors = export_adapter(
+            AdapterExport(
+                args.source,
+                args.destination,
+                form,
+                which=which,
+                dtype=dtype,
+                lora_alpha=args.lora_alpha,
+                overwrite=args.overwrite,
+            )
+        )
+        log.info("wrote %s (%d tensors)", args.destination, len(written_tensors))
+        return
     job = Export(
         args.source,
         args.destination,
         form,
-        which=_WHICH[args.weights],
-        dtype=_DTYPES[args.dtype] if args.dtype else None,
+        which=which,
+        dtype=dtype,
         merge_lora=args.merge_lora,
         lora_alpha=args.lora_alpha,
         rope_scale=tuple(args.rope_scale) if args.rope_scale else None,

@@ -8,15 +8,16 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from cosmos_predict2.checkpoints.base_match import base_fingerprint, check_base
 from cosmos_predict2.checkpoints.diffusers_names import from_diffusers_name
-from cosmos_predict2.checkpoints.runs import clean_name, recorded_alpha
+from cosmos_predict2.checkpoints.runs import clean_name, recorded_alpha, recorded_base, safetensors_metadata
 from imaginaire import storage, weights
 from imaginaire.errors import CheckpointError, ConfigError, near
 from imaginaire.lora import FILE_FORMAT
@@ -24,9 +25,9 @@ from imaginaire.weight_files import TENSOR_SUFFIXES, LazyTensors, below, local_f
 
 _PREFIXES = ("base_model.model.", "transformer.", "net.", "net_ema.")
 PEFT_CONFIG = "adapter_config.json"
-_PEFT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
+PEFT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 _FACTOR = re.compile(r"(.+)\.lora_(A|B)(?:\.default)?\.weight")
-_DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
+DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,14 @@ class Factors:
     def shape(self) -> tuple[int, int]:
         return shape_of(self.source, self.b)[0], shape_of(self.source, self.a)[1]
 
+    @property
+    def rank(self) -> int:
+        return shape_of(self.source, self.a)[0]
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """A and B as they are in the file."""
+        return self.source[self.a], self.source[self.b]
+
     def update(self) -> Tensor:
         """(alpha / rank) B A in float32."""
         return self.scaling * (self.source[self.b].float() @ self.source[self.a].float())
@@ -53,6 +62,9 @@ class Adapter:
 
     path: str
     layers: Mapping[str, Factors]
+    base: str = ""  # the weights that it was trained on, as far as that is recorded
+    base_fingerprint: str = ""
+    network: tuple[str, ...] = ()  # every layer of the network, where the file holds the network too
 
 
 def parse_lora(text: str) -> tuple[str, float]:
@@ -73,16 +85,20 @@ def parse_lora(text: str) -> tuple[str, float]:
 
 
 @torch.no_grad()
-def apply_lora(net: nn.Module, adapters: str | Sequence[str], *, alpha: float | None = None) -> tuple[str, ...]:
+def apply_lora(
+    net: nn.Module, adapters: str | Sequence[str], *, alpha: float | None = None, base: str = ""
+) -> tuple[str, ...]:
     """Add adapters, each ``path[:weight]``, to a network's weights for good; the names of the layers that changed.
 
-    Everything is checked before anything changes. ``alpha`` is for files that do not record it.
+    Everything is checked before anything changes. ``alpha`` is for files that do not record it; ``base`` is what the
+    network's weights are called, where an adapter turns out to be of others.
     """
     parts = [parse_lora(text) for text in ([adapters] if isinstance(adapters, str) else adapters)]
     opened = [(read_adapter(path, alpha=alpha), weight) for path, weight in parts]
     targets = _linear_weights(net)
     for adapter, _ in opened:
         _require_fit(adapter, targets)
+        check_base(adapter.path, adapter.base, adapter.base_fingerprint, targets, adapter.layers, base)
     layers = tuple(name for name in targets if any(name in adapter.layers for adapter, _ in opened))
     for name in layers:
         updates = [weight * adapter.layers[name].update() for adapter, weight in opened if name in adapter.layers]
@@ -92,29 +108,50 @@ def apply_lora(net: nn.Module, adapters: str | Sequence[str], *, alpha: float | 
     return layers
 
 
-def read_adapter(path: str, *, alpha: float | None = None) -> Adapter:
-    """The adapter at a path: our file, a PEFT folder, a diffusers file or folder, or a checkpoint with adapters."""
+def read_adapter(path: str, *, alpha: float | None = None, which: str = "auto") -> Adapter:
+    """The adapter at a path: our file, a PEFT folder, a diffusers file or folder, or a checkpoint with adapters.
+
+    Of a checkpoint with trained and averaged adapters, ``which`` chooses: ``net`` (auto) or ``net_ema``.
+    """
     names = names_at(path)
     if PEFT_CONFIG in names:
         return _read_peft(path, names)
     files = [name for name in names if name.endswith(TENSOR_SUFFIXES)]
-    file = next((below(path, name) for name in files if name == _DIFFUSERS_FILE or len(files) == 1), path)
+    file = next((below(path, name) for name in files if name == DIFFUSERS_FILE or len(files) == 1), path)
     source = weights.read(file)
-    metadata = _metadata(file)
+    metadata = safetensors_metadata(file)
     if metadata.get("format") == FILE_FORMAT:
-        return _adapter(path, source, lambda layer, rank: float(metadata["alpha"]) / int(metadata["rank"]))
-    if any(".lora_A.default." in name for name in source):  # a whole network with adapters
-        known = alpha if alpha is not None else recorded_alpha(path)
-        if known is None:
-            raise CheckpointError(_no_alpha(path))
-        return _adapter(path, _factors_of_one_network(source), lambda layer, rank: known / rank)
-    return _adapter(path, source, _diffusers_scaling(source, metadata))
+        found = _adapter(path, source, lambda layer, rank: float(metadata["alpha"]) / int(metadata["rank"]))
+        return _with_base(found, metadata)
+    if any(".lora_A.default." in name for name in source):
+        return _of_a_network(path, source, alpha, which)
+    return _with_base(_adapter(path, source, _diffusers_scaling(source, metadata)), metadata)
 
 
-def _factors_of_one_network(source: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The adapters of a checkpoint, of ``net`` where it has an averaged copy too."""
-    factors = weights.renamed(source, lambda name: name if ".lora_" in name else None)
-    return weights.select(factors, "auto")
+def _of_a_network(path: str, source: Mapping[str, Tensor], alpha: float | None, which: str) -> Adapter:
+    """The adapters of a checkpoint that holds the whole network, with what it records of their base."""
+    known = alpha if alpha is not None else recorded_alpha(path)
+    if known is None:
+        raise CheckpointError(_no_alpha(path))
+    try:
+        chosen = weights.select(weights.renamed(source, clean_name), which)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    factors = weights.renamed(chosen, lambda name: name if ".lora_" in name else None)
+    found = _adapter(path, factors, lambda layer, rank: known / rank)
+    matrices = {f"{layer}.base_layer.weight": layer for layer in found.layers}
+    base = weights.renamed(chosen, matrices.get)
+    network = {name.replace(".base_layer.", ".").removesuffix(".weight") for name in chosen if name.endswith(".weight")}
+    return replace(
+        found,
+        base=recorded_base(path),
+        base_fingerprint=base_fingerprint(found.layers, base) if len(base) == len(matrices) else "",
+        network=tuple(sorted(name for name in network if ".lora_" not in name)),
+    )
+
+
+def _with_base(adapter: Adapter, metadata: Mapping[str, str]) -> Adapter:
+    return replace(adapter, base=metadata.get("base", ""), base_fingerprint=metadata.get("base_fingerprint", ""))
 
 
 def merge_lora_state(
@@ -170,9 +207,9 @@ class _Merging:
 
 
 def _read_peft(path: str, names: Iterable[str]) -> Adapter:
-    file = next((name for name in _PEFT_FILES if name in names), None)
+    file = next((name for name in PEFT_FILES if name in names), None)
     if file is None:
-        raise CheckpointError(f"{path} has {PEFT_CONFIG}, but none of {', '.join(_PEFT_FILES)}.")
+        raise CheckpointError(f"{path} has {PEFT_CONFIG}, but none of {', '.join(PEFT_FILES)}.")
     try:
         config = json.loads(local_file(below(path, PEFT_CONFIG)).read_text(encoding="utf-8"))
         rank, alpha = int(config["r"]), float(config["lora_alpha"])
@@ -191,7 +228,10 @@ def _read_peft(path: str, names: Iterable[str]) -> Adapter:
             raise CheckpointError(f"{path}: {layer} has rank {found}, {PEFT_CONFIG} says {own_rank}.")
         return float(own_alpha / (math.sqrt(found) if config.get("use_rslora") else found))
 
-    return _adapter(path, weights.read(below(path, file)), scaling)
+    found = _with_base(
+        _adapter(path, weights.read(below(path, file)), scaling), safetensors_metadata(below(path, file))
+    )
+    return replace(found, base=found.base or config.get("base_model_name_or_path") or "")
 
 
 def _pattern(table: Mapping[str, Any], layer: str, default: float) -> float:
@@ -244,16 +284,6 @@ def _diffusers_scaling(source: Mapping[str, Tensor], metadata: Mapping[str, str]
         return float(alpha) / rank if alpha is not None else 1.0
 
     return scaling
-
-
-def _metadata(path: str) -> Mapping[str, str]:
-    """The metadata of a safetensors file; nothing for any other."""
-    if not path.endswith(".safetensors"):
-        return {}
-    import safetensors
-
-    with safetensors.safe_open(local_file(path), framework="pt") as file:
-        return file.metadata() or {}
 
 
 # Fitting --------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ largest tensor.
 import json
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO
 
 import torch
@@ -19,7 +19,7 @@ from cosmos_predict2.checkpoints.diffusers_names import diffusers_config, net_kw
 from cosmos_predict2.checkpoints.dit_weights import inside_a_pipeline, open_dit
 from cosmos_predict2.checkpoints.families import Family, describe, require_family
 from cosmos_predict2.checkpoints.released import NETWORKS
-from cosmos_predict2.checkpoints.runs import recorded_alpha, run_config
+from cosmos_predict2.checkpoints.runs import recorded_alpha, recorded_base, run_config
 from imaginaire import storage, weights
 from imaginaire.errors import CheckpointError, ConfigError
 from imaginaire.weight_files import below, local_file, names_at, shape_of
@@ -61,13 +61,15 @@ def export(job: Export) -> Mapping[str, Tensor]:
         tensors = merge_lora_state(tensors, alpha, where=job.source, dtype=job.dtype)
     elif family.has_lora and job.form == "diffusers":
         raise CheckpointError(
-            f"{job.source} has LoRA adapters, which diffusers' folder has no place for: --merge-lora."
+            f"{job.source} has LoRA adapters, which diffusers' transformer folder has no place for: --merge-lora, or"
+            " --to diffusers-lora for the adapters alone."
         )
     elif job.merge_lora:
         log.warning("%s has no LoRA adapters: there is nothing to merge", job.source)
-    elif family.has_lora:
+    elif family.has_lora and job.form == "pt":
         log.warning(
-            "the adapters are written beside the weights, and their alpha is not: --merge-lora adds them instead"
+            "the adapters are written beside the weights, and their alpha is not: --merge-lora adds them instead, --to"
+            " peft writes them alone"
         )
     existing = storage.join(job.destination, "config.json") if job.form == "diffusers" else job.destination
     if not job.overwrite and storage.exists(existing):
@@ -82,13 +84,20 @@ def export(job: Export) -> Mapping[str, Tensor]:
         return tensors
     tensors = weights.renamed(tensors, lambda name: f"net.{name}")
     if job.form == "safetensors":
-        plan = _Plan.of(tensors, job.dtype)
+        facts = _adapter_facts(job) if family.has_lora and not job.merge_lora else {}
+        plan = replace(_Plan.of(tensors, job.dtype), metadata={"format": "pt", **facts})
         storage.write_atomically(job.destination, plan.write)
     else:
         # Copies: a view of a mapped file would take the whole file along.
         state = {name: _cast(tensors[name], job.dtype).clone() for name in tensors}
         storage.write_atomically(job.destination, lambda file: torch.save(state, file))
     return tensors
+
+
+def _adapter_facts(job: Export) -> dict[str, str]:
+    """What the header of a file with adapters says of them."""
+    alpha = job.lora_alpha if job.lora_alpha is not None else recorded_alpha(job.source)
+    return {"base": recorded_base(job.source)} | ({} if alpha is None else {"alpha": repr(alpha)})
 
 
 def net_arguments(job: Export, family: Family) -> dict[str, Any]:
@@ -159,6 +168,7 @@ class _Plan:
     tensors: Mapping[str, Tensor]
     header: dict[str, dict[str, Any]]
     cast: torch.dtype | None
+    metadata: Mapping[str, str] = field(default_factory=lambda: {"format": "pt"})
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], cast: torch.dtype | None) -> "_Plan":
@@ -172,7 +182,7 @@ class _Plan:
         return cls(tensors, header, cast)
 
     def write(self, file: BinaryIO) -> None:
-        text = json.dumps({"__metadata__": {"format": "pt"}, **self.header}, separators=(",", ":")).encode()
+        text = json.dumps({"__metadata__": self.metadata, **self.header}, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         file.write(len(text).to_bytes(8, "little") + text)
         for name in self.header:

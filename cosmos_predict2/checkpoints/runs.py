@@ -8,7 +8,7 @@ import yaml
 
 from imaginaire import storage, weights
 from imaginaire.errors import CheckpointError
-from imaginaire.weight_files import shape_of
+from imaginaire.weight_files import local_file, shape_of
 
 log = logging.getLogger(__name__)
 
@@ -23,9 +23,32 @@ def clean_name(name: str) -> str:
 
 
 def recorded_alpha(path: str) -> float | None:
-    """``lora_alpha`` as the run that a checkpoint lies in recorded it; None where nothing says so."""
+    """``lora_alpha`` of the adapters of a checkpoint: as its header has it, or the run that it lies in; else None."""
+    if "alpha" in (header := safetensors_metadata(path)):
+        return float(header["alpha"])
     value = (run_config(path) or {}).get("lora_alpha")
     return float(value) if isinstance(value, int | float) else None
+
+
+def recorded_base(path: str) -> str:
+    """The weights that the run of a checkpoint started from; empty where nothing says so, or where it had none."""
+    if "base" in (header := safetensors_metadata(path)):
+        return header["base"]
+    manager = (run_config(path) or {}).get("model_manager_config")
+    return str(manager.get("dit_path") or "") if isinstance(manager, dict) else ""
+
+
+def safetensors_metadata(path: str) -> dict[str, str]:
+    """The metadata of a safetensors file; nothing for any other, or where there is none."""
+    if not path.endswith(".safetensors"):
+        return {}
+    import safetensors
+
+    try:
+        with safetensors.safe_open(local_file(path), framework="pt") as file:
+            return dict(file.metadata() or {})
+    except (OSError, safetensors.SafetensorError):
+        return {}  # reading its tensors says why
 
 
 def run_config(path: str) -> dict[str, Any] | None:

@@ -175,7 +175,7 @@ class Video2WorldPipeline:
             config.net, device=device, dtype=dtype, path=dit_path, which="net_ema" if load_ema_to_reg else "auto"
         )
         if lora:
-            log.info("lora: %s merged into %d layers", ", ".join(lora), len(apply_lora(net, lora)))
+            log.info("lora: %s merged into %d layers", ", ".join(lora), len(apply_lora(net, lora, base=dit_path)))
         context = ContextParallel(net, group)
         if is_follower:
             return cls(config, net, cast(VideoTokenizer, None), device=device, context=context)

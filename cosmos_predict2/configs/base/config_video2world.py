@@ -10,6 +10,7 @@ from cosmos_predict2.checkpoints.released import (
     get_t5_model_dir,
     get_tokenizer_checkpoint,
 )
+from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.video2world import SolverConfig, Video2WorldPipelineConfig
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
@@ -85,10 +86,10 @@ def get_cosmos_predict2_video2world_pipeline(
 
 
 def get_dit_path(*, model_size: str, resolution: str = "", fps: int = 0, natten: bool = False) -> str:
-    """Where the released weights of a variant lie; empty for the tiny model, which has none."""
+    """Where the weights of a variant lie: the released ones, or those of the tiny model, which come with the code."""
     size = check_variant(model_size, resolution, fps, natten)
     if model_size == "tiny":
-        return ""
+        return tiny_video2world_path()
     return get_cosmos_predict2_video2world_checkpoint(
         model_size=model_size, resolution=resolution or size.resolutions[0], fps=fps or size.rates[0], natten=natten
     )

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LoRA adapters alone, in the layouts that PEFT and diffusers read.
+
+``peft``: a folder with adapter_model.safetensors and adapter_config.json, in the names of our network.
+``diffusers-lora``: a folder with pytorch_lora_weights.safetensors, in the names of diffusers' transformer.
+
+In the header of both stand rank, alpha, targets, the base with its fingerprint, and the commit of the run.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from cosmos_predict2.checkpoints.adapters import DIFFUSERS_FILE, PEFT_CONFIG, PEFT_FILES, Adapter, read_adapter
+from cosmos_predict2.checkpoints.diffusers_names import to_diffusers_name
+from cosmos_predict2.checkpoints.runs import run_config, run_folder
+from imaginaire import provenance, storage
+from imaginaire.errors import CheckpointError
+
+log = logging.getLogger(__name__)
+
+ADAPTER_FORMS = ("peft", "diffusers-lora")
+
+
+@dataclass(frozen=True)
+class AdapterExport:
+    """Which adapters to read, and in which layout to write them."""
+
+    source: str  # a checkpoint with adapters, a run's folder, or an adapter in any layout
+    destination: str  # a folder
+    form: str
+    which: str = "auto"  # "net" or "net_ema" of a checkpoint with both
+    dtype: torch.dtype | None = None  # None: as they are
+    lora_alpha: float | None = None  # where nothing records it
+    overwrite: bool = False
+
+
+def export_adapter(job: AdapterExport) -> Mapping[str, Tensor]:
+    """Write the adapters; gives what was written, by the names in the file."""
+    file = storage.join(job.destination, PEFT_FILES[0] if job.form == "peft" else DIFFUSERS_FILE)
+    if not job.overwrite and storage.exists(file):
+        raise CheckpointError(f"{file} exists already. Choose another destination, or --overwrite.")
+    adapter = read_adapter(job.source, alpha=job.lora_alpha, which=job.which)
+    rank, alpha = _rank_and_alpha(adapter)
+    rename = _our_name if job.form == "peft" else _their_name
+    layers = [rename(layer) for layer in adapter.layers]
+    targets = _targets(layers, adapter, job.source, rename)
+    tensors: dict[str, Tensor] = {}
+    for layer, name in zip(adapter.layers, layers):
+        for part, factor in zip("AB", adapter.layers[layer].factors()):
+            prefix = "base_model.model" if job.form == "peft" else "transformer"
+            tensors[f"{prefix}.{name}.lora_{part}.weight"] = factor.to(job.dtype or factor.dtype).contiguous()
+    shown = int(alpha) if alpha == int(alpha) else alpha
+    metadata = {
+        "format": "pt",
+        "rank": str(rank),
+        "alpha": str(shown),
+        "target_modules": json.dumps(targets),
+        "base": adapter.base,
+        "base_fingerprint": adapter.base_fingerprint,
+        "commit": _commit(job.source),
+        "source": job.source,
+    }
+    config: dict[str, Any] = {"r": rank, "lora_alpha": shown, "target_modules": targets}
+    config |= {"lora_dropout": 0.0, "bias": "none", "init_lora_weights": True}
+    storage.makedirs(job.destination)
+    if job.form == "peft":
+        settings = {"peft_type": "LORA", "task_type": None, "base_model_name_or_path": adapter.base or None, **config}
+        text = json.dumps({**settings, "fan_in_fan_out": False, "inference_mode": True}, indent=2) + "\n"
+        storage.write_atomically(storage.join(job.destination, PEFT_CONFIG), lambda out: out.write(text.encode()))
+    else:
+        metadata["lora_adapter_metadata"] = json.dumps({f"transformer.{key}": value for key, value in config.items()})
+    data = safetensors.torch.save(tensors, metadata)
+    storage.write_atomically(file, lambda out: out.write(data))
+    log.info(
+        "%s: rank %d, alpha %s, %s; trained on %s", job.source, rank, shown, ",".join(targets), adapter.base or "?"
+    )
+    return tensors
+
+
+def shortest_targets(layers: Collection[str], modules: Iterable[str]) -> list[str]:
+    """The shortest ends of names, from a word on, that select exactly these layers among the modules."""
+    others = set(modules) - set(layers)
+    targets: dict[str, None] = {}
+    for layer in layers:
+        words = layer.split(".")
+        ends = (".".join(words[i:]) for i in reversed(range(len(words))) if not words[i].isdigit())
+        targets[next((end for end in ends if not _selects(end, others)), layer)] = None
+    return list(targets)
+
+
+def _selects(target: str, names: Iterable[str]) -> bool:
+    return any(name == target or name.endswith(f".{target}") for name in names)
+
+
+def _targets(layers: list[str], adapter: Adapter, source: str, rename: Callable[[str], str]) -> list[str]:
+    """What selects the layers: as the run had it, where that is so in the names of the layout; else the ends of their
+    names, as far as the whole network is known."""
+    modules = {name for full in adapter.network for name in _with_parents(rename(full))}
+    recorded = str((run_config(source) or {}).get("lora_target_modules") or "").split(",")
+    recorded = [target.strip() for target in recorded if target.strip()]
+    chosen = {name for name in modules if any(_selects(target, [name]) for target in recorded)}
+    if chosen and chosen == set(layers):
+        return recorded
+    return shortest_targets(layers, modules) if modules else sorted(layers)
+
+
+def _with_parents(name: str) -> list[str]:
+    words = name.split(".")
+    return [".".join(words[: i + 1]) for i in range(len(words))]
+
+
+def _our_name(layer: str) -> str:
+    return layer
+
+
+def _their_name(layer: str) -> str:
+    name = to_diffusers_name(f"{layer}.weight")
+    if name is None:
+        raise CheckpointError(f"{layer} has no name in diffusers' transformer: use --to peft.")
+    return name.removesuffix(".weight")
+
+
+def _rank_and_alpha(adapter: Adapter) -> tuple[int, float]:
+    found = {(factors.rank, round(factors.scaling * factors.rank, 6)) for factors in adapter.layers.values()}
+    if len(found) != 1:
+        raise CheckpointError(
+            f"{adapter.path} has adapters of different ranks or alphas: {sorted(found)[:4]}; both layouts name one."
+        )
+    return found.pop()
+
+
+def _commit(source: str) -> str:
+    """The commit that the run was last started with, where its folder says; else that of this code."""
+    folder = run_folder(source)
+    starts = storage.join(folder, "runs.jsonl") if folder is not None else ""
+    if starts and storage.exists(starts):
+        lines = storage.read_text(starts).split("\n")
+        state = json.loads(next((line for line in reversed(lines) if line.strip()), "{}")).get("git")
+    else:
+        state = provenance.git_state(Path(__file__).parent)
+    return str((state or {}).get("commit", ""))

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adapters written alone: read back exactly, by PEFT and diffusers themselves too, with the base that they are of."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import safetensors
+import torch
+import torch.nn.functional as F
+import yaml
+
+from cosmos_predict2.checkpoints import apply_lora, load_dit, open_dit
+from cosmos_predict2.checkpoints.adapter_export import AdapterExport, export_adapter, shortest_targets
+from cosmos_predict2.checkpoints.base_match import base_fingerprint
+from cosmos_predict2.checkpoints.export import Export, export
+from imaginaire import lora
+from imaginaire.errors import CheckpointError
+from scripts.convert import _parser, run
+from tests.checkpoints.nets import assert_same_parameters, call, inputs_of, parameters_of, random_net
+
+TARGETS = "q_proj,k_proj,v_proj,output_proj,mlp.layer1,mlp.layer2"
+RANK, ALPHA = 3, 12.0
+
+
+def _trained(targets: str = TARGETS, **changes: Any) -> Any:
+    net = random_net(seed=1, **changes)
+    return lora.inject(net, RANK, ALPHA, targets, init=False, generator=torch.Generator().manual_seed(4))
+
+
+def _run(folder: Path, net: Any, targets: str = TARGETS, base: str = "base.pt") -> str:
+    """The checkpoint of a run: the averaged adapters are twice the trained ones."""
+    (folder / "checkpoints/model").mkdir(parents=True)
+    path = folder / "checkpoints/model/iter_000000010.pt"
+    state = {f"net.{name}": tensor for name, tensor in net.state_dict().items()}
+    for name, tensor in list(state.items()):
+        state[name.replace("net.", "net_ema.", 1)] = 2 * tensor if ".lora_B" in name else tensor
+    torch.save(state, path)
+    config = {"lora_alpha": ALPHA, "lora_target_modules": targets, "model_manager_config": {"dit_path": base}}
+    (folder / "config.yaml").write_text(yaml.safe_dump({"model": {"config": config}}))
+    return str(path)
+
+
+def _export(source: str, folder: Path, form: str, **options: Any) -> str:
+    destination = str(folder / form)
+    export_adapter(AdapterExport(source, destination, form, **options))
+    return destination
+
+
+def _header(path: str) -> dict[str, str]:
+    with safetensors.safe_open(path, framework="pt") as file:
+        return file.metadata()
+
+
+FILES = {"peft": "adapter_model.safetensors", "diffusers-lora": "pytorch_lora_weights.safetensors"}
+
+
+@pytest.mark.parametrize("form", FILES)
+def test_an_exported_adapter_gives_what_was_trained_and_says_what_it_is(form: str, tmp_path: Path) -> None:
+    trained = _trained()
+    folder = _export(_run(tmp_path / "run", trained), tmp_path, form)
+    net = random_net(seed=1)
+    assert len(apply_lora(net, folder)) == 20
+    torch.testing.assert_close(call(net), call(trained), rtol=1e-4, atol=1e-5)
+    header = _header(f"{folder}/{FILES[form]}")
+    assert (header["rank"], header["alpha"], header["base"]) == ("3", "12", "base.pt")
+    matrices = {name.removesuffix(".weight"): tensor for name, tensor in parameters_of(random_net(seed=1)).items()}
+    adapted = [name.removesuffix(".base_layer") for name, _ in trained.named_modules() if name.endswith(".base_layer")]
+    assert header["base_fingerprint"] == base_fingerprint(adapted, matrices)
+    assert len(header["commit"]) in (0, 40)
+
+
+@pytest.mark.parametrize("form", FILES)
+def test_the_average_is_chosen_by_name(form: str, tmp_path: Path) -> None:
+    source = _run(tmp_path / "run", _trained())
+    once, twice = random_net(seed=1), random_net(seed=1)
+    apply_lora(once, f"{_export(source, tmp_path, form)}:2")
+    apply_lora(twice, _export(source, tmp_path / "ema", form, which="net_ema"))
+    for name, tensor in parameters_of(once).items():
+        torch.testing.assert_close(parameters_of(twice)[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_peft_itself_reads_the_folder_and_agrees(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="peft is in the extra dev")
+    trained = _trained()
+    folder = _export(_run(tmp_path / "run", trained), tmp_path, "peft")
+    config = json.loads((tmp_path / "peft/adapter_config.json").read_text())
+    assert config["target_modules"] == TARGETS.split(",") and config["base_model_name_or_path"] == "base.pt"
+    theirs = peft.PeftModel.from_pretrained(random_net(seed=1), folder)
+    torch.testing.assert_close(call(theirs.base_model.model), call(trained), rtol=1e-4, atol=1e-5)
+    assert sum(".lora_A." in name for name, _ in theirs.named_parameters()) == 20
+    assert_close_after_merge = theirs.merge_and_unload()
+    ours = random_net(seed=1)
+    apply_lora(ours, folder)
+    torch.testing.assert_close(call(assert_close_after_merge), call(ours), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["transformer", "pipeline"])
+def test_diffusers_itself_loads_the_file_and_agrees_with_our_merged_network(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("peft", reason="peft is in the extra dev")
+    from diffusers import CosmosTransformer3DModel
+    from diffusers.loaders.lora_pipeline import CosmosLoraLoaderMixin
+    from diffusers.models.transformers import transformer_cosmos
+
+    source = _run(tmp_path / "run", _trained())
+    folder = _export(source, tmp_path, "diffusers-lora")
+    plain = tmp_path / "plain.pt"
+    torch.save({f"net.{name}": tensor for name, tensor in parameters_of(random_net(seed=1)).items()}, plain)
+    export(Export(str(plain), str(tmp_path / "transformer"), "diffusers", rope_scale=(20 / 24, 2.0, 3.0)))
+    monkeypatch.setattr(CosmosTransformer3DModel, "_keep_in_fp32_modules", None)
+    theirs = CosmosTransformer3DModel.from_pretrained(
+        tmp_path / "transformer", low_cpu_mem_usage=False, local_files_only=True
+    )
+    if way == "transformer":
+        theirs.load_lora_adapter(folder, weight_name=FILES["diffusers-lora"], local_files_only=True)
+    else:
+        state, metadata = CosmosLoraLoaderMixin.lora_state_dict(folder, return_lora_metadata=True)
+        CosmosLoraLoaderMixin.load_lora_into_transformer(state, theirs, metadata=metadata)
+    assert sum(".lora_A." in name for name, _ in theirs.named_parameters()) == 20
+    # Its one use of torchvision, which is not needed otherwise, is a nearest resize of the padding mask.
+    nearest = SimpleNamespace(resize=lambda mask, size, interpolation: F.interpolate(mask, size, mode="nearest"))
+    stub = SimpleNamespace(functional=nearest, InterpolationMode=SimpleNamespace(NEAREST="nearest"))
+    monkeypatch.setattr(transformer_cosmos, "transforms", stub, raising=False)
+    for module in theirs.modules():
+        if type(module).__name__ == "RMSNorm":
+            module.eps = 1e-6
+    merged = random_net(seed=77)
+    load_dit(merged, source)
+    inputs = inputs_of(merged)
+    with torch.no_grad():
+        (output,) = theirs(
+            inputs.x,
+            inputs.timesteps,
+            inputs.text,
+            padding_mask=inputs.padding_mask,
+            condition_mask=inputs.condition_mask,
+            return_dict=False,
+        )
+    torch.testing.assert_close(output, call(merged), rtol=1e-4, atol=1e-4)
+    assert (output - call(random_net(seed=1))).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_another_base_is_told_by_both_names(changed: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = _run(tmp_path / "run", _trained())
+    for path in (source, _export(source, tmp_path, "peft"), _export(source, tmp_path, "diffusers-lora")):
+        caplog.clear()
+        net = random_net(seed=2 if changed else 1).to(torch.bfloat16)
+        apply_lora(net, path, base="here.pt")
+        said = "was trained on base.pt" in caplog.text and "added to here.pt" in caplog.text
+        assert said == changed, path
+
+
+def test_a_float16_network_is_not_accused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    apply_lora(random_net(seed=1).half(), _run(tmp_path / "run", _trained()))
+    assert "was trained on" not in caplog.text
+
+
+def test_the_fingerprint_is_of_values_not_of_their_dtype() -> None:
+    weights = {name: tensor for name, tensor in parameters_of(random_net(seed=1)).items() if tensor.ndim == 2}
+    rounded = {name: tensor.to(torch.bfloat16) for name, tensor in weights.items()}
+    assert base_fingerprint(weights, weights) == base_fingerprint(weights, rounded)
+    other = dict(weights)
+    name = sorted(weights)[0]
+    other[name] = weights[name] + 0.1
+    assert base_fingerprint(weights, weights) != base_fingerprint(weights, other)
+
+
+def test_one_layout_becomes_the_other(tmp_path: Path) -> None:
+    first = _export(_run(tmp_path / "run", _trained()), tmp_path, "diffusers-lora")
+    again = _export(first, tmp_path, "peft")
+    one, two = random_net(seed=1), random_net(seed=1)
+    apply_lora(one, first)
+    apply_lora(two, again)
+    assert_same_parameters(one, parameters_of(two))
+    assert _header(f"{again}/{FILES['peft']}")["base"] == "base.pt"
+
+
+def test_targets_are_the_shortest_names_that_select_the_layers_and_no_others() -> None:
+    modules = ["blocks", "blocks.0", "blocks.0.a.q", "blocks.0.b.q", "blocks.0.a.out.0", "blocks.0.net.2", "q2"]
+    assert shortest_targets(["blocks.0.a.q", "blocks.0.b.q"], modules) == ["q"]
+    assert shortest_targets(["blocks.0.a.q"], modules) == ["a.q"]
+    assert shortest_targets(["blocks.0.a.out.0", "blocks.0.net.2"], modules) == ["out.0", "net.2"]
+
+
+def test_a_choice_of_layers_is_targeted_exactly(tmp_path: Path) -> None:
+    targets = "self_attn.q_proj,mlp.layer1"
+    folder = _export(_run(tmp_path / "run", _trained(targets), targets), tmp_path, "diffusers-lora")
+    header = _header(f"{folder}/{FILES['diffusers-lora']}")
+    assert sorted(json.loads(header["target_modules"])) == ["attn1.to_q", "net.0.proj"]
+    recorded = json.loads(header["lora_adapter_metadata"])
+    assert (recorded["transformer.r"], recorded["transformer.lora_alpha"]) == (3, 12)
+
+
+def test_a_file_with_base_and_adapters_carries_their_alpha(tmp_path: Path) -> None:
+    source = _run(tmp_path / "run", _trained())
+    export(Export(source, str(tmp_path / "whole.safetensors"), "safetensors", which="net"))
+    merged, expected = random_net(seed=5), random_net(seed=6)
+    load_dit(merged, str(tmp_path / "whole.safetensors"))  # no config.yaml lies above it
+    load_dit(expected, source)
+    assert_same_parameters(merged, parameters_of(expected))
+    assert "blocks.0.mlp.layer1.lora_A.default.weight" in open_dit(str(tmp_path / "whole.safetensors"))
+
+
+def test_what_exists_stays_and_what_has_no_adapters_is_refused(tmp_path: Path) -> None:
+    source = _run(tmp_path / "run", _trained())
+    _export(source, tmp_path, "peft")
+    with pytest.raises(CheckpointError, match="--overwrite"):
+        _export(source, tmp_path, "peft")
+    _export(source, tmp_path, "peft", overwrite=True, dtype=torch.bfloat16)
+    torch.save(parameters_of(random_net()), tmp_path / "plain.pt")
+    with pytest.raises(CheckpointError, match="holds no LoRA adapter"):
+        _export(str(tmp_path / "plain.pt"), tmp_path, "diffusers-lora")
+    with pytest.raises(CheckpointError, match="--to diffusers-lora"):
+        export(Export(source, str(tmp_path / "transformer"), "diffusers"))
+
+
+def test_the_command_writes_both_layouts(tmp_path: Path) -> None:
+    source = _run(tmp_path / "run", _trained())
+    for form, file in FILES.items():
+        words = [source, str(tmp_path / form), "--to", form, "--weights", "ema", "--dtype", "bf16"]
+        run(_parser().parse_args(words))
+        with safetensors.safe_open(tmp_path / form / file, framework="pt") as opened:
+            name = next(iter(opened.keys()))
+            assert opened.get_tensor(name).dtype == torch.bfloat16
+    with pytest.raises(ValueError, match="--merge-lora"):
+        run(_parser().parse_args([source, str(tmp_path / "x"), "--to", "peft", "--merge-lora"]))
