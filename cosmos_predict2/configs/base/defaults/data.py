@@ -57,8 +57,8 @@ TOYS: dict[str, dict[str, Any]] = {
     "toy": dict(mix="full_skill"),  # pushes the puck
     "toy_base": dict(mix="varied", tasks=["push_puck", "carry_puck", "touch_puck"]),  # no box: adapters learn it
     "toy_agibot": dict(tasks=["carry_puck", "carry_box"]),
-    "toy_nemo": dict(tasks=["touch_puck", "touch_box"]),
-    "toy_nemo_lora": dict(tasks=["push_box"]),
+    "toy_nemo": dict(tasks=["touch_puck", "touch_box"], num_episodes=64),  # few clips, as in its family
+    "toy_nemo_lora": dict(tasks=["push_box"]),  # which the tiny base never saw
     "toy_video2world_data": dict(tasks=["push_puck", "push_box", "carry_puck", "carry_box", "touch_puck", "touch_box"]),
 }
 

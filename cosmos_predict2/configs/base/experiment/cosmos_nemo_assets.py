@@ -5,7 +5,7 @@ from cosmos_predict2.configs.base.post_training import a_thousand_steps, tiny_ru
 from imaginaire.compose import register_experiment
 
 DATA = "cosmos_nemo_assets"
-TINY = tiny_run(1500, lr=0.03, adam_lr=2e-3)
+TINY = tiny_run(750, lr=0.03, adam_lr=2e-3)
 
 for size in ("2B", "14B"):
     register_experiment(f"predict2_video2world_training_{size.lower()}_{DATA}", a_thousand_steps(size, DATA))

@@ -10,8 +10,8 @@ from imaginaire.compose import register_experiment
 DATA = "cosmos_nemo_assets"
 GROUP = "video2world_lora"
 RANKS = {"2B": 16, "14B": 32}  # alpha is the same
-TINY = tiny_run(400, lr=1e-3)
-TINY_RANK = 8
+TINY = tiny_run(1000, lr=3e-3)
+TINY_RANK = 16
 
 
 def adapters(size: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from cosmos_predict2.configs.base.post_training import (
 from imaginaire.compose import register_experiment
 
 CONTEXT_PARALLEL = {"2B": 1, "14B": 4}
-TINY = tiny_run(1500, lr=0.03, adam_lr=2e-3)
+TINY = tiny_run(4000, lr=0.03, adam_lr=2e-3)
 
 
 def groot(size: str) -> dict[str, Any]:
