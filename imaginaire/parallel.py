@@ -74,6 +74,8 @@ class ParallelDims:
                 f"fsdp_shard_size={shard_size} does not divide the {self.world_size} processes. "
                 f"Use one of {divisors(self.world_size)}, -1 (all of them) or 0 (no sharding)."
             )
+        if shard_size > shard:
+            log.info("fsdp_shard_size=%d is cut to the %d processes of this run", shard_size, shard)
         device_type = distributed.device().type
         return init_device_mesh(
             device_type,
@@ -368,6 +370,27 @@ def replicas_equal(model: nn.Module) -> str | None:
     dist.all_gather(everyone, mine)
     is_equal = (torch.stack(everyone) == everyone[0]).all(dim=0).tolist()
     return next((name for (name, _), same in zip(named, is_equal, strict=True) if not same), None)
+
+
+def shards_equal(model: nn.Module) -> str | None:
+    """The first sharded parameter whose shards differ between their replicas, or None; the same on every rank."""
+    mine: dict[str, tuple[tuple[int, ...], int]] = {}  # where this rank's shard lies, and its checksum
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, DTensor):
+            place: Sequence[int] = parameter.device_mesh.get_coordinate() or ()
+            cut = tuple(i for i, placement in zip(place, parameter.placements) if not placement.is_replicate())
+            mine[name] = (cut, checksum(to_local(parameter)))
+    first: dict[tuple[str, tuple[int, ...]], int] = {}
+    for of_rank in distributed.all_gather_object(mine):
+        for found, (cut, number) in of_rank.items():
+            if first.setdefault((found, cut), number) != number:
+                return str(found)
+    return None
+
+
+def checksum(tensor: Tensor) -> int:
+    """A number that differs, all but certainly, where the bits of two tensors or their shapes do."""
+    return hash((*tensor.shape, tensor.element_size(), int(_checksum(tensor)) if tensor.numel() else 0))
 
 
 def _has_plain_data(tensor: Tensor) -> bool:

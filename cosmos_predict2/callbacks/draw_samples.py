@@ -57,8 +57,8 @@ class DrawSamples(EveryN):
 
     ``is_ema`` chooses the averaged weights (True), those as they are (False) or both (None). ``is_sample`` draws whole
     videos with ``num_sampling_step`` steps, once for each ``guidance``; ``is_x0`` predictions in one step at
-    ``n_x0_level`` noise levels. ``fps`` is that of the clip unless given. A clip is drawn on one rank, whole also where
-    training spreads it over a context-parallel group; the ranks share the clips.
+    ``n_x0_level`` noise levels. ``fps`` is that of the clip unless given. The ranks share the clips, and those of a
+    context-parallel group each of theirs.
     """
 
     def __init__(
@@ -130,8 +130,9 @@ class DrawSamples(EveryN):
     def _draw(self, model: Any, clips: Sequence[FixedClip], iteration: int) -> list[Drawing]:
         """The drawing of each clip, on every rank. All ranks run the network equally often, as sharded ones must."""
         dims = self.trainer.dims
-        model.context_parallel.activate(False)
-        pipe = Video2WorldPipeline(model.pipe_config, model.net, model.tokenizer, device=self.trainer.device)
+        pipe = Video2WorldPipeline(
+            model.pipe_config, model.net, model.tokenizer, device=self.trainer.device, context=model.context_parallel
+        )
         mine = {index: Drawing({}, {}, {}) for index in range(dims.dp_rank, len(clips), dims.dp_size)}
         for kind in self._kinds(model):
             with model.ema_scope() if kind == "ema" else nullcontext():
@@ -164,6 +165,7 @@ class DrawSamples(EveryN):
                 seed=self.seed + index,
             )
             drawing.samples[kind, guidance] = latents.cpu()
+        pipe.context.activate(False)
         epsilon = torch.randn(x0.shape, generator=random.generator(self.seed, index, "draw_samples/x0")).to(x0)
         for sigma in levels:
             sigma_1_1 = torch.full((1, 1), sigma, device=x0.device, dtype=x0.dtype)

@@ -308,6 +308,10 @@ class Predict2Video2WorldModel(ImaginaireModel):
 
     # --- what a run that begins can be held against
 
+    def has_start_weights(self) -> bool:
+        """Whether training starts from weights of a file."""
+        return bool(self.config.model_manager_config.dit_path)
+
     def adapters_begin_at_zero(self) -> bool:
         """Whether the start leaves the base as it was: not with drawn factors, nor with adapters from a file."""
         return self.config.init_lora_weights and not self._has_trained_adapters
@@ -321,7 +325,7 @@ class Predict2Video2WorldModel(ImaginaireModel):
         seen and 1 is left; elsewhere less than half. So 95 % of it is never reached, but by weights that were not
         loaded or latents of another tokenizer.
         """
-        if not self.config.model_manager_config.dit_path:
+        if not self.has_start_weights():
             return None
         x0, xt, sigma_B_T, condition = (output[key] for key in ("x0", "xt", "sigma", "condition"))
         t_B_1_T_1_1 = rectified_flow.per_frame(rectified_flow.flow_time(sigma_B_T))

@@ -6,6 +6,7 @@ from hydra.core.config_store import ConfigStore
 from cosmos_predict2.callbacks.draw_samples import DrawSamples
 from imaginaire.callbacks.monitor import DeviceMonitor
 from imaginaire.callbacks.report import HeartBeat, IterSpeed, LossLog, ProgressBar
+from imaginaire.callbacks.self_checks import SelfChecks
 from imaginaire.callbacks.train import GradClip, LowPrecision, ManualGarbageCollection
 from imaginaire.lazy_config import PLACEHOLDER
 from imaginaire.lazy_config import LazyCall as L
@@ -17,6 +18,7 @@ BASIC = dict(
     manual_gc=L(ManualGarbageCollection)(every_n=5),
     loss_log=L(LossLog)(logging_iter_multipler=1),
     grad_clip=L(GradClip)(clip_norm=1.0),
+    self_checks=L(SelfChecks)(),
 )
 LONG = dict(heart_beat=L(HeartBeat)())
 VIZ_ONLINE_SAMPLING = dict(draw_samples=L(DrawSamples)(every_n=5000))
