@@ -94,10 +94,14 @@ def test_released_sizes_are_in_the_model_group(name: str, path: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["base", "lora"])
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, architecture: str) -> None:
+    """Also where samples are drawn in one of them only."""
     options = [*SHORT, f"model.config.train_architecture={architecture}"]
     assert train(tmp_path / "whole", [*options, "trainer.max_iter=4"], config=CONFIG) == 0
+    options += drawing(every_n=1, num_sampling_step=1, n_x0_level=1, n_viz_sample=1)
     assert train(tmp_path / "parts", [*options, "trainer.max_iter=2"], config=CONFIG) == 0
     assert train(tmp_path / "parts", [*options, "trainer.max_iter=4"], config=CONFIG) == 0
+    drawn = [path.name for path in sorted((run_dir(tmp_path / "parts", NAME) / "samples").glob("*.mp4"))]
+    assert drawn == [f"iter_00000000{i}_guidance_0.mp4" for i in (1, 2, 3, 4)]
     assert difference(saved(tmp_path / "whole", NAME), saved(tmp_path / "parts", NAME)) is None
     assert losses(tmp_path / "whole", NAME) == losses(tmp_path / "parts", NAME)
 
@@ -113,15 +117,28 @@ LAYOUTS = {  # of two processes, for four samples a step
 }
 
 
+def drawing(**options: int) -> list[str]:
+    """The overrides that set draw_samples."""
+    return [f"trainer.callbacks.draw_samples.{key}={value}" for key, value in options.items()]
+
+
 def _train_layouts(root: Path, layouts: dict[str, list[str]]) -> None:
-    options = [*SHORT, "optimizer=adamw", "~optimizer.adam_lr", "optimizer.lr=1e-3", "trainer.max_iter=3"]
+    short = [*SHORT, *drawing(every_n=3, num_sampling_step=2, n_x0_level=2, n_viz_sample=3)]
+    options = [
+        *short,
+        "dataloader_val.dataset.num_episodes=5",
+        "optimizer=adamw",
+        "~optimizer.adam_lr",
+        "optimizer.lr=1e-3",
+        "trainer.max_iter=3",
+    ]
     for name, layout in layouts.items():
         assert train(root, [*options, *layout, f"job.name={name}"], config=CONFIG) == 0
 
 
 @pytest.mark.slow
 def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
-    run_distributed(_train_layouts, 2, (tmp_path, LAYOUTS))
+    run_distributed(_train_layouts, 2, (tmp_path, LAYOUTS), timeout=300)
     _train_layouts(tmp_path, {"one": []})
     one = saved(tmp_path, "one")["model"]
     assert int(one["net.accum_video_sample_counter"]) == 12
@@ -132,6 +149,22 @@ def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
             assert torch.allclose(value.double(), two[name].double(), atol=2e-5), f"{layout}: {name}"
         of_one, of_two = ([value for _, value in losses(tmp_path, name)] for name in ("one", layout))
         assert of_one == pytest.approx(of_two, rel=1e-5)  # of training and of validation
+        of_one, of_two = (_measured(run_dir(tmp_path, name)) for name in ("one", layout))
+        assert of_one == pytest.approx(of_two, rel=2e-5)
+        assert {
+            "val/loss_sigma_80",
+            "val/video_loss",
+            "samples/psnr_ema",
+            "samples/x0_mse_reg_sigma_80",
+        } <= of_one.keys()
+
+
+def _measured(folder: Path) -> dict[str, float]:
+    """What was measured last of validation and samples."""
+    found: dict[str, float] = {}
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        found |= {name: value for name, value in json.loads(line).items() if name.startswith(("val/", "samples/"))}
+    return found
 
 
 @pytest.mark.slow
