@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples in training: always of the same clips, beside the truth, and without a trace in training itself."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from cosmos_predict2.callbacks import draw_samples
+from cosmos_predict2.callbacks.draw_samples import DrawSamples
+from cosmos_predict2.callbacks.fixed_clips import first_clips
+from cosmos_predict2.data import media
+from cosmos_predict2.pipelines.video2world import EMAConfig, Video2WorldPipeline
+from cosmos_predict2.tokenizers.tiny import TinyTokenizer
+from imaginaire import random
+from imaginaire.errors import ConfigError, DataError
+from imaginaire.parallel import ParallelDims
+from tests.callbacks.fakes import Trainer, lazy, make_config
+from tests.callbacks.records import records
+from tests.models.test_video2world_model import make_batch, make_model, part
+
+CHEAP = dict(every_n=1, num_sampling_step=1, n_x0_level=2, n_viz_sample=2)
+
+
+def make_trainer(folder: Path, model: Any, batches: list[Any], **options: Any) -> Any:
+    config = make_config({"draw_samples": lazy(DrawSamples, **{**CHEAP, **options})}, seed=0)
+    config.dataloader_val = None
+    trainer: Any = Trainer(config, folder, model)
+    trainer.device, trainer.dims = torch.device("cpu"), ParallelDims()
+    trainer.watchdog = SimpleNamespace(beat=lambda text: None)
+    trainer.dataloader_val = batches
+    return trainer
+
+
+def draw(trainer: Any, iteration: int = 1) -> dict[str, Any]:
+    """What is logged of one drawing."""
+    trainer.start()
+    trainer.callbacks.on_training_step_end(trainer.model, {}, {}, torch.zeros(()), iteration)
+    trainer.metrics.close()
+    return records(trainer.run_dir)[-1]
+
+
+def averaged_model(**options: Any) -> Any:
+    """A model whose average is another than its weights."""
+    model = make_model(ema=EMAConfig(enabled=True), **options)
+    model.parallelize(ParallelDims())
+    with torch.no_grad():
+        for shadow in model.ema.shadows.values():
+            shadow.mul_(0.9)
+    return model
+
+
+def test_files_and_metrics_of_a_drawing(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, averaged_model(), [make_batch(positions=[0, 1])], guidance=[0.0, 3.0])
+    trainer.images = {}
+    trainer.metrics.log_image = lambda name, image, iteration: trainer.images.update({name: image.shape})
+    trainer.metrics.log_video = lambda name, video, iteration, fps: trainer.images.update({name: (*video.shape, fps)})
+    record = draw(trainer, 500)
+    names = sorted(path.name for path in (tmp_path / "samples").iterdir())
+    assert names == [
+        f"iter_000000500_{name}"
+        for name in ("guidance_0.mp4", "guidance_0.png", "guidance_3.mp4", "guidance_3.png", "x0.png")
+    ]
+    video, fps = media.read_video(tmp_path / "samples/iter_000000500_guidance_0.mp4")
+    assert video.shape[1] == 9 and fps == 10.0  # columns: truth, ema, reg
+    assert video.shape[3] > 3 * 192 and video.shape[2] > 2 * 192
+    for kind in ("ema", "reg"):
+        for guidance in (0, 3):
+            assert record[f"samples/psnr_{kind}_guidance_{guidance}"] > 0
+            assert record[f"samples/moving_psnr_{kind}_guidance_{guidance}"] > 0
+        assert {f"samples/x0_mse_{kind}_sigma_{sigma}" for sigma in ("0.5", "80")} <= record.keys()
+    assert record["samples/moving_psnr_repeat"] > 0
+    assert record["samples/x0_mse_ema_sigma_80"] != record["samples/x0_mse_reg_sigma_80"]
+    assert set(trainer.images) == {
+        "samples/guidance_0", "samples/guidance_0_video", "samples/guidance_3", "samples/guidance_3_video", "samples/x0"
+    }  # fmt: skip
+    assert trainer.images["samples/guidance_0_video"][:2] == (9, 3)
+    assert trainer.images["samples/guidance_0_video"][-1] == 10
+
+
+def test_what_is_measured_is_the_distance_to_the_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that gives back the clip's own latents gets what the tokenizer loses; with the truth of it, no error."""
+    monkeypatch.setattr(Video2WorldPipeline, "generate_latents", lambda self, batch, given, num, **_: given)
+    model = make_model()
+    model.tokenizer = TinyTokenizer()
+    record = draw(make_trainer(tmp_path, model, [make_batch(positions=[0, 1])], is_x0=False))
+    x0 = model.clean_clips(make_batch(positions=[0, 1]))[1]
+    decoded = draw_samples.to_uint8(model.tokenizer.decode(x0)).float()
+    lost = (decoded - make_batch()["video"].float())[:, :, 1:].square().mean(dim=(1, 2, 3, 4))
+    expected = float((10 * torch.log10(255**2 / lost)).mean())
+    assert record["samples/psnr_reg"] == pytest.approx(expected, rel=1e-5)
+    assert not any("x0" in name for name in record)
+
+
+def test_training_does_not_notice(tmp_path: Path) -> None:
+    model = averaged_model()
+    model.net.blocks[0].eval()
+    modes = [module.training for module in model.modules()]
+    weights = {name: value.clone() for name, value in model.checkpoint_state().items()}
+    random.seed_all(3, 0, "test")
+    before = torch.rand(4)
+    random.seed_all(3, 0, "test")
+    draw(make_trainer(tmp_path, model, [make_batch(positions=[0, 1])]))
+    assert torch.equal(torch.rand(4), before)
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(value, weights[name]) for name, value in model.checkpoint_state().items())
+
+
+def test_the_clips_and_their_noise_stay_the_same(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, make_model(), [make_batch(positions=[0, 1])])
+    trainer.start()
+    for iteration in (1, 2):
+        trainer.callbacks.on_training_step_end(trainer.model, {}, {}, torch.zeros(()), iteration)
+        trainer.dataloader_val = []  # read once
+    trainer.metrics.close()
+    first, second = records(tmp_path)
+    assert {k: v for k, v in first.items() if k != "iteration"} == {k: v for k, v in second.items() if k != "iteration"}
+
+
+def test_the_first_clips_of_all_ranks_are_taken_in_order() -> None:
+    model = make_model()
+    image = make_batch(size=1, positions=[0])
+    image["images"] = image.pop("video")[:, :, 0] / 127.5 - 1
+    one = make_batch(positions=[6, 2])
+    read: list[int] = []
+
+    def batches() -> Iterator[Any]:
+        for i, batch in enumerate([image, part(one, 0), part(one, 1), make_batch(positions=[8, 9])]):
+            read.append(i)
+            yield batch
+
+    clips = first_clips(batches(), model, 2)
+    assert [clip.position for clip in clips] == [2, 6]
+    assert read == [0, 1, 2], "no more is read than is needed"
+    assert clips[1].video_1_C_F_H_W is not None and torch.equal(clips[1].video_1_C_F_H_W[0], one["video"][0])
+    assert clips[0].num_given == 1 and clips[0].fps == 10.0
+    with pytest.raises(DataError, match="no video clip to draw"):
+        first_clips([image], model, 1)
+
+
+def test_a_loader_without_positions_gives_them_in_its_order() -> None:
+    clips = first_clips([make_batch(size=2), make_batch(size=2)], make_model(), 3)
+    assert [clip.position for clip in clips] == [0, 1, 2]
+
+
+def test_cached_latents_are_drawn_beside_what_they_decode_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cosmos_predict2.models.video2world_model.check_tokenizer", lambda tokenizer, batch: None)
+    monkeypatch.setattr(Video2WorldPipeline, "generate_latents", lambda self, batch, given, num, **_: given)
+    model = make_model()
+    batch = make_batch(positions=[0, 1])
+    batch["latents"] = model.tokenizer.encode(batch.pop("video") / 127.5 - 1)
+    record = draw(make_trainer(tmp_path, model, [batch], is_x0=False))
+    assert (tmp_path / "samples/iter_000000001_guidance_0.mp4").is_file()
+    assert "samples/psnr_reg" not in record, "the same latents: no error, of which there is no PSNR"
+
+
+def test_without_validation_data_the_clips_are_those_of_training(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, make_model(), [], is_sample=False)
+    trainer.dataloader_val = None
+    trainer.config.dataloader_train = lazy(_batches)
+    record = draw(trainer)
+    assert "samples/x0_mse_reg_sigma_80" in record
+    assert [path.name for path in (tmp_path / "samples").iterdir()] == ["iter_000000001_x0.png"]
+
+
+def _batches() -> list[Any]:
+    return [make_batch(positions=[0, 1])]
+
+
+def test_what_cannot_be_drawn_is_said_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"draw_samples draws videos, which Model does not make.*draw_samples=null"):
+        make_trainer(tmp_path, None, []).start()
+    with pytest.raises(ConfigError, match=r"is_ema=True, but the run keeps no average"):
+        make_trainer(tmp_path, make_model(), [], is_ema=True).start()
+    for wrong in (dict(n_viz_sample=0), dict(num_sampling_step=0), dict(guidance=[])):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            DrawSamples(**wrong)
