@@ -518,7 +518,8 @@ def test_a_mistake_is_one_message(config: str, overrides: list[str], texts: list
 def test_a_config_file_that_does_not_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, texts: list[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "megatron", None)  # as where it is not installed
+    for name in ("megatron", "megatron.core"):
+        monkeypatch.setitem(sys.modules, name, None)  # as where it is not installed
     (tmp_path / "config.py").write_text(body)
     found = message(str(tmp_path / "config.py"))
     for text in [*texts, str(tmp_path / "config.py")]:
@@ -617,7 +618,8 @@ for _item in [up_training_2b, up_training_14b]:
 def test_upstream_experiment_files_work_unchanged(
     config: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "megatron", None)  # as where it is not installed
+    for name in ("megatron", "megatron.core"):
+        monkeypatch.setitem(sys.modules, name, None)  # as where it is not installed
     folder = tmp_path / "upstream_pkg" / "experiment"
     (folder / "deep").mkdir(parents=True)
     for package in (tmp_path / "upstream_pkg", folder, folder / "deep"):
