@@ -29,12 +29,8 @@ MIXES = {
     "expert": Mix({"expert": 1.0}, {"expert": (0.85, 1.0)}, ring_elsewhere=0.0),
     # what happens follows from first frame and caption alone
     "full_skill": Mix({"expert": 1.0}, {"expert": (1.0, 1.0)}, ring_elsewhere=0.0),
-    # captions mostly say what happens: to the ring, in a direction, or by nobody's will
-    "varied": Mix(
-        {"expert": 0.65, "push": 0.3, "wander": 0.05},
-        {"expert": (0.9, 1.0), "push": (0.9, 1.0), "wander": (0.0, 0.0)},
-        ring_elsewhere=0.15,
-    ),
+    # the same, but now and then the object goes elsewhere, and the caption says where to
+    "varied": Mix({"expert": 0.9, "push": 0.1}, {"expert": (1.0, 1.0), "push": (1.0, 1.0)}, ring_elsewhere=0.0),
     # what happens follows from the actions only: the ring mostly says nothing about where the object goes
     "mixed": Mix(
         {"expert": 0.3, "noisy": 0.3, "push": 0.25, "wander": 0.15},
