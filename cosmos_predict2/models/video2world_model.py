@@ -48,6 +48,7 @@ from imaginaire.typed_nodes import as_config
 log = logging.getLogger(__name__)
 
 RELEASED_TEXT_WIDTH = 1024  # of T5-11B; the network's own default
+SMALLEST_RELEASED = 1280  # model_channels of the 0.6B network
 RELEASED_LATENT_SIDE = 240  # max_img_h and max_img_w; likewise
 LORA_TARGETS = "q_proj,k_proj,v_proj,output_proj,mlp.layer1,mlp.layer2"
 
@@ -325,8 +326,8 @@ class Predict2Video2WorldModel(ImaginaireModel):
         seen and 1 is left; elsewhere less than half. So 95 % of it is never reached, but by weights that were not
         loaded or latents of another tokenizer.
         """
-        if not self.has_start_weights():
-            return None
+        if not self.has_start_weights() or self.net.model_channels < SMALLEST_RELEASED:
+            return None  # a small network knows so little beyond its own data that it may do worse than nothing there
         x0, xt, sigma_B_T, condition = (output[key] for key in ("x0", "xt", "sigma", "condition"))
         t_B_1_T_1_1 = rectified_flow.per_frame(rectified_flow.flow_time(sigma_B_T))
         difference = (1 - t_B_1_T_1_1) * xt - x0
