@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from imaginaire import storage
+from imaginaire.absent_files import absent
 from imaginaire.dcp import dcp_read, first_line, is_dcp, refused_object
 from imaginaire.errors import CheckpointError, ConfigError, near
 from imaginaire.object_store import StrPath
@@ -386,23 +387,6 @@ def _has_weights(names: list[str]) -> bool:
 def _listed(names: list[str], address: str = "", limit: int = 8) -> str:
     shown = [f"{address.rstrip('/')}/{name}" if address else name for name in names[:limit]]
     return ", ".join(shown) + (f" and {len(names) - limit} more" if len(names) > limit else "")
-
-
-def absent(address: str) -> CheckpointError:
-    """The error for an address that does not exist: what lies where the path stops being right."""
-    missing = address.rstrip("/")
-    while True:
-        parent, _, name = missing.rpartition("/")
-        if storage.is_remote(address) and parent.endswith(":/"):
-            return CheckpointError(f"{address} does not exist.")
-        parent = parent or ("/" if missing.startswith("/") else ".")
-        names = storage.listdir(parent)
-        if names or parent in ("/", "."):
-            break
-        missing = parent
-    here = f"{parent} has no '{name}'." if missing != address.rstrip("/") or names else f"{parent} is empty."
-    hub = " As a hub id it would be written hf://organisation/name." if address.count("/") == 1 else ""
-    return CheckpointError(f"{address} does not exist: {here}{near(name, names)}{hub}")
 
 
 # The hub --------------------------------------------------------------------------------------------------------------
