@@ -55,10 +55,11 @@ def toy(split: str, *, num_episodes: int = 16384, num_steps: int | None = 16, **
 # What the tiny twin of each family learns from, as arguments of `toy`.
 TOYS: dict[str, dict[str, Any]] = {
     "toy": dict(mix="full_skill"),  # pushes the puck
-    "toy_base": dict(mix="varied", tasks=["push_puck", "push_puck", "carry_puck", "touch_puck"]),  # no box
+    # the box only stands beside the puck at times
+    "toy_base": dict(mix="varied", tasks=["push_puck", "push_puck", "choose_puck", "carry_puck", "touch_puck"]),
     "toy_agibot": dict(tasks=["carry_puck", "carry_box"]),
     "toy_nemo": dict(tasks=["touch_puck", "touch_box"], num_episodes=64),  # few clips, as in its family
-    "toy_nemo_lora": dict(tasks=["push_box"]),  # which the tiny base never saw
+    "toy_nemo_lora": dict(tasks=["push_box"]),  # which the tiny base never saw move
     "toy_video2world_data": dict(tasks=["push_puck", "push_box", "carry_puck", "carry_box", "touch_puck", "touch_box"]),
 }
 

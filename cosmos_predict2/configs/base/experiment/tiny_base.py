@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The run that made the tiny base: the puck pushed (every other time), carried and touched.
+"""The run that made the tiny base: the puck pushed (mostly), carried and touched.
 
-Longer than the twins' runs. The box is left out, so that there is something to learn for adapters that start from it.
+Longer than the twins' runs. The box is there at times but stays where it is, so that there is something to learn for
+adapters that start from it.
 """
 
 from cosmos_predict2.configs.base.post_training import tiny_run, tiny_twin
