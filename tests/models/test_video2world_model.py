@@ -260,3 +260,22 @@ def test_weights_that_a_file_gives_are_not_drawn_first(tmp_path: Path, monkeypat
     found = net.state_dict()
     assert all(torch.equal(found[name], value) for name, value in given.items())
     assert next(net.parameters()).requires_grad
+
+
+@pytest.mark.parametrize("is_image", [False, True])
+def test_the_first_loss_of_trained_weights_is_below_that_of_no_prediction(
+    is_image: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model()
+    batch = make_batch(positions=[0, 1])
+    if is_image:
+        batch["images"] = batch.pop("video")[:, :, 0] / 127.5 - 1
+    assert model.expected_first_loss({}) is None  # random weights
+    model.config.model_manager_config.dit_path = "somewhere.pt"
+    assert model.expected_first_loss({}) is None  # a small network
+    monkeypatch.setattr("cosmos_predict2.models.video2world_model.SMALLEST_RELEASED", 1)
+    torch.nn.init.zeros_(model.net.final_layer.linear.weight)  # an empty network, which predicts nothing
+    output, loss = model.training_step(batch, 0)
+    low, high = model.expected_first_loss(output) or (0.0, 0.0)
+    assert low == 0.0
+    assert high == pytest.approx(0.95 * loss.item(), rel=1e-5), "nothing is taken off what no prediction gets"
