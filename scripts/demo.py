@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 OUTPUT = Path("outputs/demo")
-EXPERIMENT = "predict2_video2world_lora_training_tiny_cosmos_nemo_assets"  # the blue box, which the base never saw
+EXPERIMENT = "predict2_video2world_lora_training_tiny_cosmos_nemo_assets"  # pushes of the blue box, which never moved for the base
 RUN = OUTPUT / "posttraining/video2world_lora/tiny_cosmos_nemo_assets"
 EXIT_INTERRUPTED = 75
 INTERRUPT_AT = 150
@@ -31,8 +31,8 @@ def main() -> int:
     shutil.rmtree(OUTPUT, ignore_errors=True)
     OUTPUT.mkdir(parents=True)
     say(
-        "1. The tiny Video2World model that comes with the code knows a red puck. Train adapters on pushes of a blue"
-        f" box,\n    and interrupt that after iteration {INTERRUPT_AT} (SIGTERM)."
+        "1. The tiny Video2World model that comes with the code has seen a red puck pushed, never the blue box. Train"
+        f" adapters\n    on pushes of the box, and interrupt that after iteration {INTERRUPT_AT} (SIGTERM)."
     )
     process = start(TRAIN)
     while process.poll() is None and last_iteration() < INTERRUPT_AT:

@@ -10,7 +10,7 @@ from imaginaire.compose import register_experiment
 DATA = "cosmos_nemo_assets"
 GROUP = "video2world_lora"
 RANKS = {"2B": 16, "14B": 32}  # alpha is the same
-TINY = tiny_run(1000, lr=3e-3)
+TINY = tiny_run(1000, lr=0.02)
 TINY_RANK = 16
 
 
@@ -33,7 +33,6 @@ register_experiment(
         f"tiny_{DATA}",
         "toy_nemo_lora",
         group=GROUP,
-        optimizer="adamw",
         numbers=TINY,
         model_manager_config=dict(dit_path=tiny_video2world_path()),
         **lora(TINY_RANK),
