@@ -18,7 +18,8 @@ import time
 from pathlib import Path
 
 OUTPUT = Path("outputs/demo")
-EXPERIMENT = "predict2_video2world_lora_training_tiny_cosmos_nemo_assets"  # pushes of the blue box, which never moved for the base
+# Pushes of the blue box, which the base has only seen stand still.
+EXPERIMENT = "predict2_video2world_lora_training_tiny_cosmos_nemo_assets"
 RUN = OUTPUT / "posttraining/video2world_lora/tiny_cosmos_nemo_assets"
 EXIT_INTERRUPTED = 75
 INTERRUPT_AT = 150

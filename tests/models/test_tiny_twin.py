@@ -190,14 +190,3 @@ def test_weights_of_a_run_generate_and_the_average_differs(tmp_path: Path, monke
         assert main() == 0
         videos.append(media.read_video(path)[0])
     assert (videos[0] != videos[1]).any()
-
-
-@pytest.mark.long
-def test_it_learns(tmp_path: Path) -> None:
-    """A third of the registered run: the error on episodes that it never saw falls to less than a sixth."""
-    options = [EXPERIMENT, "trainer.max_iter=500", "trainer.validation_iter=500", "scheduler.cycle_lengths=[500]"]
-    assert train(tmp_path, [*options, "job.project=tests", "job.group=engine"], config=CONFIG) == 0
-    records = [json.loads(line) for line in (run_dir(tmp_path, NAME) / "metrics.jsonl").read_text().splitlines()]
-    validation = [record["val/loss"] for record in records if "val/loss" in record]
-    assert len(validation) == 2
-    assert validation[-1] < validation[0] / 6
