@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One video by several processes equals the one of a single process."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,26 @@ def _spread(folder: Path) -> dict[str, dict[str, Tensor]]:
     # a batch in which one input cannot be read, and one whose outputs are all there
     requests = [Request(path, PROMPT, str(folder / name)) for name, path in (("a.mp4", PICTURE), ("b.mp4", "absent"))]
     settings = Settings("1:1", 0.0, 2, 10, "tiny")
-    for expected in (1, 1):
+    for _ in range(2):
         failed = _lead_or_follow(lambda make: run_all(make, requests, settings, skip_existing=True), group, False)
-        assert failed in (expected, None)
+        assert failed == (1 if distributed.is_rank0() else None)
+    # what only rank 1 finds wrong is told to all, and nobody waits
+    with pytest.raises(ConfigError, match="weights are missing here"):
+        spread.agreed(_prepared_on_rank_0)
+    # an error before anything is sampled lets the followers go
+    with pytest.raises(ConfigError, match="no such input") if distributed.is_rank0() else nullcontext():
+        _lead_or_follow(_wrong_request, group, False)
     return results
+
+
+def _prepared_on_rank_0() -> int:
+    if not distributed.is_rank0():
+        raise ConfigError("weights are missing here")
+    return 1
+
+
+def _wrong_request(make: Any) -> None:
+    raise ConfigError("no such input")
 
 
 def _lead_or_follow(work: Any, group: Any, halves_apart: bool) -> Any:
