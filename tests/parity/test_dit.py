@@ -115,6 +115,38 @@ def test_half_precision(half: str, rope_precision: str, golden: Golden) -> None:
         assert float((out.float() - expected).norm() / expected.norm()) <= bound
 
 
+@pytest.mark.gpu
+def test_half_precision_on_a_gpu(half: str, golden: Golden) -> None:
+    bound = golden.json("meta.json")["tolerances"]["network_bf16"]["relative_l2"].use()
+    for entry, error in _errors_on(golden, half, torch.device("cuda"), torch.bfloat16).items():
+        assert error <= bound, f"{entry}: {error:.1e}"
+
+
+@pytest.mark.gpu
+def test_single_precision_on_a_gpu(half: str, golden: Golden) -> None:
+    for entry, error in _errors_on(golden, half, torch.device("cuda"), torch.float32).items():
+        assert error <= 1e-4, f"{entry}: {error:.1e}"  # other orders of sums
+
+
+def _errors_on(golden: Golden, half: str, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
+    """Relative L2 differences of the outputs on a device from those of the files, by their names in half precision."""
+    dit = half.removesuffix(".bf16.safetensors")
+    net = _load(golden, dit).to(device, dtype)
+    file, given = golden.tensors(half), golden.tensors(f"{dit}.forward.safetensors")
+    names = [name for name in given if name in INPUTS or name.startswith("timesteps_B_")]
+    inputs = {name: given[name].use().to(device) for name in names}
+    inputs = {name: x if name == "fps" else x.to(dtype) for name, x in inputs.items()}
+    errors = {}
+    for name in file:
+        if name.endswith("out_bf16"):
+            found = _call(net, inputs, TIMES[name.removesuffix("out_bf16")], is_image=type(net) is DiT)["out"]
+            value = file[name] if dtype == torch.bfloat16 else given[name.removesuffix("_bf16")]
+            expected = value.expected().float()
+            errors[name] = float((found.float().cpu() - expected).norm() / expected.norm())
+    assert errors
+    return errors
+
+
 # ---- tables and names at real size -----------------------------------------------------------------------------------
 
 

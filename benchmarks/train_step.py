@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One training step of a released size: seconds, share of the device's speed, peak memory, and what plan had predicted.
+
+python -m benchmarks.train_step --model_size 2B --resolution 480 --random_weights [--steps 3]
+python -m benchmarks.train_step --model_size tiny [--overrides a.b=c ...]
+
+The trainer itself runs the AgiBot experiment of that size on random clips, in one process, not sharded. When memory
+runs out, it starts anew with stronger recomputation, then without the weight average, then with adapters only. The
+ceiling is the fastest matrix product found on this machine; model operations count three forward passes a step (two
+for adapters), and nothing that is computed a second time.
+"""
+
+import argparse
+import gc
+import json
+import logging
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from benchmarks.dit import ceiling
+from cosmos_predict2.nn.flops import forward_flops
+from imaginaire import distributed, lazy_config
+from imaginaire.callbacks import Callback
+from imaginaire.compose import compose
+from imaginaire.config import Config
+from imaginaire.errors import TrainingError, UserError
+from imaginaire.trainer import launch
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIG = "cosmos_predict2/configs/base/config.py"
+SIZES_IN_PIXELS = {"480": [432, 768], "720": [704, 1280]}
+NET = "model.config.pipe_config.net"
+FALLBACKS = [  # tried in this order when memory runs out, each on top of those before it
+    ("as configured", []),
+    ("recomputing whole blocks", [f"{NET}.sac_config.mode=block_wise"]),
+    ("without the weight average", ["model.config.pipe_config.ema.enabled=False"]),
+    ("adapters only", ["model.config.train_architecture=lora"]),
+]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A training step as it ran."""
+
+    what: str
+    seconds: float
+    first_seconds: float
+    tokens: int
+    flops: float
+    allocated: int  # bytes, the most at a time
+    reserved: int
+    loss: float
+
+
+class StepClock(Callback):
+    """Times each step from the moment that its batch is there, and notes what a batch looks like."""
+
+    seconds: ClassVar[list[float]] = []
+    shapes: ClassVar[dict[str, tuple[int, ...]]] = {}
+    losses: ClassVar[list[float]] = []
+
+    def on_training_step_start(self, model: Any, batch: Any, iteration: int = 0) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.start = time.perf_counter()
+        self.shapes.update({key: tuple(value.shape) for key, value in batch.items() if hasattr(value, "shape")})
+
+    def on_training_step_end(self, model: Any, batch: Any, output: Any, loss: Any, iteration: int = 0) -> None:
+        self.losses.append(float(loss))  # waits for the device
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.seconds.append(time.perf_counter() - self.start)
+
+
+def experiment(arguments: argparse.Namespace) -> list[str]:
+    """The experiment with what one process needs in place of many; plan is asked about the same."""
+    name = f"predict2_video2world_training_{arguments.model_size.lower()}_agibot_head_center_fisheye_color"
+    if arguments.model_size != "tiny":
+        name += f"_{arguments.resolution}p_{arguments.fps}fps"
+    parallel = ["model_parallel.context_parallel_size=1", "model.config.fsdp_shard_size=0"]
+    return [f"experiment={name}", *parallel, *arguments.overrides]
+
+
+def settings(arguments: argparse.Namespace) -> list[str]:
+    """What is run in place of files: random clips and, when asked for, random weights."""
+    found = [f"trainer.max_iter={arguments.steps + 1}", "trainer.run_validation=False", "ckpt_type=dummy"]
+    found += [
+        "trainer.callbacks.progress_bar=null",
+        "+trainer.callbacks.clock={_target_: benchmarks.train_step.StepClock}",
+    ]
+    if arguments.random_weights or arguments.model_size == "tiny":
+        found.append("model.config.model_manager_config.dit_path=''")
+    if arguments.model_size == "tiny":
+        return found
+    found += [
+        "dataloader_train=mock_video",
+        f"dataloader_train.dataset.video_size={SIZES_IN_PIXELS[arguments.resolution]}",
+    ]
+    if arguments.random_weights:
+        tokenizer = "model.config.pipe_config.tokenizer"
+        found += [f"{tokenizer}.vae_pth=''", f"{tokenizer}.allow_random=True"]
+    return found
+
+
+def measure(what: str, overrides: list[str]) -> Measured:
+    """Run the trainer; raises TrainingError when memory runs out."""
+    StepClock.seconds.clear()
+    StepClock.losses.clear()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    with tempfile.TemporaryDirectory() as root:
+        os.environ["IMAGINAIRE_OUTPUT_ROOT"] = root
+        config = compose(CONFIG, overrides)
+        launch(config)
+    first, *steps = StepClock.seconds
+    tokens, flops = work(config, StepClock.shapes)
+    if torch.cuda.is_available():
+        allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    else:
+        allocated = reserved = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return Measured(what, statistics.median(steps), first, tokens, flops, allocated, reserved, StepClock.losses[-1])
+
+
+def work(config: Config, shapes: dict[str, tuple[int, ...]]) -> tuple[int, float]:
+    """Tokens of a step and its operations, two per multiply-add."""
+    model: Any = config.model["config"]
+    with torch.device("meta"):
+        net = lazy_config.instantiate(model["pipe_config"]["net"])
+    batch_size, _, _, height, width = shapes["video"]
+    latent_shape = (model["pipe_config"]["state_t"], height // 8, width // 8)
+    forward = forward_flops(
+        net,
+        latent_shape,
+        text_tokens=shapes["t5_text_embeddings"][1],
+        timestep_rows=latent_shape[0],
+        batch_size=batch_size,
+    ).total
+    t, h, w = latent_shape
+    tokens = batch_size * t * h * w // (net.patch_temporal * net.patch_spatial**2)
+    # adapters: the gradients of the weights are not computed
+    return tokens, forward * (2.0 if model["train_architecture"] == "lora" else 3.0)
+
+
+def first_that_fits(arguments: argparse.Namespace) -> tuple[Measured, list[str]]:
+    """The first attempt that memory allows, and its overrides on top of the experiment."""
+    added: list[str] = []
+    for what, overrides in FALLBACKS:
+        added += overrides
+        try:
+            return measure(what, [*experiment(arguments), *settings(arguments), *added]), added
+        except TrainingError as error:
+            if not str(error).startswith("Out of memory"):
+                raise
+            print(f"  {what}: {str(error).splitlines()[0]}", flush=True)
+        gc.collect()  # what the exception held is free now
+    raise SystemExit("Even adapters alone do not fit into this device.")
+
+
+def prediction(overrides: list[str]) -> dict[str, Any]:
+    """What scripts.plan says of one process on this device."""
+    command = [sys.executable, "-m", "scripts.plan", "--gpus", "1", "--json"]
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        command += ["--gpu_memory", f"{properties.total_memory / 1e9:.0f}"]
+        known = next((name for name in ("GB200", "B200", "H200", "H100", "A100") if name in properties.name), None)
+        command += ["--gpu", known] if known else []
+    run = subprocess.run([*command, "--", *overrides], capture_output=True, text=True, cwd=ROOT, check=False)
+    try:
+        found: dict[str, Any] = json.loads(run.stdout)
+    except ValueError:
+        return {"error": (run.stderr or run.stdout).strip().splitlines()[-1:] or ["no output"]}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model_size", default="2B", choices=("tiny", "2B", "14B"))
+    parser.add_argument("--resolution", default="480", choices=tuple(SIZES_IN_PIXELS))
+    parser.add_argument("--fps", type=int, default=16, choices=(10, 16), help="16: 93 frames, 10: 61")
+    parser.add_argument("--random_weights", action="store_true", help="network and tokenizer without files")
+    parser.add_argument("--steps", type=int, default=3, help="timed steps, after one that is not")
+    parser.add_argument("--overrides", nargs="*", default=[], metavar="KEY=VALUE", help="of the configuration")
+    parser.add_argument("--json", metavar="FILE", help="write the figures to this file too")
+    arguments = parser.parse_args()
+    os.environ["WANDB_MODE"] = "disabled"
+    os.environ.setdefault("IMAGINAIRE_LOG_LEVEL", "ERROR")
+    logging.disable(logging.WARNING)
+    os.chdir(ROOT)
+    device = distributed.device()
+    is_gpu = device.type == "cuda"
+    dtype = torch.bfloat16 if is_gpu else torch.float32
+    peak = ceiling(device, dtype)
+    place = torch.cuda.get_device_name() if is_gpu else f"{torch.get_num_threads()} threads, {platform.machine()}"
+    print(f"torch {torch.__version__}, {place}: {dtype} matrix products reach {peak / 1e12:.3g} TFLOP/s")
+    try:
+        found, added = first_that_fits(arguments)
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from error
+    plan = prediction([*experiment(arguments), *added])
+    report(arguments, found, plan, peak)
+    if arguments.json:
+        record = {"measured": vars_of(found), "plan": plan, "ceiling": peak, "overrides": added}
+        Path(arguments.json).write_text(json.dumps(record, indent=2) + "\n")
+
+
+def vars_of(found: Measured) -> dict[str, Any]:
+    return {name: getattr(found, name) for name in Measured.__dataclass_fields__}
+
+
+def report(arguments: argparse.Namespace, found: Measured, plan: dict[str, Any], peak: float) -> None:
+    """The table: measured beside predicted."""
+    rate = found.flops / found.seconds
+    size = "" if arguments.model_size == "tiny" else f" {arguments.resolution}p {arguments.fps} fps"
+    print(f"{arguments.model_size}{size}, {found.what}: loss {found.loss:.3f}, first step {found.first_seconds:.1f} s")
+    rows = [
+        ("tokens a step", f"{found.tokens:,}", predicted(plan, "tokens", "{:,}")),
+        ("model TFLOP a step", f"{found.flops / 1e12:.4g}", ""),
+        ("seconds a step", f"{found.seconds:.3f}", predicted(plan, "seconds", "{:.3f}")),
+        ("TFLOP/s", f"{rate / 1e12:.4g}", ""),
+        ("share of the ceiling (MFU)", f"{rate / peak:.1%}", predicted(plan, "mfu", "{:.1%}")),
+        ("peak GB in use", f"{found.allocated / 1e9:.2f}", predicted(plan, "gigabytes", "{:.2f}")),
+        ("peak GB taken", f"{found.reserved / 1e9:.2f}", ""),
+    ]
+    print(f"  {'':28s}{'measured':>12s}{'plan':>12s}")
+    for name, measured, planned in rows:
+        print(f"  {name:28s}{measured:>12s}{planned:>12s}")
+    if "error" in plan:
+        print(f"  plan: {plan['error'][0]}")
+
+
+def predicted(plan: dict[str, Any], key: str, form: str) -> str:
+    value = plan.get(key)
+    return form.format(value) if isinstance(value, int | float) else "-"
+
+
+if __name__ == "__main__":
+    import importlib
+
+    importlib.import_module("benchmarks.train_step").main()  # the module that configurations name

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The check of a GPU: what it does without one, when a step fails, and when memory runs out."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import benchmarks.train_step as train_step
+from imaginaire.compose import experiment_names
+from imaginaire.errors import ConfigError, TrainingError
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPT = ROOT / "scripts" / "gpu_check.sh"
+
+# In place of Python: says that there is a GPU, notes its arguments, and fails or hangs where it is told to.
+STAND_IN = """\
+#!/bin/bash
+[ "$1" = -c ] && exit 0
+echo "$*" >>"$CALLS"
+case "$*" in
+    *$FAILS*) echo "it went wrong"; exit 3 ;;
+    *$HANGS*) exec sleep 60 ;;
+esac
+echo done
+"""
+
+
+def run(tmp_path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "GPU_CHECK_DIR": str(tmp_path), "CALLS": str(tmp_path / "calls"), **variables}
+    return subprocess.run(["bash", str(SCRIPT)], env=environment, capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> str:
+    path = tmp_path / "python"
+    path.write_text(STAND_IN)
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_the_script_parses() -> None:
+    assert subprocess.run(["bash", "-n", str(SCRIPT)], capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+@pytest.mark.slow
+def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
+    result = run(tmp_path, PYTHON=sys.executable)
+    assert result.returncode == 2
+    assert "no GPU here" in result.stderr and "scripts.doctor" in result.stderr
+
+
+def test_every_step_is_run_and_summed_up(tmp_path: Path, stand_in: str) -> None:
+    result = run(tmp_path, PYTHON=stand_in, FAILS="nothing fails", HANGS="nothing hangs")
+    assert result.returncode == 0, result.stdout
+    calls = (tmp_path / "calls").read_text()
+    for words in (
+        "scripts.doctor --dist",
+        "pytest -q -m gpu",
+        "tiny_groot_gr1_480",
+        "lora_training_tiny",
+        "--resolution 720",
+    ):
+        assert words in calls
+    assert result.stdout.count("\nok  ") == 7
+    assert "FAILED" not in result.stdout
+
+
+def test_a_failed_step_is_named_and_the_others_still_run(tmp_path: Path, stand_in: str) -> None:
+    result = run(tmp_path, PYTHON=stand_in, FAILS="-m gpu", HANGS="nothing hangs")
+    assert result.returncode == 1
+    assert "FAILED   parity" in result.stdout and "exit code 3" in result.stdout and "it went wrong" in result.stdout
+    assert result.stdout.count("\nok  ") == 6
+
+
+@pytest.mark.slow
+def test_the_time_for_all_is_kept(tmp_path: Path, stand_in: str) -> None:
+    result = run(tmp_path, PYTHON=stand_in, FAILS="nothing fails", HANGS="--dist", GPU_CHECK_SECONDS="6")
+    assert result.returncode == 1
+    assert "FAILED   doctor on NCCL" in result.stdout and "took longer than its limit" in result.stdout
+    assert "not run  2B at 720p" in result.stdout
+
+
+# --- the training step
+
+
+def arguments(**changes: Any) -> Any:
+    plain = dict(model_size="2B", resolution="480", fps=16, steps=1, random_weights=True, overrides=[])
+    return SimpleNamespace(**{**plain, **changes})
+
+
+def test_memory_that_runs_out_is_met_with_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def measure(what: str, overrides: list[str]) -> str:
+        tried.append(overrides)
+        if len(tried) < 3:
+            raise TrainingError("Out of memory: tried to allocate 20 GiB\nTry, in this order: ...")
+        return what
+
+    monkeypatch.setattr(train_step, "measure", measure)
+    found, added = train_step.first_that_fits(arguments())
+    assert found == "without the weight average"  # type: ignore[comparison-overlap]
+    assert [override.rpartition(".")[2] for override in added] == ["mode=block_wise", "enabled=False"]
+    assert len(tried[1]) == len(tried[0]) + 1 and tried[2][: len(tried[1])] == tried[1]
+
+
+def test_another_error_is_not_taken_for_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(what: str, overrides: list[str]) -> str:
+        raise ConfigError("a wrong key")
+
+    monkeypatch.setattr(train_step, "measure", measure)
+    with pytest.raises(ConfigError, match="a wrong key"):
+        train_step.first_that_fits(arguments())
+
+
+@pytest.mark.slow
+def test_its_experiments_are_registered() -> None:
+    wanted = {
+        train_step.experiment(arguments(model_size=size, resolution=resolution))[0].removeprefix("experiment=")
+        for size in ("tiny", "2B", "14B")
+        for resolution in ("480", "720")
+    }
+    assert len(wanted) == 5
+    assert wanted <= set(experiment_names(str(ROOT / train_step.CONFIG)))
+
+
+@pytest.mark.slow
+def test_a_tiny_step_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IMAGINAIRE_OUTPUT_ROOT", "unused")
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    overrides = [
+        *train_step.experiment(arguments(model_size="tiny")),
+        *train_step.settings(arguments(model_size="tiny")),
+    ]
+    found = train_step.measure("tiny", overrides)
+    assert found.seconds > 0 and found.allocated > 0 and found.loss > 0
+    assert found.tokens == 16 * 4 * 3 * 3 and found.flops > 3 * 2 * found.tokens * 4 * (4 * 128**2)
