@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cosmos_predict2.models": _BELOW_RL,
     "cosmos_predict2.callbacks": _BELOW_RL,
     "cosmos_predict2.doctor": _BELOW_RL,
+    "cosmos_predict2.planning": _BELOW_RL,
     "cosmos_predict2.rl.interfaces": _BELOW_RL,
     **{name: _BELOW_RL | {"cosmos_predict2.rl.interfaces"} for name in _INSIDE_RL},
     "cosmos_predict2.rl": _BELOW_RL,

@@ -2,8 +2,6 @@
 """Recomputation: gradients stay what they were, and what is kept shrinks as the modes say."""
 
 import copy
-import functools
-import gc
 from typing import Any
 
 import pytest
@@ -14,6 +12,7 @@ from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.recompute import POLICIES, apply_recompute, compile_blocks
 from imaginaire import lora
 from imaginaire.errors import ConfigError
+from tests.kept_bytes import kept_bytes as count_kept_bytes
 
 MODES = [mode for mode in POLICIES if mode != "none"]
 BATCH, FRAMES, SIDE, WORDS, WIDTH, HEADS, BLOCKS = 2, 4, 6, 7, 64, 2, 3
@@ -188,25 +187,4 @@ def gradients(net: Video2WorldDiT, side: int = SIDE) -> tuple[dict[str, Tensor],
 
 
 def kept_bytes(net: Video2WorldDiT, side: int = SIDE) -> int:
-    """Bytes that a forward pass leaves behind for its backward pass: saved by autograd, or held by checkpoints."""
-    if net.attention is None:
-        net.choose_attention()
-    forward(net, side)  # what a first call leaves for good
-    before = _storages(gc.get_objects())
-    saved: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(functools.partial(_noted, saved), lambda x: x):
-        output = forward(net, side)
-    after = _storages([*gc.get_objects(), *saved])
-    del output
-    return sum(size for place, size in after.items() if place not in before)
-
-
-def _noted(saved: list[Tensor], tensor: Tensor) -> Tensor:
-    saved.append(tensor)
-    return tensor
-
-
-def _storages(objects: list[Any]) -> dict[int, int]:
-    """Bytes by address."""
-    tensors = (value for value in objects if issubclass(type(value), Tensor) and not value.is_meta)
-    return {storage.data_ptr(): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
+    return count_kept_bytes(lambda: forward(net, side))

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes that a forward pass leaves behind for its backward pass, added up over the memory that there is."""
+
+import functools
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def kept_bytes(forward: Callable[[], Any]) -> int:
+    """Of what autograd saves and checkpoints hold, and of the result; not what was there before."""
+    forward()  # what a first call leaves for good
+    gc.collect()
+    before = _storages(gc.get_objects())
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(functools.partial(_noted, saved), lambda x: x):
+        output = forward()
+    after = _storages([*gc.get_objects(), *saved])
+    del output
+    return sum(size for place, size in after.items() if place not in before)
+
+
+def _noted(saved: list[Tensor], tensor: Tensor) -> Tensor:
+    saved.append(tensor)
+    return tensor
+
+
+def _storages(objects: list[Any]) -> dict[int, int]:
+    """Bytes by address."""
+    tensors = (value for value in objects if issubclass(type(value), Tensor) and not value.is_meta)
+    return {storage.data_ptr(): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
