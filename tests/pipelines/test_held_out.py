@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measuring a model on held-out clips: what counts, and against what."""
 
+import json
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,11 +12,13 @@ from torch import Tensor
 
 from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
+from cosmos_predict2.data import media
 from cosmos_predict2.data.toy import ToyWorldVideos
 from cosmos_predict2.pipelines import held_out
 from cosmos_predict2.pipelines.assembly import build_net
 from cosmos_predict2.pipelines.held_out import Clips
 from imaginaire import lazy_config
+from scripts import evaluate_world_model
 
 SIGMAS = (1.0, 10.0)
 
@@ -79,3 +84,28 @@ def test_the_loss_of_given_frames_is_left_out(clips: Clips) -> None:
     wrong[:, :, 0] += 100  # a linear denoiser returns given frames as they are; their own error would be seen at once
     part = replace(clips, x0_B_C_T_H_W=wrong)
     assert held_out.linear_losses(part, part, [1.0]) == held_out.linear_losses(clips, clips, [1.0])
+
+
+@pytest.mark.slow
+def test_the_command_writes_figures_and_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = "predict2_video2world_lora_training_tiny_cosmos_nemo_assets"
+    words = ["--experiment", experiment, "--dit_path", tiny_video2world_path(), "--num_clips", "3", "--num_steps", "2"]
+    words += ["--json", str(tmp_path / "out.json"), "--save_path", str(tmp_path / "out.mp4")]
+    monkeypatch.setattr(sys, "argv", ["evaluate_world_model", *words])
+    assert evaluate_world_model.main() == 0
+    figures = json.loads((tmp_path / "out.json").read_text())
+    assert figures["before"] == figures["after"]  # the adapters of this experiment start from the base
+    assert figures["ratio"] == 1 and figures["num_clips"] == 3 and len(figures["sigmas"]) == 8
+    video, _ = media.read_video(tmp_path / "out.mp4")
+    assert video.shape == (3, 13, 3 * 48 * 4, 3 * 48 * 4)  # three clips below each other: truth, before, after
+    assert (tmp_path / "out.png").is_file()
+
+
+@pytest.mark.slow
+def test_an_experiment_without_held_out_clips_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--experiment", "predict2_video2world_training_tiny_groot_gr1_480", "--dit_path", tiny_video2world_path()]
+    monkeypatch.setattr(sys, "argv", ["evaluate_world_model", *words, "--", "dataloader_val=mock"])
+    assert evaluate_world_model.main() == 2
+    assert "dataloader_val has no dataset to take clips from" in capsys.readouterr().err
