@@ -235,24 +235,24 @@ LARGE = dict(model_channels=768, num_blocks=3, num_heads=4, adaln_lora_dim=32, c
 
 
 def _memory(path: str) -> tuple[int, int]:
-    """Bytes that filling a large network took at its peak, and bytes of files that it mapped into memory."""
+    """The most bytes that filling a large network took, of memory and of mapped files."""
     config = config_of(path, shard=2)
     config.pipe_config.net = L(Video2WorldDiT)(**LARGE)
     config.pipe_config.ema.enabled = False
     model = Predict2Video2WorldModel(config)
     before = _resident()
-    peak, done = [0], threading.Event()
+    peak, done = dict(before), threading.Event()
 
     def watch() -> None:
         while not done.wait(0.001):
-            peak[0] = max(peak[0], _resident()["RssAnon"])
+            peak.update({kind: max(size, peak[kind]) for kind, size in _resident().items()})
 
     watcher = threading.Thread(target=watch)
     watcher.start()
     model.parallelize(parallel.current_dims())
     done.set()
     watcher.join()
-    return peak[0] - before["RssAnon"], _resident()["RssFile"] - before["RssFile"]
+    return peak["RssAnon"] - before["RssAnon"], peak["RssFile"] - before["RssFile"]
 
 
 def _resident() -> dict[str, int]:
@@ -281,5 +281,4 @@ def test_shards_are_filled_alike_and_no_rank_reads_more_than_its_own(files: dict
     for _, memory in ranks:
         for name, (peak, mapped) in memory.items():
             assert 0.4 * whole < peak < 0.9 * whole, (name, peak / whole)  # its half, a few tensors, and gaps
-            assert mapped < 0.6 * whole, (name, mapped / whole)
-        assert memory["large.pt"][1] > 0.4 * whole  # or it was not the file that was read
+            assert (0.25 * whole if name else -1) < mapped < 0.85 * whole, (name, mapped / whole)
