@@ -30,6 +30,7 @@ import torch
 
 from benchmarks.dit import ceiling
 from cosmos_predict2.nn.flops import forward_flops
+from cosmos_predict2.planning.speed import GPUS
 from imaginaire import distributed, lazy_config
 from imaginaire.callbacks import Callback
 from imaginaire.compose import compose
@@ -170,18 +171,24 @@ def first_that_fits(arguments: argparse.Namespace) -> tuple[Measured, list[str]]
 
 def prediction(overrides: list[str]) -> dict[str, Any]:
     """What scripts.plan says of one process on this device."""
-    command = [sys.executable, "-m", "scripts.plan", "--gpus", "1", "--json"]
+    command = [sys.executable, "-m", "scripts.plan", "--gpus", "1", "--json", "-"]
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
-        command += ["--gpu_memory", f"{properties.total_memory / 1e9:.0f}"]
-        known = next((name for name in ("GB200", "B200", "H200", "H100", "A100") if name in properties.name), None)
-        command += ["--gpu", known] if known else []
+        command += ["--gpu_memory", f"{properties.total_memory / 2**30:.0f}"]
+        name = known_gpu(properties.name)
+        command += ["--gpu", name] if name else []
     run = subprocess.run([*command, "--", *overrides], capture_output=True, text=True, cwd=ROOT, check=False)
     try:
         found: dict[str, Any] = json.loads(run.stdout)
     except ValueError:
         return {"error": (run.stderr or run.stdout).strip().splitlines()[-1:] or ["no output"]}
     return found
+
+
+def known_gpu(name: str) -> str | None:
+    """What plan calls the GPU of this name: "NVIDIA H100 NVL" is H100-NVL; None for one that it does not know."""
+    keys = sorted(GPUS, key=len, reverse=True)
+    return next((key for key in keys if all(part in name for part in key.split("-"))), None)
 
 
 def main() -> None:
@@ -224,24 +231,30 @@ def report(arguments: argparse.Namespace, found: Measured, plan: dict[str, Any],
     rate = found.flops / found.seconds
     size = "" if arguments.model_size == "tiny" else f" {arguments.resolution}p {arguments.fps} fps"
     print(f"{arguments.model_size}{size}, {found.what}: loss {found.loss:.3f}, first step {found.first_seconds:.1f} s")
+    memory = plan.get("memory_bytes", {})
+    total, overhead = memory.get("total"), memory.get("overhead")
+    planned_use = None if total is None or overhead is None else (total - overhead) / 1e9
+    planned_tokens = plan["tokens"] * plan["clips_per_step"] if "tokens" in plan else None
+    gpu = known_gpu(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
+    nominal = f"{rate / GPUS[gpu].peak:.1%}" if gpu else "-"
     rows = [
-        ("tokens a step", f"{found.tokens:,}", predicted(plan, "tokens", "{:,}")),
+        ("tokens a step", f"{found.tokens:,}", predicted(planned_tokens, "{:,}")),
         ("model TFLOP a step", f"{found.flops / 1e12:.4g}", ""),
-        ("seconds a step", f"{found.seconds:.3f}", predicted(plan, "seconds", "{:.3f}")),
+        ("seconds a step", f"{found.seconds:.3f}", predicted(plan.get("seconds_per_iteration"), "{:.3f}")),
         ("TFLOP/s", f"{rate / 1e12:.4g}", ""),
-        ("share of the ceiling (MFU)", f"{rate / peak:.1%}", predicted(plan, "mfu", "{:.1%}")),
-        ("peak GB in use", f"{found.allocated / 1e9:.2f}", predicted(plan, "gigabytes", "{:.2f}")),
-        ("peak GB taken", f"{found.reserved / 1e9:.2f}", ""),
+        ("share of the ceiling", f"{rate / peak:.1%}", ""),
+        ("share of the data sheet (MFU)", nominal, predicted(plan.get("model_flops_utilisation"), "{:.1%}")),
+        ("peak GB in use", f"{found.allocated / 1e9:.2f}", predicted(planned_use, "{:.2f}")),
+        ("peak GB taken", f"{found.reserved / 1e9:.2f}", predicted(total and total / 1e9, "{:.2f}")),
     ]
-    print(f"  {'':28s}{'measured':>12s}{'plan':>12s}")
+    print(f"  {'':32s}{'measured':>12s}{'plan':>12s}")
     for name, measured, planned in rows:
-        print(f"  {name:28s}{measured:>12s}{planned:>12s}")
+        print(f"  {name:32s}{measured:>12s}{planned:>12s}")
     if "error" in plan:
         print(f"  plan: {plan['error'][0]}")
 
 
-def predicted(plan: dict[str, Any], key: str, form: str) -> str:
-    value = plan.get(key)
+def predicted(value: Any, form: str) -> str:
     return form.format(value) if isinstance(value, int | float) else "-"
 
 

@@ -120,6 +120,22 @@ def test_another_error_is_not_taken_for_a_lack_of_memory(monkeypatch: pytest.Mon
         train_step.first_that_fits(arguments())
 
 
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("NVIDIA H100 NVL", "H100-NVL"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40"),
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA GB200", "GB200"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA GeForce RTX 4090", None),
+    ],
+)
+def test_the_gpu_is_found_in_the_table_of_plan(name: str, known: str | None) -> None:
+    assert train_step.known_gpu(name) == known
+
+
 @pytest.mark.slow
 def test_its_experiments_are_registered() -> None:
     wanted = {
