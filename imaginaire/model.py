@@ -50,7 +50,10 @@ class ImaginaireModel(nn.Module):
         yield from dataloader
 
     def parallelize(self, dims: ParallelDims) -> None:
-        """Shard, split, recompute, compile: called once, before the optimizer exists."""
+        """Shard, split, recompute, compile: called once, before the optimizer exists.
+
+        What was built on the meta device gets its memory and weights here; afterwards nothing may be without.
+        """
 
     def init_optimizer_scheduler(self, optimizer_cfg: Any, scheduler_cfg: Any) -> tuple[Optimizer, LRScheduler]:
         optimizer = lazy_config.instantiate(optimizer_cfg, model=self)
@@ -64,7 +67,8 @@ class ImaginaireModel(nn.Module):
         return nullcontext() if self.ema is None else self.ema.scope(self.net)
 
     def on_train_start(self, memory_format: torch.memory_format = torch.preserve_format) -> None:
-        """Called on the device, before `parallelize`: the place to cast to the training precision."""
+        """Called before `parallelize`, with all that has memory on the device: the place to cast to the training
+        precision."""
 
     def on_before_zero_grad(self, optimizer: Optimizer, scheduler: LRScheduler, iteration: int) -> None:
         """Called after each optimizer step: the place of the weight average."""
