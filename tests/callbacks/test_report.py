@@ -192,7 +192,7 @@ def test_iter_speed_counts_the_first_hits_then_logs_speed_and_its_split(
     assert second["train/samples_per_s"] == pytest.approx(3 / second["train/s_per_iter"])
 
 
-def test_iter_speed_leaves_out_validation_and_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_iter_speed_leaves_out_validation_saving_and_what_is_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 10_000, 10))
     trainer = Trainer(make_config({"iter_speed": lazy(IterSpeed, hit_thres=0)}), tmp_path)
     trainer.start()
@@ -205,9 +205,13 @@ def test_iter_speed_leaves_out_validation_and_saving(tmp_path: Path, monkeypatch
     trainer.callbacks.on_validation_end(trainer.model, 2)  # 20
     trainer.callbacks.on_save_checkpoint_start(trainer.model, 3)  # 30
     trainer.callbacks.on_save_checkpoint_end(trainer.model, 3)  # 40
-    speed.every_n_impl(trainer, trainer.model, {}, {}, torch.tensor(0.0), 4)  # 50
+    with trainer.timers("apart"):  # 50, 60
+        pass
+    speed.every_n_impl(trainer, trainer.model, {}, {}, torch.tensor(0.0), 4)  # 70
     trainer.metrics.close()
-    assert records(tmp_path)[-1]["train/s_per_iter"] == pytest.approx((50 - 20) / 2)
+    record = records(tmp_path)[-1]
+    assert record["train/s_per_iter"] == pytest.approx((70 - 20 - 10) / 2)
+    assert "timer/apart" not in record
 
 
 def test_heart_beat_writes_at_the_start_then_at_intervals_and_at_the_end(tmp_path: Path) -> None:

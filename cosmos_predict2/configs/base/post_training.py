@@ -3,10 +3,13 @@
 
 from typing import Any
 
+from cosmos_predict2.callbacks.draw_samples import DrawSamples
+from imaginaire.lazy_config import LazyCall as L
 
-def group_choices(model: str, data_train: str, data_val: str, **others: Any) -> list[Any]:
+
+def group_choices(model: str, data_train: str, data_val: str, **others: str) -> list[Any]:
     """The defaults list of an experiment: a model, its data, and the groups that all of them share."""
-    chosen: dict[str, Any] = {
+    chosen = {
         "model": model,
         "optimizer": "fusedadamw",
         "scheduler": "lambdalinear",
@@ -80,14 +83,7 @@ def tiny_twin(
     """
     pipe_config = dict(video_noise_factor=8.0, **config.pop("pipe_config", {}))
     return dict(
-        defaults=group_choices(
-            "predict2_video2world_fsdp_tiny",
-            data,
-            data,
-            optimizer=optimizer,
-            ema="power",
-            callbacks=["basic", "progress_bar", "viz_online_sampling"],
-        ),
+        defaults=group_choices("predict2_video2world_fsdp_tiny", data, data, optimizer=optimizer, ema="power"),
         job=job(name, group),
         # The toy world's dynamics show only near pure noise: at lower levels the noisy frames give the positions away.
         model=dict(config=dict(**config, pipe_config=pipe_config)),
@@ -106,7 +102,7 @@ def tiny_run(iterations: int, **optimizer: float) -> dict[str, Any]:
             logging_iter=20,
             validation_iter=every,
             run_validation=True,
-            callbacks=dict(draw_samples=dict(every_n=max(1, iterations // 4), num_sampling_step=20)),
+            callbacks=dict(draw_samples=L(DrawSamples)(every_n=max(1, iterations // 4), num_sampling_step=20)),
         ),
         checkpoint=dict(save_iter=every),
     )
