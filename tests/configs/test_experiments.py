@@ -14,7 +14,6 @@ import pytest
 
 import imaginaire.compose
 from cosmos_predict2.data.sizes import pixel_frames
-from cosmos_predict2.parallelize import check_degrees
 from imaginaire import lint, preflight
 from imaginaire.compose import compose, experiment_names
 from imaginaire.config import Config
@@ -213,7 +212,7 @@ def test_a_saved_tiny_twin_is_read_back(name: str, tmp_path: Path) -> None:
 
 # --- lint ---
 
-ABSENT = re.compile(r"does not exist|There is no (folder|tokenizer)|not installed|Download it")
+ABSENT = re.compile(r"does not exist|There is no (folder|tokenizer)|not installed|Download it|GB free")
 
 
 def found_wrong(config: Config) -> Iterator[str]:
@@ -224,20 +223,11 @@ def found_wrong(config: Config) -> Iterator[str]:
     for key, text in preflight.problems(Config(**{**members, "trainer": with_validation})):
         if not ABSENT.search(text):
             yield f"{key}: {text}"
-    model, parallel = config.model.config, config.model_parallel.context_parallel_size
-    pipe = model.pipe_config
-    try:
-        check_degrees(
-            world_size=32,
-            context_parallel_size=parallel,
-            num_heads=pipe.net.num_heads,
-            state_t=pipe.state_t,
-            fsdp_shard_size=model.fsdp_shard_size,
-        )
-    except ValueError as error:
-        yield str(error)
+    yield from (text for _, text in preflight.parallel_problems(config, 32))
     for loader in (config.dataloader_train, config.dataloader_val):
-        yield from _of_data(getattr(loader, "dataset", None) or {}, pixel_frames(pipe.state_t))
+        yield from _of_data(
+            getattr(loader, "dataset", None) or {}, pixel_frames(config.model.config.pipe_config.state_t)
+        )
 
 
 def _of_data(dataset: Any, frames: int) -> Iterator[str]:
@@ -281,8 +271,8 @@ def test_a_schedule_that_ends_before_the_run_is_remarked_only() -> None:
 
 def test_a_dry_run_says_what_lint_finds() -> None:
     config = compose(
-        BASE, [f"experiment={V2W}_tiny_groot_gr1_480", "checkpoint.save_iter=5000", "trainer.max_iter=4000"]
+        BASE, [f"experiment={V2W}_tiny_groot_gr1_480", "checkpoint.save_iter=50000", "trainer.max_iter=40000"]
     )
     notes = "\n".join(preflight.notes(config))
-    assert "checkpoint.save_iter: 5000 is beyond trainer.max_iter=4000" in notes
+    assert "checkpoint.save_iter: 50000 is beyond trainer.max_iter=40000" in notes
     assert "scheduler.cycle_lengths: the schedule ends at " in notes
