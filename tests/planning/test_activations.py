@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cosmos_predict2.nn.dit import Video2WorldDiT
+from cosmos_predict2.planning.activations import activations
 from cosmos_predict2.planning.workload import Workload
-from cosmos_predict2.recompute import apply_recompute
+from cosmos_predict2.recompute import POLICIES, apply_recompute
 from imaginaire import lora
 from tests.kept_bytes import kept_bytes
 

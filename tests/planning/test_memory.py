@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predicted bytes of weights, gradients, optimizer and EMA against those of the wrapped model and its optimizer."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -50,7 +51,7 @@ def test_the_published_runs_fit_their_gpus() -> None:
 def test_more_ranks_to_a_copy_hold_less_each() -> None:
     work = replace(workload(), num_gpus=8, precision=torch.bfloat16, has_master=True, optimizer="fusedadamw")
     totals = [predict_memory(replace(work, shard_size=n)).state for n in (1, 2, 4, 8)]
-    assert all(later == pytest.approx(earlier / 2, rel=0.05) for earlier, later in zip(totals, totals[1:]))
+    assert all(later == pytest.approx(earlier / 2, rel=0.05) for earlier, later in itertools.pairwise(totals))
 
 
 def test_the_larger_of_encoding_and_training_counts() -> None:
