@@ -5,7 +5,7 @@ import copy
 import csv
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,11 @@ def names() -> list[str]:
 ALL = names()
 
 
+def by_name(some: Iterable[str]) -> list[Any]:
+    """Parameters for a test of each; of the variants of one experiment in slow, since each is composed."""
+    return [pytest.param(name, marks=[pytest.mark.slow] if name.endswith("fps") else []) for name in some]
+
+
 @functools.cache
 def composed(name: str) -> Config:
     """One composition for all tests of this file. Groups are registered once for all, which is half of the work."""
@@ -72,7 +77,7 @@ def test_all_published_experiments_are_there() -> None:
     assert set(PUBLISHED) | set(FAMILIES) <= set(ALL)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", by_name(PUBLISHED))
 def test_a_released_size_has_its_published_values(name: str) -> None:
     config, row = composed(name), PUBLISHED[name]
     model, data = config.model.config, config.dataloader_train
@@ -129,7 +134,7 @@ def test_a_released_size_has_its_published_values(name: str) -> None:
     }
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", by_name(PUBLISHED))
 def test_a_released_size_has_what_all_of_them_share(name: str) -> None:
     config = composed(name)
     model, trainer, optimizer = config.model.config, config.trainer, config.optimizer
@@ -204,6 +209,7 @@ def test_only_adapters_start_from_the_tiny_base() -> None:
     assert all(Path(path).is_file() for path in paths.values() if path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_saved_tiny_twin_is_read_back(name: str, tmp_path: Path) -> None:
     save_yaml(composed(name), tmp_path / "config.yaml")
@@ -237,7 +243,7 @@ def _of_data(dataset: Any, frames: int) -> Iterator[str]:
         yield f"video_size={dataset['video_size']}"
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", by_name(ALL))
 def test_an_experiment_is_free_of_faults(name: str) -> None:
     assert list(found_wrong(composed(name))) == []
 
@@ -261,6 +267,7 @@ def test_lint_finds_what_is_wrong() -> None:
         assert expected in found
 
 
+@pytest.mark.slow
 def test_a_schedule_that_ends_before_the_run_is_remarked_only() -> None:
     short = {name for name in PUBLISHED if list(lint.remarks(composed(name)))}
     expected = {name for name, row in PUBLISHED.items() if int(row["cycle"]) < int(row["max_iter"])}
