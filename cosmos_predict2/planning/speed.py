@@ -17,7 +17,7 @@ from imaginaire.errors import ConfigError, near
 
 @dataclass(frozen=True)
 class GPU:
-    """Dense bfloat16 operations per second at its peak, and its memory in GB of 2^30 bytes."""
+    """Dense bfloat16 operations per second at its peak, and what PyTorch sees of its memory in GB of 2^30 bytes."""
 
     peak: float
     memory: float
@@ -36,14 +36,14 @@ _SHARES = {
 }
 
 GPUS = {
-    "A100": GPU(312e12, 80, _SHARES["A100"]),
-    "A100-40": GPU(312e12, 40, _SHARES["A100"]),
-    "H100": GPU(989e12, 80, _SHARES["H100-NVL"]),  # not published: as the NVL reached
-    "H100-NVL": GPU(835e12, 94, _SHARES["H100-NVL"]),
+    "A100": GPU(312e12, 79, _SHARES["A100"]),
+    "A100-40": GPU(312e12, 39, _SHARES["A100"]),
+    "H100": GPU(989e12, 79, _SHARES["H100-NVL"]),  # not published: as the NVL reached
+    "H100-NVL": GPU(835e12, 93, _SHARES["H100-NVL"]),
     "H200": GPU(989e12, 140, _SHARES["H100-NVL"]),
-    "B200": GPU(2250e12, 179, _SHARES["B200"]),
-    "GB200": GPU(2250e12, 184, _SHARES["B200"]),
-    "L40S": GPU(362e12, 48, _SHARES["A100"]),
+    "B200": GPU(2250e12, 178, _SHARES["B200"]),
+    "GB200": GPU(2250e12, 183, _SHARES["B200"]),
+    "L40S": GPU(362e12, 44, _SHARES["A100"]),
 }
 SLOWER = {torch.float32: 15.0, torch.float64: 15.0}  # than half precision, about
 LAUNCHES = 2e-3  # seconds a block at least, forward and backward: small networks wait for their kernels to start
