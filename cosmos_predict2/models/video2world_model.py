@@ -35,7 +35,7 @@ from cosmos_predict2.parallelize import ContextParallel, degree_problems, parall
 from cosmos_predict2.pipelines.assembly import settle_attention
 from cosmos_predict2.pipelines.video2world import PRECISIONS, Video2WorldPipelineConfig
 from cosmos_predict2.text.embedding_folder import EmbeddingFolder, find_embedding_dir
-from imaginaire import distributed, lazy_config, storage
+from imaginaire import distributed, lazy_config, lora, storage
 from imaginaire.config import Section, at_least, one_of
 from imaginaire.data import WEIGHT_KEY
 from imaginaire.ema import PowerEMA
@@ -328,6 +328,8 @@ class Predict2Video2WorldModel(ImaginaireModel):
         """
         if not self.has_start_weights() or self.net.model_channels < SMALLEST_RELEASED:
             return None  # a small network knows so little beyond its own data that it may do worse than nothing there
+        if lora.adapters(self.net) and not (self.config.init_lora_weights or self._has_trained_adapters):
+            return None  # drawn adapters are noise in every block
         x0, xt, sigma_B_T, condition = (output[key] for key in ("x0", "xt", "sigma", "condition"))
         t_B_1_T_1_1 = rectified_flow.per_frame(rectified_flow.flow_time(sigma_B_T))
         difference = (1 - t_B_1_T_1_1) * xt - x0

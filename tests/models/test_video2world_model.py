@@ -279,3 +279,16 @@ def test_the_first_loss_of_trained_weights_is_below_that_of_no_prediction(
     low, high = model.expected_first_loss(output) or (0.0, 0.0)
     assert low == 0.0
     assert high == pytest.approx(0.95 * loss.item(), rel=1e-5), "nothing is taken off what no prediction gets"
+
+
+@pytest.mark.parametrize("zero_b", [True, False])
+def test_adapters_that_begin_at_random_have_no_expected_first_loss(
+    zero_b: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cosmos_predict2.models.video2world_model.SMALLEST_RELEASED", 1)
+    model = make_model(train_architecture="lora", lora_rank=2, lora_alpha=4, init_lora_weights=zero_b)
+    model.config.model_manager_config.dit_path = "somewhere.pt"
+    output, _ = model.training_step(make_batch(positions=[0, 1]), 0)
+    assert (model.expected_first_loss(output) is not None) == zero_b
+    model._has_trained_adapters = True  # those of the file are no noise
+    assert model.expected_first_loss(output) is not None
