@@ -426,7 +426,9 @@ class Video2WorldPipeline:
         free, _ = torch.cuda.mem_get_info(self.device)
         reserved = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         fits = torch.tensor(float(needed < free + reserved))
-        if self.context.size > 1:
+        if isinstance(self.dit, FSDPModule):  # every forward pass is one of all ranks
+            distributed.all_reduce_(fits, "min")
+        elif self.context.size > 1:
             distributed.all_reduce_(fits, "min", self.context.group)
         return bool(fits)
 

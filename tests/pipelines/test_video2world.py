@@ -220,3 +220,19 @@ def test_a_captured_network_serves_one_text(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(pipe, "_fits_twice", lambda latent: False)
     pipe.generate(frames(), text(pipe, "push"), num_steps=2, guidance=1.0, use_cuda_graphs=True)
     assert [len(seen) for seen in contexts.values()] == [1, 1]
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_ranks_that_share_weights_agree_on_how_often_the_network_runs(
+    is_sharded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights are gathered in every forward pass, so a rank with less memory than the others must not take two."""
+    pipe = make_pipeline()
+    monkeypatch.setattr(pipe, "device", torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 40, 1 << 40))
+    for name in ("memory_reserved", "memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: 0)
+    monkeypatch.setattr(video2world.distributed, "all_reduce_", lambda x, op, group=None: x.zero_())  # another has none
+    if is_sharded:
+        monkeypatch.setattr(video2world, "FSDPModule", Video2WorldDiT)
+    assert pipe._fits_twice(torch.zeros(1, 16, 3, 4, 4)) == (not is_sharded)
