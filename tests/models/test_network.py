@@ -210,6 +210,7 @@ def cases(root: Path) -> dict[str, Predict2Video2WorldModelConfig]:
         "adapters, B drawn too": config_of(plain, shard=2, init_lora_weights=False, **LORA),
         "adapters that go on": config_of(adapted, shard=2, **LORA),
         "half precision": config_of(plain, shard=2, precision="bfloat16"),
+        "adapters of half precision": config_of(plain, shard=2, precision="bfloat16", **LORA),
     }
 
 

@@ -29,7 +29,7 @@ def read(experiment: str, num_gpus: int, *overrides: str) -> Workload:
         (AGIBOT.format("2b"), 8, ("model.config.train_architecture=lora", "model.config.lora_target_modules=q_proj")),
         ("predict2_video2world_lora_training_2b_cosmos_nemo_assets", 4, ("model.config.fsdp_shard_size=2",)),
         (AGIBOT.format("tiny"), 1, ()),
-        (AGIBOT.format("tiny"), 2, ("optimizer=adamw", "trainer.distributed_parallelism=ddp")),
+        (AGIBOT.format("tiny"), 2, ("optimizer=adamw", "~optimizer.adam_lr", "trainer.distributed_parallelism=ddp")),
         (AGIBOT.format("2b"), 8, ("optimizer=adamw", "model.config.pipe_config.ema.enabled=False")),
     ],
 )
