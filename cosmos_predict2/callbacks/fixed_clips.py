@@ -52,7 +52,8 @@ class FixedClip:
 def first_clips(loader: Any, model: Any, count: int) -> list[FixedClip]:
     """The first video clips that a pass over the loader gives to all ranks together, in order (a collective)."""
     dims = current_dims()
-    mine = _read(loader, model, -(-count // dims.dp_size)) if dims.cp_rank == 0 else []
+    # As many on every rank: those of another may all come later, behind images.
+    mine = _read(loader, model, count) if dims.cp_rank == 0 else []
     everyone = distributed.all_gather_object([clip.position for clip in mine])
     chosen = sorted({position for positions in everyone for position in positions})[:count]
     if not chosen:

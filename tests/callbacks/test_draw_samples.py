@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from cosmos_predict2.callbacks import draw_samples
+from cosmos_predict2.callbacks import draw_samples, fixed_clips
 from cosmos_predict2.callbacks.draw_samples import DrawSamples
 from cosmos_predict2.callbacks.fixed_clips import first_clips
 from cosmos_predict2.data import media
@@ -139,6 +139,18 @@ def test_the_first_clips_of_all_ranks_are_taken_in_order() -> None:
     assert clips[0].num_given == 1 and clips[0].fps == 10.0
     with pytest.raises(DataError, match="no video clip to draw"):
         first_clips([image], model, 1)
+
+
+def test_images_of_other_ranks_do_not_change_which_clips_are_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 of two has images before its first clip, so the clips of one process are both on this rank."""
+    model, one = make_model(), make_batch(positions=[1, 3])
+    others = [part(make_batch(positions=[6, 8]), i) for i in range(2)]
+    far = [first_clips([batch], model, 1)[0] for batch in others]
+    answers = iter([[clip.position for clip in far], far])
+    monkeypatch.setattr(fixed_clips, "current_dims", lambda: ParallelDims(world_size=2, rank=1))
+    monkeypatch.setattr(fixed_clips.distributed, "all_gather_object", lambda mine: [next(answers), mine])
+    clips = first_clips([part(one, 0), part(one, 1)], model, 2)
+    assert [clip.position for clip in clips] == [1, 3]
 
 
 def test_a_loader_without_positions_gives_them_in_its_order() -> None:
