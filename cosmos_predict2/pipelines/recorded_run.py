@@ -4,8 +4,11 @@
 run = recorded_run("checkpoints/posttraining/video2world/NAME/checkpoints/model/iter_000001000.pt")
 config = get_cosmos_predict2_video2world_pipeline(model_size=run.model_size(SIZES))
 run.apply_to(config)
+
+The file may come with weights from anywhere: nothing that it names is imported, and only classes known here are built.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +18,22 @@ import attrs
 from cosmos_predict2.checkpoints.runs import run_folder, run_tree
 from cosmos_predict2.conditioner import ConditionerConfig, DropoutConfig
 from cosmos_predict2.data.sizes import VIDEO_SIZES
-from cosmos_predict2.nn.dit import DiT
+from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.video2world import SolverConfig, Video2WorldPipelineConfig
+from cosmos_predict2.tokenizers.tiny import TinyTokenizer
+from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
 from imaginaire import lazy_config
 from imaginaire.errors import CheckpointError
-from imaginaire.names import locate
+
+log = logging.getLogger(__name__)
+
+
+def _by_name(*classes: type) -> dict[str, type]:
+    return {f"{cls.__module__}.{cls.__qualname__}": cls for cls in classes}
+
+
+NETWORKS = _by_name(Video2WorldDiT)
+TOKENIZERS = _by_name(TinyTokenizer, WanTokenizer)
 
 # What makes latents and noise levels mean what they meant in training.
 _SAME = (
@@ -78,13 +92,10 @@ class RecordedRun:
 
     def apply_to(self, config: Video2WorldPipelineConfig) -> None:
         """Give the config the run's network, its length and rate, and its noise levels."""
-        name = str(self.net["_target_"])
-        target = locate(name, f"{self.folder}/config.yaml: model.config.pipe_config.net._target_")
-        if not (isinstance(target, type) and issubclass(target, DiT)):
-            raise CheckpointError(f"{self.folder}/config.yaml: the network {name} is not a video network of this code.")
+        _refuse_nodes(self.net, f"{self.folder}/config.yaml: model.config.pipe_config.net")
         known = {key: value for key, value in self.net.items() if not key.startswith("_")}
         known |= {key: config.net[key] for key in _OF_THE_MACHINE if key in config.net}
-        config.net = lazy_config.LazyCall(target)(**known)
+        config.net = lazy_config.LazyCall(NETWORKS[self.net["_target_"]])(**known)
         for key in _SAME:
             if key in self.pipe:
                 setattr(config, key, self.pipe[key])
@@ -92,19 +103,29 @@ class RecordedRun:
         rates = _known(ConditionerConfig, self.pipe.get("conditioner"))
         config.conditioner = ConditionerConfig(**{key: DropoutConfig(**value) for key, value in rates.items()})
         tokenizer = dict(self.pipe.get("tokenizer") or {})
-        kind = locate(tokenizer.pop("_target_"), "tokenizer") if "_target_" in tokenizer else None
-        if kind is not None and kind is not _class_of(config.tokenizer):
-            config.tokenizer = lazy_config.LazyCall(kind)(**tokenizer)
+        name = tokenizer.pop("_target_", None)
+        if name is not None and name != _name_of(config.tokenizer):
+            at = f"{self.folder}/config.yaml: model.config.pipe_config.tokenizer"
+            if name not in TOKENIZERS:
+                raise CheckpointError(f"{at} is {name}, which is not built here: only {', '.join(TOKENIZERS)}.")
+            _refuse_nodes(tokenizer, at)
+            config.tokenizer = lazy_config.LazyCall(TOKENIZERS[name])(**tokenizer)
         if config.text_encoder is not None and "width" in config.text_encoder:
             config.text_encoder.width = known.get("crossattn_proj_in_channels") or known["crossattn_emb_channels"]
 
 
 def recorded_run(path: str) -> RecordedRun | None:
-    """The Video2World run whose folder a checkpoint lies in; None where no config.yaml of one lies above it."""
+    """The Video2World run whose folder a checkpoint lies in; None where no config.yaml of one lies above it, or that of
+    other code."""
     tree = run_tree(path) if path else None
     config = _below(tree, "model", "config")
     pipe = _below(config, "pipe_config")
     if config is None or pipe is None or any(key not in pipe for key in ("net", "state_t", "fps", "resolution")):
+        return None
+    name = (_below(pipe, "net") or {}).get("_target_")
+    if name not in NETWORKS:
+        folder, known = run_folder(path), ", ".join(NETWORKS)
+        log.warning("%s/config.yaml is not read: its network is %s, and only %s is known here", folder, name, known)
         return None
     start = _below(config, "model_manager_config") or {}
     size = next(_sizes(_below(tree, "dataloader_train")), None)
@@ -132,6 +153,13 @@ def _known(cls: type, values: Mapping[str, Any] | None) -> dict[str, Any]:
     return {key: value for key, value in (values or {}).items() if key in names}
 
 
-def _class_of(node: Any) -> Any:
+def _name_of(node: Any) -> str:
     target = node["_target_"]
-    return locate(target, "tokenizer") if isinstance(target, str) else target
+    return target if isinstance(target, str) else f"{target.__module__}.{target.__qualname__}"
+
+
+def _refuse_nodes(arguments: Mapping[str, Any], at: str) -> None:
+    """Raise for an argument that would be built, too: none of these classes has one."""
+    for name, value in arguments.items():
+        if not name.startswith("_") and "_target_" in str(value):
+            raise CheckpointError(f"{at}.{name} names something to build, {value}; a number or a word is expected.")

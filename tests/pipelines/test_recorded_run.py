@@ -116,11 +116,42 @@ def test_random_weights_are_asked_for(tmp_path: Path) -> None:
         _chosen("--model_size", "tiny", "--random_weights", "--dit_path", "x.pt")
 
 
-def test_a_network_of_foreign_code_is_not_built(tmp_path: Path) -> None:
+def test_a_run_of_foreign_code_is_told_and_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = _run(tmp_path / "run", f"{PREFIX}_tiny_groot_gr1_480")
     file = tmp_path / "run/config.yaml"
-    file.write_text(file.read_text().replace("cosmos_predict2.nn.dit.Video2WorldDiT", "os.system"))
-    with pytest.raises(CheckpointError, match=r"os\.system is not a video network"):
+    file.write_text(file.read_text().replace("cosmos_predict2.nn.dit.Video2WorldDiT", "trap.Network"))
+    choice = _chosen("--dit_path", path, "--model_size", "tiny")
+    assert (choice.dit_path, choice.config.state_t) == (path, 4)
+    assert "config.yaml is not read: its network is trap.Network" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("key", "node", "error"),
+    [
+        ("tokenizer", {"_target_": "trap.Tokenizer", "command": "x"}, "pipe_config.tokenizer is trap.Tokenizer, which"),
+        ("tokenizer", {"_target_": "os.system", "command": "exit 1"}, "pipe_config.tokenizer is os.system, which"),
+        ("tokenizer.device", {"_target_": "trap.f"}, "tokenizer.device names something to build"),
+        ("net.max_frames", {"_target_": "trap.f"}, "net.max_frames names something to build"),
+        ("net.max_frames", [[{"_target_": "trap.f"}]], "net.max_frames names something to build"),
+    ],
+)
+def test_nothing_that_a_file_beside_weights_names_is_imported(
+    key: str, node: Any, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _run(tmp_path / "run", f"{PREFIX}_tiny_groot_gr1_480")
+    file = tmp_path / "run/config.yaml"
+    tree = yaml.safe_load(file.read_text())
+    place = tree["model"]["config"]["pipe_config"]
+    if key == "tokenizer.device":  # a known one, but not that of the model's size
+        place["tokenizer"] = {"_target_": "cosmos_predict2.tokenizers.wan_vae.WanTokenizer"}
+    *above, name = key.split(".")
+    for part in above:
+        place = place[part]
+    place[name] = node
+    file.write_text(yaml.safe_dump(tree))
+    (tmp_path / "trap.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(CheckpointError, match=error):
         _chosen("--dit_path", path)
 
 
