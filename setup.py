@@ -60,7 +60,10 @@ DEVELOPMENT = [
     "peft>=0.14",  # reads the adapters that we export, in tests
 ]
 
-EXTRAS["dev"] = [*DEVELOPMENT, *(each for name in ("s3", "track", "weights", "data", "compat") for each in EXTRAS[name])]
+EXTRAS["dev"] = [
+    *DEVELOPMENT,
+    *(each for name in ("s3", "track", "weights", "data", "compat") for each in EXTRAS[name]),
+]
 EXTRAS["all"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
 
 setup(

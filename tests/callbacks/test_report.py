@@ -192,7 +192,9 @@ def test_iter_speed_counts_the_first_hits_then_logs_speed_and_its_split(
     assert second["train/samples_per_s"] == pytest.approx(3 / second["train/s_per_iter"])
 
 
-def test_iter_speed_leaves_out_validation_saving_and_what_is_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_iter_speed_leaves_out_validation_saving_and_what_is_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = iter(range(0, 10_000, 10))
     trainer = Trainer(make_config({"iter_speed": lazy(IterSpeed, hit_thres=0)}), tmp_path)
     trainer.start()
