@@ -6,7 +6,7 @@ sample's position, so it is the same in every validation and in every layout of 
 latent frames are given as the config allows. Two validations of a run differ by the weights alone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -49,15 +49,20 @@ def losses_by_sigma(
     edm_losses = []
     for sigma in sigmas:
         output, loss = loss_at(torch.full((len(like_B), 1), float(sigma), dtype=like_B.dtype, device=like_B.device))
-        edm_loss = output["edm_loss"]
-        if sample_weight_B is not None:
-            counted = _weighted_mean(output["edm_loss_per_frame"].mean(dim=1), sample_weight_B)
-            loss = loss * counted / edm_loss.clamp(min=torch.finfo(edm_loss.dtype).tiny)
-            edm_loss = counted
+        edm_loss, loss = counted_losses(output, loss, sample_weight_B)
         metrics[sigma_name(sigma)] = loss
         edm_losses.append(edm_loss)
     mean = torch.stack(list(metrics.values())).mean()
     return {**metrics, "edm_loss": torch.stack(edm_losses).mean()}, mean
+
+
+def counted_losses(output: Mapping[str, Any], loss: Tensor, sample_weight_B: Tensor | None) -> tuple[Tensor, Tensor]:
+    """``edm_loss`` and the loss of a batch, of its samples of weight 1 alone; None: of all."""
+    edm_loss: Tensor = output["edm_loss"]
+    if sample_weight_B is None:
+        return edm_loss, loss
+    counted = _weighted_mean(output["edm_loss_per_frame"].mean(dim=1), sample_weight_B)
+    return counted, loss * counted / edm_loss.clamp(min=torch.finfo(edm_loss.dtype).tiny)
 
 
 def _weighted_mean(value_B: Tensor, weight_B: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from cosmos_predict2.diffusion import rectified_flow
 from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.models.draws import Draws
 from cosmos_predict2.models.network import build_network, fill_network, network_bytes
-from cosmos_predict2.models.validation import RELEASED_SIGMAS, check_sigmas, losses_by_sigma
+from cosmos_predict2.models.validation import RELEASED_SIGMAS, check_sigmas, counted_losses, losses_by_sigma
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.parallelize import ContextParallel, degree_problems, parallelize_dit
 from cosmos_predict2.pipelines.assembly import settle_attention
@@ -227,6 +227,7 @@ class Predict2Video2WorldModel(ImaginaireModel):
             )
         else:
             output, loss = self.loss(x0, epsilon, sigma_B_1, condition)
+            output["edm_loss"], loss = counted_losses(output, loss, batch.get(WEIGHT_KEY))
         return output, loss
 
     @torch.no_grad()

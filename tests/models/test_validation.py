@@ -73,8 +73,9 @@ def test_without_levels_they_are_drawn_as_in_training() -> None:
 
 
 @pytest.mark.parametrize("reduce", ["mean", "sum"])
-def test_samples_of_weight_zero_do_not_count(reduce: str) -> None:
-    model = make_model(validation_sigmas=LEVELS, loss_reduce=reduce)
+@pytest.mark.parametrize("levels", [LEVELS, []], ids=["fixed", "drawn"])
+def test_samples_of_weight_zero_do_not_count(reduce: str, levels: list[float]) -> None:
+    model = make_model(validation_sigmas=levels, loss_reduce=reduce)
     batch = make_batch(positions=[3, 0])
     weighted, loss = model.validation_step({**batch, "sample_weight": torch.tensor([1.0, 0.0])}, 0)
     single, expected = model.validation_step(part(batch, 0), 0)
