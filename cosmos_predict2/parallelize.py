@@ -42,9 +42,9 @@ def parallelize_dit(
     Names of modules and parameters stay as they are. The network's attention must have been chosen.
     """
     if sac_config or compile:
-        from cosmos_predict2.recompute import apply_recompute, compile_blocks
+        from cosmos_predict2.recompute import apply_recompute, checked_keys, compile_blocks
     if sac_config:
-        apply_recompute(net, **sac_config)
+        apply_recompute(net, **checked_keys(sac_config))
     context = ContextParallel(net, dims.cp_group)
     if compile:
         compile_blocks(net)

@@ -12,7 +12,7 @@ mode "none".
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from cosmos_predict2.nn.dit import DiT
 from imaginaire.errors import ConfigError, near
 
 KEY = "model.config.pipe_config.net.sac_config"
+KEYS = ("mode", "every_n_blocks")
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,14 @@ def checked_policy(mode: str, every_n_blocks: int = 1) -> Policy | None:
     if isinstance(every_n_blocks, bool) or not isinstance(every_n_blocks, int) or every_n_blocks < 1:
         raise ConfigError(f"{KEY}.every_n_blocks is {every_n_blocks!r}; expected an integer of 1 or more.")
     return POLICIES[mode]
+
+
+def checked_keys(sac_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `apply_recompute` in a network's ``sac_config``."""
+    for key in sac_config:
+        if key not in KEYS:
+            raise ConfigError(f"{KEY}.{key} is no key of it.{near(str(key), KEYS)}")
+    return dict(sac_config)
 
 
 def compile_blocks(net: DiT, **options: Any) -> None:

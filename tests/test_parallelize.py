@@ -61,6 +61,23 @@ def test_a_launch_with_wrong_degrees_stops_before_anything_is_built(
     assert "fsdp_shard_size" not in notes  # of how many processes is not known in a dry run
 
 
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("model.config.pipe_config.net=null", r"pipe_config\.net is not set.*model=NAME"),
+        ("model.config.pipe_config.net.sac_config.mode=blockwise", r"sac_config\.mode is 'blockwise'.*block_wise"),
+        ("+model.config.pipe_config.net.sac_config.every=2", r"sac_config\.every is no key of it.*every_n_blocks"),
+        ("model.config.pipe_config.net.sac_config.every_n_blocks=0", r"every_n_blocks is 0"),
+    ],
+)
+def test_a_network_that_cannot_be_made_is_told_before_anything_is_built(
+    override: str, text: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IMAGINAIRE_OUTPUT_ROOT", str(tmp_path))
+    with pytest.raises(ConfigError, match=text):
+        preflight.check_launch(compose(CONFIG, [EXPERIMENT, override]))
+
+
 def _net(**options: Any) -> Video2WorldDiT:
     sizes = dict(max_img_h=8, max_img_w=8, max_frames=4, model_channels=24, num_blocks=1, num_heads=2)
     return Video2WorldDiT(**{**sizes, "adaln_lora_dim": 4, "crossattn_emb_channels": 8, **options})

@@ -27,6 +27,7 @@ from imaginaire.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+NO_NETWORK = "model.config.pipe_config.net is not set: choose a model (model=NAME) or a network (net=NAME)"
 DRAWN_NUMEL = 1 << 20  # numbers that one generator draws; a rank skips those of other ranks
 
 
@@ -36,9 +37,7 @@ def build_network(config: Any, dtype: torch.dtype) -> DiT:
     Adapters are float32 at least, as half precision would lose their small updates.
     """
     if config.pipe_config.net is None:
-        raise ConfigError(
-            "model.config.pipe_config.net is not set: choose a model (model=NAME) or a network (net=NAME)."
-        )
+        raise ConfigError(f"{NO_NETWORK}.")
     with torch.device("meta"):
         net: DiT = lazy_config.instantiate(config.pipe_config.net)
     net.to(dtype)

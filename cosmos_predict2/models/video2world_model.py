@@ -28,12 +28,13 @@ from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.diffusion import rectified_flow
 from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.models.draws import Draws
-from cosmos_predict2.models.network import build_network, fill_network, network_bytes
+from cosmos_predict2.models.network import NO_NETWORK, build_network, fill_network, network_bytes
 from cosmos_predict2.models.validation import RELEASED_SIGMAS, check_sigmas, counted_losses, losses_by_sigma
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.parallelize import ContextParallel, degree_problems, parallelize_dit
 from cosmos_predict2.pipelines.assembly import settle_attention
 from cosmos_predict2.pipelines.video2world import PRECISIONS, Video2WorldPipelineConfig
+from cosmos_predict2.recompute import checked_keys, checked_policy
 from cosmos_predict2.text.embedding_folder import EmbeddingFolder, find_embedding_dir
 from imaginaire import distributed, lazy_config, lora, storage
 from imaginaire.config import Section, at_least, one_of
@@ -118,6 +119,14 @@ class Predict2Video2WorldModel(ImaginaireModel):
         if path and not storage.is_remote(path) and (problem := problem_with(path)) is not None:
             yield f"model_manager_config.dit_path: {problem}"
         pipe = config["pipe_config"]
+        if pipe["net"] is None:
+            yield NO_NETWORK
+            return
+        if sac_config := pipe["net"].get("sac_config"):
+            try:
+                checked_policy(**checked_keys(sac_config))
+            except ConfigError as error:
+                yield str(error).rstrip(".")
         low, high = pipe["min_num_conditional_frames"], pipe["max_num_conditional_frames"]
         if not 0 <= low <= high < pipe["state_t"]:
             yield (
@@ -131,8 +140,8 @@ class Predict2Video2WorldModel(ImaginaireModel):
     ) -> Iterator[tuple[str, str]]:
         """Degrees of parallelism that the processes, the heads or the latent frames cannot be divided by."""
         net = config["pipe_config"]["net"]
-        if net.get("num_heads") is None:
-            return  # a network that has a number of its own
+        if net is None or net.get("num_heads") is None:
+            return  # there is none, as `preflight` says, or it has a number of its own
         yield from degree_problems(
             world_size=world_size,
             context_parallel_size=context_parallel_size,
@@ -153,6 +162,8 @@ class Predict2Video2WorldModel(ImaginaireModel):
     def preflight_data(cls, data: Mapping[str, Any], config: Any) -> Iterator[str]:
         """Clips shorter than the model's (longer ones are cut in time), and embeddings that it does not take."""
         pipe = config["pipe_config"]
+        if pipe["net"] is None:
+            return
         have, wanted = data.get("num_frames"), pixel_frames(pipe["state_t"])
         if isinstance(have, int) and "state_t" not in data and have < wanted:
             yield f"num_frames={have}, but the model takes {wanted} (state_t={pipe['state_t']}): set it to {wanted}"
