@@ -57,7 +57,10 @@ def first_clips(loader: Any, model: Any, count: int) -> list[FixedClip]:
     everyone = distributed.all_gather_object([clip.position for clip in mine])
     chosen = sorted({position for positions in everyone for position in positions})[:count]
     if not chosen:
-        raise DataError("There is no video clip to draw samples of: the data gives none.")
+        raise DataError(
+            "There is no video clip to draw samples of: dataloader_val (or where there is none, dataloader_train) gives"
+            " none. Add videos to it, or switch samples off: trainer.callbacks.draw_samples=null."
+        )
     parts = distributed.all_gather_object([clip for clip in mine if clip.position in chosen])
     clips = {clip.position: clip for part in parts for clip in part}
     found = [clips[position] for position in chosen]
