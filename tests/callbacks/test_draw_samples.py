@@ -137,7 +137,7 @@ def test_the_first_clips_of_all_ranks_are_taken_in_order() -> None:
     assert read == [0, 1, 2], "no more is read than is needed"
     assert clips[1].video_1_C_F_H_W is not None and torch.equal(clips[1].video_1_C_F_H_W[0], one["video"][0])
     assert clips[0].num_given == 1 and clips[0].fps == 10.0
-    with pytest.raises(DataError, match="no video clip to draw.*dataloader_val.*draw_samples=null"):
+    with pytest.raises(DataError, match=r"no video clip to draw.*dataloader_val.*draw_samples=null"):
         first_clips([image], model, 1)
 
 
