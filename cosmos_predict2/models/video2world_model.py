@@ -102,8 +102,9 @@ class Predict2Video2WorldModel(ImaginaireModel):
         self.config: Predict2Video2WorldModelConfig = config
         self.pipe_config = config.pipe_config
         self.precision = PRECISIONS[config.precision]
+        # Before the network is built, whose adapters draw too. The trainer has seeded all ranks alike.
+        self._start_seed = int(torch.randint(2**62, ()))
         self.net: DiT = build_network(config, self.weight_dtype)
-        self._start_seed = int(torch.randint(2**62, ()))  # the trainer has seeded all ranks alike
         if not current_dims().will_shard(config.fsdp_shard_size):
             self._has_trained_adapters = fill_network(self.net, config, "cpu", self._start_seed)
         self.denoiser = self.pipe_config.denoiser(self.net)

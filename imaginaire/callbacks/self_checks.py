@@ -27,11 +27,10 @@ class SelfChecks(Callback):
     * every parameter has memory and finite values;
     * sharded parameters are equal on all their replicas (the trainer compares those that are not sharded);
     * the ranks of a context-parallel group read the same data;
-    * the gradient reaches every trained parameter (it may be zero where later weights begin at zero);
     * adapters begin without an effect, and the gradient of some lora_B is not zero (but for random weights);
     * the first loss lies where ``model.expected_first_loss(output)`` says, if the model has such a method and knows.
 
-    A resumed run looks at the first three. ``trainer.callbacks.self_checks=null`` looks at nothing.
+    A trained parameter that the first gradient does not reach is a warning. A resumed run looks at the first three. ``trainer.callbacks.self_checks=null`` looks at nothing.
     """
 
     def __init__(self) -> None:
@@ -74,9 +73,10 @@ class SelfChecks(Callback):
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         lost = [name for name, p in trained if p.grad is None]
         if lost and not self.config.trainer.ddp.find_unused_parameters:
-            _require(
-                f"the gradient of the first step does not reach {_listed(lost)}. Freeze what is not to be trained"
-                " (requires_grad_(False)), or say that this is so: trainer.ddp.find_unused_parameters=True."
+            log.warning(
+                "the gradient of the first step does not reach %s. If that is intended, freeze what is not to be trained"
+                " (requires_grad_(False)), or say so: trainer.ddp.find_unused_parameters=True.",
+                _listed(lost),
             )
         reached = [(name, p) for name, p in trained if p.grad is not None]
         is_zero = dict(zip([name for name, _ in reached], _zero_gradients([p for _, p in reached])))

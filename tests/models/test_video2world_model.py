@@ -205,6 +205,12 @@ def test_lora_trains_adapters_alone_and_keeps_them_in_float32() -> None:
     assert all(p.grad is not None for p in trained.values())
 
 
+def test_random_weights_are_the_same_with_and_without_adapters() -> None:
+    plain, adapted = make_model(), make_model(train_architecture="lora", lora_rank=2, lora_alpha=4)
+    found = {name.replace(".base_layer.", "."): value for name, value in adapted.net.state_dict().items()}
+    assert all(torch.equal(found[name], value) for name, value in plain.net.state_dict().items())
+
+
 @pytest.mark.parametrize("options", [dict(lora_rank=0), dict(lora_alpha=0), dict(lora_target_modules=" , ")])
 def test_lora_settings_are_checked(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="lora_rank"):
