@@ -30,7 +30,8 @@ class SelfChecks(Callback):
     * adapters begin without an effect, and the gradient of some lora_B is not zero (but for random weights);
     * the first loss lies where ``model.expected_first_loss(output)`` says, if the model has such a method and knows.
 
-    A trained parameter that the first gradient does not reach is a warning. A resumed run looks at the first three. ``trainer.callbacks.self_checks=null`` looks at nothing.
+    A trained parameter that the first gradient does not reach is a warning. A resumed run looks at the first three.
+    ``trainer.callbacks.self_checks=null`` looks at nothing.
     """
 
     def __init__(self) -> None:
@@ -74,7 +75,7 @@ class SelfChecks(Callback):
         lost = [name for name, p in trained if p.grad is None]
         if lost and not self.config.trainer.ddp.find_unused_parameters:
             log.warning(
-                "the gradient of the first step does not reach %s. If that is intended, freeze what is not to be trained"
+                "the gradient of the first step does not reach %s. If that is intended, freeze what is not trained"
                 " (requires_grad_(False)), or say so: trainer.ddp.find_unused_parameters=True.",
                 _listed(lost),
             )
