@@ -24,7 +24,7 @@ def test_each_level_has_the_loss_of_that_level() -> None:
     found = [output[name] for name in ("loss_sigma_0.5", "loss_sigma_4", "loss_sigma_80")]
     assert torch.equal(torch.stack(found), torch.stack(singly))
     assert torch.equal(loss, torch.stack(singly).mean())
-    assert len({float(value) for value in found}) == 3
+    assert len({value.item() for value in found}) == 3
 
 
 def test_every_validation_and_every_batch_draws_the_same_for_a_sample() -> None:
