@@ -3,6 +3,7 @@
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from cosmos_predict2.planning.speed import GPUS, find_gpu
 from cosmos_predict2.planning.workload import read_workload
 from imaginaire import command_line
 from imaginaire.compose import compose
+from imaginaire.errors import ConfigError
 
 DEFAULT_CONFIG = "cosmos_predict2/configs/base/config.py"
 _EPILOG = """\
@@ -40,12 +42,18 @@ def _parser() -> command_line.Parser:
 
 def run(args: argparse.Namespace) -> int:
     gpu = find_gpu(args.gpu)
+    memory = gpu.memory if args.gpu_memory is None else args.gpu_memory
+    if not 0 < memory < math.inf:
+        raise ConfigError(f"--gpu_memory {memory:g}: the GB of one GPU, such as 80.")
     work = read_workload(compose(args.config, args.overrides), args.gpus)
-    plan = make_plan(work, args.gpu, gpu, args.gpu_memory or gpu.memory)
+    plan = make_plan(work, args.gpu, gpu, memory)
     values = json.dumps(as_values(plan), indent=2)
     print(values if args.json == "-" else as_text(plan))
     if args.json and args.json != "-":
-        Path(args.json).write_text(values + "\n", encoding="utf-8")
+        try:
+            Path(args.json).write_text(values + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--json {args.json} cannot be written: {error.strerror}.") from error
     return int(not plan.fits)
 
 

@@ -147,9 +147,12 @@ def _more_gpus(work: Workload) -> Iterator[Change]:
     yield Change(work, (), 0)
     for factor in itertools.takewhile(lambda f: work.num_gpus * f <= 256, (2, 4, 8)):
         num_gpus = work.num_gpus * factor
-        whole = work.shard_size == work.num_gpus > 1
-        more = replace(work, num_gpus=num_gpus, shard_size=num_gpus if whole else work.shard_size)
-        yield Change(more, (f"--gpus {num_gpus}",), 19 + factor)
+        overrides: tuple[str, ...] = (f"--gpus {num_gpus}",)
+        more = replace(work, num_gpus=num_gpus)
+        if work.is_sharded and work.shard_size == work.num_gpus:
+            more = replace(more, shard_size=num_gpus)
+            overrides = (*overrides, f"model.config.fsdp_shard_size={num_gpus}")
+        yield Change(more, overrides, 19 + factor)
 
 
 Kind = Callable[[Workload], Iterator[Change]]

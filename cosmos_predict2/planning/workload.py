@@ -12,7 +12,7 @@ from cosmos_predict2.data.sizes import pixel_frames, size_of
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel, Predict2Video2WorldModelConfig
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.pipelines.video2world import PRECISIONS
-from cosmos_predict2.recompute import checked_policy
+from cosmos_predict2.recompute import checked_keys, checked_policy
 from imaginaire import config_checks, lazy_config, preflight
 from imaginaire.config import Config
 from imaginaire.errors import ConfigError
@@ -49,6 +49,7 @@ class Workload:
     tokenizer_window: int = 4
     adapter_rank: int = 16  # of adapters, should it train some
     tokenizer_adapts: bool = False  # takes fewer frames at a time where memory is short
+    is_sharded: bool = True  # asks for copies over several ranks, though there may be but one
 
     @property
     def latent_shape(self) -> tuple[int, int, int]:
@@ -91,15 +92,15 @@ def read_workload(config: Config, num_gpus: int) -> Workload:
     pipe = model.pipe_config
     with torch.device("meta"):
         net: DiT = lazy_config.instantiate(pipe.net)
-    sac = {"mode": "none", "every_n_blocks": 1, **net.sac_config}
+    sac = {"mode": "none", "every_n_blocks": 1, **checked_keys(net.sac_config)}
     checked_policy(sac["mode"], sac["every_n_blocks"])
     optimizer, has_master = _optimizer(config.optimizer)
-    shards = config.trainer.distributed_parallelism != "ddp"
+    asked = model.fsdp_shard_size if config.trainer.distributed_parallelism != "ddp" else 0
     height, width = _clip_size(config, pipe.resolution)
     return Workload(
         net=net,
         num_gpus=num_gpus,
-        shard_size=_shard_size(model.fsdp_shard_size if shards else 0, num_gpus),
+        shard_size=_shard_size(asked, num_gpus),
         context_parallel=config.model_parallel.context_parallel_size,
         batch_size=_batch_size(config.dataloader_train),
         grad_accum=config.trainer.grad_accum_iter,
@@ -119,6 +120,7 @@ def read_workload(config: Config, num_gpus: int) -> Workload:
         tokenizer_window=int((pipe.tokenizer or {}).get("temporal_window", 4)),
         adapter_rank=model.lora_rank,
         tokenizer_adapts=(pipe.tokenizer or {}).get("tile_size") == "auto",
+        is_sharded=asked not in (0, 1),
     )
 
 
