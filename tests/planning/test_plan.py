@@ -63,12 +63,20 @@ def test_single_changes_are_what_they_say() -> None:
     before = planned(4, 24, batch)
     last = {change.overrides[-1]: change for change in before.singles}
     assert {key.partition("=")[0].rpartition(".")[2] for key in last} == {
-        "--gpus 8", "--gpus 16", "--gpus 32", "mode", "grad_accum_iter", "train_architecture",
+        "fsdp_shard_size", "mode", "grad_accum_iter", "train_architecture",
     }  # fmt: skip
     split = next(c for c in before.singles if c.overrides[0] == "model_parallel.context_parallel_size=4")
     after = planned(4, 24, batch, *split.overrides)
     assert after.memory.total == split.bytes < before.memory.total
     assert after.work.clips_per_step == before.work.clips_per_step
+
+
+@pytest.mark.parametrize("num_gpus", [1, 6])
+def test_more_gpus_are_told_with_the_override_that_shards_over_them(num_gpus: int) -> None:
+    more = [c for c in planned(num_gpus, 10).singles if c.overrides[0].startswith("--gpus ")]
+    flag, *overrides = more[-1].overrides
+    after = planned(int(flag.removeprefix("--gpus ")), 10, *overrides)
+    assert after.memory.total == more[-1].bytes
 
 
 def test_room_is_used_for_speed() -> None:
@@ -85,6 +93,9 @@ def test_room_is_used_for_speed() -> None:
         ("heads", ("--", TINY, "model_parallel.context_parallel_size=8")),
         ("block_wise", ("--", TINY, "model.config.pipe_config.net.sac_config.mode=block")),
         ("Did you mean H100", ("--gpu", "H1000", "--", TINY)),
+        ("--gpu_memory 0:", ("--gpu_memory", "0", "--", TINY)),
+        ("--gpu_memory nan:", ("--gpu_memory", "nan", "--", TINY)),
+        ("--json /none_such/plan.json cannot be written", ("--json", "/none_such/plan.json", "--", TINY)),
     ],
 )
 def test_what_training_would_refuse_is_an_error(
