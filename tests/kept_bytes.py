@@ -3,23 +3,26 @@
 
 import functools
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def kept_bytes(forward: Callable[[], Any]) -> int:
-    """Of what autograd saves and checkpoints hold, and of the result; not what was there before."""
+def kept_bytes(forward: Callable[[], Any], known: Iterable[Tensor]) -> int:
+    """Of what autograd saves and checkpoints hold, and of the result; not of what is known: weights and inputs."""
     forward()  # what a first call leaves for good
-    gc.collect()
-    before = _storages(gc.get_objects())
+    before = _storages(list(known))
     saved: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(functools.partial(_noted, saved), lambda x: x):
-        output = forward()
-    after = _storages([*gc.get_objects(), *saved])
-    del output
+    gc.freeze()  # get_objects leaves out what there is now, which is much
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(functools.partial(_noted, saved), lambda x: x):
+            output = forward()
+        after = _storages([*gc.get_objects(), *saved])
+        del output
+    finally:
+        gc.unfreeze()
     return sum(size for place, size in after.items() if place not in before)
 
 

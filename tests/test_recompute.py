@@ -115,7 +115,7 @@ def test_a_copy_computes_with_its_own_weights() -> None:
 def test_nothing_is_recorded_without_gradients() -> None:
     net = network("predict2_2b_720")
     with torch.no_grad():
-        assert not forward(net).requires_grad
+        assert not net(**inputs(net)).requires_grad
     found, _ = gradients(net)  # and the marks are in order afterwards
     expected, _ = gradients(network("none"))
     assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -172,19 +172,21 @@ def adapt(net: Video2WorldDiT) -> None:
         adapter.to(net.dtype)
 
 
-def forward(net: Video2WorldDiT, side: int = SIDE) -> Tensor:
+def inputs(net: Video2WorldDiT, side: int = SIDE) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(2)
     x, mask = (torch.randn(BATCH, c, FRAMES, side, side, generator=generator) for c in (16, 1))
     times, text = torch.rand(BATCH, FRAMES, generator=generator), torch.randn(BATCH, WORDS, 32, generator=generator)
-    return net(x, times.to(net.dtype), text.to(net.dtype), condition_mask_B_1_T_H_W=mask > 0)
+    found = dict(x_B_C_T_H_W=x, timesteps_B_T=times, crossattn_emb_B_S_E=text, condition_mask_B_1_T_H_W=mask)
+    return {name: tensor.to(net.dtype) for name, tensor in found.items()}
 
 
 def gradients(net: Video2WorldDiT, side: int = SIDE) -> tuple[dict[str, Tensor], Tensor]:
     net.zero_grad()
-    output = forward(net, side)
+    output = net(**inputs(net, side))
     output.square().sum().backward()
     return {name: p.grad for name, p in net.named_parameters() if p.grad is not None}, output.detach()
 
 
 def kept_bytes(net: Video2WorldDiT, side: int = SIDE) -> int:
-    return count_kept_bytes(lambda: forward(net, side))
+    given = inputs(net, side)
+    return count_kept_bytes(lambda: net(**given), [*given.values(), *net.parameters(), *net.buffers()])

@@ -50,7 +50,8 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        needs_x, needs_weight = ctx.needs_input_grad  # a frozen weight needs no input, and keeps none
+        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
         return _onednn(x, weight)
 
     @staticmethod

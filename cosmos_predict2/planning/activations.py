@@ -47,7 +47,8 @@ def activations(work: Workload) -> Activations:
     transient = int((sizes.tokens * sizes.hidden + 2 * sizes.tokens * sizes.width) * in_flight)
     ends = sizes.ends(is_trained=work.lora_rank is None)
     if policy is None:
-        return Activations(blocks * whole + ends + 2 * n_d, 0, transient)
+        # The final layer keeps its norm and its map's input; a frozen one does not, nor the first block its own.
+        return Activations(blocks * whole + ends + (2 * n_d if work.lora_rank is None else -n_d), 0, transient)
     light = n_d + sum(sizes.output(name) for name in policy.linears)
     light += sum(n_d + sizes.statistics(sizes.heads) for _ in policy.attentions)
     recomputing = len(range(0, blocks, work.every_n_blocks))
@@ -72,6 +73,7 @@ class _Sizes:
         self.element = work.precision.itemsize
         self.statistic = max(4, self.element)
         self.tokens = work.rank_tokens
+        self.batch_size = work.batch_size
         self.text = work.batch_size * work.text_tokens
         self.frames = work.rank_frames
         self.width = net.model_channels
@@ -133,6 +135,6 @@ class _Sizes:
     def ends(self, is_trained: bool) -> int:
         """Bytes outside of the blocks: patches, positions, the final layer's input, the result."""
         result = self.tokens * self.features_out * self.element
-        positions = self.tokens * self.head_dim * self.statistic
+        positions = self.tokens // self.batch_size * self.head_dim * self.statistic  # of all clips alike
         patches = self.tokens * self.features * self.element if is_trained else 0
         return result + positions + patches + self.tokens * self.width * self.element

@@ -3,9 +3,9 @@
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-import torch
 from torch import nn
 
 from cosmos_predict2.planning.activations import activations
@@ -64,7 +64,7 @@ class _Weight:
 
 def predict_memory(work: Workload) -> Memory:
     """The memory of rank 0, which has the longest parts."""
-    weights = list(_weights(work))
+    weights = _weights(work)
     trained = [w for w in weights if w.is_trained]
     gradients = sum(w.numel * w.bytes_each for w in trained)
     gathered = _gathered(work)
@@ -91,28 +91,30 @@ def predict_memory(work: Workload) -> Memory:
     return Memory(**parts, overhead=int(overhead))
 
 
-def _weights(work: Workload) -> list[_Weight]:
-    """Every parameter by what rank 0 has of it: rows are dealt out, and the first rank gets the odd ones."""
-    size, found = work.weight_dtype.itemsize, []
+def _weights(work: Workload) -> tuple[_Weight, ...]:
+    size = work.weight_dtype.itemsize
+    return _weights_of(work.net, size, work.shard_size, work.lora_rank, work.lora_targets)
 
-    def add(name: str, shape: torch.Size, bytes_each: int, is_trained: bool) -> None:
-        rows = math.ceil(shape[0] / work.shard_size)
+
+@functools.lru_cache(maxsize=64)  # advice asks for the same ones many times
+def _weights_of(
+    net: nn.Module, size: int, shard_size: int, lora_rank: int | None, targets: tuple[str, ...]
+) -> tuple[_Weight, ...]:
+    """Every parameter by what rank 0 has of it: rows are dealt out, and the first rank gets the odd ones."""
+    found = []
+
+    def add(name: str, shape: Sequence[int], bytes_each: int, is_trained: bool) -> None:
+        rows = math.ceil(shape[0] / shard_size)
         found.append(_Weight(name, rows * math.prod(shape[1:]), bytes_each, is_trained, len(shape) == 2))
 
-    for name, shape in _shapes(work.net):
-        add(name, shape, size, work.lora_rank is None)
-        module = name.removesuffix(".weight")
-        if work.lora_rank is None or len(shape) != 2:
-            continue
-        if any(module == target or module.endswith(f".{target}") for target in work.lora_targets):
-            add(f"{module}.lora_A", torch.Size((work.lora_rank, shape[1])), max(4, size), True)
-            add(f"{module}.lora_B", torch.Size((shape[0], work.lora_rank)), max(4, size), True)
-    return found
-
-
-@functools.lru_cache(maxsize=8)
-def _shapes(net: nn.Module) -> list[tuple[str, torch.Size]]:
-    return [(name, parameter.shape) for name, parameter in net.named_parameters()]
+    for name, parameter in net.named_parameters():
+        shape, module = parameter.shape, name.removesuffix(".weight")
+        add(name, shape, size, lora_rank is None)
+        is_target = len(shape) == 2 and any(module == t or module.endswith(f".{t}") for t in targets)
+        if lora_rank is not None and is_target:
+            add(f"{module}.lora_A", (lora_rank, shape[1]), max(4, size), True)
+            add(f"{module}.lora_B", (shape[0], lora_rank), max(4, size), True)
+    return tuple(found)
 
 
 def _optimizer_bytes(work: Workload, trained: list[_Weight]) -> int:

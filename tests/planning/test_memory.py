@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predicted bytes of weights, gradients, optimizer and EMA against those of the wrapped model and its optimizer."""
 
+import functools
 import itertools
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ AGIBOT = "predict2_video2world_training_{}_agibot_head_center_fisheye_color"
 KINDS = ("parameters", "gradients", "optimizer", "ema")
 
 
+@functools.cache  # composing takes longer than all else here
 def read(experiment: str, num_gpus: int, *overrides: str) -> Workload:
     return read_workload(compose(CONFIG, [f"experiment={experiment}", *overrides]), num_gpus)
 
