@@ -156,7 +156,10 @@ def _stack(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 def _required(batch: Mapping[str, Any], key: str) -> Tensor:
     if key not in batch:
-        raise DataError(f"The batch has no '{key}'. It has: {', '.join(sorted(map(str, batch)))}.")
+        raise DataError(
+            f"The batch has no '{key}'. It has: {', '.join(sorted(map(str, batch)))}. Every sample needs '{TEXT_KEY}', "
+            "'fps' and 'padding_mask'."
+        )
     value = batch[key]
     if not isinstance(value, Tensor):
         raise DataError(f"The batch's '{key}' is a {type(value).__name__}, not a tensor.")

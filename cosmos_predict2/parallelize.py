@@ -146,8 +146,8 @@ def degree_problems(
     """(config key, sentence) of every way in which processes, heads and latent frames cannot be divided as asked; of
     a number of processes that is not known (None), nothing is said."""
     size, frames = context_parallel_size, state_t // patch_temporal
-    if size < 1 or num_heads % size or frames % size:
-        works = [d for d in divisors(num_heads) if frames % d == 0]
+    works = [d for d in divisors(num_heads) if frames % d == 0]
+    if size not in works:
         yield (
             CONTEXT_KEY,
             f"{size} does not divide the {num_heads} attention heads of the network and the {frames} latent frames of "
@@ -156,10 +156,11 @@ def degree_problems(
     if world_size is None:
         return
     if size > 0 and world_size % size:
+        more = f", or start a multiple of {size} processes (torchrun --nproc_per_node)" if size in works else ""
         yield (
             CONTEXT_KEY,
-            f"{size} does not divide the {world_size} processes. Use one of {divisors(world_size)}, or start a multiple"
-            f" of {size} processes (torchrun --nproc_per_node)",
+            f"{size} does not divide the {world_size} processes. Use one of "
+            f"{[d for d in works if world_size % d == 0]}{more}",
         )
     shard = min(fsdp_shard_size, world_size)
     if shard > 0 and world_size % shard:

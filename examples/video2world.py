@@ -136,6 +136,8 @@ def prepare_requests(args: argparse.Namespace, choice: Any) -> MakeVideos:
         seed=args.seed,
         compare_to=args.compare_to,
     )
+    if not args.input_path and not args.batch_input_json:
+        log.info("input: %s, the bundled picture (--input_path: yours)", request.input_path)
     requests = read_batch(args.batch_input_json, request) if args.batch_input_json else [request]
     if not args.batch_input_json:
         request.check(args.contact_sheet)

@@ -241,7 +241,7 @@ def _targets(module: nn.Module, targets: tuple[str, ...]) -> dict[str, nn.Linear
             else:
                 found[name] = layer
     if unknown:
-        raise ConfigError("LoRA targets that cannot be adapted (lora_target_modules): " + " ".join(unknown))
+        raise ConfigError("LoRA cannot adapt these targets (model.config.lora_target_modules): " + " ".join(unknown))
     return {name: found[name] for name in named if name in found}
 
 

@@ -52,7 +52,8 @@ def muon(
     if sharded := [name for name, param in named if isinstance(param, DTensor)]:
         raise ConfigError(
             f"optimizer muon orthogonalises whole matrices, and {len(sharded)} parameters are sharded (such as "
-            f"{sharded[0]}). Set model.config.fsdp_shard_size=0, or use optimizer=fusedadamw."
+            f"{sharded[0]}). Set model.config.fsdp_shard_size=0, or use optimizer=fusedadamw with a learning rate of "
+            "its own (optimizer.lr=1e-3, say), and ~optimizer.adam_lr where the experiment sets that."
         )
     matrices = [param for name, param in named if param.dim() == 2 and BLOCKS in name.split(".")]
     if not matrices:

@@ -55,9 +55,11 @@ def check_launch(config: Config) -> None:
             name = type(node).__name__
             raise ConfigError(f"{key} is a {name} that exists already. Name it, so that it is built: L({name})(...).")
     _check_model_class(_target(config.model, "model"))
-    parallel.check_context_parallel_size(config.model_parallel.context_parallel_size, distributed.world_size())
     check_run_dir(config.job.path_local)
-    found = [*parallel_problems(config, distributed.world_size()), *problems(config)]
+    found = parallel_problems(config, distributed.world_size())
+    if not found:  # else the model has said what it can be divided by, which is less than the processes alone allow
+        parallel.check_context_parallel_size(config.model_parallel.context_parallel_size, distributed.world_size())
+    found += problems(config)
     if found:
         listed = "\n".join(f"  - {key}: {problem}" for key, problem in found[:20])
         kind = DataError if all(key.startswith("dataloader") for key, _ in found) else ConfigError
@@ -173,8 +175,12 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
             continue  # it is not built
         for key, node in config_checks.nodes(getattr(config, section), section):
             if callable(preflight := getattr(_target(node, key), "preflight", None)):
-                for problem in preflight(**_arguments(node)):
-                    yield key, str(problem)
+                for problem in map(str, preflight(**_arguments(node))):
+                    if problem.startswith(f"{key}."):  # it names the key itself, more precisely
+                        named, _, problem = problem.partition(": ")
+                        yield named, problem
+                    else:
+                        yield key, problem
             if section != "model" and callable(of_model):
                 for problem in of_model(_arguments(node), **_arguments(config.model)):
                     yield key, str(problem)

@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether weights are where they are expected and fit, told before anything heavy is built."""
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
 from cosmos_predict2.checkpoints.dit_weights import fitted, open_dit
-from imaginaire import lazy_config, weights
+from imaginaire import lazy_config, weight_files, weights
 from imaginaire.errors import CheckpointError
 
 
 def problem_with(path: str, which: str = "auto") -> str | None:
     """What keeps a network's weights at a path from being opened, with the command that fetches released ones."""
     try:
-        open_dit(path, which)
+        with _unsaid():
+            open_dit(path, which)
     except CheckpointError as error:
         return str(error)
     return None
@@ -23,8 +26,23 @@ def problem_with(path: str, which: str = "auto") -> str | None:
 
 def check_dit(node: Any, path: str, which: str = "auto", allow_missing: Iterable[str] = ()) -> None:
     """Raise where weights are not of the network of a lazy node: compares names and shapes, and takes no memory."""
-    source = open_dit(path, which)
+    with _unsaid():
+        source = open_dit(path, which)
     with torch.device("meta"):
         net: nn.Module = lazy_config.instantiate(node)
     targets, source, allow_missing = fitted(net, source, path, allow_missing)
     weights.account(targets, source).require(allow_missing=allow_missing, source=path)
+
+
+@contextmanager
+def _unsaid() -> Iterator[None]:
+    """Which file and which of its networks is read is said once: by the loading that follows."""
+    loggers = [logging.getLogger(module.__name__) for module in (weights, weight_files)]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.WARNING)
+        yield
+    finally:
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)

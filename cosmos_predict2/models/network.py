@@ -90,6 +90,11 @@ def fill_network(net: DiT, config: Any, device: torch.device | str, seed: int) -
         log.info("lora: %s, %s trained parameters", lora.lora_spec(net), f"{trained:,}")
     if not path:
         log.info("start weights: random (model.config.model_manager_config.dit_path is not set)")
+        if adapters:
+            log.warning(
+                "adapters on random weights learn little: the weights below them stay random. Name trained ones in "
+                "model.config.model_manager_config.dit_path."
+            )
         return False
     matched = sum(clean_name(name) in found for name in base)
     of_adapters = f"; {len(adapters)} adapters {'are those of the file' if has_adapters else 'begin anew'}"

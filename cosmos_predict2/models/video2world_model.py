@@ -118,7 +118,7 @@ class Predict2Video2WorldModel(ImaginaireModel):
         """What can be known to be wrong before anything is built."""
         path = config["model_manager_config"]["dit_path"]
         if path and not storage.is_remote(path) and (problem := problem_with(path)) is not None:
-            yield f"model_manager_config.dit_path: {problem}"
+            yield f"model.config.model_manager_config.dit_path: {problem}"
         pipe = config["pipe_config"]
         if pipe["net"] is None:
             yield NO_NETWORK

@@ -81,7 +81,7 @@ class RecordedRun:
     def __str__(self) -> str:
         resolution, _ = self.shape
         size = f" ({self.video_size[1]}x{self.video_size[0]})" if self.video_size else ""
-        return f"{resolution}{size}, {self.fps} frames per second, {self.state_t} latent frames"
+        return f"resolution {resolution}{size}, {self.fps} frames per second, {self.state_t} latent frames"
 
     def model_size(self, sizes: Mapping[str, Any]) -> str | None:
         """The key of ``sizes`` whose network is as large; None for a network of another size."""

@@ -318,7 +318,7 @@ def _open(vae_pth: str, config: WanConfig) -> tuple[WanVAE, Mapping[str, Tensor]
             "For random weights, in a test say, set tokenizer.allow_random=True."
         )
     if not storage.is_remote(vae_pth) and vae_pth.endswith((".pth", ".pt")) and not storage.exists(vae_pth):
-        raise CheckpointError(f"There is no tokenizer at {vae_pth}. Fetch it with\n  {DOWNLOAD}")
+        raise CheckpointError(f"There is no tokenizer at {vae_pth}. Fetch it with {DOWNLOAD}")
     _refuse_torchscript(vae_pth)
     source = weights.read(vae_pth)
     if any(name.startswith(("encoder.conv_in.", "decoder.conv_in.")) for name in source):

@@ -85,9 +85,8 @@ class SelfChecks(Callback):
         if of_adapters and all(of_adapters):
             self._tell_idle_adapters(model)
         zeros = sum(is_zero.values())
-        self._facts.append(
-            f"the gradient reaches {len(reached)} of {len(trained)} trained parameters ({zeros} of them with zeros)"
-        )
+        at_zero = f" (zero in {zeros}, as behind weights that start at zero)" if zeros else ""
+        self._facts.append(f"the gradient reaches {len(reached)} of {len(trained)} trained parameters{at_zero}")
 
     def on_training_step_batch_end(
         self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
