@@ -12,6 +12,7 @@ Context parallelism spreads the latent frames of a clip over a group of processe
 frame but self-attention, around which two all-to-alls exchange tokens for heads (DeepSpeed-Ulysses, arXiv 2309.14509).
 """
 
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -67,6 +68,8 @@ def _shard(net: DiT, dims: ParallelDims, fsdp_shard_size: int) -> None:
         if module is not None:
             fully_shard(module, mesh=mesh, reshard_after_forward=True)
     fully_shard(net, mesh=mesh, reshard_after_forward=False)
+    # A warning for code that adds in place to what such a module returns, which nothing in the network does.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor", category=UserWarning)
 
 
 class ContextParallel:

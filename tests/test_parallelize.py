@@ -25,6 +25,7 @@ GOOD = dict(world_size=8, context_parallel_size=2, num_heads=16, state_t=24, fsd
         ),
         (dict(context_parallel_size=8, state_t=20), r"context_parallel_size: 8 .*20 latent frames.*one of \[1, 2, 4\]"),
         (dict(context_parallel_size=4, world_size=6), r"context_parallel_size: 4 .*6 processes.*nproc_per_node"),
+        (dict(context_parallel_size=2, world_size=9), r"2 does not divide the 9 processes. Use one of \[1\], or start"),
         (dict(fsdp_shard_size=3), r"model.config.fsdp_shard_size: 3 does not divide the 8 processes"),
     ],
 )
@@ -36,6 +37,12 @@ def test_degrees_that_do_not_divide(change: dict[str, int], text: str) -> None:
 @pytest.mark.parametrize("change", [{}, dict(fsdp_shard_size=32), dict(fsdp_shard_size=-1), dict(state_t=16)])
 def test_degrees_that_do(change: dict[str, int]) -> None:
     check_degrees(**{**GOOD, **change})
+
+
+def test_no_more_processes_are_advised_where_the_network_does_not_divide() -> None:
+    problems = [text for _, text in degree_problems(**{**GOOD, "context_parallel_size": 3})]
+    assert len(problems) == 2 and "start a multiple" not in "".join(problems)
+    assert all("Use one of [1, 2, 4, 8]" in text for text in problems)
 
 
 def test_of_an_unknown_number_of_processes_nothing_is_said() -> None:

@@ -88,6 +88,14 @@ def test_every_layout_of_a_file_gives_its_weights(files: dict[str, Path], name: 
     same(values(filled(config_of(str(files[name])))), values(filled(config_of(), seed=1)))
 
 
+def test_adapters_on_random_weights_are_a_warning(files: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
+    filled(config_of())
+    filled(config_of(str(files["plain.pt"]), **LORA))
+    assert "adapters on random weights" not in caplog.text
+    filled(config_of(**LORA))
+    assert "adapters on random weights" in caplog.text
+
+
 def test_a_seed_repeats_and_what_is_drawn_does_not_depend_on_adapters() -> None:
     plain, adapted = (values(filled(config_of(**options))) for options in ({}, LORA))
     same(plain, values(filled(config_of())))

@@ -2,6 +2,7 @@
 """The registered tiny experiment: it composes, trains, stops, resumes exactly, and generates."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -52,6 +53,12 @@ def test_embeddings_that_the_network_does_not_take_show_before_anything_is_built
     assert any("video_size=[48, 144] is beyond" in text for _, text in preflight.problems(large))
     assert len(found) == 2 and "but t5 was asked for" in found[0]
     assert "have width 32, but the network takes 64" in found[1] and "--text_encoder bytes --width 64" in found[1]
+
+
+def test_a_problem_below_a_section_comes_under_its_own_key() -> None:
+    found = list(preflight.problems(compose(CONFIG, [*SHORT, "model.config.model_manager_config.dit_path=no/such.pt"])))
+    assert [key for key, _ in found] == ["model.config.model_manager_config.dit_path"]
+    assert found[0][1].startswith("no/such.pt does not exist")
 
 
 def test_overrides_of_the_guides_compose() -> None:
@@ -142,6 +149,8 @@ def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
     _train_layouts(tmp_path, {"one": []})
     one = saved(tmp_path, "one")["model"]
     assert int(one["net.accum_video_sample_counter"]) == 12
+    # Of whole clips, also where each rank has the loss of its own frames.
+    assert _first_losses(tmp_path, "one") == pytest.approx(_first_losses(tmp_path, "spread_and_sharded"), abs=2e-4)
     for layout in LAYOUTS:
         two = saved(tmp_path, layout)["model"]
         assert one.keys() == two.keys()
@@ -157,6 +166,14 @@ def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
             "samples/psnr_ema",
             "samples/x0_mse_reg_sigma_80",
         } <= of_one.keys()
+
+
+def _first_losses(root: Path, name: str) -> list[float]:
+    """What the log says of the first steps."""
+    text = (run_dir(root, name) / "stdout.log").read_text()
+    found = [float(loss) for loss in re.findall(r"Hit counter: \d/5 \| Loss: ([\d.]+)", text)]
+    assert found
+    return found
 
 
 def _measured(folder: Path) -> dict[str, float]:
