@@ -285,6 +285,8 @@ class _Session:
                 elsewhere.append(item)
             if area is None or item in elsewhere:
                 continue
+            if item.get_closest_marker("gpu"):  # it compares again, on another device
+                continue
             self.collected.setdefault(area, set()).add(item.nodeid)
             self.modules.add(str(item.path))
         if elsewhere:
