@@ -24,6 +24,14 @@ for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "
     os.environ.pop(name, None)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("torch sees no GPU here")
+
+
 @pytest.fixture(autouse=True)
 def _same_log() -> Iterator[None]:
     """A program that runs inside a test sends the log to a stream that ends with the test."""
