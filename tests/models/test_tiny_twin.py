@@ -98,19 +98,42 @@ def test_released_sizes_are_in_the_model_group(name: str, path: str) -> None:
     assert config.trainer.distributed_parallelism == "fsdp"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["base", "lora"])
-def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, architecture: str) -> None:
-    """Also where samples are drawn in one of them only."""
-    options = [*SHORT, f"model.config.train_architecture={architecture}"]
+LORA = "model.config.train_architecture=lora"
+V2W = "predict2_video2world_training_tiny_"
+
+
+@pytest.mark.parametrize(
+    ("experiment", "overrides"),
+    [
+        pytest.param(f"{V2W}groot_gr1_480", [], marks=pytest.mark.slow),
+        pytest.param("predict2_video2world_lora_training_tiny_cosmos_nemo_assets", [], marks=pytest.mark.slow),
+        pytest.param(f"{V2W}groot_gr1_480", [LORA], marks=pytest.mark.long),
+        pytest.param(f"{V2W}agibot_head_center_fisheye_color", [], marks=pytest.mark.long),
+        pytest.param(f"{V2W}cosmos_nemo_assets", [], marks=pytest.mark.long),
+        pytest.param(f"{V2W}video2world_data", [], marks=pytest.mark.long),
+    ],
+)
+def test_a_twin_resumes_as_if_it_had_not_stopped_and_generates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, experiment: str, overrides: list[str]
+) -> None:
+    """Also where samples are drawn in one of the two runs only."""
+    from examples.video2world import main
+
+    options = [f"experiment={experiment}", *SHORT[1:], *overrides, f"job.name={NAME}"]
     assert train(tmp_path / "whole", [*options, "trainer.max_iter=4"], config=CONFIG) == 0
     options += drawing(every_n=1, num_sampling_step=1, n_x0_level=1, n_viz_sample=1)
     assert train(tmp_path / "parts", [*options, "trainer.max_iter=2"], config=CONFIG) == 0
     assert train(tmp_path / "parts", [*options, "trainer.max_iter=4"], config=CONFIG) == 0
-    drawn = [path.name for path in sorted((run_dir(tmp_path / "parts", NAME) / "samples").glob("*.mp4"))]
+    folder = run_dir(tmp_path / "parts", NAME)
+    drawn = [path.name for path in sorted((folder / "samples").glob("*.mp4"))]
     assert drawn == [f"iter_00000000{i}_guidance_0.mp4" for i in (1, 2, 3, 4)]
     assert difference(saved(tmp_path / "whole", NAME), saved(tmp_path / "parts", NAME)) is None
     assert losses(tmp_path / "whole", NAME) == losses(tmp_path / "parts", NAME)
+    weights, video = folder / "checkpoints/model/iter_000000004.pt", tmp_path / "video.mp4"
+    arguments = ["--dit_path", str(weights), "--prompt", "push the red puck", "--num_steps", "2"]
+    monkeypatch.setattr(sys, "argv", ["video2world.py", *arguments, "--save_path", str(video)])
+    assert main() == 0
+    assert media.read_video(video)[0].shape == (3, 13, 48, 48)
 
 
 LAYOUTS = {  # of two processes, for four samples a step
