@@ -22,7 +22,7 @@ from torch import Tensor
 
 from cosmos_predict2.checkpoints.presence import problem_with
 from cosmos_predict2.checkpoints.runs import switches_of
-from cosmos_predict2.conditioner import Condition, Conditioner
+from cosmos_predict2.conditioner import TEXT_KEY, Condition, Conditioner
 from cosmos_predict2.data.latent_cache import LATENTS_KEY, check_tokenizer
 from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.diffusion import rectified_flow
@@ -260,6 +260,11 @@ class Predict2Video2WorldModel(ImaginaireModel):
         x0 = self._latents(batch, is_image, generators) * self.pipe_config.sigma_data
         keep = None if is_fixed else self.conditioner.draw_keep(generators.each("condition"))
         condition = self.conditioner.condition(batch, is_image=is_image, keep=keep)
+        if (width := condition.crossattn_emb_B_S_E.shape[-1]) != self.net.text_channels:
+            raise DataError(
+                f"The batch's '{TEXT_KEY}' have width {width}, but the network takes {self.net.text_channels}: encode"
+                " the captions with the text encoder that it was trained with."
+            )
         if not is_image:
             least = self.pipe_config.min_num_conditional_frames if is_fixed else None
             condition = condition.with_given_frames(x0, self._num_given(batch, x0, generators, least))

@@ -70,6 +70,13 @@ def test_gradient_reaches_every_parameter() -> None:
     assert [n for n, p in model.net.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
+def test_text_of_another_width_is_an_error_of_the_data() -> None:
+    batch = make_batch()
+    batch["t5_text_embeddings"] = torch.zeros(2, 4, 16)
+    with pytest.raises(DataError, match="have width 16, but the network takes 8"):
+        make_model().training_step(batch, 0)
+
+
 def test_draws_follow_from_the_sample_not_from_its_batch() -> None:
     model = make_model()
     batch = make_batch(size=2, positions=[7, 40])
