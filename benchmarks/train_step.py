@@ -78,7 +78,7 @@ class StepClock(Callback):
         self.shapes.update({key: tuple(value.shape) for key, value in batch.items() if hasattr(value, "shape")})
 
     def on_training_step_end(self, model: Any, batch: Any, output: Any, loss: Any, iteration: int = 0) -> None:
-        self.losses.append(float(loss))  # waits for the device
+        self.losses.append(float(loss.detach()))  # waits for the device
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self.seconds.append(time.perf_counter() - self.start)

@@ -64,6 +64,8 @@ from imaginaire.compose import compose, experiment_names
 config, heavy = sys.argv[1], sys.argv[2:]
 names = experiment_names(config)
 for name in names:
+    if name.endswith("fps"):  # a variant, of the same file as its base
+        continue
     compose(config, [f"experiment={name}"])
 loaded = sorted({module.partition(".")[0] for module in sys.modules} & set(heavy))
 print(json.dumps([len(names), loaded]))
