@@ -29,7 +29,7 @@ _ROWS = {
 }
 HONESTY = """\
 An estimate. Parameters, gradients, optimizer and EMA are exact, activations right within about 10 %. Time follows from
-operations and the share of its peak that each GPU reached in published runs: within 10 % of those, wider elsewhere."""
+operations and the share of its peak that each GPU reached in published runs: within 11 % of those, wider elsewhere."""
 
 
 MARGIN = 0.07  # of a GPU's memory
