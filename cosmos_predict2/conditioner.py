@@ -19,6 +19,7 @@ from imaginaire.errors import ConfigError, DataError
 
 TEXT_KEY = "t5_text_embeddings"
 NEGATIVE_TEXT_KEY = "neg_t5_text_embeddings"
+ACTION_KEY = "action"
 EMBEDDERS = ("fps", "padding_mask", "text", "use_video_condition")  # in the order of their draws
 
 
@@ -33,6 +34,7 @@ class Condition:
     use_video_condition: bool = True  # False: given frames are shown as zeros, under the mask as ever
     gt_frames_B_C_T_H_W: Tensor | None = None
     condition_mask_B_1_T_H_W: Tensor | None = None  # 1 on the latent frames that are given
+    action_B_A_D: Tensor | None = None  # of the whole clip, scaled; never withheld
 
     def with_given_frames(self, gt_frames_B_C_T_H_W: Tensor, num_frames_B: Tensor) -> "Condition":
         """The same, with the first latent frames of each sample given."""
@@ -51,7 +53,7 @@ class Condition:
     def stacked_with(self, other: "Condition") -> "Condition":
         """Both conditions in one batch, this one first."""
         values: dict[str, Any] = {}
-        for field in ("crossattn_emb_B_S_E", "padding_mask_B_1_H_W", "fps_B", "gt_frames_B_C_T_H_W"):
+        for field in ("crossattn_emb_B_S_E", "padding_mask_B_1_H_W", "fps_B", "gt_frames_B_C_T_H_W", "action_B_A_D"):
             values[field] = _stack(getattr(self, field), getattr(other, field))
         mask = _stack(self.condition_mask_B_1_T_H_W, other.condition_mask_B_1_T_H_W)
         return replace(self, **values, condition_mask_B_1_T_H_W=mask)
@@ -141,6 +143,7 @@ class Conditioner:
             fps_B=fps,
             is_image=is_image,
             use_video_condition=flag,
+            action_B_A_D=batch.get(ACTION_KEY),
         )
 
 

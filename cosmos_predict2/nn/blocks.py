@@ -105,19 +105,20 @@ class Block(nn.Module):
         x_B_T_H_W_D: Tensor,
         emb_B_T_D: Tensor,
         adaln_B_T_3D: Tensor | None,
-        context: Tensor | KeysValues,
+        context: Tensor | KeysValues | None,
         rope: Rope,
         extra_1_T_H_W_D: Tensor | None = None,
     ) -> Tensor:
-        """(B, T, H, W, D); ``emb`` and ``adaln`` hold one row per frame, or one for all."""
+        """(B, T, H, W, D); ``emb`` and ``adaln`` hold one row per frame, or one for all. Context None: no text."""
         shape = x_B_T_H_W_D.shape
         x = x_B_T_H_W_D if extra_1_T_H_W_D is None else x_B_T_H_W_D + extra_1_T_H_W_D
         shift, scale, gate = _vectors(self.adaln_modulation_self_attn, emb_B_T_D, adaln_B_T_3D)
         y_B_L_D = self.self_attn(modulated_norm(x, shift, scale).flatten(1, 3), rope=rope)
         x = multiply_add(x, gate, y_B_L_D.view(shape))
-        shift, scale, gate = _vectors(self.adaln_modulation_cross_attn, emb_B_T_D, adaln_B_T_3D)
-        y_B_L_D = self.cross_attn(modulated_norm(x, shift, scale).flatten(1, 3), context)
-        x = multiply_add(x, gate, y_B_L_D.view(shape))
+        if context is not None:
+            shift, scale, gate = _vectors(self.adaln_modulation_cross_attn, emb_B_T_D, adaln_B_T_3D)
+            y_B_L_D = self.cross_attn(modulated_norm(x, shift, scale).flatten(1, 3), context)
+            x = multiply_add(x, gate, y_B_L_D.view(shape))
         shift, scale, gate = _vectors(self.adaln_modulation_mlp, emb_B_T_D, adaln_B_T_3D)
         return multiply_add(x, gate, self.mlp(modulated_norm(x, shift, scale)))
 

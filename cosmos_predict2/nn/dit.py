@@ -44,7 +44,7 @@ class Prepared:
     size: tuple[int, int, int]  # tokens along time, height, width
     rope: Rope
     extra_1_T_H_W_D: Tensor | None
-    cross: tuple[KeysValues, ...]  # of each block
+    cross: tuple[KeysValues | None, ...]  # of each block; None: it has nothing to read
 
     def frames(self, first: int, end: int) -> "Prepared":
         """The part for token frames ``first`` to ``end``, of a clip whose frames are spread over processes."""
@@ -67,6 +67,7 @@ class DiT(nn.Module):
     """
 
     has_condition_channel = False
+    takes_actions = False  # see action_dit
 
     def __init__(
         self,
@@ -237,14 +238,18 @@ class DiT(nn.Module):
         *,
         latent_shape: tuple[int, int, int],
         fps_B: Tensor | None = None,
+        skip_no_text: bool = False,
     ) -> Prepared:
         """What does not change from one sampling step to the next, for ``forward(..., prepared=...)``.
 
-        ``latent_shape`` is (T, H, W) in latents, of the part that the network sees.
+        ``latent_shape`` is (T, H, W) in latents, of the part that the network sees. With ``skip_no_text`` a text of
+        zeros is left out where that changes nothing: values of zeros are zeros, unless a projection adds its bias.
         """
         size = self._size(tuple(latent_shape))
-        text_B_S_E = self._text(crossattn_emb_B_S_E)
         rope, extra_1_T_H_W_D = self._positions(size, fps_B)
+        if skip_no_text and self.crossattn_proj is None and not bool(crossattn_emb_B_S_E.any()):
+            return Prepared(size, rope, extra_1_T_H_W_D, (None,) * len(self.blocks))
+        text_B_S_E = self._text(crossattn_emb_B_S_E)
         cross = tuple(block.cross_attn.keys_values(text_B_S_E) for block in self._blocks())
         return Prepared(size, rope, extra_1_T_H_W_D, cross)
 
@@ -259,6 +264,7 @@ class DiT(nn.Module):
         fps_B: Tensor | None = None,
         is_image: bool = False,
         prepared: Prepared | None = None,
+        action_B_A_D: Tensor | None = None,
     ) -> Tensor:
         """The velocity (B, C, T, H, W), in the dtype of the network.
 
@@ -272,8 +278,11 @@ class DiT(nn.Module):
             self._with_masks(x_B_C_T_H_W.to(self.dtype), condition_mask_B_1_T_H_W, padding_mask_B_1_H_W, is_image)
         )
         emb_B_T_D, adaln_B_T_3D = self.t_embedder(self._timesteps(timesteps_B_T))
+        x_B_T_H_W_D, emb_B_T_D, adaln_B_T_3D = self._with_actions(
+            x_B_T_H_W_D, emb_B_T_D, adaln_B_T_3D, action_B_A_D, condition_mask_B_1_T_H_W
+        )
         emb_B_T_D = self.t_embedding_norm(emb_B_T_D)
-        contexts: list[Tensor | KeysValues]
+        contexts: list[Tensor | KeysValues | None]
         if prepared is None:
             rope, extra_1_T_H_W_D = self._positions(size, fps_B)
             contexts = [self._text(crossattn_emb_B_S_E)] * len(self.blocks)
@@ -293,6 +302,19 @@ class DiT(nn.Module):
             r=self.patch_temporal,
         )
         return velocity_B_C_T_H_W
+
+    def _with_actions(
+        self,
+        x_B_T_H_W_D: Tensor,
+        emb_B_T_D: Tensor,
+        adaln_B_T_3D: Tensor | None,
+        action_B_A_D: Tensor | None,
+        condition_mask_B_1_T_H_W: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Tokens and time embedding as they are: this network knows of no actions."""
+        if action_B_A_D is not None:
+            raise ValueError("This network takes no actions: build one of cosmos_predict2.nn.action_dit.")
+        return x_B_T_H_W_D, emb_B_T_D, adaln_B_T_3D
 
     def _with_masks(
         self,

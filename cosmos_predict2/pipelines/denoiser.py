@@ -130,6 +130,7 @@ class Denoiser:
         elif self.conditioning_strategy == "channel_concat":
             x_in = torch.cat([x_in, torch.zeros_like(x_in)], dim=1)
         dtype = self.net.dtype
+        actions = {"action_B_A_D": condition.action_B_A_D} if self.net.takes_actions else {}
         output: Tensor = self.net(
             x_in.to(dtype),
             c_noise_B_T.to(torch.promote_types(dtype, torch.float32)),
@@ -139,6 +140,7 @@ class Denoiser:
             fps_B=condition.fps_B,
             is_image=condition.is_image,
             prepared=prepared,
+            **actions,
         )
         return at_least_float32(output)
 

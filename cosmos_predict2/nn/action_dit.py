@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Video2World networks that are told the robot's actions, through small MLPs beside the embedding of time.
+
+    net = FlatActionDiT(action_dim=7, num_action_per_chunk=12, model_channels=2048, ...)    # every frame sees all
+    net = ChunkActionDiT(action_dim=7, temporal_compression_ratio=4, model_channels=2048, ...)  # each frame its own
+    velocity = net(x, timesteps, text, condition_mask_B_1_T_H_W=mask, action_B_A_D=actions)
+
+Actions [B, A, d] are those between the pixel frames of the whole clip. They act through the adaptive norms; with
+``action_on_tokens`` a number is also added to each token of their frame. A network that begins to learn them gives what
+its base gives: the last layers start at zero.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cosmos_predict2.nn.dit import Video2WorldDiT
+from cosmos_predict2.nn.linear import Linear
+
+
+class ActionMLP(nn.Module):
+    """Linear, GELU (tanh), linear."""
+
+    def __init__(self, width_in: int, hidden: int, width_out: int) -> None:
+        super().__init__()
+        self.fc1 = Linear(width_in, hidden)
+        self.activation = nn.GELU(approximate="tanh")
+        self.fc2 = Linear(hidden, width_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc2(self.activation(self.fc1(x)))
+        return out
+
+
+class ActionDiT(Video2WorldDiT):
+    """What both kinds have in common.
+
+    The numbers ``summed_action_dims`` of an action are replaced by ``summed_action_scale`` times their sum since the
+    first frame: of small motions this makes places.
+    """
+
+    takes_actions = True
+
+    def __init__(
+        self,
+        action_inputs: int,
+        *,
+        hidden_dim_in_action_embedder: int | None = None,
+        action_on_tokens: bool = False,
+        summed_action_dims: Sequence[int] = (),
+        summed_action_scale: float = 1.0,
+        **network: Any,
+    ) -> None:
+        """``action_inputs``: how many numbers the MLPs read at once."""
+        super().__init__(**network)
+        if action_inputs < 1:
+            raise ValueError(f"The MLPs for actions would read {action_inputs} numbers: one at least.")
+        if self.adaln_lora_dim is None:
+            raise ValueError("use_adaln_lora=False: actions act through the low-rank term of the modulation, too.")
+        self.action_inputs = action_inputs
+        self.summed_action_dims = [int(dim) for dim in summed_action_dims]
+        self.summed_action_scale = float(summed_action_scale)
+        width = self.model_channels
+        hidden = hidden_dim_in_action_embedder or 4 * width
+        self.action_embedder_B_D = ActionMLP(action_inputs, hidden, width)
+        self.action_embedder_B_3D = ActionMLP(action_inputs, hidden, 3 * width)
+        self.action_embedder_tokens = ActionMLP(action_inputs, hidden, width) if action_on_tokens else None
+        self.init_weights()
+
+    def _with_actions(
+        self,
+        x_B_T_H_W_D: Tensor,
+        emb_B_T_D: Tensor,
+        adaln_B_T_3D: Tensor | None,
+        action_B_A_D: Tensor | None,
+        condition_mask_B_1_T_H_W: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Tokens, time embedding and low-rank term with the actions added."""
+        frames = x_B_T_H_W_D.shape[1]
+        if action_B_A_D is None:
+            if frames * self.part[1] == 1:  # a picture: nothing has been done yet
+                return x_B_T_H_W_D, emb_B_T_D, adaln_B_T_3D
+            raise ValueError("action_B_A_D is None: this network needs the actions between the frames.")
+        rows_B_R_I = self._rows(self._summed(action_B_A_D).to(self.dtype), frames * self.part[1])
+        rest_B_T_1 = None
+        if condition_mask_B_1_T_H_W is not None:
+            rest_B_T_1 = 1 - condition_mask_B_1_T_H_W[:, 0, :, 0, 0, None].to(self.dtype)
+        assert adaln_B_T_3D is not None
+        emb_B_T_D = emb_B_T_D + self._by_frame(self.action_embedder_B_D(rows_B_R_I), rest_B_T_1)
+        adaln_B_T_3D = adaln_B_T_3D + self._by_frame(self.action_embedder_B_3D(rows_B_R_I), rest_B_T_1)
+        if self.action_embedder_tokens is not None:
+            added_B_T_D = self._by_frame(self.action_embedder_tokens(rows_B_R_I), rest_B_T_1)
+            x_B_T_H_W_D = x_B_T_H_W_D + added_B_T_D[:, :, None, None]
+        return x_B_T_H_W_D, emb_B_T_D, adaln_B_T_3D
+
+    def _summed(self, action_B_A_D: Tensor) -> Tensor:
+        if not self.summed_action_dims:
+            return action_B_A_D
+        size = action_B_A_D.shape[-1]
+        if max(self.summed_action_dims) >= size or min(self.summed_action_dims) < 0:
+            raise ValueError(f"summed_action_dims={self.summed_action_dims}, but an action has {size} numbers.")
+        summed = action_B_A_D.clone()
+        dims = self.summed_action_dims
+        summed[..., dims] = action_B_A_D[..., dims].cumsum(dim=1) * self.summed_action_scale
+        return summed
+
+    def _rows(self, action_B_A_D: Tensor, frames: int) -> Tensor:
+        """What the MLPs read, (B, R, action_inputs), for a clip of so many latent frames."""
+        raise NotImplementedError
+
+    def _by_frame(self, rows_B_R_D: Tensor, rest_B_T_1: Tensor | None) -> Tensor:
+        """What the MLPs gave as (B, T, D) or (B, 1, D), for the frames that the network sees."""
+        raise NotImplementedError
+
+
+class FlatActionDiT(ActionDiT):
+    """All actions of the clip in one vector, [a_0, a_1, ...], which every latent frame sees, a given one too.
+
+    ``action_dim`` is the size of one action, of which there are ``num_action_per_chunk``; without that number, the size
+    of all of them together.
+    """
+
+    def __init__(self, *, action_dim: int, num_action_per_chunk: int | None = None, **network: Any) -> None:
+        super().__init__(action_dim * (num_action_per_chunk or 1), **network)
+
+    def _rows(self, action_B_A_D: Tensor, frames: int) -> Tensor:
+        _, count, size = action_B_A_D.shape
+        if count * size != self.action_inputs:
+            raise ValueError(
+                f"There are {count} actions of {size} numbers, {count * size} in all, but the network reads"
+                f" {self.action_inputs} (action_dim, num_action_per_chunk)."
+            )
+        return action_B_A_D.flatten(1).unsqueeze(1)
+
+    def _by_frame(self, rows_B_R_D: Tensor, rest_B_T_1: Tensor | None) -> Tensor:
+        return rows_B_R_D
+
+
+class ChunkActionDiT(ActionDiT):
+    """Each latent frame but the first sees the ``temporal_compression_ratio`` actions that lead to it; a given frame
+    sees none. Fits clips of any length."""
+
+    def __init__(self, *, action_dim: int, temporal_compression_ratio: int = 4, **network: Any) -> None:
+        super().__init__(action_dim * temporal_compression_ratio, **network)
+        if self.patch_temporal != 1:
+            raise ValueError(f"patch_temporal={self.patch_temporal}: actions belong to single latent frames.")
+        self.action_dim = action_dim
+        self.temporal_compression_ratio = temporal_compression_ratio
+
+    def _rows(self, action_B_A_D: Tensor, frames: int) -> Tensor:
+        batch, count, size = action_B_A_D.shape
+        ratio = self.temporal_compression_ratio
+        if size != self.action_dim or count != (frames - 1) * ratio:
+            raise ValueError(
+                f"There are {count} actions of {size} numbers, but {frames} latent frames take {(frames - 1) * ratio}"
+                f" of {self.action_dim} ({ratio} for each after the first)."
+            )
+        return action_B_A_D.reshape(batch, frames - 1, ratio * size)
+
+    def _by_frame(self, rows_B_R_D: Tensor, rest_B_T_1: Tensor | None) -> Tensor:
+        all_B_T_D = torch.cat([torch.zeros_like(rows_B_R_D[:, :1]), rows_B_R_D], dim=1)
+        index, count = self.part
+        size = all_B_T_D.shape[1] // count
+        part_B_T_D = all_B_T_D[:, index * size : (index + 1) * size]
+        return part_B_T_D if rest_B_T_1 is None else part_B_T_D * rest_B_T_1
