@@ -7,7 +7,7 @@ with the text, and with the negative text or none.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import attrs
@@ -49,6 +49,10 @@ class Condition:
             gt_frames_B_C_T_H_W=None if gt_frames is None else gt_frames[:, :, first:end],
             condition_mask_B_1_T_H_W=None if mask is None else mask[:, :, first:end],
         )
+
+    def equals(self, other: "Condition") -> bool:
+        """Whether a network sees the same in both: then what guidance would subtract is zero."""
+        return all(_is_same(getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
 
     def stacked_with(self, other: "Condition") -> "Condition":
         """Both conditions in one batch, this one first."""
@@ -151,6 +155,12 @@ def _kept(value: Tensor, keep: Tensor, rate: float) -> Tensor:
     if rate == 0.0:
         return value  # as it is: an integer frame rate stays one
     return value * keep.to(value).reshape(-1, *[1] * (value.dim() - 1))
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a is b or torch.equal(a, b)
+    return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and bool(a == b))
 
 
 def _stack(a: Tensor | None, b: Tensor | None) -> Tensor | None:

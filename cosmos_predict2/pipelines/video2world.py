@@ -10,6 +10,7 @@ its own module.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import attrs
@@ -29,7 +30,8 @@ from cosmos_predict2.data.sizes import latent_frames, pixel_frames, size_of
 from cosmos_predict2.diffusion.schedules import karras_sigmas
 from cosmos_predict2.diffusion.solvers import SOLVERS, guide, sample
 from cosmos_predict2.interfaces import PromptRefiner, TextEncoder, VideoTokenizer
-from cosmos_predict2.nn.dit import DiT
+from cosmos_predict2.nn.blocks import KeysValues
+from cosmos_predict2.nn.dit import DiT, Prepared
 from cosmos_predict2.parallelize import ContextParallel
 from cosmos_predict2.pipelines.assembly import build_net
 from cosmos_predict2.pipelines.cuda_graph import GraphedNetwork
@@ -311,7 +313,7 @@ class Video2WorldPipeline:
         *,
         guidance: float = 7.0,
         num_steps: int = 35,
-        seed: int = 0,
+        seed: int | Sequence[int] = 0,
         solver: str = "2ab",
         use_cuda_graphs: bool = False,
         progress: bool = False,
@@ -319,7 +321,8 @@ class Video2WorldPipeline:
     ) -> Tensor:
         """Latents [B, C, T, H, W] that begin with the first ``num_given`` latent frames of ``given_B_C_T_H_W``.
 
-        ``batch`` has what the conditioner takes: text embeddings, fps, padding mask, and maybe a negative text.
+        ``batch`` has what the conditioner takes: text embeddings, fps, padding mask, and maybe a negative text. One
+        seed is that of the whole batch's noise; with one for each sample, a sample does not depend on the others.
         """
         config = self.config
         if solver not in SOLVERS or solver == "unipc":
@@ -335,7 +338,8 @@ class Video2WorldPipeline:
             self.context.part_of(condition.with_given_frames(given, num_B))
             for condition in self.conditioner.guidance_pair(on_device)
         )
-        denoise = self._guided(conditional, unconditional if guidance != 0 else None, guidance, use_cuda_graphs)
+        is_guided = guidance != 0 and not conditional.equals(unconditional)
+        denoise = self._guided(conditional, unconditional if is_guided else None, guidance, use_cuda_graphs)
         levels = config.timestamps
         sigmas = karras_sigmas(num_steps, levels.t_min, levels.t_max, levels.order)
         noise = self.context.split_frames(initial_noise(tuple(given.shape), seed).to(given)) * levels.t_max
@@ -348,10 +352,14 @@ class Video2WorldPipeline:
 
             return self.context.gather_frames(sample(denoise, noise, sigmas, solver, report))
 
-    def _given_latents(self, frames_B_C_F_H_W: Tensor) -> Tensor:
-        """Latents of the whole clip in which only the given frames are filled: the rest is never looked at."""
+    def _given_latents(self, frames_B_C_F_H_W: Tensor, num_latent_frames: int | None = None) -> Tensor:
+        """Latents of the whole clip in which only the given frames are filled: the rest is never looked at.
+
+        The frames are uint8, or already in [-1, 1]; the clip is of ``state_t`` latent frames unless a number is given.
+        """
         config, count = self.config, frames_B_C_F_H_W.shape[2]
-        total = pixel_frames(config.state_t)
+        num_latent_frames = num_latent_frames or config.state_t
+        total = pixel_frames(num_latent_frames)
         if not 0 < count < total or count % 4 != 1:
             raise ConfigError(
                 f"{count} frames are given to condition on, but it must be 1, 5, ... frames and fewer than the"
@@ -359,12 +367,14 @@ class Video2WorldPipeline:
             )
         self.tokenizer.to(self.device)
         work_dtype = torch.promote_types(self.dit.dtype, torch.float32)
-        pixels = frames_B_C_F_H_W.to(self.device, work_dtype) / 127.5 - 1
+        pixels = frames_B_C_F_H_W.to(self.device, work_dtype)
+        if not frames_B_C_F_H_W.is_floating_point():
+            pixels = pixels / 127.5 - 1
         latent = self.tokenizer.encode(pixels).to(work_dtype) * config.sigma_data
         if self._offload_tokenizer:
             self.tokenizer.to("cpu")
         shape = list(latent.shape)
-        shape[2] = config.state_t
+        shape[2] = num_latent_frames
         given = latent.new_zeros(shape)
         given[:, :, : latent.shape[2]] = latent
         return given
@@ -390,13 +400,8 @@ class Video2WorldPipeline:
             denoiser = self.denoiser
             if use_cuda_graphs:  # each condition its own, or the two would capture in turn at every step
                 denoiser = self.config.denoiser(cast(DiT, GraphedNetwork(self.dit, self.device)))
-            text = condition.crossattn_emb_B_S_E.to(self.dit.dtype)
             # Weights that are sharded are whole only inside the network's own forward pass.
-            prepared = (
-                None
-                if isinstance(self.dit, FSDPModule)
-                else self.dit.prepare(text, latent_shape=shape, fps_B=condition.fps_B)
-            )
+            prepared = None if isinstance(self.dit, FSDPModule) else self._prepared(condition, shape)
 
             def denoise(x: Tensor, sigma_B: Tensor) -> Tensor:
                 return denoiser(x, sigma_B, condition, prepared).x0_B_C_T_H_W
@@ -415,6 +420,18 @@ class Video2WorldPipeline:
             return guided_together
         positive, negative = run(conditional), run(unconditional)
         return lambda x, sigma_B: guide(positive(x, sigma_B), negative(x, sigma_B), guidance)
+
+    def _prepared(self, condition: Condition, latent_shape: tuple[int, int, int]) -> Prepared:
+        """What the network keeps of a condition from step to step; of one text for all samples it is made once."""
+        text_B_S_E = condition.crossattn_emb_B_S_E
+        size = text_B_S_E.shape[0]
+        is_one = size > 1 and text_B_S_E.stride(0) == 0
+        text = (text_B_S_E[:1] if is_one else text_B_S_E).to(self.dit.dtype)
+        prepared = self.dit.prepare(text, latent_shape=latent_shape, fps_B=condition.fps_B, skip_no_text=True)
+        if not is_one:
+            return prepared
+        cross = (kept and tuple(value.expand(size, -1, -1, -1) for value in kept) for kept in prepared.cross)
+        return replace(prepared, cross=cast("tuple[KeysValues | None, ...]", tuple(cross)))
 
     def _fits_twice(self, latent_B_C_T_H_W: Tensor) -> bool:
         """Whether the activations of a batch twice as large fit into the memory that is free, on all ranks."""
@@ -447,8 +464,15 @@ def require_safe(guardrail: GuardrailRunner, prompt: str, stage: str = "prompt")
         raise BlockedError(f"The {stage} was refused: {verdict.message}.")
 
 
-def initial_noise(shape: tuple[int, ...], seed: int) -> Tensor:
-    """Standard normal float32 from NumPy's RandomState: the same on every device and number of processes."""
+def initial_noise(shape: tuple[int, ...], seed: int | Sequence[int]) -> Tensor:
+    """Standard normal float32 from NumPy's RandomState: the same on every device and number of processes.
+
+    With a seed for each sample, each is what a batch of it alone gets.
+    """
+    if not isinstance(seed, int):
+        if len(seed) != shape[0]:
+            raise ConfigError(f"There are {len(seed)} seeds for a batch of {shape[0]}: one for each sample.")
+        return torch.cat([initial_noise((1, *shape[1:]), int(one)) for one in seed])
     return torch.from_numpy(numpy.random.RandomState(seed).standard_normal(shape).astype(numpy.float32))
 
 
