@@ -5,7 +5,8 @@ With t = sigma / (1 + sigma) the network sees c_in x = (1 - t) x_0 + t eps and p
 
     x_0 = c_skip x + c_out net(c_in x, c_noise)
 
-Frames that are given enter the network clean and unscaled, at their own small noise level, and come out as they were.
+Frames that are given enter the network clean and unscaled, at their own small noise level (where ``sigma_conditional``
+is None: at that of the other frames), and come out as they were.
 Latents, noise levels and all arithmetic around the network are in float32 at least; the network computes in its own
 precision.
 """
@@ -47,7 +48,7 @@ class Denoiser:
         net: DiT,
         *,
         sigma_data: float = 1.0,
-        sigma_conditional: float = 1e-4,
+        sigma_conditional: float | None = 1e-4,
         conditioning_strategy: str = "frame_replace",
         t_scaling_factor: float = 1.0,
         scaling: str = "rectified_flow",
@@ -76,7 +77,9 @@ class Denoiser:
         xt = at_least_float32(xt_B_C_T_H_W)
         sigma_B_T = at_least_float32(sigma).reshape(xt.shape[0], -1)
         scaling = self._scaling(sigma_B_T)
-        given_c_noise = self._scaling(sigma_B_T.new_tensor([[self.sigma_conditional]])).c_noise
+        given_c_noise = None
+        if self.sigma_conditional is not None:
+            given_c_noise = self._scaling(sigma_B_T.new_tensor([[self.sigma_conditional]])).c_noise
         output = self._network(
             xt * per_frame(scaling.c_in), scaling.c_noise, condition, prepared, given_c_noise=given_c_noise
         )
@@ -143,6 +146,16 @@ class Denoiser:
             **actions,
         )
         return at_least_float32(output)
+
+
+Predict = Callable[[Denoiser, Tensor, Tensor, Condition, Prepared | None], Tensor]  # of (denoiser, x_t, levels, ...)
+
+
+def clean_latents(
+    denoiser: Denoiser, xt_B_C_T_H_W: Tensor, sigma_B: Tensor, condition: Condition, prepared: Prepared | None = None
+) -> Tensor:
+    """What a denoiser takes noisy latents for."""
+    return denoiser(xt_B_C_T_H_W, sigma_B, condition, prepared).x0_B_C_T_H_W
 
 
 def _where_given(condition: Condition, given: Tensor, other: Tensor) -> Tensor:

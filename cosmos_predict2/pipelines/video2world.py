@@ -35,7 +35,9 @@ from cosmos_predict2.nn.dit import DiT, Prepared
 from cosmos_predict2.parallelize import ContextParallel
 from cosmos_predict2.pipelines.assembly import build_net
 from cosmos_predict2.pipelines.cuda_graph import GraphedNetwork
-from cosmos_predict2.pipelines.denoiser import Denoiser
+from cosmos_predict2.pipelines.denoiser import Denoiser, Predict, clean_latents
+from cosmos_predict2.pipelines.flow import SOLVER as FLOW_SOLVER
+from cosmos_predict2.pipelines.flow import FlowConfig, sample_flow
 from cosmos_predict2.pipelines.inputs import read_input
 from imaginaire import distributed, lazy_config
 from imaginaire.config import Section, at_least, one_of
@@ -93,6 +95,7 @@ class Video2WorldPipelineConfig(Section):
     rectified_flow_t_scaling_factor: float = 1.0
     rectified_flow_loss_weight_uniform: bool = True
     timestamps: SolverConfig = attrs.field(factory=SolverConfig)
+    flow: FlowConfig | None = None  # of a Predict2.5 network; None: it is asked by noise levels
     ema: EMAConfig = attrs.field(factory=EMAConfig)
     guardrail_config: GuardrailConfig = attrs.field(factory=GuardrailConfig)
     prompt_refiner_config: PromptRefinerConfig = attrs.field(factory=PromptRefinerConfig)
@@ -104,12 +107,14 @@ class Video2WorldPipelineConfig(Section):
         return PRECISIONS[self.precision]
 
     def denoiser(self, net: DiT) -> Denoiser:
+        """A Predict2.5 network's is told of given frames as in its training, also where it is asked by noise levels."""
+        flow = self.flow
         return Denoiser(
             net,
             sigma_data=self.sigma_data,
-            sigma_conditional=self.sigma_conditional,
+            sigma_conditional=self.sigma_conditional if flow is None else flow.sigma_conditional,
             conditioning_strategy=self.conditioning_strategy,
-            t_scaling_factor=self.rectified_flow_t_scaling_factor,
+            t_scaling_factor=self.rectified_flow_t_scaling_factor if flow is None else flow.t_scaling_factor,
         )
 
 
@@ -275,14 +280,15 @@ class Video2WorldPipeline:
         guidance: float = 7.0,
         num_steps: int = 35,
         seed: int = 0,
-        solver: str = "2ab",
+        solver: str | None = None,
         use_cuda_graphs: bool = False,
         progress: bool = False,
         on_step: Callable[[int, Any], None] | None = None,
     ) -> Tensor:
         """Videos [B, 3, F, H, W] in [-1, 1] that begin with the given frames, uint8, 1 + 4k of them.
 
-        Without a negative text, the unconditional half of the guidance has a text of zeros.
+        A network that was trained without given frames, too, takes none of them: [B, 3, 0, H, W]. Without a negative
+        text, the unconditional half of the guidance has a text of zeros.
         """
         batch = {TEXT_KEY: text_B_S_E}
         if negative_text_B_S_E is not None:
@@ -293,7 +299,7 @@ class Video2WorldPipeline:
         latent = self.generate_latents(
             batch,
             self._given_latents(frames_B_C_F_H_W),
-            latent_frames(num_given),
+            latent_frames(num_given) if num_given else 0,
             guidance=guidance,
             num_steps=num_steps,
             seed=seed,
@@ -314,7 +320,7 @@ class Video2WorldPipeline:
         guidance: float = 7.0,
         num_steps: int = 35,
         seed: int | Sequence[int] = 0,
-        solver: str = "2ab",
+        solver: str | None = None,
         use_cuda_graphs: bool = False,
         progress: bool = False,
         on_step: Callable[[int, Any], None] | None = None,
@@ -323,11 +329,13 @@ class Video2WorldPipeline:
 
         ``batch`` has what the conditioner takes: text embeddings, fps, padding mask, and maybe a negative text. One
         seed is that of the whole batch's noise; with one for each sample, a sample does not depend on the others.
+        The solver is "2ab", or of Predict2.5 networks (``config.flow``) "unipc"; these may be sampled by all of them.
         """
-        config = self.config
-        if solver not in SOLVERS or solver == "unipc":
-            known = [name for name in SOLVERS if name != "unipc"]  # which works on flow times, not on these levels
-            raise ConfigError(f"No solver of noise levels is called '{solver}'.{near(solver, known)}")
+        config, flow = self.config, self.config.flow
+        solver = solver or ("2ab" if flow is None else FLOW_SOLVER)
+        known = [name for name in SOLVERS if flow is not None or name != FLOW_SOLVER]  # which works on flow times
+        if solver not in known:
+            raise ConfigError(f"No solver of this network's noise levels is called '{solver}'.{near(solver, known)}")
         if num_steps < 1:
             raise ConfigError(f"num_steps={num_steps}: sampling takes at least 1 step.")
         given = given_B_C_T_H_W
@@ -338,11 +346,9 @@ class Video2WorldPipeline:
             self.context.part_of(condition.with_given_frames(given, num_B))
             for condition in self.conditioner.guidance_pair(on_device)
         )
-        is_guided = guidance != 0 and not conditional.equals(unconditional)
-        denoise = self._guided(conditional, unconditional if is_guided else None, guidance, use_cuda_graphs)
-        levels = config.timestamps
-        sigmas = karras_sigmas(num_steps, levels.t_min, levels.t_max, levels.order)
-        noise = self.context.split_frames(initial_noise(tuple(given.shape), seed).to(given)) * levels.t_max
+        is_guided = guidance != 0 and not self._on_all_ranks(conditional.equals(unconditional))
+        other = unconditional if is_guided else None
+        noise = self.context.split_frames(initial_noise(tuple(given.shape), seed).to(given))
         with tqdm(total=num_steps, desc="sampling", unit="step", leave=False, disable=not progress) as bar:
 
             def report(i: int, step: Any) -> None:
@@ -350,7 +356,19 @@ class Video2WorldPipeline:
                 if on_step is not None:
                     on_step(i, step)
 
-            return self.context.gather_frames(sample(denoise, noise, sigmas, solver, report))
+            if flow is not None and solver == FLOW_SOLVER:
+                guided = self._guided(conditional, other, guidance, use_cuda_graphs, flow.velocity)
+
+                def velocity(x: Tensor, timesteps_B: Tensor) -> Tensor:
+                    return flow.with_true_velocity(guided(x, timesteps_B), conditional, noise)
+
+                latent = sample_flow(velocity, noise, flow.levels(num_steps), report)
+            else:
+                levels = config.timestamps
+                sigmas = karras_sigmas(num_steps, levels.t_min, levels.t_max, levels.order)
+                denoise = self._guided(conditional, other, guidance, use_cuda_graphs)
+                latent = sample(denoise, noise * levels.t_max, sigmas, solver, report)
+            return self.context.gather_frames(latent)
 
     def _given_latents(self, frames_B_C_F_H_W: Tensor, num_latent_frames: int | None = None) -> Tensor:
         """Latents of the whole clip in which only the given frames are filled: the rest is never looked at.
@@ -360,13 +378,18 @@ class Video2WorldPipeline:
         config, count = self.config, frames_B_C_F_H_W.shape[2]
         num_latent_frames = num_latent_frames or config.state_t
         total = pixel_frames(num_latent_frames)
+        work_dtype = torch.promote_types(self.dit.dtype, torch.float32)
+        if count == 0 and config.min_num_conditional_frames == 0:
+            size, _, _, height, width = frames_B_C_F_H_W.shape
+            factor = self.tokenizer.spatial_compression_factor
+            shape = [size, self.tokenizer.latent_ch, num_latent_frames, height // factor, width // factor]
+            return torch.zeros(shape, device=self.device, dtype=work_dtype)
         if not 0 < count < total or count % 4 != 1:
             raise ConfigError(
                 f"{count} frames are given to condition on, but it must be 1, 5, ... frames and fewer than the"
                 f" {total} of the video."
             )
         self.tokenizer.to(self.device)
-        work_dtype = torch.promote_types(self.dit.dtype, torch.float32)
         pixels = frames_B_C_F_H_W.to(self.device, work_dtype)
         if not frames_B_C_F_H_W.is_floating_point():
             pixels = pixels / 127.5 - 1
@@ -389,9 +412,14 @@ class Video2WorldPipeline:
         return video.clamp(-1, 1)
 
     def _guided(
-        self, conditional: Condition, unconditional: Condition | None, guidance: float, use_cuda_graphs: bool
+        self,
+        conditional: Condition,
+        unconditional: Condition | None,
+        guidance: float,
+        use_cuda_graphs: bool,
+        predict: Predict = clean_latents,
     ) -> Callable[[Tensor, Tensor], Tensor]:
-        """The denoiser with guidance; both halves in one batch where memory allows."""
+        """What is predicted, with guidance; both halves in one batch where memory allows."""
         given = conditional.gt_frames_B_C_T_H_W
         assert given is not None
         shape = (given.shape[2], given.shape[3], given.shape[4])
@@ -403,23 +431,20 @@ class Video2WorldPipeline:
             # Weights that are sharded are whole only inside the network's own forward pass.
             prepared = None if isinstance(self.dit, FSDPModule) else self._prepared(condition, shape)
 
-            def denoise(x: Tensor, sigma_B: Tensor) -> Tensor:
-                return denoiser(x, sigma_B, condition, prepared).x0_B_C_T_H_W
-
-            return denoise
+            return lambda x, level_B: predict(denoiser, x, level_B, condition, prepared)
 
         if unconditional is None:
             return run(conditional)
         if self._fits_twice(given):
             both = run(conditional.stacked_with(unconditional))
 
-            def guided_together(x: Tensor, sigma_B: Tensor) -> Tensor:
-                positive, negative = both(torch.cat([x, x]), torch.cat([sigma_B, sigma_B])).chunk(2)
+            def guided_together(x: Tensor, level_B: Tensor) -> Tensor:
+                positive, negative = both(torch.cat([x, x]), torch.cat([level_B, level_B])).chunk(2)
                 return guide(positive, negative, guidance)
 
             return guided_together
         positive, negative = run(conditional), run(unconditional)
-        return lambda x, sigma_B: guide(positive(x, sigma_B), negative(x, sigma_B), guidance)
+        return lambda x, level_B: guide(positive(x, level_B), negative(x, level_B), guidance)
 
     def _prepared(self, condition: Condition, latent_shape: tuple[int, int, int]) -> Prepared:
         """What the network keeps of a condition from step to step; of one text for all samples it is made once."""
@@ -442,12 +467,16 @@ class Video2WorldPipeline:
         needed = 2 * tokens * width * 24 * torch.finfo(self.dit.dtype).bits // 8
         free, _ = torch.cuda.mem_get_info(self.device)
         reserved = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        fits = torch.tensor(float(needed < free + reserved))
+        return self._on_all_ranks(needed < free + reserved)
+
+    def _on_all_ranks(self, value: bool) -> bool:
+        """Whether it is so on all ranks whose forward passes are this one's, too."""
+        found = torch.tensor(float(value))
         if isinstance(self.dit, FSDPModule):  # every forward pass is one of all ranks
-            distributed.all_reduce_(fits, "min")
+            distributed.all_reduce_(found, "min")
         elif self.context.size > 1:
-            distributed.all_reduce_(fits, "min", self.context.group)
-        return bool(fits)
+            distributed.all_reduce_(found, "min", self.context.group)
+        return bool(found)
 
     def _check_text_width(self) -> None:
         width = self.dit.text_channels

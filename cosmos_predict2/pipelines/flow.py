@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sampling with a Predict2.5 network: by flow times, x_t = (1 - t) x_0 + t eps, from pure noise at t = 1 to t = 0.
+
+    schedule = flow.levels(num_steps)
+    latents = sample_flow(velocity, noise_B_C_T_H_W, schedule)       # velocity(x_t, timesteps_B), guided or not
+
+The network is told whole timesteps, floor(1000 t), the solver works on the exact times. Frames that are given enter the
+network clean; what it says of them is replaced by their true velocity, so that the solver takes them along a straight
+line to where they belong.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, cast
+
+import attrs
+import torch
+from torch import Tensor
+
+from cosmos_predict2.conditioner import Condition
+from cosmos_predict2.diffusion.flow_time import NUM_TIMESTEPS, velocity, x0_of_velocity
+from cosmos_predict2.diffusion.schedules import FlowSchedule, flow_sigmas
+from cosmos_predict2.diffusion.solvers import sample
+from cosmos_predict2.nn.dit import Prepared
+from cosmos_predict2.pipelines.denoiser import Denoiser
+from imaginaire.config import Section, one_of
+from imaginaire.errors import ConfigError
+
+SOLVER = "unipc"
+Velocity = Callable[[Tensor, Tensor], Tensor]  # (x_B_C_T_H_W, timesteps_B from 0 to 1000) -> velocity_B_C_T_H_W
+
+
+@attrs.define(kw_only=True, slots=False)
+class FlowConfig(Section):
+    """How a Predict2.5 network is asked, in training and in sampling."""
+
+    shift: float = 5.0  # of the sampling times: above 1 there are more near pure noise
+    timestep_scale: float = 0.001  # from timesteps, 0 to 1000, to what the network embeds
+    conditional_frame_timestep: float = -1.0  # that of given frames; below 0: that of the other frames
+    schedule: str = attrs.field(default="shift", validator=one_of("shift", "karras"))
+    replace_given_frames: bool = True  # by their true velocity, in training too
+
+    def __attrs_post_init__(self) -> None:
+        if isinstance(self.shift, (int, float)) and not self.shift > 0:
+            raise ConfigError(f"shift={self.shift}, but it multiplies times: above 0, and 1 leaves them as they are.")
+        if isinstance(self.conditional_frame_timestep, (int, float)) and self.conditional_frame_timestep >= 1000:
+            raise ConfigError(
+                f"conditional_frame_timestep={self.conditional_frame_timestep}, but timesteps are below 1000 (0.1: next"
+                " to no noise; -1: those of the other frames)."
+            )
+
+    @property
+    def sigma_conditional(self) -> float | None:
+        """The noise level that given frames have of their own, if they have one."""
+        if self.conditional_frame_timestep < 0:
+            return None
+        t = self.conditional_frame_timestep / NUM_TIMESTEPS
+        return t / (1 - t)
+
+    @property
+    def t_scaling_factor(self) -> float:
+        """From flow times to what the network embeds."""
+        return NUM_TIMESTEPS * self.timestep_scale
+
+    def levels(self, num_steps: int) -> FlowSchedule:
+        """The times of sampling; "karras" has one evaluation more than ``num_steps``."""
+        return flow_sigmas(num_steps, cast(Literal["shift", "karras"], self.schedule), shift=self.shift)
+
+    def velocity(
+        self,
+        denoiser: Denoiser,
+        xt_B_C_T_H_W: Tensor,
+        timesteps_B_1: Tensor,
+        condition: Condition,
+        prepared: Prepared | None = None,
+    ) -> Tensor:
+        """What the network says, given frames and all."""
+        return denoiser.velocity(
+            xt_B_C_T_H_W,
+            timesteps_B_1,
+            condition,
+            timestep_scale=self.timestep_scale,
+            conditional_timestep=self.conditional_frame_timestep,
+            prepared=prepared,
+        )
+
+    def with_true_velocity(self, velocity_B_C_T_H_W: Tensor, condition: Condition, epsilon_B_C_T_H_W: Tensor) -> Tensor:
+        """The velocity with noise - clean on the given frames, unless ``replace_given_frames`` is off."""
+        given, mask = condition.gt_frames_B_C_T_H_W, condition.condition_mask_B_1_T_H_W
+        if not self.replace_given_frames or condition.is_image or given is None or mask is None:
+            return velocity_B_C_T_H_W
+        true_B_C_T_H_W = velocity(given.to(velocity_B_C_T_H_W), epsilon_B_C_T_H_W.to(velocity_B_C_T_H_W))
+        return torch.where(mask.bool(), true_B_C_T_H_W, velocity_B_C_T_H_W)
+
+
+def sample_flow(
+    velocity: Velocity,
+    noise_B_C_T_H_W: Tensor,
+    schedule: FlowSchedule,
+    on_step: Callable[[int, Any], None] | None = None,
+) -> Tensor:
+    """The clean latents at the end of the schedule, by UniPC of order 2, for any batch of standard normal noise."""
+
+    def denoise(x_B_C_T_H_W: Tensor, sigma_B: Tensor) -> Tensor:
+        return x0_of_velocity(x_B_C_T_H_W, velocity(x_B_C_T_H_W, schedule.timesteps_at(sigma_B)), sigma_B)
+
+    return sample(denoise, noise_B_C_T_H_W, schedule.sigmas, SOLVER, on_step)
