@@ -254,7 +254,7 @@ def test_two_processes() -> None:
 
 def _four(plain: dict[str, Tensor], together: dict[str, Tensor]) -> None:
     _run(4, [Case()], [plain], _names(4))
-    _run(4, [TOGETHER], [together], ["pairs spread, hybrid"])
+    _run(4, [TOGETHER], [together], ["hybrid", "pairs spread, hybrid"])
 
 
 @pytest.mark.slow
