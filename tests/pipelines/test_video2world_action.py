@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches and rollouts with actions: nothing mixed, nothing doubled, nothing lost, and nothing computed twice."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cosmos_predict2.data.action_conditioned.actions import controller
+from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
+from cosmos_predict2.nn.dit import Prepared
+from cosmos_predict2.pipelines.denoiser import Denoiser
+from cosmos_predict2.pipelines.video2world import initial_noise
+from cosmos_predict2.pipelines.video2world_action import (
+    Video2WorldActionConditionedPipeline,
+    Video2WorldActionPipelineConfig,
+    chunk_starts,
+)
+from imaginaire.errors import ConfigError, DataError
+from tests.models.parts import PooledPixels
+
+NET = dict(model_channels=32, num_blocks=2, num_heads=2, adaln_lora_dim=8, crossattn_emb_channels=8)
+NET |= dict(max_img_h=8, max_img_w=8, max_frames=4)
+ACTIONS = 8
+DIM = 3
+
+
+def make_pipeline(kind: str = "chunk", **options: Any) -> Video2WorldActionConditionedPipeline:
+    torch.manual_seed(0)
+    net: ActionDiT = (
+        ChunkActionDiT(action_dim=DIM, **NET, **options)
+        if kind == "chunk"
+        else FlatActionDiT(action_dim=DIM, num_action_per_chunk=ACTIONS, **NET, **options)
+    )
+    with torch.no_grad():  # a fresh network neither attends nor listens to its actions
+        for name, parameter in net.named_parameters():
+            if "adaln_modulation" in name or "action_embedder" in name:
+                nn.init.normal_(parameter, std=0.2)
+    return pipeline_of(net.eval(), PooledPixels(), ACTIONS)
+
+
+def pipeline_of(net: Any, tokenizer: Any, chunk_size: int) -> Video2WorldActionConditionedPipeline:
+    config = Video2WorldActionPipelineConfig(
+        state_t=1 + chunk_size // 4,
+        fps=10,
+        precision="float32",
+        action_transform=controller(DIM, 2.0).to_dict(),
+        chunk_size=chunk_size,
+    )
+    return Video2WorldActionConditionedPipeline(config, net, tokenizer)
+
+
+def inputs(size: int = 3, length: int = ACTIONS, given: int = 1) -> tuple[Tensor, Tensor, list[int]]:
+    generator = torch.Generator().manual_seed(3)
+    frames = torch.randint(0, 256, (size, 3, given, 32, 32), dtype=torch.uint8, generator=generator)
+    return frames, torch.randn(size, length, DIM, generator=generator), [5, 0, 7][:size]
+
+
+# ---- batches ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["chunk", "flat"])
+@pytest.mark.parametrize("given", [1, 5])
+def test_a_batch_is_what_its_samples_are_alone(kind: str, given: int) -> None:
+    pipe = make_pipeline(kind)
+    frames, actions, seeds = inputs(given=given)
+    together = pipe.generate_actions(frames, actions, seeds, num_steps=3, as_float=True)
+    assert together.shape == (3, 3, 1 + ACTIONS, 32, 32)
+    in_parts = pipe.generate_actions(frames, actions, seeds, num_steps=3, as_float=True, batch_size=2)
+    assert torch.allclose(together, in_parts, atol=1e-5)
+    for i in range(3):
+        alone = pipe.generate_actions(
+            frames[i : i + 1], actions[i : i + 1], seeds[i : i + 1], num_steps=3, as_float=True
+        )
+        assert torch.allclose(together[i], alone[0], atol=1e-5)
+
+
+def test_each_sample_has_the_noise_of_its_seed() -> None:
+    shape = (2, 16, 3, 4, 4)
+    both = initial_noise(shape, [4, 9])
+    for i, seed in enumerate((4, 9)):
+        assert torch.equal(both[i : i + 1], initial_noise((1, *shape[1:]), seed))
+    with pytest.raises(ConfigError, match="3 seeds for a batch of 2"):
+        initial_noise(shape, [0, 1, 2])
+
+
+def test_actions_seeds_and_frames_all_matter() -> None:
+    pipe = make_pipeline()
+    frames, actions, seeds = inputs(1)
+    base = pipe.generate_actions(frames, actions, seeds, num_steps=2, as_float=True)
+    for other in (
+        pipe.generate_actions(frames, actions + 1, seeds, num_steps=2, as_float=True),
+        pipe.generate_actions(frames, actions, [6], num_steps=2, as_float=True),
+        pipe.generate_actions(255 - frames, actions, seeds, num_steps=2, as_float=True),
+    ):
+        assert not torch.allclose(base, other, atol=1e-3)
+
+
+def test_frames_may_be_bytes_or_floats_and_come_back_as_either() -> None:
+    pipe = make_pipeline()
+    frames, actions, seeds = inputs(2)
+    as_float = pipe.generate_actions(frames / 127.5 - 1, actions, seeds, num_steps=2, as_float=True)
+    as_bytes = pipe.generate_actions(frames, actions, seeds, num_steps=2)
+    assert as_bytes.dtype == torch.uint8 and as_float.is_floating_point()
+    assert ((as_float + 1) * 127.5 - as_bytes).abs().max() <= 0.51
+
+
+# ---- what is left out ------------------------------------------------------------------------------------------------
+
+
+def test_guidance_costs_nothing_where_there_is_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = make_pipeline()
+    frames, actions, seeds = inputs(2)
+    calls: list[int] = []
+    run = Denoiser.__call__
+
+    def counted(self: Denoiser, x: Tensor, *args: Any) -> Any:
+        calls.append(x.shape[0])
+        return run(self, x, *args)
+
+    monkeypatch.setattr(Denoiser, "__call__", counted)
+    without = pipe.generate_actions(frames, actions, seeds, num_steps=3, as_float=True)
+    assert calls == [2] * 4
+    calls.clear()
+    guided = pipe.generate_actions(frames, actions, seeds, num_steps=3, guidance=7.0, as_float=True)
+    assert calls == [2] * 4 and torch.equal(guided, without)
+    calls.clear()
+    text = torch.randn(1, 4, 8)
+    pipe.generate_actions(frames, actions, seeds, num_steps=3, guidance=7.0, text_B_S_E=text)
+    assert calls == [4] * 4  # a text has something that guidance can lead away from
+
+
+@pytest.mark.parametrize("projection", [None, 12])
+def test_no_text_is_a_text_of_any_number_of_zeros(projection: int | None) -> None:
+    pipe = make_pipeline(crossattn_proj_in_channels=projection)
+    frames, actions, seeds = inputs(2)
+    without = pipe.generate_actions(frames, actions, seeds, num_steps=2, as_float=True)
+    zeros = torch.zeros(2, 7, projection or 8)
+    assert torch.allclose(without, pipe.generate_actions(frames, actions, seeds, num_steps=2, text_B_S_E=zeros,
+                                                         as_float=True), atol=1e-5)  # fmt: skip
+
+
+def test_cross_attention_is_left_out_without_text_and_only_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = make_pipeline()
+    frames, actions, seeds = inputs(2)
+    seen: list[str] = []
+    for block in pipe.dit._blocks():
+        block.cross_attn.register_forward_hook(lambda *_: seen.append("cross"))
+    without = pipe.generate_actions(frames, actions, seeds, num_steps=2, as_float=True)
+    assert not seen
+    prepare = pipe.dit.prepare
+    monkeypatch.setattr(pipe.dit, "prepare", lambda *a, **k: prepare(*a, **{**k, "skip_no_text": False}))
+    assert torch.equal(without, pipe.generate_actions(frames, actions, seeds, num_steps=2, as_float=True))
+    assert seen
+
+
+def test_one_text_for_all_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = make_pipeline()
+    frames, actions, seeds = inputs()
+    rows: list[int] = []
+    prepare = pipe.dit.prepare
+
+    def counted(text: Tensor, **options: Any) -> Any:
+        rows.append(text.shape[0])
+        return prepare(text, **options)
+
+    monkeypatch.setattr(pipe.dit, "prepare", counted)
+    text = torch.randn(1, 4, 8)
+    shared = pipe.generate_actions(frames, actions, seeds, num_steps=2, text_B_S_E=text, as_float=True)
+    each = pipe.generate_actions(frames, actions, seeds, num_steps=2, text_B_S_E=text.repeat(3, 1, 1), as_float=True)
+    assert rows == [1, 3]
+    assert torch.allclose(shared, each, atol=1e-5)
+
+
+# ---- rollouts --------------------------------------------------------------------------------------------------------
+
+
+class Codes:
+    """A tokenizer of pictures of one colour, 4 frames to a latent frame, that forgets nothing."""
+
+    latent_ch = 16
+    spatial_compression_factor = 8
+    temporal_compression_factor = 4
+    dtype = torch.float32
+
+    def __init__(self) -> None:
+        self.encoded: list[int] = []
+
+    def encode(self, video: Tensor) -> Tensor:
+        self.encoded.append(video.shape[2])
+        colours = video[:, 0, :, ::8, ::8]  # B F H W
+        first = torch.cat([colours[:, :1]] * 4, dim=1)
+        groups = torch.cat([first, colours[:, 1:]], dim=1).unflatten(1, (-1, 4)).movedim(2, 1)  # B 4 T H W
+        return torch.cat([groups, groups.new_zeros(len(groups), 12, *groups.shape[2:])], dim=1)
+
+    def decode(self, latent: Tensor) -> Tensor:
+        colours = latent[:, :4].movedim(1, 2).flatten(1, 2)[:, 3:]
+        pixels = colours.repeat_interleave(8, dim=2).repeat_interleave(8, dim=3)
+        return pixels[:, None].expand(-1, 3, -1, -1, -1)
+
+    def to(self, device: Any) -> "Codes":
+        return self
+
+
+class Adding(nn.Module):
+    """A network whose video brightens by each action's first number, by as many levels of the 255."""
+
+    takes_actions = True
+    model_channels = text_channels = 1
+    action_inputs = 12 * DIM
+    dtype = torch.float32
+
+    def prepare(self, *_: Any, latent_shape: tuple[int, int, int], **__: Any) -> Prepared:
+        empty = torch.zeros(0)
+        return Prepared(latent_shape, (empty, empty), None, ())
+
+    def __call__(  # type: ignore[override]
+        self, x: Tensor, times: Tensor, text: Any, *, condition_mask_B_1_T_H_W: Tensor, action_B_A_D: Tensor, **_: Any
+    ) -> Tensor:
+        given = int(condition_mask_B_1_T_H_W[0, 0, :, 0, 0].sum())
+        start = x[:, 3, given - 1]  # the last given frame
+        brighter = action_B_A_D[:, 4 * (given - 1) :, 0].cumsum(dim=1) * 2 / 255
+        frames = start[:, None] + brighter[:, :, None, None]
+        groups = frames.unflatten(1, (-1, 4)).movedim(2, 1)
+        target = torch.zeros_like(x)
+        target[:, :4, given:] = groups
+        t = times.reshape(len(x), -1)[:, -1].view(-1, 1, 1, 1, 1)
+        return torch.where(t > 0, (x - target) / t, x)  # x is (1 - t) x0 + t epsilon: this is epsilon - x0
+
+
+def adding() -> Video2WorldActionConditionedPipeline:
+    return pipeline_of(Adding(), Codes(), 12)
+
+
+def colours(video: Tensor) -> list[list[float]]:
+    levels = video[:, 0, :, 0, 0]
+    levels = levels.float() if video.dtype == torch.uint8 else (levels + 1) * 127.5
+    return [[round(float(level), 2) for level in row] for row in levels]
+
+
+def counting(length: int, starts: Sequence[int] = (10, 50)) -> tuple[Tensor, Tensor, list[list[float]]]:
+    """Frames, actions that are all different, and the colours that they lead to."""
+    frames = torch.tensor(starts, dtype=torch.uint8).view(-1, 1, 1, 1, 1).expand(-1, 3, 1, 16, 16)
+    actions = torch.zeros(len(starts), length, DIM)
+    actions[:, :, 0] = (torch.arange(length) % 5 + 1).float()
+    actions[1:, :, 0] += 1
+    sums = torch.cat([torch.zeros(len(starts), 1), actions[:, :, 0].cumsum(dim=1)], dim=1)
+    return frames, actions, (sums + torch.tensor(starts)[:, None]).tolist()
+
+
+@pytest.mark.parametrize("history", [1, 2])
+@pytest.mark.parametrize("float_hand_over", [False, True])
+@pytest.mark.parametrize("length", [7, 12, 30, 36])
+def test_a_rollout_has_every_frame_once_and_every_action_in_its_place(
+    history: int, float_hand_over: bool, length: int
+) -> None:
+    pipe = adding()
+    frames, actions, expected = counting(length)
+    video = pipe.rollout(frames, actions, [0, 1], num_steps=2, history=history, float_hand_over=float_hand_over)
+    assert video.shape == (2, 3, 1 + length, 16, 16) and video.dtype == torch.uint8
+    assert colours(video) == expected
+    assert set(pipe.tokenizer.encoded) <= {1, 4 * history - 3}  # type: ignore[attr-defined]
+
+
+def test_a_clip_that_is_given_continues() -> None:
+    frames, actions, expected = counting(30)
+    clip = torch.tensor([row[:5] for row in expected]).to(torch.uint8).view(2, 1, 5, 1, 1).expand(-1, 3, -1, 16, 16)
+    for history in (1, 2):
+        assert colours(adding().rollout(clip, actions, [0, 1], num_steps=2, history=history)) == expected
+
+
+def test_a_chunk_that_is_not_full_may_be_left_out() -> None:
+    frames, actions, expected = counting(30)
+    video = adding().rollout(frames, actions, [0, 1], num_steps=2, last_chunk="drop")
+    assert colours(video) == [row[:25] for row in expected]
+    with pytest.raises(DataError, match="There are 7 actions"):
+        adding().rollout(*counting(7)[:2], [0, 1], last_chunk="drop")
+
+
+def test_half_levels_survive_only_a_hand_over_in_floats() -> None:
+    frames, actions, _ = counting(24)
+    actions[:, :, 0] = 1 / 8
+    arguments = dict(num_steps=2, as_float=True)
+    exact = adding().rollout(frames, actions, [0, 1], float_hand_over=True, **arguments)  # type: ignore[arg-type]
+    rounded = adding().rollout(frames, actions, [0, 1], **arguments)  # type: ignore[arg-type]
+    assert colours(exact)[0][-1] == 13.0
+    assert colours(rounded)[0][12] == 11.5 and colours(rounded)[0][-1] in (12.5, 13.5)
+
+
+def test_what_fills_the_last_chunk_are_raw_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = adding()
+    pipe.config.action_transform = {**controller(DIM, 2.0).to_dict(), "offset": [5.0, 6.0, 7.0]}
+    frames, actions, _ = counting(13)
+    seen = []
+    generate = pipe.generate_actions
+
+    def recorded(frames: Tensor, actions: Tensor, seeds: list[int], **options: Any) -> Tensor:
+        seen.append((actions, seeds))
+        return generate(frames, actions, seeds, **options)
+
+    monkeypatch.setattr(pipe, "generate_actions", recorded)
+    pipe.rollout(frames, actions, [3, 8], num_steps=1)
+    assert [seeds for _, seeds in seen] == [[3, 8], [15, 20]]  # a chunk's noise is that of its first action
+    assert torch.equal(seen[1][0][:, :1], actions[:, 12:])
+    assert seen[1][0][:, 1:].unique(dim=1).squeeze(1).tolist() == [[5.0, 6.0, 7.0]] * 2
+
+
+def test_the_first_picture_may_be_kept_in_sight(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = adding()
+    frames, actions, expected = counting(30)
+    given = []
+    generate = pipe.generate_actions
+    monkeypatch.setattr(
+        pipe, "generate_actions", lambda frames, *a, **k: given.append(colours(frames)[0]) or generate(frames, *a, **k)
+    )
+    video = pipe.rollout(frames, actions, [0, 1], num_steps=2, history=2, reference=True)
+    assert colours(video) == expected
+    row = expected[0]
+    assert given == [row[:1], *([row[0], *row[end - 3 : end + 1]] for end in (12, 20, 28))]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [((30, 12), [0, 12, 24]), ((24, 12), [0, 12]), ((5, 12), [0]), ((30, 12, 4), [0, 8, 16, 24]), ((12, 12, 4), [0])],
+)
+def test_chunks_begin_where_the_last_one_ended(arguments: tuple[int, ...], expected: list[int]) -> None:
+    assert chunk_starts(*arguments) == expected
+
+
+# ---- what a user can get wrong ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (dict(last_chunk="padd"), "last_chunk is 'padd'.*pad"),
+        (dict(history=3), "history=3"),
+        (dict(history=0), "history=0"),
+        (dict(reference=True), "history=1 must be 2"),
+    ],
+)
+def test_a_rollout_that_cannot_be_meant_is_refused(options: dict[str, Any], words: str) -> None:
+    pipe = make_pipeline()
+    frames, actions, seeds = inputs()
+    with pytest.raises(ConfigError, match=words):
+        pipe.rollout(frames, actions, seeds, num_steps=1, **options)
+
+
+def test_actions_of_another_shape_are_refused() -> None:
+    frames, actions, seeds = inputs()
+    cases = [
+        (make_pipeline(), actions[:, :6], "A chunk of 6 actions"),
+        (make_pipeline(), actions[..., :2], "have 2 numbers, but this network takes 3"),
+        (make_pipeline("flat"), actions[:, :4], "are 12, but this network reads 24"),
+        (make_pipeline(), actions[:2], "not of one batch"),
+        (make_pipeline(), actions / 0, "not finite"),
+    ]
+    for pipe, wrong, words in cases:
+        with pytest.raises((ConfigError, DataError), match=words):
+            pipe.generate_actions(frames, wrong, seeds, num_steps=1)
+    with pytest.raises(DataError, match="2 seeds are not of one batch"):
+        make_pipeline().generate_actions(frames, actions, seeds[:2], num_steps=1)
+
+
+def test_actions_are_transformed_as_the_config_says() -> None:
+    pipe = make_pipeline()
+    assert pipe.transformed([[1.0, 2.0, 3.0]]).tolist() == [[2.0, 4.0, 6.0]]
+    pipe.config.action_transform = None
+    with pytest.raises(ConfigError, match="action_transform is not set"):
+        pipe.transformed([[1.0, 2.0, 3.0]])
