@@ -51,7 +51,7 @@ NOT_IN_THE_MATHEMATICS = ("torch.distributed", "logging")
 # Optional or slow to import: inside the function that needs it, never at the top of a module of the two packages.
 NEVER_AT_THE_TOP = {
     "PIL", "apex", "av", "boto3", "diffusers", "flash_attn", "flash_attn_interface", "h5py", "huggingface_hub",
-    "libero", "matplotlib", "megatron", "moto", "peft", "pyarrow", "ray", "s3fs", "tensorboard",
+    "libero", "lpips", "matplotlib", "megatron", "moto", "peft", "pyarrow", "ray", "s3fs", "tensorboard",
     "torch.utils.tensorboard", "transformer_engine", "transformers", "wandb",
 }  # fmt: skip
 

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading the action from two frames: a small regression, fitted to true frames, that asks imagined ones what was done.
+
+    probe = fit_probe(frames, actions)              # true clips [B, C, 1 + A, H, W] and what was done [B, A, D]
+    probe.score(imagined, commanded).r2             # 1: every motion is the one that was commanded; 0: none is
+
+The features of a pair of frames are how much better a shift of the first one fits the second than the shift to the
+other side, for each colour. A thing that always looks the same makes of this a nearly linear measure of its motion, so
+ridge regression is enough where camera and background stand still. Its score on true frames says how far to trust it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from imaginaire.errors import DataError
+
+REACH = 3  # pixels of a shift, at the size at which pairs are compared
+LONGEST_SIDE = 64  # larger frames are made smaller
+RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # in units of a standardised feature's variance; one is chosen
+HELD_BACK = 4  # every so manieth clip chooses it
+PAIRS_AT_ONCE = 1024
+
+
+@dataclass(frozen=True)
+class ActionFollowing:
+    """How well the actions that were read agree with those that were commanded."""
+
+    r2: float  # the mean over the numbers of an action that vary
+    r2_by_number: dict[int, float]
+    r2_by_step: list[float]  # of the actions at each place in the clip
+    error: float  # root mean square, in the unit of the actions
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A linear map from a pair's features to the numbers of an action that vary."""
+
+    numbers: list[int]  # which ones
+    mean_P: Tensor
+    scale_P: Tensor
+    weight_P_D: Tensor
+    bias_D: Tensor
+
+    def read(self, frames_B_C_F_H_W: Tensor) -> Tensor:
+        """[B, F - 1, d]: what was done between the frames, of the numbers that vary."""
+        return self._of(pair_features(frames_B_C_F_H_W))
+
+    def score(self, frames_B_C_F_H_W: Tensor, action_B_A_D: Tensor) -> ActionFollowing:
+        """How well what is read from the frames agrees with these actions."""
+        return self._score(self.read(frames_B_C_F_H_W), action_B_A_D)
+
+    def _of(self, features_B_A_P: Tensor) -> Tensor:
+        return ((features_B_A_P - self.mean_P) / self.scale_P) @ self.weight_P_D + self.bias_D
+
+    def _score(self, found_B_A_D: Tensor, action_B_A_D: Tensor) -> ActionFollowing:
+        wanted_B_A_D = action_B_A_D[..., self.numbers].to(found_B_A_D)
+        squared = (found_B_A_D - wanted_B_A_D).square()
+        spread = (wanted_B_A_D - wanted_B_A_D.mean(dim=(0, 1))).square()
+        r2_D = 1 - squared.sum(dim=(0, 1)) / spread.sum(dim=(0, 1)).clamp(min=1e-12)
+        r2_A = 1 - squared.sum(dim=(0, 2)) / spread.sum(dim=(0, 2)).clamp(min=1e-12)
+        return ActionFollowing(
+            r2=float(r2_D.mean()),
+            r2_by_number=dict(zip(self.numbers, r2_D.tolist())),
+            r2_by_step=r2_A.tolist(),
+            error=float(squared.mean().sqrt()),
+        )
+
+
+def fit_probe(frames_B_C_F_H_W: Tensor, action_B_A_D: Tensor) -> Probe:
+    """The regression from true clips. How strongly it is held back is chosen on a quarter of the clips."""
+    if len(frames_B_C_F_H_W) < 2 * HELD_BACK:
+        raise DataError(f"A probe of actions is fitted to {2 * HELD_BACK} clips at least, not {len(frames_B_C_F_H_W)}.")
+    spread_D = action_B_A_D.double().flatten(0, 1).std(dim=0)
+    numbers = (spread_D > 1e-6 * spread_D.max().clamp(min=1e-12)).nonzero()[:, 0].tolist()
+    if not numbers or float(spread_D.max()) < 1e-9:
+        raise DataError("All actions are the same: there is nothing that a probe could learn to read.")
+    features = pair_features(frames_B_C_F_H_W)
+    wanted = action_B_A_D[..., numbers].double()
+    chosen = torch.arange(len(features)) % HELD_BACK == 0
+    fitted = [_ridge(features[~chosen], wanted[~chosen], numbers, [ridge])[0] for ridge in RIDGES]
+    scores = [probe._score(probe._of(features[chosen]), action_B_A_D[chosen]).r2 for probe in fitted]
+    best = RIDGES[max(range(len(RIDGES)), key=lambda i: scores[i])]
+    return _ridge(features, wanted, numbers, [best])[0]
+
+
+def pair_features(frames_B_C_F_H_W: Tensor) -> Tensor:
+    """[B, F - 1, P] float64 of successive frames, uint8 or floats from 0 to 255."""
+    frames = _smaller(frames_B_C_F_H_W)
+    before, after = (part.transpose(1, 2) for part in (frames[:, :, :-1], frames[:, :, 1:]))
+    size, steps = before.shape[:2]
+    pairs = zip(before.flatten(0, 1).split(PAIRS_AT_ONCE), after.flatten(0, 1).split(PAIRS_AT_ONCE))
+    features = torch.cat([_features(a, b) for a, b in pairs])
+    return features.view(size, steps, -1)
+
+
+def _features(before_N_C_H_W: Tensor, after_N_C_H_W: Tensor) -> Tensor:
+    """[N, P]: for each shift of half a neighbourhood the misfit of it less that of its opposite, and mean colours."""
+    before, after = before_N_C_H_W.float() / 255, after_N_C_H_W.float() / 255
+    height, width = before.shape[-2:]
+    inside = after[:, :, REACH : height - REACH, REACH : width - REACH]
+
+    def misfit(down: int, right: int) -> Tensor:
+        top, left = REACH - down, REACH - right
+        shifted = before[:, :, top : top + inside.shape[2], left : left + inside.shape[3]]
+        return (shifted - inside).square().sum(dim=(2, 3))
+
+    shifts = [(y, x) for y in range(REACH + 1) for x in range(-REACH, REACH + 1) if y > 0 or x > 0]
+    columns = [misfit(-y, -x) - misfit(y, x) for y, x in shifts]
+    columns += [misfit(0, 0), before.mean(dim=(2, 3)), after.mean(dim=(2, 3))]
+    return torch.cat(columns, dim=1).double()
+
+
+def _smaller(frames_B_C_F_H_W: Tensor) -> Tensor:
+    longest = max(frames_B_C_F_H_W.shape[-2:])
+    if longest <= LONGEST_SIDE:
+        return frames_B_C_F_H_W
+    factor = -(-longest // LONGEST_SIDE)
+    return functional.avg_pool3d(frames_B_C_F_H_W.float(), (1, factor, factor))
+
+
+def _ridge(features_B_A_P: Tensor, wanted_B_A_D: Tensor, numbers: list[int], ridges: Sequence[float]) -> list[Probe]:
+    x_N_P, y_N_D = features_B_A_P.flatten(0, 1), wanted_B_A_D.flatten(0, 1)
+    mean_P, scale_P = x_N_P.mean(dim=0), x_N_P.std(dim=0).clamp(min=1e-9)
+    bias_D = y_N_D.mean(dim=0)
+    x_N_P = (x_N_P - mean_P) / scale_P
+    square = x_N_P.T @ x_N_P / len(x_N_P)
+    mixed = x_N_P.T @ (y_N_D - bias_D) / len(x_N_P)
+    unit = torch.eye(len(square), dtype=square.dtype)
+    return [
+        Probe(numbers, mean_P, scale_P, torch.linalg.solve(square + ridge * unit, mixed), bias_D) for ridge in ridges
+    ]

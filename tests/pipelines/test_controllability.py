@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether actions are obeyed: figures of a network that does, of one that does not, and of samples that are alike."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_predict2.conditioner import Condition
+from cosmos_predict2.nn.action_dit import ChunkActionDiT
+from cosmos_predict2.pipelines.controllability import (
+    Predictor,
+    action_gap,
+    partners,
+    prediction_distance,
+    rows_of,
+    video_distances,
+)
+from cosmos_predict2.pipelines.video2world import Video2WorldPipelineConfig
+
+NET = dict(model_channels=32, num_blocks=1, num_heads=2, adaln_lora_dim=8, crossattn_emb_channels=8)
+
+
+def network(*, obeys: bool) -> ChunkActionDiT:
+    torch.manual_seed(0)
+    net = ChunkActionDiT(action_dim=2, max_img_h=4, max_img_w=4, max_frames=3, **NET)  # type: ignore[arg-type]
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            if "adaln_modulation" in name or name.startswith("final_layer") or (obeys and "action_embedder" in name):
+                parameter.normal_(std=0.2)
+    return net.eval()
+
+
+def clips(size: int = 4) -> tuple[Tensor, Tensor, Condition]:
+    generator = torch.Generator().manual_seed(1)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(size, *shape, generator=generator)
+
+    x0, epsilon = normal(16, 3, 4, 4), normal(16, 3, 4, 4)
+    condition = Condition(
+        crossattn_emb_B_S_E=torch.zeros(size, 2, 8),
+        padding_mask_B_1_H_W=torch.zeros(size, 1, 32, 32),
+        fps_B=torch.full((size,), 4.0),
+        action_B_A_D=normal(8, 2),
+    )
+    return x0, epsilon, condition.with_given_frames(x0, torch.ones(size))
+
+
+def predictor(*, obeys: bool) -> Predictor:
+    return Predictor(Video2WorldPipelineConfig(state_t=3), network(obeys=obeys))
+
+
+def test_a_partner_has_other_actions() -> None:
+    a, b = torch.zeros(2, 1), torch.ones(2, 1)
+    index, differs = partners(torch.stack([a, a, b, a]))
+    assert index.tolist() == [2, 2, 3, 2] and differs.all()
+    index, differs = partners(torch.stack([a, a]))
+    assert not differs.any()
+    nearly = a + 1e-3
+    assert partners(torch.stack([a, nearly, b]))[0].tolist() == [2, 2, 0]  # a hair is no difference
+
+
+def test_a_network_that_ignores_its_actions_has_a_gap_of_one_and_no_distance() -> None:
+    x0, epsilon, condition = clips()
+    gap = action_gap(predictor(obeys=False), x0, epsilon, condition, [1.0, 10.0])
+    assert gap is not None and gap.true == gap.swapped and gap.mean == 1.0 and gap.num_samples == 4
+    distance = prediction_distance(predictor(obeys=False), x0, epsilon, condition)
+    assert distance is not None and distance.actions == 0 and distance.seeds > 0
+
+
+def test_a_network_that_sees_them_has_other_losses_and_a_distance() -> None:
+    x0, epsilon, condition = clips()
+    gap = action_gap(predictor(obeys=True), x0, epsilon, condition, [10.0])
+    assert gap is not None and abs(gap.mean - 1) > 1e-4
+    distance = prediction_distance(predictor(obeys=True), x0, epsilon, condition)
+    assert distance is not None and distance.ratio > 1e-3
+
+
+def test_the_gap_is_that_of_a_loss_that_knows_the_true_actions() -> None:
+    """A predictor whose error is the distance of the actions from the true ones, squared."""
+    x0, epsilon, condition = clips()
+    assert condition.action_B_A_D is not None
+    true = condition.action_B_A_D.clone()
+
+    class Knows(Predictor):
+        def __init__(self) -> None:
+            pass
+
+        def velocity_errors(self, x0: Tensor, epsilon: Tensor, sigma: float, condition: Condition) -> Tensor:
+            assert condition.action_B_A_D is not None
+            wanted = x0[:, 0, 0, 0, :1].clone()
+            rows = [int((x0_of_all[:, 0, 0, 0, 0] == value).nonzero()) for value in wanted[:, 0]]
+            return 1 + sigma * (condition.action_B_A_D - true[rows]).square().mean(dim=(1, 2))
+
+    x0_of_all = x0
+    gap = action_gap(Knows(), x0, epsilon, condition, [2.0, 4.0], batch_size=3)
+    assert gap is not None and gap.true == [1.0, 1.0]
+    moved = (true - true.roll(-1, 0)).square().mean().item()
+    assert gap.swapped == pytest.approx([1 + 2 * moved, 1 + 4 * moved])
+    assert gap.mean == pytest.approx(1 + 3 * moved)
+
+
+def test_samples_whose_actions_are_alike_give_no_figure() -> None:
+    x0, epsilon, condition = clips()
+    alike = replace(condition, action_B_A_D=torch.ones(4, 8, 2))
+    assert action_gap(predictor(obeys=True), x0, epsilon, alike) is None
+    assert prediction_distance(predictor(obeys=True), x0, epsilon, alike) is None
+
+
+def test_given_frames_do_not_count() -> None:
+    x0, epsilon, condition = clips()
+    predict = predictor(obeys=True)
+    errors = predict.velocity_errors(x0, epsilon, 4.0, condition)
+    assert errors.shape == (4,)
+    predicted = predict(x0, epsilon, torch.full((4, 1), 4.0), condition)
+    assert torch.equal(predicted[:, :, :1], x0[:, :, :1])
+    own = (predicted - x0)[:, :, 1:].square().mean(dim=(1, 2, 3, 4)) * (5 / 4) ** 2
+    torch.testing.assert_close(errors, own)
+
+
+def test_a_sample_has_the_same_error_beside_others() -> None:
+    x0, epsilon, condition = clips()
+    predict = predictor(obeys=True)
+    rows = torch.tensor([2])
+    alone = predict.velocity_errors(x0[rows], epsilon[rows], 10.0, rows_of(condition, rows))
+    torch.testing.assert_close(alone, predict.velocity_errors(x0, epsilon, 10.0, condition)[rows])
+
+
+def test_distances_of_videos_are_of_their_own_axis() -> None:
+    def videos(of_action: float, of_seed: float) -> Tensor:
+        k, r = torch.meshgrid(torch.arange(3.0), torch.arange(2.0), indexing="ij")
+        value = of_action * k + of_seed * r
+        frames = torch.tensor([0.0, 1.0, 1.0])  # the first is given
+        return (value[:, :, None] * frames)[:, :, None, :, None, None].expand(3, 2, 3, 3, 1, 4)
+
+    found = video_distances(videos(6.0, 2.0))
+    assert found.actions == pytest.approx(8.0)  # pairs 1, 1 and 2 steps of 6 apart
+    assert found.seeds == pytest.approx(2.0)
+    assert found.ratio == pytest.approx(4.0)
+    assert video_distances(videos(0.0, 2.0)).ratio == 0
+    with pytest.raises(ValueError, match="two of each"):
+        video_distances(videos(1.0, 1.0)[:, :1])
+
+
+def test_a_config_of_any_kind_makes_a_predictor() -> None:
+    options: dict[str, Any] = {"sigma_conditional": 0.1}
+    x0, epsilon, condition = clips()
+    found = Predictor(Video2WorldPipelineConfig(state_t=3, **options), network(obeys=True))
+    assert torch.isfinite(found.velocity_errors(x0, epsilon, 3.0, condition)).all()

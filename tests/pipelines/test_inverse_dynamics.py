@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading actions from frames: right on true frames that it was not fitted to, and telling where nothing is obeyed."""
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_predict2.data.toy import SPLITS
+from cosmos_predict2.pipelines.inverse_dynamics import LONGEST_SIDE, Probe, fit_probe, pair_features
+from cosmos_predict2.toy_world.episodes import make_episodes
+from imaginaire.errors import DataError
+
+
+def clips(num: int, split: str, **options: object) -> tuple[Tensor, Tensor]:
+    episodes = make_episodes(num, first=SPLITS[split], ring_elsewhere=0.0, **options)  # type: ignore[arg-type]
+    frames = numpy.stack([episodes.render(i, 0, 13) for i in range(num)])
+    return torch.from_numpy(frames).permute(0, 4, 1, 2, 3), torch.from_numpy(episodes.actions[:, :12])
+
+
+@pytest.fixture(scope="module")
+def probe() -> Probe:
+    return fit_probe(*clips(96, "train"))
+
+
+def test_it_reads_true_frames_that_it_never_saw(probe: Probe) -> None:
+    found = probe.score(*clips(32, "val"))
+    assert found.r2 > 0.94 and found.error < 0.15
+    assert probe.numbers == [0, 1] == list(found.r2_by_number)  # the other two do nothing in this task
+    assert len(found.r2_by_step) == 12 and min(found.r2_by_step) > 0.85
+
+
+def test_a_still_picture_and_the_actions_of_others_are_told_from_obedience(probe: Probe) -> None:
+    frames, actions = clips(32, "val")
+    still = frames[:, :, :1].expand_as(frames)
+    assert probe.score(still, actions).r2 < 0.05
+    assert probe.score(frames, actions.roll(1, 0)).r2 < 0
+    assert probe.score(frames.flip(4), actions).r2 < 0.5  # mirrored: every second number has the wrong sign
+
+
+def test_half_of_the_motion_is_half_obeyed(probe: Probe) -> None:
+    frames, actions = clips(32, "val")
+    slow = frames[:, :, [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6]]
+    assert 0.0 < probe.score(slow, actions).r2 < 0.6
+
+
+def test_closing_the_gripper_is_read_too() -> None:
+    probe = fit_probe(*clips(32, "train", tasks=("carry_puck",)))
+    found = probe.score(*clips(16, "val", tasks=("carry_puck",)))
+    assert probe.numbers == [0, 1, 2] and found.r2_by_number[2] > 0.95
+
+
+def test_fitting_twice_gives_the_same() -> None:
+    first, again = (fit_probe(*clips(16, "train")) for _ in range(2))
+    assert torch.equal(again.weight_P_D, first.weight_P_D)
+
+
+def test_large_frames_are_made_smaller() -> None:
+    frames = torch.zeros(1, 3, 2, 2 * LONGEST_SIDE, 3 * LONGEST_SIDE, dtype=torch.uint8)
+    features = pair_features(frames)
+    assert features.shape == (1, 1, pair_features(frames[..., ::3, ::3]).shape[-1])
+    assert not features.isnan().any()
+
+
+@pytest.mark.parametrize(("num", "actions", "text"), [(4, "own", "8 clips at least"), (8, "zeros", "nothing that a")])
+def test_what_cannot_be_fitted_is_told(num: int, actions: str, text: str) -> None:
+    frames, own = clips(num, "train")
+    with pytest.raises(DataError, match=text):
+        fit_probe(frames, own if actions == "own" else torch.zeros_like(own))
