@@ -15,6 +15,7 @@ from cosmos_predict2.diffusion.rectified_flow import at_least_float32, per_frame
 NUM_TIMESTEPS = 1000
 HIGH_NOISE_TIMESTEPS = (980.0, 1000.0)
 WAVER_SCALE = 1.29
+DISTRIBUTIONS = ("logitnormal", "uniform", f"waver_mode_{WAVER_SCALE}")
 
 
 def shift_time(t: Tensor, shift: float) -> Tensor:
@@ -49,6 +50,37 @@ def mix_high_noise(timesteps_B: Tensor, pick_B: Tensor, high_B: Tensor, ratio: f
     """The timesteps, but drawn from 980 to 1000 by ``high_B`` where ``pick_B`` lies below ``ratio`` (both uniform)."""
     low, high = HIGH_NOISE_TIMESTEPS
     return torch.where(pick_B < ratio, (low + (high - low) * high_B).to(timesteps_B.dtype), timesteps_B)
+
+
+def draw_timesteps(
+    uniform_B: Tensor,
+    *,
+    distribution: str = "logitnormal",
+    shift: float = 5.0,
+    from_table: bool = False,
+    high_noise_ratio: float = 0.0,
+    pick_B: Tensor | None = None,
+    high_B: Tensor | None = None,
+) -> Tensor:
+    """Timesteps for training, a pure function of numbers drawn uniformly from [0, 1).
+
+    The share ``high_noise_ratio`` lies from 980 to 1000 instead, by ``pick_B`` and ``high_B``. ``from_table`` looks the
+    shifted time up in 1000 entries, as the first models of this family were trained.
+    """
+    # A float32 uniform can be exactly 0, whose normal value is infinite.
+    u_B = at_least_float32(uniform_B)
+    if distribution == "logitnormal":
+        u_B = torch.sigmoid(torch.special.ndtri(uniform_B.double().clamp(1e-12, 1 - 1e-12))).to(u_B)
+    elif distribution == f"waver_mode_{WAVER_SCALE}":
+        u_B = waver_mode(u_B)
+    elif distribution != "uniform":
+        raise ValueError(f"There is no distribution of times '{distribution}'; there are {', '.join(DISTRIBUTIONS)}.")
+    timesteps_B = training_timesteps_from_table(u_B, shift) if from_table else training_timesteps(u_B, shift)
+    if high_noise_ratio > 0:
+        if pick_B is None or high_B is None:
+            raise ValueError(f"high_noise_ratio={high_noise_ratio} needs two more uniform draws: pick_B and high_B.")
+        timesteps_B = mix_high_noise(timesteps_B, pick_B, high_B, high_noise_ratio)
+    return timesteps_B
 
 
 def interpolate(x0_B_C_T_H_W: Tensor, epsilon_B_C_T_H_W: Tensor, t_B_T: Tensor) -> Tensor:

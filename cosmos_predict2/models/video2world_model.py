@@ -96,9 +96,11 @@ class Predict2Video2WorldModelConfig(Section):
 class Predict2Video2WorldModel(ImaginaireModel):
     """The trained network in ``net``, its average in ``ema``; the tokenizer is used, never trained or saved."""
 
+    config_class: type[Predict2Video2WorldModelConfig] = Predict2Video2WorldModelConfig  # of ``model.config``
+
     def __init__(self, config: Any) -> None:
         super().__init__()
-        config = as_config(Predict2Video2WorldModelConfig, config, "model.config")
+        config = as_config(self.config_class, config, "model.config")
         self.config: Predict2Video2WorldModelConfig = config
         self.pipe_config = config.pipe_config
         self.precision = PRECISIONS[config.precision]
@@ -155,7 +157,7 @@ class Predict2Video2WorldModel(ImaginaireModel):
     @classmethod
     def checkpoint_bytes(cls, config: Any) -> int:
         """The size of a checkpoint: the network, its average, and what AdamW keeps of the trained weights."""
-        made = as_config(Predict2Video2WorldModelConfig, config, "model.config")
+        made = as_config(cls.config_class, config, "model.config")
         net = build_network(made, weight_dtype(PRECISIONS[made.precision]))
         return network_bytes(net, has_average=made.pipe_config.ema.enabled)
 
@@ -257,6 +259,7 @@ class Predict2Video2WorldModel(ImaginaireModel):
         ``is_fixed`` drops nothing and gives as few frames as the config allows.
         """
         is_image = self.is_image_batch(batch)
+        batch = self._with_text(batch)
         x0 = self._latents(batch, is_image, generators) * self.pipe_config.sigma_data
         keep = None if is_fixed else self.conditioner.draw_keep(generators.each("condition"))
         condition = self.conditioner.condition(batch, is_image=is_image, keep=keep)
@@ -266,7 +269,7 @@ class Predict2Video2WorldModel(ImaginaireModel):
                 " the captions with the text encoder that it was trained with."
             )
         if not is_image:
-            least = self.pipe_config.min_num_conditional_frames if is_fixed else None
+            least = self._fewest_given() if is_fixed else None
             condition = condition.with_given_frames(x0, self._num_given(batch, x0, generators, least))
         return x0, condition
 
@@ -348,6 +351,10 @@ class Predict2Video2WorldModel(ImaginaireModel):
             return None  # a small network knows so little beyond its own data that it may do worse than nothing there
         if lora.adapters(self.net) and not (self.config.init_lora_weights or self._has_trained_adapters):
             return None  # drawn adapters are noise in every block
+        return 0.0, 0.95 * self._loss_of_nothing(output)
+
+    def _loss_of_nothing(self, output: Mapping[str, Any]) -> float:
+        """What the loss of a step would have been for a velocity of zero."""
         x0, xt, sigma_B_T, condition = (output[key] for key in ("x0", "xt", "sigma", "condition"))
         t_B_1_T_1_1 = rectified_flow.per_frame(rectified_flow.flow_time(sigma_B_T))
         difference = (1 - t_B_1_T_1_1) * xt - x0
@@ -355,7 +362,7 @@ class Predict2Video2WorldModel(ImaginaireModel):
             difference = difference * (1 - condition.condition_mask_B_1_T_H_W)
         error = difference.square() * rectified_flow.per_frame(output["weights_per_sigma"])
         reduction = cast(Literal["mean", "sum"], self.config.loss_reduce)
-        return 0.0, 0.95 * float(rectified_flow.reduce_loss(error, reduction, self.config.loss_scale))
+        return float(rectified_flow.reduce_loss(error, reduction, self.config.loss_scale))
 
     # --- its parts
 
@@ -414,6 +421,14 @@ class Predict2Video2WorldModel(ImaginaireModel):
             video = torch.stack([clip[:, start : start + wanted] for clip, start in zip(video, starts)])
         pixels = video.to(device).to(self._work_dtype)
         return _checked_range(pixels) if video.is_floating_point() else pixels / 127.5 - 1
+
+    def _with_text(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The batch with embeddings of its text: here those that the data set carries."""
+        return batch
+
+    def _fewest_given(self) -> int:
+        """The number of given latent frames at which models are compared."""
+        return self.pipe_config.min_num_conditional_frames
 
     def _num_given(
         self, batch: Mapping[str, Any], x0: Tensor, generators: "Draws", number: int | None = None

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Post-training of Predict2.5: the network learns the velocity of a flow from pictures to noise.
+
+    x_t = (1 - t) x_0 + t eps        loss = mean of (network(x_t, t) - (eps - x_0))^2
+
+Times are drawn near t = 1/2 and shifted towards noise. Of each sample none, one or two latent frames are given; they
+enter clean, and what the network says of them counts as right. All else, from data to checkpoints, is as for Predict2,
+whose noise levels sigma = t / (1 - t) name the same mixtures: the methods here take and give those, too.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, cast
+
+import attrs
+import torch
+from torch import Tensor
+
+from cosmos_predict2.conditioner import Condition
+from cosmos_predict2.diffusion import flow_time, rectified_flow
+from cosmos_predict2.models.draws import Draws
+from cosmos_predict2.models.training_text import TrainingText, TrainingTextConfig
+from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel, Predict2Video2WorldModelConfig
+from imaginaire.config import one_of
+from imaginaire.errors import ConfigError
+
+# Of a sample's noise as sigma = t / (1 - t), which is infinite for noise alone: float32 knows no time between the two.
+LATEST_TIME = 1 - 2.0**-24
+
+
+def check_probabilities(instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+    """A validator: a share for each number of given frames."""
+    if value is None:
+        return
+    wrong = [n for n, share in value.items() if not isinstance(n, int) or n < 0 or not 0 <= share < float("inf")]
+    if wrong or not sum(value.values()) > 0:
+        raise ConfigError(
+            f"{attribute.name}={dict(value)}, but it gives numbers of latent frames, from 0, their shares, which are"
+            " not negative: {0: 0.5, 1: 0.25, 2: 0.25}, or null for pipe_config.min_ and max_num_conditional_frames."
+        )
+
+
+@attrs.define(kw_only=True, slots=False)
+class Predict2p5Video2WorldModelConfig(Predict2Video2WorldModelConfig):
+    """``high_sigma_ratio`` is the share of videos that train at timesteps from 980 to 1000."""
+
+    loss_scale: float = 1.0
+    train_time_distribution: str = attrs.field(default="logitnormal", validator=one_of(*flow_time.DISTRIBUTIONS))
+    train_time_shift: float = 5.0
+    train_time_table: bool = False  # times from a table of 1000, as in the first version of the family
+    # How often so many latent frames are given; null: evenly from the pipeline's smallest to its largest number.
+    conditional_frames_probs: dict[int, float] | None = attrs.field(
+        factory=lambda: {0: 0.5, 1: 0.25, 2: 0.25}, validator=check_probabilities
+    )
+    text: TrainingTextConfig = attrs.field(factory=TrainingTextConfig)
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        if isinstance(self.train_time_shift, (int, float)) and not self.train_time_shift > 0:
+            raise ConfigError(f"train_time_shift={self.train_time_shift}, but it multiplies times: it is above 0.")
+
+
+class Predict2p5Video2WorldModel(Predict2Video2WorldModel):
+    """As its base; ``pipe_config.flow`` says how the network is asked."""
+
+    config_class = Predict2p5Video2WorldModelConfig
+    config: Predict2p5Video2WorldModelConfig
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        if self.pipe_config.flow is None:
+            raise ConfigError(
+                "model.config.pipe_config.flow is null: a Predict2.5 network is trained by it. Set flow={shift: 5.0},"
+                " or take the pipeline of get_cosmos_predict2p5_video2world_pipeline."
+            )
+        self.flow = self.pipe_config.flow
+        self.text = TrainingText(self.config.text)
+
+    @classmethod
+    def preflight(cls, config: Any) -> Iterator[str]:
+        yield from super().preflight(config)
+        yield from TrainingText.preflight(config["text"])
+        state_t = config["pipe_config"]["state_t"]
+        most = max((int(n) for n, share in (config["conditional_frames_probs"] or {}).items() if share > 0), default=0)
+        if most >= state_t:
+            yield f"model.config.conditional_frames_probs: {most} given frames, but a clip has {state_t} (state_t)"
+
+    @classmethod
+    def preflight_data(cls, data: Mapping[str, Any], config: Any) -> Iterator[str]:
+        """As for Predict2, but embeddings in the data need not fit where they are not used."""
+        text = config["text"]
+        is_set = text["encoder"] is not None or bool(text["constant_path"])
+        used = {key: value for key, value in data.items() if not is_set or key != "dataset_dir"}
+        yield from super().preflight_data(used, config)
+        if data.get("text_encoder") == "none" and not is_set:
+            yield (
+                "text_encoder=none reads captions without embeddings, but nothing is set to encode them: set"
+                " model.config.text.encoder"
+            )
+
+    # --- one step
+
+    def draw_noise(self, x0_B_C_T_H_W: Tensor, is_image: bool, generators: Draws) -> tuple[Tensor, Tensor]:
+        """Standard normal noise, and one noise level t / (1 - t) per sample [B, 1]."""
+        config = self.config
+        epsilon = generators.normal(x0_B_C_T_H_W.shape, "epsilon").to(x0_B_C_T_H_W)
+        uniform_B_3 = generators.uniform(3, "sigma")
+        timesteps_B = flow_time.draw_timesteps(
+            uniform_B_3[:, 0],
+            distribution=config.train_time_distribution,
+            shift=config.train_time_shift,
+            from_table=config.train_time_table,
+            high_noise_ratio=0.0 if is_image else config.high_sigma_ratio,
+            pick_B=uniform_B_3[:, 1],
+            high_B=uniform_B_3[:, 2],
+        )
+        t_B = (timesteps_B.double() / flow_time.NUM_TIMESTEPS).clamp(max=LATEST_TIME)
+        return epsilon, rectified_flow.noise_level(t_B)[:, None].to(x0_B_C_T_H_W)
+
+    def loss(
+        self, x0_B_C_T_H_W: Tensor, epsilon_B_C_T_H_W: Tensor, sigma_B_T: Tensor, condition: Condition
+    ) -> tuple[dict[str, Any], Tensor]:
+        """The loss of these draws, with its parts; of this rank's frames under context parallelism."""
+        context = self.context_parallel
+        context.activate(not condition.is_image)
+        x0_B_C_T_H_W, epsilon_B_C_T_H_W = context.split_frames(x0_B_C_T_H_W), context.split_frames(epsilon_B_C_T_H_W)
+        sigma_B_T = sigma_B_T if sigma_B_T.shape[1] == 1 else context.split_frames(sigma_B_T, 1)
+        condition = context.part_of(condition)
+        t_B_T = rectified_flow.flow_time(sigma_B_T)
+        xt = flow_time.interpolate(x0_B_C_T_H_W, epsilon_B_C_T_H_W, t_B_T)
+        target = flow_time.velocity(x0_B_C_T_H_W, epsilon_B_C_T_H_W)
+        predicted = self.flow.velocity(self.denoiser, xt, flow_time.NUM_TIMESTEPS * t_B_T, condition)
+        predicted = self.flow.with_true_velocity(predicted, condition, epsilon_B_C_T_H_W)
+        error = (predicted - target) ** 2
+        loss = rectified_flow.reduce_loss(
+            error, cast(Literal["mean", "sum"], self.config.loss_reduce), self.config.loss_scale
+        )
+        x0_pred = flow_time.x0_of_velocity(xt, predicted.detach(), t_B_T)
+        output = {
+            "x0": x0_B_C_T_H_W,
+            "xt": xt,
+            "sigma": sigma_B_T,
+            "condition": condition,
+            "x0_pred": x0_pred,
+            "velocity": predicted.detach(),
+            "target": target,
+            "mse_loss": (x0_pred - x0_B_C_T_H_W).square().mean(),
+            # Of the velocity, under the names that every model's metrics have.
+            "edm_loss": error.detach().mean(),
+            "edm_loss_per_frame": error.detach().mean(dim=(1, 3, 4)),
+        }
+        return output, loss
+
+    def _loss_of_nothing(self, output: Mapping[str, Any]) -> float:
+        target, mask = output["target"], output["condition"].condition_mask_B_1_T_H_W
+        if mask is not None and self.flow.replace_given_frames:
+            target = target * (1 - mask)
+        reduction = cast(Literal["mean", "sum"], self.config.loss_reduce)
+        return float(rectified_flow.reduce_loss(target.square(), reduction, self.config.loss_scale))
+
+    # --- its parts
+
+    def _with_text(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        size, device = len(batch[self._input_key(batch)]), next(self.net.parameters()).device
+        return self.text.added_to(batch, size, device)
+
+    def _fewest_given(self) -> int:
+        """One, if it is ever given: from text alone nothing follows that a true clip could be compared with."""
+        low, high = self.pipe_config.min_num_conditional_frames, self.pipe_config.max_num_conditional_frames
+        shares = self.config.conditional_frames_probs
+        given = [n for n, share in shares.items() if share > 0] if shares else range(low, high + 1)
+        return min((n for n in given if n > 0), default=0)
+
+    def _num_given(self, batch: Mapping[str, Any], x0: Tensor, generators: Draws, number: int | None = None) -> Tensor:
+        shares = self.config.conditional_frames_probs
+        if shares is None or number is not None or "num_conditional_frames" in batch:
+            return super()._num_given(batch, x0, generators, number)
+        numbers = torch.tensor(sorted(shares))
+        limits = torch.tensor([shares[int(n)] for n in numbers], dtype=torch.float64).cumsum(0)
+        drawn_B = generators.uniform(1, "given_frames")[:, 0] * limits[-1]
+        return numbers[torch.searchsorted(limits, drawn_B, right=True).clamp(max=len(numbers) - 1)].to(x0.device)
