@@ -17,9 +17,12 @@ import attrs
 
 from cosmos_predict2.checkpoints.runs import run_folder, run_tree
 from cosmos_predict2.conditioner import ConditionerConfig, DropoutConfig
-from cosmos_predict2.data.sizes import VIDEO_SIZES
+from cosmos_predict2.data.sizes import VIDEO_SIZES, pixel_frames
+from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
+from cosmos_predict2.pipelines.flow import FlowConfig
 from cosmos_predict2.pipelines.video2world import SolverConfig, Video2WorldPipelineConfig
+from cosmos_predict2.pipelines.video2world_action import Video2WorldActionPipelineConfig
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
 from imaginaire import lazy_config
@@ -32,7 +35,8 @@ def _by_name(*classes: type) -> dict[str, type]:
     return {f"{cls.__module__}.{cls.__qualname__}": cls for cls in classes}
 
 
-NETWORKS = _by_name(Video2WorldDiT)
+WITH_ACTIONS = _by_name(FlatActionDiT, ChunkActionDiT)
+NETWORKS = _by_name(Video2WorldDiT) | WITH_ACTIONS
 TOKENIZERS = _by_name(TinyTokenizer, WanTokenizer)
 
 # What makes latents and noise levels mean what they meant in training.
@@ -60,6 +64,10 @@ class RecordedRun:
     def net(self) -> Mapping[str, Any]:
         found: Mapping[str, Any] = self.pipe["net"]
         return found
+
+    @property
+    def takes_actions(self) -> bool:
+        return self.net["_target_"] in WITH_ACTIONS
 
     @property
     def state_t(self) -> int:
@@ -91,7 +99,8 @@ class RecordedRun:
         return all(self.net.get(name) == net[name] for name in ("model_channels", "num_blocks", "num_heads"))
 
     def apply_to(self, config: Video2WorldPipelineConfig) -> None:
-        """Give the config the run's network, its length and rate, and its noise levels."""
+        """Give the config the run's network, its length and rate, its noise levels, and its actions."""
+        self._require_actions(isinstance(config, Video2WorldActionPipelineConfig))
         _refuse_nodes(self.net, f"{self.folder}/config.yaml: model.config.pipe_config.net")
         known = {key: value for key, value in self.net.items() if not key.startswith("_")}
         known |= {key: config.net[key] for key in _OF_THE_MACHINE if key in config.net}
@@ -100,6 +109,11 @@ class RecordedRun:
             if key in self.pipe:
                 setattr(config, key, self.pipe[key])
         config.timestamps = SolverConfig(**_known(SolverConfig, self.pipe.get("timestamps")))
+        flow = self.pipe.get("flow")
+        config.flow = FlowConfig(**_known(FlowConfig, flow)) if flow else None
+        if isinstance(config, Video2WorldActionPipelineConfig):
+            config.action_transform = self.pipe.get("action_transform") or config.action_transform
+            config.chunk_size = pixel_frames(self.state_t) - 1
         rates = _known(ConditionerConfig, self.pipe.get("conditioner"))
         config.conditioner = ConditionerConfig(**{key: DropoutConfig(**value) for key, value in rates.items()})
         tokenizer = dict(self.pipe.get("tokenizer") or {})
@@ -112,6 +126,12 @@ class RecordedRun:
             config.tokenizer = lazy_config.LazyCall(TOKENIZERS[name])(**tokenizer)
         if config.text_encoder is not None and "width" in config.text_encoder:
             config.text_encoder.width = known.get("crossattn_proj_in_channels") or known["crossattn_emb_channels"]
+
+    def _require_actions(self, are_taken: bool) -> None:
+        """Raise where this is the run of a network with actions and none are taken, or the other way round."""
+        if self.takes_actions != are_taken:
+            program, which = ("video2world_action", "with") if self.takes_actions else ("video2world", "without")
+            raise CheckpointError(f"{self.folder} trained a network {which} actions: use examples/{program}.py for it.")
 
 
 def recorded_run(path: str) -> RecordedRun | None:

@@ -134,9 +134,9 @@ class Video2WorldActionConditionedPipeline(Video2WorldPipeline):
                 guidance=guidance,
                 num_steps=num_steps,
                 seed=[int(seed) for seed in seeds[part]],
+                solver=solver,
                 use_cuda_graphs=use_cuda_graphs,
                 progress=progress,
-                **({} if solver is None else {"solver": solver}),
             )
             videos += [self._pixels(few, as_float) for few in latent.split(DECODE_AT_ONCE)]
         return torch.cat(videos)

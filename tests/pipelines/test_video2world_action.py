@@ -265,7 +265,7 @@ def test_a_rollout_has_every_frame_once_and_every_action_in_its_place(
 
 
 def test_a_clip_that_is_given_continues() -> None:
-    frames, actions, expected = counting(30)
+    _, actions, expected = counting(30)
     clip = torch.tensor([row[:5] for row in expected]).to(torch.uint8).view(2, 1, 5, 1, 1).expand(-1, 3, -1, 16, 16)
     for history in (1, 2):
         assert colours(adding().rollout(clip, actions, [0, 1], num_steps=2, history=history)) == expected
