@@ -112,23 +112,25 @@ class Block(nn.Module):
         """(B, T, H, W, D); ``emb`` and ``adaln`` hold one row per frame, or one for all. Context None: no text."""
         shape = x_B_T_H_W_D.shape
         x = x_B_T_H_W_D if extra_1_T_H_W_D is None else x_B_T_H_W_D + extra_1_T_H_W_D
-        shift, scale, gate = _vectors(self.adaln_modulation_self_attn, emb_B_T_D, adaln_B_T_3D)
+        shift, scale, gate = _vectors(self.adaln_modulation_self_attn, emb_B_T_D, adaln_B_T_3D, x.dtype)
         y_B_L_D = self.self_attn(modulated_norm(x, shift, scale).flatten(1, 3), rope=rope)
         x = multiply_add(x, gate, y_B_L_D.view(shape))
         if context is not None:
-            shift, scale, gate = _vectors(self.adaln_modulation_cross_attn, emb_B_T_D, adaln_B_T_3D)
+            shift, scale, gate = _vectors(self.adaln_modulation_cross_attn, emb_B_T_D, adaln_B_T_3D, x.dtype)
             y_B_L_D = self.cross_attn(modulated_norm(x, shift, scale).flatten(1, 3), context)
             x = multiply_add(x, gate, y_B_L_D.view(shape))
-        shift, scale, gate = _vectors(self.adaln_modulation_mlp, emb_B_T_D, adaln_B_T_3D)
+        shift, scale, gate = _vectors(self.adaln_modulation_mlp, emb_B_T_D, adaln_B_T_3D, x.dtype)
         return multiply_add(x, gate, self.mlp(modulated_norm(x, shift, scale)))
 
 
-def _vectors(layer: nn.Module, emb_B_T_D: Tensor, adaln_B_T_3D: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Shift, scale and gate, (B, T, 1, 1, D) each."""
+def _vectors(
+    layer: nn.Module, emb_B_T_D: Tensor, adaln_B_T_3D: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Shift, scale and gate, (B, T, 1, 1, D) each; computed as wide as the embedding is, and rounded once."""
     vectors_B_T_3D = layer(emb_B_T_D)
     if adaln_B_T_3D is not None:
         vectors_B_T_3D = vectors_B_T_3D + adaln_B_T_3D
-    shift, scale, gate = vectors_B_T_3D[:, :, None, None].chunk(3, dim=-1)
+    shift, scale, gate = vectors_B_T_3D.to(dtype)[:, :, None, None].chunk(3, dim=-1)
     return shift, scale, gate
 
 
@@ -141,10 +143,10 @@ class FinalLayer(nn.Module):
         self.adaln_modulation = modulation(width, 2, adaln_lora_dim)
 
     def forward(self, x_B_T_H_W_D: Tensor, emb_B_T_D: Tensor, adaln_B_T_3D: Tensor | None) -> Tensor:
-        """(B, T, H, W, out_features)."""
+        """(B, T, H, W, out_features), as wide as the embedding is."""
         vectors_B_T_2D = self.adaln_modulation(emb_B_T_D)
         if adaln_B_T_3D is not None:
             vectors_B_T_2D = vectors_B_T_2D + adaln_B_T_3D[..., : vectors_B_T_2D.shape[-1]]
         shift, scale = vectors_B_T_2D[:, :, None, None].chunk(2, dim=-1)
-        out: Tensor = self.linear(modulated_norm(x_B_T_H_W_D, shift, scale))
+        out: Tensor = self.linear(modulated_norm(x_B_T_H_W_D.to(emb_B_T_D.dtype), shift, scale))
         return out

@@ -61,6 +61,8 @@ class DiT(nn.Module):
 
     ``timestep_precision`` and ``rope_precision``: "module" rounds times and angles to the dtype of the network, as the
     released weights were trained; "float32" keeps them out of bfloat16. Both agree in a float32 network.
+    ``use_wan_fp32_strategy``: time embedding, modulation and final layer are float32 in half precision too, as the
+    Predict2.5 weights were trained; modulations are rounded to the precision of the tokens that they act on.
     ``pos_emb_learnable``, ``pos_emb_interpolation``, ``min_fps``, ``max_fps`` and the ``extra_*_extrapolation_ratio``
     are of released configs and have no effect on rotary positions. ``sac_config`` is kept for what trains the network:
     its ``mode`` and ``every_n_blocks`` say what a backward pass computes anew.
@@ -104,6 +106,7 @@ class DiT(nn.Module):
         atten_backend: str = "auto",
         rope_precision: RopePrecision = "float32",
         timestep_precision: TimestepPrecision = "module",
+        use_wan_fp32_strategy: bool = False,
         sac_config: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
@@ -131,6 +134,7 @@ class DiT(nn.Module):
         self.atten_backend = atten_backend
         self.sac_config = dict(sac_config or {})
         self.timestep_precision = timestep_precision
+        self.use_wan_fp32_strategy = use_wan_fp32_strategy
         self.attention: AttentionChoice | None = None
         self.adaln_lora_dim = adaln_lora_dim if use_adaln_lora else None
         max_size = (max_frames // patch_temporal, max_img_h // patch_spatial, max_img_w // patch_spatial)
@@ -165,6 +169,8 @@ class DiT(nn.Module):
         self.final_layer = FinalLayer(
             model_channels, patch_spatial**2 * patch_temporal * out_channels, self.adaln_lora_dim
         )
+        if use_wan_fp32_strategy:
+            _widen(self)
         # Statistics that released files carry; training may count here.
         self.register_buffer("accum_video_sample_counter", torch.zeros((), dtype=torch.int64))
         self.register_buffer("accum_image_sample_counter", torch.zeros((), dtype=torch.int64))
@@ -266,7 +272,7 @@ class DiT(nn.Module):
         prepared: Prepared | None = None,
         action_B_A_D: Tensor | None = None,
     ) -> Tensor:
-        """The velocity (B, C, T, H, W), in the dtype of the network.
+        """The velocity (B, C, T, H, W), in the dtype of the network (float32 with ``use_wan_fp32_strategy``).
 
         Timesteps are flow times in [0, 1], (B,), (B, 1) or one per latent frame (B, T). The padding mask is in pixels,
         1 where padded, None for nowhere. Inputs are cast to the dtype of the network.
@@ -342,7 +348,7 @@ class DiT(nn.Module):
 
     def _timesteps(self, timesteps_B_T: Tensor) -> Tensor:
         dtype = self.dtype
-        if self.timestep_precision == "float32":
+        if self.timestep_precision == "float32" or self.use_wan_fp32_strategy:
             dtype = torch.promote_types(dtype, torch.float32)
         timesteps_B_T = timesteps_B_T.to(dtype)
         return timesteps_B_T.unsqueeze(1) if timesteps_B_T.ndim == 1 else timesteps_B_T
@@ -403,6 +409,14 @@ class Video2WorldDiT(DiT):
     """The Video2World network: one more input channel, inside, says which latent frames are given."""
 
     has_condition_channel = True
+
+
+def _widen(net: DiT) -> None:
+    """Let what makes and uses the modulation compute in float32 where the embedding of time is that wide."""
+    for name, module in net.named_modules():
+        is_of_time = name.startswith(("t_embedder.", "final_layer.")) or ".adaln_modulation_" in name
+        if is_of_time and isinstance(module, (Linear, TimestepEmbedding)):
+            module.widens = True
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

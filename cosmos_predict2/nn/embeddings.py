@@ -56,8 +56,10 @@ class TimestepEmbedding(nn.Module):
     """Features of the time to what the blocks are modulated with.
 
     With AdaLN-LoRA: the features themselves and a second tensor (B, T, 3D) that all blocks share. Without: the MLP of
-    the features and None.
+    the features and None. One that ``widens`` keeps features that are wider than its weights, and its Linears do too.
     """
+
+    widens = False
 
     def __init__(self, width: int, use_adaln_lora: bool) -> None:
         super().__init__()
@@ -67,7 +69,8 @@ class TimestepEmbedding(nn.Module):
         self.linear_2 = Linear(width, 3 * width if use_adaln_lora else width, bias=False)
 
     def forward(self, feature_B_T_D: Tensor) -> tuple[Tensor, Tensor | None]:
-        feature_B_T_D = feature_B_T_D.to(self.linear_1.weight.dtype)  # wider only with timestep_precision="float32"
+        if not self.widens:
+            feature_B_T_D = feature_B_T_D.to(self.linear_1.weight.dtype)  # timestep_precision="float32" gives it wider
         hidden = self.linear_2(self.activation(self.linear_1(feature_B_T_D)))
         return (feature_B_T_D, hidden) if self.use_adaln_lora else (hidden, None)
 

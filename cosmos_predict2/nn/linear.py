@@ -15,14 +15,25 @@ SMALL = 1 << 20  # multiply-adds below which the call costs more than it saves
 
 
 class Linear(nn.Linear):
-    """nn.Linear by ``product``, unless it has a bias."""
+    """nn.Linear by ``product``, unless it has a bias.
+
+    One that ``widens`` computes in the precision of its input where that is higher than its own; elsewhere a wider
+    input is an error.
+    """
+
+    widens = False
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         super().__init__(in_features, out_features, bias)
         self.has_bias = bias
 
     def forward(self, input: Tensor) -> Tensor:
-        return F.linear(input, self.weight, self.bias) if self.has_bias else product(input, self.weight)
+        weight: Tensor = self.weight
+        bias: Tensor | None = self.bias
+        if self.widens and input.dtype.itemsize > weight.dtype.itemsize:
+            weight = weight.to(input.dtype)
+            bias = None if bias is None else bias.to(input.dtype)
+        return F.linear(input, weight, bias) if self.has_bias else product(input, weight)
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:

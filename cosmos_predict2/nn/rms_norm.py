@@ -18,8 +18,9 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.dtype != self.weight.dtype:  # under autocast
-            return F.rms_norm(x.to(self.weight.dtype), (x.shape[-1],), self.weight, EPS).to(x.dtype)
+        if x.dtype != self.weight.dtype:  # under autocast, or where a network keeps its embedding of time wide
+            dtype = torch.promote_types(x.dtype, self.weight.dtype)
+            return F.rms_norm(x.to(dtype), (x.shape[-1],), self.weight.to(dtype), EPS).to(x.dtype)
         if x.dtype.itemsize < 4 or not x.is_cpu or torch.compiler.is_compiling():
             return F.rms_norm(x, (x.shape[-1],), self.weight, EPS)
         return cast(Tensor, _RMSNorm.apply(x, self.weight))
