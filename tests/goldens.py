@@ -10,8 +10,9 @@ A test in tests/parity says which area it belongs to and reads values through th
         schedule = make(**case["params"].use())                   # an input
         case["multiplier"].compare(schedule(), rtol=1e-9)         # an expected result
 
-Every file is a tree of entries ("lr_schedules.json/cases/0/multiplier", "attention.safetensors/q"). A value can only be
-had by ``use`` or ``compare``, and both note its entries. After a run of a whole area each entry must have been noted or
+Every file is a tree of entries ("lr_schedules.json/cases/0/multiplier", "attention.safetensors/q", and of what the
+header of such a file says "attention.safetensors/__metadata__/config/num_heads"). A value can only be had by ``use`` or
+``compare``, and both note its entries. After a run of a whole area each entry must have been noted or
 match the area's list in tests/parity/unread.json (pattern and reason); otherwise the run fails.
 """
 
@@ -30,6 +31,7 @@ PARITY = Path(__file__).parent / "parity"
 DEFAULT = Path(__file__).parent / "golden"
 DOCUMENTATION = "README.md"
 UNREAD = "unread.json"
+METADATA = "__metadata__"  # no tensor can be called so
 
 
 class Value:
@@ -94,6 +96,11 @@ class Golden:
         """The tensors of a .safetensors file by name."""
         return self._open(name)
 
+    def metadata(self, name: str) -> Value:
+        """What the header of a .safetensors file says by name; a text that is JSON as what it means."""
+        self._open(name)
+        return Value(self, f"{name}/{METADATA}", _read_metadata(self.folder / name))
+
     def npy(self, name: str) -> Value:
         return self._open(name)
 
@@ -109,6 +116,8 @@ class Golden:
             if path.is_file() and path.name != DOCUMENTATION:
                 name = path.relative_to(self.folder).as_posix()
                 found.update(_leaves(name, _read(path)) if path.suffix in _READERS else {name: 1})
+                if path.suffix == ".safetensors" and (header := _read_metadata(path)):
+                    found.update(_leaves(f"{name}/{METADATA}", header))
         return found
 
     def _open(self, name: str) -> Value:
@@ -122,6 +131,23 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
     from safetensors.torch import load_file
 
     return dict(load_file(path))
+
+
+@cache
+def _read_metadata(path: Path) -> dict[str, Any]:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        header = dict(file.metadata() or {})
+    header.pop("format", None)  # of the library: for which framework a file was written
+    return {name: _meaning(text) for name, text in header.items()}
+
+
+def _meaning(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
 
 
 def _read_npy(path: Path) -> Any:

@@ -26,7 +26,8 @@ def test_every_area_has_a_documented_folder() -> None:
 
 def test_entries_are_files_keys_and_tensors(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({"version": 1, "cases": [{"x": [1, 2, 3], "p": {"k": "v"}}]}))
-    save_file({"q": torch.zeros(2, 3)}, tmp_path / "t.safetensors")
+    header = {"config": json.dumps({"sizes": [1, 2], "mode": "flat"}), "seed": "7", "note": "as it is", "format": "pt"}
+    save_file({"q": torch.zeros(2, 3)}, tmp_path / "t.safetensors", metadata=header)
     np.save(tmp_path / "n.npy", np.zeros(4))
     np.save(tmp_path / "objects.npy", np.array([{"a": 1}, None], dtype=object))
     (tmp_path / "README.md").write_text("documentation")
@@ -40,7 +41,20 @@ def test_entries_are_files_keys_and_tensors(tmp_path: Path) -> None:
         "n.npy": 4,
         "objects.npy": 1,
         "t.safetensors/q": 6,
+        "t.safetensors/__metadata__/config/sizes": 2,
+        "t.safetensors/__metadata__/config/mode": 1,
+        "t.safetensors/__metadata__/seed": 1,
+        "t.safetensors/__metadata__/note": 1,
     }
+
+
+def test_what_a_header_says_is_read_like_the_rest(tmp_path: Path) -> None:
+    save_file({"q": torch.zeros(1)}, tmp_path / "t.safetensors", metadata={"config": '{"a": 1, "b": 2}', "n": "x"})
+    golden = Golden("area", tmp_path)
+    header = golden.metadata("t.safetensors")
+    assert list(golden.tensors("t.safetensors")) == ["q"] and not golden.used
+    assert header["config"]["a"].use() == 1 and header["n"].use() == "x"
+    assert set(golden.used) == {"t.safetensors/__metadata__/config/a", "t.safetensors/__metadata__/n"}
 
 
 def test_reading_is_noted_only_when_a_value_is_taken(tmp_path: Path) -> None:
