@@ -318,7 +318,7 @@ class Checkpointer(ABC):
                 "model",
                 lambda place, size, dtype: live[place[-1]] if fits(place[-1], size) else torch.empty(size, dtype=dtype),
             )
-            report = weights.account(live, source)
+            report = model.account_checkpoint_state(source)
         else:
             source = saved.read("model") if not saved.is_dcp else weights.read(saved.path("model"))
             if from_average:

@@ -88,3 +88,7 @@ class ImaginaireModel(nn.Module):
     def load_checkpoint_state(self, state: Mapping[str, Tensor]) -> weights.LoadReport:
         """Copy saved tensors into the live ones and account for every name."""
         return weights.load_into(self.checkpoint_state(), state)
+
+    def account_checkpoint_state(self, state: Mapping[str, Tensor]) -> weights.LoadReport:
+        """The same account of tensors that were read straight into those of `checkpoint_state`, as from shards."""
+        return weights.account(self.checkpoint_state(), state)

@@ -4,7 +4,8 @@
 A class that a config names may offer a class method ``preflight(**arguments)`` that yields problems as sentences, and
 a model class ``checkpoint_bytes(**arguments)``, the size of one of its checkpoints. Both get the arguments of the lazy
 call as they stand in the config, and must be quick. A model class may also offer ``preflight_data(data, **arguments)``,
-problems of a data set with it: ``data`` are the arguments of a class that one of the loaders names;
+problems of a data set with it: ``data`` are the arguments of a class that one of the loaders names, with its
+``_target_``;
 ``preflight_parallel(world_size, context_parallel_size, shards, **arguments)``, pairs of a config key and a sentence,
 with a world size of None where it is not known yet; and ``checkpoint_switches(path)``: the values, by key of the
 class's own arguments, that the run had which wrote the weights at a path; a run folder is not continued with others.
@@ -182,7 +183,8 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
                     else:
                         yield key, problem
             if section != "model" and callable(of_model):
-                for problem in of_model(_arguments(node), **_arguments(config.model)):
+                data = {**_arguments(node), "_target_": node.get("_target_")}
+                for problem in of_model(data, **_arguments(config.model)):
                     yield key, str(problem)
     load_path = config.checkpoint.load_path
     own = storage.join(config.job.path_local, "checkpoints", POINTER)

@@ -45,14 +45,15 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-# What released files hold besides weights: Transformer Engine's state, training statistics, and buffers that are
-# functions of the config.
+# What files hold besides weights: Transformer Engine's state, training statistics, buffers that are functions of the
+# config, and what a run says of its data.
 EXTRAS = (
     "*_extra_state",
     "*accum_video_sample_counter",
     "*accum_image_sample_counter",
     "*accum_iteration",
     "*accum_train_in_hours",
+    "action_transform",
     "*pos_embedder.seq",
     "*pos_embedder.dim_spatial_range",
     "*pos_embedder.dim_temporal_range",

@@ -4,6 +4,7 @@
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -22,6 +23,12 @@ def problem_with(path: str, which: str = "auto") -> str | None:
     except CheckpointError as error:
         return str(error)
     return None
+
+
+def holds(path: str, pattern: str) -> bool:
+    """Whether the network's weights at a path have a name like this."""
+    with _unsaid():
+        return any(fnmatchcase(name, pattern) for name in open_dit(path))
 
 
 def check_dit(node: Any, path: str, which: str = "auto", allow_missing: Iterable[str] = ()) -> None:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from cosmos_predict2.data.action_conditioned.actions import ActionTransform, controller
+from cosmos_predict2.data.action_conditioned.items import TRANSFORM_KEY
 from imaginaire import random
 from imaginaire.errors import ConfigError
 
@@ -40,6 +42,12 @@ class MockVideos(Dataset[dict[str, Any]]):
         self._action_shape = None if action_shape is None else tuple(action_shape)
         self._seed = seed
 
+    @classmethod
+    def declared_transform(cls, **arguments: Any) -> ActionTransform | None:
+        """The transform of the actions, where it is asked for some."""
+        shape = arguments.get("action_shape")
+        return None if shape is None else controller(int(shape[-1]), scale=1.0)
+
     def __len__(self) -> int:
         return self.num_items
 
@@ -65,6 +73,7 @@ class MockVideos(Dataset[dict[str, Any]]):
         }
         if self._action_shape is not None:
             item["action"] = torch.randn(self._action_shape, generator=generator)
+            item[TRANSFORM_KEY] = controller(self._action_shape[-1], scale=1.0).to_json()
         return item
 
 

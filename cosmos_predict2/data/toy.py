@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from cosmos_predict2.data.action_conditioned.actions import ActionTransform, controller
+from cosmos_predict2.data.action_conditioned.items import TRANSFORM_KEY
 from cosmos_predict2.data.toy_states import PATTERN, read_states
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
@@ -24,7 +26,8 @@ class EpisodeVideos(Dataset[dict[str, Any]]):
 
     The window's start comes from NumPy's global generator, which the loader seeds per sample; ``start`` fixes it. Items
     have the keys of a folder of videos, and ``action`` [num_frames - 1, action_dim]: row k leads from frame k to frame
-    k + 1.
+    k + 1. Without ``captions`` the text is zeros, as models that are told actions have it: a caption would say how the
+    episode ends. ``hide_actions`` shows zeros in their place too, to see what a model knows without them.
     """
 
     def __init__(
@@ -37,6 +40,8 @@ class EpisodeVideos(Dataset[dict[str, Any]]):
         width: int,
         fps: float,
         start: int | None = None,
+        captions: bool = True,
+        hide_actions: bool = False,
     ) -> None:
         last = episodes.states.shape[1] - num_frames
         if last < 0 or not 0 <= (start or 0) <= last:
@@ -50,7 +55,11 @@ class EpisodeVideos(Dataset[dict[str, Any]]):
         self._start = start
         self._num_starts = last + 1
         self._name = name
-        self._text = _embeddings(BytesEncoder(num_tokens, width), self.episodes.captions)
+        self._text = _embeddings(BytesEncoder(num_tokens, width), self.episodes.captions) if captions else None
+        self._no_text = torch.zeros(num_tokens, width), torch.ones(num_tokens, dtype=torch.int64)
+        self.action_transform = controller(self.episodes.actions.shape[-1], scale=1.0)  # they lie in [-1, 1] already
+        self._transform_json = self.action_transform.to_json()
+        self._hides_actions = hide_actions
 
     def __len__(self) -> int:
         return len(self.episodes)
@@ -60,12 +69,18 @@ class EpisodeVideos(Dataset[dict[str, Any]]):
             raise IndexError(f"item {index} of {len(self)}")
         start = numpy.random.randint(self._num_starts) if self._start is None else self._start
         frames = self.episodes.render(index, start, start + self.num_frames)
+        video = torch.from_numpy(numpy.ascontiguousarray(frames.transpose(3, 0, 1, 2)))
+        return {"video": video, **self.described(index, start)}
+
+    def described(self, index: int, start: int) -> dict[str, Any]:
+        """What the item has besides its pictures, for the window that begins at frame ``start``."""
         caption = self.episodes.captions[index]
-        embedding, mask = self._text[caption]
+        embedding, mask = self._no_text if self._text is None else self._text[caption]
+        action = torch.from_numpy(self.episodes.actions[index, start : start + self.num_frames - 1].copy())
         size = self.episodes.size
         return {
-            "video": torch.from_numpy(numpy.ascontiguousarray(frames.transpose(3, 0, 1, 2))),
-            "action": torch.from_numpy(self.episodes.actions[index, start : start + self.num_frames - 1].copy()),
+            "action": torch.zeros_like(action) if self._hides_actions else action,
+            TRANSFORM_KEY: self._transform_json,
             "t5_text_embeddings": embedding,
             "t5_text_mask": mask,
             "fps": self.fps,
@@ -97,6 +112,8 @@ class ToyWorldVideos(EpisodeVideos):
         num_steps: int | None = None,
         start: int | None = None,
         ring_elsewhere: float | None = None,
+        captions: bool = True,
+        hide_actions: bool = False,
     ) -> None:
         if split not in SPLITS:
             raise ConfigError(f"The toy world has no split '{split}'.{near(split, SPLITS)}")
@@ -119,8 +136,21 @@ class ToyWorldVideos(EpisodeVideos):
             raise ConfigError(str(error)) from error
         name = f"toy_world/{setting}/{mix}/seed{seed}/{split}"
         super().__init__(
-            episodes, name, num_frames=num_frames, num_tokens=num_tokens, width=width, fps=fps, start=start
+            episodes,
+            name,
+            num_frames=num_frames,
+            num_tokens=num_tokens,
+            width=width,
+            fps=fps,
+            start=start,
+            captions=captions,
+            hide_actions=hide_actions,
         )
+
+    @classmethod
+    def declared_transform(cls, **arguments: Any) -> ActionTransform:
+        """The transform of the actions of a data set with these arguments."""
+        return controller(arguments.get("action_dim", 4), scale=1.0)
 
 
 class ToyWorldStates(EpisodeVideos):

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.checkpoints import load_dit
+from cosmos_predict2.checkpoints.presence import holds
 from cosmos_predict2.checkpoints.runs import clean_name
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.nn.start_weights import Start, starts
@@ -28,6 +29,7 @@ from imaginaire.errors import ConfigError
 log = logging.getLogger(__name__)
 
 NO_NETWORK = "model.config.pipe_config.net is not set: choose a model (model=NAME) or a network (net=NAME)"
+ACTION_EMBEDDERS = "action_embedder_*"
 DRAWN_NUMEL = 1 << 20  # numbers that one generator draws; a rank skips those of other ranks
 
 
@@ -74,7 +76,8 @@ def fill_network(net: DiT, config: Any, device: torch.device | str, seed: int) -
     net.to_empty(device=device)
     net.reset_buffers()
     path = config.model_manager_config.dit_path
-    found = set(load_dit(net, path).matched) if path else set()
+    absent = absent_parts(net, path)
+    found = set(load_dit(net, path, allow_missing=absent).matched) if path else set()
     by_name = starts(net)
     base = {name: p for name, p in net.named_parameters() if ".lora_" not in name}
     for name, parameter in base.items():
@@ -99,13 +102,20 @@ def fill_network(net: DiT, config: Any, device: torch.device | str, seed: int) -
     matched = sum(clean_name(name) in found for name in base)
     of_adapters = f"; {len(adapters)} adapters {'are those of the file' if has_adapters else 'begin anew'}"
     log.info(
-        "start weights: %s (%d of %d weights of the network matched%s)",
+        "start weights: %s (%d of %d weights of the network matched%s%s)",
         path,
         matched,
         len(base),
         of_adapters if adapters else "",
+        "; it knows no actions: their embedders begin anew" if absent else "",
     )
     return has_adapters
+
+
+def absent_parts(net: DiT, path: str) -> tuple[str, ...]:
+    """Patterns of the parameters that begin anew though the others come from a file: the embedders of actions, where
+    the file is of a network that is told none."""
+    return (ACTION_EMBEDDERS,) if net.takes_actions and path and not holds(path, ACTION_EMBEDDERS) else ()
 
 
 def _draw_(parameter: Tensor, start: Start, seed: int, name: str) -> None:

@@ -7,6 +7,7 @@ frame k to frame k + 1, and its gripper number is the state of frame k + 1. Erro
 which file it was.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -50,8 +51,12 @@ class ActionTransform:
     offset: tuple[float, ...] = attrs.field(default=(), converter=_numbers)  # empty: zeros
     accumulate: Accumulate = None  # the pose that differences are taken from, see relative_actions
     quaternion: bool = False
+    # What is known of the raw actions, as dataset_statistics.json has it: a note, which two transforms may differ in.
+    stats: dict[str, Any] | None = attrs.field(default=None, eq=False)
 
     def __attrs_post_init__(self) -> None:
+        if not any(self.offset):
+            object.__setattr__(self, "offset", ())
         if self.kind not in KINDS:
             raise ConfigError(f"action_transform.kind is '{self.kind}'.{near(str(self.kind), KINDS)}")
         if not self.scale or not numpy.isfinite(self.scale).all() or 0.0 in self.scale:
@@ -85,7 +90,30 @@ class ActionTransform:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON or YAML values."""
         row = attrs.asdict(self)
+        if self.stats is None:
+            del row["stats"]
         return {**row, "scale": list(self.scale), "offset": list(self.offset)}
+
+    def to_json(self) -> str:
+        """One line, in which samples and checkpoints carry it."""
+        return json.dumps(self.to_dict(), separators=(",", ":"))
+
+    def __str__(self) -> str:
+        """Short, for messages: which kind, and what is not as usual."""
+        scale = f"{self.scale[0]:g}" if len(set(self.scale)) == 1 else _short(self.scale)
+        rest = f", offset {_short(self.offset)}" if self.offset else ""
+        rest += f", accumulate {self.accumulate}" if self.accumulate is not None else ""
+        return f"{self.kind} of {self.dim} numbers, scale {scale}{rest}{', quaternion' if self.quaternion else ''}"
+
+    @classmethod
+    def from_json(cls, text: str) -> "ActionTransform":
+        try:
+            row = json.loads(text)
+        except ValueError as error:
+            raise ConfigError(f"action_transform is no JSON: {error}.") from error
+        if not isinstance(row, Mapping):
+            raise ConfigError(f"action_transform is {row!r}; an object with kind and scale is expected.")
+        return cls.from_dict(row)
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> "ActionTransform":
@@ -104,6 +132,11 @@ class ActionTransform:
         if array.ndim == 0 or array.shape[-1] != self.dim:
             raise DataError(f"Actions have the shape {list(array.shape)}, but the transform is of {self.dim} numbers.")
         return array
+
+
+def _short(values: Sequence[float]) -> str:
+    shown = ", ".join(f"{value:g}" for value in values[:8])
+    return f"[{shown}{', ...' if len(values) > 8 else ''}]"
 
 
 def relative_pose(

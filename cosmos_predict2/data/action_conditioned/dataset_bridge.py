@@ -16,8 +16,20 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from cosmos_predict2.data.action_conditioned.actions import ACTION_SCALE, Accumulate, pose_differences, relative_pose
-from cosmos_predict2.data.action_conditioned.items import ACTION_FPS, Windows, action_item, shape_problems
+from cosmos_predict2.data.action_conditioned.actions import (
+    ACTION_SCALE,
+    Accumulate,
+    ActionTransform,
+    pose_differences,
+    relative_pose,
+)
+from cosmos_predict2.data.action_conditioned.items import (
+    ACTION_FPS,
+    TRANSFORM_KEY,
+    Windows,
+    action_item,
+    shape_problems,
+)
 from cosmos_predict2.data.action_conditioned.recordings import annotation_files, read_recordings
 from cosmos_predict2.data.bad_samples import BadSamples
 from cosmos_predict2.data.clips import read_frames, stretch
@@ -151,6 +163,18 @@ class ActionConditionedDataset(Dataset[dict[str, Any]]):
         if not Path(arguments.get("video_path", "")).is_dir():
             yield f"video_path: the folder {arguments.get('video_path', '')} does not exist"
 
+    @classmethod
+    def declared_transform(cls, **arguments: Any) -> ActionTransform | None:
+        """The transform of the actions of a data set with these arguments; None where it has none."""
+        if not arguments.get("load_action", True):
+            return None
+        return relative_pose(
+            arguments.get("action_scale", ACTION_SCALE),
+            arguments.get("gripper_rescale_factor", 1.0),
+            accumulate=_accumulate(arguments.get("accumulate_action", False)),
+            quaternion=arguments.get("quaternion", False),
+        )
+
     def __len__(self) -> int:
         return len(self.windows)
 
@@ -172,6 +196,7 @@ class ActionConditionedDataset(Dataset[dict[str, Any]]):
         item = action_item(
             video,
             self.actions(i, frames),
+            transform=self.action_transform,
             key=self.recordings.keys[i],
             annotation=str(path),
             fps=self.fps,
@@ -183,7 +208,7 @@ class ActionConditionedDataset(Dataset[dict[str, Any]]):
             text_width=self._text_width,
         )
         if not self.load_action:
-            del item["action"]
+            del item["action"], item[TRANSFORM_KEY]
         return item
 
     def actions(self, i: int, frames: Sequence[int] | numpy.ndarray) -> numpy.ndarray:

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from cosmos_predict2.data.action_conditioned.actions import ActionTransform, controller, summed_actions
 from cosmos_predict2.data.action_conditioned.items import ACTION_FPS, Windows, action_item, shape_problems
+from cosmos_predict2.data.action_conditioned.statistics import transform_of
 from cosmos_predict2.data.bad_samples import BadSamples
 from cosmos_predict2.data.clips import choose_decoder, stretch
 from cosmos_predict2.data.lerobot.info import SPLITS, VAL_FRACTION, choose_episodes, read_info
@@ -123,6 +124,14 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
         except (ConfigError, DataError) as error:
             yield str(error)
 
+    @classmethod
+    def declared_transform(cls, **arguments: Any) -> ActionTransform | None:
+        """The transform of the actions of a data set with these arguments; None where only its files can tell."""
+        if (given := arguments.get("action_transform")) is not None:
+            return transform_of(given)
+        parts = EMBODIMENTS.get(str(arguments.get("embodiment")))
+        return None if parts is None else controller(sum(parts.values()))
+
     def __len__(self) -> int:
         return len(self.windows)
 
@@ -147,6 +156,7 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
         return action_item(
             video,
             actions,
+            transform=self.action_transform,
             key=name,
             annotation=str(self.source.layout.rows(i).path),
             fps=self.fps,
@@ -228,7 +238,7 @@ def _combination(wanted: str | None, stride: int) -> str:
 def _transform(given: ActionTransform | Mapping[str, Any] | None, width: int) -> ActionTransform:
     if given is None:
         return controller(width)
-    transform = given if isinstance(given, ActionTransform) else ActionTransform.from_dict(given)
+    transform = transform_of(given)
     if transform.kind != "controller":
         raise ConfigError(
             f"action_transform.kind is '{transform.kind}'; LeRobot data sets hold what the controller was told:"

@@ -21,6 +21,7 @@ from cosmos_predict2.data.action_conditioned.libero_files import (
     read_actions,
     read_pictures,
 )
+from cosmos_predict2.data.action_conditioned.statistics import transform_of
 from cosmos_predict2.data.bad_samples import BadSamples
 from cosmos_predict2.data.clips import stretch
 from cosmos_predict2.data.packed_strings import PackedStrings
@@ -106,6 +107,11 @@ class LiberoDataset(Dataset[dict[str, Any]]):
         except DataError as error:
             yield str(error)
 
+    @classmethod
+    def declared_transform(cls, **arguments: Any) -> ActionTransform:
+        """The transform of the actions of a data set with these arguments."""
+        return _transform(arguments.get("action_transform"))
+
     def __len__(self) -> int:
         return len(self.windows)
 
@@ -132,6 +138,7 @@ class LiberoDataset(Dataset[dict[str, Any]]):
         return action_item(
             stretch(video, self.video_size),
             actions,
+            transform=self.action_transform,
             key=f"{demo.suite}/{demo.task}/{demo.name}",
             annotation=str(demo.file),
             fps=self.fps,
@@ -168,7 +175,7 @@ def _all_demos(root: Path, suites: Sequence[str] | None, skip_bad: bool) -> list
 def _transform(given: ActionTransform | Mapping[str, Any] | None) -> ActionTransform:
     if given is None:
         return controller()
-    transform = given if isinstance(given, ActionTransform) else ActionTransform.from_dict(given)
+    transform = transform_of(given)
     if transform.kind != "controller":
         raise ConfigError(
             f"action_transform.kind is '{transform.kind}', but LIBERO's files hold controller actions. For actions from"

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cosmos_predict2.data.action_conditioned.actions import ActionTransform
 from cosmos_predict2.data.bad_samples import BadSamples
 from cosmos_predict2.data.windows import action_windows
 from imaginaire.errors import DataError
@@ -22,11 +23,14 @@ Item = TypeVar("Item")
 # rate the robot was recorded at.
 ACTION_FPS = 4.0
 
+TRANSFORM_KEY = "action_transform"  # of a sample: the ActionTransform of its actions, as JSON
+
 
 def action_item(
     video: Tensor,
     actions: Tensor | NDArray[Any],
     *,
+    transform: ActionTransform,
     key: str,
     annotation: str,
     fps: float = ACTION_FPS,
@@ -37,7 +41,7 @@ def action_item(
     num_tokens: int = 512,
     text_width: int = 1024,
 ) -> dict[str, Any]:
-    """The sample of a clip uint8 [3, F, H, W] and its F - 1 scaled actions [F - 1, d].
+    """The sample of a clip uint8 [3, F, H, W] and its F - 1 actions [F - 1, d], scaled by ``transform``.
 
     ``embedding`` is the text's [num_tokens, text_width] with its mask; without one the text is zeros that are all seen
     (mask of ones), which is what action-conditioned weights are trained and run with. All tensors are on the CPU.
@@ -50,6 +54,7 @@ def action_item(
     return {
         "video": video,
         "action": action,
+        TRANSFORM_KEY: transform.to_json(),
         "t5_text_embeddings": text,
         "t5_text_mask": mask,
         "fps": float(fps),

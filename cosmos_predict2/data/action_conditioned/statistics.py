@@ -16,8 +16,9 @@ import attrs
 import numpy
 from numpy.typing import ArrayLike, NDArray
 
+from cosmos_predict2.data.action_conditioned.actions import ActionTransform
 from imaginaire import storage
-from imaginaire.errors import DataError, near
+from imaginaire.errors import ConfigError, DataError, near
 
 Floats = NDArray[numpy.float64]
 
@@ -139,6 +140,33 @@ def write_statistics(path: Path | str, statistics: DatasetStatistics, name: str 
     content = statistics.to_dict() if name is None else {name: statistics.to_dict()}
     text = json.dumps(content, indent=2) + "\n"
     storage.write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def unit_transform(columns: ColumnStatistics, kind: str = "controller") -> ActionTransform:
+    """The transform that does what `ColumnStatistics.to_unit` does, with the statistics in it."""
+    spread = columns.q99 - columns.q01
+    is_scaled = columns.mask if columns.mask is not None else numpy.ones(spread.shape, dtype=bool)
+    moves = is_scaled & (spread != 0)
+    scale = numpy.where(moves, 2 / numpy.where(spread == 0, 1.0, spread), 1.0)
+    offset = numpy.where(moves, -1 - columns.q01 * scale, numpy.where(is_scaled, -columns.q01, 0.0))
+    return ActionTransform(kind=kind, scale=scale.tolist(), offset=offset.tolist(), stats=columns.to_dict())
+
+
+def transform_of(given: ActionTransform | Mapping[str, Any]) -> ActionTransform:
+    """The transform that a data set is told: itself, its values, or kind and ``statistics``, the file whose quantiles
+    q01 and q99 become -1 and 1 (``statistics_name``: of which data set in it)."""
+    if isinstance(given, ActionTransform):
+        return given
+    if "statistics" not in given:
+        return ActionTransform.from_dict(given)
+    known = ("kind", "statistics", "statistics_name")
+    if unknown := [str(key) for key in given if key not in known]:
+        raise ConfigError(
+            f"action_transform has '{unknown[0]}' beside statistics, which say scale and offset. Known then:"
+            f" {', '.join(known)}."
+        )
+    statistics = read_statistics(given["statistics"], given.get("statistics_name"))
+    return unit_transform(statistics.action, str(given.get("kind", "controller")))
 
 
 def _nested(content: Mapping[str, Any], path: Path | str, name: str | None) -> Mapping[str, Any]:

@@ -7,12 +7,16 @@ from pathlib import Path
 import numpy
 import pytest
 
+from cosmos_predict2.data.action_conditioned.actions import ActionTransform
 from cosmos_predict2.data.action_conditioned.statistics import (
+    column_statistics,
     dataset_statistics,
     read_statistics,
+    transform_of,
+    unit_transform,
     write_statistics,
 )
-from imaginaire.errors import DataError
+from imaginaire.errors import ConfigError, DataError
 
 
 def _rows(seed: int, num: int = 50) -> numpy.ndarray:
@@ -74,3 +78,26 @@ def test_a_broken_file_is_told(tmp_path: Path) -> None:
         read_statistics(path, "c")
     with pytest.raises(DataError, match="one recording"):
         dataset_statistics([])
+
+
+def test_statistics_become_a_transform_that_does_the_same(tmp_path: Path) -> None:
+    rows = numpy.random.RandomState(0).uniform(-2, 3, (50, 4))
+    rows[:, 2] = 0.7  # never changes
+    columns = column_statistics(rows, mask=[True, True, True, False])
+    transform = unit_transform(columns)
+    assert numpy.allclose(transform.apply(rows), columns.to_unit(rows), atol=1e-12)
+    again = ActionTransform.from_json(transform.to_json())
+    assert again == transform and again.stats == columns.to_dict()
+    assert ActionTransform.from_dict({**transform.to_dict(), "stats": None}) == transform, "stats are a note"
+
+
+def test_a_data_set_may_be_told_the_file_of_statistics(tmp_path: Path) -> None:
+    rows = numpy.random.RandomState(0).uniform(-2, 3, (50, 4))
+    statistics = dataset_statistics([rows])
+    for name in (None, "mine"):
+        path = tmp_path / f"{name}.json"
+        write_statistics(path, statistics, name)
+        found = transform_of({"kind": "controller", "statistics": str(path)})
+        assert found == unit_transform(statistics.action)
+    with pytest.raises(ConfigError, match="'scale' beside statistics"):
+        transform_of({"statistics": str(path), "scale": [1.0]})
