@@ -84,8 +84,7 @@ class Denoiser:
             xt * per_frame(scaling.c_in), scaling.c_noise, condition, prepared, given_c_noise=given_c_noise
         )
         x0 = per_frame(scaling.c_skip) * xt + per_frame(scaling.c_out) * output.to(xt.dtype)
-        if condition.gt_frames_B_C_T_H_W is not None and not condition.is_image:
-            x0 = _where_given(condition, condition.gt_frames_B_C_T_H_W.to(x0.dtype), x0)
+        x0 = with_given(x0, condition)
         return Prediction(x0, (xt - x0) / per_frame(sigma_B_T))
 
     def velocity(
@@ -158,9 +157,12 @@ def clean_latents(
     return denoiser(xt_B_C_T_H_W, sigma_B, condition, prepared).x0_B_C_T_H_W
 
 
-def _where_given(condition: Condition, given: Tensor, other: Tensor) -> Tensor:
-    assert condition.condition_mask_B_1_T_H_W is not None
-    return torch.where(condition.condition_mask_B_1_T_H_W.bool(), given, other)
+def with_given(x0_B_C_T_H_W: Tensor, condition: Condition) -> Tensor:
+    """The latents with the given frames as they were given."""
+    given, mask = condition.gt_frames_B_C_T_H_W, condition.condition_mask_B_1_T_H_W
+    if condition.is_image or given is None or mask is None:
+        return x0_B_C_T_H_W
+    return torch.where(mask.bool(), given.to(x0_B_C_T_H_W.dtype), x0_B_C_T_H_W)
 
 
 def _cast(value: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -6,7 +6,7 @@
 
 The network is told whole timesteps, floor(1000 t), the solver works on the exact times. Frames that are given enter the
 network clean; what it says of them is replaced by their true velocity, so that the solver takes them along a straight
-line to where they belong.
+line to where they belong, but for the share of noise that the first time lacks.
 """
 
 from collections.abc import Callable

@@ -35,7 +35,7 @@ from cosmos_predict2.nn.dit import DiT, Prepared
 from cosmos_predict2.parallelize import ContextParallel
 from cosmos_predict2.pipelines.assembly import build_net
 from cosmos_predict2.pipelines.cuda_graph import GraphedNetwork
-from cosmos_predict2.pipelines.denoiser import Denoiser, Predict, clean_latents
+from cosmos_predict2.pipelines.denoiser import Denoiser, Predict, clean_latents, with_given
 from cosmos_predict2.pipelines.flow import SOLVER as FLOW_SOLVER
 from cosmos_predict2.pipelines.flow import FlowConfig, sample_flow
 from cosmos_predict2.pipelines.inputs import read_input
@@ -331,6 +331,42 @@ class Video2WorldPipeline:
         seed is that of the whole batch's noise; with one for each sample, a sample does not depend on the others.
         The solver is "2ab", or of Predict2.5 networks (``config.flow``) "unipc"; these may be sampled by all of them.
         """
+        given = given_B_C_T_H_W
+        num_B = torch.full((given.shape[0],), num_given, device=self.device)
+        on_device = {key: value.to(self.device) for key, value in batch.items()}
+        conditional, unconditional = (
+            condition.with_given_frames(given, num_B) for condition in self.conditioner.guidance_pair(on_device)
+        )
+        return self.sample_latents(
+            conditional,
+            unconditional,
+            initial_noise(tuple(given.shape), seed).to(given),
+            guidance=guidance,
+            num_steps=num_steps,
+            solver=solver,
+            use_cuda_graphs=use_cuda_graphs,
+            progress=progress,
+            on_step=on_step,
+        )
+
+    @torch.no_grad()
+    def sample_latents(
+        self,
+        conditional: Condition,
+        unconditional: Condition,
+        noise_B_C_T_H_W: Tensor,
+        *,
+        guidance: float = 7.0,
+        num_steps: int = 35,
+        solver: str | None = None,
+        use_cuda_graphs: bool = False,
+        progress: bool = False,
+        on_step: Callable[[int, Any], None] | None = None,
+    ) -> Tensor:
+        """Latents [B, C, T, H, W] out of standard normal noise, all of whole clips; each rank may see its own frames.
+
+        Where both conditions are the same, the network is asked once a step.
+        """
         config, flow = self.config, self.config.flow
         solver = solver or ("2ab" if flow is None else FLOW_SOLVER)
         known = [name for name in SOLVERS if flow is not None or name != FLOW_SOLVER]  # which works on flow times
@@ -338,17 +374,11 @@ class Video2WorldPipeline:
             raise ConfigError(f"No solver of this network's noise levels is called '{solver}'.{near(solver, known)}")
         if num_steps < 1:
             raise ConfigError(f"num_steps={num_steps}: sampling takes at least 1 step.")
-        given = given_B_C_T_H_W
-        num_B = torch.full((given.shape[0],), num_given, device=self.device)
-        on_device = {key: value.to(self.device) for key, value in batch.items()}
-        self.context.activate(True)
-        conditional, unconditional = (
-            self.context.part_of(condition.with_given_frames(given, num_B))
-            for condition in self.conditioner.guidance_pair(on_device)
-        )
         is_guided = guidance != 0 and not self._on_all_ranks(conditional.equals(unconditional))
-        other = unconditional if is_guided else None
-        noise = self.context.split_frames(initial_noise(tuple(given.shape), seed).to(given))
+        self.context.activate(True)
+        conditional = self.context.part_of(conditional)
+        other = self.context.part_of(unconditional) if is_guided else None
+        noise = self.context.split_frames(noise_B_C_T_H_W)
         with tqdm(total=num_steps, desc="sampling", unit="step", leave=False, disable=not progress) as bar:
 
             def report(i: int, step: Any) -> None:
@@ -362,7 +392,8 @@ class Video2WorldPipeline:
                 def velocity(x: Tensor, timesteps_B: Tensor) -> Tensor:
                     return flow.with_true_velocity(guided(x, timesteps_B), conditional, noise)
 
-                latent = sample_flow(velocity, noise, flow.levels(num_steps), report)
+                # The line that given frames move along ends beside them, as the first time is a little below 1.
+                latent = with_given(sample_flow(velocity, noise, flow.levels(num_steps), report), conditional)
             else:
                 levels = config.timestamps
                 sigmas = karras_sigmas(num_steps, levels.t_min, levels.t_max, levels.order)

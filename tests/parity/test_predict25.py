@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training loss and sampling of the action-conditioned Predict2.5 networks against golden values."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from cosmos_predict2.diffusion import flow_time
+from cosmos_predict2.diffusion.rectified_flow import noise_level
+from cosmos_predict2.models.flow_model import Predict2p5Video2WorldModel, Predict2p5Video2WorldModelConfig
+from cosmos_predict2.pipelines.flow import FlowConfig
+from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, Video2WorldPipelineConfig
+from imaginaire.lazy_config import LazyCall as L
+from tests.goldens import Golden
+from tests.models.parts import PooledPixels
+from tests.parity.action_files import ActionFile, compare_close, open_action_file
+
+AREA = "action"
+LOSS, SAMPLING = 2e-5, 5e-4
+FILES = ["predict25_action_chunk", "predict25_action_flat"]
+
+
+def _config(file: ActionFile, shift: str) -> Video2WorldPipelineConfig:
+    given = file.settings["num_conditional_latents"].use()
+    return Video2WorldPipelineConfig(
+        net=L(file.network)(**file.arguments),
+        tokenizer=L(PooledPixels)(),
+        state_t=file.tensors["train.x0"].use().shape[2],
+        min_num_conditional_frames=given,
+        max_num_conditional_frames=given,
+        flow=FlowConfig(shift=float(file.settings[shift].use()), timestep_scale=file.settings["timestep_scale"].use()),
+    )
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_times_of_training(name: str, golden: Golden) -> None:
+    file = open_action_file(golden, name)
+    stored, shift = file.tensors, float(file.settings["train_shift"].use())
+    u = torch.sigmoid(stored["train.u_normal"].use())
+    compare_close(stored["train.u"], u, LOSS)
+    compare_close(stored["train.timesteps"], flow_time.training_timesteps(u, shift), LOSS)
+    uniform = torch.special.ndtr(stored["train.u_normal"].use().double())
+    drawn = flow_time.draw_timesteps(uniform, distribution="logitnormal", shift=shift)
+    compare_close(stored["train.timesteps"], drawn, LOSS)
+    compare_close(stored["train.sigmas"], drawn / flow_time.NUM_TIMESTEPS, LOSS)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_loss(name: str, golden: Golden) -> None:
+    file = open_action_file(golden, name)
+    stored = file.tensors
+    model = Predict2p5Video2WorldModel(
+        Predict2p5Video2WorldModelConfig(precision="float32", pipe_config=_config(file, "train_shift"))
+    )
+    model.net.load_state_dict(file.build().state_dict())
+    x0, epsilon = stored["train.x0"].use(), stored["train.eps"].use()
+    sigma_B_1 = noise_level(stored["train.timesteps"].use().double() / flow_time.NUM_TIMESTEPS)[:, None].float()
+    condition = file.condition(stored["fwd.text"].use(), x0, stored["fwd.mask"].use())
+    output, loss = model.loss(x0, epsilon, sigma_B_1, condition)
+    compare_close(stored["train.xt"], output["xt"], LOSS)
+    compare_close(stored["train.v_target"], output["target"], LOSS)
+    compare_close(stored["train.v_pred"], output["velocity"], LOSS)
+    compare_close(stored["train.per_instance_loss"], output["edm_loss_per_frame"].mean(dim=1), LOSS)
+    compare_close(stored["train.loss"], loss.detach().reshape(1), LOSS)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", FILES)
+def test_sampling(name: str, golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = open_action_file(golden, name)
+    stored, config = file.tensors, _config(file, "sampler_shift")
+    assert config.flow is not None
+    num_steps, guidance = file.settings["num_steps"].use(), file.settings["guidance"].use()
+    schedule = config.flow.levels(num_steps)
+    stored["smp.timesteps"].compare(schedule.timesteps)
+    compare_close(stored["smp.sigmas"], schedule.sigmas, SAMPLING)
+
+    conditional = file.condition(stored["fwd.text"].use(), stored["train.x0"].use(), stored["fwd.mask"].use())
+    other = replace(conditional, crossattn_emb_B_S_E=stored["smp.neg_text"].use())
+    velocities, states = [], []
+    with_true_velocity = FlowConfig.with_true_velocity
+
+    def noted(self: FlowConfig, *arguments: Any) -> torch.Tensor:
+        velocities.append(with_true_velocity(self, *arguments))
+        return velocities[-1]
+
+    monkeypatch.setattr(FlowConfig, "with_true_velocity", noted)
+    pipe = Video2WorldPipeline(config, file.build(), PooledPixels())
+    final = pipe.sample_latents(
+        conditional,
+        other,
+        stored["smp.noise"].use(),
+        guidance=guidance,
+        num_steps=num_steps,
+        on_step=lambda i, step: states.append(step.x_next_B_C_T_H_W),
+    )
+    compare_close(stored["smp.velocities"], torch.stack(velocities), SAMPLING)
+    compare_close(stored["smp.traj"], torch.stack(states), SAMPLING)
+    compare_close(stored["smp.traj"], torch.stack([*states[:-1], final]), SAMPLING)
+    given = stored["fwd.mask"].use().bool().expand_as(final)
+    assert torch.equal(final[given], stored["train.x0"].use()[given])
