@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, TEXT_KEY, Condition
+from cosmos_predict2.conditioner import ACTION_KEY, NEGATIVE_TEXT_KEY, TEXT_KEY, Condition
 from cosmos_predict2.pipelines.video2world import to_uint8
 from imaginaire import data, distributed
 from imaginaire.errors import DataError
@@ -40,6 +40,7 @@ class FixedClip:
             TEXT_KEY: self.condition.crossattn_emb_B_S_E,
             "padding_mask": self.condition.padding_mask_B_1_H_W,
             "fps": self.condition.fps_B,
+            ACTION_KEY: self.condition.action_B_A_D,
             NEGATIVE_TEXT_KEY: self.negative_text_1_S_E,
         }
         return {key: value for key, value in values.items() if value is not None}
@@ -65,6 +66,19 @@ def first_clips(loader: Any, model: Any, count: int) -> list[FixedClip]:
     clips = {clip.position: clip for part in parts for clip in part}
     found = [clips[position] for position in chosen]
     return found if distributed.is_rank0() else [replace(clip, video_1_C_F_H_W=None) for clip in found]
+
+
+def clips_of_step(batch: Mapping[str, Any], model: Any, count: int) -> list[FixedClip]:
+    """The first video clips, at most so many, that all ranks have in a step's batch, without pixels (a collective)."""
+    dims = current_dims()
+    mine: list[FixedClip] = []
+    if dims.cp_rank == 0 and not model.is_image_batch(batch):
+        size = len(batch[TEXT_KEY])
+        positions = batch.get(POSITION_KEY, torch.arange(size) * dims.dp_size + dims.dp_rank)
+        batch = {**batch, POSITION_KEY: positions}
+        mine = [replace(clip, video_1_C_F_H_W=None) for clip in _singly(model, batch)]
+    parts = distributed.all_gather_object(mine[:count])
+    return sorted((clip for part in parts for clip in part), key=lambda clip: clip.position)[:count]
 
 
 def _read(loader: Any, model: Any, count: int) -> list[FixedClip]:

@@ -3,6 +3,7 @@
 
 from hydra.core.config_store import ConfigStore
 
+from cosmos_predict2.callbacks.action_following import ActionFollowing
 from cosmos_predict2.callbacks.draw_samples import DrawSamples
 from imaginaire.callbacks.monitor import DeviceMonitor
 from imaginaire.callbacks.report import HeartBeat, IterSpeed, LossLog, ProgressBar
@@ -19,6 +20,7 @@ BASIC = dict(
     loss_log=L(LossLog)(logging_iter_multipler=1),
     grad_clip=L(GradClip)(clip_norm=1.0),
     self_checks=L(SelfChecks)(),
+    action_following=L(ActionFollowing)(),  # of networks that take actions
 )
 LONG = dict(heart_beat=L(HeartBeat)())
 VIZ_ONLINE_SAMPLING = dict(draw_samples=L(DrawSamples)(every_n=5000))

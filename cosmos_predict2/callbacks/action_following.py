@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a model that is told actions obeys them, looked at while it trains.
+
+    val/action_gap           its loss with the actions of other clips, over that with the true ones, noise, first
+                             frames and all else the same; mean over the noise levels. 1: the actions are ignored
+    val/action_gap_sigma_10  the same at one level
+    val/action_distance      how far a prediction from pure noise moves with other actions, over how far it moves with
+                             other noise
+
+are of the first validation clips with averaged weights, at every validation: the same clips, partners and noise every
+time and in every layout of processes. ``train/...`` are of the clips of a step, for runs without validation.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.callbacks.draw_samples import evaluating
+from cosmos_predict2.callbacks.fixed_clips import FixedClip, clips_of_step, first_clips
+from cosmos_predict2.conditioner import Condition
+from cosmos_predict2.pipelines.controllability import SIGMAS, Predictor, action_gap, prediction_distance
+from imaginaire import random
+from imaginaire.callbacks import Callback
+from imaginaire.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+class ActionFollowing(Callback):
+    """Looks at ``num_clips`` clips at every validation, after iteration ``first``, and every ``every_n`` iterations.
+
+    A gap below ``least`` in ``patience`` looks one after another is a warning. Networks that take no actions are left
+    alone.
+    """
+
+    def __init__(
+        self,
+        num_clips: int = 8,
+        first: int = 100,
+        every_n: int = 1000,
+        sigmas: Sequence[float] = SIGMAS,
+        least: float = 1.02,
+        patience: int = 3,
+    ) -> None:
+        if num_clips < 2 or patience < 1 or every_n < 0 or not sigmas or min(sigmas) <= 0:
+            raise ConfigError(
+                f"action_following: num_clips={num_clips} must be 2 at least (one clip's actions are given to another),"
+                f" patience={patience} 1 at least, every_n={every_n} 0 at least (0: never), and sigmas={list(sigmas)}"
+                " levels above 0."
+            )
+        self.num_clips = num_clips
+        self.first = first
+        self.every_n = every_n
+        self.sigmas = [float(sigma) for sigma in sigmas]
+        self.least = least
+        self.patience = patience
+        self._clips: list[FixedClip] | None = None
+        self._num_ignored = 0  # looks in a row
+
+    def on_training_step_end(
+        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
+    ) -> None:
+        is_due = iteration == self.first or (self.every_n > 0 and iteration % self.every_n == 0)
+        if is_due and _takes_actions(model):
+            with self._apart(model):
+                self._look(model, clips_of_step(batch, model, self.num_clips), "train", iteration)
+
+    def on_validation_end(self, model: Any, iteration: int = 0) -> None:
+        if _takes_actions(model):
+            with self._apart(model):
+                if self._clips is None:
+                    self._clips = first_clips(self.trainer.dataloader_val, model, self.num_clips)
+                with model.ema_scope():
+                    self._look(model, self._clips, "val", iteration)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_ignored": self._num_ignored}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._num_ignored = int(state.get("num_ignored", 0))
+
+    # --- one look, by all ranks alike
+
+    @contextmanager
+    def _apart(self, model: Any) -> Iterator[None]:
+        """Inside, nothing that training goes on with is touched."""
+        device = self.trainer.device.type
+        with self.trainer.timers("apart"), random.preserved(), evaluating(model), torch.no_grad():
+            with torch.autocast(device, torch.float16, enabled=model.precision == torch.float16):
+                yield
+
+    def _look(self, model: Any, clips: Sequence[FixedClip], prefix: str, iteration: int) -> None:
+        if not clips:
+            return
+        x0, epsilon, condition = _stacked(clips, self.trainer.device)
+        predict = Predictor(model.pipe_config, model.net, model.context_parallel)
+        gap = action_gap(predict, x0, epsilon, condition, self.sigmas)
+        distance = prediction_distance(predict, x0, epsilon, condition)
+        if gap is None or distance is None:
+            log.info("actions at iteration %d: no two of %d clips have different ones", iteration, len(clips))
+            return
+        values = {f"{prefix}/action_gap": gap.mean, f"{prefix}/action_distance": distance.ratio}
+        values |= {f"{prefix}/action_gap_sigma_{sigma:g}": ratio for sigma, ratio in zip(gap.sigmas, gap.ratios)}
+        self.trainer.metrics.log(values, iteration)
+        log.info(
+            "actions at iteration %d: those of other clips make the loss %.3f times as large, and move a prediction"
+            " %.3f times as far as other noise (%d %s clips)",
+            iteration,
+            gap.mean,
+            distance.ratio,
+            gap.num_samples,
+            "training" if prefix == "train" else "validation",
+        )
+        self._num_ignored = self._num_ignored + 1 if gap.mean < self.least else 0
+        if self._num_ignored == self.patience:
+            log.warning(
+                "the model ignores its actions so far: in %d looks, the last at iteration %d, the loss with the actions"
+                " of other clips is %.3f times that with the true ones. If it stays so, see whether the clips show what"
+                " the actions say (python -m scripts.check_dataset), whether their numbers are of the order of 1"
+                " (action_transform), and whether the learning rate is too low.",
+                self.patience,
+                iteration,
+                gap.mean,
+            )
+
+
+def _takes_actions(model: Any) -> bool:
+    return bool(getattr(getattr(model, "net", None), "takes_actions", False)) and hasattr(model, "clean_clips")
+
+
+def _stacked(clips: Sequence[FixedClip], device: torch.device) -> tuple[Tensor, Tensor, Condition]:
+    """Latents, noise that follows from each clip's place in the data, and one condition."""
+    x0 = torch.cat([clip.x0_1_C_T_H_W for clip in clips])
+    epsilon = torch.stack(
+        [torch.randn(x0.shape[1:], generator=random.generator(0, clip.position, "action_following")) for clip in clips]
+    )
+    conditions = [clip.condition_on(device) for clip in clips]
+    condition = conditions[0]
+    for other in conditions[1:]:
+        condition = condition.stacked_with(other)
+    return x0.to(device), epsilon.to(device, x0.dtype), condition

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looks at whether actions are obeyed: the same in every validation and layout, a warning where they are not."""
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from cosmos_predict2.callbacks.action_following import ActionFollowing
+from cosmos_predict2.callbacks.fixed_clips import clips_of_step
+from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel, Predict2Video2WorldModelConfig
+from cosmos_predict2.nn.action_dit import ChunkActionDiT
+from cosmos_predict2.pipelines.video2world import EMAConfig, Video2WorldPipelineConfig
+from imaginaire import distributed, random
+from imaginaire.errors import ConfigError
+from imaginaire.lazy_config import LazyCall as L
+from imaginaire.parallel import ParallelDims
+from tests.callbacks.fakes import Trainer, lazy, make_config
+from tests.callbacks.records import records
+from tests.models.parts import PooledPixels
+from tests.models.test_video2world_model import NET, make_batch, make_model
+from tests.multiprocess import run_distributed
+
+
+def make_action_model(*, obeys: bool, ema: bool = False) -> Any:
+    config = Predict2Video2WorldModelConfig(
+        precision="float32",
+        pipe_config=Video2WorldPipelineConfig(
+            net=L(ChunkActionDiT)(action_dim=2, max_img_h=8, max_img_w=8, max_frames=4, **NET),
+            tokenizer=L(PooledPixels)(),
+            state_t=3,
+            ema=EMAConfig(enabled=ema),
+        ),
+    )
+    torch.manual_seed(0)
+    model = Predict2Video2WorldModel(config)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.net.named_parameters():
+            if "adaln_modulation" in name or "final_layer" in name or ("action_embedder" in name and obeys):
+                parameter.normal_(std=0.3, generator=generator)
+    return model
+
+
+def make_action_batch(positions: list[int]) -> dict[str, Any]:
+    """Each clip's pixels and actions follow from its position."""
+    batches = []
+    for position in positions:
+        generator = torch.Generator().manual_seed(position)
+        batch = make_batch(size=1, positions=[position])
+        batch["video"] = torch.randint(0, 256, batch["video"].shape, dtype=torch.uint8, generator=generator)
+        batch["action"] = torch.randn(1, 8, 2, generator=generator)
+        batches.append(batch)
+    return {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
+
+
+def make_trainer(folder: Path, model: Any, batches: list[Any], **options: Any) -> Any:
+    config = make_config({"action_following": lazy(ActionFollowing, **options)}, seed=0)
+    trainer: Any = Trainer(config, folder, model)
+    trainer.device, trainer.dims = torch.device("cpu"), ParallelDims()
+    trainer.watchdog = SimpleNamespace(beat=lambda text: None)
+    trainer.dataloader_val = batches
+    return trainer
+
+
+def validate(trainer: Any, *iterations: int) -> list[dict[str, Any]]:
+    trainer.start()
+    for iteration in iterations:
+        trainer.callbacks.on_validation_end(trainer.model, iteration)
+    trainer.metrics.close()
+    return [{k: v for k, v in record.items() if k != "iteration"} for record in records(trainer.run_dir)]
+
+
+def test_every_validation_finds_the_same_of_the_same_weights(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path / "a", make_action_model(obeys=True), [make_action_batch([0, 1, 2])])
+    first, second = validate(trainer, 100, 200)
+    assert first == second
+    assert first["val/action_gap"] != 1 and first["val/action_distance"] > 0
+    assert {f"val/action_gap_sigma_{sigma}" for sigma in (5, 10, 20, 40)} <= first.keys()
+    # batches of another size, in another order
+    other = make_trainer(
+        tmp_path / "b",
+        make_action_model(obeys=True),
+        [make_action_batch([2, 0]), make_action_batch([1, 7, 9])],
+        num_clips=5,
+    )
+    same = make_trainer(
+        tmp_path / "c", make_action_model(obeys=True), [make_action_batch([i]) for i in (0, 1, 2, 7, 9)], num_clips=5
+    )
+    found, expected = validate(other, 1)[0], validate(same, 1)[0]
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_ignored_actions_are_a_warning_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = make_action_model(obeys=False)
+    with caplog.at_level(logging.WARNING):
+        trainer = make_trainer(tmp_path, model, [make_action_batch([0, 1])], patience=2)
+        found = validate(trainer, 100)
+        assert found[0]["val/action_gap"] == 1.0 and found[0]["val/action_distance"] == 0.0
+        assert not caplog.records
+        resumed = make_trainer(tmp_path, model, [make_action_batch([0, 1])], patience=2)
+        resumed.callbacks.load_state_dict(trainer.callbacks.state_dict())
+        validate(resumed, 200, 300)
+    (record,) = caplog.records
+    assert "ignores its actions so far" in record.message and "iteration 200" in record.message
+
+
+def test_obedience_ends_the_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = make_trainer(tmp_path, make_action_model(obeys=False), [make_action_batch([0, 1])], patience=2, least=1.0)
+    with caplog.at_level(logging.WARNING):
+        validate(trainer, 1, 2, 3)
+    assert not caplog.records  # a gap of exactly 1 is not below 1
+
+
+def test_a_run_without_validation_looks_at_its_steps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = make_trainer(tmp_path, make_action_model(obeys=True), [], first=2, every_n=4)
+    trainer.start()
+    with caplog.at_level(logging.INFO):
+        for iteration in range(1, 10):
+            batch = make_action_batch([iteration, iteration + 1])
+            trainer.callbacks.on_training_step_end(trainer.model, batch, {}, torch.zeros(()), iteration)
+    trainer.metrics.close()
+    assert [record["iteration"] for record in records(tmp_path)] == [2, 4, 8]
+    assert all("train/action_gap" in record for record in records(tmp_path))
+    assert "2 training clips" in caplog.text
+
+
+def test_alone_a_clip_has_no_partner(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert validate(make_trainer(tmp_path, make_action_model(obeys=True), [make_action_batch([3])]), 1) == []
+    assert "no two of 1 clips" in caplog.text
+
+
+def test_averaged_weights_are_looked_at_and_training_does_not_notice(tmp_path: Path) -> None:
+    model = make_action_model(obeys=True, ema=True)
+    model.parallelize(ParallelDims())
+    with torch.no_grad():
+        for name, shadow in model.ema.shadows.items():
+            shadow.mul_(0.0 if "action_embedder" in name else 1.0)
+    modes = [module.training for module in model.modules()]
+    random.seed_all(3, 0, "test")
+    before = torch.rand(4)
+    random.seed_all(3, 0, "test")
+    found = validate(make_trainer(tmp_path, model, [make_action_batch([0, 1])]), 1)
+    assert torch.equal(torch.rand(4), before)
+    assert found[0]["val/action_gap"] == 1.0
+    assert [module.training for module in model.modules()] == modes
+    assert model.net.action_embedder_B_D.fc2.weight.abs().sum() > 0
+
+
+def test_networks_without_actions_are_left_alone(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, make_model(), [make_batch(positions=[0, 1])], first=1)
+    assert validate(trainer, 1) == []
+    trainer.callbacks.on_training_step_end(trainer.model, {}, {}, torch.zeros(()), 1)
+
+
+@pytest.mark.parametrize("wrong", [dict(num_clips=1), dict(patience=0), dict(sigmas=[]), dict(sigmas=[0.0])])
+def test_settings_are_checked(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        ActionFollowing(**wrong)
+
+
+def _on_two_ranks(folder: Path) -> Any:
+    """The clips of a step on two ranks, and what is found of them on each."""
+    model, rank = make_action_model(obeys=True), distributed.rank()
+    mine = make_action_batch([[4, 6], [5, 7]][rank])
+    return [clip.position for clip in clips_of_step(mine, model, 3)]
+
+
+@pytest.mark.slow
+def test_the_clips_of_a_step_are_those_of_all_ranks(tmp_path: Path) -> None:
+    found = run_distributed(_on_two_ranks, 2, (tmp_path,))
+    assert found == [[4, 5, 6]] * 2
+
+
+def test_the_clips_of_a_step_have_no_pixels() -> None:
+    clips = clips_of_step(make_action_batch([1, 0]), make_action_model(obeys=True), 2)
+    assert [clip.position for clip in clips] == [0, 1] and clips[0].video_1_C_F_H_W is None
+    assert torch.equal(clips[1].conditions()["action"], make_action_batch([1])["action"])
