@@ -119,10 +119,17 @@ class FlatActionDiT(ActionDiT):
     """All actions of the clip in one vector, [a_0, a_1, ...], which every latent frame sees, a given one too.
 
     ``action_dim`` is the size of one action, of which there are ``num_action_per_chunk``; without that number, the size
-    of all of them together.
+    of all of them together. The ratio is of the other kind, and not looked at: a config may be merged over another.
     """
 
-    def __init__(self, *, action_dim: int, num_action_per_chunk: int | None = None, **network: Any) -> None:
+    def __init__(
+        self,
+        *,
+        action_dim: int,
+        num_action_per_chunk: int | None = None,
+        temporal_compression_ratio: int | None = None,
+        **network: Any,
+    ) -> None:
         super().__init__(action_dim * (num_action_per_chunk or 1), **network)
 
     def _rows(self, action_B_A_D: Tensor, frames: int) -> Tensor:
@@ -140,9 +147,16 @@ class FlatActionDiT(ActionDiT):
 
 class ChunkActionDiT(ActionDiT):
     """Each latent frame but the first sees the ``temporal_compression_ratio`` actions that lead to it; a given frame
-    sees none. Fits clips of any length."""
+    sees none. Fits clips of any length, so how many actions there are in one is not looked at."""
 
-    def __init__(self, *, action_dim: int, temporal_compression_ratio: int = 4, **network: Any) -> None:
+    def __init__(
+        self,
+        *,
+        action_dim: int,
+        temporal_compression_ratio: int = 4,
+        num_action_per_chunk: int | None = None,
+        **network: Any,
+    ) -> None:
         super().__init__(action_dim * temporal_compression_ratio, **network)
         if self.patch_temporal != 1:
             raise ValueError(f"patch_temporal={self.patch_temporal}: actions belong to single latent frames.")

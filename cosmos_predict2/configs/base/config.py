@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The base configuration: what a run has before an experiment is chosen, and every group that one can choose from."""
 
+from cosmos_predict2.configs.action_conditioned.defaults import data as action_data
+from cosmos_predict2.configs.action_conditioned.defaults import model as action_model
 from cosmos_predict2.configs.base.defaults import callbacks, checkpoint, data, ema, model, optimizer, scheduler
 from imaginaire.compose import import_all_modules_from_package
 from imaginaire.config import Config, JobConfig, TrainerConfig
@@ -23,9 +25,10 @@ DEFAULTS = [
 
 
 def make_config() -> Config:
-    for group in (callbacks, checkpoint, data, ema, model, optimizer, scheduler):
+    for group in (callbacks, checkpoint, data, ema, model, optimizer, scheduler, action_data, action_model):
         group.register()
-    import_all_modules_from_package("cosmos_predict2.configs.base.experiment")
+    for package in ("base", "action_conditioned"):
+        import_all_modules_from_package(f"cosmos_predict2.configs.{package}.experiment")
     return Config(
         defaults=list(DEFAULTS),
         job=JobConfig(project="cosmos_predict2", group="debug", name="delete_${now:%Y-%m-%d}_${now:%H-%M-%S}"),

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups ``dataloader_train`` and ``dataloader_val``: clips with actions, besides those of configs/base."""
+
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+
+from cosmos_predict2.configs.base.defaults.data import bridge, frames_of_model, from_files
+from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
+from cosmos_predict2.data.lerobot.modality import EMBODIMENTS
+from cosmos_predict2.data.mock import MockVideos
+from imaginaire.data import ResumableLoader
+from imaginaire.lazy_config import LazyCall as L
+
+GR1_DIM = sum(EMBODIMENTS["gr1"].values())
+
+
+def bridge_of(split: str, video_size: list[int]) -> Any:
+    """The clips of ``bridge_train`` in another size."""
+    node = bridge(split)
+    node.dataset.video_size = video_size
+    return node
+
+
+def gr1(split: str) -> Any:
+    """GR1 with the 29 numbers of arms, hands and waist. They are the joints' targets in radians, taken as they are."""
+    dataset = L(LeRobotActionDataset)(
+        root="datasets/gr1_lerobot",
+        embodiment="gr1",
+        num_frames=frames_of_model(4),
+        video_size=[480, 832],
+        data_split=split,
+        action_transform=dict(kind="controller", scale=[1.0] * GR1_DIM),
+    )
+    return from_files(dataset, split, num_workers=4)
+
+
+def lerobot(split: str) -> Any:
+    """A user's own LeRobot data set, or LIBERO's; give its root, and where it has several the camera."""
+    dataset = L(LeRobotActionDataset)(
+        root="???", num_frames=frames_of_model(4), video_size=[256, 320], data_split=split
+    )
+    return from_files(dataset, split, num_workers=4)
+
+
+def mock() -> Any:
+    """Noise with actions of a robot arm."""
+    dataset = L(MockVideos)(num_frames=frames_of_model(4), video_size=[256, 320], fps=4.0, action_shape=[12, 7])
+    return L(ResumableLoader)(dataset=dataset, batch_size=1, num_workers=0)
+
+
+def entries(split: str) -> dict[str, Any]:
+    """The entries of the group for training (``train``) or validation (``val``)."""
+    return {
+        f"bridge_13frame_480_640_{split}": bridge_of(split, [480, 640]),
+        f"bridge_13frame_256_320_{split}": bridge_of(split, [256, 320]),
+        f"gr00t_customiezed_gr1_{split}": gr1(split),  # the published spelling
+        f"lerobot_{split}": lerobot(split),
+        "mock_action": mock(),
+    }
+
+
+def register() -> None:
+    for group, split in (("dataloader_train", "train"), ("dataloader_val", "val")):
+        for name, node in entries(split).items():
+            ConfigStore.instance().store(group=group, package=group, name=name, node=node)

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Post-training on LIBERO's demonstrations: a world model of one suite, told what the controller was told.
+
+Another suite: ``dataloader_train=libero_object_train dataloader_val=libero_object_val`` (also goal, 10).
+"""
+
+from typing import Any
+
+from cosmos_predict2.configs.base.post_training import group_choices, job, linear, model_config, trainer
+from imaginaire.compose import register_experiment
+
+ITERATIONS = 20_000
+
+
+def libero() -> dict[str, Any]:
+    """The flat network from the weights of Bridge, which know robots and must learn these actions anew."""
+    model, data = "predict2_v2w_2b_action_conditioned_fsdp", ("libero_spatial_train", "libero_spatial_val")
+    return dict(
+        defaults=group_choices(model, *data),
+        job=job("2b_libero_action_conditioned"),
+        model=model_config(ema=True, prompt_refiner_config=dict(enabled=False)),
+        dataloader_train=dict(batch_size=8),
+        optimizer=dict(lr=3.2e-4, weight_decay=0.1),
+        scheduler=linear(1000, ITERATIONS, 1.0, 0.1),
+        trainer=trainer(ITERATIONS, hit_thres=10),
+        checkpoint=dict(save_iter=500),
+    )
+
+
+register_experiment("predict2_video2world_2b_libero_action_conditioned", libero())
