@@ -7,13 +7,14 @@ folders, DCP folders, safetensors, hub ids, and diffusers' pipeline or transform
 
 import logging
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import Tensor, nn
 
 from cosmos_predict2.checkpoints.adapters import merge_lora_state
 from cosmos_predict2.checkpoints.diffusers_names import from_diffusers_name, is_diffusers
-from cosmos_predict2.checkpoints.families import describe, require_family
+from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS, describe, require_family
 from cosmos_predict2.checkpoints.released import describe_missing, download_command
 from cosmos_predict2.checkpoints.runs import clean_name, recorded_alpha
 from imaginaire import storage, weights
@@ -55,7 +56,8 @@ def load_dit(
 ) -> LoadReport:
     """Load a network's weights, every name accounted for; the report of what matched.
 
-    ``allow_missing`` are patterns of the network's own names that the file may lack, such as ``action_embedder_*``.
+    ``allow_missing`` are patterns of the network's own names that the file may lack. ``action_embedder_*`` among them
+    lets a network with actions take weights of one without; never a part of the embedders.
     Adapters in the file are merged into its weights, unless the network has adapters itself.
     """
     path = str(path_or_id)
@@ -85,7 +87,8 @@ def fitted(
     targets = {clean_name(name): tensor for name, tensor in net.state_dict().items() if not weights.is_extra(name)}
     found, wanted = describe(source), describe(targets)
     if wanted is not None:
-        require_family(found, wanted, path, source)
+        require_family(found, wanted, path, source, actions_may_begin=ACTION_EMBEDDERS in allow_missing)
+    _require_whole_embedders(targets, source, path)
     has_adapters = any(".lora_A." in name for name in targets)
     if any(".lora_A." in name for name in source) and not has_adapters:
         alpha = lora_alpha if lora_alpha is not None else recorded_alpha(path)
@@ -94,6 +97,19 @@ def fitted(
         allow_missing += ("*.lora_A.*", "*.lora_B.*")
         return targets, weights.renamed(source, _below_adapters(targets)), allow_missing
     return targets, source, allow_missing
+
+
+def _require_whole_embedders(targets: Mapping[str, Tensor], source: Mapping[str, Tensor], path: str) -> None:
+    """Raise where a file has some of a network's embedders of actions and not the others."""
+    wanted = [name for name in targets if fnmatchcase(name, ACTION_EMBEDDERS) and ".lora_" not in name]
+    held = {name.replace(".base_layer.", ".") for name in source}
+    absent = [name for name in wanted if name.replace(".base_layer.", ".") not in held]
+    if 0 < len(absent) < len(wanted):
+        raise CheckpointError(
+            f"{path} has {len(wanted) - len(absent)} of the {len(wanted)} tensors of the network's action embedders,"
+            f" and lacks {', '.join(absent[:4])}{', ...' if len(absent) > 4 else ''}: it is damaged, or of another"
+            " network."
+        )
 
 
 def inside_a_pipeline(address: str) -> str:

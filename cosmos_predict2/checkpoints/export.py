@@ -14,6 +14,8 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from cosmos_predict2.checkpoints.action_transforms import KEY as TRANSFORM_KEY
+from cosmos_predict2.checkpoints.action_transforms import recorded_transform, transform_tensor
 from cosmos_predict2.checkpoints.adapters import merge_lora_state
 from cosmos_predict2.checkpoints.diffusers_names import diffusers_config, net_kwargs, to_diffusers_name
 from cosmos_predict2.checkpoints.dit_weights import inside_a_pipeline, open_dit
@@ -83,13 +85,16 @@ def export(job: Export) -> Mapping[str, Tensor]:
         _write_folder(job.destination, tensors, config, job.dtype)
         return tensors
     tensors = weights.renamed(tensors, lambda name: f"net.{name}")
+    transform = recorded_transform(job.source) if family.action_inputs is not None else None
     if job.form == "safetensors":
         facts = _adapter_facts(job) if family.has_lora and not job.merge_lora else {}
+        facts |= {} if transform is None else {TRANSFORM_KEY: transform.to_json()}
         plan = replace(_Plan.of(tensors, job.dtype), metadata={"format": "pt", **facts})
         storage.write_atomically(job.destination, plan.write)
     else:
         # Copies: a view of a mapped file would take the whole file along.
         state = {name: _cast(tensors[name], job.dtype).clone() for name in tensors}
+        state |= {} if transform is None else {TRANSFORM_KEY: transform_tensor(transform)}
         storage.write_atomically(job.destination, lambda file: torch.save(state, file))
     return tensors
 
@@ -103,18 +108,6 @@ def _adapter_facts(job: Export) -> dict[str, str]:
 def net_arguments(job: Export, family: Family) -> dict[str, Any]:
     """What the network was built with, as diffusers must know it: shapes, and what a release or a run says of RoPE."""
     _require_a_class(job.source, family)
-    shapes = dict(
-        in_channels=family.input_channels - 1 - (family.kind != "Text2Image"),
-        model_channels=family.width,
-        num_blocks=family.num_blocks,
-        num_heads=family.width // family.head_dim,
-        mlp_ratio=family.mlp_width / family.width,
-        crossattn_emb_channels=family.text_width,
-        crossattn_proj_in_channels=family.text_projection_from,
-        use_adaln_lora=family.adaln_rank is not None,
-        adaln_lora_dim=family.adaln_rank,
-        extra_per_block_abs_pos_emb=family.has_extra_positions,
-    )
     recorded = _recorded_net(job.source)
     released = NETWORKS.get(family.network or "", {})
     if job.rope_scale is not None:
@@ -124,7 +117,7 @@ def net_arguments(job: Export, family: Family) -> dict[str, Any]:
             f"{job.source} is {family}, which is no released size, and no config.yaml of its run lies above it, so its"
             " RoPE ratios are unknown. Give them: --rope_scale T H W."
         )
-    return {**released, **recorded, **shapes}
+    return {**released, **recorded, **family.net_arguments}
 
 
 def _require_a_class(source: str, family: Family) -> None:

@@ -11,13 +11,16 @@ from imaginaire.errors import CheckpointError
 from imaginaire.weight_files import shape_of
 
 LATENT_CHANNELS = 16
+ACTION_SIZES = {7: "pose and gripper", 8: "with a quaternion", 29: "GR1", 43: "G1"}  # numbers of known data
 _SIZES = {(1280, 20): "0.6B", (2048, 28): "2B", (5120, 36): "14B"}
 # Channels that enter the patch embedding: latents, condition mask, padding mask, seven views.
 _KINDS = {17: "Text2Image", 18: "Video2World", 25: "multiview"}
 
 _PATCH = "x_embedder.proj.1.weight"
 _FINAL = "final_layer.linear.weight"
+ACTION_EMBEDDERS = "action_embedder_*"
 _ACTION = "action_embedder_B_D.fc1.weight"
+_ACTION_ON_TOKENS = "action_embedder_tokens.fc1.weight"
 _PROJECTION = "crossattn_proj.0.weight"
 
 
@@ -34,7 +37,9 @@ class Family:
     text_projection_from: int | None  # width before the projection, of Predict2.5
     adaln_rank: int | None  # None without AdaLN-LoRA
     mlp_width: int
-    action_inputs: int | None  # of an action-conditioned network
+    action_inputs: int | None  # numbers that the embedders of an action-conditioned network read at once
+    action_hidden: int | None  # width of their hidden layer
+    has_action_tokens: bool  # a third embedder adds to the tokens
     has_extra_positions: bool
     has_lora: bool
 
@@ -58,10 +63,27 @@ class Family:
             return f"{self.size} Predict2.5"
         return f"{self.size} Text2Image" if self.kind == "Text2Image" else f"{self.size} Video2World"
 
+    @property
+    def net_arguments(self) -> dict[str, Any]:
+        """What the shapes say of the arguments that the network was built with, but for actions."""
+        return dict(
+            in_channels=self.input_channels - 1 - (self.kind != "Text2Image"),
+            model_channels=self.width,
+            num_blocks=self.num_blocks,
+            num_heads=self.width // self.head_dim,
+            mlp_ratio=self.mlp_width / self.width,
+            crossattn_emb_channels=self.text_width,
+            crossattn_proj_in_channels=self.text_projection_from,
+            use_adaln_lora=self.adaln_rank is not None,
+            adaln_lora_dim=self.adaln_rank,
+            extra_per_block_abs_pos_emb=self.has_extra_positions,
+        )
+
     def __str__(self) -> str:
         release = "Predict2.5 " if self.text_projection_from is not None else ""
         size = f"{self.size} " if self.size else ""
-        return f"{size}{release}{self.kind}, width {self.width}, {self.num_blocks} blocks"
+        actions = "" if self.action_inputs is None else f", {self.action_inputs} numbers of actions at once"
+        return f"{size}{release}{self.kind}, width {self.width}, {self.num_blocks} blocks{actions}"
 
 
 def describe(source: Mapping[str, Tensor]) -> Family | None:
@@ -91,13 +113,25 @@ def describe(source: Mapping[str, Tensor]) -> Family | None:
         adaln_rank=None if lora is None else lora[1],
         mlp_width=mlp[0],
         action_inputs=None if action is None else action[1],
+        action_hidden=None if action is None else action[0],
+        has_action_tokens=_ACTION_ON_TOKENS in names,
         has_extra_positions=any(name.startswith("extra_pos_embedder.") for name in names),
         has_lora=any(".lora_A." in name for name in source),
     )
 
 
-def require_family(found: Family | None, wanted: Family | None, source: str, names: Mapping[str, Any]) -> None:
-    """Raise where the weights are of another network altogether, in one sentence that says which."""
+def require_family(
+    found: Family | None,
+    wanted: Family | None,
+    source: str,
+    names: Mapping[str, Any],
+    *,
+    actions_may_begin: bool = False,
+) -> None:
+    """Raise where the weights are of another network altogether, in one sentence that says which.
+
+    ``actions_may_begin``: a network with actions may take weights of one without, whose embedders then begin anew.
+    """
     if found is None:
         raise CheckpointError(f"{source} does not hold the weights of a video network: {_what_it_is(names)}.")
     if wanted is None:
@@ -116,15 +150,43 @@ def require_family(found: Family | None, wanted: Family | None, source: str, nam
         )
     if found.action_inputs is not None and wanted.action_inputs is None:
         raise CheckpointError(f"{file}. {net}: without actions. Choose an action-conditioned model for this file.")
+    if found.action_inputs is None and wanted.action_inputs is not None and not actions_may_begin:
+        cure = "Training may start from it, and learns what actions do; to generate, choose weights that know them."
+        raise CheckpointError(f"{file}, which is told no actions. {net}. {cure}")
+    if found.action_inputs is not None and found.action_inputs != wanted.action_inputs:
+        raise CheckpointError(f"{file} ({'; '.join(action_readings(found.action_inputs))}). {net}. {_OTHER_ACTIONS}")
+    if found.action_inputs is not None and found.has_action_tokens != wanted.has_action_tokens:
+        has, lacks = ("the file", "the network") if found.has_action_tokens else ("the network", "the file")
+        raise CheckpointError(
+            f"{source}: {has} adds actions to the tokens (action_embedder_tokens), {lacks} does not. Set"
+            f" net.action_on_tokens={found.has_action_tokens}."
+        )
+    must_agree = _MUST_AGREE + (("action_hidden",) if found.action_inputs is not None else ())
     differences = [
         f"{field.name.replace('_', ' ')} {getattr(found, field.name)} in the file and {getattr(wanted, field.name)}"
         " in the network"
         for field in fields(Family)
-        if field.name in ("head_dim", "patch_volume", "text_width", "adaln_rank", "mlp_width")
-        and getattr(found, field.name) != getattr(wanted, field.name)
+        if field.name in must_agree and getattr(found, field.name) != getattr(wanted, field.name)
     ]
     if differences:
         raise CheckpointError(f"{source} is of another network: {'; '.join(differences)}.")
+
+
+def action_readings(inputs: int, ratio: int = 4) -> list[str]:
+    """How so many numbers of actions at once may be arranged, for the sizes of an action that are known."""
+    found = []
+    for size, what in ACTION_SIZES.items():
+        if inputs == ratio * size:
+            found.append(f"{ratio} actions of {size} numbers ({what}) for each latent frame (chunk)")
+        elif inputs % (ratio * size) == 0:
+            found.append(f"{inputs // size} actions of {size} numbers ({what}) in one vector (flat)")
+    return found or [f"none of {', '.join(map(str, ACTION_SIZES))} numbers for each action"]
+
+
+_OTHER_ACTIONS = (
+    "Choose net.action_dim, and net.num_action_per_chunk or net.temporal_compression_ratio, as the file has them."
+)
+_MUST_AGREE = ("head_dim", "patch_volume", "text_width", "adaln_rank", "mlp_width")
 
 
 def _what_it_is(names: Mapping[str, Any]) -> str:

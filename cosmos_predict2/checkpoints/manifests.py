@@ -12,26 +12,31 @@ from torch import Tensor
 from cosmos_predict2.checkpoints.dit_weights import open_dit
 from cosmos_predict2.checkpoints.families import LATENT_CHANNELS, describe, require_family
 from cosmos_predict2.checkpoints.released import NETWORKS
+from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from imaginaire import weights
 from imaginaire.errors import CheckpointError, ConfigError, near
 
-# Inputs of the action embedders of released files: a chunk of 12 actions of 7 numbers; in Predict2.5, the 4 actions of
-# one latent frame.
-ACTION_INPUTS = {"2B Video2World": 12 * 7, "2B Predict2.5": 4 * 7}
+# How the released networks with actions read these: Predict2 a chunk of 12 actions of 7 numbers, Predict2.5 the 4
+# actions of one latent frame.
+ACTIONS: dict[str, tuple[type[ActionDiT], dict[str, int]]] = {
+    "2B Video2World": (FlatActionDiT, dict(action_dim=7, num_action_per_chunk=12)),
+    "2B Predict2.5": (ChunkActionDiT, dict(action_dim=7, temporal_compression_ratio=4)),
+}
 
 
 def dit_manifest(network: str) -> dict[str, Tensor]:
     """Every entry of a released network's state dict by name, without memory (meta tensors)."""
     if network not in NETWORKS:
         raise ConfigError(f"There is no released network '{network}'.{near(network, NETWORKS)}")
-    return dict(build_on_meta(NETWORKS[network], is_image=network.endswith("Text2Image")).state_dict())
+    cls = DiT if network.endswith("Text2Image") else Video2WorldDiT
+    return dict(build_on_meta(NETWORKS[network], cls).state_dict())
 
 
-def build_on_meta(net: Mapping[str, Any], *, is_image: bool = False) -> DiT:
+def build_on_meta(net: Mapping[str, Any], cls: type[DiT] = Video2WorldDiT) -> DiT:
     """The network of these arguments without memory."""
     with torch.device("meta"):
-        return (DiT if is_image else Video2WorldDiT)(**net)
+        return cls(**net)
 
 
 @dataclass(frozen=True)
@@ -56,10 +61,10 @@ def manifest_of(network: str) -> Manifest:
     base = network.removesuffix(" action-conditioned")
     if base == "2B" or base not in NETWORKS:
         base = f"{base} Video2World"
-    tensors = _weights_of(dit_manifest(base))
     if network.endswith(" action-conditioned"):
-        tensors |= _action_embedders(NETWORKS[base]["model_channels"], inputs=ACTION_INPUTS[base])
-    return Manifest(tensors)
+        cls, actions = ACTIONS[base]
+        return Manifest(_weights_of(build_on_meta({**NETWORKS[base], **actions}, cls).state_dict()))
+    return Manifest(_weights_of(dit_manifest(base)))
 
 
 def file_faults(path: str, network: str) -> tuple[list[str], str]:
@@ -79,21 +84,6 @@ def file_faults(path: str, network: str) -> tuple[list[str], str]:
 
 def _weights_of(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in state.items() if not weights.is_extra(name)}
-
-
-def _action_embedders(width: int, inputs: int) -> dict[str, Tensor]:
-    """Two MLPs of a hidden width 4 D, from all actions of a chunk to D and 3 D."""
-    hidden = 4 * width
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, out in (("B_D", width), ("B_3D", 3 * width)):
-        layers = {
-            "fc1.weight": (hidden, inputs),
-            "fc1.bias": (hidden,),
-            "fc2.weight": (out, hidden),
-            "fc2.bias": (out,),
-        }
-        shapes |= {f"action_embedder_{name}.{layer}": shape for layer, shape in layers.items()}
-    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
 
 def dtype_note(source: Mapping[str, Tensor]) -> str:

@@ -82,11 +82,12 @@ PREDICT25_EMPTY_TEXT = "robot/action-cond/cr1_empty_string_text_embeddings.pt"
 # What the released networks were built with, as arguments of cosmos_predict2.nn.dit; the rest has its default there.
 _2B = dict(model_channels=2048, num_blocks=28, num_heads=16)
 _14B = dict(model_channels=5120, num_blocks=36, num_heads=40)
+_P25 = dict(crossattn_proj_in_channels=100352, use_wan_fp32_strategy=True)
 _06B = dict(model_channels=1280, num_blocks=20, num_heads=20)
 _ROPE = ("rope_t_extrapolation_ratio", "rope_h_extrapolation_ratio", "rope_w_extrapolation_ratio")
 
 
-def _net(numbers: dict[str, int], rope: tuple[float, float, float], **others: int) -> dict[str, Any]:
+def _net(numbers: dict[str, int], rope: tuple[float, float, float], **others: int | bool) -> dict[str, Any]:
     return {**numbers, **dict(zip(_ROPE, rope)), **others}
 
 
@@ -96,8 +97,8 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "0.6B Text2Image": _net(_06B, (1.0, 4.0, 4.0)),
     "2B Text2Image": _net(_2B, (1.0, 4.0, 4.0)),
     "14B Text2Image": _net(_14B, (1.0, 4.0, 4.0)),
-    "2B Predict2.5": _net(_2B, (1.0, 3.0, 3.0), crossattn_proj_in_channels=100352),
-    "14B Predict2.5": _net(_14B, (1.0, 3.0, 3.0), crossattn_proj_in_channels=100352),
+    "2B Predict2.5": _net(_2B, (1.0, 3.0, 3.0), **_P25),
+    "14B Predict2.5": _net(_14B, (1.0, 3.0, 3.0), **_P25),
 }
 
 

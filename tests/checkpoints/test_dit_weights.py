@@ -202,7 +202,9 @@ def test_the_sizes_of_the_releases_are_called_by_their_names() -> None:
     }
     assert str(describe(released)) == "2B Video2World, width 2048, 28 blocks"
     released["action_embedder_B_D.fc1.weight"] = torch.empty(8192, 84, device="meta")
-    assert str(describe(released)) == "2B action-conditioned Video2World, width 2048, 28 blocks"
+    assert str(describe(released)) == (
+        "2B action-conditioned Video2World, width 2048, 28 blocks, 84 numbers of actions at once"
+    )
     released["x_embedder.proj.1.weight"] = torch.empty(2048, 100, device="meta")
     del released["action_embedder_B_D.fc1.weight"]
     assert str(describe(released)) == "2B multiview, width 2048, 28 blocks"
