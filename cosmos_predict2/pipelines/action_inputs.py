@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rollout begins with: first frames and actions, from a robot's recording and its video.
+
+    {"state": [[x, y, z, roll, pitch, yaw], ...], "continuous_gripper_state": [...], "action": [[...], ...],
+     "videos": [{"video_path": "videos/test/NAME/rgb.mp4"}], ...}
+
+Actions are computed from the recorded states, as they are for training, or taken from the rows of ``action``; which of
+them is said with every episode, and always they go through the transform that the weights were trained with.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from cosmos_predict2.data import media
+from cosmos_predict2.data.action_conditioned.actions import (
+    ActionTransform,
+    Floats,
+    actions_from_field,
+    check_poses,
+    pose_differences,
+    summed_actions,
+)
+from cosmos_predict2.data.action_conditioned.recordings import read_annotation
+from cosmos_predict2.data.clips import read_frames, stretch
+from imaginaire.errors import ConfigError, DataError, near
+
+SOURCES = ("auto", "state", "action")
+ACTION_KEYS = ("action", "actions", "toy_actions")
+LoadActions = Callable[[dict[str, Any], str, Any], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the recordings of one run of a program are read."""
+
+    transform: ActionTransform
+    chunk_size: int = 12
+    source: str = "auto"
+    state_key: str = "state"
+    gripper_key: str = "continuous_gripper_state"
+    action_key: str = ""  # empty: the first of ACTION_KEYS whose rows have as many numbers as the transform
+    stride: int = 1  # every so many frames
+    start: int = 0
+    camera: int = 0
+    num_given: int = 1  # frames that a rollout begins with
+    most_actions: int | None = None
+    size: tuple[int, int] | None = None  # (height, width); None: of the video
+    load: LoadActions | None = None  # in place of all this: scaled actions and a first frame from code of one's own
+    arguments: Any = None  # what that code is given
+
+    def check(self) -> None:
+        """Raise for what cannot be meant."""
+        if self.source not in SOURCES:
+            raise ConfigError(f"The actions' source is '{self.source}'.{near(self.source, SOURCES)}")
+        if self.stride < 1 or self.start < 0:
+            raise ConfigError(
+                f"fps_downsample_ratio={self.stride} and start_frame_idx={self.start}: at least 1, and at least 0."
+            )
+        if self.size is not None and (min(self.size) < 16 or any(side % 16 for side in self.size)):
+            raise ConfigError(f"resolution {self.size[0]},{self.size[1]}: height and width are multiples of 16.")
+        if self.source == "state" and self.transform.kind != "relative_pose":
+            raise ConfigError(
+                f"The actions' source is 'state', but this model was trained with actions of kind"
+                f" {self.transform.kind}, which poses do not tell. Use 'action'."
+            )
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One recording from its chosen first frame on."""
+
+    first_frames_C_F_H_W: Tensor  # uint8
+    actions_L_D: Tensor  # as the network sees them
+    source: str  # where they were taken from, in words
+    video: str
+    frames: list[int]  # the numbers of the true frames, 1 + L of them
+
+    def true_frames(self, num_frames: int) -> Tensor:
+        """uint8 [3, F, H, W], the first so many frames of the recording, or as many as its video has."""
+        have = media.probe_video(self.video).num_frames
+        wanted = [frame for frame in self.frames[:num_frames] if frame < have]
+        size = (self.first_frames_C_F_H_W.shape[2], self.first_frames_C_F_H_W.shape[3])
+        return read_frames(self.video, wanted, fit=lambda frame: stretch(frame, size))
+
+
+def read_episode(annotation_path: str, reading: Reading, video: str = "", root: str = "") -> Episode:
+    """The episode of an annotation; its video is the one given, or the one that it names.
+
+    Raises for whatever is wrong with the files, with their names.
+    """
+    path = Path(annotation_path)
+    annotation = read_annotation(path)
+    try:
+        video = video or _video_of(annotation, path, reading.camera, root)
+        if reading.load is not None:
+            return _loaded(reading.load, annotation, video, reading)
+        raw, source, frames = raw_actions(annotation, reading)
+        actions = torch.from_numpy(reading.transform.apply(raw)).float()
+    except DataError as error:
+        raise DataError(f"{annotation_path}: {error}") from error
+    given = _first_frames(video, frames[: reading.num_given].tolist(), reading)
+    return Episode(given, actions, source, video, frames.tolist())
+
+
+def raw_actions(annotation: dict[str, Any], reading: Reading) -> tuple[Floats, str, numpy.ndarray]:
+    """Actions [L, d] before their transform, where they come from, and the frames along which they lead."""
+    transform = reading.transform
+    source = reading.source
+    if source == "auto":
+        has_states = reading.state_key in annotation and reading.gripper_key in annotation
+        source = "state" if transform.kind == "relative_pose" and has_states else "action"
+    if source == "state":
+        poses, gripper = check_poses(_field(annotation, reading.state_key), _field(annotation, reading.gripper_key))
+        frames = _frames(len(poses), reading)
+        words = f"differences of '{reading.state_key}', gripper of '{reading.gripper_key}'"
+        return _differences(poses[frames], gripper[frames], reading), words, frames
+    key, rows = _rows(annotation, reading)
+    if transform.kind == "controller":
+        frames = _frames(len(rows) + 1, reading)
+        return summed_actions(rows, frames), f"rows of '{key}'", frames
+    if reading.stride > 1:
+        raise DataError(
+            f"'{key}' has the pose differences of neighbouring frames: with fps_downsample_ratio={reading.stride} take"
+            " the actions from the states (action_source state)."
+        )
+    frames = _frames(len(rows) + 1, reading)
+    if reading.gripper_key in annotation:
+        raw = actions_from_field(rows, annotation[reading.gripper_key], scale=1.0)
+        return raw[frames[:-1]], f"rows of '{key}', gripper of '{reading.gripper_key}'", frames
+    if rows.shape[1] != transform.dim:
+        raise DataError(f"'{key}' has {rows.shape[1]} numbers a row and there is no '{reading.gripper_key}'.")
+    return rows[frames[:-1]], f"rows of '{key}'", frames
+
+
+def find_annotations(root: str, folder: str, start: int, end: int) -> list[str]:
+    """The annotations ``start`` ... ``end`` - 1 of a folder, by name."""
+    place = Path(root, folder)
+    if not place.is_dir():
+        below = [str(path.relative_to(root)) for path in sorted(Path(root).glob("annotation*/*")) if path.is_dir()]
+        raise DataError(f"The folder {place} does not exist.{near(folder, below) if below else ''}")
+    found = sorted(str(path) for path in place.glob("*.json"))
+    if not found[start:end]:
+        raise DataError(f"{place} has {len(found)} annotations (*.json); none is left from {start} to {end}.")
+    return found[start:end]
+
+
+def _frames(count: int, reading: Reading) -> numpy.ndarray:
+    """The frames of a recording of ``count`` that are led along."""
+    frames = numpy.arange(reading.start, count, reading.stride)
+    if reading.most_actions is not None:
+        frames = frames[: 1 + reading.most_actions]
+    if len(frames) < 2 or len(frames) < reading.num_given:
+        raise DataError(
+            f"it has {count} frames, of which {len(frames)} are left with start_frame_idx={reading.start} and"
+            f" fps_downsample_ratio={reading.stride}; {max(2, reading.num_given)} are needed at least."
+        )
+    return frames
+
+
+def _differences(poses: Floats, gripper: Floats, reading: Reading) -> Floats:
+    transform, size = reading.transform, reading.chunk_size
+    if transform.accumulate is None:
+        return pose_differences(poses, gripper, quaternion=transform.quaternion)
+    # To the first frame of each window, as in training: here a window is a chunk.
+    chunks = [slice(first, first + size + 1) for first in range(0, len(poses) - 1, size)]
+    return numpy.concatenate(
+        [
+            pose_differences(poses[i], gripper[i], accumulate=transform.accumulate, quaternion=transform.quaternion)
+            for i in chunks
+        ]
+    )
+
+
+def _rows(annotation: dict[str, Any], reading: Reading) -> tuple[str, Floats]:
+    """The rows of actions and their name."""
+    dim = reading.transform.dim
+    keys = [reading.action_key] if reading.action_key else [key for key in ACTION_KEYS if key in annotation]
+    tables = {key: _table(_field(annotation, key), key) for key in keys}
+    fitting = [key for key, table in tables.items() if table.shape[1] == dim]
+    if reading.transform.kind == "relative_pose":  # its gripper may stand apart
+        fitting += [key for key, table in tables.items() if table.shape[1] >= 6]
+    if not fitting:
+        found = ", ".join(f"'{key}' of {table.shape[1]} numbers" for key, table in tables.items()) or "none"
+        raise DataError(
+            f"the model takes actions of {dim} numbers; in the annotation there is {found}. See action_key."
+        )
+    return fitting[0], tables[fitting[0]]
+
+
+def _table(values: Any, key: str) -> Floats:
+    try:
+        table = numpy.asarray(values, dtype=numpy.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"'{key}' is not rows of equally many numbers: {error}.") from error
+    if table.ndim != 2 or not numpy.isfinite(table).all():
+        raise DataError(f"'{key}' has the shape {list(table.shape)}; it needs rows of finite numbers.")
+    return table
+
+
+def _field(annotation: dict[str, Any], key: str) -> Any:
+    if key not in annotation:
+        raise DataError(f"it has no '{key}'.{near(key, annotation)} See state_key, gripper_key and action_key.")
+    return annotation[key]
+
+
+def _video_of(annotation: dict[str, Any], path: Path, camera: int, root: str) -> str:
+    """The video that an annotation names, below the root or a folder that the annotation lies in."""
+    videos = annotation.get("videos")
+    if not isinstance(videos, list) or not -len(videos) <= camera < len(videos):
+        count = f"{len(videos)} videos" if isinstance(videos, list) else "no list 'videos'"
+        raise DataError(f"camera {camera} is asked for, but it has {count}. Give input_video or another camera_id.")
+    name = videos[camera].get("video_path") if isinstance(videos[camera], dict) else videos[camera]
+    if not isinstance(name, str) or not name:
+        raise DataError(f"video {camera} has no 'video_path'. Give input_video.")
+    places = [Path(root)] if root else [*path.parents][:4]
+    for place in places:
+        if (place / name).is_file():
+            return str(place / name)
+    raise DataError(f"its video {name} is not below {', '.join(map(str, places))}. Give input_video or input_root.")
+
+
+def _first_frames(video: str, frames: Sequence[int], reading: Reading) -> Tensor:
+    """uint8 [3, F, H, W] in the size that is asked for."""
+    if not Path(video).is_file():
+        raise DataError(f"There is no input file {video}.")
+    if media.kind_of(video) == "image":
+        if len(frames) > 1:
+            raise DataError(f"{video} is one picture, but a rollout is to begin with {len(frames)} frames.")
+        found = media.read_image(video)[:, None]
+    else:
+        found = read_frames(video, frames)
+    size = reading.size or (found.shape[2], found.shape[3])
+    if any(side % 16 for side in size):
+        raise DataError(
+            f"{video} has frames of {size[0]}x{size[1]}, but height and width must be multiples of 16: give a"
+            " resolution H,W, that of the training."
+        )
+    return stretch(found, size)
+
+
+def _loaded(load: LoadActions, annotation: dict[str, Any], video: str, reading: Reading) -> Episode:
+    """What code of the user's own makes of an annotation: {actions, initial_frame, ...}, the actions already scaled."""
+    found = load(annotation, video, reading.arguments)
+    if absent := [key for key in ("actions", "initial_frame") if key not in found]:
+        raise DataError(f"action_load_fn gives no '{absent[0]}'; it gives {', '.join(found)}.")
+    actions = torch.from_numpy(_table(found["actions"], "actions")).float()[: reading.most_actions]
+    frame = torch.as_tensor(numpy.asarray(found["initial_frame"]))
+    if frame.ndim != 3 or frame.shape[-1] != 3 or frame.dtype != torch.uint8 or reading.num_given > 1:
+        raise DataError(
+            f"action_load_fn gives an initial_frame {list(frame.shape)} of {frame.dtype}: one frame uint8 [H, W, 3]."
+        )
+    given = frame.permute(2, 0, 1)[:, None]
+    frames = reading.start + reading.stride * numpy.arange(1 + len(actions))
+    size = reading.size or (given.shape[2], given.shape[3])
+    video = str(found.get("video_path", video))
+    return Episode(stretch(given, size), actions, "action_load_fn", video, frames.tolist())

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests for rollouts: read and checked before anything heavy, carried out many at a time, and recorded."""
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.data import media
+from cosmos_predict2.pipelines.action_inputs import Episode, Reading, read_episode
+from cosmos_predict2.pipelines.video2world_action import (
+    Video2WorldActionConditionedPipeline,
+    check_rollout,
+    chunk_starts,
+)
+from imaginaire import storage
+from imaginaire.errors import ConfigError, DataError, UserError
+from imaginaire.lazy_yaml import to_yaml
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ActionRequest:
+    """One recording whose actions are imagined."""
+
+    annotation: str
+    save_path: str
+    video: str = ""  # empty: the one that the annotation names
+    seed: int = 0
+
+    def check(self, settings: "RolloutSettings") -> None:
+        """Raise where the output cannot be written or would replace an input."""
+        if not 0 <= self.seed < 2**31:
+            raise ConfigError(f"The seed is {self.seed}; it must be from 0 to {2**31 - 1}.")
+        media.check_writable(self.save_path, media.WRITTEN_VIDEO_SUFFIXES)
+        outputs = [os.path.realpath(path) for path in self.outputs(settings)]
+        for path in (self.annotation, self.video):
+            if path and os.path.realpath(path) in outputs:
+                raise ConfigError(f"Output {self.save_path} would replace {path}, which is read. Choose another name.")
+
+    def outputs(self, settings: "RolloutSettings") -> list[str]:
+        stem = os.path.splitext(self.save_path)[0]
+        more = [f"{stem}_side_by_side.mp4"] * settings.side_by_side + [f"{stem}.png"] * settings.contact_sheet
+        return [self.save_path, f"{stem}.json", f"{stem}.yaml", *more]
+
+
+@dataclass(frozen=True)
+class RolloutSettings:
+    """What all rollouts of a run share; recorded beside every result."""
+
+    save_fps: float
+    weights: str  # path and fingerprint
+    guidance: float = 0.0
+    num_steps: int = 35
+    solver: str | None = None
+    history: int = 1
+    reference: bool = False
+    float_hand_over: bool = False
+    last_chunk: str = "pad"
+    batch_size: int = 16  # recordings that are imagined together
+    side_by_side: bool = False
+    contact_sheet: bool = False
+    use_cuda_graphs: bool = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request with what was read for it."""
+
+    request: ActionRequest
+    episode: Episode
+
+    @property
+    def num_actions(self) -> int:
+        return len(self.episode.actions_L_D)
+
+
+def prepare(
+    requests: Sequence[ActionRequest], reading: Reading, settings: RolloutSettings, root: str = ""
+) -> tuple[list[Job], int]:
+    """The requests with their first frames and actions, and how many cannot be read; of a single one, its error."""
+    reading.check()
+    if reading.transform.accumulate == "window" and settings.history > 1:
+        raise ConfigError("This model's actions are relative to the first frame of a chunk: history must be 1.")
+    jobs, failed = [], 0
+    for request in requests:
+        try:
+            request.check(settings)
+            episode = read_episode(request.annotation, reading, request.video, root)
+            check_rollout(
+                len(episode.actions_L_D),
+                reading.chunk_size,
+                settings.history,
+                settings.reference,
+                settings.last_chunk,
+            )
+            if settings.side_by_side and media.kind_of(episode.video) == "image":
+                raise ConfigError(f"{episode.video} is one picture: there is no true video to show beside.")
+        except UserError as error:
+            if len(requests) == 1:
+                raise
+            log.error("%s", error)
+            failed += 1
+            continue
+        jobs.append(Job(request, episode))
+    if not jobs:
+        raise DataError(f"None of the {len(requests)} recordings can be used; the log says why.")
+    for source in dict.fromkeys(job.episode.source for job in jobs):
+        count = sum(job.episode.source == source for job in jobs)
+        log.info("actions: %s, as %s (%d of %d)", source, reading.transform, count, len(jobs))
+    return jobs, failed
+
+
+def run_rollouts(
+    pipe: Video2WorldActionConditionedPipeline,
+    jobs: Sequence[Job],
+    settings: RolloutSettings,
+    *,
+    text_B_S_E: Tensor | None = None,
+    negative_text_B_S_E: Tensor | None = None,
+) -> None:
+    """Imagine the actions of all jobs and write the results, as many at a time as the settings say."""
+    done = 0
+    for batch in batches(jobs, settings.batch_size):
+        start = time.monotonic()
+        videos = imagine(pipe, batch, settings, text_B_S_E=text_B_S_E, negative_text_B_S_E=negative_text_B_S_E)
+        seconds = time.monotonic() - start
+        for job, video in zip(batch, videos):
+            save(pipe, job, video, settings, seconds / len(batch))
+        done += len(batch)
+        frames = sum(video.shape[1] - 1 for video in videos)
+        last = batch[-1].request.save_path
+        log.info("saved %s (%d of %d, %.1f frames per second)", last, done, len(jobs), frames / seconds)
+
+
+def batches(jobs: Sequence[Job], batch_size: int) -> list[list[Job]]:
+    """The jobs in parts of frames of one size and about one length."""
+    by_shape: dict[Any, list[Job]] = {}
+    for job in sorted(jobs, key=lambda job: job.num_actions):
+        by_shape.setdefault(tuple(job.episode.first_frames_C_F_H_W.shape), []).append(job)
+    return [some[i : i + batch_size] for some in by_shape.values() for i in range(0, len(some), batch_size)]
+
+
+def imagine(
+    pipe: Video2WorldActionConditionedPipeline,
+    jobs: Sequence[Job],
+    settings: RolloutSettings,
+    **texts: Tensor | None,
+) -> list[Tensor]:
+    """uint8 [3, F, H, W] of each job, as if it were alone: shorter ones go on with actions that are cut off again."""
+    longest = max(job.num_actions for job in jobs)
+    rest = pipe.transformed([[0.0] * pipe.transform.dim])
+    rows = [job.episode.actions_L_D for job in jobs]
+    actions = torch.stack([torch.cat([row, rest.expand(longest - len(row), -1)]) for row in rows])
+    videos = pipe.rollout(
+        torch.stack([job.episode.first_frames_C_F_H_W for job in jobs]),
+        actions,
+        [job.request.seed for job in jobs],
+        guidance=settings.guidance,
+        num_steps=settings.num_steps,
+        solver=settings.solver,
+        history=settings.history,
+        reference=settings.reference,
+        float_hand_over=settings.float_hand_over,
+        last_chunk=settings.last_chunk,
+        use_cuda_graphs=settings.use_cuda_graphs,
+        progress=True,
+        **texts,
+    )
+    chunk, overlap = pipe.config.chunk_size, 4 * (settings.history - 1)
+    ends = [chunk_starts(len(row), chunk, overlap, settings.last_chunk)[-1] + chunk for row in rows]
+    return [video[:, : 1 + min(end, len(row))].cpu() for video, end, row in zip(videos, ends, rows)]
+
+
+def save(
+    pipe: Video2WorldActionConditionedPipeline, job: Job, frames: Tensor, settings: RolloutSettings, seconds: float
+) -> None:
+    """The video, and beside it what repeats it, and what shows it next to the true one."""
+    stem = os.path.splitext(job.request.save_path)[0]
+    _, num_frames, height, width = frames.shape
+    record = {**asdict(job.request), **asdict(settings), "video": job.episode.video, "actions": job.episode.source}
+    record |= {"action_transform": pipe.transform.to_dict(), "chunk_size": pipe.config.chunk_size}
+    record |= {"num_frames": num_frames, "height": height, "width": width, "seconds": round(seconds, 3)}
+    record["frames_sha256"] = hashlib.sha256(frames.contiguous().numpy().tobytes()).hexdigest()
+    _write_text(f"{stem}.json", json.dumps(record, indent=2) + "\n")
+    _write_text(f"{stem}.yaml", to_yaml(pipe.config))
+    if settings.side_by_side or settings.contact_sheet:
+        rows, labels = [frames], ["imagined"]
+        if media.kind_of(job.episode.video) == "video":
+            rows, labels = [job.episode.true_frames(num_frames), frames], ["true", "imagined"]
+        if settings.contact_sheet:
+            media.write_image(f"{stem}.png", media.contact_sheet(rows, labels, columns=min(8, num_frames)))
+        if settings.side_by_side:
+            shown = min(row.shape[1] for row in rows)
+            both = torch.cat([row[:, :shown] for row in rows], dim=3)
+            media.write_video(f"{stem}_side_by_side.mp4", both, settings.save_fps)
+    media.write_video(job.request.save_path, frames, settings.save_fps)  # last: where it is, all the rest is
+
+
+def _write_text(path: str, text: str) -> None:
+    storage.write_atomically(path, lambda file: file.write(text.encode("utf-8")))

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A picture and a robot's actions become the video of what they do.
+
+python examples/video2world_action.py --input_annotation 0.json --input_video 0.mp4 --autoregressive --save_path out.mp4
+python examples/video2world_action.py --dit_path RUN/checkpoints/model/iter_000001000.pt --input_root datasets/bridge
+"""
+
+import argparse
+import importlib
+import logging
+import math
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # so that the file runs from a checkout as it is
+
+from examples.video2world_action_choice import ActionChoice, choose_action_model, read_texts
+from examples.video2world_action_flags import parse
+from imaginaire import log as logs
+from imaginaire.errors import ConfigError, UserError, near
+
+log = logging.getLogger("video2world_action")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check all that can be known to be wrong, then build the model and imagine."""
+    from cosmos_predict2.checkpoints import checkpoint_dir, parse_lora
+    from cosmos_predict2.checkpoints.adapters import read_adapter
+    from cosmos_predict2.pipelines.action_requests import prepare, run_rollouts
+    from cosmos_predict2.pipelines.assembly import check_parts
+    from cosmos_predict2.pipelines.video2world import PRECISIONS
+    from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
+    from examples.video2world import check_device
+
+    if args.checkpoint_dir:
+        os.environ["COSMOS_PREDICT2_ARGS"] = f"--checkpoints {shlex.quote(args.checkpoint_dir)}"
+    check_flags(args)
+    check_device(args.device or ("cuda" if args.use_cuda_graphs else "cpu"))
+    requests, skipped = requests_of(args)
+    if not requests:
+        log.info("all %d outputs exist; --overwrite makes them again", skipped)
+        return 0
+    choice = choose_action_model(args)
+    config = choice.config
+    config.guardrail_config.checkpoint_dir = checkpoint_dir()
+    config.guardrail_config.enabled = bool(args.prompt) and not args.disable_guardrail
+    config.prompt_refiner_config.enabled = False
+    config.text_encoder = None
+    check_solver(args.solver, config)
+    for adapter in args.lora:
+        read_adapter(parse_lora(adapter)[0])
+    check_parts(config.net, choice.dit_path, [config.tokenizer], "net_ema" if args.load_ema else "auto")
+    width = config.net.get("crossattn_proj_in_channels") or config.net.get("crossattn_emb_channels") or 1024
+    text, negative = read_texts(args, choice, width)
+    settings = settings_of(args, choice)
+    jobs, failed = prepare(requests, reading_of(args, choice), settings, args.input_root)
+    pipe = Video2WorldActionConditionedPipeline.from_config(
+        config,
+        choice.dit_path,
+        use_text_encoder=False,
+        device=args.device,
+        torch_dtype=PRECISIONS[args.dtype] if args.dtype else None,
+        load_ema_to_reg=args.load_ema,
+        lora=args.lora,
+        offload_tokenizer=args.offload_tokenizer,
+    )
+    if args.prompt:
+        pipe.checked_prompt(args.prompt, jobs[0].episode.video)
+    run_rollouts(pipe, jobs, settings, text_B_S_E=text, negative_text_B_S_E=negative)
+    log.info("%d made, %d skipped, %d failed", len(jobs), skipped, failed)
+    return 1 if failed else 0
+
+
+def check_flags(args: argparse.Namespace) -> None:
+    """Raise for flags that cannot be meant."""
+    if bool(args.input_annotation) == bool(args.input_root):
+        both = "both are given" if args.input_root else "neither is given"
+        raise ConfigError(f"--input_annotation FILE or --input_root DIR: {both}, but one is needed.")
+    if args.input_root and args.input_video:
+        raise ConfigError("--input_video goes with --input_annotation; an --input_root has the videos below it.")
+    if args.num_gpus != 1:
+        raise ConfigError(
+            f"--num_gpus {args.num_gpus}: a chunk is too short to be spread. Start one program for each GPU, with"
+            " CUDA_VISIBLE_DEVICES and its own --start and --end."
+        )
+    if args.num_conditional_frames < 1:
+        raise ConfigError("--num_latent_conditional_frames 0: a rollout begins with a picture; give 1 or 2.")
+    if not math.isfinite(args.guidance):
+        raise ConfigError(f"--guidance {args.guidance}: a number, 0 for none.")
+    for name in ("num_steps", "batch_size"):
+        if getattr(args, name) < 1:
+            raise ConfigError(f"--{name} {getattr(args, name)}: at least 1.")
+    if args.save_fps is not None and not args.save_fps > 0:
+        raise ConfigError(f"--save_fps {args.save_fps}: above 0.")
+
+
+def check_solver(name: str | None, config: Any) -> None:
+    from cosmos_predict2.diffusion.solvers import SOLVERS
+
+    known = [solver for solver in SOLVERS if config.flow is not None or solver != "unipc"]
+    if name is not None and name not in known:
+        raise ConfigError(f"--solver {name}: there is none of that name for these weights.{near(name, known)}")
+
+
+def requests_of(args: argparse.Namespace) -> tuple[list[Any], int]:
+    """The recordings that are asked for, and how many of a folder are skipped because their outputs exist."""
+    from cosmos_predict2.pipelines.action_inputs import find_annotations
+    from cosmos_predict2.pipelines.action_requests import ActionRequest
+
+    if args.input_annotation:
+        return [ActionRequest(args.input_annotation, args.save_path, args.input_video, args.seed)], 0
+    found = find_annotations(args.input_root, args.input_json_sub_folder, args.start, args.end)
+    all_of_them = [
+        ActionRequest(path, str(Path(args.save_root, f"{Path(path).stem}.mp4")), "", args.seed) for path in found
+    ]
+    wanted = [one for one in all_of_them if args.overwrite or not os.path.exists(one.save_path)]
+    return wanted, len(all_of_them) - len(wanted)
+
+
+def reading_of(args: argparse.Namespace, choice: ActionChoice) -> Any:
+    """How the recordings are read."""
+    from cosmos_predict2.pipelines.action_inputs import Reading
+
+    config = choice.config
+    is_whole = args.autoregressive if args.input_annotation else not args.single_chunk
+    return Reading(
+        transform=config.transform,
+        chunk_size=config.chunk_size,
+        source=args.action_source,
+        state_key=args.state_key,
+        gripper_key=args.gripper_key,
+        action_key=args.action_key,
+        stride=args.fps_downsample_ratio,
+        start=args.start_frame_idx,
+        camera=args.camera_id,
+        num_given=args.num_conditional_frames,
+        most_actions=None if is_whole else config.chunk_size,
+        size=size_asked(args.resolution, choice.video_size),
+        load=load_function(args.action_load_fn) if args.action_load_fn else None,
+        arguments=args,
+    )
+
+
+def settings_of(args: argparse.Namespace, choice: ActionChoice) -> Any:
+    """What all rollouts share."""
+    from cosmos_predict2.pipelines.action_requests import RolloutSettings
+    from cosmos_predict2.pipelines.requests import fingerprint
+
+    return RolloutSettings(
+        save_fps=args.save_fps or float(choice.config.fps),
+        weights=fingerprint(choice.dit_path),
+        guidance=args.guidance,
+        num_steps=args.num_steps,
+        solver=args.solver,
+        history=(args.num_conditional_frames + 3) // 4,
+        reference=args.keep_reference,
+        float_hand_over=args.float_hand_over,
+        last_chunk=args.last_chunk,
+        batch_size=args.batch_size,
+        side_by_side=args.side_by_side,
+        contact_sheet=args.contact_sheet,
+        use_cuda_graphs=args.use_cuda_graphs,
+    )
+
+
+def size_asked(text: str, trained: tuple[int, int] | None) -> tuple[int, int] | None:
+    """(height, width) of --resolution, else of the run's clips; None: the video's own."""
+    if not text:
+        return trained
+    if text == "none":
+        return None
+    try:
+        height, width = (int(side) for side in text.split(","))
+    except ValueError as error:
+        raise ConfigError(f"--resolution {text}: height and width, such as 256,320, or none.") from error
+    return height, width
+
+
+def load_function(name: str) -> Any:
+    """What a function by this name gives when it is called without arguments."""
+    module, _, function = name.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), function)()
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"--action_load_fn {name}: MODULE.FUNCTION cannot be imported: {error}.") from error
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = parse(arguments)
+    logs.setup()
+    start = time.monotonic()
+    try:
+        code = run(args)
+    except UserError as error:
+        if args.debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted: nothing was written of the videos in work", file=sys.stderr)
+        return 130
+    log.info("done in %.1f s", time.monotonic() - start)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

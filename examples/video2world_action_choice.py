@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which model examples/video2world_action.py runs: told by its weights, the run that they come from, and the flags."""
+
+import argparse
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from imaginaire.errors import CheckpointError, ConfigError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ActionChoice:
+    """The model that the flags and the weights ask for."""
+
+    config: Any  # Video2WorldActionPipelineConfig, its action_transform set
+    dit_path: str
+    video_size: tuple[int, int] | None  # (height, width) of the clips that the run was trained on
+    constant_text: str  # a file of the one embedding that the run was trained with; empty: none is known
+
+
+def choose_action_model(args: argparse.Namespace) -> ActionChoice:
+    """The pipeline's config and weights: what no flag says is as in the run, or as the shapes of the weights tell."""
+    from cosmos_predict2.checkpoints.action_transforms import require_transform
+    from cosmos_predict2.configs.action_conditioned.networks import (
+        SIZES,
+        get_action_dit_path,
+        get_cosmos_predict2_action_conditioned_pipeline,
+    )
+    from cosmos_predict2.pipelines.recorded_run import recorded_run
+
+    run = recorded_run(args.dit_path)
+    sizes = {name: get_cosmos_predict2_action_conditioned_pipeline(model_size=name) for name in SIZES}
+    trained = run.model_size(sizes) if run is not None else None
+    size = args.model_size or trained or "2B"
+    if run is not None and trained not in (None, size):
+        raise ConfigError(
+            f"--model_size {size}, but {run.folder} trained a {trained} model. Leave --model_size out, or give weights"
+            f" of a {size} model."
+        )
+    config, dit_path = sizes[size], args.dit_path or get_action_dit_path(model_size=size)
+    if run is not None:
+        run.apply_to(config)
+        config.resolution, _ = run.shape
+        log.info("run: %s: %s", run.folder, run)
+    transform = require_transform(dit_path, asked_transform(args))
+    config.action_transform = transform.to_dict()
+    if run is None:
+        fit_network(config, dit_path, args, transform.dim)
+    elif args.chunk_size not in (None, config.chunk_size):
+        follow_chunk_size(config, args.chunk_size)
+    return ActionChoice(config, dit_path, run.video_size if run is not None else None, constant_text(dit_path))
+
+
+def asked_transform(args: argparse.Namespace) -> Any:
+    """The transform that flags ask for; None where they ask for none."""
+    from cosmos_predict2.data.action_conditioned.actions import ACTION_SCALE, relative_pose
+
+    single = args.action_scaler is not None or args.gripper_scale is not None or args.use_quat
+    if args.action_transform and single:
+        raise ConfigError("--action_transform and --action_scaler, --gripper_scale or --use_quat: give one of them.")
+    if not single:
+        return args.action_transform or None
+    scale = ACTION_SCALE if args.action_scaler is None else args.action_scaler
+    gripper = 1.0 if args.gripper_scale is None else args.gripper_scale
+    return relative_pose(scale, gripper, quaternion=args.use_quat)
+
+
+def fit_network(config: Any, dit_path: str, args: argparse.Namespace, dim: int) -> None:
+    """Make the config's network that of a file without a run: its kind and sizes are what its shapes say."""
+    from cosmos_predict2.checkpoints.action_networks import action_network
+    from cosmos_predict2.checkpoints.dit_weights import open_dit
+    from cosmos_predict2.checkpoints.families import describe
+    from cosmos_predict2.pipelines.flow import FlowConfig
+    from imaginaire.lazy_config import LazyCall
+
+    config.chunk_size = args.chunk_size or config.chunk_size
+    config.state_t = state_t_of(config.chunk_size)
+    family = describe(open_dit(dit_path, "net_ema" if args.load_ema else "auto"))
+    network, arguments = action_network(family, dim, config.chunk_size, source=dit_path)
+    known = {key: value for key, value in config.net.items() if not str(key).startswith("_")}
+    for name in ("action_dim", "num_action_per_chunk", "temporal_compression_ratio"):
+        known.pop(name, None)
+    config.net = LazyCall(network)(**known | arguments)
+    is_flow = family is not None and family.text_projection_from is not None
+    config.flow = FlowConfig() if is_flow else None
+    release = "Predict2.5" if is_flow else "Predict2"
+    log.info("network: %s of %s, told by %s", network.__name__, release, dit_path)
+
+
+def follow_chunk_size(config: Any, chunk_size: int) -> None:
+    """Another number of actions than the run's, which a network that sees them frame by frame takes."""
+    if str(config.net["_target_"]).find("ChunkActionDiT") < 0:
+        raise ConfigError(
+            f"--chunk_size {chunk_size}, but this network reads {config.chunk_size} actions at once. Leave it out."
+        )
+    log.warning("--chunk_size %d, but the run was trained on %d", chunk_size, config.chunk_size)
+    config.chunk_size, config.state_t = chunk_size, state_t_of(chunk_size)
+
+
+def state_t_of(chunk_size: int) -> int:
+    if chunk_size < 4 or chunk_size % 4:
+        raise ConfigError(f"--chunk_size {chunk_size}: a multiple of 4, 12 for example.")
+    return 1 + chunk_size // 4
+
+
+def constant_text(dit_path: str) -> str:
+    """The file of the one embedding that weights were trained with: their run's, or the released one beside them."""
+    from cosmos_predict2.checkpoints.released import PREDICT25_EMPTY_TEXT
+    from cosmos_predict2.checkpoints.runs import run_config
+    from imaginaire import storage
+
+    text = (run_config(dit_path) or {}).get("text")
+    if isinstance(text, dict) and text.get("constant_path"):
+        return str(text["constant_path"])
+    beside = storage.join(dit_path.rpartition("/")[0], PREDICT25_EMPTY_TEXT.rpartition("/")[2])
+    return beside if storage.exists(beside) else ""
+
+
+def read_texts(args: argparse.Namespace, choice: ActionChoice, width: int) -> tuple[Any, Any]:
+    """The text and the negative text of all samples, [1, S, E]; None for none."""
+    from cosmos_predict2.text.constant_embedding import read_constant_embedding
+    from cosmos_predict2.text.prompt_embeddings import read_prompt_embeddings
+
+    path = args.prompt_embeddings
+    if path is None:
+        if args.prompt or args.negative_prompt:
+            raise ConfigError(
+                "--prompt and --negative_prompt need their embeddings: write them with python -m"
+                " scripts.encode_prompts, and give the file with --prompt_embeddings."
+            )
+        if not choice.constant_text:
+            if choice.config.flow is not None:
+                log.info("text: zeros; these weights saw an embedding of the empty prompt too (--prompt_embeddings)")
+            return None, None
+        path = choice.constant_text
+    if str(path).endswith(".safetensors"):
+        known = read_prompt_embeddings(path)
+        found = [known.encode([text])[0] if text or not i else None for i, text in enumerate(texts_of(args))]
+    elif args.prompt or args.negative_prompt:
+        raise ConfigError(f"--prompt_embeddings {path} is one embedding, of no text: leave --prompt out.")
+    else:
+        found = [read_constant_embedding(path), None]
+    if wrong := [row for row in found if row is not None and row.shape[1] != width]:
+        raise CheckpointError(f"{path} has embeddings of width {wrong[0].shape[1]}, but this model takes {width}.")
+    log.info("text: %s", path)
+    text, negative = (None if row is None else row[None] for row in found)
+    return text, negative
+
+
+def texts_of(args: argparse.Namespace) -> tuple[str, str]:
+    return args.prompt, args.negative_prompt

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""examples/video2world_action.py: what it makes of recordings, and what it says when something is wrong."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cosmos_predict2.checkpoints.action_transforms import transform_tensor
+from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
+from cosmos_predict2.data import media
+from cosmos_predict2.data.action_conditioned.actions import ActionTransform, controller, relative_pose
+from cosmos_predict2.data.preparation.toy_folder import ToyFolder, write_folder
+from cosmos_predict2.pipelines.assembly import build_net
+from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
+from examples.video2world_action import main
+from imaginaire.lazy_config import to_yaml
+
+FAST = ["--num_steps", "2", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def bridge(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three recordings of 19 frames in the Bridge layout, with controller actions too."""
+    folder = tmp_path_factory.mktemp("toy") / "bridge"
+    write_folder(str(folder), ToyFolder(episodes=3, frames=19, form="bridge", val_fraction=1.0))
+    return folder
+
+
+def weights(folder: Path, transform: ActionTransform | None, network: str = "chunk", **changes: Any) -> str:
+    """A run's folder with random weights of the tiny model; the path of its checkpoint."""
+    config = get_cosmos_predict2_action_conditioned_pipeline(model_size="tiny", network=network)
+    config.net.model_channels, config.net.num_blocks = 32, 1
+    if transform is not None:
+        config.net.action_dim = transform.dim * (12 if network == "flat" else 1)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    net = build_net(config.net, device=torch.device("cpu"), dtype=torch.float32)
+    state: dict[str, Any] = {f"net.{name}": value for name, value in net.state_dict().items()}
+    if transform is not None:
+        state["action_transform"] = transform_tensor(transform)
+    path = folder / "checkpoints/model/iter_000000010.pt"
+    path.parent.mkdir(parents=True)
+    torch.save(state, path)
+    (folder / "config.yaml").write_text(to_yaml({"model": {"config": {"pipe_config": config}}}))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def toy_weights(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return weights(tmp_path_factory.mktemp("run") / "run", controller(4, 1.0))
+
+
+@pytest.fixture(scope="module")
+def pose_weights(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return weights(tmp_path_factory.mktemp("run") / "run", relative_pose())
+
+
+def annotation(bridge: Path, index: int = 0) -> Path:
+    return sorted((bridge / "annotation/val").glob("*.json"))[index]
+
+
+def test_one_chunk_of_a_recording(bridge: Path, toy_weights: str, tmp_path: Path, caplog: Any) -> None:
+    out = tmp_path / "out.mp4"
+    caplog.set_level("INFO")
+    flags = ["--dit_path", toy_weights, "--input_annotation", str(annotation(bridge)), "--save_path", str(out)]
+    assert main([*flags, *FAST, "--contact_sheet"]) == 0
+    assert media.scan_video(out) == media.VideoInfo(num_frames=13, fps=10.0, height=48, width=48)
+    record = json.loads(out.with_suffix(".json").read_text())
+    assert record["actions"] == "rows of 'toy_actions'" and record["num_frames"] == 13
+    assert record["action_transform"]["kind"] == "controller"
+    assert "actions: rows of 'toy_actions', as controller of 4 numbers" in caplog.text
+    assert media.read_image(out.with_suffix(".png")).shape[0] == 3
+
+
+def test_a_whole_recording_beside_its_true_video(bridge: Path, pose_weights: str, tmp_path: Path, caplog: Any) -> None:
+    out = tmp_path / "out.mp4"
+    caplog.set_level("INFO")
+    flags = ["--dit_path", pose_weights, "--input_annotation", str(annotation(bridge)), "--save_path", str(out)]
+    assert main([*flags, *FAST, "--autoregressive", "--side_by_side", "--save_fps", "4"]) == 0
+    assert media.scan_video(out) == media.VideoInfo(num_frames=19, fps=4.0, height=48, width=48)
+    assert media.scan_video(tmp_path / "out_side_by_side.mp4").width == 96
+    assert "actions: differences of 'state', gripper of 'continuous_gripper_state'" in caplog.text
+    both, _ = media.read_video(tmp_path / "out_side_by_side.mp4")
+    true, _ = media.read_video(bridge / "videos/val" / annotation(bridge).stem / "rgb.mp4")
+    assert (both[..., :48].float() - true.float()).abs().mean() < 6  # the same pictures, encoded once more
+
+
+def test_a_folder_gives_what_its_recordings_give_alone(bridge: Path, toy_weights: str, tmp_path: Path) -> None:
+    flags = ["--dit_path", toy_weights, *FAST]
+    folder = ["--input_root", str(bridge), "--input_json_sub_folder", "annotation/val"]
+    assert main([*flags, *folder, "--save_root", str(tmp_path / "all"), "--end", "2"]) == 0
+    made = sorted((tmp_path / "all").glob("*.mp4"))
+    assert [path.stem for path in made] == [annotation(bridge, i).stem for i in range(2)]
+    alone = tmp_path / "alone.mp4"
+    single = ["--input_annotation", str(annotation(bridge, 1)), "--save_path", str(alone), "--autoregressive"]
+    assert main([*flags, *single]) == 0
+    difference = media.read_video(alone)[0].float() - media.read_video(made[1])[0].float()
+    assert difference.abs().mean() < 0.5  # rounding of sums, before a lossy encoder
+    before = made[0].stat().st_mtime_ns
+    assert main([*flags, *folder, "--save_root", str(tmp_path / "all")]) == 0  # the third is new
+    assert made[0].stat().st_mtime_ns == before and len(list((tmp_path / "all").glob("*.mp4"))) == 3
+
+
+def test_a_broken_recording_of_a_folder_is_told_and_the_others_are_made(
+    bridge: Path, toy_weights: str, tmp_path: Path, caplog: Any
+) -> None:
+    root = tmp_path / "data"
+    (root / "annotation/val").mkdir(parents=True)
+    (root / "videos").symlink_to(bridge / "videos")
+    (root / "annotation/val/a.json").write_text("{}")
+    (root / "annotation/val/b.json").write_text(annotation(bridge).read_text())
+    flags = ["--dit_path", toy_weights, *FAST, "--input_root", str(root), "--input_json_sub_folder", "annotation/val"]
+    assert main([*flags, "--single_chunk", "--save_root", str(tmp_path / "out")]) == 1
+    assert [path.name for path in (tmp_path / "out").glob("*.mp4")] == ["b.mp4"]
+    assert "a.json: " in caplog.text
+
+
+@pytest.mark.parametrize("network", ["flat", "chunk"])
+def test_a_bare_file_tells_which_network_it_is_of(
+    network: str, bridge: Path, tmp_path: Path, caplog: Any, capsys: Any
+) -> None:
+    run = weights(tmp_path / "run", relative_pose(), network, state_t=4)
+    file = tmp_path / "weights.pt"
+    state = torch.load(run)
+    torch.save({key: value for key, value in state.items() if key != "action_transform"}, file)
+    flags = ["--model_size", "tiny", "--dit_path", str(file), "--input_annotation", str(annotation(bridge)), *FAST]
+    flags += ["--save_path", str(tmp_path / "out.mp4")]
+    assert main(flags) == 2
+    assert "does not say which actions it was trained with" in capsys.readouterr().err
+    caplog.set_level("INFO")
+    assert main([*flags, "--action_transform", "relative_pose:20"]) == 0
+    kind = {"flat": "FlatActionDiT", "chunk": "ChunkActionDiT"}[network]
+    assert f"network: {kind} of Predict2" in caplog.text
+
+
+def test_the_last_rounding_may_be_left_out_and_solvers_chosen(bridge: Path, toy_weights: str, tmp_path: Path) -> None:
+    flags = ["--dit_path", toy_weights, "--input_annotation", str(annotation(bridge)), *FAST, "--autoregressive"]
+    videos = {}
+    for name, more in (
+        ("usual", []),
+        ("float", ["--float_hand_over"]),
+        ("heun", ["--solver", "2heun_edm"]),
+        ("five", ["--num_conditional_frames", "5", "--keep_reference"]),
+        ("drop", ["--last_chunk", "drop"]),
+    ):
+        out = tmp_path / f"{name}.mp4"
+        assert main([*flags, *more, "--save_path", str(out)]) == 0, name
+        videos[name] = media.read_video(out)[0]
+    assert {name: video.shape[1] for name, video in videos.items()} == {
+        "usual": 19, "float": 19, "heun": 19, "five": 19, "drop": 13,
+    }  # fmt: skip
+    assert not torch.equal(videos["usual"], videos["heun"])
+
+
+# ---- what a user can get wrong ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "neither is given"),
+        (["--input_root", "x", "--input_annotation", "y"], "both are given"),
+        (["--input_annotation", "absent.json"], "absent.json is not an annotation that can be read"),
+        (["--input_root", "absent"], "The folder absent/annotation/test does not exist"),
+        (["--input_annotation", "ANNOTATION", "--chunk_size", "10"], "--chunk_size 10: a multiple of 4"),
+        (["--input_annotation", "ANNOTATION", "--num_gpus", "2"], "--num_gpus 2"),
+        (["--input_annotation", "ANNOTATION", "--num_latent_conditional_frames", "0"], "begins with a picture"),
+        (["--input_annotation", "ANNOTATION", "--action_source", "state"], "kind controller"),
+        (["--input_annotation", "ANNOTATION", "--action_key", "state"], "takes actions of 4 numbers.*'state' of 6"),
+        (["--input_annotation", "ANNOTATION", "--action_transform", "relative_pose"], "was trained with actions"),
+        (["--input_annotation", "ANNOTATION", "--use_quat", "--action_transform", "controller"], "give one of them"),
+        (["--input_annotation", "ANNOTATION", "--input_video", "absent.mp4"], "There is no input file absent.mp4"),
+        (["--input_annotation", "ANNOTATION", "--camera_id", "3"], "camera 3 is asked for, but it has 1 videos"),
+        (["--input_annotation", "ANNOTATION", "--start_frame_idx", "18"], "1 are left with start_frame_idx=18"),
+        (["--input_annotation", "ANNOTATION", "--resolution", "40,40"], "multiples of 16"),
+        (["--input_annotation", "ANNOTATION", "--resolution", "big"], "--resolution big: height and width"),
+        (["--input_annotation", "ANNOTATION", "--prompt", "push"], "encode_prompts"),
+        (["--input_annotation", "ANNOTATION", "--solver", "unipc"], "--solver unipc"),
+        (["--input_annotation", "ANNOTATION", "--save_path", "VIDEO"], "would replace"),
+        (["--input_annotation", "ANNOTATION", "--action_load_fn", "absent.f"], "--action_load_fn absent.f"),
+        (["--input_annotation", "ANNOTATION", "--keep_reference"], "history=1 must be 2"),
+        (["--input_annotation", "ANNOTATION", "--model_size", "2B"], "trained a tiny model|Leave --model_size out"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_built(
+    flags: list[str], words: str, bridge: Path, tmp_path_factory: Any, capsys: Any, monkeypatch: Any, tmp_path: Path
+) -> None:
+    path = weights(tmp_path / "run", controller(4, 1.0)) if "--model_size" not in flags else _tiny(tmp_path / "run")
+
+    def built(*_: Any, **__: Any) -> None:
+        raise AssertionError("the pipeline was built")
+
+    monkeypatch.setattr(Video2WorldActionConditionedPipeline, "from_config", built)
+    monkeypatch.chdir(tmp_path)
+    video = str(bridge / "videos/val" / annotation(bridge).stem / "rgb.mp4")
+    named = {"ANNOTATION": str(annotation(bridge)), "VIDEO": video}
+    if "VIDEO" in flags:
+        flags = [*flags, "--input_video", video]
+    assert main(["--dit_path", path, *[named.get(flag, flag) for flag in flags]]) == 2
+    error = capsys.readouterr().err
+    assert re.search(words, error), error
+
+
+def _tiny(folder: Path) -> str:
+    """A run of a network as large as the tiny model's."""
+    config = get_cosmos_predict2_action_conditioned_pipeline(model_size="tiny", network="chunk")
+    path = folder / "checkpoints/model/iter_000000010.pt"
+    path.parent.mkdir(parents=True)
+    torch.save({}, path)
+    (folder / "config.yaml").write_text(to_yaml({"model": {"config": {"pipe_config": config}}}))
+    return str(path)
+
+
+def test_code_of_ones_own_may_give_the_actions(
+    bridge: Path, toy_weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_actions.py").write_text(
+        "import numpy\n"
+        "def loader():\n"
+        "    def load(annotation, video_path, args):\n"
+        "        frame = numpy.full((48, 48, 3), 90, numpy.uint8)\n"
+        "        return {'actions': numpy.zeros((14, 4)), 'initial_frame': frame, 'video_path': video_path}\n"
+        "    return load\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    out = tmp_path / "out.mp4"
+    flags = ["--dit_path", toy_weights, "--input_annotation", str(annotation(bridge)), *FAST, "--autoregressive"]
+    assert main([*flags, "--save_path", str(out), "--action_load_fn", "my_actions.loader"]) == 0
+    assert media.scan_video(out).num_frames == 15
