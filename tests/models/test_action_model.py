@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training with actions: what of a batch is required, what it starts from, and the transform that it keeps."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_predict2.checkpoints.action_transforms import KEY, transform_tensor
+from cosmos_predict2.data.action_conditioned.actions import ActionTransform, controller, relative_pose
+from cosmos_predict2.data.latent_cache import LATENTS_KEY
+from cosmos_predict2.models.video2world_action_model import Predict2Video2WorldActionConditionedModel
+from cosmos_predict2.models.video2world_model import Predict2ModelManagerConfig, Predict2Video2WorldModelConfig
+from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
+from cosmos_predict2.nn.dit import Video2WorldDiT
+from cosmos_predict2.pipelines.video2world import EMAConfig
+from cosmos_predict2.pipelines.video2world_action import Video2WorldActionPipelineConfig
+from imaginaire import lazy_config
+from imaginaire.errors import CheckpointError, ConfigError, DataError
+from imaginaire.lazy_config import LazyCall as L
+from tests.models.parts import PooledPixels
+from tests.models.test_video2world_model import NET, make_batch
+
+SIZE = dict(max_img_h=8, max_img_w=8, max_frames=4)
+OWN = controller(3, 1.0)
+NETS = {
+    "chunk": L(ChunkActionDiT)(action_dim=3, **SIZE, **NET),
+    "flat": L(FlatActionDiT)(action_dim=3, num_action_per_chunk=8, **SIZE, **NET),
+}
+
+
+def make_config(network: str = "chunk", dit_path: str = "", **options: Any) -> Predict2Video2WorldModelConfig:
+    pipe_names = ("state_t", "resize_online", "action_transform", "ema", "net")
+    pipe = {"net": NETS.get(network), **{name: options.pop(name) for name in pipe_names if name in options}}
+    pipe = {"state_t": 3, "min_num_conditional_frames": 1, "max_num_conditional_frames": 1, **pipe}
+    return Predict2Video2WorldModelConfig(
+        pipe_config=Video2WorldActionPipelineConfig(tokenizer=L(PooledPixels)(), **pipe),
+        model_manager_config=Predict2ModelManagerConfig(dit_path=dit_path),
+        **{"precision": "float32", **options},
+    )
+
+
+def make_model(network: str = "chunk", dit_path: str = "", **options: Any) -> Predict2Video2WorldActionConditionedModel:
+    torch.manual_seed(0)
+    model = Predict2Video2WorldActionConditionedModel(make_config(network, dit_path, **options))
+    if not dit_path:
+        awaken(model.net)
+    return model
+
+
+def awaken(net: torch.nn.Module) -> None:
+    """The last layers begin at zero, behind which nothing learns and nothing shows."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            if "adaln_modulation" in name or ".fc2." in name:
+                parameter.normal_(std=0.1, generator=generator)
+
+
+def action_batch(
+    size: int = 2, frames: int = 9, transform: ActionTransform | None = OWN, **more: Any
+) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(3)
+    batch = make_batch(size, frames, list(range(size)))
+    batch["action"] = torch.randn(size, frames - 1, 3, generator=generator)
+    if transform is not None:
+        batch["action_transform"] = [transform.to_json()] * size
+    return {**batch, **more}
+
+
+def loss_of(model: Predict2Video2WorldActionConditionedModel, batch: dict[str, Any]) -> Tensor:
+    return model.training_step(batch, 0)[1]
+
+
+@pytest.mark.parametrize("network", NETS)
+def test_gradient_reaches_every_parameter_and_actions_matter(network: str) -> None:
+    model = make_model(network)
+    batch = action_batch()
+    loss = loss_of(model, batch)
+    loss.backward()
+    assert [n for n, p in model.net.named_parameters() if p.grad is None or not p.grad.any()] == []
+    assert not torch.equal(loss, loss_of(model, {**batch, "action": batch["action"].flip(0)}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"action": None}, "has no 'action'"),
+        ({"action": torch.zeros(2, 9, 3)}, r"9 frames, but its 'action' is \[2, 9, 3\]: \[2, 8, numbers\]"),
+        ({"action": torch.zeros(2, 24)}, r"is \[2, 24\]"),
+        ({"action": torch.zeros(2, 8, 7)}, "have 7 numbers, but the network reads 3 in each of its 8"),
+    ],
+)
+@pytest.mark.parametrize("network", NETS)
+def test_actions_of_another_shape_are_refused(network: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        loss_of(make_model(network), action_batch(**changes))
+
+
+def test_a_longer_clip_is_cut_with_its_actions() -> None:
+    """Frame k shows k, and row k of the action is k: wherever it is cut, they begin alike."""
+    model = make_model()
+    batch = action_batch(size=8, frames=30)
+    batch["video"] = torch.arange(30, dtype=torch.uint8)[None, None, :, None, None].expand(8, 3, 30, 32, 32)
+    batch["action"] = torch.arange(29.0)[None, :, None].expand(8, 29, 3)
+    cut = model.with_actions_of_clip(batch, model._generators(batch, "train"))
+    starts = cut["video"][:, 0, 0, 0, 0]
+    assert cut["video"].shape[2] == 9 and cut["action"].shape[1] == 8
+    assert torch.equal(cut["action"][:, :, 0], starts[:, None] + torch.arange(8.0)) and len(set(starts.tolist())) > 3
+    _, condition = model.data_and_condition(batch, model._generators(batch, "train"))
+    assert condition.action_B_A_D is not None and torch.equal(condition.action_B_A_D, cut["action"])
+    pixels, _, of_clip = model.clean_clips(batch)
+    assert pixels is not None and of_clip.action_B_A_D is not None
+    shown = ((pixels[:, 0, 0, 0, 0] + 1) * 127.5).round()
+    assert torch.equal(of_clip.action_B_A_D[:, 0, 0], shown)
+    with pytest.raises(DataError, match="30 frames, but the model takes 9"):
+        loss_of(make_model(resize_online=False), batch)
+
+
+def test_cached_latents_keep_the_actions_of_their_frames() -> None:
+    model = make_model()
+    batch = action_batch(frames=17)
+    batch[LATENTS_KEY] = torch.randn(2, 16, 5, 4, 4)
+    del batch["video"]
+    cut = model.with_actions_of_clip(batch, model._generators(batch, "train"))
+    assert cut[LATENTS_KEY].shape[2] == 3 and torch.equal(cut["action"], batch["action"][:, :8])
+
+
+# --- the transform ---
+
+
+def test_the_datas_transform_is_taken_over_and_saved(caplog: pytest.LogCaptureFixture) -> None:
+    model = make_model()
+    assert KEY not in model.checkpoint_state()
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            loss_of(model, action_batch())
+    assert caplog.text.count("as the data say") == 1
+    assert torch.equal(model.checkpoint_state()[KEY], transform_tensor(OWN))
+
+
+def test_data_under_another_transform_are_refused() -> None:
+    model = make_model(action_transform=controller(3, 20.0).to_dict())
+    with pytest.raises(DataError, match=r"scale 1, but model.config.pipe_config.action_transform has .* scale 20"):
+        loss_of(model, action_batch())
+    mixed = action_batch()
+    mixed["action_transform"] = [OWN.to_json(), controller(3, 2.0).to_json()]
+    with pytest.raises(DataError, match="the first batch has"):
+        loss_of(make_model(), mixed)
+
+
+def test_data_that_do_not_say_it_need_a_config_that_does() -> None:
+    with pytest.raises(DataError, match=r"pipe_config\.action_transform is not set"):
+        loss_of(make_model(), action_batch(transform=None))
+    model = make_model(action_transform=OWN.to_dict())
+    loss_of(model, action_batch(transform=None))
+    assert torch.equal(model.checkpoint_state()[KEY], transform_tensor(OWN))
+
+
+@pytest.mark.parametrize("is_in_place", [False, True])
+def test_a_resumed_model_has_the_transform_of_its_checkpoint(is_in_place: bool) -> None:
+    first = make_model()
+    loss_of(first, action_batch())
+    state = first.checkpoint_state()
+
+    def load(model: Predict2Video2WorldActionConditionedModel) -> Any:
+        return (model.account_checkpoint_state if is_in_place else model.load_checkpoint_state)(state)
+
+    second = make_model()
+    load(second).require()
+    assert second.action_transform == OWN
+    with pytest.raises(DataError, match="the checkpoint has"):
+        loss_of(second, action_batch(transform=controller(3, 2.0)))
+    load(make_model(action_transform=OWN.to_dict())).require()
+    with pytest.raises(CheckpointError, match=r"The checkpoint was trained with actions .*scale 1, but .*scale 2"):
+        load(make_model(action_transform=controller(3, 2.0).to_dict()))
+
+
+# --- what it starts from ---
+
+
+def _saved(net: torch.nn.Module, path: Path, **more: Tensor) -> str:
+    torch.save({**{f"net.{name}": value for name, value in net.state_dict().items()}, **more}, path)
+    return str(path)
+
+
+@pytest.mark.parametrize("network", NETS)
+def test_a_base_is_what_it_was_until_actions_are_learnt(
+    network: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(5)
+    base = Video2WorldDiT(**SIZE, **NET)
+    awaken(base)
+    with caplog.at_level(logging.INFO):
+        model = make_model(network, _saved(base, tmp_path / "base.pt"))
+    assert "it knows no actions: their embedders begin anew" in caplog.text
+    by_name = dict(model.net.named_parameters())
+    assert all(torch.equal(value, by_name[name]) for name, value in base.named_parameters())
+    embedders = {name: value for name, value in by_name.items() if name.startswith("action_embedder_")}
+    assert all((value == 0).all() == (".fc2." in name) for name, value in embedders.items()), "fc1 drawn, fc2 zero"
+    batch = action_batch()
+    assert torch.equal(loss_of(model, batch), loss_of(model, {**batch, "action": batch["action"] * 5}))
+
+
+def test_weights_with_actions_are_matched_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = make_model()
+    path = _saved(first.net, tmp_path / "action.pt", **{KEY: transform_tensor(controller(3, 9.0))})
+    with caplog.at_level(logging.INFO):
+        second = make_model(dit_path=path)
+    assert "begin anew" not in caplog.text
+    assert torch.equal(loss_of(first, action_batch()), loss_of(second, action_batch()))
+    assert "must be learnt anew" in caplog.text, "they were trained with actions of another scale"
+    missing = {f"net.{n}": v for n, v in first.net.state_dict().items() if "B_3D.fc2" not in n}
+    torch.save(missing, tmp_path / "torn.pt")
+    with pytest.raises(CheckpointError, match=r"action_embedder_B_3D\.fc2"):
+        make_model(dit_path=str(tmp_path / "torn.pt"))
+
+
+def test_beside_adapters_new_embedders_are_trained(tmp_path: Path) -> None:
+    lora = dict(train_architecture="lora", lora_rank=4, lora_alpha=4)
+    base = Video2WorldDiT(**SIZE, **NET)
+    model = make_model(dit_path=_saved(base, tmp_path / "base.pt"), **lora)
+    trained = {name for name, p in model.net.named_parameters() if p.requires_grad}
+    assert {name for name in trained if ".lora_" not in name} == {
+        name for name, _ in model.net.named_parameters() if name.startswith("action_embedder_")
+    }
+    known = make_model(dit_path=_saved(make_model().net, tmp_path / "action.pt"), **lora)
+    assert all(".lora_" in name for name, p in known.net.named_parameters() if p.requires_grad)
+
+
+def test_the_average_has_the_embedders() -> None:
+    model = make_model(ema=EMAConfig(enabled=True))
+    model.parallelize(one_process())
+    assert "net_ema.action_embedder_B_D.fc1.weight" in model.checkpoint_state()
+
+
+def one_process() -> Any:
+    from imaginaire.parallel import ParallelDims
+
+    return ParallelDims(world_size=1, rank=0, context_parallel_size=1)
+
+
+# --- what is told before anything is built ---
+
+
+def _told(**options: Any) -> str:
+    return "\n".join(Predict2Video2WorldActionConditionedModel.preflight(_node(make_config(**options))))
+
+
+def _node(config: Predict2Video2WorldModelConfig) -> Any:
+    node = lazy_config.LazyCall(Predict2Video2WorldActionConditionedModel)(config=config, _recursive_=False)
+    return node["config"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(net=L(Video2WorldDiT)(**SIZE, **NET)), "is Video2WorldDiT, which takes no actions"),
+        (dict(state_t=4, network="flat"), "reads 8 actions of 3 numbers, but a clip of 13 frames (state_t=4) has 12"),
+        (dict(net=L(FlatActionDiT)(action_dim=30, **NET)), "reads 30 numbers, but a clip of 9 frames"),
+        (dict(net=L(ChunkActionDiT)(action_dim=3, temporal_compression_ratio=2, **NET)), "but 4 actions lead to each"),
+        (dict(action_transform=relative_pose().to_dict()), "is of 7 numbers, but the network reads 3"),
+        (dict(action_transform={"kind": "controler", "scale": [1.0]}), "Did you mean controller"),
+        (dict(network="chunk", state_t=4), ""),
+        (dict(network="flat", action_transform=OWN.to_dict()), ""),
+    ],
+)
+def test_a_network_that_does_not_fit_the_clips_is_told(options: dict[str, Any], message: str) -> None:
+    told = _told(**options)
+    assert message in told if message else told == ""
+
+
+def test_a_network_without_actions_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Video2WorldDiT, which takes no actions"):
+        make_model(net=L(Video2WorldDiT)(**SIZE, **NET))
