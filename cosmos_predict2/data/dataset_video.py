@@ -11,8 +11,10 @@ from torch.utils.data import Dataset as MapDataset
 
 from cosmos_predict2.data import clips
 from cosmos_predict2.data.bad_samples import BadSamples
+from cosmos_predict2.data.caption_files import CaptionFiles
 from cosmos_predict2.data.media import VIDEO_SUFFIXES, resize_and_crop
 from cosmos_predict2.data.video_folder import (
+    NO_ENCODER,
     VideoFolder,
     existing_folder,
     frame_item,
@@ -23,7 +25,7 @@ from cosmos_predict2.data.video_folder import (
     with_embedding,
 )
 from cosmos_predict2.data.windows import FrameRule
-from imaginaire.errors import ConfigError, DataError, near
+from imaginaire.errors import ConfigError, DataError, UserError, near
 
 CROPS = ("stretch", "center")
 
@@ -35,6 +37,8 @@ class Dataset(MapDataset[dict[str, Any]]):
     seeds per sample. crop: ``stretch`` scales to the size whatever the shape, as the published training does;
     ``center`` keeps the shape and cuts off what is over, as generation does with its input. A bad clip is an error that
     names it, or with ``skip_bad_samples`` replaced by the next good one; `video_name` says which clip a sample is of.
+    text_encoder: which one the embeddings must be of (None: any); ``none`` where the model encodes captions itself,
+    metas/NAME.txt, or with caption_format ``json`` those of captions/NAME.json that are called ``prompt_type``.
     """
 
     def __init__(
@@ -53,6 +57,8 @@ class Dataset(MapDataset[dict[str, Any]]):
         num_threads: int = 1,
         num_tokens: int = 512,
         text_encoder: str | None = None,
+        caption_format: str = "text",
+        prompt_type: str = "long",
     ) -> None:
         if problem := size_problem("video_size", video_size) or _crop_problem(crop):
             raise ConfigError(problem)
@@ -63,7 +69,13 @@ class Dataset(MapDataset[dict[str, Any]]):
         self._num_threads = num_threads
         self._bad = BadSamples(skip_bad_samples, most_bad_samples)
         self.folder = VideoFolder(
-            dataset_dir, rule=self.rule, skip_bad=skip_bad_samples, text_encoder=text_encoder, num_tokens=num_tokens
+            dataset_dir,
+            rule=self.rule,
+            skip_bad=skip_bad_samples,
+            text_encoder=text_encoder,
+            num_tokens=num_tokens,
+            caption_format=caption_format,
+            prompt_type=prompt_type,
         )
 
     @classmethod
@@ -79,6 +91,7 @@ class Dataset(MapDataset[dict[str, Any]]):
         crop: str = "stretch",
         decoder: str = "auto",
         text_encoder: str | None = None,
+        caption_format: str = "text",
         **_: Any,
     ) -> Iterator[str]:
         """What can be known to be wrong without opening a clip."""
@@ -94,9 +107,12 @@ class Dataset(MapDataset[dict[str, Any]]):
         try:
             folder = existing_folder(dataset_dir, "videos")
             files = media_by_stem(folder / "videos", VIDEO_SUFFIXES)
-            embeddings = open_embeddings(folder, text_encoder)
-            with_embedding(files, embeddings.stems(), embeddings.folder, "clips")
-        except DataError as error:
+            if text_encoder != NO_ENCODER:
+                embeddings = open_embeddings(folder, text_encoder)
+                with_embedding(files, embeddings.stems(), embeddings.folder, "clips")
+            if text_encoder == NO_ENCODER or caption_format != "text":
+                CaptionFiles(folder, caption_format).of(files)
+        except UserError as error:
             yield str(error)
 
     def __len__(self) -> int:
@@ -108,12 +124,12 @@ class Dataset(MapDataset[dict[str, Any]]):
     def _item(self, index: int) -> dict[str, Any]:
         path = self.folder.video_path(index)
         video, fps = self._frames(path)
-        embedding, mask, embedding_path = self.folder.embedding(index)
+        found = self.folder.embedding(index)
         caption = self.folder.caption(index)
         return {
             "video": video,
-            "video_name": {"video_path": str(path), "t5_embedding_path": embedding_path},
-            **text_item(embedding, mask),
+            "video_name": {"video_path": str(path), "t5_embedding_path": found[2] if found else ""},
+            **(text_item(*found[:2]) if found else {}),
             "fps": fps,
             "num_frames": self.rule.num_frames,
             **frame_item(self.video_size),

@@ -4,6 +4,8 @@
 DIR/videos/NAME.mp4          the clips
 DIR/t5_xxl/NAME.pickle       an embedding per clip (or .safetensors, or in DIR/text_embedding)
 DIR/metas/NAME.txt           its caption; given out as ai_caption where every clip has one
+
+Where captions are encoded in training (text_encoder "none"), there are no embeddings, and each clip needs its caption.
 """
 
 import logging
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.data import clips
+from cosmos_predict2.data.caption_files import CaptionFiles
 from cosmos_predict2.data.jobs import num_cores, read_caption
 from cosmos_predict2.data.media import VIDEO_SUFFIXES
 from cosmos_predict2.data.packed_strings import PackedStrings
@@ -35,13 +38,15 @@ Result = TypeVar("Result")
 
 SHOWN = 5  # names in a message
 SPLITS = ("train", "val", "test")
+NO_ENCODER = "none"  # captions are encoded in training
 
 
 class VideoFolder:
     """The clips of a folder that can be trained on, by their place in the alphabet.
 
-    A clip without an embedding is left out and told. One that is broken or shorter than ``rule`` needs is an error, or
-    with ``skip_bad`` left out and told: only headers are read for this.
+    A clip without an embedding (or caption, where those are encoded in training) is left out and told. One that is
+    broken or shorter than ``rule`` needs is an error, or with ``skip_bad`` left out and told: only headers are read for
+    this.
     """
 
     def __init__(
@@ -52,19 +57,29 @@ class VideoFolder:
         skip_bad: bool = False,
         text_encoder: str | None = None,
         num_tokens: int = 512,
+        caption_format: str = "text",
+        prompt_type: str = "long",
     ) -> None:
         self.dataset_dir = existing_folder(dataset_dir, "videos")
-        self.embeddings = open_embeddings(self.dataset_dir, text_encoder)
+        self._captions: CaptionFiles | None = None
+        if text_encoder == NO_ENCODER or caption_format != "text":
+            self._captions = CaptionFiles(self.dataset_dir, caption_format, prompt_type)
+        self.embeddings = None if text_encoder == NO_ENCODER else open_embeddings(self.dataset_dir, text_encoder)
         self._num_tokens = num_tokens
         files = media_by_stem(self.dataset_dir / "videos", VIDEO_SUFFIXES)
-        stems = with_embedding(files, self.embeddings.stems(), self.embeddings.folder, "clips")
-        tell_left_out(files, stems, self.embeddings.folder, "clips")
+        stems = list(files)
+        if self.embeddings is not None:
+            stems = with_embedding(files, self.embeddings.stems(), self.embeddings.folder, "clips")
+            tell_left_out(files, stems, self.embeddings.folder, "clips")
+        if self._captions is not None:
+            stems = self._captions.of(stems)
         if rule is not None:
             stems = _long_enough([self.dataset_dir / "videos" / files[stem] for stem in stems], stems, rule, skip_bad)
         self.stems = PackedStrings(stems)
         self._files = PackedStrings([files[stem] for stem in stems])
-        self._metas = captions_of(self.dataset_dir, stems)
-        _tell_changed(self.embeddings, self._metas, stems)
+        self._metas = captions_of(self.dataset_dir, stems) if self._captions is None else None
+        if self.embeddings is not None:
+            _tell_changed(self.embeddings, self._metas, stems)
         log.info("%s: %d clips", self.dataset_dir, len(stems))
 
     def __len__(self) -> int:
@@ -73,12 +88,16 @@ class VideoFolder:
     def video_path(self, index: int) -> Path:
         return self.dataset_dir / "videos" / self._files[index]
 
-    def embedding(self, index: int) -> tuple[Tensor, Tensor, str]:
-        """float32 [num_tokens, width], the mask int64 [num_tokens], and the path of the file."""
+    def embedding(self, index: int) -> tuple[Tensor, Tensor, str] | None:
+        """float32 [num_tokens, width], the mask int64 [num_tokens], and the path of the file; None: there are none."""
+        if self.embeddings is None:
+            return None
         return read_embedding(self.embeddings, self.stems[index], self._num_tokens)
 
     def caption(self, index: int) -> str | None:
         """The clip's caption; None where not every clip of the folder has one."""
+        if self._captions is not None:
+            return self._captions.read(self.stems[index])
         return None if self._metas is None else read_caption(self._metas / f"{self.stems[index]}.txt")
 
 

@@ -31,12 +31,22 @@ def check_probabilities(instance: Any, attribute: "attrs.Attribute[Any]", value:
     """A validator: a share for each number of given frames."""
     if value is None:
         return
-    wrong = [n for n, share in value.items() if not isinstance(n, int) or n < 0 or not 0 <= share < float("inf")]
-    if wrong or not sum(value.values()) > 0:
+    try:
+        shares = given_shares(value)
+    except (AttributeError, TypeError, ValueError):
+        shares = {}
+    if not shares or min(shares) < 0 or not all(0 <= share < float("inf") for share in shares.values()):
+        shares = {}
+    if not sum(shares.values()) > 0:
         raise ConfigError(
-            f"{attribute.name}={dict(value)}, but it gives numbers of latent frames, from 0, their shares, which are"
+            f"{attribute.name}={value}, but it gives numbers of latent frames, from 0, their shares, which are"
             " not negative: {0: 0.5, 1: 0.25, 2: 0.25}, or null for pipe_config.min_ and max_num_conditional_frames."
         )
+
+
+def given_shares(value: Mapping[Any, Any]) -> dict[int, float]:
+    """The share of each number of given frames, by number."""
+    return {int(number): float(share) for number, share in sorted(value.items())}
 
 
 @attrs.define(kw_only=True, slots=False)
@@ -48,7 +58,7 @@ class Predict2p5Video2WorldModelConfig(Predict2Video2WorldModelConfig):
     train_time_shift: float = 5.0
     train_time_table: bool = False  # times from a table of 1000, as in the first version of the family
     # How often so many latent frames are given; null: evenly from the pipeline's smallest to its largest number.
-    conditional_frames_probs: dict[int, float] | None = attrs.field(
+    conditional_frames_probs: Any = attrs.field(
         factory=lambda: {0: 0.5, 1: 0.25, 2: 0.25}, validator=check_probabilities
     )
     text: TrainingTextConfig = attrs.field(factory=TrainingTextConfig)
@@ -80,7 +90,8 @@ class Predict2p5Video2WorldModel(Predict2Video2WorldModel):
         yield from super().preflight(config)
         yield from TrainingText.preflight(config["text"])
         state_t = config["pipe_config"]["state_t"]
-        most = max((int(n) for n, share in (config["conditional_frames_probs"] or {}).items() if share > 0), default=0)
+        shares = given_shares(config["conditional_frames_probs"] or {})
+        most = max((number for number, share in shares.items() if share > 0), default=0)
         if most >= state_t:
             yield f"model.config.conditional_frames_probs: {most} given frames, but a clip has {state_t} (state_t)"
 
@@ -166,15 +177,15 @@ class Predict2p5Video2WorldModel(Predict2Video2WorldModel):
     def _fewest_given(self) -> int:
         """One, if it is ever given: from text alone nothing follows that a true clip could be compared with."""
         low, high = self.pipe_config.min_num_conditional_frames, self.pipe_config.max_num_conditional_frames
-        shares = self.config.conditional_frames_probs
-        given = [n for n, share in shares.items() if share > 0] if shares else range(low, high + 1)
+        shares = given_shares(self.config.conditional_frames_probs or {})
+        given = [number for number, share in shares.items() if share > 0] or range(low, high + 1)
         return min((n for n in given if n > 0), default=0)
 
     def _num_given(self, batch: Mapping[str, Any], x0: Tensor, generators: Draws, number: int | None = None) -> Tensor:
-        shares = self.config.conditional_frames_probs
-        if shares is None or number is not None or "num_conditional_frames" in batch:
+        shares = given_shares(self.config.conditional_frames_probs or {})
+        if not shares or number is not None or "num_conditional_frames" in batch:
             return super()._num_given(batch, x0, generators, number)
-        numbers = torch.tensor(sorted(shares))
-        limits = torch.tensor([shares[int(n)] for n in numbers], dtype=torch.float64).cumsum(0)
+        numbers = torch.tensor(list(shares))
+        limits = torch.tensor(list(shares.values()), dtype=torch.float64).cumsum(0)
         drawn_B = generators.uniform(1, "given_frames")[:, 0] * limits[-1]
         return numbers[torch.searchsorted(limits, drawn_B, right=True).clamp(max=len(numbers) - 1)].to(x0.device)

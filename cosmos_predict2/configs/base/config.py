@@ -3,7 +3,16 @@
 
 from cosmos_predict2.configs.action_conditioned.defaults import data as action_data
 from cosmos_predict2.configs.action_conditioned.defaults import model as action_model
-from cosmos_predict2.configs.base.defaults import callbacks, checkpoint, data, ema, model, optimizer, scheduler
+from cosmos_predict2.configs.base.defaults import (
+    callbacks,
+    checkpoint,
+    data,
+    ema,
+    model,
+    model_predict2p5,
+    optimizer,
+    scheduler,
+)
 from imaginaire.compose import import_all_modules_from_package
 from imaginaire.config import Config, JobConfig, TrainerConfig
 
@@ -25,7 +34,8 @@ DEFAULTS = [
 
 
 def make_config() -> Config:
-    for group in (callbacks, checkpoint, data, ema, model, optimizer, scheduler, action_data, action_model):
+    models = (model, model_predict2p5, action_model)
+    for group in (callbacks, checkpoint, data, action_data, ema, *models, optimizer, scheduler):
         group.register()
     for package in ("base", "action_conditioned"):
         import_all_modules_from_package(f"cosmos_predict2.configs.{package}.experiment")

@@ -89,6 +89,18 @@ def folder(
     return from_files(dataset, split, num_workers=num_workers)
 
 
+def captioned(dataset_dir: str, split: str, *, video_size: Any, **captions: str) -> Any:
+    """A folder of clips with captions, for a model that encodes them itself."""
+    dataset = L(Dataset)(
+        dataset_dir=dataset_dir,
+        num_frames=frames_of_model(24),
+        video_size=video_size,
+        text_encoder="none",
+        **captions,
+    )
+    return from_files(dataset, split, num_workers=4)
+
+
 def agibot(split: str, video_size: list[int]) -> Any:
     """Clips of the fisheye camera. Models of 10 frames per second cut theirs, which are shorter, out of the 93."""
     return folder(f"{AGIBOT}/{split}", split, video_size=video_size, num_frames=93, num_workers=4)
@@ -147,6 +159,19 @@ def mock() -> Any:
     )
 
 
+def with_captions(split: str) -> dict[str, Any]:
+    """The published data sets without embeddings; but for the last, validation sees the clips of training."""
+    json = dict(caption_format="json", prompt_type="long")
+    folder_of_split = {"train": "train", "val": "validation"}[split]
+    return {
+        "gr1_captions": captioned("datasets/benchmark_train/gr1", split, video_size=SIZE_480),
+        "cosmos_nemo_assets_captions": captioned("datasets/cosmos_nemo_assets", split, video_size=SIZE_704),
+        "cosmos_nemo_assets_json": captioned(
+            f"datasets/cosmos_nemo_assets_json/{folder_of_split}", split, video_size=SIZE_704, **json
+        ),
+    }
+
+
 def only_for_training() -> dict[str, Any]:
     """The published data sets that keep nothing back for validation."""
     return {
@@ -169,6 +194,7 @@ def entries(split: str) -> dict[str, Any]:
         "folder": folder("???", split),
         "agibot_head_center_fisheye_color": agibot(split, SIZE_704),
         "agibot_head_center_fisheye_color_480": agibot(split, SIZE_480),
+        **with_captions(split),
         **(only_for_training() if split == "train" else {}),
     }
 
