@@ -65,7 +65,8 @@ class DiT(nn.Module):
     Predict2.5 weights were trained; modulations are rounded to the precision of the tokens that they act on.
     ``pos_emb_learnable``, ``pos_emb_interpolation``, ``min_fps``, ``max_fps`` and the ``extra_*_extrapolation_ratio``
     are of released configs and have no effect on rotary positions. ``sac_config`` is kept for what trains the network:
-    its ``mode`` and ``every_n_blocks`` say what a backward pass computes anew.
+    its ``mode`` and ``every_n_blocks`` say what a backward pass computes anew. ``reads_text=False`` is for models whose
+    texts are all zeros: cross-attention, which makes zeros of them, is left out, and its weights are frozen.
     """
 
     has_condition_channel = False
@@ -108,9 +109,14 @@ class DiT(nn.Module):
         timestep_precision: TimestepPrecision = "module",
         use_wan_fp32_strategy: bool = False,
         sac_config: Mapping[str, Any] | None = None,
+        reads_text: bool = True,
     ) -> None:
         super().__init__()
         _check_sizes(model_channels, num_heads, num_blocks, mlp_ratio)
+        if not reads_text and crossattn_proj_in_channels is not None:
+            raise ValueError(
+                "reads_text=False, but crossattn_proj_in_channels is set: a projection makes something of zeros."
+            )
         _check_choice("pos_emb_cls", pos_emb_cls, ("rope3d",))
         _check_choice("rope_precision", rope_precision, ("float32", "module"))
         _check_choice("timestep_precision", timestep_precision, ("float32", "module"))
@@ -133,6 +139,7 @@ class DiT(nn.Module):
         self.text_channels = crossattn_proj_in_channels or crossattn_emb_channels
         self.atten_backend = atten_backend
         self.sac_config = dict(sac_config or {})
+        self.reads_text = reads_text
         self.timestep_precision = timestep_precision
         self.use_wan_fp32_strategy = use_wan_fp32_strategy
         self.attention: AttentionChoice | None = None
@@ -166,6 +173,10 @@ class DiT(nn.Module):
             Block(model_channels, num_heads, crossattn_emb_channels, mlp_ratio, self.adaln_lora_dim)
             for _ in range(num_blocks)
         )
+        if not reads_text:
+            for block in self._blocks():
+                block.cross_attn.requires_grad_(False)
+                block.adaln_modulation_cross_attn.requires_grad_(False)
         self.final_layer = FinalLayer(
             model_channels, patch_spatial**2 * patch_temporal * out_channels, self.adaln_lora_dim
         )
@@ -256,6 +267,8 @@ class DiT(nn.Module):
         if skip_no_text and self.crossattn_proj is None and not bool(crossattn_emb_B_S_E.any()):
             return Prepared(size, rope, extra_1_T_H_W_D, (None,) * len(self.blocks))
         text_B_S_E = self._text(crossattn_emb_B_S_E)
+        if text_B_S_E is None:
+            return Prepared(size, rope, extra_1_T_H_W_D, (None,) * len(self.blocks))
         cross = tuple(block.cross_attn.keys_values(text_B_S_E) for block in self._blocks())
         return Prepared(size, rope, extra_1_T_H_W_D, cross)
 
@@ -364,7 +377,8 @@ class DiT(nn.Module):
                 extra_1_T_H_W_D = extra_1_T_H_W_D[:, index * t : (index + 1) * t]
         return (torch.cos(angles_L_K), torch.sin(angles_L_K)), extra_1_T_H_W_D
 
-    def _text(self, crossattn_emb_B_S_E: Tensor | None) -> Tensor:
+    def _text(self, crossattn_emb_B_S_E: Tensor | None) -> Tensor | None:
+        """What the blocks attend to; None: nothing."""
         if crossattn_emb_B_S_E is None:
             raise ValueError("crossattn_emb_B_S_E is None: give the text, or what prepare() made of it.")
         if crossattn_emb_B_S_E.shape[-1] != self.text_channels:
@@ -372,6 +386,10 @@ class DiT(nn.Module):
                 f"The text is {crossattn_emb_B_S_E.shape[-1]} wide, the network expects {self.text_channels}: use the "
                 "text encoder that it was trained with (crossattn_proj_in_channels says its width)."
             )
+        if not self.reads_text:
+            if bool(crossattn_emb_B_S_E.any()):
+                raise ValueError("reads_text=False: this network was built for texts of zeros, and this one is not.")
+            return None
         text_B_S_E = crossattn_emb_B_S_E.to(self.dtype)
         if self.crossattn_proj is not None:
             text_B_S_E = self.crossattn_proj(text_B_S_E)

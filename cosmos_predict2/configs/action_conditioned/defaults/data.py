@@ -9,6 +9,9 @@ from cosmos_predict2.configs.base.defaults.data import bridge, frames_of_model, 
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.lerobot.modality import EMBODIMENTS
 from cosmos_predict2.data.mock import MockVideos
+from cosmos_predict2.data.toy import ToyWorldVideos
+from cosmos_predict2.data.toy_latents import ToyWorldLatents
+from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from imaginaire.data import ResumableLoader
 from imaginaire.lazy_config import LazyCall as L
 
@@ -43,6 +46,20 @@ def lerobot(split: str) -> Any:
     return from_files(dataset, split, num_workers=4)
 
 
+def toy(split: str) -> Any:
+    """Whole episodes of the toy world with actions and without captions, made as they are needed: no files.
+
+    For training they are encoded once, and mostly drawn with the ring where the driver did not see it, so that only the
+    actions say what happens. For validation it is where the driver saw it.
+    """
+    world = dict(mix="mixed", captions=False, num_tokens=1, split=split)
+    if split == "train":
+        dataset = L(ToyWorldLatents)(tokenizer=L(TinyTokenizer)(), num_episodes=9000, **world)
+    else:
+        dataset = L(ToyWorldVideos)(num_episodes=64, ring_elsewhere=0.0, **world)
+    return L(ResumableLoader)(dataset=dataset, batch_size=16, num_workers=0, shuffle=split == "train")
+
+
 def mock() -> Any:
     """Noise with actions of a robot arm."""
     dataset = L(MockVideos)(num_frames=frames_of_model(4), video_size=[256, 320], fps=4.0, action_shape=[12, 7])
@@ -57,6 +74,7 @@ def entries(split: str) -> dict[str, Any]:
         f"gr00t_customiezed_gr1_{split}": gr1(split),  # the published spelling
         f"lerobot_{split}": lerobot(split),
         "mock_action": mock(),
+        "toy_action": toy(split),
     }
 
 

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tiny twin of the action-conditioned models: a world model of the toy world, in minutes on a CPU.
+
+The noise is shifted far up, as at lower levels the noisy frames give away where things are, and dynamics are learnt
+only near pure noise. Sampling ends where training ends: one step to noise level 10 and one from there.
+"""
+
+from typing import Any
+
+from cosmos_predict2.configs.base.post_training import group_choices, job, tiny_run
+from imaginaire.compose import register_experiment
+
+NET = dict(
+    reads_text=False,
+    extra_per_block_abs_pos_emb=True,
+    action_on_tokens=True,
+    summed_action_dims=[0, 1],  # dx and dy: places on the table
+    summed_action_scale=0.3,
+    atten_backend="math",  # faster than the fused kernel where there are so few tokens, on CPUs
+)
+
+
+def tiny(name: str, *, hide_actions: bool) -> dict[str, Any]:
+    """``hide_actions``: the same model, which sees zeros in place of the actions."""
+    numbers = tiny_run(6000, lr=0.03, adam_lr=2e-3)
+    return dict(
+        defaults=group_choices(
+            "predict2_v2w_tiny_action_conditioned", "toy_action", "toy_action", optimizer="muon", ema="power"
+        ),
+        job=job(name),
+        model=dict(
+            config=dict(
+                precision="bfloat16",
+                pipe_config=dict(net=NET, video_noise_factor=25.0, timestamps=dict(t_min=10.0)),
+            )
+        ),
+        dataloader_train=dict(dataset=dict(hide_actions=hide_actions)),
+        dataloader_val=dict(dataset=dict(hide_actions=hide_actions)),
+        **numbers,
+    )
+
+
+register_experiment(
+    "predict2_video2world_tiny_action_conditioned_training", tiny("tiny_action_conditioned", hide_actions=False)
+)
+register_experiment("predict2_video2world_tiny_action_blind_training", tiny("tiny_action_blind", hide_actions=True))
