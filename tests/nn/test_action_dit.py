@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Networks that are told actions: whom an action reaches, how learning of it begins, and parts of a clip."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
+from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
+from imaginaire import lora
+from tests.nn.networks import LATENT, inputs, small_net
+
+FRAMES = LATENT[0]
+RATIO, ACTIONS, SIZE = 4, 12, 3
+FLAT: dict[str, Any] = dict(action_dim=SIZE, num_action_per_chunk=ACTIONS)
+CHUNK: dict[str, Any] = dict(action_dim=SIZE, temporal_compression_ratio=RATIO)
+KINDS: dict[str, tuple[type[ActionDiT], dict[str, Any]]] = {
+    "flat": (FlatActionDiT, FLAT),
+    "chunk": (ChunkActionDiT, CHUNK),
+    "chunk, tokens": (ChunkActionDiT, {**CHUNK, "action_on_tokens": True, "hidden_dim_in_action_embedder": 10}),
+    "chunk, sums": (ChunkActionDiT, {**CHUNK, "summed_action_dims": [0, 2], "summed_action_scale": 0.1}),
+}
+
+
+def action_net(kind: str, *, has_learnt: bool = True, **options: Any) -> DiT:
+    """With ``has_learnt`` the last layers of the action MLPs are not zero any more."""
+    cls, own = KINDS[kind]
+    net = small_net(cls, **own, **options)
+    if has_learnt:
+        generator = torch.Generator().manual_seed(2)
+        with torch.no_grad():
+            for name, parameter in net.named_parameters():
+                if name.startswith("action_embedder_") and ".fc2." in name:
+                    parameter.normal_(std=0.3, generator=generator)
+    return net
+
+
+def told(actions: Tensor | None = None, **changes: Any) -> dict[str, Any]:
+    """Arguments of forward, with random actions unless they are given."""
+    given = inputs(**changes)
+    if actions is None:
+        actions = torch.randn(len(given["x_B_C_T_H_W"]), ACTIONS, SIZE, generator=torch.Generator().manual_seed(3))
+    return {**given, "action_B_A_D": actions.to(given["x_B_C_T_H_W"].dtype)}
+
+
+def changed_frames(net: DiT, given: dict[str, Any], actions: Tensor) -> list[int]:
+    """The latent frames whose result is another one with these actions."""
+    with torch.no_grad():
+        difference = net(**given) - net(**{**given, "action_B_A_D": actions})
+    return [frame for frame in range(FRAMES) if bool((difference[:, :, frame] != 0).any())]
+
+
+def without_blocks(net: DiT) -> DiT:
+    net.blocks = nn.ModuleList()
+    return net
+
+
+# Whom an action reaches -----------------------------------------------------------------------------------------------
+
+
+def test_flat_every_frame_sees_all_actions() -> None:
+    net, given = action_net("flat"), told()
+    assert changed_frames(net, given, given["action_B_A_D"].flip(1)) == [0, 1, 2, 3]
+    assert changed_frames(without_blocks(net), given, given["action_B_A_D"].flip(1)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["chunk", "chunk, tokens"])
+def test_chunk_each_frame_sees_the_actions_that_lead_to_it(kind: str) -> None:
+    net, given = without_blocks(action_net(kind)), told()
+    for action in range(ACTIONS):
+        actions = given["action_B_A_D"].clone()
+        actions[:, action] += 1
+        assert changed_frames(net, given, actions) == [1 + action // RATIO]
+
+
+def test_chunk_attention_carries_an_action_to_all_frames() -> None:
+    net, given = action_net("chunk"), told()
+    actions = given["action_B_A_D"].clone()
+    actions[:, -1] += 1
+    assert changed_frames(net, given, actions) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["chunk", "chunk, tokens"])
+def test_chunk_given_frames_see_no_actions(kind: str) -> None:
+    net, given = without_blocks(action_net(kind)), told()
+    given["condition_mask_B_1_T_H_W"][:, :, :3] = 1
+    assert changed_frames(net, given, given["action_B_A_D"] + 1) == [3]
+
+
+def test_summed_numbers_of_an_action_reach_all_later_frames() -> None:
+    net, given = without_blocks(action_net("chunk, sums")), told()
+    for dim, frames in ((0, [1, 2, 3]), (1, [1])):
+        actions = given["action_B_A_D"].clone()
+        actions[:, 0, dim] += 1
+        assert changed_frames(net, given, actions) == frames
+    summed = given["action_B_A_D"].clone()
+    summed[..., [0, 2]] = summed[..., [0, 2]].cumsum(1) * 0.1
+    plain = action_net("chunk")
+    plain.load_state_dict(action_net("chunk, sums").state_dict())
+    with torch.no_grad():
+        assert torch.equal(action_net("chunk, sums")(**given), plain(**{**given, "action_B_A_D": summed}))
+
+
+def test_one_time_for_all_frames_is_that_time_for_each() -> None:
+    for kind in ("flat", "chunk"):
+        net, given = action_net(kind), told()
+        t_B_1 = given["timesteps_B_T"][:, :1]
+        with torch.no_grad():
+            one = net(**{**given, "timesteps_B_T": t_B_1})
+            each = net(**{**given, "timesteps_B_T": t_B_1.expand(-1, FRAMES)})
+        assert_close(one, each, rtol=1e-5, atol=1e-5)
+
+
+def test_a_picture_has_no_actions() -> None:
+    for kind in KINDS:
+        net, given = action_net(kind), inputs()
+        image = {
+            "x_B_C_T_H_W": given["x_B_C_T_H_W"][:, :, :1],
+            "timesteps_B_T": given["timesteps_B_T"][:, :1],
+            "crossattn_emb_B_S_E": given["crossattn_emb_B_S_E"],
+            "is_image": True,
+        }
+        assert net(**image).shape == image["x_B_C_T_H_W"].shape
+        with pytest.raises(ValueError, match="needs the actions between the frames"):
+            net(**given)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "message"),
+    [
+        ("flat", (2, ACTIONS - 1, SIZE), "11 actions of 3 numbers, 33 in all, but the network reads 36"),
+        ("chunk", (2, ACTIONS - 1, SIZE), "11 actions of 3 numbers, but 4 latent frames take 12 of 3"),
+        ("chunk", (2, ACTIONS, SIZE + 1), "12 actions of 4 numbers, but 4 latent frames take 12 of 3"),
+    ],
+)
+def test_actions_of_other_sizes_are_refused(kind: str, shape: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        action_net(kind)(**told(torch.zeros(shape)))
+
+
+def test_a_network_without_actions_refuses_them() -> None:
+    with pytest.raises(ValueError, match="takes no actions"):
+        small_net()(**told())
+
+
+# How learning begins --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_network_that_begins_to_learn_actions_is_its_base(kind: str) -> None:
+    base, net, given = small_net(), action_net(kind, has_learnt=False), told()
+    own = net.state_dict()
+    assert net.load_state_dict(base.state_dict(), strict=False).unexpected_keys == []
+    with torch.no_grad():
+        assert torch.equal(net(**given), base(**inputs()))
+    firsts = [name for name in own if name.startswith("action_embedder_") and ".fc1." in name]
+    assert len(firsts) == (6 if "tokens" in kind else 4)
+    bound = net.action_inputs**-0.5
+    for name in firsts:  # uniform as torch's layers begin, which a learning rate is used to
+        assert 0.5 * bound < float(own[name].abs().max()) <= bound and float(own[name].std()) > 0.4 * bound
+    net(**given).square().sum().backward()
+    learns = {name for name, p in net.named_parameters() if p.grad is not None and p.grad.any()}
+    assert {name.replace("fc1", "fc2") for name in firsts} <= learns
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_parameter_is_begun(kind: str) -> None:
+    net = action_net(kind, crossattn_proj_in_channels=24)
+    with torch.no_grad():
+        for tensor in [*net.parameters(), *(b for b in net.buffers() if b.is_floating_point())]:
+            tensor.fill_(float("nan"))
+    net.init_weights(torch.Generator().manual_seed(0))
+    assert [name for name, tensor in net.state_dict().items() if bool(tensor.isnan().any())] == []
+
+
+# Parts of a clip ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_part_of_a_clip_sees_its_actions(kind: str) -> None:
+    net, given = without_blocks(action_net(kind)), told()
+    with torch.no_grad():
+        whole = net(**given)
+        parts = []
+        for index in range(2):
+            cut = slice(2 * index, 2 * index + 2)
+            net.see_part(index, 2)
+            part = {key: given[key][:, :, cut] for key in ("x_B_C_T_H_W", "condition_mask_B_1_T_H_W")}
+            parts.append(net(**{**given, **part, "timesteps_B_T": given["timesteps_B_T"][:, cut]}))
+    assert_close(torch.cat(parts, dim=2), whole, rtol=1e-6, atol=1e-6)
+
+
+# What is applied from outside -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("targets", ["q_proj,mlp.layer1", "fc1,fc2,linear_1,final_layer.linear"])
+def test_adapters_keep_the_output_and_merge(targets: str) -> None:
+    for options in ({}, {"use_wan_fp32_strategy": True}):
+        for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
+            net = action_net("chunk", **options).to(dtype)
+            given = told(dtype=dtype)
+            with torch.no_grad():
+                before = net(**given)
+                lora.inject(net, 2, 4.0, targets, generator=torch.Generator().manual_seed(4))
+                assert torch.equal(net(**given), before)
+                for i, factor in enumerate(adapter.factors[1] for adapter in lora.adapters(net).values()):
+                    factor.normal_(std=0.02, generator=torch.Generator().manual_seed(i))
+                adapted = net(**given)
+                lora.merge(net)
+                assert not torch.equal(adapted, before)
+                assert float((net(**given) - adapted).norm() / adapted.norm()) < tolerance
+
+
+def test_no_text_is_left_out_exactly() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        net, given = action_net("chunk").to(dtype), told(dtype=dtype)
+        given["crossattn_emb_B_S_E"] = torch.zeros_like(given["crossattn_emb_B_S_E"])
+        with torch.no_grad():
+            prepared = net.prepare(given["crossattn_emb_B_S_E"], latent_shape=LATENT, skip_no_text=True)
+            assert set(prepared.cross) == {None}
+            assert torch.equal(net(**given, prepared=prepared), net(**given))
+            given["crossattn_emb_B_S_E"][0, 0, 0] = 1
+            some = net.prepare(given["crossattn_emb_B_S_E"], latent_shape=LATENT, skip_no_text=True)
+            assert None not in some.cross
+
+
+# Precision ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["flat", "chunk"])
+def test_modulation_in_float32_is_nearer_to_float32(kind: str) -> None:
+    errors, given = {}, told()
+    for widens in (False, True):
+        net = without_blocks(action_net(kind, use_wan_fp32_strategy=widens)).bfloat16()
+        reference = without_blocks(action_net(kind))
+        reference.load_state_dict(net.state_dict())
+        with torch.no_grad():
+            exact, found = reference(**given), net(**given)
+        assert found.dtype == (torch.float32 if widens else torch.bfloat16)
+        errors[widens] = float((found.float() - exact).norm() / exact.norm())
+    assert errors[True] < 0.75 * errors[False] < 0.02
+
+
+def test_float32_networks_are_the_same_with_and_without() -> None:
+    for dtype in (torch.float32, torch.float64):
+        plain, wide = (action_net("chunk", use_wan_fp32_strategy=flag).to(dtype) for flag in (False, True))
+        given = told(dtype=dtype)
+        with torch.no_grad():
+            assert torch.equal(plain(**given), wide(**given))
+
+
+def test_what_is_wide_and_what_is_not() -> None:
+    net, found = action_net("chunk", use_wan_fp32_strategy=True).bfloat16(), {}
+    for name, module in net.named_modules():
+
+        def note(module: nn.Module, args: Any, output: Any, name: str = name) -> None:
+            found[name] = (output[0] if isinstance(output, tuple) else output).dtype
+
+        module.register_forward_hook(note)
+    out = net(**told(dtype=torch.bfloat16))
+    wide = ("t_embedder", "t_embedding_norm", "final_layer", *(f"blocks.0.adaln_modulation_{x}" for x in ("mlp.2",)))
+    assert {found[name] for name in wide} == {torch.float32}
+    narrow = ("x_embedder", "action_embedder_B_D", "action_embedder_B_3D", "blocks.0", "blocks.0.mlp.layer1")
+    assert {found[name] for name in narrow} == {torch.bfloat16}
+    out.square().sum().backward()
+    assert {p.grad.dtype for p in net.parameters() if p.grad is not None} == {torch.bfloat16}
+
+
+def test_a_wider_input_is_an_error_where_nothing_asked_for_it() -> None:
+    net = small_net(Video2WorldDiT).bfloat16()
+    with pytest.raises(RuntimeError, match="dtype"):
+        net.final_layer.linear(torch.ones(1, 48))
