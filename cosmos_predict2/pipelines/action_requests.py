@@ -153,7 +153,9 @@ def imagine(
     pipe: Video2WorldActionConditionedPipeline,
     jobs: Sequence[Job],
     settings: RolloutSettings,
-    **texts: Tensor | None,
+    *,
+    text_B_S_E: Tensor | None = None,
+    negative_text_B_S_E: Tensor | None = None,
 ) -> list[Tensor]:
     """uint8 [3, F, H, W] of each job, as if it were alone: shorter ones go on with actions that are cut off again."""
     longest = max(job.num_actions for job in jobs)
@@ -167,13 +169,14 @@ def imagine(
         guidance=settings.guidance,
         num_steps=settings.num_steps,
         solver=settings.solver,
+        text_B_S_E=text_B_S_E,
+        negative_text_B_S_E=negative_text_B_S_E,
         history=settings.history,
         reference=settings.reference,
         float_hand_over=settings.float_hand_over,
         last_chunk=settings.last_chunk,
         use_cuda_graphs=settings.use_cuda_graphs,
         progress=True,
-        **texts,
     )
     chunk, overlap = pipe.config.chunk_size, 4 * (settings.history - 1)
     ends = [chunk_starts(len(row), chunk, overlap, settings.last_chunk)[-1] + chunk for row in rows]

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Imagined frames per second with actions, and what each shortcut of ours buys that changes nothing.
+
+    python -m benchmarks.rollout [--model_size 2B] [--batches 1 16 64] [--threads N] [--rounds N] [--quick]
+
+The first row of each table does it as the public code does: one recording after another, the whole clip encoded though
+one frame is given, two passes of the network for a guidance whose halves are equal, positions and the text's keys and
+values at every step, attention to a text of zeros. Each row below leaves out one thing more; the last is
+``generate_actions`` itself. That all rows give the same videos is checked first. Weights are random: the time does not
+depend on them.
+"""
+
+import argparse
+import platform
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cosmos_predict2.conditioner import ACTION_KEY, TEXT_KEY, Condition
+from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
+from cosmos_predict2.data.action_conditioned.actions import controller
+from cosmos_predict2.diffusion.schedules import karras_sigmas
+from cosmos_predict2.diffusion.solvers import guide, sample
+from cosmos_predict2.nn.dit import Prepared
+from cosmos_predict2.pipelines.assembly import build_net
+from cosmos_predict2.pipelines.video2world import initial_noise
+from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
+from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
+
+LARGEST_DIFFERENCE = 1e-5  # of pixels in [-1, 1], in float32
+GUIDANCE = 7.0
+SETTINGS = {  # height, width, tokens of the text of zeros
+    "tiny": (48, 48, 64),
+    "2B": (256, 320, 512),
+}
+
+
+@dataclass(frozen=True)
+class Way:
+    """What is done that need not be."""
+
+    name: str
+    encodes_clip: bool = False
+    prepares_each_step: bool = False
+    passes_twice: bool = False
+    attends_to_zeros: bool = False
+    one_by_one: bool = False
+
+
+WAYS = [
+    Way("as the public code does", True, True, True, True, True),
+    Way("+ encode the given frame alone", False, True, True, True, True),
+    Way("+ prepare once for all steps", False, False, True, True, True),
+    Way("+ no second pass over equal conditions", False, False, False, True, True),
+    Way("+ no attention to a text of zeros", False, False, False, False, True),
+    Way("+ all in one batch", False, False, False, False, False),
+]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """First frames, actions and seeds of a batch."""
+
+    frames: Tensor
+    actions: Tensor
+    seeds: list[int]
+
+    def part(self, i: slice) -> "Inputs":
+        return Inputs(self.frames[i], self.actions[i], self.seeds[i])
+
+
+def make_pipeline(size: str, device: torch.device, dtype: torch.dtype) -> Video2WorldActionConditionedPipeline:
+    """The model with random weights in every part."""
+    config = get_cosmos_predict2_action_conditioned_pipeline(model_size=size, network="chunk")
+    config.action_transform = controller(config.net.action_dim, 1.0).to_dict()
+    net = build_net(config.net, device=device, dtype=dtype)
+    generator = torch.Generator(device).manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            if "adaln_modulation" in name or "action_embedder" in name:  # zero in a fresh network
+                nn.init.normal_(parameter, std=0.5 * parameter.shape[-1] ** -0.5, generator=generator)
+    tokenizer: Any
+    if size == "tiny":
+        from cosmos_predict2.tokenizers.tiny import TinyTokenizer
+
+        tokenizer = TinyTokenizer()
+    else:
+        tokenizer = WanTokenizer(allow_random=True, dtype=dtype)
+    return Video2WorldActionConditionedPipeline(config, net, tokenizer, device=device)
+
+
+def make_inputs(size: str, batch: int, dim: int) -> Inputs:
+    height, width, _ = SETTINGS[size]
+    generator = torch.Generator().manual_seed(0)
+    frames = torch.randint(0, 256, (batch, 3, 1, height, width), dtype=torch.uint8, generator=generator)
+    return Inputs(frames, torch.rand(batch, 12, dim, generator=generator) * 2 - 1, list(range(batch)))
+
+
+@torch.no_grad()
+def imagine(
+    pipe: Video2WorldActionConditionedPipeline, way: Way, inputs: Inputs, num_steps: int, num_tokens: int
+) -> Tensor:
+    """Videos in [-1, 1], made in this way."""
+    step = 1 if way.one_by_one else len(inputs.seeds)
+    parts = [inputs.part(slice(i, i + step)) for i in range(0, len(inputs.seeds), step)]
+    return torch.cat([_imagine(pipe, way, part, num_steps, num_tokens) for part in parts])
+
+
+def _imagine(
+    pipe: Video2WorldActionConditionedPipeline, way: Way, inputs: Inputs, num_steps: int, num_tokens: int
+) -> Tensor:
+    config, device = pipe.config, pipe.device
+    size, num_latent = len(inputs.seeds), config.state_t
+    if way.encodes_clip:
+        dtype = torch.promote_types(pipe.dit.dtype, torch.float32)
+        tail = inputs.frames.new_zeros(size, 3, 12, *inputs.frames.shape[3:])
+        pixels = torch.cat([inputs.frames, tail], dim=2).to(device, dtype) / 127.5 - 1
+        given = pipe.tokenizer.encode(pixels).to(dtype) * config.sigma_data
+    else:
+        given = pipe._given_latents(inputs.frames, num_latent)
+    batch = {
+        TEXT_KEY: torch.zeros(size, num_tokens, pipe.dit.text_channels, device=device),
+        ACTION_KEY: inputs.actions.to(device),
+        "fps": torch.full((size,), float(config.fps), device=device),
+        "padding_mask": torch.zeros(size, 1, *inputs.frames.shape[3:], device=device),
+    }
+    num_B = torch.ones(size, device=device)
+    pair = [condition.with_given_frames(given, num_B) for condition in pipe.conditioner.guidance_pair(batch)]
+    prepared = [None if way.prepares_each_step else _prepared(pipe, condition, way) for condition in pair]
+
+    def denoise(x: Tensor, sigma_B: Tensor) -> Tensor:
+        estimates = [
+            pipe.denoiser(x, sigma_B, condition, kept).x0_B_C_T_H_W
+            for condition, kept in list(zip(pair, prepared))[: 2 if way.passes_twice else 1]
+        ]
+        return guide(estimates[0], estimates[1], GUIDANCE) if way.passes_twice else estimates[0]
+
+    levels = config.timestamps
+    sigmas = karras_sigmas(num_steps, levels.t_min, levels.t_max, levels.order)
+    noise = initial_noise(tuple(given.shape), inputs.seeds).to(given) * levels.t_max
+    return pipe.decode(sample(denoise, noise, sigmas))
+
+
+def _prepared(pipe: Video2WorldActionConditionedPipeline, condition: Condition, way: Way) -> Prepared:
+    given = condition.gt_frames_B_C_T_H_W
+    assert given is not None
+    shape = (given.shape[2], given.shape[3], given.shape[4])
+    text = condition.crossattn_emb_B_S_E.to(pipe.dit.dtype)
+    return pipe.dit.prepare(text, latent_shape=shape, fps_B=condition.fps_B, skip_no_text=not way.attends_to_zeros)
+
+
+def check_equal(size: str, device: torch.device) -> float:
+    """The largest difference of any way to the pipeline's own videos, in float32; raises where there is one."""
+    pipe = make_pipeline(size, device, torch.float32)
+    inputs = make_inputs(size, 2, pipe.transform.dim)
+    ours = pipe.generate_actions(*_arguments(inputs), num_steps=2, guidance=GUIDANCE, as_float=True)
+    worst = 0.0
+    for way in WAYS:
+        difference = float((imagine(pipe, way, inputs, 2, SETTINGS[size][2]) - ours).abs().max())
+        if not difference <= LARGEST_DIFFERENCE:
+            raise SystemExit(f"'{way.name}' gives other videos: they differ by {difference:.1e}.")
+        worst = max(worst, difference)
+    return worst
+
+
+def _arguments(inputs: Inputs) -> tuple[Tensor, Tensor, Sequence[int]]:
+    return inputs.frames, inputs.actions, inputs.seeds
+
+
+def measure(pipe: Video2WorldActionConditionedPipeline, size: str, batch: int, num_steps: int, rounds: int) -> None:
+    """Print the table of one batch size."""
+    inputs = make_inputs(size, batch, pipe.transform.dim)
+    runs = {way.name: partial(imagine, pipe, way, inputs, num_steps, SETTINGS[size][2]) for way in WAYS}
+    runs["generate_actions"] = partial(
+        pipe.generate_actions, *_arguments(inputs), num_steps=num_steps, guidance=GUIDANCE, as_float=True
+    )
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for i in range(-1, rounds):  # the first round warms up
+        for name in runs if i % 2 else reversed(runs):
+            taken = _seconds(runs[name])
+            if i >= 0:
+                seconds[name].append(taken)
+    first = seconds[WAYS[0].name]
+    print(f"\nbatch {batch}: 12 frames each, {num_steps} steps")
+    for name, times in seconds.items():
+        ratio = statistics.median(a / b for a, b in zip(first, times))
+        rate = 12 * batch / statistics.median(times)
+        print(f"  {name:40s} {statistics.median(times) * 1e3:9.1f} ms {rate:9.1f} frames/s {ratio:6.2f} x", flush=True)
+
+
+def _seconds(run: Any) -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    run()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model_size", choices=list(SETTINGS), default="tiny", help="2B wants a GPU")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--num_steps", type=int, default=10, help="sampling steps (default 10)")
+    parser.add_argument("--threads", type=int, help="threads of PyTorch; default: as many as it takes by itself")
+    parser.add_argument("--rounds", type=int, help="timed rounds of every row (default 5)")
+    parser.add_argument("--quick", action="store_true", help="one round, for a look")
+    arguments = parser.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    is_gpu = torch.cuda.is_available()
+    device = torch.device("cuda" if is_gpu else "cpu")
+    dtype = torch.bfloat16 if is_gpu else torch.float32
+    size = arguments.model_size
+    place = torch.cuda.get_device_name() if is_gpu else f"{torch.get_num_threads()} threads, {platform.machine()}"
+    height, width, _ = SETTINGS[size]
+    print(f"torch {torch.__version__}, {place}, {dtype}, {size} network by frames, {height}x{width}")
+    print(f"in float32 all ways give the same videos up to {check_equal(size, device):.1e}")
+    pipe = make_pipeline(size, device, dtype)
+    for batch in arguments.batches:
+        measure(pipe, size, batch, arguments.num_steps, arguments.rounds or (1 if arguments.quick else 5))
+
+
+if __name__ == "__main__":
+    main()
