@@ -190,6 +190,11 @@ def get_cosmos_predict25_checkpoint(name: str, *, root: str | None = None) -> st
     return _below(root, *PREDICT25[name])
 
 
+def get_predict25_empty_text(*, root: str | None = None) -> str:
+    """The embedding of the empty prompt, which the action-conditioned Predict2.5 model was trained with."""
+    return _below(root, _P25_2B, PREDICT25_EMPTY_TEXT)
+
+
 def get_tokenizer_checkpoint(*, model_size: str = "2B", root: str | None = None) -> str:
     """The video tokenizer: the same file in every repository, so the first place that has it counts."""
     _one_of("model_size", model_size, VIDEO_SIZES)

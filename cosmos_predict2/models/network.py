@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.checkpoints import load_dit
+from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS
 from cosmos_predict2.checkpoints.presence import holds
 from cosmos_predict2.checkpoints.runs import clean_name
 from cosmos_predict2.nn.dit import DiT
@@ -29,7 +30,6 @@ from imaginaire.errors import ConfigError
 log = logging.getLogger(__name__)
 
 NO_NETWORK = "model.config.pipe_config.net is not set: choose a model (model=NAME) or a network (net=NAME)"
-ACTION_EMBEDDERS = "action_embedder_*"
 DRAWN_NUMEL = 1 << 20  # numbers that one generator draws; a rank skips those of other ranks
 
 

@@ -21,6 +21,7 @@ from cosmos_predict2.checkpoints.action_transforms import (
     tensor_transform,
     transform_tensor,
 )
+from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS
 from cosmos_predict2.checkpoints.presence import holds
 from cosmos_predict2.conditioner import ACTION_KEY, Condition
 from cosmos_predict2.data.action_conditioned.actions import ActionTransform
@@ -28,7 +29,7 @@ from cosmos_predict2.data.action_conditioned.items import TRANSFORM_KEY
 from cosmos_predict2.data.latent_cache import LATENTS_KEY
 from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.models.draws import Draws
-from cosmos_predict2.models.network import ACTION_EMBEDDERS
+from cosmos_predict2.models.flow_model import Predict2p5Video2WorldModel
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionPipelineConfig
@@ -208,6 +209,10 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
             parameter.requires_grad_(True)
         numbers = sum(parameter.numel() for parameter in new)
         log.info("lora: the action embedders begin anew; their %s parameters are trained in full", f"{numbers:,}")
+
+
+class Predict2p5ActionConditionedModel(Predict2Video2WorldActionConditionedModel, Predict2p5Video2WorldModel):
+    """The same with the loss of Predict2.5."""
 
 
 _CURE = (

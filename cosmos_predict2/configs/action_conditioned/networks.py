@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from cosmos_predict2.checkpoints.released import get_cosmos_predict2_action_conditioned_checkpoint
+from cosmos_predict2.configs.base.config_predict2p5 import get_cosmos_predict2p5_video2world_pipeline
 from cosmos_predict2.configs.base.config_video2world import check_variant, get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.pipelines.video2world import Video2WorldPipelineConfig
@@ -66,6 +67,18 @@ def get_cosmos_predict2_action_conditioned_pipeline(
     check_variant(model_size)
     base = get_cosmos_predict2_video2world_pipeline(model_size=model_size, resolution=only[0])
     base.fps = only[1]
+    return with_actions(base, network, ACTION_DIM[model_size])
+
+
+def get_cosmos_predict2p5_action_conditioned_pipeline(
+    *, model_size: str = "2B", network: str = "chunk"
+) -> Video2WorldActionPipelineConfig:
+    """The config of a Predict2.5 pipeline with actions; its text is the embedding of the empty prompt."""
+    if model_size not in SIZES:
+        raise ConfigError(f"No action-conditioned model is of size '{model_size}'. There are: {', '.join(SIZES)}.")
+    is_tiny = model_size == "tiny"
+    base = get_cosmos_predict2p5_video2world_pipeline(model_size=model_size, resolution="48" if is_tiny else "480")
+    base.fps = base.fps if is_tiny else FPS
     return with_actions(base, network, ACTION_DIM[model_size])
 
 

@@ -25,14 +25,14 @@ def bridge_of(split: str, video_size: list[int]) -> Any:
     return node
 
 
-def gr1(split: str) -> Any:
+def gr1(split: str, data_split: str = "") -> Any:
     """GR1 with the 29 numbers of arms, hands and waist. They are the joints' targets in radians, taken as they are."""
     dataset = L(LeRobotActionDataset)(
         root="datasets/gr1_lerobot",
         embodiment="gr1",
         num_frames=frames_of_model(4),
         video_size=[480, 832],
-        data_split=split,
+        data_split=data_split or split,
         action_transform=dict(kind="controller", scale=[1.0] * GR1_DIM),
     )
     return from_files(dataset, split, num_workers=4)
@@ -72,6 +72,7 @@ def entries(split: str) -> dict[str, Any]:
         f"bridge_13frame_480_640_{split}": bridge_of(split, [480, 640]),
         f"bridge_13frame_256_320_{split}": bridge_of(split, [256, 320]),
         f"gr00t_customiezed_gr1_{split}": gr1(split),  # the published spelling
+        "gr00t_customiezed_gr1_full": gr1(split, "full"),
         f"lerobot_{split}": lerobot(split),
         "mock_action": mock(),
         "toy_action": toy(split),

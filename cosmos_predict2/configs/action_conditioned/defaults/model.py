@@ -6,14 +6,25 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
-from cosmos_predict2.checkpoints.released import NETWORKS, get_cosmos_predict2_video2world_checkpoint
+from cosmos_predict2.checkpoints.released import (
+    NETWORKS,
+    get_cosmos_predict2_video2world_checkpoint,
+    get_predict25_empty_text,
+)
 from cosmos_predict2.configs.action_conditioned.networks import (
     get_action_dit_path,
     get_cosmos_predict2_action_conditioned_pipeline,
+    get_cosmos_predict2p5_action_conditioned_pipeline,
     network_node,
 )
+from cosmos_predict2.configs.base.config_predict2p5 import get_predict2p5_dit_path
+from cosmos_predict2.models.flow_model import Predict2p5Video2WorldModelConfig
+from cosmos_predict2.models.training_text import TrainingTextConfig
 from cosmos_predict2.models.validation import RELEASED_SIGMAS, TINY_SIGMAS
-from cosmos_predict2.models.video2world_action_model import Predict2Video2WorldActionConditionedModel
+from cosmos_predict2.models.video2world_action_model import (
+    Predict2p5ActionConditionedModel,
+    Predict2Video2WorldActionConditionedModel,
+)
 from cosmos_predict2.models.video2world_model import Predict2ModelManagerConfig, Predict2Video2WorldModelConfig
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionPipelineConfig
 from imaginaire.lazy_config import LazyCall as L
@@ -52,10 +63,39 @@ def predict2(model_size: str, network: str) -> dict[str, Any]:
     )
 
 
+def predict2p5(model_size: str, network: str) -> dict[str, Any]:
+    """The group entry of a model with Predict2.5's loss, from its pre-trained weights, which are told no actions.
+
+    Every clip has one given frame and the text of the empty prompt, one embedding for all.
+    """
+    is_tiny = model_size == "tiny"
+    pipe_config = get_cosmos_predict2p5_action_conditioned_pipeline(model_size=model_size, network=network)
+    pipe_config.prompt_refiner_config.enabled = False
+    config = Predict2p5Video2WorldModelConfig(
+        fsdp_shard_size=0 if is_tiny else 8,
+        precision=pipe_config.precision,
+        train_time_shift=pipe_config.flow.shift if pipe_config.flow is not None else 5.0,
+        conditional_frames_probs=None,
+        validation_sigmas=list(TINY_SIGMAS if is_tiny else RELEASED_SIGMAS),
+        model_manager_config=Predict2ModelManagerConfig(
+            dit_path="" if is_tiny else get_predict2p5_dit_path(model_size=model_size, release="pre-trained")
+        ),
+        text=TrainingTextConfig(constant_path="" if is_tiny else get_predict25_empty_text()),
+        pipe_config=for_training(pipe_config, is_tiny=is_tiny),
+    )
+    return dict(
+        trainer=dict(distributed_parallelism="ddp" if is_tiny else "fsdp"),
+        model=L(Predict2p5ActionConditionedModel)(config=config, _recursive_=False),
+    )
+
+
 def models() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "predict2_v2w_2b_action_conditioned_fsdp", predict2("2B", "flat")
     yield "predict2_v2w_2b_action_chunk_conditioned_fsdp", predict2("2B", "chunk")
     yield "predict2_v2w_tiny_action_conditioned", predict2("tiny", "chunk")
+    yield "predict2p5_v2w_2b_action_conditioned_fsdp", predict2p5("2B", "flat")
+    yield "predict2p5_v2w_2b_action_chunk_conditioned_fsdp", predict2p5("2B", "chunk")
+    yield "predict2p5_v2w_tiny_action_conditioned", predict2p5("tiny", "chunk")
 
 
 def nets() -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Post-training of Predict2.5 with actions: Bridge, GR1 and LIBERO.
+
+The published experiments have variants that start from random weights (``_wo_resume``), on noise in place of data too
+(``_mock_wo_resume``), to try a machine.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from cosmos_predict2.callbacks.draw_samples import DrawSamples
+from cosmos_predict2.checkpoints.released import get_cosmos_predict25_checkpoint
+from cosmos_predict2.configs.action_conditioned.defaults.data import GR1_DIM
+from cosmos_predict2.configs.base.post_training import group_choices, job, linear
+from imaginaire.compose import register_experiment
+from imaginaire.lazy_config import LazyCall as L
+
+PROJECT, OFFICIAL = "cosmos_predict2_action_conditioned", "official_runs_vid2vid"
+BRIDGE = "cosmos_predict2p5_2B_reason_embeddings_action_conditioned_rectified_flow_bridge_13frame"
+GR1 = "cosmos_predict2p5_2B_action_conditioned_gr00t_gr1_customized_13frame"
+CHUNK, FLAT = "predict2p5_v2w_2b_action_chunk_conditioned_fsdp", "predict2p5_v2w_2b_action_conditioned_fsdp"
+LIBERO_ITERATIONS = 20_000
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one published experiment has of its own. ``data`` are those of training and of validation."""
+
+    data: tuple[str, str]
+    model: str = CHUNK
+    batch_size: int = 8
+    lr: float = 32e-5
+    action_dim: int = 7
+    group: str = OFFICIAL
+    name: str = ""  # the experiment's where there is none
+
+
+BRIDGE_256 = ("bridge_13frame_256_320_train", "bridge_13frame_256_320_val")
+BRIDGE_480 = ("bridge_13frame_480_640_train", "bridge_13frame_480_640_val")
+GR1_TRAIN = ("gr00t_customiezed_gr1_train", "gr00t_customiezed_gr1_val")
+GR1_FULL = ("gr00t_customiezed_gr1_full", "gr00t_customiezed_gr1_val")
+GR1_LR = 2**-14.5
+RUNS = {
+    "ac_reason_embeddings_rectified_flow_2b_256_320": Run(
+        BRIDGE_256, group="cosmos_predict_v2p5", name="2b_bridge_action_conditioned"
+    ),
+    f"{BRIDGE}_480_640_": Run(BRIDGE_480, model=FLAT, batch_size=2, lr=2**-14.5),
+    f"{BRIDGE}_256x320": Run(BRIDGE_256),
+    GR1: Run(GR1_TRAIN, batch_size=4, lr=GR1_LR, action_dim=GR1_DIM),
+    f"{GR1}_full": Run(GR1_FULL, batch_size=4, lr=GR1_LR, action_dim=GR1_DIM),
+    f"{GR1}_full_16nodes_release": Run(GR1_FULL, batch_size=4, lr=16e-5, action_dim=GR1_DIM),
+    f"{GR1}_oss": Run(GR1_FULL, batch_size=4, lr=16e-5, action_dim=GR1_DIM),
+}
+
+
+def trained(experiment: str, run: Run) -> dict[str, Any]:
+    """From the pre-trained model; samples are drawn without guidance."""
+    net = dict(action_dim=run.action_dim) if run.model == CHUNK else {}
+    return dict(
+        defaults=group_choices(run.model, *run.data, optimizer="adamw", ema="power"),
+        job=dict(project=PROJECT, group=run.group, name=run.name or experiment),
+        model=dict(config=dict(pipe_config=dict(net=net))),
+        dataloader_train=dict(batch_size=run.batch_size),
+        optimizer=dict(lr=run.lr, weight_decay=0.1, betas=[0.9, 0.999]),
+        scheduler=linear(100, 400_000, 0.99, 0.4),
+        trainer=dict(
+            max_iter=150_000,
+            callbacks=dict(
+                grad_clip=dict(clip_norm=0.1), draw_samples=L(DrawSamples)(every_n=500, guidance=[0.0], fps=16.0)
+            ),
+        ),
+        checkpoint=dict(save_iter=2000),
+    )
+
+
+def without_weights(experiment: str, run: Run, *, is_mock: bool) -> dict[str, Any]:
+    """A thousand steps from random weights."""
+    data = [{f"override /dataloader_{split}": "mock_action"} for split in ("train", "val")] if is_mock else []
+    noise = dict(dataset=dict(action_shape=[12, run.action_dim])) if is_mock else {}
+    return dict(
+        defaults=[f"/experiment/{experiment}", *data, "_self_"],
+        job=dict(group=OFFICIAL, name=f"{experiment}{'_mock' if is_mock else ''}_wo_resume"),
+        model=dict(config=dict(model_manager_config=dict(dit_path=""))),
+        **{f"dataloader_{split}": noise for split in ("train", "val") if is_mock},
+        trainer=dict(max_iter=1000, logging_iter=50),
+        checkpoint=dict(save_iter=10, strict_resume=False),
+    )
+
+
+def libero() -> dict[str, Any]:
+    """One suite of LIBERO, from the weights of Bridge. Another: ``dataloader_train=libero_object_train`` and so on."""
+    return dict(
+        defaults=group_choices(CHUNK, "libero_spatial_train", "libero_spatial_val", optimizer="adamw", ema="power"),
+        job=job("2p5_2b_libero_action_conditioned"),
+        model=dict(
+            config=dict(model_manager_config=dict(dit_path=get_cosmos_predict25_checkpoint("2B/robot/action-cond")))
+        ),
+        dataloader_train=dict(batch_size=8),
+        optimizer=dict(lr=3.2e-4, weight_decay=0.1, betas=[0.9, 0.999]),
+        scheduler=linear(1000, LIBERO_ITERATIONS, 1.0, 0.1),
+        trainer=dict(max_iter=LIBERO_ITERATIONS, callbacks=dict(grad_clip=dict(clip_norm=0.1))),
+        checkpoint=dict(save_iter=500),
+    )
+
+
+for experiment, run in RUNS.items():
+    register_experiment(experiment, trained(experiment, run))
+    for is_mock in (False, True):
+        variant = f"{experiment}{'_mock' if is_mock else ''}_wo_resume"
+        register_experiment(variant, without_weights(experiment, run, is_mock=is_mock))
+register_experiment("predict2p5_video2world_2b_libero_action_conditioned", libero())
