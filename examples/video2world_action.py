@@ -93,8 +93,8 @@ def check_flags(args: argparse.Namespace) -> None:
     if not math.isfinite(args.guidance):
         raise ConfigError(f"--guidance {args.guidance}: a number, 0 for none.")
     for name in ("num_steps", "batch_size"):
-        if getattr(args, name) < 1:
-            raise ConfigError(f"--{name} {getattr(args, name)}: at least 1.")
+        if (value := getattr(args, name)) is not None and value < 1:
+            raise ConfigError(f"--{name} {value}: at least 1.")
     if args.save_fps is not None and not args.save_fps > 0:
         raise ConfigError(f"--save_fps {args.save_fps}: above 0.")
 
@@ -155,7 +155,7 @@ def settings_of(args: argparse.Namespace, choice: ActionChoice) -> Any:
         save_fps=args.save_fps or float(choice.config.fps),
         weights=fingerprint(choice.dit_path),
         guidance=args.guidance,
-        num_steps=args.num_steps,
+        num_steps=args.num_steps or choice.config.timestamps.nfe,
         solver=args.solver,
         history=(args.num_conditional_frames + 3) // 4,
         reference=args.keep_reference,

@@ -142,7 +142,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         default=0.0,
         help="x = cond + g (cond - uncond), away from the negative prompt; 0: none",
     )
-    sampling("--num_steps", type=int, default=35, help="sampling steps")
+    sampling("--num_steps", type=int, default=None, help="sampling steps (default 35, or the run's timestamps.nfe)")
     sampling("--solver", default=None, help="default 2ab, or unipc for Predict2.5 weights, which 2ab fits too")
     sampling("--seed", type=int, default=0, help="of the first chunk's noise; a later one's: plus its first action")
     output = parser.add_argument_group("output").add_argument

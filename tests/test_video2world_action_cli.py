@@ -16,6 +16,7 @@ from cosmos_predict2.data.action_conditioned.actions import ActionTransform, con
 from cosmos_predict2.data.preparation.toy_folder import ToyFolder, write_folder
 from cosmos_predict2.pipelines.assembly import build_net
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
+from examples import action_conditioned
 from examples.video2world_action import main
 from imaginaire.lazy_config import to_yaml
 
@@ -213,6 +214,23 @@ def _tiny(folder: Path) -> str:
     torch.save({}, path)
     (folder / "config.yaml").write_text(to_yaml({"model": {"config": {"pipe_config": config}}}))
     return str(path)
+
+
+def test_settings_in_a_file_are_the_same_flags(bridge: Path, pose_weights: str, tmp_path: Path, capsys: Any) -> None:
+    settings = {
+        "name": "toy", "input_root": str(bridge), "input_json_sub_folder": "annotation/val", "end": 1, "guidance": 0,
+        "single_chunk": True, "reverse": False, "num_latent_conditional_frames": 1, "resolution": "none",
+        "action_load_fn": "cosmos_predict2.action_conditioned.load_default_action_fn", "save_fps": 5,
+    }  # fmt: skip
+    file = tmp_path / "settings.json"
+    file.write_text(json.dumps(settings))
+    flags = ["-i", str(file), "-o", str(tmp_path / "out"), "--dit_path", pose_weights, *FAST]
+    assert action_conditioned.main(flags) == 0
+    made = next((tmp_path / "out").glob("*.mp4"))
+    assert (made.stem, media.scan_video(made).fps) == (annotation(bridge).stem, 5.0)
+    file.write_text(json.dumps({**settings, "chunksize": 12}))
+    assert action_conditioned.main(flags) == 2
+    assert re.search("has the key 'chunksize'.*chunk_size", capsys.readouterr().err)
 
 
 def test_code_of_ones_own_may_give_the_actions(

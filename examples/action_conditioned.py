@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rollouts of a folder of recordings as a file of settings says, in the form that Predict2.5 has them.
+
+python examples/action_conditioned.py -i settings.json -o results/action2world --dit_path FILE
+
+    {"name": "bridge", "input_root": "datasets/bridge", "input_json_sub_folder": "annotation/test", "chunk_size": 12,
+     "guidance": 0, "resolution": "256,320", "start": 0, "end": 2, "fps_downsample_ratio": 1, "save_fps": 20, ...}
+
+Every key but ``name`` is a flag of examples/video2world_action.py, which does the work; further flags may follow.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # so that the file runs from a checkout as it is
+
+from examples import video2world_action
+from examples.video2world_action_flags import parse
+from imaginaire.command_line import Help, Parser
+from imaginaire.errors import ConfigError, UserError, near
+
+UNUSED = {"name", "inference_type", "reverse", "model", "output_dir"}  # say nothing that changes a video here
+DEFAULT_LOADERS = ("cosmos_predict2.action_conditioned.load_default_action_fn",)  # what is done anyway
+DEFAULTS = {"save_fps": 20, "action_source": "state"}  # where they differ from those of video2world_action.py
+
+
+def flags_of(settings: dict[str, Any], source: str) -> list[str]:
+    """The flags of video2world_action.py for the keys of a file of settings."""
+    known = vars(parse([]))
+    flags: list[str] = []
+    for key, value in {**DEFAULTS, **settings}.items():
+        if key in UNUSED or value is None:
+            continue
+        if key not in known:
+            raise ConfigError(f"{source} has the key '{key}'.{near(key, known)}")
+        if key == "action_load_fn" and value in DEFAULT_LOADERS:
+            continue
+        if isinstance(known[key], bool):
+            flags += [f"--{key}"] * bool(value)
+        else:
+            flags += [f"--{key}", str(value)]
+    return flags
+
+
+def read_settings(path: str) -> dict[str, Any]:
+    try:
+        settings = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"-i {path} cannot be read as settings: {error}.") from error
+    if not isinstance(settings, dict):
+        raise ConfigError(f"-i {path} holds a {type(settings).__name__}; settings are an object.")
+    return settings
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = Parser(description=__doc__, formatter_class=Help, allow_abbrev=False)
+    parser.add_argument("-i", "--input-files", nargs="+", required=True, metavar="FILE", help="files of settings")
+    parser.add_argument("-o", "--output-dir", default=None, metavar="DIR", help="where the videos go (save_root)")
+    args, others = parser.parse_known_args(arguments)
+    codes = []
+    try:
+        jobs = [flags_of(read_settings(path), path) for path in args.input_files]
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for flags in jobs:
+        output = [] if args.output_dir is None else ["--save_root", args.output_dir]
+        codes.append(video2world_action.main([*flags, *output, *others]))
+    return max(codes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
