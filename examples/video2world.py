@@ -83,6 +83,7 @@ def prepare(args: argparse.Namespace, command: list[str]) -> Job:
     config.prompt_refiner_config.offload_model_to_cpu = args.offload_prompt_refiner
     check_device(args.device or ("cuda" if args.use_cuda_graphs else "cpu"))
     check_sampling(args)
+    check_frames(args, config)
     if args.downcast_text_encoder and not is_tiny:
         config.text_encoder.dtype = "bfloat16"
     if args.load_ema and not args.dit_path:
@@ -127,8 +128,9 @@ def prepare_requests(args: argparse.Namespace, choice: Any) -> MakeVideos:
     negative = args.negative_prompt
     if negative is None:
         negative = "" if is_tiny else DEFAULT_NEGATIVE_PROMPT
+    bundled = str(ROOT / (TINY_INPUT if is_tiny else DEFAULT_INPUT)) if args.num_conditional_frames else ""
     request = Request(
-        input_path=args.input_path or str(ROOT / (TINY_INPUT if is_tiny else DEFAULT_INPUT)),
+        input_path=args.input_path or bundled,
         prompt=args.prompt,
         save_path=args.save_path,
         negative_prompt=negative,
@@ -136,7 +138,7 @@ def prepare_requests(args: argparse.Namespace, choice: Any) -> MakeVideos:
         seed=args.seed,
         compare_to=args.compare_to,
     )
-    if not args.input_path and not args.batch_input_json:
+    if not args.input_path and not args.batch_input_json and bundled:
         log.info("input: %s, the bundled picture (--input_path: yours)", request.input_path)
     requests = read_batch(args.batch_input_json, request) if args.batch_input_json else [request]
     if not args.batch_input_json:
@@ -153,6 +155,7 @@ def prepare_requests(args: argparse.Namespace, choice: Any) -> MakeVideos:
         num_steps=args.num_steps,
         fps=config.fps,
         weights=fingerprint(choice.dit_path),
+        solver=args.solver,
         use_cuda_graphs=args.use_cuda_graphs,
         contact_sheet=args.contact_sheet,
     )
@@ -185,6 +188,18 @@ def check_sampling(args: argparse.Namespace) -> None:
         raise ConfigError("--use_cuda_graphs captures what one GPU does: give it without --num_gpus.")
     if args.num_gpus > 1 and args.device not in (None, "cpu", "cuda"):
         raise ConfigError(f"--device {args.device}: with --num_gpus every process has a GPU of its own; leave it out.")
+
+
+def check_frames(args: argparse.Namespace, config: Any) -> None:
+    """Raise for a number of given frames, or a solver, that the network does not know."""
+    least = config.min_num_conditional_frames
+    if args.num_conditional_frames < least:
+        raise ConfigError(
+            f"--num_conditional_frames {args.num_conditional_frames}: this network was trained with a picture at least."
+            " Give 1 or 5, or take a Predict2.5 model (--model 2B/post-trained), which can begin with the prompt alone."
+        )
+    if args.solver == "unipc" and config.flow is None:
+        raise ConfigError("--solver unipc is for Predict2.5 networks; this one is asked by noise levels: take 2ab.")
 
 
 def check_device(device: str) -> None:

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which model examples/video2world.py runs: by its flags, and by the run that the weights come from."""
+"""Which model examples/video2world.py runs: by its flags, by the run that the weights come from, or by the weights."""
 
 import argparse
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from imaginaire.errors import ConfigError
+from imaginaire.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -22,37 +23,98 @@ class Choice:
     dit_path: str  # empty: random weights
 
 
+@dataclass(frozen=True)
+class Weights:
+    """What is known of the weights that the flags name."""
+
+    run: Any  # RecordedRun, or None
+    is_predict2p5: bool
+    model_size: str | None
+
+
 def choose_model(args: argparse.Namespace) -> Choice:
     """The pipeline's config and weights: what no flag says is as in the run that the weights come from."""
-    from cosmos_predict2.checkpoints import parse_lora
-    from cosmos_predict2.configs.base.config_video2world import (
-        SIZES,
-        get_cosmos_predict2_video2world_pipeline,
-        get_dit_path,
-    )
-    from cosmos_predict2.pipelines.recorded_run import recorded_run
+    from cosmos_predict2.checkpoints.released import get_cosmos_predict25_checkpoint
+    from cosmos_predict2.configs.base import config_predict2p5, config_video2world
 
     if args.random_weights and args.dit_path:
         raise ConfigError(f"--random_weights and --dit_path {args.dit_path}: give one of them.")
-    sources = [args.dit_path] if args.dit_path else [parse_lora(adapter)[0] for adapter in args.lora]
-    run = next((found for path in sources if (found := recorded_run(path)) is not None), None)
-    trained = run.model_size(SIZES) if run is not None else None
-    size = args.model_size or trained or "2B"
-    if run is not None and trained not in (None, size):
+    if args.model and args.dit_path:
+        raise ConfigError(f"--model {args.model} and --dit_path {args.dit_path}: both name weights; give one of them.")
+    found = look_at_weights(args, config_video2world.SIZES)
+    run, size = found.run, args.model_size or found.model_size or "2B"
+    if found.model_size not in (None, size):
+        whose = f"{run.folder} trained" if run is not None else f"{args.model or args.dit_path} is of"
         raise ConfigError(
-            f"--model_size {size}, but {run.folder} trained a {trained} model. Leave --model_size out, or give weights"
-            f" of a {size} model."
+            f"--model_size {size}, but {whose} a {found.model_size} model. Leave --model_size out, or give weights of a"
+            f" {size} model."
         )
-    variant = dict(model_size=size, resolution=args.resolution or "", fps=args.fps or 0, natten=args.natten)
-    config = get_cosmos_predict2_video2world_pipeline(**variant)
-    aspect_ratio = args.aspect_ratio or SIZES[size].aspect_ratio
+    variant: dict[str, Any] = dict(model_size=size, resolution=args.resolution or "", fps=args.fps or 0)
+    if found.is_predict2p5:
+        if args.natten:
+            raise ConfigError("--natten is a variant of Predict2; Predict2.5 has none.")
+        config = config_predict2p5.get_cosmos_predict2p5_video2world_pipeline(**variant)
+        config.state_t = config.state_t if size == "tiny" else latent_frames_of(config_predict2p5.NUM_FRAMES)
+        aspect_ratio = config_predict2p5.SIZES[size].aspect_ratio
+        log.info("model: Predict2.5 %s", size)
+    else:
+        variant["natten"] = args.natten
+        config = config_video2world.get_cosmos_predict2_video2world_pipeline(**variant)
+        aspect_ratio = config_video2world.SIZES[size].aspect_ratio
+    aspect_ratio = args.aspect_ratio or aspect_ratio
     if run is not None:
         aspect_ratio = follow(run, config, args) or aspect_ratio
+    if args.num_frames is not None:
+        config.state_t = latent_frames_of(args.num_frames)
     dit_path = args.dit_path
     if not dit_path and not args.random_weights:
-        is_there = run is not None and run.dit_path and os.path.exists(run.dit_path)
-        dit_path = run.dit_path if run is not None and is_there else get_dit_path(**variant)
+        if run is not None and run.dit_path and os.path.exists(run.dit_path):
+            dit_path = run.dit_path
+        elif args.model:
+            dit_path = get_cosmos_predict25_checkpoint(args.model)
+        elif found.is_predict2p5:
+            dit_path = config_predict2p5.get_predict2p5_dit_path(model_size=size, release="pre-trained")
+        else:
+            dit_path = config_video2world.get_dit_path(**variant)
     return Choice(size, config, aspect_ratio, dit_path)
+
+
+def look_at_weights(args: argparse.Namespace, sizes: Mapping[str, Any]) -> Weights:
+    """The run that the weights or the adapter lie in, else what names and shapes say; a released model by its name."""
+    from cosmos_predict2.checkpoints import parse_lora
+    from cosmos_predict2.pipelines.recorded_run import recorded_run
+
+    if args.model:
+        return Weights(None, True, args.model.partition("/")[0])
+    sources = [args.dit_path] if args.dit_path else [parse_lora(adapter)[0] for adapter in args.lora]
+    run = next((found for path in sources if (found := recorded_run(path)) is not None), None)
+    if run is not None:
+        return Weights(run, bool(run.pipe.get("flow")), run.model_size(sizes))
+    return told_by_shapes(args.dit_path, sizes) if args.dit_path else Weights(None, False, None)
+
+
+def told_by_shapes(dit_path: str, sizes: Mapping[str, Any]) -> Weights:
+    """Predict2.5 networks read their text through a projection. Of what cannot be read here, loading tells."""
+    from cosmos_predict2.checkpoints.dit_weights import open_dit
+    from cosmos_predict2.checkpoints.families import describe
+
+    try:
+        family = describe(open_dit(dit_path))
+    except (CheckpointError, OSError):
+        return Weights(None, "Predict2.5" in dit_path, None)
+    if family is None or family.text_projection_from is None:
+        return Weights(None, False, None)
+    as_large = {(size.net["model_channels"], size.net["num_blocks"]): name for name, size in sizes.items()}
+    return Weights(None, True, as_large.get((family.width, family.num_blocks)))
+
+
+def latent_frames_of(num_frames: int) -> int:
+    """The latent frames of a video of so many frames."""
+    from cosmos_predict2.data.sizes import latent_frames
+
+    if num_frames < 5 or num_frames % 4 != 1:
+        raise ConfigError(f"--num_frames {num_frames}: it is 1 + 4k, and 5 at least, as 77 or 93.")
+    return latent_frames(num_frames)
 
 
 def follow(run: Any, config: Any, args: argparse.Namespace) -> str | None:

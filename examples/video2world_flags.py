@@ -8,6 +8,7 @@ from imaginaire.command_line import Help, Parser
 
 DEFAULT_INPUT = "assets/video2world/input0.jpg"
 TINY_INPUT = "assets/toy_world/first_frame.png"
+INFERENCE_TYPES = {"text2world": 0, "image2world": 1, "video2world": 5}  # given pixel frames
 BENCHMARK_RUNS = 4  # the first warms up and is not counted
 
 
@@ -25,6 +26,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help="default 2B, or that of the run that --dit_path lies in; tiny: the toy world, on any CPU, no download",
     )
     model.add_argument(
+        "--model",
+        choices=["2B/pre-trained", "2B/post-trained", "14B/pre-trained", "14B/post-trained"],
+        default=None,
+        help="a released model of Predict2.5, in place of Predict2; weights of one in --dit_path are recognised",
+    )
+    model.add_argument(
         "--resolution", choices=["480", "720", "48"], default=None, help="default 720, or the run's; tiny: 48"
     )
     model.add_argument(
@@ -32,7 +39,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         type=int,
         choices=[10, 16],
         default=None,
-        help="default 16 (93 frames), or the run's; 10: 61 frames; tiny: 10, 13 frames",
+        help="default 16 (93 frames; Predict2.5: 77), or the run's; 10: 61 frames; tiny: 10, 13 frames",
+    )
+    model.add_argument(
+        "--num_frames",
+        type=int,
+        default=None,
+        metavar="N",
+        help="frames of the video, 1 + 4k, in place of those of the model",
     )
     model.add_argument(
         "--dit_path",
@@ -76,9 +90,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     request.add_argument(
         "--num_conditional_frames",
         type=int,
-        choices=[1, 5],
-        default=1,
-        help="frames of the input that the video begins with; 5 needs a clip",
+        choices=[0, 1, 5],
+        default=None,
+        help="frames of the input that the video begins with (default 1); 5 needs a clip, 0 none (Predict2.5 only)",
+    )
+    request.add_argument(
+        "--inference_type",
+        choices=list(INFERENCE_TYPES),
+        default=None,
+        help="the same by its name at Predict2.5: from the prompt alone (0), a picture (1), or a clip (5)",
     )
     request.add_argument("--num_conditional_frmaes", type=int, choices=[1, 5], default=None, help=argparse.SUPPRESS)
     request.add_argument(
@@ -116,6 +136,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--guidance", type=float, default=None, help="x = cond + guidance (cond - uncond); 0: none (default 7; tiny: 0)"
     )
     sampling.add_argument("--num_steps", type=int, default=35, help="sampling steps")
+    sampling.add_argument(
+        "--solver",
+        choices=["2ab", "2ab_float64", "1euler", "2mid", "2mid_stable", "2heun_edm", "unipc"],
+        default=None,
+        help="default 2ab, of Predict2.5 unipc, which knows flow times only",
+    )
     sampling.add_argument("--seed", type=int, default=0, help="of the initial noise: equal seeds give equal videos")
     machine = parser.add_argument_group("machine")
     machine.add_argument("--device", default=None, help="cpu, cuda, cuda:1 (default: a GPU where there is one)")
@@ -151,4 +177,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     if args.num_conditional_frmaes is not None:
         print("note: --num_conditional_frmaes is read as --num_conditional_frames", file=sys.stderr)
         args.num_conditional_frames = args.num_conditional_frmaes
+    of_type = INFERENCE_TYPES.get(args.inference_type)
+    if None not in (of_type, args.num_conditional_frames) and of_type != args.num_conditional_frames:
+        parser.error(
+            f"--inference_type {args.inference_type} gives {of_type} frames: leave --num_conditional_frames out"
+        )
+    if args.num_conditional_frames is None:
+        args.num_conditional_frames = 1 if of_type is None else of_type
     return args

@@ -45,7 +45,7 @@ class Request:
     prompt: str
     save_path: str
     negative_prompt: str = ""
-    num_conditional_frames: int = 1  # pixel frames
+    num_conditional_frames: int = 1  # pixel frames; 0: the input is not read
     seed: int = 0
     compare_to: str = ""  # a true clip to show beside the result, on a contact sheet
 
@@ -53,11 +53,12 @@ class Request:
         """Raise for what can be known to be wrong: input, number of frames, seed, output."""
         if not self.prompt.strip():
             raise ConfigError("The prompt is empty. Say with --prompt what should happen.")
-        if self.num_conditional_frames not in (1, 5):
-            raise ConfigError(f"num_conditional_frames is {self.num_conditional_frames}; it can be 1 or 5.")
+        if self.num_conditional_frames not in (0, 1, 5):
+            raise ConfigError(f"num_conditional_frames is {self.num_conditional_frames}; it can be 0, 1 or 5.")
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"The seed is {self.seed}; it must be from 0 to {2**32 - 1}.")
-        check_input(self.input_path, self.num_conditional_frames)
+        if self.num_conditional_frames:
+            check_input(self.input_path, self.num_conditional_frames)
         if self.compare_to:
             media.probe_video(self.compare_to)
         media.check_writable(self.save_path, media.WRITTEN_VIDEO_SUFFIXES)
@@ -85,6 +86,7 @@ class Settings:
     num_steps: int
     fps: float
     weights: str  # path and fingerprint of the network's weights
+    solver: str | None = None  # None: that of the model's family
     use_cuda_graphs: bool = False
     contact_sheet: bool = False
 
@@ -117,7 +119,10 @@ def read_batch(path: str, defaults: Request) -> list[Request]:
         if unknown := [key for key in entry if key not in BATCH_KEYS]:
             problems.append(f"entry {i}: unknown key '{unknown[0]}'.{near(unknown[0], BATCH_KEYS)}")
             continue
-        if missing := [key for key in ("input_video", "prompt") if not entry.get(key)]:
+        needed = ["input_video", "prompt"]
+        if entry.get("num_conditional_frames", defaults.num_conditional_frames) == 0:
+            needed.remove("input_video")  # it begins with the prompt alone
+        if missing := [key for key in needed if not entry.get(key)]:
             problems.append(f"entry {i}: no {' and no '.join(missing)}")
             continue
         given = {key: value for key, value in entry.items() if value is not None}  # null: as if it were not there
@@ -126,7 +131,7 @@ def read_batch(path: str, defaults: Request) -> list[Request]:
             problems.append(f"entry {i}: {kinds}")
             continue
         request = Request(
-            input_path=given["input_video"],
+            input_path=given.get("input_video", ""),
             prompt=given["prompt"],
             save_path=given.get("output_video") or os.path.join(folder, f"output_{i}.mp4"),
             negative_prompt=given.get("negative_prompt", defaults.negative_prompt),
@@ -220,6 +225,7 @@ def generate_to_file(
         num_conditional_frames=request.num_conditional_frames,
         guidance=settings.guidance,
         num_sampling_step=settings.num_steps,
+        solver=settings.solver,
         seed=request.seed,
         use_cuda_graphs=settings.use_cuda_graphs,
         return_prompt=True,

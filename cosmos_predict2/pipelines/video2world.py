@@ -220,17 +220,21 @@ class Video2WorldPipeline:
         use_cuda_graphs: bool = False,
         return_prompt: bool = False,
         *,
+        solver: str | None = None,
         embeddings: Mapping[str, Tensor] | None = None,
         progress: bool = False,
     ) -> Any:
         """[1, 3, F, H, W] in [-1, 1]; with ``return_prompt`` also the prompt as it was used.
 
-        ``num_conditional_frames`` counts pixel frames: 1, or 5 of a clip. Guidance leads away from the negative prompt,
-        or without one from what the network makes of no text. ``embeddings`` gives the prompts' embeddings by text, so
-        that no encoder is needed.
+        ``num_conditional_frames`` counts pixel frames: 1, or 5 of a clip; of networks that know it, 0. Guidance leads
+        away from the negative prompt, or without one from what the network makes of no text. ``embeddings`` gives the
+        prompts' embeddings by text, so that no encoder is needed.
         """
         refined = self.checked_prompt(prompt, input_path)
-        frames = read_input(input_path, num_conditional_frames, size_of(self.config.resolution, aspect_ratio))
+        size = size_of(self.config.resolution, aspect_ratio)
+        frames = torch.zeros(3, 0, *size, dtype=torch.uint8)
+        if num_conditional_frames:
+            frames = read_input(input_path, num_conditional_frames, size)
         text, *negative = self.encode_text([refined, negative_prompt] if negative_prompt else [refined], embeddings)
         video = self.generate(
             frames[None],
@@ -239,6 +243,7 @@ class Video2WorldPipeline:
             guidance=guidance,
             num_steps=num_sampling_step,
             seed=seed,
+            solver=solver,
             use_cuda_graphs=use_cuda_graphs,
             progress=progress,
         )
