@@ -24,7 +24,7 @@ from cosmos_predict2.data.sizes import latent_frames
 from cosmos_predict2.data.toy import SPLITS
 from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.pipelines.held_out import MOVES, Clips
-from cosmos_predict2.pipelines.video2world import Video2WorldPipelineConfig
+from cosmos_predict2.pipelines.video2world import Video2WorldPipelineConfig, to_uint8
 from cosmos_predict2.toy_world.episodes import Episodes, Mix, make_episodes
 from cosmos_predict2.toy_world.rendering import render
 from cosmos_predict2.toy_world.scene import (
@@ -139,13 +139,30 @@ def psnr_by_horizon(video_B_C_F_H_W: Tensor, windows: Windows) -> dict[str, list
     return found
 
 
-def horizon_table(windows: Windows, videos: Mapping[str, Tensor]) -> dict[str, dict[str, list[float]]]:
-    """`psnr_by_horizon` of several sets of videos, and of the two baselines that need no model."""
-    first = windows.video_B_C_F_H_W[:, :, :1]
+def coded(video_B_C_F_H_W: Tensor, tokenizer: VideoTokenizer, batch: int = BATCH) -> Tensor:
+    """What the tokenizer leaves of uint8 videos: the most that a model can show. The first frame stays as it is.
+
+    Any number of frames will do; the last one is repeated where a group is not full.
+    """
+    count = video_B_C_F_H_W.shape[2]
+    rest = video_B_C_F_H_W[:, :, -1:].expand(-1, -1, -(count - 1) % 4, -1, -1)
+    whole = torch.cat([video_B_C_F_H_W, rest], dim=2)
+    parts = [to_uint8(tokenizer.decode(tokenizer.encode(part.float() / 127.5 - 1))) for part in whole.split(batch)]
+    return torch.cat([video_B_C_F_H_W[:, :, :1], torch.cat(parts)[:, :, 1:count]], dim=2)
+
+
+def horizon_table(
+    windows: Windows, videos: Mapping[str, Tensor], tokenizer: VideoTokenizer
+) -> dict[str, dict[str, list[float]]]:
+    """`psnr_by_horizon` of several sets of videos, of the two baselines that need no model, and of the truth as far as
+    the tokenizer shows it. All that a model imagines is coded, so the last motion is listed coded, too."""
+    motion = repeat_motion(windows)
     every = {
         **videos,
-        "repeat first frame": repeat_first(first, windows.action_B_A_D),
-        "repeat last motion": repeat_motion(windows),
+        "repeat first frame": repeat_first(windows.video_B_C_F_H_W[:, :, :1], windows.action_B_A_D),
+        "repeat last motion": motion,
+        "repeat last motion, coded": coded(motion, tokenizer),
+        "truth, coded": coded(windows.video_B_C_F_H_W, tokenizer),
     }
     return {name: psnr_by_horizon(video, windows) for name, video in every.items()}
 

@@ -58,10 +58,10 @@ class ImaginedFigures:
     def as_text(self) -> str:
         """Tables to be read."""
         count = len(self.horizons[MODEL]["all"])
-        rows = [" " * 28 + "".join(f"{h:>6d}" for h in range(1, count + 1)) + "   frames after the first, PSNR in dB"]
+        rows = [" " * 35 + "".join(f"{h:>6d}" for h in range(1, count + 1)) + "   frames after the first, PSNR in dB"]
         for region in self.horizons[MODEL]:
             for who, table in self.horizons.items():
-                rows.append(f"{region:<8} {who:<19}" + "".join(f"{value:>6.1f}" for value in table[region]))
+                rows.append(f"{region:<8} {who:<26}" + "".join(f"{value:>6.1f}" for value in table[region]))
         if self.gap is not None:
             rows.append("loss at sigma " + "".join(f"{sigma:>9g}" for sigma in self.gap.sigmas))
             for name, losses in (("true actions", self.gap.true), ("swapped", self.gap.swapped)):
@@ -110,7 +110,7 @@ def measure(
     clips = clips_of(windows, pipe.tokenizer, pipe.config, pipe.dit.text_channels)
     noise = initial_noise(tuple(clips.x0_B_C_T_H_W.shape), list(range(len(clips))))
     return ImaginedFigures(
-        horizons=horizon_table(windows, videos),
+        horizons=horizon_table(windows, videos, pipe.tokenizer),
         gap=action_gap(Predictor(pipe.config, pipe.dit), clips.x0_B_C_T_H_W, noise, clips.condition),
         ends={name: agreement(episodes, rollouts(imagine, episodes)) for name, episodes in driven.items()},
         detector={name: agreement(e, pictures(e.states[:, [0, -1]], e.size)) for name, e in driven.items()},

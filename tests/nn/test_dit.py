@@ -337,3 +337,20 @@ def test_video2world_is_what_the_released_names_say() -> None:
     names = set(small_net(Video2WorldDiT, num_blocks=1).state_dict())
     assert {"x_embedder.proj.1.weight", "t_embedder.1.linear_2.weight", "final_layer.adaln_modulation.2.weight"} < names
     assert len(names) == 4 + 3 + 1 + 2 + 1 + 3 + 20
+
+
+def test_a_network_without_texts_is_one_that_is_given_zeros() -> None:
+    given = inputs()
+    given["crossattn_emb_B_S_E"] = torch.zeros_like(given["crossattn_emb_B_S_E"])
+    with_text, without = small_net(), small_net(reads_text=False)
+    assert torch.equal(with_text(**given), without(**given))
+    prepared = without.prepare(given["crossattn_emb_B_S_E"], latent_shape=LATENT)
+    assert torch.equal(without(**given, prepared=prepared), without(**given))
+    frozen = [name for name, parameter in without.named_parameters() if not parameter.requires_grad]
+    assert frozen and all("cross_attn" in name for name in frozen)
+    without(**given).square().mean().backward()
+    assert all((parameter.grad is None) == ("cross_attn" in name) for name, parameter in without.named_parameters())
+    with pytest.raises(ValueError, match="texts of zeros"):
+        without(**inputs())
+    with pytest.raises(ValueError, match="crossattn_proj_in_channels"):
+        small_net(reads_text=False, crossattn_proj_in_channels=32)
