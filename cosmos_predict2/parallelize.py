@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cosmos_predict2.conditioner import Condition
+from cosmos_predict2.nn.action_dit import ActionDiT
 from cosmos_predict2.nn.attention import AttentionOp
 from cosmos_predict2.nn.dit import DiT
 from imaginaire.context_parallel import exchange, gather, split
@@ -63,7 +64,8 @@ def _shard(net: DiT, dims: ParallelDims, fsdp_shard_size: int) -> None:
     for block in blocks:
         fully_shard(block, mesh=mesh, reshard_after_forward=True)
     fully_shard(last, mesh=mesh, reshard_after_forward=False)  # the backward pass begins with it
-    others = (net.final_layer, net.extra_pos_embedder, net.t_embedder)
+    others: list[torch.nn.Module | None] = [net.final_layer, net.extra_pos_embedder, net.t_embedder, net.crossattn_proj]
+    others += net.action_mlps() if isinstance(net, ActionDiT) else []
     for module in others:
         if module is not None:
             fully_shard(module, mesh=mesh, reshard_after_forward=True)

@@ -22,6 +22,7 @@ from torch.testing import assert_close
 
 from cosmos_predict2 import recompute
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel
+from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.pipelines.video2world import EMAConfig
 from imaginaire import parallel
 from imaginaire.errors import ConfigError
@@ -57,6 +58,7 @@ class Case:
     optimizer: str = "fused_adamw"
     precision: str = "float64"
     pos_emb_per_block: bool = False
+    actions: str = ""  # of ACTIONS
 
 
 LAYOUTS = {
@@ -69,6 +71,11 @@ LAYOUTS = {
     "pairs spread, hybrid": Layout(4, 2, 2),
     "pairs spread, all sharded": Layout(4, 2, -1),
     "spread over four": Layout(4, 4, 0),
+}
+ACTIONS: dict[str, dict[str, Any]] = {
+    "": {},
+    "flat": dict(network=FlatActionDiT, action_dim=3, num_action_per_chunk=4 * FRAMES - 4),
+    "chunk": dict(network=ChunkActionDiT, action_dim=3, action_on_tokens=True, summed_action_dims=[0]),
 }
 TOGETHER = Case(lora=True, steps=ACCUMULATED, sac="predict2_2b_720")
 
@@ -97,6 +104,14 @@ def _batch(positions: list[int], kind: str) -> dict[str, Any]:
     return batch
 
 
+def _with_actions(batch: dict[str, Any]) -> dict[str, Any]:
+    """The batch with what was done between its frames; a picture has none."""
+    if "video" not in batch:
+        return batch
+    numbers = batch["sample_position"][:, None, None] + torch.arange(3 * (4 * FRAMES - 4)).view(-1, 3)
+    return {**batch, "action": torch.sin(numbers.double())}
+
+
 def _model(case: Case, dims: ParallelDims, shard: int) -> Predict2Video2WorldModel:
     """Ready to train, with weights that follow from their names."""
     options = dict(train_architecture="lora", lora_rank=2, lora_alpha=4) if case.lora else {}
@@ -107,6 +122,10 @@ def _model(case: Case, dims: ParallelDims, shard: int) -> Predict2Video2WorldMod
         extra_per_block_abs_pos_emb=case.pos_emb_per_block,
         rope_enable_fps_modulation=True,
     )
+    actions = dict(ACTIONS[case.actions])
+    if actions:
+        options["network"] = actions.pop("network")
+        net |= actions
     model = make_model(
         precision=case.precision,
         state_t=FRAMES,
@@ -152,7 +171,8 @@ def _train(case: Case, cp: int = 1, shard: int = 0) -> dict[str, Tensor]:
             position += size * dims.dp_size
             is_last = i == len(kinds) - 1
             parallel.set_gradient_sync(model, is_last)
-            _, loss = model.training_step(_batch(list(range(first, first + size)), kind), step)
+            batch = _batch(list(range(first, first + size)), kind)
+            _, loss = model.training_step(_with_actions(batch) if case.actions else batch, step)
             if is_last:
                 averager.arm()
             (loss / len(kinds)).backward()
@@ -292,6 +312,15 @@ def test_every_combination_compiled() -> None:
     cases = _combinations(is_compiled=True)
     expected = [_train(dataclasses.replace(case, compile=False)) for case in cases]
     run_distributed(_run_traced, 2, args=(cases, expected), timeout=1700)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("world", [2, 4])
+def test_networks_that_are_told_actions(world: int) -> None:
+    cases = [Case(actions="flat"), Case(actions="chunk"), dataclasses.replace(TOGETHER, actions="chunk")]
+    expected = [_train(case) for case in cases]
+    assert all(expected[0][f"0/grad/action_embedder_B_D.fc{i}.weight"].any() for i in (1, 2))
+    run_distributed(_run, world, args=(world, cases, expected, _names(world)), timeout=600)
 
 
 @pytest.mark.long

@@ -106,6 +106,14 @@ class ActionDiT(Video2WorldDiT):
         summed[..., dims] = action_B_A_D[..., dims].cumsum(dim=1) * self.summed_action_scale
         return summed
 
+    def action_mlps(self) -> list[ActionMLP]:
+        found = [self.action_embedder_B_D, self.action_embedder_B_3D, self.action_embedder_tokens]
+        return [mlp for mlp in found if mlp is not None]
+
+    def action_rows(self, frames: int) -> int:
+        """How many vectors the MLPs read of a clip of so many latent frames."""
+        raise NotImplementedError
+
     def _rows(self, action_B_A_D: Tensor, frames: int) -> Tensor:
         """What the MLPs read, (B, R, action_inputs), for a clip of so many latent frames."""
         raise NotImplementedError
@@ -131,6 +139,9 @@ class FlatActionDiT(ActionDiT):
         **network: Any,
     ) -> None:
         super().__init__(action_dim * (num_action_per_chunk or 1), **network)
+
+    def action_rows(self, frames: int) -> int:
+        return 1
 
     def _rows(self, action_B_A_D: Tensor, frames: int) -> Tensor:
         _, count, size = action_B_A_D.shape
@@ -162,6 +173,9 @@ class ChunkActionDiT(ActionDiT):
             raise ValueError(f"patch_temporal={self.patch_temporal}: actions belong to single latent frames.")
         self.action_dim = action_dim
         self.temporal_compression_ratio = temporal_compression_ratio
+
+    def action_rows(self, frames: int) -> int:
+        return frames - 1
 
     def _rows(self, action_B_A_D: Tensor, frames: int) -> Tensor:
         batch, count, size = action_B_A_D.shape

@@ -3,6 +3,7 @@
 
 from dataclasses import dataclass
 
+from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT
 from cosmos_predict2.nn.dit import DiT
 
 PARAMETERS = {  # published networks, counted
@@ -21,7 +22,7 @@ class ForwardFlops:
     self_attention: int  # the two products of queries, keys and values
     cross_attention: int  # likewise
     linear: int  # projections and MLPs of all tokens
-    other: int  # text keys and values, modulation, embedding of patches and time, final layer
+    other: int  # text keys and values, modulation, embedding of patches, time and actions, final layer
 
     @property
     def total(self) -> int:
@@ -29,7 +30,7 @@ class ForwardFlops:
 
 
 def num_parameters(net: DiT) -> int:
-    """D·Cin·p²pt + the time embedding + the final layer + L blocks (+ learned positions, text projection)."""
+    """D·Cin·p²pt + the time embedding + the final layer + L blocks (+ learned positions, text projection, actions)."""
     s = _Sizes(net)
     blocks = s.blocks * (6 * s.d**2 + 2 * s.e * s.d + 4 * net.head_dim + 2 * s.hidden * s.d + 3 * s.modulation(3))
     time = (4 * s.d**2 if s.rank else 2 * s.d**2 + s.d) + s.d
@@ -38,7 +39,7 @@ def num_parameters(net: DiT) -> int:
         count += sum(net.max_size) * s.d
     if net.crossattn_proj is not None:
         count += (net.text_channels + 1) * s.e
-    return count
+    return count + sum((read + 1) * hidden + (hidden + 1) * given for read, hidden, given in s.action_mlps)
 
 
 def forward_flops(
@@ -57,15 +58,21 @@ def forward_flops(
     s = _Sizes(net)
     t, h, w = latent_shape
     tokens = t * h * w // (net.patch_temporal * net.patch_spatial**2)
+    text_tokens = text_tokens if net.reads_text else 0
     text = 4 * text_tokens * s.e * s.d * s.blocks
     if net.crossattn_proj is not None:
         text += 2 * text_tokens * net.text_channels * s.e
-    time = timestep_rows * 2 * ((4 if s.rank else 2) * s.d**2 + s.modulation(2) + s.blocks * 3 * s.modulation(3))
+    parts = 3 if net.reads_text else 2  # of a block: self-attention, maybe cross-attention, MLP
+    rows = t if isinstance(net, ChunkActionDiT) else timestep_rows  # actions make a frame's modulation its own
+    time = 2 * timestep_rows * (4 if s.rank else 2) * s.d**2
+    time += 2 * rows * (s.modulation(2) + s.blocks * parts * s.modulation(3))
+    if isinstance(net, ActionDiT):
+        time += 2 * net.action_rows(t) * sum(hidden * (read + given) for read, hidden, given in s.action_mlps)
     patches = 2 * tokens * (s.features_in + s.features_out) * s.d
     return ForwardFlops(
         self_attention=batch_size * s.blocks * 4 * tokens**2 * s.d,
         cross_attention=batch_size * s.blocks * 4 * tokens * text_tokens * s.d,
-        linear=batch_size * s.blocks * tokens * (12 * s.d**2 + 4 * s.hidden * s.d),
+        linear=batch_size * s.blocks * tokens * (4 * parts * s.d**2 + 4 * s.hidden * s.d),
         other=batch_size * (time + patches + (0 if is_prepared else text)),
     )
 
@@ -83,6 +90,8 @@ class _Sizes:
         patch = net.patch_spatial**2 * net.patch_temporal
         self.features_in = (net.in_channels + net.has_condition_channel + net.concat_padding_mask) * patch
         self.features_out = net.out_channels * patch
+        mlps = net.action_mlps() if isinstance(net, ActionDiT) else []
+        self.action_mlps = [(mlp.fc1.in_features, mlp.fc1.out_features, mlp.fc2.out_features) for mlp in mlps]
 
     def modulation(self, num_vectors: int) -> int:
         """Parameters of one modulation."""

@@ -31,7 +31,7 @@ def make_model(**options: Any) -> Predict2Video2WorldModel:
     net = {"max_img_h": 8, "max_img_w": 8, "max_frames": 4, **NET, **options.pop("net", {})}
     config = Predict2Video2WorldModelConfig(
         pipe_config=Video2WorldPipelineConfig(
-            net=L(Video2WorldDiT)(**net), tokenizer=L(PooledPixels)(), **{"state_t": 3, **pipe}
+            net=L(options.pop("network", Video2WorldDiT))(**net), tokenizer=L(PooledPixels)(), **{"state_t": 3, **pipe}
         ),
         **{"precision": "float32", **options},
     )

@@ -9,6 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from cosmos_predict2.checkpoints.released import NETWORKS
+from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from cosmos_predict2.nn.flops import PARAMETERS, forward_flops, num_parameters
 from tests.nn.networks import LATENT, inputs, small_net
@@ -76,4 +77,27 @@ def test_the_formula_counts_what_pytorch_counts(options: dict[str, Any], is_prep
     with FlopCounterMode(display=False) as counter:
         net(**given, prepared=prepared)
     flops = forward_flops(net, LATENT, text_tokens=5, timestep_rows=LATENT[0], batch_size=2, is_prepared=is_prepared)
+    assert flops.total == counter.get_total_flops()
+
+
+ACTIONS: list[tuple[type[ActionDiT], dict[str, Any]]] = [
+    (FlatActionDiT, dict(action_dim=3, num_action_per_chunk=12)),
+    (FlatActionDiT, dict(action_dim=36, crossattn_proj_in_channels=24)),
+    (ChunkActionDiT, dict(action_dim=3)),
+    (ChunkActionDiT, dict(action_dim=3, action_on_tokens=True, hidden_dim_in_action_embedder=10, reads_text=False)),
+]
+
+
+@pytest.mark.parametrize(("cls", "options"), ACTIONS)
+@pytest.mark.parametrize("timestep_rows", [1, LATENT[0]])
+def test_the_formulas_count_what_reads_actions(
+    cls: type[ActionDiT], options: dict[str, Any], timestep_rows: int
+) -> None:
+    net = small_net(cls, atten_backend="math", **options)
+    assert num_parameters(net) == sum(p.numel() for p in net.parameters())
+    given, text = inputs(), torch.zeros(2, 5, net.text_channels)
+    given |= {"timesteps_B_T": given["timesteps_B_T"][:, :timestep_rows], "crossattn_emb_B_S_E": text}
+    with FlopCounterMode(display=False) as counter:
+        net(**given, action_B_A_D=torch.ones(2, 12, 3))
+    flops = forward_flops(net, LATENT, text_tokens=5, timestep_rows=timestep_rows, batch_size=2)
     assert flops.total == counter.get_total_flops()
