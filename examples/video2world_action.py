@@ -100,10 +100,9 @@ def check_flags(args: argparse.Namespace) -> None:
 
 
 def check_solver(name: str | None, config: Any) -> None:
-    from cosmos_predict2.diffusion.solvers import SOLVERS
+    from cosmos_predict2.pipelines.flow import solver_names
 
-    known = [solver for solver in SOLVERS if config.flow is not None or solver != "unipc"]
-    if name is not None and name not in known:
+    if name is not None and name not in (known := solver_names(config.flow)):
         raise ConfigError(f"--solver {name}: there is none of that name for these weights.{near(name, known)}")
 
 

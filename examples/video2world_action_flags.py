@@ -143,7 +143,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help="x = cond + g (cond - uncond), away from the negative prompt; 0: none",
     )
     sampling("--num_steps", type=int, default=None, help="sampling steps (default 35, or the run's timestamps.nfe)")
-    sampling("--solver", default=None, help="default 2ab, or unipc for Predict2.5 weights, which 2ab fits too")
+    sampling(
+        "--solver",
+        default=None,
+        help="default 2ab, or unipc for Predict2.5 weights, which 2ab fits too; distilled: for weights that were made"
+        " for --num_steps 4 and fewer",
+    )
     sampling("--seed", type=int, default=0, help="of the first chunk's noise; a later one's: plus its first action")
     output = parser.add_argument_group("output").add_argument
     output("--save_fps", type=float, default=None, help="of the mp4 (default: the model's rate, 4; tiny: 10)")

@@ -17,15 +17,18 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.conditioner import Condition
-from cosmos_predict2.diffusion.flow_time import NUM_TIMESTEPS, velocity, x0_of_velocity
+from cosmos_predict2.diffusion.flow_time import NUM_TIMESTEPS, interpolate, shift_time, velocity, x0_of_velocity
 from cosmos_predict2.diffusion.schedules import FlowSchedule, flow_sigmas
-from cosmos_predict2.diffusion.solvers import sample
+from cosmos_predict2.diffusion.solvers import SOLVERS, sample
+from cosmos_predict2.diffusion.step import Step
 from cosmos_predict2.nn.dit import Prepared
 from cosmos_predict2.pipelines.denoiser import Denoiser
 from imaginaire.config import Section, one_of
 from imaginaire.errors import ConfigError
 
 SOLVER = "unipc"
+DISTILLED = "distilled"  # the sampler of networks that were distilled to a few steps
+DISTILLED_STEPS = 4
 Velocity = Callable[[Tensor, Tensor], Tensor]  # (x_B_C_T_H_W, timesteps_B from 0 to 1000) -> velocity_B_C_T_H_W
 
 
@@ -92,6 +95,12 @@ class FlowConfig(Section):
         return torch.where(mask.bool(), true_B_C_T_H_W, velocity_B_C_T_H_W)
 
 
+def solver_names(flow: FlowConfig | None) -> list[str]:
+    """The solvers that a network can be sampled by: the two that work on flow times are for those of Predict2.5."""
+    on_levels = [name for name in SOLVERS if name != SOLVER]
+    return on_levels if flow is None else [SOLVER, DISTILLED, *on_levels]
+
+
 def sample_flow(
     velocity: Velocity,
     noise_B_C_T_H_W: Tensor,
@@ -104,3 +113,38 @@ def sample_flow(
         return x0_of_velocity(x_B_C_T_H_W, velocity(x_B_C_T_H_W, schedule.timesteps_at(sigma_B)), sigma_B)
 
     return sample(denoise, noise_B_C_T_H_W, schedule.sigmas, SOLVER, on_step)
+
+
+def sample_distilled(
+    velocity: Velocity,
+    noise_B_C_T_H_W: Tensor,
+    num_steps: int,
+    shift: float = 5.0,
+    on_step: Callable[[int, Any], None] | None = None,
+) -> Tensor:
+    """The clean latents by a network that was distilled to a few steps: at each time it estimates them, and the first
+    noise is put back for the next one."""
+
+    def denoise(x_B_C_T_H_W: Tensor, t_B: Tensor) -> Tensor:
+        return x0_of_velocity(x_B_C_T_H_W, velocity(x_B_C_T_H_W, NUM_TIMESTEPS * t_B), t_B)
+
+    return sample(denoise, noise_B_C_T_H_W, distilled_times(num_steps, shift), _SameNoise(noise_B_C_T_H_W), on_step)
+
+
+def distilled_times(num_steps: int, shift: float = 5.0) -> Tensor:
+    """The first ``num_steps`` of 1, 15/16, 5/6, 5/8 (quarters, shifted by 5), and 0; more steps divide time evenly."""
+    evenly = 1 - torch.arange(num_steps, dtype=torch.float64) / max(num_steps, DISTILLED_STEPS)
+    times = shift_time(evenly, shift)
+    return torch.cat([times, times.new_zeros(1)])
+
+
+class _SameNoise:
+    """Jumps to the estimate and puts the same noise back, in float64."""
+
+    def __init__(self, noise_B_C_T_H_W: Tensor) -> None:
+        self._noise = noise_B_C_T_H_W.double()
+
+    def step(self, x_B_C_T_H_W: Tensor, x0_B_C_T_H_W: Tensor, sigma: float, sigma_next: float) -> Step:
+        t_B = self._noise.new_full((len(self._noise),), sigma_next)
+        x_next = interpolate(x0_B_C_T_H_W.double(), self._noise, t_B)
+        return Step(x_B_C_T_H_W, x0_B_C_T_H_W, x_next, sigma, sigma_next)

@@ -28,7 +28,7 @@ from cosmos_predict2.checkpoints import apply_lora
 from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, TEXT_KEY, Condition, Conditioner, ConditionerConfig
 from cosmos_predict2.data.sizes import latent_frames, pixel_frames, size_of
 from cosmos_predict2.diffusion.schedules import karras_sigmas
-from cosmos_predict2.diffusion.solvers import SOLVERS, guide, sample
+from cosmos_predict2.diffusion.solvers import guide, sample
 from cosmos_predict2.interfaces import PromptRefiner, TextEncoder, VideoTokenizer
 from cosmos_predict2.nn.blocks import KeysValues
 from cosmos_predict2.nn.dit import DiT, Prepared
@@ -36,8 +36,8 @@ from cosmos_predict2.parallelize import ContextParallel
 from cosmos_predict2.pipelines.assembly import build_net
 from cosmos_predict2.pipelines.cuda_graph import GraphedNetwork
 from cosmos_predict2.pipelines.denoiser import Denoiser, Predict, clean_latents, with_given
+from cosmos_predict2.pipelines.flow import DISTILLED, FlowConfig, sample_distilled, sample_flow, solver_names
 from cosmos_predict2.pipelines.flow import SOLVER as FLOW_SOLVER
-from cosmos_predict2.pipelines.flow import FlowConfig, sample_flow
 from cosmos_predict2.pipelines.inputs import read_input
 from imaginaire import distributed, lazy_config
 from imaginaire.config import Section, at_least, one_of
@@ -374,8 +374,7 @@ class Video2WorldPipeline:
         """
         config, flow = self.config, self.config.flow
         solver = solver or ("2ab" if flow is None else FLOW_SOLVER)
-        known = [name for name in SOLVERS if flow is not None or name != FLOW_SOLVER]  # which works on flow times
-        if solver not in known:
+        if solver not in (known := solver_names(flow)):
             raise ConfigError(f"No solver of this network's noise levels is called '{solver}'.{near(solver, known)}")
         if num_steps < 1:
             raise ConfigError(f"num_steps={num_steps}: sampling takes at least 1 step.")
@@ -391,14 +390,18 @@ class Video2WorldPipeline:
                 if on_step is not None:
                     on_step(i, step)
 
-            if flow is not None and solver == FLOW_SOLVER:
+            if flow is not None and solver in (FLOW_SOLVER, DISTILLED):
                 guided = self._guided(conditional, other, guidance, use_cuda_graphs, flow.velocity)
 
                 def velocity(x: Tensor, timesteps_B: Tensor) -> Tensor:
                     return flow.with_true_velocity(guided(x, timesteps_B), conditional, noise)
 
+                if solver == DISTILLED:
+                    latent = sample_distilled(velocity, noise, num_steps, flow.shift, report)
+                else:
+                    latent = sample_flow(velocity, noise, flow.levels(num_steps), report)
                 # The line that given frames move along ends beside them, as the first time is a little below 1.
-                latent = with_given(sample_flow(velocity, noise, flow.levels(num_steps), report), conditional)
+                latent = with_given(latent, conditional)
             else:
                 levels = config.timestamps
                 sigmas = karras_sigmas(num_steps, levels.t_min, levels.t_max, levels.order)

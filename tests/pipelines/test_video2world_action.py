@@ -12,6 +12,7 @@ from cosmos_predict2.data.action_conditioned.actions import controller
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import Prepared
 from cosmos_predict2.pipelines.denoiser import Denoiser
+from cosmos_predict2.pipelines.flow import FlowConfig, distilled_times, sample_distilled
 from cosmos_predict2.pipelines.video2world import initial_noise
 from cosmos_predict2.pipelines.video2world_action import (
     Video2WorldActionConditionedPipeline,
@@ -370,3 +371,42 @@ def test_actions_are_transformed_as_the_config_says() -> None:
     pipe.config.action_transform = None
     with pytest.raises(ConfigError, match="action_transform is not set"):
         pipe.transformed([[1.0, 2.0, 3.0]])
+
+
+# ---- few steps -------------------------------------------------------------------------------------------------------
+
+
+def test_times_of_distilled_networks() -> None:
+    assert torch.allclose(distilled_times(4), torch.tensor([1, 15 / 16, 5 / 6, 5 / 8, 0]).double())
+    assert distilled_times(2).tolist() == distilled_times(4).tolist()[:2] + [0]
+    assert len(distilled_times(8)) == 9
+
+
+def test_a_distilled_network_is_given_its_first_noise_again() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x0, noise = (torch.randn(2, 3, 2, 2, 2, generator=generator) for _ in range(2))
+    seen = []
+
+    def velocity(x: Tensor, timesteps_B: Tensor) -> Tensor:
+        t = (timesteps_B / 1000).view(-1, 1, 1, 1, 1)
+        seen.append(float((x - (1 - t) * x0 - t * noise).abs().max()))  # how far from the line to the first noise
+        return (x - x0) / t
+
+    assert torch.allclose(sample_distilled(velocity, noise, 4), x0, atol=1e-5)
+    assert len(seen) == 4 and max(seen) < 1e-5
+
+
+def test_a_pipeline_of_flow_times_takes_every_solver() -> None:
+    pipe = make_pipeline()
+    pipe.config.flow = FlowConfig()
+    frames, actions, seeds = inputs(2)
+    first = pipe._given_latents(frames, 3)
+    expected = pipe.decode(first)[:, :, :1]
+    for solver in (None, "distilled", "2ab"):
+        video = pipe.generate_actions(frames, actions, seeds, num_steps=3, solver=solver, as_float=True)
+        assert torch.allclose(video[:, :, :1], expected, atol=1e-4), solver
+        alone = pipe.generate_actions(frames[1:], actions[1:], seeds[1:2], num_steps=3, solver=solver, as_float=True)
+        assert torch.allclose(video[1:], alone, atol=1e-4), solver
+    pipe.config.flow = None
+    with pytest.raises(ConfigError, match="'distilled'"):
+        pipe.generate_actions(frames, actions, seeds, solver="distilled")
