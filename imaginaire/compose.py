@@ -28,7 +28,7 @@ from imaginaire.errors import ConfigError, near
 from imaginaire.lazy_config import signature
 from imaginaire.lazy_yaml import load_yaml
 from imaginaire.names import locate
-from imaginaire.overrides import Item, parse, split_arguments
+from imaginaire.overrides import ABSENT_ALREADY, Item, parse, split_arguments
 from imaginaire.registry import (
     LAZY_MEMBERS,
     entries,
@@ -220,6 +220,9 @@ def _remove(tree: DictConfig, key: str, overrides: Sequence[str]) -> None:
     for part in where:
         parent = parent._get_node(part) if isinstance(parent, DictConfig) and part in parent else None
     if not isinstance(parent, DictConfig) or name not in parent:
+        if key in ABSENT_ALREADY:
+            log.info("~%s: there is none, so nothing is removed", key)
+            return
         raise ConfigError(f"~{key}: {unknown_key(key, overrides)}")
     if (cls := typed_class(parent)) is not None:
         cure = f" Set it instead: {key}=VALUE." if where else ""

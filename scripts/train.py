@@ -15,6 +15,7 @@ from imaginaire.errors import ConfigError, UserError
 log = logging.getLogger(__name__)
 
 DEFAULT_CONFIG = "cosmos_predict2/configs/base/config.py"
+OTHER_TREE = "cosmos_predict2/_src/"  # where guides of Predict2.5 have their configurations
 EXIT_USER_ERROR = 2
 EXIT_KEYBOARD = 130  # as a shell counts SIGINT
 EPILOG = """\
@@ -103,6 +104,9 @@ def run(arguments: Sequence[str]) -> int:
         raise unknown_flag(unknown[0])
     from imaginaire import compose
 
+    if OTHER_TREE in args.config and not os.path.exists(args.config):
+        print(f"--config={args.config}: its experiments are in {DEFAULT_CONFIG} here, which is read", file=sys.stderr)
+        args.config = DEFAULT_CONFIG
     if args.list:
         names = compose.experiment_names(args.config)
         sys.stdout.write("".join(f"{name}\n" for name in names))

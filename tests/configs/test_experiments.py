@@ -23,6 +23,7 @@ from imaginaire.lazy_config import save_yaml, to_yaml
 ROOT = Path(__file__).parent.parent.parent
 BASE = "cosmos_predict2/configs/base/config.py"
 V2W = "predict2_video2world_training"
+VARIANTS = ("fps", "_wo_resume")  # of an experiment that is looked at itself
 FAMILIES = {  # a tiny experiment, and the released one that it stands for
     f"{V2W}_tiny_groot_gr1_480": f"{V2W}_2b_groot_gr1_480",
     f"{V2W}_tiny_agibot_head_center_fisheye_color": f"{V2W}_2b_agibot_head_center_fisheye_color",
@@ -46,7 +47,7 @@ ALL = names()
 
 def by_name(some: Iterable[str]) -> list[Any]:
     """Parameters for a test of each; of the variants of one experiment in slow, since each is composed."""
-    return [pytest.param(name, marks=[pytest.mark.slow] if name.endswith("fps") else []) for name in some]
+    return [pytest.param(name, marks=[pytest.mark.slow] if name.endswith(VARIANTS) else []) for name in some]
 
 
 @functools.cache

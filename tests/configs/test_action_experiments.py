@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Experiments with actions: published names and values, data of another robot, and the commands of published guides."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cosmos_predict2.configs.action_conditioned import config as public
+from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
+from imaginaire import preflight
+from imaginaire.compose import compose
+from imaginaire.errors import ConfigError
+from scripts import train
+from tests.configs.test_experiments import ALL, composed
+
+ROOT = Path(__file__).parent.parent.parent
+BASE = "cosmos_predict2/configs/base/config.py"
+PREFIX = "cosmos_predict2p5_2B_"
+BRIDGE = f"{PREFIX}reason_embeddings_action_conditioned_rectified_flow_bridge_13frame"
+GR1 = f"{PREFIX}action_conditioned_gr00t_gr1_customized_13frame"
+FLAT, CHUNK = (FlatActionDiT, 84), (ChunkActionDiT, 7)
+# name -> network and its action_dim, data, size, batch of a rank, lr
+VALUES: dict[str, Any] = {
+    "predict2_video2world_2b_action_conditioned_training": (FLAT, "bridge", [480, 640], 2, 1e-4),
+    "predict2_video2world_2b_libero_action_conditioned": (FLAT, "libero", [256, 320], 8, 3.2e-4),
+    "predict2p5_video2world_2b_libero_action_conditioned": (CHUNK, "libero", [256, 320], 8, 3.2e-4),
+    "ac_reason_embeddings_rectified_flow_2b_256_320": (CHUNK, "bridge", [256, 320], 8, 32e-5),
+    f"{BRIDGE}_480_640_": (FLAT, "bridge", [480, 640], 2, 2**-14.5),
+    f"{BRIDGE}_256x320": (CHUNK, "bridge", [256, 320], 8, 32e-5),
+    GR1: ((ChunkActionDiT, 29), "gr1", [480, 832], 4, 2**-14.5),
+    f"{GR1}_full": ((ChunkActionDiT, 29), "gr1", [480, 832], 4, 2**-14.5),
+    f"{GR1}_full_16nodes_release": ((ChunkActionDiT, 29), "gr1", [480, 832], 4, 16e-5),
+    f"{GR1}_oss": ((ChunkActionDiT, 29), "gr1", [480, 832], 4, 16e-5),
+}
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for variable in ("IMAGINAIRE_OUTPUT_ROOT", "COSMOS_PREDICT2_ARGS"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+def test_the_published_names_are_there_with_their_variants() -> None:
+    assert set(VALUES) <= set(ALL)
+    published = [name for name in VALUES if not name.startswith("predict2")]
+    assert {f"{name}{mock}_wo_resume" for name in published for mock in ("", "_mock")} <= set(ALL)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_an_experiment_has_its_published_values(name: str) -> None:
+    (network, action_dim), data, size, batch_size, lr = VALUES[name]
+    config = composed(name)
+    model, loader = config.model.config, config.dataloader_train
+    pipe, dataset = model.pipe_config, loader.dataset
+    assert network.__name__ in str(pipe.net["_target_"]) and pipe.net.action_dim == action_dim
+    assert (pipe.state_t, pipe.min_num_conditional_frames, pipe.max_num_conditional_frames) == (4, 1, 1)
+    assert (pipe.fps, pipe.conditioner.text.dropout_rate, model.high_sigma_ratio) == (4, 0.2, 0.0)
+    rope = [pipe.net[f"rope_{axis}_extrapolation_ratio"] for axis in "hwt"]
+    assert rope == [3.0, 3.0, 1.0] and pipe.net.model_channels == 2048
+    assert (dataset.num_frames, list(dataset.video_size), loader.batch_size) == (13, size, batch_size)
+    assert data in str(dataset.get("root") or dataset.get("video_path"))
+    assert (config.optimizer.lr, config.optimizer.weight_decay) == (lr, 0.1)
+    assert config.model_parallel.context_parallel_size == 1 and config.trainer.distributed_parallelism == "fsdp"
+    if name.startswith("predict2_"):
+        assert (model.fsdp_shard_size, model.loss_scale, pipe.flow) == (-1, 10.0, None)
+        assert model.model_manager_config.dit_path.endswith("Sample-Action-Conditioned/model-480p-4fps.pt")
+        return
+    assert (model.fsdp_shard_size, model.loss_scale, pipe.flow.shift, model.train_time_shift) == (8, 1.0, 5.0, 5.0)
+    assert pipe.flow.conditional_frame_timestep < 0 and model.conditional_frames_probs is None
+    assert model.text.encoder is None and model.text.constant_path.endswith("cr1_empty_string_text_embeddings.pt")
+    assert list(config.optimizer.betas) == [0.9, 0.999] and config.trainer.callbacks.grad_clip.clip_norm == 0.1
+
+
+def test_published_runs_of_predict2p5_share_schedule_and_place() -> None:
+    for name in ("ac_reason_embeddings_rectified_flow_2b_256_320", f"{BRIDGE}_256x320"):
+        config = composed(name)
+        cycle = [next(iter(config.scheduler[key])) for key in ("warm_up_steps", "cycle_lengths", "f_max", "f_min")]
+        assert cycle == [100, 400_000, 0.99, 0.4]
+        assert (config.trainer.max_iter, config.checkpoint.save_iter) == (150_000, 2000)
+        drawn = config.trainer.callbacks.draw_samples
+        assert (drawn.every_n, list(drawn.guidance), drawn.fps) == (500, [0.0], 16.0)
+        assert config.model.config.model_manager_config.dit_path.endswith(
+            "d20b7120-df3e-4911-919d-db6e08bad31c_ema_bf16.pt"
+        )
+    project = "cosmos_predict2_action_conditioned"
+    first = composed("ac_reason_embeddings_rectified_flow_2b_256_320")
+    assert first.job.path == f"{project}/cosmos_predict_v2p5/2b_bridge_action_conditioned"
+    assert config.job.path == f"{project}/official_runs_vid2vid/{BRIDGE}_256x320"
+
+
+@pytest.mark.slow
+def test_a_variant_on_noise_needs_no_file() -> None:
+    config = composed(f"{GR1}_mock_wo_resume")
+    assert config.model.config.model_manager_config.dit_path == "" and config.dataloader_train.batch_size == 4
+    assert list(config.dataloader_train.dataset.action_shape) == [12, 29]
+    assert (config.trainer.max_iter, config.trainer.logging_iter, config.checkpoint.save_iter) == (1000, 50, 10)
+
+
+WRONG = {
+    "dataloader_train=gr00t_customiezed_gr1_train": "its actions have 29 numbers, but the network reads 7",
+    "dataloader_train.dataset.num_frames=9": "num_frames=9, but the model takes 13",
+    "model.config.pipe_config.state_t=5": "reads 84 numbers, but a clip of 17 frames (state_t=5) has 16 actions",
+    "model.config.pipe_config.action_transform={kind: controller, scale: [20,20,20,20,20,20,20]}": (
+        "its actions are relative_pose of 7 numbers, scale [20, 20, 20, 20, 20, 20, 1], but"
+        " model.config.pipe_config.action_transform says controller of 7 numbers, scale 20"
+    ),
+    "model.config.pipe_config.action_transform={kind: controller, scale: [20]}": "is of 1 numbers, but the network",
+}
+
+
+SLOW, LONG = list(WRONG)[:2], list(WRONG)[2:]  # each is composed; their like is in tests/models/test_action_model.py
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *(pytest.param(o, marks=pytest.mark.slow) for o in SLOW),
+        *(pytest.param(o, marks=pytest.mark.long) for o in LONG),
+    ],
+)
+def test_actions_that_do_not_fit_are_told_before_anything_is_built(override: str) -> None:
+    config = compose(BASE, ["experiment=predict2_video2world_2b_action_conditioned_training", override])
+    assert WRONG[override] in "\n".join(preflight.notes(config))
+
+
+def test_the_public_functions_give_their_pipelines() -> None:
+    flat = public.get_cosmos_predict2_action_conditioned_pipeline(model_size="2B")
+    chunk = public.get_cosmos_predict2_action_conditioned_pipeline(model_size="tiny", network="chunk")
+    later = public.get_cosmos_predict2p5_action_conditioned_pipeline()
+    assert (flat.net.action_dim, chunk.net.action_dim, later.net.action_dim) == (84, 4, 7)
+    assert (flat.chunk_size, flat.state_t, flat.fps, chunk.fps) == (12, 4, 4, 10)
+    assert flat.flow is None and later.flow is not None and later.net.crossattn_proj_in_channels == 100352
+    assert flat.text_encoder is not None, "for a prompt, at inference"
+    with pytest.raises(ConfigError, match="has resolution 480 and 4 frames per second, not 720 and 4"):
+        public.get_cosmos_predict2_action_conditioned_pipeline(resolution="720")
+    with pytest.raises(ConfigError, match="There are: 2B, tiny"):
+        public.get_cosmos_predict2_action_conditioned_pipeline(model_size="14B")
+    with pytest.raises(ConfigError, match="Did you mean chunk"):
+        public.get_cosmos_predict2_action_conditioned_pipeline(network="chunks")
+
+
+@pytest.mark.slow
+def test_the_published_commands_compose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("IMAGINAIRE_OUTPUT_ROOT", str(tmp_path))
+    other = "--config=cosmos_predict2/_src/predict2/action/configs/action_conditioned/config.py"
+    name = "experiment=ac_reason_embeddings_rectified_flow_2b_256_320"
+    assert train.main([other, "--dryrun", "--", name, "~dataloader_train.dataloaders"]) == 0
+    shown = capsys.readouterr()
+    assert "Predict2p5ActionConditionedModel" in shown.out and "its experiments are in cosmos_predict2" in shown.err
+    own = "--config=cosmos_predict2/configs/action_conditioned/config.py"
+    chunk = "net=cosmos_v1_2B_action_chunk_conditioned"
+    assert (
+        train.main([own, "--dryrun", "--", "experiment=predict2_video2world_2b_libero_action_conditioned", chunk]) == 0
+    )
+    assert "ChunkActionDiT" in capsys.readouterr().out
