@@ -6,6 +6,8 @@ frame for each window (at steps 0, 4, 8 and 12 for windows of 13 frames), ten la
 
 In a rollout the first frame of a later window is one that the model imagined: the last of a group, through the decoder
 and the encoder again. ``handed_over`` is the share of the later windows that begin with such a picture of the truth.
+
+Windows in which no object gets ``least_travel`` pixels far are left out, unless the episode has no others.
 """
 
 from typing import Any
@@ -33,7 +35,14 @@ class ToyWorldLatents(Dataset[dict[str, Any]]):
 
     declared_transform = ToyWorldVideos.declared_transform
 
-    def __init__(self, tokenizer: VideoTokenizer, num_frames: int = 13, handed_over: float = 0.0, **world: Any) -> None:
+    def __init__(
+        self,
+        tokenizer: VideoTokenizer,
+        num_frames: int = 13,
+        handed_over: float = 0.0,
+        least_travel: float = 0.0,
+        **world: Any,
+    ) -> None:
         self.videos = ToyWorldVideos(num_frames=num_frames, start=0, **world)
         if num_frames < GROUP + 1 or num_frames % GROUP != 1:
             raise ConfigError(f"num_frames={num_frames}: latents are of 1 + {GROUP}k frames, 5 at least.")
@@ -42,6 +51,8 @@ class ToyWorldLatents(Dataset[dict[str, Any]]):
         self.num_frames = num_frames
         self.handed_over = handed_over
         self._num_windows = (self.videos.episodes.states.shape[1] - num_frames) // GROUP + 1
+        travel = self.videos.episodes.travel(num_frames - 1)[:, ::GROUP]
+        self._moves = travel >= least_travel
         self._probe = probe(tokenizer)
         parts = [
             self._encode(tokenizer, range(i, min(i + _EPISODES_AT_ONCE, len(self))))
@@ -54,7 +65,8 @@ class ToyWorldLatents(Dataset[dict[str, Any]]):
         return len(self.videos)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        window = int(numpy.random.randint(self._num_windows))
+        chosen = numpy.flatnonzero(self._moves[index]) if self._moves[index].any() else range(self._num_windows)
+        window = int(chosen[numpy.random.randint(len(chosen))])
         again = window > 0 and numpy.random.random() < self.handed_over
         start = window * GROUP
         item = self.videos.described(index, start)

@@ -61,6 +61,20 @@ def test_frames_that_are_handed_over_come_from_the_decoder() -> None:
             assert float((frame - truth).square().mean()) < 0.01
 
 
+def test_windows_without_a_push_are_left_out_where_there_are_others() -> None:
+    data = ToyWorldLatents(TinyTokenizer(), least_travel=2.0, **WORLD)  # type: ignore[arg-type]
+    travel = data.videos.episodes.travel(12)
+    some = [i for i in range(40) if 0 < (travel[i, ::4] >= 2).sum() < 4]
+    none = [i for i in range(40) if not (travel[i, ::4] >= 2).any()]
+    assert some and none
+    for index in (some[0], none[0]):
+        starts = set()
+        for seed in range(20):
+            numpy.random.seed(seed)
+            starts.add(_start(data[index]["action"], data.videos.episodes.actions[index]))
+        assert starts == {s for s in (0, 4, 8, 12) if index == none[0] or travel[index, s] >= 2}
+
+
 def test_actions_may_be_hidden() -> None:
     hidden = ToyWorldLatents(TinyTokenizer(), hide_actions=True, **WORLD)  # type: ignore[arg-type]
     assert not hidden[0]["action"].any() and hidden[0]["action"].shape == (12, 4)

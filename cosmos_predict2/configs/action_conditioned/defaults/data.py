@@ -54,10 +54,10 @@ def toy(split: str) -> Any:
     """
     world = dict(mix="mixed", captions=False, num_tokens=1, split=split)
     if split == "train":
-        dataset = L(ToyWorldLatents)(tokenizer=L(TinyTokenizer)(), num_episodes=9000, **world)
+        dataset = L(ToyWorldLatents)(tokenizer=L(TinyTokenizer)(), num_episodes=6000, least_travel=1.0, **world)
     else:
         dataset = L(ToyWorldVideos)(num_episodes=64, ring_elsewhere=0.0, **world)
-    return L(ResumableLoader)(dataset=dataset, batch_size=16, num_workers=0, shuffle=split == "train")
+    return L(ResumableLoader)(dataset=dataset, batch_size=8, num_workers=0, shuffle=split == "train")
 
 
 def mock() -> Any:
