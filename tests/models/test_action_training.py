@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training on robot data as it lies on disk: it runs, saves which actions it knows, and resumes as if uninterrupted."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cosmos_predict2.checkpoints.action_transforms import recorded_transform
+from cosmos_predict2.data.action_conditioned.actions import ActionTransform, controller, relative_pose
+from cosmos_predict2.data.preparation.toy_folder import ToyFolder, write_folder
+from imaginaire.errors import CheckpointError, DataError
+from scripts.convert import convert
+from tests.data.sources_libero import libero_tree
+from tests.training import difference, losses, run_dir, saved, train
+
+CONFIG = "cosmos_predict2/configs/base/config.py"
+BRIDGE, LIBERO = (
+    "experiment=predict2_video2world_2b_action_conditioned_training",
+    "experiment=predict2_video2world_2b_libero_action_conditioned",
+)
+PREDICT2P5 = "experiment=ac_reason_embeddings_rectified_flow_2b_256_320"
+TINY, TINY_P25 = "model=predict2_v2w_tiny_action_conditioned", "model=predict2p5_v2w_tiny_action_conditioned"
+NET = "model.config.pipe_config.net"
+DATA = "dataloader_train.dataset"
+NAME = "actions"
+SHORT = [
+    "job.project=tests",
+    "job.group=engine",
+    f"job.name={NAME}",
+    "trainer.logging_iter=1",
+    "checkpoint.save_iter=2",
+    "dataloader_train.num_workers=0",
+    "dataloader_train.batch_size=2",
+    f"{DATA}.video_size=[48,48]",
+    f"{DATA}.num_tokens=64",
+    f"{DATA}.text_width=64",
+    "model.config.pipe_config.ema.enabled=true",
+]
+
+
+def _toy(folder: Path, form: str) -> str:
+    write_folder(str(folder), ToyFolder(episodes=4, frames=15, val_fraction=0.25, form=form, action_dim=4))
+    return str(folder)
+
+
+def bridge(folder: Path) -> list[str]:
+    """The toy world in Bridge's layout: poses, from which actions of seven numbers are computed."""
+    root = _toy(folder, "bridge")
+    paths = [f"{DATA}.train_annotation_path={root}/annotation/train", f"{DATA}.video_path={root}"]
+    return [BRIDGE, TINY, f"{NET}.action_dim=7", *SHORT, *paths]
+
+
+def bridge_p25(folder: Path) -> list[str]:
+    return [PREDICT2P5, TINY_P25, *bridge(folder)[2:], "trainer.callbacks.draw_samples=null"]
+
+
+def libero(folder: Path) -> list[str]:
+    root = libero_tree(folder)
+    return [LIBERO, TINY, f"{NET}.action_dim=7", *SHORT, f"{DATA}.root={root}"]
+
+
+def lerobot(folder: Path) -> list[str]:
+    root = _toy(folder, "lerobot")
+    return [LIBERO, TINY, "dataloader_train=lerobot_train", *SHORT, f"{DATA}.root={root}"]
+
+
+FORMS: list[tuple[Callable[[Path], list[str]], ActionTransform]] = [
+    (bridge, relative_pose()),
+    (bridge_p25, relative_pose()),
+    (libero, controller()),
+    (lerobot, controller(4)),
+]
+
+
+@pytest.mark.parametrize(
+    ("form", "transform"),
+    [
+        pytest.param(*row, id=row[0].__name__, marks=pytest.mark.slow if row[0] is bridge_p25 else pytest.mark.long)
+        for row in FORMS
+    ],
+)
+def test_every_form_trains_and_resumes_bit_by_bit(
+    form: Callable[[Path], list[str]], transform: ActionTransform, tmp_path: Path
+) -> None:
+    options = form(tmp_path / "data")
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert train(whole, [*options, "trainer.max_iter=4"], config=CONFIG) == 0
+    assert train(parts, [*options, "trainer.max_iter=2"], config=CONFIG) == 0
+    assert recorded_transform(str(run_dir(parts, NAME))) == transform
+    assert train(parts, [*options, "trainer.max_iter=4"], config=CONFIG) == 0
+    assert difference(saved(whole, NAME), saved(parts, NAME)) is None
+    assert losses(whole, NAME) == losses(parts, NAME)
+
+
+@pytest.mark.slow
+def test_other_actions_do_not_go_on_with_a_run_and_shards_keep_what_it_knows(tmp_path: Path) -> None:
+    options = bridge(tmp_path / "data")
+    sharded = [*options, "ckpt_type=dcp"]
+    assert train(tmp_path, [*sharded, "trainer.max_iter=2"], config=CONFIG) == 0
+    assert recorded_transform(str(run_dir(tmp_path, NAME))) == relative_pose()
+    with pytest.raises(DataError, match=r"The data have actions .*scale \[10.* but the checkpoint has .*scale \[20"):
+        train(tmp_path, [*sharded, "trainer.max_iter=3", f"{DATA}.action_scale=10"], config=CONFIG)
+    other = "model.config.pipe_config.action_transform={kind: controller, scale: [20,20,20,20,20,20,20]}"
+    with pytest.raises((CheckpointError, DataError), match=r"controller of 7 numbers"):
+        train(tmp_path, [*sharded, "trainer.max_iter=3", other], config=CONFIG)
+    assert train(tmp_path, [*sharded, "trainer.max_iter=3"], config=CONFIG) == 0
+    convert(str(run_dir(tmp_path, NAME)), str(tmp_path / "converted"), "standard")
+    assert recorded_transform(str(tmp_path / "converted")) == relative_pose()
