@@ -88,7 +88,7 @@ def _read(loader: Any, model: Any, count: int) -> list[FixedClip]:
     batches = data.open_pass(loader)
     try:
         for batch in batches:
-            size = len(batch[TEXT_KEY])
+            size = len(batch["fps"])
             if POSITION_KEY not in batch:  # a loader of torch's own gives every n-th sample to a rank
                 batch[POSITION_KEY] = (seen + torch.arange(size)) * dims.dp_size + dims.dp_rank
             seen += size

@@ -67,8 +67,11 @@ def read_clips(
     *,
     num_given: int | None = None,
 ) -> Clips:
-    """The first ``num`` items of a data set, each cut at random but always in the same way."""
-    num_given = config.min_num_conditional_frames if num_given is None else num_given
+    """The first ``num`` items of a data set, each cut at random but always in the same way.
+
+    As few frames are given as in training, but one at least: from text alone nothing follows that could be compared.
+    """
+    num_given = max(1, config.min_num_conditional_frames) if num_given is None else num_given
     state = numpy.random.get_state()  # data sets draw the place of a window from it
     try:
         items = []

@@ -132,7 +132,7 @@ def _model_config(config: Config) -> Predict2Video2WorldModelConfig:
     if not (isinstance(target, type) and issubclass(target, Predict2Video2WorldModel)):
         raise ConfigError(f"model is a {getattr(target, '__name__', target)}; only Video2World models are planned.")
     model: Predict2Video2WorldModelConfig = as_config(
-        Predict2Video2WorldModelConfig, config.model.config, "model.config"
+        target.config_class, config.model.config, "model.config"
     )
     if model.pipe_config.net is None:
         raise ConfigError("model.config.pipe_config.net is not set: choose a model (model=NAME).")

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rectified flow in its time: shifts, tables, velocities."""
 
+import math
+
 import pytest
 import torch
 
@@ -57,3 +59,23 @@ def test_velocity_and_clean_estimate_are_interchangeable(shape: tuple[int, ...])
     torch.testing.assert_close(flow_time.velocity_of_x0(x_t, x0, t), velocity)
     assert flow_time.velocity_error(velocity, velocity).tolist() == [0, 0]
     torch.testing.assert_close(flow_time.velocity_error(velocity + 2, velocity), torch.full((2,), 4.0).double())
+
+
+def test_training_draws_are_functions_of_uniform_numbers() -> None:
+    u = torch.rand(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    pick, high = torch.rand(2, 1000, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    normal = flow_time.draw_timesteps(u, shift=5.0)
+    torch.testing.assert_close(torch.logit(normal / 1000), torch.special.ndtri(u) + math.log(5.0))
+    assert torch.equal(flow_time.draw_timesteps(u, distribution="uniform", shift=1.0), 1000 * u)
+    table = flow_time.draw_timesteps(u, distribution="uniform", shift=3.0, from_table=True)
+    assert set(table.tolist()) <= set(flow_time.timestep_table(3.0).tolist())
+    mixed = flow_time.draw_timesteps(u, high_noise_ratio=0.3, pick_B=pick, high_B=high)
+    assert ((mixed >= 980) == ((pick < 0.3) | (normal >= 980))).all()
+    assert torch.isfinite(flow_time.draw_timesteps(torch.tensor([0.0, 1.0]))).all()
+
+
+def test_draws_that_cannot_be_made_are_said() -> None:
+    with pytest.raises(ValueError, match=r"'normal'; there are logitnormal, uniform, waver_mode_1\.29"):
+        flow_time.draw_timesteps(U, distribution="normal")
+    with pytest.raises(ValueError, match="two more uniform draws"):
+        flow_time.draw_timesteps(U, high_noise_ratio=0.1)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders of clips whose captions are encoded in training: no embeddings, captions as text or JSON."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from cosmos_predict2.data import media
+from cosmos_predict2.data.caption_files import CaptionFiles
+from cosmos_predict2.data.dataset_video import Dataset
+from imaginaire.errors import ConfigError, DataError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three clips; captions of the first two."""
+    clip = torch.zeros(3, 5, 32, 32, dtype=torch.uint8)
+    for i, stem in enumerate("abc"):
+        media.write_video(tmp_path / f"videos/{stem}.mp4", clip + 40 * i, 10)
+    for stem in "ab":
+        for name, text in {f"metas/{stem}.txt": f"clip {stem}\n", f"captions/{stem}.json": None}.items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            models = {
+                "first": {"long": f"long {stem}", "short": " "},
+                "second": {"long": "x", "short": f"short {stem}"},
+            }
+            (tmp_path / name).write_text(text or json.dumps(models))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, ["clip a", "clip b"]),
+        (dict(caption_format="json"), ["long a", "long b"]),
+        (dict(caption_format="json", prompt_type="short"), ["short a", "short b"]),
+    ],
+)
+def test_items_have_captions_and_no_embeddings(
+    options: dict[str, str], expected: list[str], folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        dataset = Dataset(str(folder), 5, (32, 32), text_encoder="none", **options)  # type: ignore[arg-type]
+    assert "1 of 3 clips have no caption" in caplog.text and "left out: c" in caplog.text
+    items = [dataset[i] for i in range(len(dataset))]
+    assert [item["ai_caption"] for item in items] == expected
+    assert all("t5_text_embeddings" not in item and item["video"].shape == (3, 5, 32, 32) for item in items)
+    assert list(Dataset.preflight(str(folder), 5, (32, 32), text_encoder="none", **options)) == []  # type: ignore[arg-type]
+
+
+def test_what_is_absent_is_told_before_training(folder: Path) -> None:
+    for path in (folder / "captions").iterdir():
+        path.unlink()
+    (problem,) = Dataset.preflight(str(folder), 5, (32, 32), text_encoder="none", caption_format="json")
+    assert "None of the 3 clips has a caption" in problem
+    (folder / "captions").rmdir()
+    (problem,) = Dataset.preflight(str(folder), 5, (32, 32), text_encoder="none", caption_format="json")
+    assert "has no folder captions" in problem
+    (problem,) = Dataset.preflight(str(folder), 5, (32, 32), text_encoder="none", caption_format="yaml")
+    assert "no caption_format 'yaml'" in problem
+    with pytest.raises(ConfigError, match="caption_format"):
+        CaptionFiles(folder, "yaml")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"model": "text"}', '{"model": {"medium": "x"}}'])
+def test_json_of_another_form_is_an_error_with_the_file(content: str, folder: Path) -> None:
+    (folder / "captions/a.json").write_text(content)
+    with pytest.raises(DataError, match=r"captions/a\.json"):
+        CaptionFiles(folder, "json").read("a")

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training of Predict2.5: what it draws, what counts in its loss, and what it refuses."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_predict2.conditioner import Condition
+from cosmos_predict2.diffusion.rectified_flow import flow_time
+from cosmos_predict2.models.flow_model import Predict2p5Video2WorldModel, Predict2p5Video2WorldModelConfig
+from cosmos_predict2.models.training_text import TrainingTextConfig
+from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel, Predict2Video2WorldModelConfig
+from cosmos_predict2.nn.dit import Video2WorldDiT
+from cosmos_predict2.pipelines.flow import FlowConfig
+from cosmos_predict2.pipelines.video2world import EMAConfig, Video2WorldPipelineConfig
+from cosmos_predict2.text.bytes_encoder import BytesEncoder
+from imaginaire.errors import ConfigError, DataError
+from imaginaire.lazy_config import LazyCall as L
+from imaginaire.parallel import ParallelDims
+from tests.models.parts import PooledPixels
+from tests.models.test_video2world_model import NET, make_batch, part
+
+
+def make_model(**options: Any) -> Predict2p5Video2WorldModel:
+    flow = options.pop("flow", FlowConfig())
+    pipe = Video2WorldPipelineConfig(
+        net=L(Video2WorldDiT)(max_img_h=8, max_img_w=8, max_frames=4, **NET),
+        tokenizer=L(PooledPixels)(),
+        state_t=3,
+        min_num_conditional_frames=0,
+        flow=flow,
+        ema=options.pop("ema", EMAConfig()),
+    )
+    config = Predict2p5Video2WorldModelConfig(pipe_config=pipe, **{"precision": "float32", **options})
+    torch.manual_seed(0)
+    model = Predict2p5Video2WorldModel(config)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():  # the last modulation matrices begin at zero, behind which nothing learns
+        for name, parameter in model.net.named_parameters():
+            if "adaln_modulation" in name:
+                parameter.normal_(std=0.1, generator=generator)
+    return model
+
+
+def times(model: Predict2p5Video2WorldModel, count: int, is_image: bool = False) -> Tensor:
+    batch = {"video": torch.zeros(count), "sample_position": torch.arange(count)}
+    x0 = torch.zeros(count, 16, 1, 1, 1)
+    return flow_time(model.draw_noise(x0, is_image, model._generators(batch, "train"))[1])[:, 0]
+
+
+def drawn(model: Predict2p5Video2WorldModel, batch: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, Condition]:
+    generators = model._generators(batch, "train")
+    x0, condition = model.data_and_condition(batch, generators)
+    return x0, *model.draw_noise(x0, False, generators), condition
+
+
+def test_gradient_reaches_every_parameter() -> None:
+    model = make_model()
+    _, loss = model.training_step(make_batch(positions=[0, 1]), 0)
+    loss.backward()
+    assert [n for n, p in model.net.named_parameters() if p.grad is None or not p.grad.any()] == []
+
+
+def test_the_loss_is_the_mean_error_of_the_velocity() -> None:
+    model = make_model(conditional_frames_probs={0: 1.0})
+    batch = make_batch(positions=[0, 1])
+    x0, epsilon, sigma, condition = drawn(model, batch)
+    output, loss = model.loss(x0, epsilon, sigma, condition)
+    t = flow_time(sigma)[:, :, None, None, None]
+    xt = t * epsilon + (1 - t) * x0
+    velocity = model.net(
+        xt,
+        flow_time(sigma),
+        condition.crossattn_emb_B_S_E,
+        condition_mask_B_1_T_H_W=torch.zeros(2, 1, 3, 4, 4),
+        padding_mask_B_1_H_W=condition.padding_mask_B_1_H_W,
+    )
+    torch.testing.assert_close(output["xt"], xt)
+    torch.testing.assert_close(loss, (velocity - (epsilon - x0)).square().mean(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(output["x0_pred"], (xt - t * velocity).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_times_are_drawn_as_noise_levels_of_predict2_are_around_the_shift() -> None:
+    """logit(t) = ln(sigma) is normal around ln(shift), as ln(sigma) of Predict2 is around that of its factor."""
+    log_sigma = torch.logit(times(make_model(train_time_shift=7.0), 4000).double())
+    assert float(log_sigma.mean()) == pytest.approx(float(torch.tensor(7.0).log()), abs=0.05)
+    assert float(log_sigma.std()) == pytest.approx(1.0, abs=0.03)
+
+
+def test_each_way_of_drawing_times_has_its_own_distribution() -> None:
+    uniform = times(make_model(train_time_distribution="uniform", train_time_shift=1.0), 4000)
+    assert float(uniform.mean()) == pytest.approx(0.5, abs=0.02) and float(uniform.std()) == pytest.approx(
+        0.289, abs=0.01
+    )
+    waver = times(make_model(train_time_distribution="waver_mode_1.29", train_time_shift=1.0), 4000)
+    assert float(waver.mean()) == pytest.approx(0.5, abs=0.02) and float(waver.std()) < 0.27
+    table = times(make_model(train_time_table=True, train_time_distribution="uniform", train_time_shift=1.0), 4000)
+    assert (
+        len(set(table.mul(1000).round(decimals=2).tolist())) < 1000 and 0 < float(table.min()) <= float(table.max()) < 1
+    )
+
+
+def test_high_noise_is_drawn_of_videos_as_often_as_asked() -> None:
+    model = make_model(high_sigma_ratio=0.25, train_time_shift=1.0)
+    share = float((times(model, 2000) >= 0.98).double().mean())
+    assert 0.21 < share < 0.30
+    assert float((times(model, 2000, is_image=True) >= 0.98).double().mean()) < 0.01
+
+
+def test_pure_noise_trains_without_infinities() -> None:
+    model = make_model()
+    x0, epsilon, _, condition = drawn(model, make_batch(positions=[0, 1]))
+    from cosmos_predict2.diffusion.rectified_flow import noise_level
+    from cosmos_predict2.models.flow_model import LATEST_TIME
+
+    sigma = noise_level(torch.full((2, 1), LATEST_TIME, dtype=torch.float64)).float()
+    output, loss = model.loss(x0, epsilon, sigma, condition)
+    assert torch.isfinite(loss) and torch.allclose(output["xt"], epsilon, atol=1e-5)
+
+
+def test_draws_follow_from_the_sample_not_from_its_batch() -> None:
+    model = make_model()
+    batch = make_batch(size=2, positions=[7, 40])
+    together, _ = model.training_step(batch, 0)
+    alone = [model.training_step(part(batch, i), 0)[0] for i in range(2)]
+    for key in ("sigma", "xt"):
+        assert torch.equal(together[key], torch.cat([output[key] for output in alone])), key
+    mask = [output["condition"].condition_mask_B_1_T_H_W for output in (together, *alone)]
+    assert torch.equal(mask[0], torch.cat(mask[1:]))
+
+
+@pytest.mark.parametrize(
+    ("shares", "expected"),
+    [({0: 0.5, 1: 0.25, 2: 0.25}, [0.5, 0.25, 0.25]), ({2: 1.0}, [0, 0, 1]), ({"0": 3, "1": 1}, [0.75, 0.25, 0])],
+)
+def test_given_frames_are_drawn_by_their_shares(shares: dict[Any, float], expected: list[float]) -> None:
+    model = make_model(conditional_frames_probs=shares)
+    batch = {"video": torch.zeros(2000), "sample_position": torch.arange(2000)}
+    given = model._num_given({}, torch.zeros(2000, 1, 3, 1, 1), model._generators(batch, "train"))
+    found = [float((given == n).double().mean()) for n in range(3)]
+    assert found == pytest.approx(expected, abs=0.03)
+
+
+def test_without_shares_the_numbers_of_the_pipeline_hold() -> None:
+    model = make_model(conditional_frames_probs=None)
+    model.pipe_config.min_num_conditional_frames = model.pipe_config.max_num_conditional_frames = 1
+    output, _ = model.training_step(make_batch(positions=[0, 1]), 0)
+    assert output["condition"].condition_mask_B_1_T_H_W[:, 0, :, 0, 0].sum(dim=1).tolist() == [1, 1]
+    assert model._fewest_given() == 1
+
+
+@pytest.mark.parametrize("replaces", [True, False])
+def test_given_frames_count_in_the_mean_and_only_without_the_replacement_in_the_sum(replaces: bool) -> None:
+    model = make_model(flow=FlowConfig(replace_given_frames=replaces))
+    output, loss = model.training_step({**make_batch(positions=[0, 1]), "num_conditional_frames": 2}, 0)
+    by_frame = output["edm_loss_per_frame"]
+    assert (by_frame[:, 2] > 0).all() and bool((by_frame[:, :2] == 0).all()) == replaces
+    torch.testing.assert_close(loss.detach(), by_frame.mean())
+
+
+def test_given_frames_enter_clean_and_may_have_a_timestep_of_their_own() -> None:
+    seen: dict[float, Tensor] = {}
+    for own in (-1.0, 0.1):
+        model = make_model(flow=FlowConfig(conditional_frame_timestep=own))
+        model.net.register_forward_pre_hook(lambda _, inputs, own=own: seen.__setitem__(own, inputs))
+        output, _ = model.training_step({**make_batch(positions=[0, 1]), "num_conditional_frames": 1}, 0)
+    x, timesteps = seen[-1.0][0], seen[-1.0][1]
+    assert torch.equal(x[:, :, 0], output["x0"][:, :, 0]) and torch.equal(x[:, :, 1:], output["xt"][:, :, 1:])
+    assert timesteps.shape == (2, 1)
+    own_timesteps = seen[0.1][1]
+    torch.testing.assert_close(own_timesteps, torch.cat([torch.full((2, 1), 1e-4), timesteps, timesteps], dim=1))
+
+
+def test_validation_is_at_fixed_levels_with_a_frame_given_and_repeats_itself() -> None:
+    model = make_model(validation_sigmas=[1.0, 9.0])
+    batch = make_batch(positions=[0, 1])
+    seen: list[Tensor] = []
+    model.net.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[1]))
+    first, loss = model.validation_step(batch, 0)
+    assert torch.equal(loss, model.validation_step(batch, 5)[1])
+    assert {"loss_sigma_1", "loss_sigma_9"} <= set(first)
+    torch.testing.assert_close(torch.stack(seen)[:2, :, 0], torch.tensor([[0.5, 0.5], [0.9, 0.9]]))
+    _, _, condition = model.clean_clips(batch)
+    assert condition.condition_mask_B_1_T_H_W is not None
+    assert condition.condition_mask_B_1_T_H_W[:, 0, :, 0, 0].sum(dim=1).tolist() == [1, 1]
+
+
+def test_the_same_weights_have_the_same_loss_at_a_level_in_both_families() -> None:
+    """But for the factor 10, and with the timestep of given frames that Predict2 has."""
+    model = make_model(flow=FlowConfig(conditional_frame_timestep=0.1))
+    other = Predict2Video2WorldModel(
+        Predict2Video2WorldModelConfig(
+            precision="float32",
+            pipe_config=Video2WorldPipelineConfig(
+                net=model.pipe_config.net, tokenizer=L(PooledPixels)(), state_t=3, sigma_conditional=1e-4 / (1 - 1e-4)
+            ),
+        )
+    )
+    other.net.load_state_dict(model.net.state_dict())
+    x0, epsilon, _, condition = drawn(model, {**make_batch(positions=[0, 1]), "num_conditional_frames": 1})
+    sigma = torch.tensor([[0.7], [12.0]])
+    for fixed in (sigma, sigma.flip(0)):
+        of_flow, of_level = (m.loss(x0, epsilon, fixed, condition)[1] for m in (model, other))
+        torch.testing.assert_close(10 * of_flow, of_level, rtol=1e-4, atol=1e-5)
+
+
+def test_images_train_without_given_frames() -> None:
+    model = make_model()
+    batch = make_batch(positions=[0, 1])
+    batch["images"] = batch.pop("video")[:, :, 0] / 127.5 - 1
+    output, loss = model.training_step(batch, 0)
+    assert torch.isfinite(loss) and output["condition"].condition_mask_B_1_T_H_W is None
+
+
+def test_captions_are_encoded_in_training_and_equal_ones_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    encode = BytesEncoder.encode
+    monkeypatch.setattr(
+        BytesEncoder, "encode", lambda self, prompts: asked.append(list(prompts)) or encode(self, prompts)
+    )
+    model = make_model(text=TrainingTextConfig(encoder=L(BytesEncoder)(num_tokens=4, width=8)))
+    batch = make_batch(positions=[0, 1])
+    del batch["t5_text_embeddings"]
+    for captions in (["push", "push"], ["carry", "push"]):
+        output, _ = model.validation_step({**batch, "ai_caption": captions}, 0)
+        assert torch.isfinite(output["edm_loss"])
+    assert asked == [["push"], ["carry"]]
+    _, condition = model.data_and_condition({**batch, "ai_caption": ["carry", "push"]}, model._generators(batch, "x"))
+    kept = condition.crossattn_emb_B_S_E.flatten(1).any(dim=1)
+    torch.testing.assert_close(condition.crossattn_emb_B_S_E[kept], BytesEncoder(4, 8).encode(["carry", "push"])[kept])
+
+
+def test_lora_and_the_average_are_as_for_predict2() -> None:
+    model = make_model(train_architecture="lora", lora_rank=2, lora_alpha=4, ema=EMAConfig(enabled=True))
+    model.on_train_start()
+    model.parallelize(ParallelDims())
+    assert model.ema is not None
+    _, loss = model.training_step(make_batch(positions=[0, 1]), 0)
+    loss.backward()
+    assert all((p.grad is not None) == (".lora_" in name) for name, p in model.net.named_parameters())
+
+
+def test_the_first_loss_of_trained_weights_is_below_that_of_no_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cosmos_predict2.models.video2world_model.SMALLEST_RELEASED", 1)
+    model = make_model()
+    model.config.model_manager_config.dit_path = "somewhere.pt"
+    torch.nn.init.zeros_(model.net.final_layer.linear.weight)  # an empty network, which predicts nothing
+    output, loss = model.training_step({**make_batch(positions=[0, 1]), "num_conditional_frames": 1}, 0)
+    low, high = model.expected_first_loss(output) or (0.0, 0.0)
+    assert low == 0.0 and high == pytest.approx(0.95 * loss.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("shares", [{}, {0: -1.0, 1: 2.0}, {-1: 1.0}, {0: 0.0}, {"one": 1.0}, 3])
+def test_shares_that_are_none_are_refused(shares: Any) -> None:
+    with pytest.raises(ConfigError, match="conditional_frames_probs"):
+        Predict2p5Video2WorldModelConfig(conditional_frames_probs=shares)
+
+
+def test_what_cannot_be_trained_is_said() -> None:
+    with pytest.raises(ConfigError, match="train_time_distribution"):
+        Predict2p5Video2WorldModelConfig(train_time_distribution="normal")
+    with pytest.raises(ConfigError, match="train_time_shift=0"):
+        Predict2p5Video2WorldModelConfig(train_time_shift=0.0)
+    with pytest.raises(ConfigError, match="flow is null"):
+        make_model(flow=None)
+    batch = make_batch()
+    del batch["t5_text_embeddings"]
+    with pytest.raises(DataError, match=r"model\.config\.text\.encoder"):
+        make_model().training_step(batch, 0)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The text of a training batch: encoded from captions, the same for all, or of the data."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cosmos_predict2.conditioner import TEXT_KEY
+from cosmos_predict2.models.training_text import TrainingText, TrainingTextConfig
+from cosmos_predict2.text.bytes_encoder import BytesEncoder
+from cosmos_predict2.text.reason1 import Reason1Encoder
+from imaginaire.errors import ConfigError, DataError
+from imaginaire.lazy_config import LazyCall as L
+from tests.text.folders import reason1_folder
+
+CPU = torch.device("cpu")
+
+
+def added(config: TrainingTextConfig, batch: dict[str, Any], size: int = 2) -> Any:
+    return TrainingText(config).added_to(batch, size, CPU)[TEXT_KEY]
+
+
+def test_nothing_set_takes_what_the_data_carry() -> None:
+    text = torch.randn(2, 3, 4)
+    assert added(TrainingTextConfig(), {TEXT_KEY: text}) is text
+
+
+def test_one_embedding_is_that_of_every_sample_whatever_the_data_carry(tmp_path: Path) -> None:
+    embedding = torch.randn(1, 5, 6).bfloat16()
+    torch.save(embedding, tmp_path / "empty.pt")
+    text = added(TrainingTextConfig(constant_path=str(tmp_path / "empty.pt")), {TEXT_KEY: torch.zeros(3, 1, 1)}, 3)
+    assert torch.equal(text, embedding.expand(3, 5, 6)) and text.dtype == torch.bfloat16 and text.stride(0) == 0
+
+
+def test_an_encoder_replaces_what_the_data_carry() -> None:
+    config = TrainingTextConfig(encoder=L(BytesEncoder)(num_tokens=8, width=4))
+    text = added(config, {TEXT_KEY: torch.zeros(2, 1, 1), "ai_caption": ["push", ""]})
+    assert torch.equal(text, BytesEncoder(8, 4).encode(["push", ""]))
+
+
+def test_the_real_encoder_from_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reason1_folder(tmp_path)
+    passes: list[int] = []
+    from cosmos_predict2.text import reason1
+
+    embed = reason1.embed
+    monkeypatch.setattr(reason1, "embed", lambda *arguments: passes.append(1) or embed(*arguments))
+    text = TrainingText(TrainingTextConfig(encoder=L(Reason1Encoder)(path=str(tmp_path), max_length=160)))
+    batch = {"ai_caption": ["push the box"] * 3}
+    first = text.added_to(batch, 3, CPU)[TEXT_KEY]
+    assert first.shape == (3, 160, 96) and torch.equal(first, text.added_to(batch, 3, CPU)[TEXT_KEY])
+    assert len(passes) == 1
+
+
+def test_captions_beyond_the_memory_are_encoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    encode = BytesEncoder.encode
+    monkeypatch.setattr(BytesEncoder, "encode", lambda self, prompts: asked.extend(prompts) or encode(self, prompts))
+    encoder = L(BytesEncoder)(num_tokens=8, width=4)
+    text = TrainingText(TrainingTextConfig(encoder=encoder, cache_bytes=5 * 4 * 4))  # one of four letters
+    for caption in ("push", "push", "take", "push"):
+        text.added_to({"ai_caption": [caption]}, 1, CPU)
+    assert asked == ["push", "take", "push"]
+
+
+@pytest.mark.parametrize("captions", [None, "push", ["push"]])
+def test_captions_that_are_not_one_a_sample_are_an_error_of_the_data(captions: Any) -> None:
+    config = TrainingTextConfig(encoder=L(BytesEncoder)(num_tokens=8, width=4))
+    with pytest.raises(DataError, match=r"a list of 2 texts"):
+        added(config, {"ai_caption": captions})
+
+
+def test_two_sources_are_one_too_many() -> None:
+    with pytest.raises(ConfigError, match="choose one"):
+        TrainingTextConfig(encoder=L(BytesEncoder)(), constant_path="x.pt")
+
+
+def test_a_file_that_is_not_there_shows_before_anything_is_built() -> None:
+    assert list(TrainingText.preflight({"constant_path": ""})) == []
+    (problem,) = TrainingText.preflight({"constant_path": "no/such.pt"})
+    assert problem.startswith("model.config.text.constant_path: no/such.pt does not exist")
