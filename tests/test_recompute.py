@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.recompute import POLICIES, apply_recompute, compile_blocks
 from imaginaire import lora
@@ -17,6 +18,7 @@ from tests.kept_bytes import kept_bytes as count_kept_bytes
 MODES = [mode for mode in POLICIES if mode != "none"]
 BATCH, FRAMES, SIDE, WORDS, WIDTH, HEADS, BLOCKS = 2, 4, 6, 7, 64, 2, 2
 TOKENS = FRAMES * (SIDE // 2) ** 2
+ACTIONS: dict[str, Any] = dict(cls=ChunkActionDiT, action_dim=3, action_on_tokens=True)
 TARGETS = "q_proj,k_proj,v_proj,output_proj,mlp.layer1,mlp.layer2"
 
 
@@ -44,6 +46,15 @@ def test_float32_and_bfloat16_too() -> None:
         expected, _ = gradients(network("none", dtype=dtype))
         found, _ = gradients(network("predict2_2b_720", dtype=dtype))
         assert all(torch.equal(found[name], expected[name]) for name in expected), dtype
+
+
+@pytest.mark.parametrize("own", [{}, {"reads_text": False}, {"use_wan_fp32_strategy": True, "dtype": torch.bfloat16}])
+def test_networks_with_actions_too(own: dict[str, Any]) -> None:
+    expected, _ = gradients(network("none", **ACTIONS, **own))
+    assert "action_embedder_B_D.fc1.weight" in expected
+    found, _ = gradients(network("predict2_2b_720", **ACTIONS, **own))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_products_of_onednn_are_kept() -> None:
@@ -148,12 +159,34 @@ def test_compiled_blocks_keep_the_gradients_and_the_policy(has_adapters: bool) -
         assert kept_bytes(net) <= 1.15 * eager, mode
 
 
+@pytest.mark.long
+def test_compiled_blocks_of_a_network_with_actions() -> None:
+    """With a text, and with none, which the blocks are told by a context of None."""
+    for own in ({}, {"reads_text": False}, {"use_wan_fp32_strategy": True, "dtype": torch.bfloat16}):
+        torch._dynamo.reset()
+        options = {**ACTIONS, **own}
+        expected, _ = gradients(network("none", **options))
+        net = network("predict2_2b_720", **options)
+        compile_blocks(net, backend="aot_eager_decomp_partition")
+        found, _ = gradients(net)
+        tolerance = 2e-2 if "dtype" in own else 1e-9
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            assert float((found[name] - value).norm()) <= tolerance * float(value.norm()) + 1e-12, name
+
+
 def network(
-    mode: str, *, has_adapters: bool = False, every_n_blocks: int = 1, dtype: torch.dtype = torch.float64, **sizes: Any
+    mode: str,
+    *,
+    has_adapters: bool = False,
+    every_n_blocks: int = 1,
+    dtype: torch.dtype = torch.float64,
+    cls: type[Video2WorldDiT] = Video2WorldDiT,
+    **sizes: Any,
 ) -> Video2WorldDiT:
     numbers = dict(model_channels=WIDTH, num_blocks=BLOCKS, num_heads=HEADS, adaln_lora_dim=16)
     numbers |= {name: value for name, value in sizes.items() if name != "side"}
-    net = Video2WorldDiT(**numbers, crossattn_emb_channels=32, max_img_h=16, max_img_w=16, max_frames=16)
+    net = cls(**numbers, crossattn_emb_channels=32, max_img_h=16, max_img_w=16, max_frames=16)
     generator = torch.Generator().manual_seed(0)
     net.init_weights(generator)
     with torch.no_grad():  # modulations begin at zero, which would hide the blocks
@@ -176,7 +209,11 @@ def inputs(net: Video2WorldDiT, side: int = SIDE) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(2)
     x, mask = (torch.randn(BATCH, c, FRAMES, side, side, generator=generator) for c in (16, 1))
     times, text = torch.rand(BATCH, FRAMES, generator=generator), torch.randn(BATCH, WORDS, 32, generator=generator)
+    if not net.reads_text:
+        text = torch.zeros_like(text)
     found = dict(x_B_C_T_H_W=x, timesteps_B_T=times, crossattn_emb_B_S_E=text, condition_mask_B_1_T_H_W=mask)
+    if net.takes_actions:
+        found["action_B_A_D"] = torch.randn(BATCH, 4 * FRAMES - 4, 3, generator=generator)
     return {name: tensor.to(net.dtype) for name, tensor in found.items()}
 
 
