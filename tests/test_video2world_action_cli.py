@@ -18,7 +18,9 @@ from cosmos_predict2.pipelines.assembly import build_net
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from examples import action_conditioned
 from examples.video2world_action import main
+from examples.video2world_action_flags import parse
 from imaginaire.lazy_config import to_yaml
+from tests.test_documentation import ROOT, rows
 
 FAST = ["--num_steps", "2", "--device", "cpu"]
 
@@ -214,6 +216,18 @@ def _tiny(folder: Path) -> str:
     torch.save({}, path)
     (folder / "config.yaml").write_text(to_yaml({"model": {"config": {"pipe_config": config}}}))
     return str(path)
+
+
+def test_the_page_has_every_flag_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    flags = set(re.findall(r"^  (--\w+)", capsys.readouterr().out, re.MULTILINE))
+    documented = rows(ROOT / "documentations" / "inference_video2world_action.md", "All flags")
+    assert set(documented) == flags and len(flags) > 40
+    for name, value in vars(parse([])).items():
+        if f"--{name}" in documented and value not in (None, "", []):
+            default = documented[f"--{name}"][0].strip("`")
+            assert default == ("off" if value is False else str(value)), f"--{name}: {default}"
 
 
 def test_settings_in_a_file_are_the_same_flags(bridge: Path, pose_weights: str, tmp_path: Path, capsys: Any) -> None:
