@@ -5,9 +5,10 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
-from cosmos_predict2.configs.base.defaults.data import bridge, frames_of_model, from_files
+from cosmos_predict2.configs.base.defaults.data import LIBERO_SUITES, bridge, frames_of_model, from_files, libero
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.lerobot.modality import EMBODIMENTS
+from cosmos_predict2.data.mixing import MixedLoader
 from cosmos_predict2.data.mock import MockVideos
 from cosmos_predict2.data.toy import ToyWorldVideos
 from cosmos_predict2.data.toy_latents import ToyWorldLatents
@@ -52,12 +53,27 @@ def toy(split: str) -> Any:
     For training they are encoded once, and mostly drawn with the ring where the driver did not see it, so that only the
     actions say what happens. For validation it is where the driver saw it.
     """
-    world = dict(mix="mixed", captions=False, num_tokens=1, split=split)
+    world = dict(mix="mixed", captions=False, num_tokens=1, seed=0, split=split)
     if split == "train":
         dataset = L(ToyWorldLatents)(tokenizer=L(TinyTokenizer)(), num_episodes=6000, least_travel=1.0, **world)
     else:
         dataset = L(ToyWorldVideos)(num_episodes=64, ring_elsewhere=0.0, **world)
     return L(ResumableLoader)(dataset=dataset, batch_size=8, num_workers=0, shuffle=split == "train")
+
+
+def libero_with_rollouts(suite: str) -> Any:
+    """Demonstrations and as many attempts of a policy, of which half failed: who sees success only imagines it."""
+    demonstrations, successes, failures = (libero(suite, "train").dataset for _ in range(3))
+    for attempts, outcome in ((successes, "success"), (failures, "failure")):
+        attempts.root, attempts.outcome = "datasets/libero_rollouts", outcome
+    return L(MixedLoader)(
+        datasets=dict(demonstrations=demonstrations, successes=successes, failures=failures),
+        ratios=dict(demonstrations=2, successes=1, failures=1),
+        by="sample",
+        batch_size=1,
+        num_workers=4,
+        pin_memory=True,
+    )
 
 
 def mock() -> Any:
@@ -68,6 +84,7 @@ def mock() -> Any:
 
 def entries(split: str) -> dict[str, Any]:
     """The entries of the group for training (``train``) or validation (``val``)."""
+    is_train = split == "train"
     return {
         f"bridge_13frame_480_640_{split}": bridge_of(split, [480, 640]),
         f"bridge_13frame_256_320_{split}": bridge_of(split, [256, 320]),
@@ -76,6 +93,7 @@ def entries(split: str) -> dict[str, Any]:
         f"lerobot_{split}": lerobot(split),
         "mock_action": mock(),
         "toy_action": toy(split),
+        **({f"libero_{suite}_rollouts": libero_with_rollouts(suite) for suite in LIBERO_SUITES} if is_train else {}),
     }
 
 

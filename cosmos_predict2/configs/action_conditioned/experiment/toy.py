@@ -33,7 +33,7 @@ def tiny(name: str, *, hide_actions: bool) -> dict[str, Any]:
         model=dict(
             config=dict(
                 precision="bfloat16",
-                pipe_config=dict(net=NET, video_noise_factor=25.0, timestamps=dict(t_min=10.0)),
+                pipe_config=dict(net=NET, video_noise_factor=25.0, timestamps=dict(nfe=1, t_min=10.0)),
             )
         ),
         dataloader_train=dict(dataset=dict(hide_actions=hide_actions)),
