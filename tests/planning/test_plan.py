@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cosmos_predict2.nn.flops import num_parameters
 from cosmos_predict2.planning.report import Plan, as_text, make_plan
 from cosmos_predict2.planning.speed import GPUS
 from cosmos_predict2.planning.workload import read_workload
@@ -109,3 +110,17 @@ def test_what_training_would_refuse_is_an_error(
 def test_the_file_runs_by_its_path() -> None:
     done = subprocess.run([sys.executable, plan.__file__, "--", TINY], capture_output=True, text=True, check=True)
     assert "memory of a GPU" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("experiment", "parameters"),
+    [  # published counts of the flat network of Predict2 and the chunk network of Predict2.5
+        ("predict2_video2world_2b_action_conditioned_training", 2_024_923_136),
+        ("ac_reason_embeddings_rectified_flow_2b_256_320", 2_126_767_104),
+    ],
+)
+def test_networks_with_actions_are_planned(experiment: str, parameters: int) -> None:
+    work = read_workload(compose(CONFIG, [f"experiment={experiment}", "model.config.fsdp_shard_size=0"]), 1)
+    plan = make_plan(work, "H100", GPUS["H100"], 79)
+    assert num_parameters(work.net) == parameters and plan.memory.parameters == 2 * parameters
+    assert work.latent_shape[0] == 4 and plan.fits
