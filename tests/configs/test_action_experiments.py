@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 
 from cosmos_predict2.configs.action_conditioned import config as public
+from cosmos_predict2.configs.action_conditioned.defaults import data
+from cosmos_predict2.models.video2world_action_model import declared_transform
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from imaginaire import preflight
 from imaginaire.compose import compose
 from imaginaire.errors import ConfigError
+from imaginaire.lazy_config import to_yaml
 from scripts import train
 from tests.configs.test_experiments import ALL, composed
 
@@ -50,7 +53,7 @@ def test_the_published_names_are_there_with_their_variants() -> None:
 
 @pytest.mark.parametrize("name", VALUES)
 def test_an_experiment_has_its_published_values(name: str) -> None:
-    (network, action_dim), data, size, batch_size, lr = VALUES[name]
+    (network, action_dim), folder, size, batch_size, lr = VALUES[name]
     config = composed(name)
     model, loader = config.model.config, config.dataloader_train
     pipe, dataset = model.pipe_config, loader.dataset
@@ -60,7 +63,7 @@ def test_an_experiment_has_its_published_values(name: str) -> None:
     rope = [pipe.net[f"rope_{axis}_extrapolation_ratio"] for axis in "hwt"]
     assert rope == [3.0, 3.0, 1.0] and pipe.net.model_channels == 2048
     assert (dataset.num_frames, list(dataset.video_size), loader.batch_size) == (13, size, batch_size)
-    assert data in str(dataset.get("root") or dataset.get("video_path"))
+    assert folder in str(dataset.get("root") or dataset.get("video_path"))
     assert (config.optimizer.lr, config.optimizer.weight_decay) == (lr, 0.1)
     assert config.model_parallel.context_parallel_size == 1 and config.trainer.distributed_parallelism == "fsdp"
     if name.startswith("predict2_"):
@@ -88,6 +91,23 @@ def test_published_runs_of_predict2p5_share_schedule_and_place() -> None:
     first = composed("ac_reason_embeddings_rectified_flow_2b_256_320")
     assert first.job.path == f"{project}/cosmos_predict_v2p5/2b_bridge_action_conditioned"
     assert config.job.path == f"{project}/official_runs_vid2vid/{BRIDGE}_256x320"
+
+
+ROBOTS = [name for name in data.entries("train") if not name.startswith("toy")]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow if n == "libero_spatial_rollouts" else pytest.mark.long) for n in ROBOTS],
+)
+def test_every_loader_with_actions_composes_and_says_all_of_itself(name: str) -> None:
+    where = ["dataloader_train.dataset.root=datasets/mine"] if name == "lerobot_train" else []
+    loader = compose(BASE, [f"dataloader_train={name}", *where]).dataloader_train
+    assert "${" not in to_yaml(loader)
+    nodes = [loader.dataset] if "dataset" in loader else list(loader.datasets.values())
+    assert all(node.num_frames == 13 for node in nodes)
+    declared = [declared_transform(node) for node in nodes]
+    assert all(found == declared[0] for found in declared), "what is mixed has the same actions"
 
 
 @pytest.mark.slow

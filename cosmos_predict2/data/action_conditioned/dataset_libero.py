@@ -16,6 +16,7 @@ from cosmos_predict2.data.action_conditioned.libero_files import (
     SUFFIX,
     Demo,
     find_suites,
+    is_success,
     is_validation,
     list_demos,
     read_actions,
@@ -31,6 +32,7 @@ from imaginaire.errors import ConfigError, DataError, near
 log = logging.getLogger(__name__)
 
 MODES = ("train", "val", "all")
+OUTCOMES = ("success", "failure")
 
 
 class LiberoDataset(Dataset[dict[str, Any]]):
@@ -40,6 +42,9 @@ class LiberoDataset(Dataset[dict[str, Any]]):
     (0: none). ``suites`` are all that lie in ``root`` unless some are named. Pictures are turned by 180 degrees with
     ``rotate``, as policies see them. With several ``cameras`` one is drawn for each item in training, and they take
     turns otherwise.
+
+    ``outcome`` takes only what ended in success or in failure, by its ``rewards``: of a policy's own attempts in this
+    layout, say.
 
     Actions are those of the controller, scaled by ``action_transform`` (all seven by 20 unless told); with a stride,
     moves in between are added up and the gripper's number is the last. ``load_t5_embeddings`` takes the text from
@@ -57,6 +62,7 @@ class LiberoDataset(Dataset[dict[str, Any]]):
         rotate: bool = True,
         mode: str = "train",
         val_every: int = 10,
+        outcome: str | None = None,
         stride: int = 1,
         start_interval: int = 1,
         action_transform: ActionTransform | Mapping[str, Any] | None = None,
@@ -67,7 +73,7 @@ class LiberoDataset(Dataset[dict[str, Any]]):
         skip_bad_samples: bool = False,
         most_bad_samples: int = 16,
     ) -> None:
-        if problems := [*_problems(cameras, mode, val_every, stride), *shape_problems(num_frames, video_size)]:
+        if problems := [*_problems(cameras, mode, val_every, stride, outcome), *shape_problems(num_frames, video_size)]:
             raise ConfigError("; ".join(problems))
         self.video_size = (int(video_size[0]), int(video_size[1]))
         self.cameras = tuple(cameras)
@@ -82,9 +88,11 @@ class LiberoDataset(Dataset[dict[str, Any]]):
             demo
             for demo in _all_demos(Path(root), suites, skip_bad_samples)
             if mode == "all" or is_validation(demo.number, val_every) == (mode == "val")
+            if outcome is None or is_success(demo) == (outcome == "success")
         ]
         if not demos:
-            raise DataError(f"{root} has no demonstration for mode='{mode}' with val_every={val_every}.")
+            which = f" that ended in {outcome}" if outcome else ""
+            raise DataError(f"{root} has no demonstration{which} for mode='{mode}' with val_every={val_every}.")
         self._files = PackedStrings(str(demo.file) for demo in demos)
         self._numbers = numpy.asarray([demo.number for demo in demos], dtype=numpy.int32)
         self._lengths = numpy.asarray([demo.length for demo in demos], dtype=numpy.int32)
@@ -100,6 +108,7 @@ class LiberoDataset(Dataset[dict[str, Any]]):
             arguments.get("mode", "train"),
             arguments.get("val_every", 10),
             arguments.get("stride", 1),
+            arguments.get("outcome"),
         )
         yield from shape_problems(arguments.get("num_frames", 13), arguments.get("video_size", (256, 320)))
         try:
@@ -194,9 +203,11 @@ def _embeddings(root: str) -> EmbeddingFolder:
     return EmbeddingFolder(folder)
 
 
-def _problems(cameras: Any, mode: str, val_every: int, stride: int) -> Iterator[str]:
+def _problems(cameras: Any, mode: str, val_every: int, stride: int, outcome: Any) -> Iterator[str]:
     if isinstance(cameras, str) or not cameras:
         yield f"cameras={cameras!r}; it is a list of one name or more"
+    if outcome is not None and outcome not in OUTCOMES:
+        yield f"There is no outcome '{outcome}'.{near(str(outcome), OUTCOMES)}"
     if mode not in MODES:
         yield f"There is no mode '{mode}'.{near(str(mode), MODES)}"
     if val_every < 0 or val_every == 1:

@@ -132,6 +132,13 @@ def read_poses(demo: Demo) -> tuple[Floats, Floats]:
     return numpy.concatenate([position, angles], axis=1), numpy.clip(closed, 0.0, 1.0)
 
 
+def is_success(demo: Demo) -> bool:
+    """Whether a reward was given at its end or before: demonstrations all are, what a policy tried need not be."""
+    with opened(demo.file) as content:
+        rewards = numpy.asarray(_table(content["data"][demo.name], "rewards", demo.file, demo.name))
+    return bool((rewards > 0).any())
+
+
 def read_proprio(demo: Demo) -> Floats:
     """[T, 8] as policies see the robot: position, axis-angle turn, positions of the two fingers."""
     with opened(demo.file) as content:

@@ -17,8 +17,8 @@ from imaginaire.errors import ConfigError, DataError
 from tests.data.sources_bridge import bridge_tree, frame_value, recording
 
 KEYS = {
-    "video", "action", "action_transform", "t5_text_embeddings", "t5_text_mask", "fps", "image_size", "num_frames", "padding_mask",
-    "ai_caption", "annotation_file", "__key__", "video_name",
+    "video", "action", "action_transform", "t5_text_embeddings", "t5_text_mask", "fps", "image_size", "num_frames",
+    "padding_mask", "ai_caption", "annotation_file", "__key__", "video_name",
 }  # fmt: skip
 
 

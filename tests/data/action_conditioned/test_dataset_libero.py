@@ -8,10 +8,12 @@ import numpy
 import pytest
 import torch
 
+from cosmos_predict2.configs.action_conditioned.defaults.data import libero_with_rollouts
 from cosmos_predict2.data.action_conditioned.dataset_libero import LiberoDataset
 from cosmos_predict2.data.action_conditioned.libero_files import caption, find_suites, list_demos, read_poses
 from cosmos_predict2.data.action_conditioned.rotations import axis_angle_to_matrix, euler_to_matrix
 from cosmos_predict2.text import embedding_pickles
+from imaginaire import lazy_config
 from imaginaire.data import ResumableLoader
 from imaginaire.errors import ConfigError, DataError
 from tests.data.action_conditioned.test_dataset_bridge import KEYS
@@ -159,3 +161,39 @@ def test_wrong_settings_and_folders_are_told(libero: Path, tmp_path: Path) -> No
             find_suites(root, suites)
         assert any(LiberoDataset.preflight(root=str(root), suites=suites))
     assert not list(LiberoDataset.preflight(root=str(libero)))
+
+
+@pytest.fixture(scope="module")
+def attempts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy's own attempts, of which those with an even number fail."""
+    import h5py
+
+    root = libero_tree(tmp_path_factory.mktemp("attempts"), num_demos=6)
+    for path in root.rglob("*.hdf5"):
+        with h5py.File(path, "a") as file:
+            for k in (0, 2, 4):
+                file[f"data/demo_{k}/rewards"][:] = 0
+    return root
+
+
+def test_attempts_are_chosen_by_how_they_ended(attempts: Path) -> None:
+    def numbers(**options: Any) -> set[str]:
+        return {item["__key__"][-1] for item in _dataset(attempts, suites=["libero_10"], mode="all", **options)}
+
+    assert numbers() == {str(k) for k in range(6)}
+    assert numbers(outcome="success") == {"1", "3", "5"} and numbers(outcome="failure") == {"0", "2", "4"}
+    with pytest.raises(ConfigError, match="Did you mean failure"):
+        _dataset(attempts, outcome="failures")
+    with pytest.raises(DataError, match="no demonstration that ended in failure"):
+        _dataset(libero_tree(attempts.parent / "good", num_demos=1), outcome="failure")
+
+
+def test_demonstrations_and_attempts_of_both_ends_are_mixed(libero: Path, attempts: Path) -> None:
+    loader = libero_with_rollouts("spatial")
+    for name, node in loader.datasets.items():
+        node.root = str(libero if name == "demonstrations" else attempts)
+        node.num_frames, node.video_size, node.num_tokens, node.text_width = 5, [16, 16], 4, 8
+    loader.num_workers = 0
+    loader.batch_size = 8
+    names = next(iter(lazy_config.instantiate(loader)))["dataset_name"]
+    assert [names.count(name) for name in ("demonstrations", "successes", "failures")] == [4, 2, 2]
