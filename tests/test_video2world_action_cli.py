@@ -10,16 +10,21 @@ import pytest
 import torch
 
 from cosmos_predict2.checkpoints.action_transforms import transform_tensor
-from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
+from cosmos_predict2.configs.action_conditioned.networks import (
+    get_cosmos_predict2_action_conditioned_pipeline,
+    get_cosmos_predict2p5_action_conditioned_pipeline,
+)
 from cosmos_predict2.data import media
 from cosmos_predict2.data.action_conditioned.actions import ActionTransform, controller, relative_pose
 from cosmos_predict2.data.preparation.toy_folder import ToyFolder, write_folder
+from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.pipelines.assembly import build_net
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from examples import action_conditioned
 from examples.video2world_action import main
+from examples.video2world_action_choice import choose_action_model
 from examples.video2world_action_flags import parse
-from imaginaire.lazy_config import to_yaml
+from imaginaire.lazy_config import instantiate, to_yaml
 from tests.test_documentation import ROOT, rows
 
 FAST = ["--num_steps", "2", "--device", "cpu"]
@@ -33,10 +38,18 @@ def bridge(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def weights(folder: Path, transform: ActionTransform | None, network: str = "chunk", **changes: Any) -> str:
+def weights(
+    folder: Path,
+    transform: ActionTransform | None,
+    network: str = "chunk",
+    projection: int | None = None,
+    **changes: Any,
+) -> str:
     """A run's folder with random weights of the tiny model; the path of its checkpoint."""
     config = get_cosmos_predict2_action_conditioned_pipeline(model_size="tiny", network=network)
     config.net.model_channels, config.net.num_blocks = 32, 1
+    if projection is not None:
+        config.net.crossattn_proj_in_channels = projection
     if transform is not None:
         config.net.action_dim = transform.dim * (12 if network == "flat" else 1)
     for name, value in changes.items():
@@ -138,6 +151,50 @@ def test_a_bare_file_tells_which_network_it_is_of(
     assert main([*flags, "--action_transform", "relative_pose:20"]) == 0
     kind = {"flat": "FlatActionDiT", "chunk": "ChunkActionDiT"}[network]
     assert f"network: {kind} of Predict2" in caplog.text
+
+
+def test_a_bare_file_of_predict2p5_is_sampled_by_flow_times(bridge: Path, tmp_path: Path, caplog: Any) -> None:
+    file = tmp_path / "weights.pt"
+    torch.save(torch.load(weights(tmp_path / "run", relative_pose(), projection=24)), file)
+    torch.save(torch.randn(1, 5, 24), tmp_path / "cr1_empty_string_text_embeddings.pt")
+    flags = ["--model_size", "tiny", "--dit_path", str(file), "--input_annotation", str(annotation(bridge)), *FAST]
+    caplog.set_level("INFO")
+    shas = []
+    for solver in ("unipc", "2ab", "distilled"):
+        out = tmp_path / f"{solver}.mp4"
+        assert main([*flags, "--solver", solver, "--save_path", str(out)]) == 0
+        shas.append(json.loads(out.with_suffix(".json").read_text())["frames_sha256"])
+    assert "network: ChunkActionDiT of Predict2.5" in caplog.text
+    assert "text: " in caplog.text and "cr1_empty_string_text_embeddings.pt" in caplog.text
+    assert len(set(shas)) == 3
+    (tmp_path / "cr1_empty_string_text_embeddings.pt").unlink()
+    assert main([*flags, "--save_path", str(tmp_path / "zeros.mp4")]) == 0
+    assert "text: zeros" in caplog.text
+
+
+@pytest.mark.parametrize("is_flow", [False, True])
+def test_a_run_says_what_it_trained(is_flow: bool, tmp_path: Path) -> None:
+    pipeline = (
+        get_cosmos_predict2p5_action_conditioned_pipeline
+        if is_flow
+        else get_cosmos_predict2_action_conditioned_pipeline
+    )
+    config = pipeline(model_size="2B", network="chunk" if is_flow else "flat")
+    config.timestamps.nfe = 7
+    file = tmp_path / "run/checkpoints/model/iter_000000010.pt"
+    file.parent.mkdir(parents=True)
+    torch.save({"action_transform": transform_tensor(relative_pose())}, file)
+    data = {"dataset": {"video_size": [256, 320]}}
+    run = {"model": {"config": {"pipe_config": config}}, "dataloader_train": data}
+    (tmp_path / "run/config.yaml").write_text(to_yaml(run))
+    choice = choose_action_model(parse(["--dit_path", str(file)]))
+    assert choice.config.net["_target_"] is (ChunkActionDiT if is_flow else FlatActionDiT)
+    assert (choice.video_size, choice.config.flow is not None) == ((256, 320), is_flow)
+    assert (choice.config.chunk_size, choice.config.state_t, choice.config.timestamps.nfe) == (12, 4, 7)
+    assert choice.config.transform == relative_pose()
+    with torch.device("meta"):
+        net = instantiate(choice.config.net)
+    assert net.action_inputs == (28 if is_flow else 84) and net.text_channels == (100352 if is_flow else 1024)
 
 
 def test_the_last_rounding_may_be_left_out_and_solvers_chosen(bridge: Path, toy_weights: str, tmp_path: Path) -> None:

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Actions of a recording: those of training, from where they are there, along the frames that are asked for."""
+
+from typing import Any
+
+import numpy
+import pytest
+
+from cosmos_predict2.data.action_conditioned.actions import controller, pose_differences, relative_pose
+from cosmos_predict2.pipelines.action_inputs import Reading, raw_actions
+from imaginaire.errors import ConfigError, DataError
+
+RANDOM = numpy.random.RandomState(0)
+POSES = RANDOM.randn(20, 6) * 0.1
+CLOSED = RANDOM.rand(20)
+FIELD = RANDOM.randn(19, 7)
+ANNOTATION: dict[str, Any] = {
+    "state": POSES.tolist(),
+    "continuous_gripper_state": CLOSED.tolist(),
+    "action": FIELD.tolist(),
+}
+
+
+def test_poses_are_differenced_as_in_training() -> None:
+    raw, source, frames = raw_actions(ANNOTATION, Reading(relative_pose()))
+    assert numpy.array_equal(raw, pose_differences(POSES, CLOSED))
+    assert source == "differences of 'state', gripper of 'continuous_gripper_state'"
+    assert frames.tolist() == list(range(20))
+
+
+def test_a_stride_and_a_start_choose_frames_before_they_are_differenced() -> None:
+    raw, _, frames = raw_actions(ANNOTATION, Reading(relative_pose(), stride=3, start=2, most_actions=4))
+    assert frames.tolist() == [2, 5, 8, 11, 14]
+    assert numpy.array_equal(raw, pose_differences(POSES[frames], CLOSED[frames]))
+
+
+def test_the_recorded_actions_have_the_gripper_of_the_later_frame() -> None:
+    raw, source, _ = raw_actions(ANNOTATION, Reading(relative_pose(), source="action", start=4))
+    assert numpy.allclose(raw[:, :6], FIELD[4:, :6]) and numpy.allclose(raw[:, 6], CLOSED[5:])
+    assert source == "rows of 'action', gripper of 'continuous_gripper_state'"
+    without = {"action": ANNOTATION["action"]}
+    raw, source, _ = raw_actions(without, Reading(relative_pose()))
+    assert numpy.array_equal(raw, FIELD) and source == "rows of 'action'"
+
+
+def test_differences_to_a_first_frame_begin_anew_with_every_chunk() -> None:
+    transform = relative_pose(accumulate="window")
+    raw, _, _ = raw_actions(ANNOTATION, Reading(transform, chunk_size=8))
+    expected = [pose_differences(POSES[i : i + 9], CLOSED[i : i + 9], accumulate="window") for i in (0, 8, 16)]
+    assert numpy.array_equal(raw, numpy.concatenate(expected))
+
+
+def test_a_controller_s_actions_are_those_with_as_many_numbers() -> None:
+    toy = {**ANNOTATION, "toy_actions": RANDOM.randn(19, 4).tolist()}
+    raw, source, _ = raw_actions(toy, Reading(controller(4, 1.0)))
+    assert source == "rows of 'toy_actions'" and numpy.array_equal(raw, toy["toy_actions"])
+    raw, source, _ = raw_actions(toy, Reading(controller(7)))
+    assert source == "rows of 'action'" and numpy.array_equal(raw, FIELD)
+    raw, _, frames = raw_actions(toy, Reading(controller(7), stride=2))
+    assert numpy.allclose(raw[0, :6], FIELD[:2, :6].sum(axis=0)) and raw[0, 6] == FIELD[1, 6]
+    assert frames.tolist() == list(range(0, 20, 2))
+
+
+@pytest.mark.parametrize(
+    ("reading", "annotation", "words"),
+    [
+        (Reading(relative_pose(), source="action", stride=2), ANNOTATION, "action_source state"),
+        (Reading(relative_pose(), source="state"), {"action": FIELD.tolist()}, "it has no 'state'"),
+        (Reading(controller(5)), ANNOTATION, "takes actions of 5 numbers.*'action' of 7"),
+        (Reading(controller(7), action_key="actoin"), ANNOTATION, "no 'actoin'.*action"),
+        (Reading(relative_pose(), start=19), ANNOTATION, "1 are left with start_frame_idx=19"),
+        (Reading(relative_pose(), num_given=5, most_actions=3), ANNOTATION, "5 are needed at least"),
+        (Reading(controller(7)), {"action": [[1.0] * 7, [2.0] * 6]}, "not rows of equally many numbers"),
+        (Reading(controller(7)), {"action": [[float("nan")] * 7]}, "finite"),
+    ],
+)
+def test_what_is_missing_is_told(reading: Reading, annotation: dict[str, Any], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        raw_actions(annotation, reading)
+
+
+@pytest.mark.parametrize(
+    ("reading", "words"),
+    [
+        (Reading(relative_pose(), source="stat"), "source is 'stat'"),
+        (Reading(relative_pose(), stride=0), "fps_downsample_ratio=0"),
+        (Reading(relative_pose(), size=(40, 48)), "resolution 40,48"),
+        (Reading(controller(7), source="state"), "kind controller"),
+    ],
+)
+def test_a_reading_that_cannot_be_meant_is_refused(reading: Reading, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        reading.check()
