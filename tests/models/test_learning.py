@@ -39,6 +39,15 @@ def test_the_groot_twin_knows_more_than_a_linear_denoiser_and_than_a_standstill(
     assert figures.gain >= 2.0
 
 
+@pytest.mark.long
+def test_the_twin_of_predict2p5_knows_more_than_a_linear_denoiser_and_than_a_standstill(tmp_path: Path) -> None:
+    figures = default_run(tmp_path, "predict2p5_video2world_training_tiny_groot_gr1_480")
+    assert figures.ratio <= 0.5
+    for linear in figures.linear.values():
+        assert sum(figures.after) < sum(linear)
+    assert figures.gain >= 1.0
+
+
 @pytest.mark.slow
 def test_adapters_may_start_where_the_base_is_worse_than_nothing(tmp_path: Path) -> None:
     short = ["trainer.max_iter=2", "dataloader_train.dataset.num_episodes=16", "trainer.run_validation=False"]

@@ -111,6 +111,7 @@ V2W = "predict2_video2world_training_tiny_"
         pytest.param(f"{V2W}agibot_head_center_fisheye_color", [], marks=pytest.mark.long),
         pytest.param(f"{V2W}cosmos_nemo_assets", [], marks=pytest.mark.long),
         pytest.param(f"{V2W}video2world_data", [], marks=pytest.mark.long),
+        pytest.param("predict2p5_video2world_training_tiny_groot_gr1_480", [], marks=pytest.mark.long),
     ],
 )
 def test_a_twin_resumes_as_if_it_had_not_stopped_and_generates(
@@ -152,10 +153,11 @@ def drawing(**options: int) -> list[str]:
     return [f"trainer.callbacks.draw_samples.{key}={value}" for key, value in options.items()]
 
 
-def _train_layouts(root: Path, layouts: dict[str, list[str]]) -> None:
+def _train_layouts(root: Path, layouts: dict[str, list[str]], experiment: str = EXPERIMENT) -> None:
     short = [*SHORT, *drawing(every_n=3, num_sampling_step=2, n_x0_level=2, n_viz_sample=3)]
     options = [
-        *short,
+        experiment,
+        *short[1:],
         "dataloader_val.dataset.num_episodes=5",
         "optimizer=adamw",
         "~optimizer.adam_lr",
@@ -166,10 +168,16 @@ def _train_layouts(root: Path, layouts: dict[str, list[str]]) -> None:
         assert train(root, [*options, *layout, f"job.name={name}"], config=CONFIG) == 0
 
 
-@pytest.mark.slow
-def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
-    run_distributed(_train_layouts, 2, (tmp_path, LAYOUTS), timeout=300)
-    _train_layouts(tmp_path, {"one": []})
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        pytest.param(EXPERIMENT, marks=pytest.mark.slow),
+        pytest.param(EXPERIMENT.replace("predict2_", "predict2p5_"), marks=pytest.mark.long),
+    ],
+)
+def test_two_processes_train_what_one_does(tmp_path: Path, experiment: str) -> None:
+    run_distributed(_train_layouts, 2, (tmp_path, LAYOUTS, experiment), timeout=300)
+    _train_layouts(tmp_path, {"one": []}, experiment)
     one = saved(tmp_path, "one")["model"]
     assert int(one["net.accum_video_sample_counter"]) == 12
     # Of whole clips, also where each rank has the loss of its own frames.
