@@ -1,9 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure a tiny Video2World model on clips that it never saw: its loss at fixed noise levels before and after training
-and that of linear denoisers, and its generated frames against the last given frame repeated, where something moves."""
+"""Measure a world model on clips that it never saw.
+
+A model with actions (--dit_path alone): how near what it imagines is to the truth, frame by frame and chunk by chunk,
+and whether it obeys its actions; a page shows it beside the truth. On the toy world also whether whole episodes end as
+the simulator's do.
+
+A tiny Video2World model (--experiment): its loss at fixed noise levels before and after training and that of linear
+denoisers, and its generated frames against the last given frame repeated, where something moves.
+"""
 
 import argparse
 import json
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,15 +24,23 @@ from torch import Tensor
 from imaginaire import command_line
 from imaginaire.errors import ConfigError
 
+log = logging.getLogger(__name__)
+
 CONFIG = "cosmos_predict2/configs/base/config.py"
 NUM_TRAINING_CLIPS = 256  # that the linear denoisers are fitted to
+NUM_STEPS = 35
 NUM_SHOWN, MAGNIFIED = 4, 4  # clips in the video, and how many times larger
 
 _EPILOG = """\
-The experiment says which clips: training ones for the linear denoisers, those of dataloader_val for everything else.
-Words after -- are overrides of it, as in scripts.train. "Before" are the weights that its training begins with.
+With actions, --data says which recordings: toy, toy:hard, or a folder in Bridge's or LeRobot's layout, of which the
+held-out split is taken; without it, those that the run of the weights was validated on.
+
+With --experiment, it says which clips: training ones for the linear denoisers, those of dataloader_val for everything
+else. Words after -- are overrides of it, as in scripts.train. "Before" are the weights that its training begins with.
 
 examples:
+  python -m scripts.evaluate_world_model --dit_path checkpoints/PROJECT/GROUP/NAME --out outputs/NAME
+  python -m scripts.evaluate_world_model --model_size 2B --data datasets/bridge --num_clips 32 --device cuda
   python -m scripts.evaluate_world_model --experiment NAME --dit_path checkpoints/PROJECT/GROUP/NAME --load_ema
   python -m scripts.evaluate_world_model --experiment NAME --dit_path RUN --json out.json --save_path out.mp4
 """
@@ -60,7 +76,7 @@ def evaluate(
     *,
     which: str = "auto",
     num_clips: int = 64,
-    num_steps: int = 35,
+    num_steps: int = NUM_STEPS,
     save_path: str = "",
     overrides: Sequence[str] = (),
     config_path: str = CONFIG,
@@ -146,24 +162,44 @@ def as_text(figures: Figures) -> str:
 def _parser() -> command_line.Parser:
     parser = command_line.parser("scripts.evaluate_world_model", __doc__, _EPILOG)
     add = parser.add_argument
-    add("--experiment", required=True, help="whose model and clips")
-    add("--dit_path", required=True, metavar="PATH", help="the weights: a run's folder, a .pt or a safetensors file")
+    add("--dit_path", default="", metavar="PATH", help="the weights: a run's folder, a .pt or a safetensors file")
     add("--load_ema", action="store_true", help="take the averaged weights (net_ema.) of the file")
     add("--num_clips", type=int, default=64, help="held-out clips")
-    add("--num_steps", type=int, default=35, help="sampling steps")
-    add("--save_path", default="", metavar="FILE", help="write an mp4 of truth, before and after, and a .png beside it")
+    add("--num_steps", type=int, default=None, help="sampling steps (default 35; with actions, those of the run)")
     add("--json", metavar="FILE", help="write the figures to this file too")
-    add("overrides", nargs="*", metavar="OVERRIDE", help="of the experiment, after --")
+    actions = parser.add_argument_group("a model with actions").add_argument
+    actions("--data", default="", metavar="DATA", help="toy, toy:hard or a folder (default: as the run's validation)")
+    actions("--out", default="outputs/evaluation", metavar="DIR", help="the folder of the page and its videos")
+    actions("--num_chunks", type=int, default=2, help="chunks of a rollout, each from the last imagined frame")
+    actions("--resolution", default="", metavar="H,W", help="size of a folder's frames (default: that of the run)")
+    actions("--model_size", choices=["2B", "tiny"], default=None, help="of weights that lie in no run (default 2B)")
+    actions("--action_transform", default="", metavar="NAME", help="what such weights were trained with, where unsaid")
+    actions("--guidance", type=float, default=0.0, help="away from no text: 0 for models that have none")
+    actions("--seed", type=int, default=0, help="of the noise: clip i has seed + i")
+    actions("--batch_size", type=int, default=None, help="clips imagined together (default: as many as fit)")
+    actions("--device", default=None, help="cpu or cuda (default: a GPU where there is one)")
+    actions("--toy_episodes", type=int, default=400, help="whole episodes of the toy world that are judged; 0: none")
+    actions("--lpips", action="store_true", help="with the package lpips in place of the similarity of gradients")
+    others = parser.add_argument_group("a tiny Video2World model").add_argument
+    others("--experiment", default="", help="whose model and clips")
+    others("--save_path", default="", metavar="FILE", help="an mp4 of truth, before and after, and a .png beside it")
+    others("overrides", nargs="*", metavar="OVERRIDE", help="of the experiment, after --")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
+    if not args.experiment:
+        return evaluate_actions(args)
+    if not args.dit_path:
+        raise ConfigError(
+            "--dit_path says which weights of the experiment are measured: give a run's folder or a file."
+        )
     figures = evaluate(
         args.experiment,
         args.dit_path,
         which="net_ema" if args.load_ema else "auto",
         num_clips=args.num_clips,
-        num_steps=args.num_steps,
+        num_steps=args.num_steps or NUM_STEPS,
         save_path=args.save_path,
         overrides=args.overrides,
     )
@@ -172,6 +208,101 @@ def run(args: argparse.Namespace) -> int:
         record = {**asdict(figures), "ratio": figures.ratio, "gain": figures.gain}
         Path(args.json).write_text(json.dumps(record, indent=2) + "\n")
     return 0
+
+
+def evaluate_actions(args: argparse.Namespace) -> int:
+    """Measure a model with actions: print its figures and write the page."""
+    from cosmos_predict2.pipelines.action_evaluation import evaluate as measured
+    from cosmos_predict2.pipelines.action_report import FIGURES, write_report
+    from cosmos_predict2.pipelines.imagined_figures import measure
+    from cosmos_predict2.pipelines.toy_futures import imagine_futures
+    from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
+    from examples.video2world_action_choice import choose_action_model, read_texts
+
+    if args.overrides or args.save_path:
+        raise ConfigError(f"{(args.overrides or ['--save_path'])[0]} goes with --experiment NAME, which is not given.")
+    if (
+        min(args.num_clips, args.num_chunks, args.num_steps or 1) < 1
+        or args.toy_episodes < 0
+        or not 0 <= args.seed < 2**30
+    ):
+        raise ConfigError(
+            "--num_clips, --num_chunks and --num_steps are 1 at least, --toy_episodes and --seed 0 at least."
+        )
+    of_model = dict(action_scaler=None, gripper_scale=None, use_quat=False, chunk_size=None)
+    of_text = dict(prompt="", negative_prompt="", prompt_embeddings=None)
+    flags = argparse.Namespace(**vars(args), **of_model, **of_text)
+    choice = choose_action_model(flags)
+    recordings = _recordings(args, choice)
+    choice.config.guardrail_config.enabled = choice.config.prompt_refiner_config.enabled = False  # there is no prompt
+    pipe = Video2WorldActionConditionedPipeline.from_config(
+        choice.config, choice.dit_path, use_text_encoder=False, device=args.device, load_ema_to_reg=args.load_ema
+    )
+    text, _ = read_texts(flags, choice, pipe.dit.text_channels)
+    num_steps = args.num_steps or choice.config.timestamps.nfe
+    report, imagined, tried = measured(
+        pipe,
+        recordings,
+        num_steps=num_steps,
+        guidance=args.guidance,
+        seed=args.seed,
+        batch_size=args.batch_size,
+        text_1_S_E=text,
+        with_lpips=args.lpips,
+    )
+    print(report.as_text())
+    futures = figures = None
+    if recordings.episodes is not None:
+        setting = recordings.episodes.setting
+        futures = imagine_futures(pipe, setting=setting, num_steps=num_steps, seed=args.seed)
+        if args.toy_episodes:
+            figures = measure(pipe, num_episodes=args.toy_episodes, setting=setting, num_steps=num_steps)
+            print(figures.as_text())
+    out = Path(args.out)
+    page = write_report(
+        out,
+        report,
+        recordings,
+        imagined,
+        tried,
+        weights=choice.dit_path,
+        fps=choice.config.fps,
+        futures=futures,
+        figures=figures,
+    )
+    if args.json:
+        Path(args.json).write_text((out / FIGURES).read_text())
+    print(f"page: {page}")
+    return 0
+
+
+def _recordings(args: argparse.Namespace, choice: Any) -> Any:
+    """The held-out recordings that --data names, or those that the run was validated on."""
+    from cosmos_predict2.checkpoints.runs import run_tree
+    from cosmos_predict2.pipelines.evaluation_data import read_recordings, recordings_of_run
+
+    transform, chunks = choice.config.transform, args.num_chunks
+    if transform.accumulate == "window" and chunks > 1:
+        log.warning("actions of this model are relative to the first frame of a chunk: one chunk is measured")
+        chunks = 1
+    wanted = dict(num=args.num_clips, num_actions=chunks * choice.config.chunk_size, seed=args.seed)
+    if args.data:
+        return read_recordings(args.data, transform, size=_size(args) or choice.video_size, **wanted)
+    loader = (run_tree(choice.dit_path) or {}).get("dataloader_val") or {}
+    if not loader.get("dataset"):
+        raise ConfigError("No run says what these weights were validated on: give --data toy, toy:hard or a folder.")
+    return recordings_of_run(loader["dataset"], transform, **wanted)
+
+
+def _size(args: argparse.Namespace) -> tuple[int, int] | None:
+    """(height, width) of --resolution."""
+    if not args.resolution:
+        return None
+    try:
+        height, width = (int(side) for side in args.resolution.split(","))
+    except ValueError as error:
+        raise ConfigError(f"--resolution {args.resolution}: height and width, such as 480,640.") from error
+    return height, width
 
 
 def main() -> int:

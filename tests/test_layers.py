@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cosmos_predict2.rl": _BELOW_RL,
     "cosmos_predict2.configs": {"imaginaire", "cosmos_predict2"},
     "cosmos_predict2": set(),  # its __init__ alone
-    "scripts": {"imaginaire", "cosmos_predict2"},
+    "scripts": {"imaginaire", "cosmos_predict2", "examples"},  # the choice of a model by its weights
     "examples": {"imaginaire", "cosmos_predict2"},
 }
 

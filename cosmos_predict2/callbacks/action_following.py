@@ -115,7 +115,8 @@ class ActionFollowing(Callback):
             gap.num_samples,
             "training" if prefix == "train" else "validation",
         )
-        self._num_ignored = self._num_ignored + 1 if gap.mean < self.least else 0
+        # Before the first step a network that begins to learn its actions has no use for them.
+        self._num_ignored = self._num_ignored + 1 if gap.mean < self.least and iteration > 0 else 0
         if self._num_ignored == self.patience:
             log.warning(
                 "the model ignores its actions so far: in %d looks, the last at iteration %d, the loss with the actions"

@@ -28,17 +28,19 @@ PURE_NOISE = 80.0
 LEAST_DIFFERENCE = 0.1  # of two samples' actions, as a share of the spread of all
 
 
-def partners(action_B_A_D: Tensor) -> tuple[Tensor, Tensor]:
-    """For each sample the next one whose actions differ: its index [B], and whether there is one [B].
-
-    Actions differ where their root mean square difference is a tenth of the spread of all actions at least.
-    """
+def differing(action_B_A_D: Tensor) -> Tensor:
+    """[B, B], whether the actions of two samples differ by a tenth of the spread of all, root mean square, at least."""
     flat_B_I = action_B_A_D.detach().flatten(1).double().cpu()
-    size = len(flat_B_I)
     least = LEAST_DIFFERENCE * float((flat_B_I - flat_B_I.mean(0)).square().mean().sqrt())
     apart_B_B = (flat_B_I[:, None] - flat_B_I[None]).square().mean(2).sqrt()
+    return apart_B_B > max(least, 1e-9)
+
+
+def partners(action_B_A_D: Tensor) -> tuple[Tensor, Tensor]:
+    """For each sample the next one whose actions differ: its index [B], and whether there is one [B]."""
+    size = len(action_B_A_D)
     order_B_B = (torch.arange(size)[:, None] + torch.arange(size)) % size  # each sample, then those after it
-    differs_B_B = (apart_B_B > max(least, 1e-9)).gather(1, order_B_B)
+    differs_B_B = differing(action_B_A_D).gather(1, order_B_B)
     first_B = differs_B_B.int().argmax(dim=1)
     return order_B_B.gather(1, first_B[:, None])[:, 0], differs_B_B.any(dim=1)
 

@@ -4,6 +4,9 @@
     probe = fit_probe(frames, actions)              # true clips [B, C, 1 + A, H, W] and what was done [B, A, D]
     probe.score(imagined, commanded).r2             # 1: every motion is the one that was commanded; 0: none is
 
+A frame that is off by a third of a pixel spoils the reading of both steps beside it, which a tokenizer does already;
+their sum it spoils no more than either, so the sums over four steps (``r2_of_sums``) say what a model does by itself.
+
 The features of a pair of frames are how much better a shift of the first one fits the second than the shift to the
 other side, for each colour. A thing that always looks the same makes of this a nearly linear measure of its motion, so
 ridge regression is enough where camera and background stand still. Its score on true frames says how far to trust it.
@@ -21,6 +24,7 @@ from imaginaire.errors import DataError
 REACH = 3  # pixels of a shift, at the size at which pairs are compared
 LONGEST_SIDE = 64  # larger frames are made smaller
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # in units of a standardised feature's variance; one is chosen
+SUMMED = 4
 HELD_BACK = 4  # every so manieth clip chooses it
 PAIRS_AT_ONCE = 1024
 
@@ -30,6 +34,7 @@ class ActionFollowing:
     """How well the actions that were read agree with those that were commanded."""
 
     r2: float  # the mean over the numbers of an action that vary
+    r2_of_sums: float  # the same of their sums over four steps, one latent frame
     r2_by_number: dict[int, float]
     r2_by_step: list[float]  # of the actions at each place in the clip
     error: float  # root mean square, in the unit of the actions
@@ -60,10 +65,11 @@ class Probe:
         wanted_B_A_D = action_B_A_D[..., self.numbers].to(found_B_A_D)
         squared = (found_B_A_D - wanted_B_A_D).square()
         spread = (wanted_B_A_D - wanted_B_A_D.mean(dim=(0, 1))).square()
-        r2_D = 1 - squared.sum(dim=(0, 1)) / spread.sum(dim=(0, 1)).clamp(min=1e-12)
+        r2_D = _r2(found_B_A_D, wanted_B_A_D)
         r2_A = 1 - squared.sum(dim=(0, 2)) / spread.sum(dim=(0, 2)).clamp(min=1e-12)
         return ActionFollowing(
             r2=float(r2_D.mean()),
+            r2_of_sums=float(_r2(_sums(found_B_A_D), _sums(wanted_B_A_D)).mean()),
             r2_by_number=dict(zip(self.numbers, r2_D.tolist())),
             r2_by_step=r2_A.tolist(),
             error=float(squared.mean().sqrt()),
@@ -112,6 +118,19 @@ def _features(before_N_C_H_W: Tensor, after_N_C_H_W: Tensor) -> Tensor:
     columns = [misfit(-y, -x) - misfit(y, x) for y, x in shifts]
     columns += [misfit(0, 0), before.mean(dim=(2, 3)), after.mean(dim=(2, 3))]
     return torch.cat(columns, dim=1).double()
+
+
+def _r2(found_B_A_D: Tensor, wanted_B_A_D: Tensor) -> Tensor:
+    """[D], the share of the variance that is found."""
+    spread = (wanted_B_A_D - wanted_B_A_D.mean(dim=(0, 1))).square().sum(dim=(0, 1)).clamp(min=1e-12)
+    return 1 - (found_B_A_D - wanted_B_A_D).square().sum(dim=(0, 1)) / spread
+
+
+def _sums(action_B_A_D: Tensor) -> Tensor:
+    """Of each four steps; of all where there are fewer."""
+    steps = min(SUMMED, action_B_A_D.shape[1])
+    whole = action_B_A_D[:, : action_B_A_D.shape[1] // steps * steps]
+    return whole.unflatten(1, (-1, steps)).sum(dim=2)
 
 
 def _smaller(frames_B_C_F_H_W: Tensor) -> Tensor:

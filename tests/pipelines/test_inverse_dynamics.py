@@ -28,6 +28,14 @@ def test_it_reads_true_frames_that_it_never_saw(probe: Probe) -> None:
     assert found.r2 > 0.94 and found.error < 0.15
     assert probe.numbers == [0, 1] == list(found.r2_by_number)  # the other two do nothing in this task
     assert len(found.r2_by_step) == 12 and min(found.r2_by_step) > 0.85
+    assert found.r2_of_sums > 0.95
+
+
+def test_frames_that_tremble_spoil_single_steps_and_not_their_sums(probe: Probe) -> None:
+    frames, actions = clips(32, "val")
+    trembling = torch.where(torch.arange(13)[:, None, None] % 2 == 1, frames.roll(1, dims=4), frames)
+    found = probe.score(trembling, actions)
+    assert found.r2 < 0.5 and found.r2_of_sums > 0.8
 
 
 def test_a_still_picture_and_the_actions_of_others_are_told_from_obedience(probe: Probe) -> None:

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How good a world model with actions is on recordings that it never saw: near the truth, obedient, lasting.
+
+    report = evaluate(pipe, recordings, num_steps=10)
+    print(report.as_text())
+
+* likeness to the true frames at every horizon, beside the first frame repeated;
+* obedience: the loss with other actions, other actions beside other seeds, and whether the actions can be read from the
+  imagined frames;
+* drift: the same likeness chunk by chunk, how sharp the frames still are, and whether a seam is seen between chunks.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.conditioner import ACTION_KEY, TEXT_KEY, Condition, Conditioner
+from cosmos_predict2.pipelines import inverse_dynamics, video_quality
+from cosmos_predict2.pipelines.controllability import (
+    SIGMAS,
+    ActionGap,
+    Distances,
+    Predictor,
+    action_gap,
+    differing,
+    video_distances,
+)
+from cosmos_predict2.pipelines.evaluation_data import Recordings
+from cosmos_predict2.pipelines.inverse_dynamics import ActionFollowing
+from cosmos_predict2.pipelines.video2world import initial_noise, to_uint8
+from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
+
+log = logging.getLogger(__name__)
+
+ENCODE_AT_ONCE = 16  # clips
+NUM_SCENES, NUM_SEQUENCES, NUM_SEEDS = 4, 3, 2  # first frames, sequences of actions and seeds of `tried_actions`
+
+Likeness = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One first frame each, K sequences of actions (its own first, then those of others), R seeds."""
+
+    which: list[int]  # recordings whose first frames they are
+    borrowed: list[list[int]]  # the recordings whose actions were tried on each
+    videos: list[Tensor]  # of each first frame: uint8 [K, R, 3, 1 + L, H, W]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was measured. Lists by horizon begin with the first frame after the given one."""
+
+    data: str
+    num_clips: int
+    num_actions: int  # of a clip
+    chunk_size: int
+    num_steps: int
+    likeness: dict[str, dict[str, list[float]]]  # name -> "imagined" and "first frame repeated" -> by horizon
+    gap: ActionGap | None
+    distances: Distances | None  # in units of pixels' values, 0 to 255
+    following: dict[str, ActionFollowing]  # what is read of "true frames", "through the tokenizer", "imagined"
+    by_chunk: dict[str, list[float]]
+    seams: dict[str, float]  # the change at the first frame of a chunk, over that between other frames
+
+    def as_dict(self) -> dict[str, Any]:
+        found = asdict(self)
+        if self.gap is not None:
+            found["gap"] |= {"ratios": self.gap.ratios, "mean": self.gap.mean}
+        if self.distances is not None:
+            found["distances"] |= {"ratio": self.distances.ratio}
+        return found
+
+    def as_text(self) -> str:
+        """The figures as a few tables."""
+        horizons = shown_horizons(self.num_actions)
+        title = f"{self.num_clips} clips of {self.data}, {self.num_steps} sampling steps"
+        rows = [f"{title}\n{'frame':>48} " + " ".join(f"{h:>7}" for h in horizons)]
+        for name, by_kind in self.likeness.items():
+            rows += [
+                f"{name:>26} {kind:>21} " + " ".join(f"{values[h - 1]:>7.3f}" for h in horizons)
+                for kind, values in by_kind.items()
+            ]
+        rows.append(f"{'chunk':>48} " + " ".join(f"{i + 1:>7}" for i in range(len(self.by_chunk["PSNR"]))))
+        rows += [
+            f"{name:>48} " + " ".join(f"{value:>7.3f}" for value in values) for name, values in self.by_chunk.items()
+        ]
+        return "\n".join([*rows, *self.findings()])
+
+    def findings(self) -> list[str]:
+        """A sentence for each thing that one number says."""
+        found = []
+        if self.gap is not None:
+            by_sigma = zip(self.gap.sigmas, self.gap.ratios)
+            ratios = ", ".join(f"{ratio:.2f} at sigma {sigma:g}" for sigma, ratio in by_sigma)
+            found.append(f"loss with other actions / with the true ones: {self.gap.mean:.2f} ({ratios})")
+        if self.distances is not None:
+            found.append(
+                f"other actions change a video by {self.distances.actions:.2f} (root mean square, of 255), another seed"
+                f" by {self.distances.seeds:.2f}: {self.distances.ratio:.2f} times as far"
+            )
+        if self.following:
+            read = ", ".join(f"{kind} {of.r2_of_sums:.3f} ({of.r2:.3f})" for kind, of in self.following.items())
+            found.append(f"actions read from the frames, R2 of the sums of four (of each): {read}")
+        if self.seams:
+            seams = ", ".join(f"{kind} {value:.2f}" for kind, value in self.seams.items())
+            found.append(f"change at the seams of chunks / elsewhere: {seams}")
+        return found
+
+
+def shown_horizons(num_actions: int) -> list[int]:
+    """A dozen horizons at most, the first and the last among them."""
+    step = -(-num_actions // 12)
+    return sorted({1, *range(step, num_actions + 1, step), num_actions})
+
+
+def evaluate(
+    pipe: Video2WorldActionConditionedPipeline,
+    recordings: Recordings,
+    *,
+    num_steps: int = 35,
+    guidance: float = 0.0,
+    solver: str | None = None,
+    seed: int = 0,
+    batch_size: int | None = None,
+    text_1_S_E: Tensor | None = None,
+    with_lpips: bool = False,
+) -> tuple[Report, Tensor, Tried]:
+    """The figures, what was imagined of each recording (uint8 [B, 3, 1 + L, H, W]), and what other actions made."""
+    sampling: dict[str, Any] = dict(num_steps=num_steps, guidance=guidance, solver=solver, batch_size=batch_size)
+    sampling["text_B_S_E"] = text_1_S_E
+    seeds = range(seed, seed + len(recordings))
+    imagined = pipe.rollout(recordings.first_B_C_1_H_W, recordings.action_B_L_D, seeds, **sampling).cpu()
+    tried = tried_actions(pipe, recordings, seed=seed, **sampling)
+    log.info("imagined %d clips of %d frames", len(recordings), recordings.num_actions)
+    truth, chunk = recordings.video_B_C_F_H_W, pipe.config.chunk_size
+    report = Report(
+        data=recordings.name,
+        num_clips=len(recordings),
+        num_actions=recordings.num_actions,
+        chunk_size=chunk,
+        num_steps=num_steps,
+        likeness=likeness_by_horizon(imagined, truth, with_lpips=with_lpips),
+        gap=gap_of(pipe, recordings, seed, text_1_S_E),
+        distances=mean_distances(tried),
+        following=following(pipe, recordings, imagined),
+        by_chunk=drift(imagined, truth, chunk),
+        seams={"true": seam_change(truth, chunk), "imagined": seam_change(imagined, chunk)}
+        if recordings.num_actions > chunk
+        else {},
+    )
+    return report, imagined, tried
+
+
+def likeness_by_horizon(
+    imagined_B_C_F_H_W: Tensor, truth_B_C_F_H_W: Tensor, *, with_lpips: bool = False
+) -> dict[str, dict[str, list[float]]]:
+    """Each likeness of the frames after the first, of what was imagined and of the first frame repeated."""
+    kinds: dict[str, Likeness] = {"PSNR (dB)": video_quality.psnr, "SSIM": video_quality.ssim}
+    if with_lpips:
+        kinds["LPIPS (0: equal)"] = video_quality.lpips
+    else:
+        kinds["gradient similarity"] = video_quality.gradient_similarity
+    truth = truth_B_C_F_H_W[:, :, 1:]
+    repeated = truth_B_C_F_H_W[:, :, :1].expand_as(truth)
+    videos = {"imagined": imagined_B_C_F_H_W[:, :, 1:], "first frame repeated": repeated}
+    return {
+        name: {kind: likeness(video, truth).tolist() for kind, video in videos.items()}
+        for name, likeness in kinds.items()
+    }
+
+
+def drift(imagined_B_C_F_H_W: Tensor, truth_B_C_F_H_W: Tensor, chunk: int) -> dict[str, list[float]]:
+    """PSNR, SSIM and sharpness (of the truth: 1) of each chunk's frames."""
+    found: dict[str, list[float]] = {"PSNR": [], "SSIM": [], "sharpness": []}
+    for start in range(1, truth_B_C_F_H_W.shape[2], chunk):
+        video, truth = (part[:, :, start : start + chunk] for part in (imagined_B_C_F_H_W, truth_B_C_F_H_W))
+        found["PSNR"].append(float(video_quality.psnr(video, truth).mean()))
+        found["SSIM"].append(float(video_quality.ssim(video, truth).mean()))
+        sharpness = video_quality.sharpness(video) / video_quality.sharpness(truth)
+        found["sharpness"].append(float(sharpness.mean()))
+    return found
+
+
+def seam_change(video_B_C_F_H_W: Tensor, chunk: int) -> float:
+    """How much the first frame of a chunk differs from the one before, over how much other frames do: about 1 where no
+    seam is seen. The first chunk begins with a true frame and is left out of the former."""
+    change_F = (video_B_C_F_H_W[:, :, 1:].float() - video_B_C_F_H_W[:, :, :-1].float()).square().mean(dim=(0, 1, 3, 4))
+    is_seam_F = torch.arange(len(change_F)) % chunk == 0
+    others = change_F[~is_seam_F].mean()
+    is_seam_F[0] = False
+    return float((change_F[is_seam_F].mean() / others.clamp(min=1e-12)).sqrt())
+
+
+# ---- obedience -------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def gap_of(
+    pipe: Video2WorldActionConditionedPipeline,
+    recordings: Recordings,
+    seed: int = 0,
+    text_1_S_E: Tensor | None = None,
+) -> ActionGap | None:
+    """The action gap of the first chunk of each recording."""
+    frames = pipe.config.chunk_size + 1
+    video = recordings.video_B_C_F_H_W[:, :, :frames]
+    action = recordings.action_B_L_D[:, : frames - 1]
+    x0 = torch.cat([_latents(pipe, part) for part in video.split(ENCODE_AT_ONCE)])
+    epsilon = torch.cat([initial_noise((1, *x0.shape[1:]), seed + i) for i in range(len(x0))]).to(x0)
+    condition = _condition(pipe, video, action.to(x0), text_1_S_E)
+    condition = condition.with_given_frames(x0, torch.ones(len(x0), device=x0.device))
+    return action_gap(Predictor(pipe.config, pipe.dit), x0, epsilon, condition, SIGMAS)
+
+
+def tried_actions(
+    pipe: Video2WorldActionConditionedPipeline, recordings: Recordings, *, seed: int = 0, **sampling: Any
+) -> Tried:
+    """Videos of the first chunk from a few first frames, each with its own actions and those of others."""
+    chunk = pipe.config.chunk_size
+    action = recordings.action_B_L_D[:, :chunk]
+    differs_B_B = differing(action)
+    scenes, borrowed, videos = [], [], []
+    for i in range(min(NUM_SCENES, len(recordings))):
+        rows = [i]
+        for k in [*range(i + 1, len(recordings)), *range(i)]:  # the next ones whose actions differ from all so far
+            if len(rows) < NUM_SEQUENCES and bool(differs_B_B[k, rows].all()):
+                rows.append(k)
+        if len(rows) < 2:
+            continue
+        first = recordings.first_B_C_1_H_W[[i] * (len(rows) * NUM_SEEDS)]
+        told = action[rows].repeat_interleave(NUM_SEEDS, dim=0)
+        seeds = [seed + r for _ in rows for r in range(NUM_SEEDS)]
+        made = pipe.generate_actions(first, told, seeds, **sampling).cpu()
+        scenes.append(i)
+        borrowed.append(rows)
+        videos.append(made.unflatten(0, (len(rows), NUM_SEEDS)))
+    return Tried(scenes, borrowed, videos)
+
+
+def mean_distances(tried: Tried) -> Distances | None:
+    """The mean over the first frames; None where no two recordings have different actions."""
+    if not tried.videos:
+        return None
+    each = [video_distances(videos) for videos in tried.videos]
+    return Distances(sum(d.actions for d in each) / len(each), sum(d.seeds for d in each) / len(each))
+
+
+def following(
+    pipe: Video2WorldActionConditionedPipeline, recordings: Recordings, imagined_B_C_F_H_W: Tensor
+) -> dict[str, ActionFollowing]:
+    """What a probe reads from true frames, true ones through the tokenizer, and imagined ones.
+
+    It is fitted to true frames of both kinds: of other recordings, or where there are none of every second one, and
+    asked of the rest. Nothing where there are too few.
+    """
+    truth, action = recordings.video_B_C_F_H_W, recordings.action_B_L_D
+    if recordings.others is not None:
+        (known, known_action), asked = recordings.others, slice(None)
+    else:
+        known, known_action, asked = truth[::2], action[::2], slice(1, None, 2)
+    if len(known) < 2 * inverse_dynamics.HELD_BACK or len(truth[asked]) < 2 or float(known_action.std()) == 0:
+        return {}
+    probe = inverse_dynamics.fit_probe(torch.cat([known, _coded(pipe, known)]), torch.cat([known_action] * 2))
+    frames = {
+        "true frames": truth[asked],
+        "through the tokenizer": _coded(pipe, truth[asked]),
+        "imagined": imagined_B_C_F_H_W[asked],
+    }
+    return {kind: probe.score(video, action[asked]) for kind, video in frames.items()}
+
+
+# ---- parts -----------------------------------------------------------------------------------------------------------
+
+
+def _latents(pipe: Video2WorldActionConditionedPipeline, video_B_C_F_H_W: Tensor) -> Tensor:
+    pipe.tokenizer.to(pipe.device)
+    work_dtype = torch.promote_types(pipe.dit.dtype, torch.float32)
+    pixels = video_B_C_F_H_W.to(pipe.device, work_dtype) / 127.5 - 1
+    return pipe.tokenizer.encode(pixels).to(work_dtype) * pipe.config.sigma_data
+
+
+@torch.no_grad()
+def _coded(pipe: Video2WorldActionConditionedPipeline, video_B_C_F_H_W: Tensor) -> Tensor:
+    """The frames as the tokenizer gives them back: all that a model can imagine at best."""
+    parts = video_B_C_F_H_W.split(ENCODE_AT_ONCE)
+    return torch.cat([to_uint8(pipe.decode(_latents(pipe, part))).cpu() for part in parts])
+
+
+def _condition(
+    pipe: Video2WorldActionConditionedPipeline, video: Tensor, action_B_A_D: Tensor, text_1_S_E: Tensor | None
+) -> Condition:
+    """The actions, and the text of all, or one of zeros."""
+    size, (height, width) = len(video), video.shape[-2:]
+    text = torch.zeros(1, 1, pipe.dit.text_channels) if text_1_S_E is None else text_1_S_E
+    batch: Mapping[str, Tensor] = {
+        TEXT_KEY: text.expand(size, -1, -1),
+        "fps": torch.full((size,), float(pipe.config.fps)),
+        "padding_mask": torch.zeros(size, 1, height, width),
+        ACTION_KEY: action_B_A_D,
+    }
+    on_device = {key: value.to(pipe.device) for key, value in batch.items()}
+    return Conditioner(pipe.config.conditioner).condition(on_device, is_image=False)

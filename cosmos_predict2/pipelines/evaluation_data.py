@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Held-out recordings to measure a model with actions on: of the toy world, of a folder, or those of its own run.
+
+    recordings = read_recordings("toy", transform, num=64, num_actions=24)
+    recordings = read_recordings("datasets/bridge", transform, num=64, num_actions=24, size=(480, 640))
+
+What a run's config.yaml names is built only where the class is one of those known here.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from cosmos_predict2.data.action_conditioned.actions import ActionTransform, controller
+from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditionedDataset
+from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
+from cosmos_predict2.data.action_conditioned.dataset_libero import LiberoDataset
+from cosmos_predict2.data.action_conditioned.items import TRANSFORM_KEY
+from cosmos_predict2.data.checks.dataset_forms import ANNOTATIONS, SPLITS
+from cosmos_predict2.data.toy import SPLITS as TOY_SPLITS
+from cosmos_predict2.data.toy import ToyWorldStates
+from cosmos_predict2.data.toy_states import PATTERN
+from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
+from cosmos_predict2.toy_world.scene import SETTINGS
+from imaginaire.errors import ConfigError, DataError, near
+
+log = logging.getLogger(__name__)
+
+TOY = "toy"
+HELD_OUT = ("val", "validation", "test")  # of a folder's splits, the first that is there
+OF_FILES = {f"{cls.__module__}.{cls.__name__}": cls for cls in (LeRobotActionDataset, LiberoDataset)}
+BRIDGE = f"{ActionConditionedDataset.__module__}.{ActionConditionedDataset.__name__}"
+NUM_FOR_PROBE = 64  # training episodes of the toy world
+
+
+@dataclass(frozen=True)
+class Recordings:
+    """Clips of 1 + L frames and the L actions between them, as the model sees those."""
+
+    name: str
+    video_B_C_F_H_W: Tensor  # uint8
+    action_B_L_D: Tensor
+    # True clips apart from these, for what is fitted; None: there are none but these.
+    others: tuple[Tensor, Tensor] | None = None
+    episodes: Episodes | None = None  # of the toy world: what the simulator knows of them
+
+    def __len__(self) -> int:
+        return len(self.video_B_C_F_H_W)
+
+    @property
+    def first_B_C_1_H_W(self) -> Tensor:
+        return self.video_B_C_F_H_W[:, :, :1]
+
+    @property
+    def num_actions(self) -> int:
+        return self.action_B_L_D.shape[1]
+
+
+def read_recordings(
+    source: str,
+    transform: ActionTransform,
+    *,
+    num: int,
+    num_actions: int,
+    size: tuple[int, int] | None = None,
+    seed: int = 0,
+) -> Recordings:
+    """Recordings of ``toy`` (``toy:hard``: another setting) or of a folder, evenly spread over what it holds.
+
+    ``size`` is (height, width) of the frames, where a folder's are to be scaled.
+    """
+    name, _, setting = source.partition(":")
+    if name == TOY and not Path(source).exists():
+        return toy_recordings(setting or "default", transform, num=num, num_actions=num_actions, seed=seed)
+    return of_dataset(source, _of_folder(Path(source), transform, num_actions + 1, size), transform, num)
+
+
+def recordings_of_run(
+    node: Mapping[str, Any], transform: ActionTransform, *, num: int, num_actions: int, seed: int = 0
+) -> Recordings:
+    """Held-out recordings like those that a run was validated on: of its ``dataloader_val.dataset``, as plain data."""
+    target = str(node.get("_target_"))
+    arguments = {key: value for key, value in node.items() if not key.startswith("_")}
+    if target == f"{ToyWorldStates.__module__}.ToyWorldStates":
+        folder = str(arguments["folder"])
+        return of_dataset(folder, ToyWorldStates(folder, num_frames=num_actions + 1, start=0), transform, num)
+    if target.startswith("cosmos_predict2.data.toy"):
+        world = {**arguments, **(arguments.get("world") or {})}
+        tasks = tuple(world.get("tasks") or ("push_puck",))
+        return toy_recordings(
+            world.get("setting", "default"),
+            transform,
+            num=num,
+            num_actions=num_actions,
+            seed=seed,
+            tasks=tasks,
+            size=world.get("size"),
+        )
+    if target != BRIDGE and target not in OF_FILES:
+        known = ", ".join(name.rpartition(".")[2] for name in (BRIDGE, *OF_FILES))
+        raise ConfigError(f"The run's validation data are a {target}, not built here ({known} are): give --data.")
+    cls = ActionConditionedDataset if target == BRIDGE else OF_FILES[target]
+    for name in ("num_action_per_chunk", "num_frames"):
+        arguments.pop(name, None)
+    dataset = cls(**arguments, num_frames=num_actions + 1)
+    return of_dataset(target.rpartition(".")[2], dataset, transform, num)
+
+
+def toy_recordings(
+    setting: str,
+    transform: ActionTransform,
+    *,
+    num: int,
+    num_actions: int,
+    seed: int = 0,
+    tasks: tuple[str, ...] = ("push_puck",),
+    size: int | None = None,
+) -> Recordings:
+    """Held-out episodes from their first step on, every ring where the driver saw it."""
+    if setting not in SETTINGS:
+        raise ConfigError(f"--data {TOY}:{setting}: the toy world has no such setting.{near(setting, SETTINGS)}")
+    if transform != (own := controller(transform.dim, scale=1.0)):
+        raise DataError(f"The toy world's actions are {own}, but the model was trained with {transform}.")
+
+    def made(split: str, count: int) -> tuple[Episodes, Tensor, Tensor]:
+        episodes = make_episodes(
+            count,
+            seed,
+            mix="mixed",
+            size=size,
+            setting=setting,
+            tasks=tasks,
+            action_dim=transform.dim,
+            length=max(num_actions, SETTINGS[setting].num_steps),
+            ring_elsewhere=0.0,
+            first=TOY_SPLITS[split],
+        )
+        frames = numpy.stack([episodes.render(i, 0, num_actions + 1) for i in range(count)])
+        actions = torch.from_numpy(transform.apply(episodes.actions[:, :num_actions])).float()
+        return episodes, torch.from_numpy(frames).permute(0, 4, 1, 2, 3).contiguous(), actions
+
+    try:
+        episodes, video, actions = made("val", num)
+        _, others, their_actions = made("train", NUM_FOR_PROBE)
+    except ValueError as error:
+        raise ConfigError(f"--data {TOY}: {error}") from error
+    return Recordings(f"the toy world ({setting})", video, actions, (others, their_actions), episodes)
+
+
+def of_dataset(name: str, dataset: Any, transform: ActionTransform, num: int) -> Recordings:
+    """Items of a data set of clips with actions, evenly spread over it."""
+    chosen = sorted({round(i) for i in numpy.linspace(0, len(dataset) - 1, min(num, len(dataset)))})
+    items = [dataset[i] for i in chosen]
+    for item in items:
+        text = item.get(TRANSFORM_KEY)
+        if text is not None and (own := ActionTransform.from_json(text)) != transform:
+            raise DataError(f"The actions of {name} are {own}, but the model was trained with {transform}.")
+    if items[0]["action"].shape[1] != transform.dim:
+        raise DataError(
+            f"The actions of {name} have {items[0]['action'].shape[1]} numbers, but the model takes {transform.dim}."
+        )
+    log.info("data: %s, %d of %d clips", name, len(items), len(dataset))
+    return Recordings(
+        name, torch.stack([item["video"] for item in items]), torch.stack([item["action"] for item in items])
+    )
+
+
+def _of_folder(folder: Path, transform: ActionTransform, num_frames: int, size: tuple[int, int] | None) -> Any:
+    """The data set of clips with actions that lies in a folder: its held-out split where it has one."""
+    if not folder.is_dir():
+        raise ConfigError(f"--data {folder}: there is no such folder. Give one, or {TOY}, or {TOY}:hard.")
+    shape: dict[str, Any] = {} if size is None else {"video_size": list(size)}
+    if (folder / "meta" / "info.json").is_file():
+        return LeRobotActionDataset(
+            str(folder), num_frames=num_frames, data_split="val", action_transform=transform, **shape
+        )
+    for part in (folder, *(folder / name for name in SPLITS)):
+        if any(part.glob(PATTERN)) and part.name != "train":
+            return ToyWorldStates(str(part), num_frames=num_frames, start=0)
+    annotations = next((folder / name for name in ANNOTATIONS if (folder / name).is_dir()), None)
+    if annotations is None:
+        raise DataError(
+            f"--data {folder} is no folder of clips with actions: neither meta/info.json (LeRobot) nor"
+            f" {ANNOTATIONS[0]}/ (Bridge's layout) nor val/{PATTERN} lies in it."
+        )
+    split = next((name for name in HELD_OUT if (annotations / name).is_dir()), None)
+    place = annotations / split if split is not None else annotations
+    if split is None:
+        log.warning("%s has no %s: what is measured on may have been trained on", annotations, " or ".join(HELD_OUT))
+    return ActionConditionedDataset(
+        val_annotation_path=str(place),
+        video_path=str(folder),
+        mode="val",
+        num_frames=num_frames,
+        accumulate_action=transform.accumulate,
+        quaternion=transform.quaternion,
+        action_scale=transform.scale[0],
+        gripper_rescale_factor=transform.scale[-1],
+        **shape,
+    )

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One page of figures, curves and videos side by side: a folder with index.html that opens without a network.
+
+page = Page("World model", ["held-out episodes", ...])
+page.curves("PSNR (dB)", {"imagined": [...], "first frame repeated": [...]})
+page.clips("Truth and imagined", [Clip("true", "clip_0_true.mp4"), ...])
+page.write(folder)
+"""
+
+import html
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from imaginaire import storage
+
+COLOURS = ("#1565c0", "#c62828", "#2e7d32", "#6a1b9a", "#ef6c00", "#455a64")
+WIDTH, HEIGHT, MARGIN = 460, 220, 44
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
+table { border-collapse: collapse; } td, th { padding: .15rem .7rem; text-align: right; }
+td:first-child, th:first-child { text-align: left; } tr + tr { border-top: 1px solid #ddd; }
+figure { margin: 0; } figcaption { font-size: .85rem; color: #555; }
+.row { display: flex; flex-wrap: wrap; gap: .8rem; margin: .5rem 0 1rem; }
+video { width: WIDE_px; image-rendering: pixelated; background: #eee; display: block; }
+svg text { font-size: 11px; fill: #444; } pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; }
+button { font: inherit; }
+"""
+_SCRIPT = """
+const videos = [...document.querySelectorAll('video')];
+function restart() { videos.forEach(v => { v.currentTime = 0; v.play(); }); }
+document.getElementById('restart').onclick = restart;
+document.getElementById('pause').onclick = () => videos.forEach(v => v.pause());
+"""
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A video of the page: its caption, and its file in the page's folder."""
+
+    caption: str
+    file: str
+
+
+@dataclass
+class Page:
+    """What the page shows, in the order in which it was added."""
+
+    title: str
+    facts: Sequence[str] = ()
+    video_width: int = 192
+    _parts: list[str] = field(default_factory=list)
+
+    def heading(self, text: str, note: str = "") -> None:
+        self._parts.append(f"<h2>{html.escape(text)}</h2>" + (f"<p>{html.escape(note)}</p>" if note else ""))
+
+    def findings(self, sentences: Sequence[str]) -> None:
+        items = "".join(f"<li>{html.escape(text)}</li>" for text in sentences)
+        self._parts.append(f"<ul>{items}</ul>")
+
+    def text(self, lines: str) -> None:
+        """Lines as they are, such as a table in letters of one width."""
+        self._parts.append(f"<pre>{html.escape(lines)}</pre>")
+
+    def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        cells = "".join(f"<th>{html.escape(name)}</th>" for name in head)
+        body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+        self._parts.append(f"<table><tr>{cells}</tr>{body}</table>")
+
+    def curves(self, titles: Mapping[str, Mapping[str, Sequence[float]]], across: str) -> None:
+        """A drawing for each title: lines by name, their first value at 1 of what ``across`` says."""
+        drawings = "".join(_drawing(title, lines, across) for title, lines in titles.items())
+        self._parts.append(f'<div class="row">{drawings}</div>')
+
+    def clips(self, clips: Sequence[Clip]) -> None:
+        """Videos in a row."""
+        figures = "".join(
+            f'<figure><video src="{html.escape(clip.file)}" autoplay loop muted playsinline></video>'
+            f"<figcaption>{html.escape(clip.caption)}</figcaption></figure>"
+            for clip in clips
+        )
+        self._parts.append(f'<div class="row">{figures}</div>')
+
+    def write(self, folder: Path) -> Path:
+        """Write index.html; videos are named relative to it."""
+        facts = "".join(f"<li>{html.escape(fact)}</li>" for fact in self.facts)
+        style = _STYLE.replace("WIDE_", str(self.video_width))
+        buttons = '<p><button id="restart">all from the start</button> <button id="pause">pause</button></p>'
+        text = (
+            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+            f"<title>{html.escape(self.title)}</title><style>{style}</style></head><body>"
+            f"<h1>{html.escape(self.title)}</h1><ul>{facts}</ul>{buttons}"
+            + "\n".join(self._parts)
+            + f"<script>{_SCRIPT}</script></body></html>\n"
+        )
+        path = folder / "index.html"
+        storage.write_atomically(path, lambda file: file.write(text.encode("utf-8")))
+        return path
+
+
+def write_json(path: Path, values: Mapping[str, object]) -> None:
+    """The figures, complete or not at all."""
+    text = json.dumps(values, indent=2, default=str) + "\n"
+    storage.write_atomically(path, lambda file: file.write(text.encode("utf-8")))
+
+
+def _drawing(title: str, lines: Mapping[str, Sequence[float]], across: str) -> str:
+    """An SVG of lines over 1, 2, ... with their range on the left."""
+    values = [value for line in lines.values() for value in line]
+    low, high = min(values), max(values)
+    if high - low < 1e-9:
+        low, high = low - 0.5, high + 0.5
+    count = max(len(line) for line in lines.values())
+
+    def x(i: int) -> float:
+        return MARGIN + (WIDTH - MARGIN - 10) * i / max(count - 1, 1)
+
+    def y(value: float) -> float:
+        return 24 + (HEIGHT - 24 - 30) * (high - value) / (high - low)
+
+    parts = [f'<text x="{MARGIN}" y="14" font-weight="bold">{html.escape(title)}</text>']
+    for value in (low, (low + high) / 2, high):
+        parts.append(f'<line x1="{MARGIN}" x2="{WIDTH - 10}" y1="{y(value):.1f}" y2="{y(value):.1f}" stroke="#ddd"/>')
+        parts.append(f'<text x="{MARGIN - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value:.3g}</text>')
+    for i in sorted({0, (count - 1) // 2, count - 1}):
+        parts.append(f'<text x="{x(i):.1f}" y="{HEIGHT - 16}" text-anchor="middle">{i + 1}</text>')
+    parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 2}" text-anchor="middle">{html.escape(across)}</text>')
+    legend = []
+    for (name, line), colour in zip(lines.items(), COLOURS):
+        points = " ".join(f"{x(i):.1f},{y(value):.1f}" for i, value in enumerate(line))
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        legend.append(f'<span style="color:{colour}">{html.escape(name)}</span>')
+    drawing = f'<svg width="{WIDTH}" height="{HEIGHT}" role="img">{"".join(parts)}</svg>'
+    return f"<figure>{drawing}<figcaption>{' · '.join(legend)}</figcaption></figure>"

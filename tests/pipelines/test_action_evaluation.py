@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measuring models with actions: the truth scores as such, a standstill as a standstill, and the page is whole."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
+from cosmos_predict2.data import media
+from cosmos_predict2.data.action_conditioned.actions import controller, relative_pose
+from cosmos_predict2.data.preparation.toy_folder import ToyFolder, write_folder
+from cosmos_predict2.pipelines import action_evaluation, evaluation_data
+from cosmos_predict2.pipelines.action_evaluation import Report, evaluate, seam_change
+from cosmos_predict2.pipelines.action_report import write_report
+from cosmos_predict2.pipelines.assembly import build_net
+from cosmos_predict2.pipelines.evaluation_data import (
+    Recordings,
+    read_recordings,
+    recordings_of_run,
+    toy_recordings,
+)
+from cosmos_predict2.pipelines.toy_futures import Futures, imagine_futures
+from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
+from imaginaire import lazy_config
+from imaginaire.errors import ConfigError, DataError
+from scripts import evaluate_world_model
+
+TOY = controller(4, scale=1.0)
+
+
+@pytest.fixture(scope="module")
+def recordings() -> Recordings:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluation_data, "NUM_FOR_PROBE", 24)
+        return toy_recordings("default", TOY, num=6, num_actions=24)
+
+
+@pytest.fixture(scope="module")
+def pipe() -> Any:
+    config = get_cosmos_predict2_action_conditioned_pipeline(model_size="tiny", network="chunk")
+    config.action_transform = TOY.to_dict()
+    net = build_net(config.net, device=torch.device("cpu"), dtype=torch.float32)
+    return Video2WorldActionConditionedPipeline(config, net, lazy_config.instantiate(config.tokenizer))
+
+
+def knowing(pipe: Any, recordings: Recordings, *, moves: bool) -> Any:
+    """The pipeline, with imagination replaced: by the truth, or by a standstill."""
+    known = {tuple(a[:12].flatten().tolist()): v for a, v in zip(recordings.action_B_L_D, recordings.video_B_C_F_H_W)}
+
+    def rollout(first: Tensor, actions: Tensor, seeds: Any, **_: Any) -> Tensor:
+        frames = 1 + actions.shape[1]
+        if not moves:
+            return first.expand(-1, -1, frames, -1, -1).clone()
+        return torch.stack([known[tuple(a[:12].flatten().tolist())][:, :frames] for a in actions])
+
+    made = SimpleNamespace(rollout=rollout, generate_actions=rollout)
+    for name in ("config", "dit", "tokenizer", "device", "decode", "transform", "transformed"):
+        setattr(made, name, getattr(pipe, name))
+    return made
+
+
+@pytest.fixture(scope="module")
+def of_the_truth(pipe: Any, recordings: Recordings) -> tuple[Report, Tensor, Any]:
+    return evaluate(knowing(pipe, recordings, moves=True), recordings, num_steps=3)
+
+
+def test_the_truth_is_near_itself_obedient_and_lasting(of_the_truth: tuple[Report, Tensor, Any]) -> None:
+    report, _, tried = of_the_truth
+    assert min(report.likeness["SSIM"]["imagined"]) > 0.999 and len(report.likeness["SSIM"]["imagined"]) == 24
+    assert report.by_chunk["sharpness"] == pytest.approx([1.0, 1.0])
+    assert report.seams["imagined"] == report.seams["true"]
+    reading = report.following
+    assert reading["imagined"] == reading["true frames"] and reading["imagined"].r2 > 0.85
+    assert reading["through the tokenizer"].r2_of_sums > 0.8
+    assert report.distances is not None and report.distances.actions > 1 and report.distances.seeds == 0
+    assert report.gap is not None and report.gap.mean == pytest.approx(1.0)  # of a network that has not learnt them
+    assert len(tried.which) == 4 and tried.videos[0].shape[:2] == (3, 2)
+    assert all(rows[0] == i and len(set(rows)) == 3 for i, rows in zip(tried.which, tried.borrowed))
+
+
+def test_a_standstill_is_the_first_frame_repeated_and_obeys_nothing(pipe: Any, recordings: Recordings) -> None:
+    report, _, _ = evaluate(knowing(pipe, recordings, moves=False), recordings, num_steps=3)
+    for by_kind in report.likeness.values():
+        assert by_kind["imagined"] == by_kind["first frame repeated"]
+    assert report.likeness["PSNR (dB)"]["imagined"][-1] < 25
+    assert report.following["imagined"].r2 < 0.1
+    assert report.distances is not None and report.distances.actions == 0
+    text = report.as_text()
+    assert "R2 of the sums" in text and "gradient similarity" in text and "nan" not in text
+    assert json.loads(json.dumps(report.as_dict()))["gap"]["mean"] == report.gap.mean  # type: ignore[union-attr]
+
+
+def test_the_page_shows_what_was_measured_and_needs_no_network(
+    of_the_truth: tuple[Report, Tensor, Any], recordings: Recordings, tmp_path: Path
+) -> None:
+    report, imagined, tried = of_the_truth
+    futures = Futures(["a <b>"] * 3, torch.zeros(3, 24, 4), imagined[:3], imagined[3:6])
+    page = write_report(
+        tmp_path / "out", report, recordings, imagined, tried, weights="run <x>", fps=10.0, futures=futures
+    )
+    text = page.read_text()
+    files = re.findall(r'src="([^"]+)"', text)
+    assert len(files) == len(set(files)) == 4 * 2 + 4 * 4 + 6
+    assert all((page.parent / file).is_file() and "/" not in file for file in files)
+    assert "http" not in text and "<x>" not in text and "a &lt;b&gt;" in text
+    assert text.count("<polyline") == 6 and "nan" not in text
+    figures = json.loads((page.parent / "figures.json").read_text())
+    assert figures["likeness"]["SSIM"]["imagined"] == report.likeness["SSIM"]["imagined"]
+    assert figures["futures"]["error"] == pytest.approx(futures.error())
+    video, fps = media.read_video(page.parent / "futures.mp4")
+    assert video.shape[1] == 25 and fps == 10.0
+    assert (page.parent / "futures.png").is_file()
+
+
+def test_a_seam_is_seen() -> None:
+    frames = torch.arange(25.0)
+    frames[13:] += 9  # between the chunks it jumps by ten
+    video = frames.view(1, 1, 25, 1, 1).expand(1, 3, 25, 2, 2)
+    assert seam_change(video, 12) == pytest.approx(10.0)
+    assert seam_change(torch.arange(25.0).view(1, 1, 25, 1, 1), 12) == pytest.approx(1.0)
+
+
+def test_few_recordings_of_other_data_have_no_probe(pipe: Any, recordings: Recordings) -> None:
+    few = Recordings("few", recordings.video_B_C_F_H_W[:4], recordings.action_B_L_D[:4])
+    assert action_evaluation.following(pipe, few, few.video_B_C_F_H_W) == {}
+    more = toy_recordings("default", TOY, num=16, num_actions=12)
+    more = Recordings("other data", more.video_B_C_F_H_W, more.action_B_L_D)
+    found = action_evaluation.following(pipe, more, more.video_B_C_F_H_W)
+    assert found["imagined"].r2 > 0.7  # fitted to eight clips
+
+
+def test_futures_are_three_and_keep_away_from_the_walls(pipe: Any) -> None:
+    asked: list[Any] = []
+
+    def rollout(first: Tensor, actions: Tensor, seeds: Any, **options: Any) -> Tensor:
+        asked.append((first, actions, seeds, options))
+        return first.expand(-1, -1, 1 + actions.shape[1], -1, -1)
+
+    told = SimpleNamespace(config=pipe.config, transform=TOY, transformed=pipe.transformed, rollout=rollout)
+    futures: Futures = imagine_futures(told, num_steps=2)  # type: ignore[arg-type]
+    ((first, actions, seeds, options),) = asked
+    assert torch.equal(first[0], first[1]) and torch.equal(first[0], first[2]) and len(set(seeds)) == 1
+    assert options == {"num_steps": 2} and actions.shape == (3, 24, 4)
+    assert futures.simulated.shape == futures.imagined.shape == (3, 3, 25, 48, 48)
+    ends = futures.simulated[:, :, -1].float()
+    assert min(float((ends[i] - ends[j]).square().mean().sqrt()) for i, j in ((0, 1), (0, 2), (1, 2))) > 10
+    assert futures.apart() == 0 < futures.error()
+    assert futures.sheet().shape[0] == futures.video().shape[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ("toys", "there is no such folder"),
+        ("toy:hart", "Did you mean hard"),
+        ("assets", r"neither meta/info.json \(LeRobot\) nor"),
+    ],
+)
+def test_data_that_cannot_be_measured_on_are_told(data: str, text: str) -> None:
+    with pytest.raises((ConfigError, DataError), match=text):
+        read_recordings(data, TOY, num=2, num_actions=12)
+
+
+@pytest.mark.parametrize("form", ["bridge", "lerobot", "states"])
+def test_a_folder_is_read_in_its_form_and_its_held_out_part(form: str, tmp_path: Path) -> None:
+    write_folder(str(tmp_path / form), ToyFolder(episodes=6, frames=17, form=form, val_fraction=0.5))
+    transform = relative_pose() if form == "bridge" else TOY
+    found = read_recordings(str(tmp_path / form), transform, num=2, num_actions=12, size=(48, 48))
+    assert found.video_B_C_F_H_W.shape == (2, 3, 13, 48, 48) and found.action_B_L_D.shape == (2, 12, transform.dim)
+    assert found.action_B_L_D.std() > 0 and found.others is None and found.episodes is None
+    with pytest.raises((ConfigError, DataError)):
+        read_recordings(str(tmp_path / form), controller(5, scale=1.0), num=2, num_actions=12, size=(48, 48))
+
+
+def test_actions_of_another_kind_are_refused() -> None:
+    with pytest.raises(DataError, match=r"The toy world's actions are .*but the model was trained with"):
+        toy_recordings("default", relative_pose(), num=2, num_actions=12)
+
+
+def test_the_data_of_a_run_are_built_from_what_is_known() -> None:
+    node = {"_target_": "cosmos_predict2.data.toy.ToyWorldVideos", "setting": "hard", "num_episodes": 9000}
+    found = recordings_of_run(node, TOY, num=2, num_actions=24)
+    assert found.video_B_C_F_H_W.shape == (2, 3, 25, 64, 64) and "hard" in found.name
+    assert found.episodes is not None and found.others is not None
+    with pytest.raises(ConfigError, match=r"are a os\.system, not built here.*give --data"):
+        recordings_of_run({"_target_": "os.system"}, TOY, num=2, num_actions=24)
+
+
+@pytest.mark.slow
+def test_the_command_measures_weights_on_the_toy_world_and_on_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pipe: Any
+) -> None:
+    weights = tmp_path / "weights.safetensors"
+    save_file(dict(pipe.dit.state_dict()), weights, metadata={"action_transform": TOY.to_json()})
+    words = ["--dit_path", str(weights), "--model_size", "tiny", "--num_clips", "3", "--num_steps", "1"]
+    words += ["--toy_episodes", "2", "--data", "toy", "--out", str(tmp_path / "out"), "--num_chunks", "1"]
+    monkeypatch.setattr(sys, "argv", ["evaluate_world_model", *words])
+    assert evaluate_world_model.main() == 0
+    assert "whole episodes" in capsys.readouterr().out
+    assert {"index.html", "figures.json", "futures.mp4"} <= {path.name for path in (tmp_path / "out").iterdir()}
