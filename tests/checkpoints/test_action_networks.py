@@ -100,7 +100,7 @@ def test_other_sizes_of_actions_and_of_chunks_are_asked_for() -> None:
 
 def test_where_both_kinds_would_fit_it_must_be_said() -> None:
     short = describe(action_net(num_action_per_chunk=4).state_dict())
-    with pytest.raises(CheckpointError, match="kind='flat' or 'chunk'.*folder of its run"):
+    with pytest.raises(CheckpointError, match=r"kind='flat' or 'chunk'.*folder of its run"):
         action_network(short, num_actions=4)
     assert action_network(short, num_actions=4, kind="flat")[0] is FlatActionDiT
     assert action_network(short)[0] is ChunkActionDiT  # 12 actions would be 84 numbers
