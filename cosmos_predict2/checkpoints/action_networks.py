@@ -47,7 +47,7 @@ def action_network(
         raise CheckpointError(
             f"{source} reads {family.action_inputs} numbers of actions at once, which a flat and a chunk network both"
             f" do with {num_actions} actions of {action_dim} numbers: say which it is (kind='flat' or"
-                " 'chunk'), or give the folder of its run, which knows."
+            " 'chunk'), or give the folder of its run, which knows."
         )
     hidden = family.action_hidden if family.action_hidden != 4 * family.width else None
     arguments: dict[str, Any] = {
