@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from cosmos_predict2.checkpoints.action_transforms import recorded_transform
 from cosmos_predict2.data.action_conditioned.actions import ActionTransform, controller, relative_pose
@@ -12,6 +13,7 @@ from cosmos_predict2.data.preparation.toy_folder import ToyFolder, write_folder
 from imaginaire.errors import CheckpointError, DataError
 from scripts.convert import convert
 from tests.data.sources_libero import libero_tree
+from tests.multiprocess import run_distributed
 from tests.training import difference, losses, run_dir, saved, train
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
@@ -107,3 +109,34 @@ def test_other_actions_do_not_go_on_with_a_run_and_shards_keep_what_it_knows(tmp
     assert train(tmp_path, [*sharded, "trainer.max_iter=3"], config=CONFIG) == 0
     convert(str(run_dir(tmp_path, NAME)), str(tmp_path / "converted"), "standard")
     assert recorded_transform(str(tmp_path / "converted")) == relative_pose()
+
+
+LAYOUTS = {  # of two processes, for four samples a step
+    "replicated": ["dataloader_train.batch_size=2"],
+    "spread_and_sharded": [
+        "dataloader_train.batch_size=4",
+        "model_parallel.context_parallel_size=2",
+        "trainer.distributed_parallelism=fsdp",
+        "model.config.fsdp_shard_size=2",
+        "ckpt_type=dcp",
+    ],
+}
+
+
+def _train_layouts(root: Path, options: list[str], layouts: dict[str, list[str]]) -> None:
+    for name, layout in layouts.items():
+        assert train(root, [*options, *layout, f"job.name={name}", "trainer.max_iter=3"], config=CONFIG) == 0
+
+
+@pytest.mark.long
+def test_two_processes_train_with_actions_what_one_does(tmp_path: Path) -> None:
+    options = [item for item in bridge(tmp_path / "data") if "batch_size" not in item]
+    run_distributed(_train_layouts, 2, (tmp_path, options, LAYOUTS), timeout=300)
+    _train_layouts(tmp_path, options, {"one": ["dataloader_train.batch_size=4"]})
+    one = saved(tmp_path, "one")["model"]
+    for layout in LAYOUTS:
+        two = saved(tmp_path, layout)["model"]
+        assert one.keys() == two.keys() and "action_transform" in one
+        assert recorded_transform(str(run_dir(tmp_path, layout))) == relative_pose()
+        for name, value in one.items():
+            assert torch.allclose(value.double(), two[name].double(), atol=2e-5), f"{layout}: {name}"
