@@ -66,7 +66,10 @@ def test_the_default_run_imagines_what_actions_do(tmp_path: Path, seed: int) -> 
     assert figures.gain(1) >= 2 and figures.gain(12) >= 6
     for other in ("repeat first frame", "repeat last motion, coded"):
         for region in figures.horizons[MODEL]:
-            assert all(figures.gain(h, other, region) > 0.5 for h in range(1, 13)), (other, region)
+            # After one frame things are nearly where they were, and the tokenizer hides the rest.
+            least = [0.2, 1.0, *[2.0] * 10]
+            gains = [figures.gain(h, other, region) for h in range(1, 13)]
+            assert all(gain >= wanted for gain, wanted in zip(gains, least, strict=True)), (other, region, gains)
     assert figures.gap is not None and figures.gap.mean >= 5
     assert all(ends.agreement >= 0.99 for ends in figures.detector.values())
     mixture, weak = figures.ends[MIXTURE], figures.ends[WEAK]

@@ -13,6 +13,7 @@ from cosmos_predict2.data.mock import MockVideos
 from cosmos_predict2.data.toy import ToyWorldVideos
 from cosmos_predict2.data.toy_latents import ToyWorldLatents
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
+from cosmos_predict2.toy_world.scene import SETTINGS
 from imaginaire.data import ResumableLoader
 from imaginaire.lazy_config import LazyCall as L
 
@@ -47,13 +48,14 @@ def lerobot(split: str) -> Any:
     return from_files(dataset, split, num_workers=4)
 
 
-def toy(split: str) -> Any:
+def toy(split: str, setting: str = "default") -> Any:
     """Whole episodes of the toy world with actions and without captions, made as they are needed: no files.
 
     For training they are encoded once, and mostly drawn with the ring where the driver did not see it, so that only the
     actions say what happens. For validation it is where the driver saw it.
     """
-    world = dict(mix="mixed", captions=False, num_tokens=1, seed=0, split=split)
+    world = dict(mix="mixed", setting=setting, size=SETTINGS[setting].size, captions=False, num_tokens=1)
+    world |= dict(seed=0, split=split)
     if split == "train":
         dataset = L(ToyWorldLatents)(tokenizer=L(TinyTokenizer)(), num_episodes=6000, least_travel=1.0, **world)
     else:
@@ -93,6 +95,7 @@ def entries(split: str) -> dict[str, Any]:
         f"lerobot_{split}": lerobot(split),
         "mock_action": mock(),
         "toy_action": toy(split),
+        "toy_action_hard": toy(split, "hard"),
         **({f"libero_{suite}_rollouts": libero_with_rollouts(suite) for suite in LIBERO_SUITES} if is_train else {}),
     }
 
