@@ -26,7 +26,7 @@ help:
 	@echo "make test-gpu    the tests that need a GPU"
 	@echo "make lint        ruff check, ruff format --check, mypy"
 	@echo "make format      let ruff mend what it can"
-	@echo "make demo        set-up, then teach a small model a new task here, before and after"
+	@echo "make demo        set-up, then teach a small model a new task, and see one obey actions"
 
 setup: $(STAMP)
 

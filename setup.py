@@ -79,7 +79,7 @@ setup(
     ),
     package_data={
         "cosmos_predict2.auxiliary.guardrail": ["*.txt"],
-        "cosmos_predict2.checkpoints": ["*.safetensors", "README.md"],
+        "cosmos_predict2.checkpoints": ["*.safetensors", "README.md", "tiny_action/*"],
         "cosmos_predict2.tokenizers": ["*.safetensors"],
     },
     install_requires=CORE,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tiny Video2World model that comes with the code: trained on the toy world, for any CPU."""
+"""The tiny models that come with the code: trained on the toy world, for any CPU."""
 
 from pathlib import Path
 
@@ -9,3 +9,8 @@ NAME = "tiny_video2world.safetensors"
 def tiny_video2world_path() -> str:
     """Where its weights lie: the averaged ones, in half precision. README.md beside them says how they were made."""
     return str(Path(__file__).with_name(NAME))
+
+
+def tiny_action_path() -> str:
+    """Where those of the world model with actions lie, likewise; the config.yaml of its run lies beside them."""
+    return str(Path(__file__).with_name("tiny_action") / "model.safetensors")

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
 from cosmos_predict2.data import media
 from cosmos_predict2.data.action_conditioned.actions import controller, relative_pose
@@ -27,6 +28,7 @@ from cosmos_predict2.pipelines.evaluation_data import (
     recordings_of_run,
     toy_recordings,
 )
+from cosmos_predict2.pipelines.recorded_run import recorded_run
 from cosmos_predict2.pipelines.toy_futures import Futures, imagine_futures
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from imaginaire import lazy_config
@@ -194,8 +196,22 @@ def test_the_data_of_a_run_are_built_from_what_is_known() -> None:
         recordings_of_run({"_target_": "os.system"}, TOY, num=2, num_actions=24)
 
 
+def test_the_model_that_comes_with_the_code_obeys(recordings: Recordings) -> None:
+    run = recorded_run(tiny_action_path())
+    assert run is not None
+    config = get_cosmos_predict2_action_conditioned_pipeline(model_size="tiny")
+    run.apply_to(config)
+    config.guardrail_config.enabled = False
+    tiny = Video2WorldActionConditionedPipeline.from_config(config, tiny_action_path(), device="cpu")
+    assert tiny.transform == TOY and tiny.config.timestamps.nfe == 1
+    gap = action_evaluation.gap_of(tiny, recordings)
+    assert gap is not None and gap.mean > 5
+    futures = imagine_futures(tiny, num_steps=1)
+    assert futures.apart() > 1.5 * futures.error()
+
+
 @pytest.mark.slow
-def test_the_command_measures_weights_on_the_toy_world_and_on_folders(
+def test_the_command_measures_weights_of_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pipe: Any
 ) -> None:
     weights = tmp_path / "weights.safetensors"
