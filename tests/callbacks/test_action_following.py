@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from cosmos_predict2.callbacks import action_following
 from cosmos_predict2.callbacks.action_following import ActionFollowing
 from cosmos_predict2.callbacks.fixed_clips import clips_of_step
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel, Predict2Video2WorldModelConfig
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
+from cosmos_predict2.parallelize import ContextParallel
+from cosmos_predict2.pipelines.controllability import Predictor, action_gap
 from cosmos_predict2.pipelines.video2world import EMAConfig, Video2WorldPipelineConfig
 from imaginaire import distributed, random
 from imaginaire.errors import ConfigError
@@ -25,13 +28,13 @@ from tests.models.test_video2world_model import NET, make_batch, make_model
 from tests.multiprocess import run_distributed
 
 
-def make_action_model(*, obeys: bool, ema: bool = False) -> Any:
+def make_action_model(*, obeys: bool, ema: bool = False, state_t: int = 3) -> Any:
     config = Predict2Video2WorldModelConfig(
         precision="float32",
         pipe_config=Video2WorldPipelineConfig(
             net=L(ChunkActionDiT)(action_dim=2, max_img_h=8, max_img_w=8, max_frames=4, **NET),
             tokenizer=L(PooledPixels)(),
-            state_t=3,
+            state_t=state_t,
             ema=EMAConfig(enabled=ema),
         ),
     )
@@ -45,14 +48,14 @@ def make_action_model(*, obeys: bool, ema: bool = False) -> Any:
     return model
 
 
-def make_action_batch(positions: list[int]) -> dict[str, Any]:
+def make_action_batch(positions: list[int], frames: int = 9) -> dict[str, Any]:
     """Each clip's pixels and actions follow from its position."""
     batches = []
     for position in positions:
         generator = torch.Generator().manual_seed(position)
-        batch = make_batch(size=1, positions=[position])
+        batch = make_batch(size=1, frames=frames, positions=[position])
         batch["video"] = torch.randint(0, 256, batch["video"].shape, dtype=torch.uint8, generator=generator)
-        batch["action"] = torch.randn(1, 8, 2, generator=generator)
+        batch["action"] = torch.randn(1, frames - 1, 2, generator=generator)
         batches.append(batch)
     return {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
 
@@ -163,17 +166,26 @@ def test_settings_are_checked(wrong: dict[str, Any]) -> None:
         ActionFollowing(**wrong)
 
 
-def _on_two_ranks(folder: Path) -> Any:
-    """The clips of a step on two ranks, and what is found of them on each."""
-    model, rank = make_action_model(obeys=True), distributed.rank()
-    mine = make_action_batch([[4, 6], [5, 7]][rank])
-    return [clip.position for clip in clips_of_step(mine, model, 3)]
+def _on_two_ranks() -> Any:
+    """On each of two ranks: whose clips a step has, and the gap alone and with the latent frames of a clip spread."""
+    model, rank = make_action_model(obeys=True, state_t=4), distributed.rank()
+    mine = make_action_batch([[4, 6], [5, 7]][rank], frames=13)
+    clips = clips_of_step(mine, model, 3)
+    x0, epsilon, condition = action_following._stacked(clips, torch.device("cpu"))
+    gaps = []
+    for group in (None, torch.distributed.group.WORLD):
+        predict = Predictor(model.pipe_config, model.net, ContextParallel(model.net, group))
+        gap = action_gap(predict, x0, epsilon, condition)
+        assert gap is not None
+        gaps.append(gap.ratios)
+    return [clip.position for clip in clips], gaps
 
 
 @pytest.mark.slow
-def test_the_clips_of_a_step_are_those_of_all_ranks(tmp_path: Path) -> None:
-    found = run_distributed(_on_two_ranks, 2, (tmp_path,))
-    assert found == [[4, 5, 6]] * 2
+def test_two_processes_look_at_the_same_clips_and_share_them() -> None:
+    for positions, (alone, together) in run_distributed(_on_two_ranks, 2):
+        assert positions == [4, 5, 6]
+        assert together == pytest.approx(alone, rel=1e-5) and abs(alone[0] - 1) > 1e-3
 
 
 def test_the_clips_of_a_step_have_no_pixels() -> None:
