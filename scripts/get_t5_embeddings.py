@@ -55,9 +55,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--cache_dir", default="checkpoints/google-t5/t5-11b", metavar="DIR", help="the folder with T5's weights")
     add(
         "--text_encoder",
-        choices=("t5", "bytes"),
+        choices=("t5", "bytes", "none"),
         default="t5",
-        help="t5: what the released models were trained with; bytes: needs no weights, for the tiny models and trials",
+        help="t5: what the released models were trained with; bytes: needs no weights, for the tiny models and trials;"
+        " none: captions alone, for Predict2.5, which encodes them in training",
     )
     add("--width", type=int, metavar="N", help=f"numbers per token of the bytes encoder (default: {BYTES_WIDTH})")
     add("--form", choices=tuple(FORMS), default="pickle", help="of the files that are written; all are read")
@@ -94,6 +95,8 @@ def run_with(args: argparse.Namespace, find: Callable[[Path], Captions], *, has_
         return 1
     if not has_metas and not args.dry_run:
         write_metas(dataset, captions)
+    if args.text_encoder == "none":
+        return captions.report("captions")
     counts = embed_dataset(
         dataset,
         captions,

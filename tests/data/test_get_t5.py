@@ -314,3 +314,11 @@ def test_both_forms_of_the_command_work_and_the_file_from_any_folder(t5: Path, t
     script = str(ROOT / "scripts" / "get_t5_embeddings_from_cosmos_nemo_assets.py")
     done = run(script, "--dataset_path", "nemo", *BYTES, cwd=tmp_path)
     assert done.returncode == 0 and "embeddings written: 2" in done.stderr
+
+
+def test_captions_alone_need_no_encoder(call, tmp_path: Path) -> None:
+    folder = dataset(tmp_path, {}, ("a", "b"))
+    flags = ("--dataset_path", folder, "--prompt", "a robot", "--text_encoder", "none")
+    assert call(get_t5_embeddings_from_cosmos_nemo_assets, *flags) == 0
+    assert sorted(path.name for path in folder.iterdir()) == ["metas", "videos"]
+    assert [(folder / f"metas/{stem}.txt").read_text().strip() for stem in "ab"] == ["a robot"] * 2
