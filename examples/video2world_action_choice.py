@@ -31,7 +31,8 @@ def choose_action_model(args: argparse.Namespace) -> ActionChoice:
     )
     from cosmos_predict2.pipelines.recorded_run import recorded_run
 
-    run = recorded_run(args.dit_path)
+    dit_path = args.dit_path or get_action_dit_path(model_size=args.model_size or "2B")
+    run = recorded_run(dit_path)
     sizes = {name: get_cosmos_predict2_action_conditioned_pipeline(model_size=name) for name in SIZES}
     trained = run.model_size(sizes) if run is not None else None
     size = args.model_size or trained or "2B"
@@ -40,7 +41,7 @@ def choose_action_model(args: argparse.Namespace) -> ActionChoice:
             f"--model_size {size}, but {run.folder} trained a {trained} model. Leave --model_size out, or give weights"
             f" of a {size} model."
         )
-    config, dit_path = sizes[size], args.dit_path or get_action_dit_path(model_size=size)
+    config = sizes[size]
     if run is not None:
         run.apply_to(config)
         config.resolution, _ = run.shape

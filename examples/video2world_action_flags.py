@@ -32,7 +32,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--model_size",
         choices=["2B", "tiny"],
         default=None,
-        help="default 2B, or that of the run that --dit_path lies in; tiny: the toy world, on any CPU",
+        help="default 2B, or that of the run that --dit_path lies in; tiny: the toy world, on any CPU, no download",
     )
     model(
         "--dit_path",

@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from cosmos_predict2.checkpoints.released import get_cosmos_predict2_action_conditioned_checkpoint
+from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.configs.base.config_predict2p5 import get_cosmos_predict2p5_video2world_pipeline
 from cosmos_predict2.configs.base.config_video2world import check_variant, get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
@@ -83,7 +84,10 @@ def get_cosmos_predict2p5_action_conditioned_pipeline(
 
 
 def get_action_dit_path(*, model_size: str = "2B") -> str:
-    """Where the released weights lie: those of the flat network, trained on Bridge."""
+    """Where the released weights lie, those of the flat network, trained on Bridge; of the tiny model those that come
+    with the code."""
+    if model_size == "tiny":
+        return tiny_action_path()
     if model_size != "2B":
         raise ConfigError(f"No action-conditioned weights of size '{model_size}' were released: only 2B.")
     return get_cosmos_predict2_action_conditioned_checkpoint()
