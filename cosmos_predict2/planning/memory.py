@@ -17,6 +17,7 @@ CONTEXT = 1.2 * GB  # CUDA's context and libraries, one process a GPU
 COMMUNICATOR = 0.3 * GB  # buffers of NCCL for each group of ranks
 FRAGMENTS = 0.04  # of what is allocated: the allocator's gaps
 WAN_PARAMETERS = 126_892_531
+REASON1_PARAMETERS = 7_070_619_136  # of its language model without the head, which is in bfloat16
 WAN_CHANNELS = 96  # of its widest maps, at full resolution
 SMALLEST_WINDOW = 4  # which it takes by itself where memory is short
 LOSS_COPIES = 10  # float32 tensors of the latents' shape: clean, noise, noisy, prediction, error and their gradients
@@ -36,6 +37,7 @@ class Memory:
     activations: int  # peak in the backward pass
     batch: int  # pixels, text, latents and the parts of the loss
     overhead: int  # context, communicators, fragmentation
+    text_encoder: int  # its weights, where it works in training
 
     @property
     def state(self) -> int:
@@ -44,7 +46,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        fixed = self.state + self.tokenizer + self.batch + self.overhead
+        fixed = self.state + self.tokenizer + self.text_encoder + self.batch + self.overhead
         return fixed + max(self.encoding, self.gathered + self.activations)
 
     def as_dict(self) -> dict[str, int]:
@@ -81,6 +83,7 @@ def predict_memory(work: Workload) -> Memory:
         ema=sum(w.numel * max(4, w.bytes_each) for w in weights) if work.has_average else 0,
         gathered=gathered,
         tokenizer=WAN_PARAMETERS * 2 if work.tokenizer == "wan" else 0,
+        text_encoder=REASON1_PARAMETERS * 2 if work.encodes_text else 0,
         encoding=encoding,
         activations=acts,
         batch=_batch(work),

@@ -22,11 +22,13 @@ _ROWS = {
     "optimizer": "optimizer state, with float32 masters",
     "ema": "averaged weights (EMA, float32)",
     "tokenizer": "tokenizer weights",
+    "text_encoder": "text encoder's weights",
     "batch": "batch, latents and loss",
     "gathered": "gathered blocks, gradients in flight",
     "activations": "activations at their peak",
     "overhead": "CUDA, NCCL, fragmentation",
 }
+_WHERE_THERE_IS = ("text_encoder",)  # rows that are left out where they are zero
 HONESTY = """\
 An estimate. Parameters, gradients, optimizer and EMA are exact, activations right within about 10 %. Time follows from
 operations and the share of its peak that each GPU reached in published runs: within 11 % of those, wider elsewhere."""
@@ -93,7 +95,8 @@ def as_text(plan: Plan) -> str:
         "memory of a GPU                            GB",
     ]
     digits = 2 if memory.total - memory.overhead > GB else 4
-    lines += [f"  {text:<38}{getattr(memory, name) / GB:8.{digits}f}" for name, text in _ROWS.items()]
+    rows = {name: text for name, text in _ROWS.items() if name not in _WHERE_THERE_IS or getattr(memory, name)}
+    lines += [f"  {text:<38}{getattr(memory, name) / GB:8.{digits}f}" for name, text in rows.items()]
     if memory.encoding > memory.gathered + memory.activations:
         extra = memory.encoding - memory.gathered - memory.activations
         lines.append(f"  {'more than these while clips are encoded':<38}{extra / GB:8.2f}")

@@ -49,6 +49,7 @@ class Workload:
     tokenizer_window: int = 4
     adapter_rank: int = 16  # of adapters, should it train some
     tokenizer_adapts: bool = False  # takes fewer frames at a time where memory is short
+    encodes_text: bool = False  # by Reason1, in training; each rank has all of it
     is_sharded: bool = True  # asks for copies over several ranks, though there may be but one
 
     @property
@@ -120,6 +121,7 @@ def read_workload(config: Config, num_gpus: int) -> Workload:
         tokenizer_window=int((pipe.tokenizer or {}).get("temporal_window", 4)),
         adapter_rank=model.lora_rank,
         tokenizer_adapts=(pipe.tokenizer or {}).get("tile_size") == "auto",
+        encodes_text="Reason1Encoder" in str((getattr(model, "text", None) and model.text.encoder) or ""),
         is_sharded=asked not in (0, 1),
     )
 
@@ -131,9 +133,7 @@ def _model_config(config: Config) -> Predict2Video2WorldModelConfig:
     target = locate(target, "model._target_") if isinstance(target, str) else target
     if not (isinstance(target, type) and issubclass(target, Predict2Video2WorldModel)):
         raise ConfigError(f"model is a {getattr(target, '__name__', target)}; only Video2World models are planned.")
-    model: Predict2Video2WorldModelConfig = as_config(
-        target.config_class, config.model.config, "model.config"
-    )
+    model: Predict2Video2WorldModelConfig = as_config(target.config_class, config.model.config, "model.config")
     if model.pipe_config.net is None:
         raise ConfigError("model.config.pipe_config.net is not set: choose a model (model=NAME).")
     return model

@@ -66,3 +66,14 @@ def test_the_larger_of_encoding_and_training_counts() -> None:
     assert adapts.encoding < heavy.encoding
     cached = predict_memory(replace(work, context_parallel=8, tokenizer="none"))
     assert cached.encoding == cached.tokenizer == 0
+
+
+@pytest.mark.slow
+def test_a_text_encoder_that_works_in_training_lies_whole_on_every_rank() -> None:
+    on_the_way = read("predict2p5_video2world_training_2b_groot_gr1_480", 8)
+    without = read("predict2p5_video2world_training_2b_groot_gr1_480", 8, "model.config.text.encoder=null")
+    assert on_the_way.encodes_text and not without.encodes_text
+    difference = predict_memory(on_the_way).total - predict_memory(without).total
+    assert difference == pytest.approx(1.04 * 2 * 7_070_619_136, rel=1e-3)
+    layer = 2 * (3584 * 3584 + 512 * 3584) + 3584 + 2 * 512 + 3 * 3584 * 18944 + 2 * 3584
+    assert 152064 * 3584 + 28 * layer + 3584 == 7_070_619_136
