@@ -234,7 +234,8 @@ def download_command(path: str) -> str | None:
         if match is None and "Predict2.5" not in name:
             return None
         if match is None:
-            model = next((model for model, place in PREDICT25.items() if place == (name, file)), None)
+            with_it = (_P25_2B, PREDICT25_EMPTY_TEXT), "2B/robot/action-cond"  # fetched with the weights that read it
+            model = dict([*((place, model) for model, place in PREDICT25.items()), with_it]).get((name, file))
             words.append(f"--predict2_5 {model or name.rpartition('-')[2] + '/post-trained'}")
         else:
             words.append(f"--model_types {_TYPES[match[2]]} --model_sizes {match[1]}")

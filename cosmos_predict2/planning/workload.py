@@ -121,7 +121,7 @@ def read_workload(config: Config, num_gpus: int) -> Workload:
         tokenizer_window=int((pipe.tokenizer or {}).get("temporal_window", 4)),
         adapter_rank=model.lora_rank,
         tokenizer_adapts=(pipe.tokenizer or {}).get("tile_size") == "auto",
-        encodes_text="Reason1Encoder" in str((getattr(model, "text", None) and model.text.encoder) or ""),
+        encodes_text=_encodes_text(model),
         is_sharded=asked not in (0, 1),
     )
 
@@ -137,6 +137,11 @@ def _model_config(config: Config) -> Predict2Video2WorldModelConfig:
     if model.pipe_config.net is None:
         raise ConfigError("model.config.pipe_config.net is not set: choose a model (model=NAME).")
     return model
+
+
+def _encodes_text(model: Any) -> bool:
+    text = getattr(model, "text", None)  # of Predict2.5
+    return text is not None and text.encoder is not None and "Reason1Encoder" in str(text.encoder["_target_"])
 
 
 def _shard_size(asked: int, num_gpus: int) -> int:

@@ -159,3 +159,8 @@ def test_a_tokenizer_in_place_of_a_network_is_a_fault_and_the_other_way_round(tm
     assert "194 in the model, missing" in fault
     (fault,), _ = file_faults(str(tmp_path / "model.pt"), "14B Video2World")
     assert "width 5120, 36 blocks" in fault
+
+
+def test_the_embedding_of_no_text_is_fetched_with_the_weights_that_read_it() -> None:
+    path = released.get_predict25_empty_text()
+    assert released.download_command(path) == "python -m scripts.download_checkpoints --predict2_5 2B/robot/action-cond"
