@@ -12,6 +12,7 @@ denoisers, and its generated frames against the last given frame repeated, where
 import argparse
 import json
 import logging
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -175,7 +176,7 @@ def _parser() -> command_line.Parser:
     actions("--model_size", choices=["2B", "tiny"], default=None, help="of weights that lie in no run (default 2B)")
     actions("--action_transform", default="", metavar="NAME", help="what such weights were trained with, where unsaid")
     actions("--guidance", type=float, default=0.0, help="away from no text: 0 for models that have none")
-    actions("--seed", type=int, default=0, help="of the noise: clip i has seed + i")
+    actions("--seed", type=int, default=0, help="of the noise, clip i has seed + i; and of the toy world's episodes")
     actions("--batch_size", type=int, default=None, help="clips imagined together (default: as many as fit)")
     actions("--device", default=None, help="cpu or cuda (default: a GPU where there is one)")
     actions("--toy_episodes", type=int, default=400, help="whole episodes of the toy world that are judged; 0: none")
@@ -217,18 +218,12 @@ def evaluate_actions(args: argparse.Namespace) -> int:
     from cosmos_predict2.pipelines.imagined_figures import measure
     from cosmos_predict2.pipelines.toy_futures import imagine_futures
     from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
+    from cosmos_predict2.toy_world.tasks import find_tasks
     from examples.video2world_action_choice import choose_action_model, read_texts
 
     if args.overrides or args.save_path:
         raise ConfigError(f"{(args.overrides or ['--save_path'])[0]} goes with --experiment NAME, which is not given.")
-    if (
-        min(args.num_clips, args.num_chunks, args.num_steps or 1) < 1
-        or args.toy_episodes < 0
-        or not 0 <= args.seed < 2**30
-    ):
-        raise ConfigError(
-            "--num_clips, --num_chunks and --num_steps are 1 at least, --toy_episodes and --seed 0 at least."
-        )
+    _check_flags(args)
     of_model = dict(action_scaler=None, gripper_scale=None, use_quat=False, chunk_size=None)
     of_text = dict(prompt="", negative_prompt="", prompt_embeddings=None)
     flags = argparse.Namespace(**vars(args), **of_model, **of_text)
@@ -255,8 +250,16 @@ def evaluate_actions(args: argparse.Namespace) -> int:
     if recordings.episodes is not None:
         setting = recordings.episodes.setting
         futures = imagine_futures(pipe, setting=setting, num_steps=num_steps, seed=args.seed)
-        if args.toy_episodes:
-            figures = measure(pipe, num_episodes=args.toy_episodes, setting=setting, num_steps=num_steps)
+        tasks = [name for name in sorted(set(recordings.episodes.tasks)) if find_tasks([name])[0].verb != "touch"]
+        if args.toy_episodes and tasks:  # no picture shows a touch
+            figures = measure(
+                pipe,
+                num_episodes=args.toy_episodes,
+                setting=setting,
+                tasks=tasks,
+                num_steps=num_steps,
+                seed=args.seed,
+            )
             print(figures.as_text())
     out = Path(args.out)
     page = write_report(
@@ -274,6 +277,21 @@ def evaluate_actions(args: argparse.Namespace) -> int:
         Path(args.json).write_text((out / FIGURES).read_text())
     print(f"page: {page}")
     return 0
+
+
+def _check_flags(args: argparse.Namespace) -> None:
+    """Raise for what cannot be meant, or could not be written in the end."""
+    for name in ("num_clips", "num_chunks", "num_steps", "batch_size"):
+        if (value := getattr(args, name)) is not None and value < 1:
+            raise ConfigError(f"--{name} {value}: at least 1.")
+    if args.toy_episodes < 0 or not 0 <= args.seed < 2**30:
+        raise ConfigError(f"--toy_episodes {args.toy_episodes} and --seed {args.seed}: 0 at least.")
+    if not math.isfinite(args.guidance):
+        raise ConfigError(f"--guidance {args.guidance}: a number, 0 for none.")
+    if Path(args.out).exists() and not Path(args.out).is_dir():
+        raise ConfigError(f"--out {args.out} is a file; give a folder for the page and its videos.")
+    if args.json and (Path(args.json).is_dir() or not Path(args.json).absolute().parent.is_dir()):
+        raise ConfigError(f"--json {args.json} cannot be written: give a file in a folder that exists.")
 
 
 def _recordings(args: argparse.Namespace, choice: Any) -> Any:

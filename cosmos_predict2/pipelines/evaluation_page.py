@@ -9,6 +9,7 @@ page.write(folder)
 
 import html
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,9 +103,17 @@ class Page:
 
 
 def write_json(path: Path, values: Mapping[str, object]) -> None:
-    """The figures, complete or not at all."""
-    text = json.dumps(values, indent=2, default=str) + "\n"
+    """The figures, complete or not at all; null for one that is not finite, which JSON does not know."""
+    text = json.dumps(_finite(values), indent=2, default=str, allow_nan=False) + "\n"
     storage.write_atomically(path, lambda file: file.write(text.encode("utf-8")))
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _drawing(title: str, lines: Mapping[str, Sequence[float]], across: str) -> str:

@@ -6,7 +6,7 @@ world model does, and so do things that know less, whose figures stand beside th
 
 * the first frame repeated;
 * the last motion repeated: every thing goes on as it moved from the frame before to the first, stopped by walls only.
-  It is told the true places and drawn by the world itself, so no baseline that sees two frames can be better;
+  It is told the true places and drawn by the world itself, without the loss of a tokenizer that a model has;
 * a model of the same size that never saw actions.
 
 Episodes are held out: they belong to a split of the toy world's series that training never draws from.
@@ -40,6 +40,7 @@ from cosmos_predict2.toy_world.scene import (
 )
 
 CHUNK = 12  # actions of a window
+CPU = torch.device("cpu")
 BATCH = 50  # divides the usual numbers of episodes: some kernels are made anew for each batch size
 REGIONS = ("all", "changed", "object")
 EDGE = 1.0  # pixels around an object that belong to it: its edge is soft
@@ -139,20 +140,23 @@ def psnr_by_horizon(video_B_C_F_H_W: Tensor, windows: Windows) -> dict[str, list
     return found
 
 
-def coded(video_B_C_F_H_W: Tensor, tokenizer: VideoTokenizer, batch: int = BATCH) -> Tensor:
+def coded(video_B_C_F_H_W: Tensor, tokenizer: VideoTokenizer, batch: int = BATCH, device: torch.device = CPU) -> Tensor:
     """What the tokenizer leaves of uint8 videos: the most that a model can show. The first frame stays as it is.
 
-    Any number of frames will do; the last one is repeated where a group is not full.
+    Any number of frames will do; the last one is repeated where a group is not full. The tokenizer is on ``device``.
     """
     count = video_B_C_F_H_W.shape[2]
     rest = video_B_C_F_H_W[:, :, -1:].expand(-1, -1, -(count - 1) % 4, -1, -1)
     whole = torch.cat([video_B_C_F_H_W, rest], dim=2)
-    parts = [to_uint8(tokenizer.decode(tokenizer.encode(part.float() / 127.5 - 1))) for part in whole.split(batch)]
+    parts = [
+        to_uint8(tokenizer.decode(tokenizer.encode(part.to(device).float() / 127.5 - 1))).cpu()
+        for part in whole.split(batch)
+    ]
     return torch.cat([video_B_C_F_H_W[:, :, :1], torch.cat(parts)[:, :, 1:count]], dim=2)
 
 
 def horizon_table(
-    windows: Windows, videos: Mapping[str, Tensor], tokenizer: VideoTokenizer
+    windows: Windows, videos: Mapping[str, Tensor], tokenizer: VideoTokenizer, device: torch.device = CPU
 ) -> dict[str, dict[str, list[float]]]:
     """`psnr_by_horizon` of several sets of videos, of the two baselines that need no model, and of the truth as far as
     the tokenizer shows it. All that a model imagines is coded, so the last motion is listed coded, too."""
@@ -161,26 +165,35 @@ def horizon_table(
         **videos,
         "repeat first frame": repeat_first(windows.video_B_C_F_H_W[:, :, :1], windows.action_B_A_D),
         "repeat last motion": motion,
-        "repeat last motion, coded": coded(motion, tokenizer),
-        "truth, coded": coded(windows.video_B_C_F_H_W, tokenizer),
+        "repeat last motion, coded": coded(motion, tokenizer, device=device),
+        "truth, coded": coded(windows.video_B_C_F_H_W, tokenizer, device=device),
     }
     return {name: psnr_by_horizon(video, windows) for name, video in every.items()}
 
 
 def clips_of(
-    windows: Windows, tokenizer: VideoTokenizer, config: Video2WorldPipelineConfig, text_channels: int
+    windows: Windows,
+    tokenizer: VideoTokenizer,
+    config: Video2WorldPipelineConfig,
+    text_channels: int,
+    device: torch.device = CPU,
 ) -> Clips:
-    """Windows as clips with their actions, the first frame given and no text: what losses are measured on."""
+    """Windows as clips with their actions, the first frame given and no text: what losses are measured on.
+
+    Latents and condition are on ``device``, as the tokenizer is.
+    """
     video, size = windows.video_B_C_F_H_W, len(windows)
     parts = video.split(BATCH)
-    x0 = torch.cat([tokenizer.encode(part.float() / 127.5 - 1) for part in parts]).float() * config.sigma_data
+    x0 = torch.cat([tokenizer.encode(part.to(device).float() / 127.5 - 1) for part in parts]).float()
+    x0 = x0 * config.sigma_data
     batch = {
         TEXT_KEY: torch.zeros(size, 1, text_channels),
         "fps": torch.full((size,), float(config.fps)),
         "padding_mask": torch.zeros(size, 1, *video.shape[-2:]),
         ACTION_KEY: windows.action_B_A_D,
     }
-    condition = Conditioner(config.conditioner).condition(batch, is_image=False)
+    on_device = {key: value.to(device) for key, value in batch.items()}
+    condition = Conditioner(config.conditioner).condition(on_device, is_image=False)
     condition = condition.with_given_frames(x0, torch.full((size,), latent_frames(1)))
     return Clips(video, x0, condition, [""] * size, latent_frames(1))
 

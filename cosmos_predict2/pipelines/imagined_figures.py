@@ -107,10 +107,11 @@ def measure(
     if blind is not None:
         nothing = torch.zeros_like(windows.action_B_A_D)
         videos[BLIND] = imagined(imagination(blind, num_steps), first, nothing)
-    clips = clips_of(windows, pipe.tokenizer, pipe.config, pipe.dit.text_channels)
-    noise = initial_noise(tuple(clips.x0_B_C_T_H_W.shape), list(range(len(clips))))
+    pipe.tokenizer.to(pipe.device)
+    clips = clips_of(windows, pipe.tokenizer, pipe.config, pipe.dit.text_channels, pipe.device)
+    noise = initial_noise(tuple(clips.x0_B_C_T_H_W.shape), list(range(len(clips)))).to(clips.x0_B_C_T_H_W)
     return ImaginedFigures(
-        horizons=horizon_table(windows, videos, pipe.tokenizer),
+        horizons=horizon_table(windows, videos, pipe.tokenizer, pipe.device),
         gap=action_gap(Predictor(pipe.config, pipe.dit), clips.x0_B_C_T_H_W, noise, clips.condition),
         ends={name: agreement(episodes, rollouts(imagine, episodes)) for name, episodes in driven.items()},
         detector={name: agreement(e, pictures(e.states[:, [0, -1]], e.size)) for name, e in driven.items()},
@@ -124,7 +125,7 @@ def imagination(pipe: Video2WorldActionConditionedPipeline, num_steps: int) -> I
     def imagine(first_B_C_1_H_W: Tensor, action_B_A_D: Tensor) -> Tensor:
         actions = pipe.transformed(action_B_A_D.numpy())
         seeds = list(range(len(actions)))
-        return pipe.rollout(first_B_C_1_H_W, actions, seeds, num_steps=num_steps, float_hand_over=True)
+        return pipe.rollout(first_B_C_1_H_W, actions, seeds, num_steps=num_steps, float_hand_over=True).cpu()
 
     return imagine
 

@@ -17,13 +17,16 @@ SSIM_C1, SSIM_C2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
 GRADIENT_C = 170.0  # of Xue et al. 2014, for pixels from 0 to 255
 LUMA = (0.299, 0.587, 0.114)
 HIGHEST_PSNR = 100.0  # of frames that are equal
-FRAMES_AT_ONCE = 256
+PIXELS_AT_ONCE = 1 << 22
 
 
 def psnr(video_B_C_F_H_W: Tensor, truth_B_C_F_H_W: Tensor) -> Tensor:
     """In dB, of the mean squared error over all clips."""
-    squared = (video_B_C_F_H_W.float() - truth_B_C_F_H_W.float()).square().double().mean(dim=(0, 1, 3, 4))
-    return (10 * torch.log10(255**2 / squared)).clamp(max=HIGHEST_PSNR)
+
+    def of(x_N_C_H_W: Tensor, y_N_C_H_W: Tensor) -> Tensor:
+        return (x_N_C_H_W - y_N_C_H_W).square().mean(dim=(1, 2, 3), dtype=torch.float64)
+
+    return (10 * torch.log10(255**2 / _by_frame(of, video_B_C_F_H_W, truth_B_C_F_H_W))).clamp(max=HIGHEST_PSNR)
 
 
 def ssim(video_B_C_F_H_W: Tensor, truth_B_C_F_H_W: Tensor) -> Tensor:
@@ -96,9 +99,10 @@ def lpips(video_B_C_F_H_W: Tensor, truth_B_C_F_H_W: Tensor) -> Tensor:
 
 def _by_frame(of: Callable[[Tensor, Tensor], Tensor], video: Tensor, truth: Tensor) -> Tensor:
     """[F], the mean over the clips of what ``of`` says of pictures [N, C, H, W]."""
-    frames = video.shape[2]
+    frames, height, width = video.shape[2:]
     x, y = (part.transpose(1, 2).flatten(0, 1) for part in (video, truth))
-    parts = [of(a.float(), b.float()) for a, b in zip(x.split(FRAMES_AT_ONCE), y.split(FRAMES_AT_ONCE))]
+    at_once = max(1, PIXELS_AT_ONCE // (height * width))
+    parts = [of(a.float(), b.float()) for a, b in zip(x.split(at_once), y.split(at_once))]
     return torch.cat(parts).double().view(-1, frames).mean(dim=0)
 
 

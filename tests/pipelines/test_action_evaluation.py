@@ -28,6 +28,7 @@ from cosmos_predict2.pipelines.evaluation_data import (
     recordings_of_run,
     toy_recordings,
 )
+from cosmos_predict2.pipelines.evaluation_page import write_json
 from cosmos_predict2.pipelines.recorded_run import recorded_run
 from cosmos_predict2.pipelines.toy_futures import Futures, imagine_futures
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
@@ -208,6 +209,31 @@ def test_the_model_that_comes_with_the_code_obeys(recordings: Recordings) -> Non
     assert gap is not None and gap.mean > 5
     futures = imagine_futures(tiny, num_steps=1)
     assert futures.apart() > 1.5 * futures.error()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--batch_size 0",
+        "--num_steps 0",
+        "--guidance nan",
+        "--toy_episodes -1",
+        "--json no/such/x.json",
+        "--out Makefile",
+    ],
+)
+def test_flags_that_cannot_be_meant_are_told_at_once(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["evaluate_world_model", "--dit_path", "none", *words.split()])
+    assert evaluate_world_model.main() == 2
+    assert words.split(maxsplit=1)[0] in capsys.readouterr().err
+
+
+def test_figures_that_are_not_finite_are_null(tmp_path: Path) -> None:
+    write_json(tmp_path / "x.json", {"rate": float("nan"), "psnr": [1.0, float("inf")], "of": (1, {"a": "b"})})
+    text = (tmp_path / "x.json").read_text()
+    assert json.loads(text, parse_constant=pytest.fail) == {"rate": None, "psnr": [1.0, None], "of": [1, {"a": "b"}]}
 
 
 @pytest.mark.slow

@@ -9,6 +9,8 @@ import torch
 from cosmos_predict2.nn.attention import BACKENDS, check_attention, choose_attention
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.cuda_graph import GraphedNetwork
+from cosmos_predict2.pipelines.imagined_figures import measure
+from tests.pipelines.test_imagined_episodes import model
 from tests.pipelines.test_video2world import frames, make_pipeline
 
 pytestmark = pytest.mark.gpu
@@ -76,3 +78,12 @@ def test_a_video_on_the_gpu_is_like_the_one_on_the_host() -> None:
     device.dit.attention = None
     found = device.generate(frames(), embedding, num_steps=3, guidance=1.0).cpu()
     assert torch.allclose(found, expected, atol=2e-2)
+
+
+def test_a_model_with_actions_is_measured_on_the_gpu_as_on_the_host() -> None:
+    on_host, on_device = model(), model(device="cuda")
+    on_device.dit.load_state_dict(on_host.dit.state_dict())
+    host, found = (measure(pipe, num_episodes=4) for pipe in (on_host, on_device))
+    assert found.gap is not None and host.gap is not None
+    assert found.gap.true == pytest.approx(host.gap.true, rel=2e-2)
+    assert found.horizons["model"]["all"] == pytest.approx(host.horizons["model"]["all"], abs=0.2)

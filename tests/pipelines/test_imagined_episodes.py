@@ -178,13 +178,13 @@ def test_no_picture_shows_a_touch() -> None:
 # All of it ------------------------------------------------------------------------------------------------------------
 
 
-def model(**changes: object) -> Video2WorldActionConditionedPipeline:
+def model(device: str = "cpu", **changes: object) -> Video2WorldActionConditionedPipeline:
     config = get_cosmos_predict2_action_conditioned_pipeline(model_size="tiny", network="chunk")
     config.guardrail_config.enabled = False
     config.prompt_refiner_config.enabled = False
     config.action_transform = dict(kind="controller", scale=[1.0] * 4)
     config.net.update(model_channels=32, num_blocks=1, **changes)
-    return Video2WorldActionConditionedPipeline.from_config(config, use_text_encoder=False)
+    return Video2WorldActionConditionedPipeline.from_config(config, use_text_encoder=False, device=device)
 
 
 def test_clips_with_swapped_actions_have_others_actions() -> None:
