@@ -124,6 +124,11 @@ def raw_actions(annotation: dict[str, Any], reading: Reading) -> tuple[Floats, s
     if transform.kind == "controller":
         frames = _frames(len(rows) + 1, reading)
         return summed_actions(rows, frames), f"rows of '{key}'", frames
+    if transform.accumulate is not None:
+        raise DataError(
+            f"'{key}' has the pose differences of neighbouring frames, but this model takes those to a frame further"
+            f" back (accumulate {transform.accumulate}): take the actions from the states (action_source state)."
+        )
     if reading.stride > 1:
         raise DataError(
             f"'{key}' has the pose differences of neighbouring frames: with fps_downsample_ratio={reading.stride} take"

@@ -129,6 +129,8 @@ def test_a_transform_has_a_short_name(text: str, expected: ActionTransform) -> N
         ("relative_pose:20x7", "relative_pose:20"),
         ('{"kind": "controller"}', "lacks scale"),
         ("{kind", "is no JSON"),
+        ('{"kind": "controller", "scale": 5}', "5 is no list of numbers"),
+        ('{"kind": "controller", "scale": ["a"]}', "is no list of numbers"),
     ],
 )
 def test_what_is_no_transform_is_explained(text: str, message: str) -> None:

@@ -35,7 +35,10 @@ KINDS = ("relative_pose", "controller")
 
 
 def _numbers(values: Sequence[float]) -> tuple[float, ...]:
-    return tuple(float(value) for value in values)
+    try:
+        return tuple(float(value) for value in values)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"action_transform: {values!r} is no list of numbers, one for each of an action.") from error
 
 
 @attrs.frozen(kw_only=True)
