@@ -59,18 +59,21 @@ assert torch.equal(torch.get_rng_state(), state)
 def _compose_all(config: str) -> tuple[int, list[str]]:
     """How many experiments a config file has, and which heavy packages are loaded after composing them all."""
     code = """
-import json, sys
+import copy, functools, json, sys
+import imaginaire.compose
 from imaginaire.compose import compose, experiment_names
+once = functools.cache(imaginaire.compose.load_config)  # groups are registered once for all, which is half of the work
+imaginaire.compose.load_config = lambda path: copy.deepcopy(once(path))
 config, heavy = sys.argv[1], sys.argv[2:]
 names = experiment_names(config)
 for name in names:
-    if name.endswith("fps"):  # a variant, of the same file as its base
+    if name.endswith(("fps", "_wo_resume")):  # a variant, of the same file as its base
         continue
     compose(config, [f"experiment={name}"])
 loaded = sorted({module.partition(".")[0] for module in sys.modules} & set(heavy))
 print(json.dumps([len(names), loaded]))
 """
-    number, loaded = json.loads(_python(code, config, *HEAVY).strip().splitlines()[-1])
+    number, loaded = json.loads(_python(code, config, *HEAVY, timeout=300).strip().splitlines()[-1])
     return number, loaded
 
 
