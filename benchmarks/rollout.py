@@ -213,6 +213,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="timed rounds of every row (default 5)")
     parser.add_argument("--quick", action="store_true", help="one round, for a look")
     arguments = parser.parse_args()
+    if min(*arguments.batches, arguments.num_steps, arguments.rounds or 1) < 1:
+        parser.error("--batches, --num_steps and --rounds are 1 at least")
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     is_gpu = torch.cuda.is_available()

@@ -95,6 +95,8 @@ def check_flags(args: argparse.Namespace) -> None:
     for name in ("num_steps", "batch_size"):
         if (value := getattr(args, name)) is not None and value < 1:
             raise ConfigError(f"--{name} {value}: at least 1.")
+    if args.start < 0 or args.end <= args.start:
+        raise ConfigError(f"--start {args.start} --end {args.end}: 0 at least, and the end behind the start.")
     if args.save_fps is not None and not args.save_fps > 0:
         raise ConfigError(f"--save_fps {args.save_fps}: above 0.")
 
@@ -184,9 +186,12 @@ def load_function(name: str) -> Any:
     """What a function by this name gives when it is called without arguments."""
     module, _, function = name.rpartition(".")
     try:
-        return getattr(importlib.import_module(module), function)()
+        make = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"--action_load_fn {name}: MODULE.FUNCTION cannot be imported: {error}.") from error
+    if not callable(make) or not callable(load := make()):
+        raise ConfigError(f"--action_load_fn {name}: called without arguments, it must give a function.")
+    return load
 
 
 def main(arguments: list[str] | None = None) -> int:

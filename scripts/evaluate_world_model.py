@@ -219,11 +219,13 @@ def evaluate_actions(args: argparse.Namespace) -> int:
     from cosmos_predict2.pipelines.toy_futures import imagine_futures
     from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
     from cosmos_predict2.toy_world.tasks import find_tasks
+    from examples.video2world import check_device
     from examples.video2world_action_choice import choose_action_model, read_texts
 
     if args.overrides or args.save_path:
         raise ConfigError(f"{(args.overrides or ['--save_path'])[0]} goes with --experiment NAME, which is not given.")
     _check_flags(args)
+    check_device(args.device or "cpu")
     of_model = dict(action_scaler=None, gripper_scale=None, use_quat=False, chunk_size=None)
     of_text = dict(prompt="", negative_prompt="", prompt_embeddings=None)
     flags = argparse.Namespace(**vars(args), **of_model, **of_text)

@@ -242,6 +242,8 @@ def test_the_last_rounding_may_be_left_out_and_solvers_chosen(bridge: Path, toy_
         (["--input_annotation", "ANNOTATION", "--solver", "unipc"], "--solver unipc"),
         (["--input_annotation", "ANNOTATION", "--save_path", "VIDEO"], "would replace"),
         (["--input_annotation", "ANNOTATION", "--action_load_fn", "absent.f"], "--action_load_fn absent.f"),
+        (["--input_annotation", "ANNOTATION", "--action_load_fn", "os.getcwd"], "it must give a function"),
+        (["--input_root", "x", "--start", "-5"], "--start -5 --end 100"),
         (["--input_annotation", "ANNOTATION", "--keep_reference"], "history=1 must be 2"),
         (["--input_annotation", "ANNOTATION", "--model_size", "2B"], "trained a tiny model|Leave --model_size out"),
     ],

@@ -101,10 +101,12 @@ class ActionDiT(Video2WorldDiT):
         size = action_B_A_D.shape[-1]
         if max(self.summed_action_dims) >= size or min(self.summed_action_dims) < 0:
             raise ValueError(f"summed_action_dims={self.summed_action_dims}, but an action has {size} numbers.")
-        summed = action_B_A_D.clone()
-        dims = self.summed_action_dims
-        summed[..., dims] = action_B_A_D[..., dims].cumsum(dim=1) * self.summed_action_scale
-        return summed
+        # Column by column: a list as an index would be copied to the GPU at every step, which no captured graph may do.
+        summed = [
+            column.cumsum(dim=1) * self.summed_action_scale if dim in self.summed_action_dims else column
+            for dim, column in enumerate(action_B_A_D.unbind(dim=-1))
+        ]
+        return torch.stack(summed, dim=-1)
 
     def action_mlps(self) -> list[ActionMLP]:
         found = [self.action_embedder_B_D, self.action_embedder_B_3D, self.action_embedder_tokens]

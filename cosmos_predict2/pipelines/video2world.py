@@ -41,7 +41,7 @@ from cosmos_predict2.pipelines.flow import SOLVER as FLOW_SOLVER
 from cosmos_predict2.pipelines.inputs import read_input
 from imaginaire import distributed, lazy_config
 from imaginaire.config import Section, at_least, one_of
-from imaginaire.errors import ConfigError, UserError, near
+from imaginaire.errors import ConfigError, DataError, UserError, near
 
 log = logging.getLogger(__name__)
 
@@ -491,7 +491,10 @@ class Video2WorldPipeline:
         size = text_B_S_E.shape[0]
         is_one = size > 1 and text_B_S_E.stride(0) == 0
         text = (text_B_S_E[:1] if is_one else text_B_S_E).to(self.dit.dtype)
-        prepared = self.dit.prepare(text, latent_shape=latent_shape, fps_B=condition.fps_B, skip_no_text=True)
+        try:
+            prepared = self.dit.prepare(text, latent_shape=latent_shape, fps_B=condition.fps_B, skip_no_text=True)
+        except ValueError as error:  # frames or a text that this network does not take
+            raise DataError(f"This network cannot make such a video. {error}") from error
         if not is_one:
             return prepared
         cross = (kept and tuple(value.expand(size, -1, -1, -1) for value in kept) for kept in prepared.cross)

@@ -214,6 +214,7 @@ def test_the_model_that_comes_with_the_code_obeys(recordings: Recordings) -> Non
 @pytest.mark.parametrize(
     "words",
     [
+        "--device tpu",
         "--batch_size 0",
         "--num_steps 0",
         "--guidance nan",

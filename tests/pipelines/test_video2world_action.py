@@ -361,6 +361,8 @@ def test_actions_of_another_shape_are_refused() -> None:
     for pipe, wrong, words in cases:
         with pytest.raises((ConfigError, DataError), match=words):
             pipe.generate_actions(frames, wrong, seeds, num_steps=1)
+    with pytest.raises(DataError, match="is beyond max_img_h=8"):
+        make_pipeline().generate_actions(frames.repeat(1, 1, 1, 4, 4), actions, seeds, num_steps=1)
     with pytest.raises(DataError, match="2 seeds are not of one batch"):
         make_pipeline().generate_actions(frames, actions, seeds[:2], num_steps=1)
 
