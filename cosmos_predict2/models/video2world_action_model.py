@@ -97,8 +97,9 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
         self, batch: Mapping[str, Any], generators: Draws, *, is_fixed: bool = False
     ) -> tuple[Tensor, Condition]:
         if not self.is_image_batch(batch):
-            batch = self.with_actions_of_clip(batch, generators)
+            whole, batch = batch, self.with_actions_of_clip(batch, generators)
             self._check_transform(batch)
+            self._require_uncut(whole, batch)
         return super().data_and_condition(batch, generators, is_fixed=is_fixed)
 
     @torch.no_grad()
@@ -139,6 +140,18 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
             cut = {self.config.input_video_key: torch.stack(clips)}
         rows = [row[start : start + wanted - 1] for row, start in zip(action, starts)]
         return {**batch, **cut, ACTION_KEY: torch.stack(rows)}
+
+    def _require_uncut(self, whole: Mapping[str, Any], batch: Mapping[str, Any]) -> None:
+        """Raise where clips were cut whose actions are relative to a frame that may have been cut off."""
+        transform, key = self.action_transform, self.config.input_video_key
+        if transform is None or transform.accumulate is None or whole.get(key) is batch.get(key):
+            return
+        have, wanted = whole[key].shape[2], batch[key].shape[2]
+        raise DataError(
+            f"The batch's clips have {have} frames, the model takes {wanted}, and the actions cannot be cut with them:"
+            f" they are differences to a frame further back (accumulate {transform.accumulate}). Let the data give"
+            f" clips of num_frames={wanted}."
+        )
 
     # --- the transform of the actions
 

@@ -118,6 +118,9 @@ def test_a_longer_clip_is_cut_with_its_actions() -> None:
     assert torch.equal(of_clip.action_B_A_D[:, 0, 0], shown)
     with pytest.raises(DataError, match="30 frames, but the model takes 9"):
         loss_of(make_model(resize_online=False), batch)
+    model.action_transform = relative_pose(accumulate="window")
+    with pytest.raises(DataError, match=r"cannot be cut.*accumulate window.*num_frames=9"):
+        model.data_and_condition({**batch, "action_transform": None}, model._generators(batch, "train"))
 
 
 def test_cached_latents_keep_the_actions_of_their_frames() -> None:
