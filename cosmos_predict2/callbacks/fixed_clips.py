@@ -73,7 +73,7 @@ def clips_of_step(batch: Mapping[str, Any], model: Any, count: int) -> list[Fixe
     dims = current_dims()
     mine: list[FixedClip] = []
     if dims.cp_rank == 0 and not model.is_image_batch(batch):
-        size = len(batch[TEXT_KEY])
+        size = len(batch["fps"])
         positions = batch.get(POSITION_KEY, torch.arange(size) * dims.dp_size + dims.dp_rank)
         batch = {**batch, POSITION_KEY: positions}
         mine = [replace(clip, video_1_C_F_H_W=None) for clip in _singly(model, batch)]
