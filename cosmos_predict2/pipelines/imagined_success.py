@@ -3,7 +3,7 @@
 
 A whole episode is imagined from its first picture and its actions, and a detector of colours says whether the object
 lies in the ring. The detector is part of the toy world and learns nothing; the ring is looked for on the first picture,
-which is true, and the object on the last.
+which is the given one as the tokenizer leaves it, and the object on the last.
 """
 
 from collections.abc import Sequence
