@@ -46,7 +46,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 # What files hold besides weights: Transformer Engine's state, training statistics, buffers that are functions of the
-# config, and what a run says of its data.
+# config, and what a run says of its data and its pipeline.
 EXTRAS = (
     "*_extra_state",
     "*accum_video_sample_counter",
@@ -54,6 +54,7 @@ EXTRAS = (
     "*accum_iteration",
     "*accum_train_in_hours",
     "action_transform",
+    "action_pipeline",
     "*pos_embedder.seq",
     "*pos_embedder.dim_spatial_range",
     "*pos_embedder.dim_temporal_range",

@@ -5,6 +5,7 @@ network, arguments = action_network(describe(open_dit(path)))
 net = network(**{**others, **arguments})
 """
 
+from math import isqrt
 from typing import Any
 
 from cosmos_predict2.checkpoints.families import Family, action_readings
@@ -56,6 +57,7 @@ def action_network(
         "action_dim": action_dim,
         "hidden_dim_in_action_embedder": hidden,
         "action_on_tokens": family.has_action_tokens,
+        "patch_spatial": isqrt(family.patch_volume),  # in time, actions have patches of one frame
     }
     if fits == ["chunk"]:
         return ChunkActionDiT, {**arguments, "temporal_compression_ratio": ratio}

@@ -22,6 +22,8 @@ from cosmos_predict2.checkpoints.dit_weights import inside_a_pipeline, open_dit
 from cosmos_predict2.checkpoints.families import Family, describe, require_family
 from cosmos_predict2.checkpoints.released import NETWORKS
 from cosmos_predict2.checkpoints.runs import recorded_alpha, recorded_base, run_config
+from cosmos_predict2.checkpoints.written_pipeline import KEY as PIPELINE_KEY
+from cosmos_predict2.checkpoints.written_pipeline import facts_json, facts_tensor, recorded_pipeline
 from imaginaire import storage, weights
 from imaginaire.errors import CheckpointError, ConfigError
 from imaginaire.weight_files import below, local_file, names_at, shape_of
@@ -85,16 +87,20 @@ def export(job: Export) -> Mapping[str, Tensor]:
         _write_folder(job.destination, tensors, config, job.dtype)
         return tensors
     tensors = weights.renamed(tensors, lambda name: f"net.{name}")
-    transform = recorded_transform(job.source) if family.action_inputs is not None else None
+    has_actions = family.action_inputs is not None
+    transform = recorded_transform(job.source) if has_actions else None
+    pipeline = recorded_pipeline(job.source) if has_actions else None
     if job.form == "safetensors":
         facts = _adapter_facts(job) if family.has_lora and not job.merge_lora else {}
         facts |= {} if transform is None else {TRANSFORM_KEY: transform.to_json()}
+        facts |= {} if pipeline is None else {PIPELINE_KEY: facts_json(pipeline)}
         plan = replace(_Plan.of(tensors, job.dtype), metadata={"format": "pt", **facts})
         storage.write_atomically(job.destination, plan.write)
     else:
         # Copies: a view of a mapped file would take the whole file along.
         state = {name: _cast(tensors[name], job.dtype).clone() for name in tensors}
         state |= {} if transform is None else {TRANSFORM_KEY: transform_tensor(transform)}
+        state |= {} if pipeline is None else {PIPELINE_KEY: facts_tensor(pipeline)}
         storage.write_atomically(job.destination, lambda file: torch.save(state, file))
     return tensors
 

@@ -12,8 +12,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor
 
+from cosmos_predict2.checkpoints import written_pipeline
 from cosmos_predict2.checkpoints.action_transforms import (
     CONFIG_KEY,
     KEY,
@@ -35,6 +37,7 @@ from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionPipelineConfig
 from imaginaire import weights
 from imaginaire.errors import CheckpointError, ConfigError, DataError
+from imaginaire.lazy_config import to_yaml
 from imaginaire.names import locate
 
 log = logging.getLogger(__name__)
@@ -58,6 +61,8 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
         pipe = self.pipe_config
         self.action_transform = pipe.transform if isinstance(pipe, Video2WorldActionPipelineConfig) else None
         self._says_transform = CONFIG_KEY
+        facts = written_pipeline.pipeline_facts(yaml.safe_load(to_yaml(pipe)))
+        self._pipeline_facts = written_pipeline.facts_tensor(facts)
         self._known_texts: set[str] = set()
         self._train_new_embedders()
 
@@ -157,6 +162,7 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
 
     def checkpoint_state(self) -> dict[str, Tensor]:
         state = super().checkpoint_state()
+        state = {**state, written_pipeline.KEY: self._pipeline_facts}
         return state if self.action_transform is None else {**state, KEY: transform_tensor(self.action_transform)}
 
     def load_checkpoint_state(self, state: Mapping[str, Tensor]) -> weights.LoadReport:
@@ -204,6 +210,9 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
 
     def _compare_start(self, transform: ActionTransform) -> None:
         path = self.config.model_manager_config.dit_path
+        if path and holds(path, ACTION_EMBEDDERS):
+            for difference in written_pipeline.untold_differences(path, self.pipe_config.net):
+                log.warning("the start weights were trained by a network with %s (pipe_config.net)", difference)
         if path and holds(path, ACTION_EMBEDDERS) and (start := recorded_transform(path)) not in (None, transform):
             log.warning(
                 "the start weights were trained with actions %s, the data have %s: what the weights know of actions"
@@ -294,4 +303,4 @@ def _arguments(net: ActionDiT) -> dict[str, Any]:
 
 
 def _without_transform(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    return weights.renamed(state, lambda name: None if name == KEY else name)
+    return weights.renamed(state, lambda name: None if name in (KEY, written_pipeline.KEY) else name)

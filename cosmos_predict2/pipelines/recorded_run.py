@@ -9,13 +9,14 @@ The file may come with weights from anywhere: nothing that it names is imported,
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import attrs
 
 from cosmos_predict2.checkpoints.runs import run_folder, run_tree
+from cosmos_predict2.checkpoints.written_pipeline import OF_THE_MACHINE, video_sizes, written_pipeline
 from cosmos_predict2.conditioner import ConditionerConfig, DropoutConfig
 from cosmos_predict2.data.sizes import VIDEO_SIZES, pixel_frames
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
@@ -48,17 +49,17 @@ _SAME = (
     "sigma_data",
     "rectified_flow_t_scaling_factor",
 )
-_OF_THE_MACHINE = ("atten_backend", "sac_config")  # of the network's arguments: another machine chooses anew
 
 
 @dataclass(frozen=True)
 class RecordedRun:
     """A Video2World run as its config.yaml has it."""
 
-    folder: str
+    folder: str  # or the file of weights, where that says it itself
     pipe: Mapping[str, Any]  # model.config.pipe_config
     dit_path: str  # where the run started from; empty: from random weights
     video_size: tuple[int, int] | None  # (height, width) of its clips, where the data say so
+    is_file: bool = False
 
     @property
     def net(self) -> Mapping[str, Any]:
@@ -86,6 +87,11 @@ class RecordedRun:
                     return resolution, ratio
         return str(self.pipe["resolution"]), None
 
+    @property
+    def says(self) -> str:
+        """Where its numbers are written, for messages."""
+        return self.folder if self.is_file else f"{self.folder}/config.yaml"
+
     def __str__(self) -> str:
         resolution, _ = self.shape
         size = f" ({self.video_size[1]}x{self.video_size[0]})" if self.video_size else ""
@@ -101,9 +107,9 @@ class RecordedRun:
     def apply_to(self, config: Video2WorldPipelineConfig) -> None:
         """Give the config the run's network, its length and rate, its noise levels, and its actions."""
         self._require_actions(isinstance(config, Video2WorldActionPipelineConfig))
-        _refuse_nodes(self.net, f"{self.folder}/config.yaml: model.config.pipe_config.net")
+        _refuse_nodes(self.net, f"{self.says}: model.config.pipe_config.net")
         known = {key: value for key, value in self.net.items() if not key.startswith("_")}
-        known |= {key: config.net[key] for key in _OF_THE_MACHINE if key in config.net}
+        known |= {key: config.net[key] for key in OF_THE_MACHINE if key in config.net}
         config.net = lazy_config.LazyCall(NETWORKS[self.net["_target_"]])(**known)
         for key in _SAME:
             if key in self.pipe:
@@ -119,7 +125,7 @@ class RecordedRun:
         tokenizer = dict(self.pipe.get("tokenizer") or {})
         name = tokenizer.pop("_target_", None)
         if name is not None and name != _name_of(config.tokenizer):
-            at = f"{self.folder}/config.yaml: model.config.pipe_config.tokenizer"
+            at = f"{self.says}: model.config.pipe_config.tokenizer"
             if name not in TOKENIZERS:
                 raise CheckpointError(f"{at} is {name}, which is not built here: only {', '.join(TOKENIZERS)}.")
             _refuse_nodes(tokenizer, at)
@@ -135,37 +141,31 @@ class RecordedRun:
 
 
 def recorded_run(path: str) -> RecordedRun | None:
-    """The Video2World run whose folder a checkpoint lies in; None where no config.yaml of one lies above it, or that of
-    other code."""
+    """The Video2World run whose folder a checkpoint lies in, or as far as a file of weights with actions says it; None
+    where no config.yaml of one lies above it, or that of other code."""
     tree = run_tree(path) if path else None
     config = _below(tree, "model", "config")
     pipe = _below(config, "pipe_config")
+    if is_file := run_folder(path) is None:
+        config, pipe = {}, written_pipeline(path)
     if config is None or pipe is None or any(key not in pipe for key in ("net", "state_t", "fps", "resolution")):
         return None
     name = (_below(pipe, "net") or {}).get("_target_")
     if name not in NETWORKS:
-        folder, known = run_folder(path), ", ".join(NETWORKS)
-        log.warning("%s/config.yaml is not read: its network is %s, and only %s is known here", folder, name, known)
+        says = path if is_file else f"{run_folder(path)}/config.yaml"
+        log.warning("%s is not read: its network is %s, and only %s is known here", says, name, ", ".join(NETWORKS))
         return None
     start = _below(config, "model_manager_config") or {}
-    size = next(_sizes(_below(tree, "dataloader_train")), None)
-    return RecordedRun(str(run_folder(path)), pipe, str(start.get("dit_path") or ""), size)
+    size = next(video_sizes(pipe if is_file else _below(tree, "dataloader_train")), None)
+    return RecordedRun(
+        path if is_file else str(run_folder(path)), pipe, str(start.get("dit_path") or ""), size, is_file
+    )
 
 
 def _below(tree: Any, *keys: str) -> dict[str, Any] | None:
     for key in keys:
         tree = tree.get(key) if isinstance(tree, dict) else None
     return tree if isinstance(tree, dict) else None
-
-
-def _sizes(tree: Any) -> Iterator[tuple[int, int]]:
-    """Every ``video_size`` of the data sets in a loader's section."""
-    if isinstance(tree, dict):
-        size = tree.get("video_size")
-        if isinstance(size, list) and len(size) == 2 and all(isinstance(side, int) for side in size):
-            yield size[0], size[1]
-        for value in tree.values():
-            yield from _sizes(value)
 
 
 def _known(cls: type, values: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from cosmos_predict2.data.sizes import latent_frames, pixel_frames
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, Video2WorldPipelineConfig, to_uint8
 from imaginaire.config import at_least
-from imaginaire.errors import ConfigError, DataError, near
+from imaginaire.errors import CheckpointError, ConfigError, DataError, near
 
 log = logging.getLogger(__name__)
 
@@ -64,12 +64,18 @@ class Video2WorldActionConditionedPipeline(Video2WorldPipeline):
     ) -> "Video2WorldActionConditionedPipeline":
         """As for Video2World. The weights must say which transform of actions they were trained with, or the config."""
         from cosmos_predict2.checkpoints.action_transforms import require_transform
+        from cosmos_predict2.checkpoints.written_pipeline import untold_differences
 
         if not isinstance(config, Video2WorldActionPipelineConfig):
             raise ConfigError("This pipeline is configured by a Video2WorldActionPipelineConfig, for its actions.")
         if dit_path:
             transform = require_transform(dit_path, config.transform)
             config = attrs.evolve(config, action_transform=transform.to_dict())
+            if config.net is not None and (differences := untold_differences(dit_path, config.net)):
+                raise CheckpointError(
+                    f"{dit_path} was trained by a network with {'; '.join(differences)} (pipe_config.net). Nothing in"
+                    " its weights shows that: build the network as it was (recorded_run(dit_path).apply_to(config))."
+                )
         pipe = super().from_config(config, dit_path, *arguments, **options)
         return cast("Video2WorldActionConditionedPipeline", pipe)
 
