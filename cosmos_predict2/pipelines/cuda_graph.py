@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A network whose forward pass is captured once and replayed: no launch overhead between small kernels."""
 
+import dataclasses
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,11 +14,14 @@ from torch import Tensor
 from cosmos_predict2.nn.dit import DiT, Prepared
 from imaginaire.errors import ConfigError
 
+MOST_KEPT = 4  # captured passes: two halves of a guidance, of a full batch and of the last one
+
 
 class GraphedNetwork:
-    """Called like the network it holds. Shapes, flags and the prepared context must stay those of the first call.
+    """Called like the network it holds, of which it may stand in for one sampling after another.
 
-    A new context (another prompt) is captured anew.
+    A pass is captured for each structure of the inputs: shapes, precisions, flags, and which blocks have a text to
+    read. What is in them may change from call to call; what was prepared is copied only when it is another object.
     """
 
     def __init__(self, net: DiT, device: torch.device) -> None:
@@ -21,45 +29,140 @@ class GraphedNetwork:
             raise ConfigError(f"CUDA graphs need a GPU, but the device is {device}. Leave out --use_cuda_graphs.")
         self.net = net
         self._device = device
-        self._key: Any = None
+        self._places = _places(net)
+        self._kept: OrderedDict[Any, _Captured] = OrderedDict()
+        self._pool: Any = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.net, name)
 
+    def fits(self, net: DiT) -> bool:
+        """Whether this is the network, and its weights still lie where they lay when it was captured."""
+        return net is self.net and _places(net) == self._places
+
     def __call__(
         self, x: Tensor, timesteps: Tensor, text: Tensor | None, *, prepared: Prepared | None, **inputs: Any
     ) -> Tensor:
-        tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
-        shapes = tuple((name, tuple(value.shape)) for name, value in tensors.items())
-        key = (tuple(x.shape), tuple(timesteps.shape), shapes, id(prepared), id(text))
-        if key != self._key:
-            with torch.cuda.device(self._device):  # streams belong to the current one
-                self._capture(x, timesteps, text, prepared, inputs)
-            self._key, self._held = key, (prepared, text)  # held, so that their ids stay their own
-        self._x.copy_(x)
-        self._timesteps.copy_(timesteps)
-        for name, value in tensors.items():
-            self._inputs[name].copy_(value)
-        with torch.cuda.device(self._device):
-            self._graph.replay()
-        return self._output.clone()
+        changing = {"x": x, "timesteps": timesteps, "text": text, **inputs}
+        key = (_structure(changing), _structure(prepared), self.net.part)
+        if (captured := self._kept.get(key)) is None:
+            while len(self._kept) >= MOST_KEPT:
+                self._kept.popitem(last=False)
+            captured = self._kept[key] = self._captured(_copy(changing), _copy(prepared))
+        self._kept.move_to_end(key)
+        _fill(captured.inputs, changing)
+        if prepared is not None and captured.source() is not prepared:
+            _fill(captured.prepared, prepared)
+            captured.source = weakref.ref(prepared)
+        return captured.replay().clone()
 
-    def _capture(
-        self, x: Tensor, timesteps: Tensor, text: Tensor | None, prepared: Prepared | None, inputs: dict[str, Any]
-    ) -> None:
-        self._x, self._timesteps = x.clone(), timesteps.clone()
-        self._inputs = {name: value.clone() if isinstance(value, Tensor) else value for name, value in inputs.items()}
-
+    def _captured(self, inputs: dict[str, Any], prepared: Prepared | None) -> "_Captured":
         def forward() -> Tensor:
-            output: Tensor = self.net(self._x, self._timesteps, text, prepared=prepared, **self._inputs)
+            rest = dict(inputs)
+            x, timesteps, text = rest.pop("x"), rest.pop("timesteps"), rest.pop("text")
+            output: Tensor = self.net(x, timesteps, text, prepared=prepared, **rest)
             return output
 
+        if self._pool is None:
+            self._pool = new_pool()
+        return _Captured(inputs, prepared, capture(forward, self._device, self._pool))
+
+
+@dataclass
+class _Captured:
+    inputs: dict[str, Any]
+    prepared: Prepared | None
+    replay: Callable[[], Tensor]
+    source: Callable[[], Prepared | None] = lambda: None  # what ``prepared`` was last copied from
+
+
+def new_pool() -> Any:
+    """Memory for several graphs, none of whose results outlives the next replay."""
+    return torch.cuda.graph_pool_handle()
+
+
+def capture(forward: Callable[[], Tensor], device: torch.device, pool: Any) -> Callable[[], Tensor]:
+    """What runs the captured pass again; its result is overwritten by any other pass of the pool."""
+    with torch.cuda.device(device):  # streams belong to the current one
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(3):  # lazy initialisations must not be captured
                 forward()
         torch.cuda.current_stream().wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._output = forward()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            output = forward()
+        torch.cuda.empty_cache()  # what the other passes took would be counted as held by the graph
+
+    def replay() -> Tensor:
+        with torch.cuda.device(device):
+            graph.replay()
+        return output
+
+    return replay
+
+
+# ---- inputs of any structure -----------------------------------------------------------------------------------------
+
+
+def _places(net: DiT) -> tuple[int, ...]:
+    return tuple(tensor.data_ptr() for tensor in (*net.parameters(), *net.buffers()))
+
+
+def _children(value: Any) -> list[Any] | None:
+    """What a structure is made of; None: it is no structure."""
+    if isinstance(value, dict):
+        return list(value.values())
+    if isinstance(value, (tuple, list)):
+        return list(value)
+    if isinstance(value, Prepared):
+        return [getattr(value, field.name) for field in dataclasses.fields(value)]
+    return None
+
+
+def _structure(value: Any) -> Any:
+    """All but the numbers in the tensors."""
+    if isinstance(value, Tensor):
+        return (tuple(value.shape), value.dtype, value.device, _repeated(value))
+    children = _children(value)
+    if children is None:
+        return value
+    names = tuple(value) if isinstance(value, dict) else ()
+    return (type(value).__name__, names, *map(_structure, children))
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return _once(value).clone().expand(value.shape)
+    if isinstance(value, dict):
+        return {name: _copy(child) for name, child in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(_copy(child) for child in value)
+    if isinstance(value, Prepared):
+        return Prepared(**{field.name: _copy(getattr(value, field.name)) for field in dataclasses.fields(value)})
+    return value
+
+
+def _fill(kept: Any, value: Any) -> None:
+    """Copy the numbers into a copy of the same structure."""
+    for mine, new in zip(_tensors(kept), _tensors(value), strict=True):
+        mine.copy_(new)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield _once(value)
+    for child in _children(value) or ():
+        yield from _tensors(child)
+
+
+def _repeated(tensor: Tensor) -> tuple[int, ...]:
+    """Dimensions along which the same memory is seen again and again: the one text of many samples."""
+    return tuple(dim for dim, stride in enumerate(tensor.stride()) if stride == 0 and tensor.shape[dim] > 1)
+
+
+def _once(tensor: Tensor) -> Tensor:
+    for dim in _repeated(tensor):
+        tensor = tensor.narrow(dim, 0, 1)
+    return tensor

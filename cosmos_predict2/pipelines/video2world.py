@@ -10,7 +10,6 @@ its own module.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import attrs
@@ -18,8 +17,6 @@ import numpy
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.distributed.fsdp import FSDPModule
-from tqdm import tqdm
 
 from cosmos_predict2.auxiliary.guardrail.runner import GuardrailConfig, GuardrailRunner, create_guardrail
 from cosmos_predict2.auxiliary.prompt_refiner import PromptRefinerConfig, create_prompt_refiner
@@ -27,21 +24,18 @@ from cosmos_predict2.auxiliary.status import status_line
 from cosmos_predict2.checkpoints import apply_lora
 from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, TEXT_KEY, Condition, Conditioner, ConditionerConfig
 from cosmos_predict2.data.sizes import latent_frames, pixel_frames, size_of
-from cosmos_predict2.diffusion.schedules import karras_sigmas
-from cosmos_predict2.diffusion.solvers import guide, sample
 from cosmos_predict2.interfaces import PromptRefiner, TextEncoder, VideoTokenizer
-from cosmos_predict2.nn.blocks import KeysValues
-from cosmos_predict2.nn.dit import DiT, Prepared
+from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.parallelize import ContextParallel
 from cosmos_predict2.pipelines.assembly import build_net
-from cosmos_predict2.pipelines.cuda_graph import GraphedNetwork
-from cosmos_predict2.pipelines.denoiser import Denoiser, Predict, clean_latents, with_given
-from cosmos_predict2.pipelines.flow import DISTILLED, FlowConfig, sample_distilled, sample_flow, solver_names
-from cosmos_predict2.pipelines.flow import SOLVER as FLOW_SOLVER
+from cosmos_predict2.pipelines.denoiser import Denoiser
+from cosmos_predict2.pipelines.device_memory import clips_at_once
+from cosmos_predict2.pipelines.flow import FlowConfig
 from cosmos_predict2.pipelines.inputs import read_input
-from imaginaire import distributed, lazy_config
+from cosmos_predict2.pipelines.sampling import Sampler
+from imaginaire import lazy_config
 from imaginaire.config import Section, at_least, one_of
-from imaginaire.errors import ConfigError, DataError, UserError, near
+from imaginaire.errors import ConfigError, UserError
 
 log = logging.getLogger(__name__)
 
@@ -143,9 +137,10 @@ class Video2WorldPipeline:
         self.guardrail = guardrail
         self.refiner = refiner
         self.device = torch.device(device)
-        self.denoiser = config.denoiser(net)
         self.conditioner = Conditioner(config.conditioner)
         self.context = context or ContextParallel(net, None)
+        self.sampler = Sampler(config, net, self.device, self.context)
+        self.denoiser = self.sampler.denoiser
         self._offload_text_encoder = offload_text_encoder
         self._offload_tokenizer = offload_tokenizer
         self._check_text_width()
@@ -372,42 +367,17 @@ class Video2WorldPipeline:
 
         Where both conditions are the same, the network is asked once a step.
         """
-        config, flow = self.config, self.config.flow
-        solver = solver or ("2ab" if flow is None else FLOW_SOLVER)
-        if solver not in (known := solver_names(flow)):
-            raise ConfigError(f"No solver of this network's noise levels is called '{solver}'.{near(solver, known)}")
-        if num_steps < 1:
-            raise ConfigError(f"num_steps={num_steps}: sampling takes at least 1 step.")
-        is_guided = guidance != 0 and not self._on_all_ranks(conditional.equals(unconditional))
-        self.context.activate(True)
-        conditional = self.context.part_of(conditional)
-        other = self.context.part_of(unconditional) if is_guided else None
-        noise = self.context.split_frames(noise_B_C_T_H_W)
-        with tqdm(total=num_steps, desc="sampling", unit="step", leave=False, disable=not progress) as bar:
-
-            def report(i: int, step: Any) -> None:
-                bar.update()
-                if on_step is not None:
-                    on_step(i, step)
-
-            if flow is not None and solver in (FLOW_SOLVER, DISTILLED):
-                guided = self._guided(conditional, other, guidance, use_cuda_graphs, flow.velocity)
-
-                def velocity(x: Tensor, timesteps_B: Tensor) -> Tensor:
-                    return flow.with_true_velocity(guided(x, timesteps_B), conditional, noise)
-
-                if solver == DISTILLED:
-                    latent = sample_distilled(velocity, noise, num_steps, flow.shift, report)
-                else:
-                    latent = sample_flow(velocity, noise, flow.levels(num_steps), report)
-                # The line that given frames move along ends beside them, as the first time is a little below 1.
-                latent = with_given(latent, conditional)
-            else:
-                levels = config.timestamps
-                sigmas = karras_sigmas(num_steps, levels.t_min, levels.t_max, levels.order)
-                denoise = self._guided(conditional, other, guidance, use_cuda_graphs)
-                latent = sample(denoise, noise * levels.t_max, sigmas, solver, report)
-            return self.context.gather_frames(latent)
+        return self.sampler.sample(
+            conditional,
+            unconditional,
+            noise_B_C_T_H_W,
+            guidance=guidance,
+            num_steps=num_steps,
+            solver=solver,
+            use_cuda_graphs=use_cuda_graphs,
+            progress=progress,
+            on_step=on_step,
+        )
 
     def _given_latents(self, frames_B_C_F_H_W: Tensor, num_latent_frames: int | None = None) -> Tensor:
         """Latents of the whole clip in which only the given frames are filled: the rest is never looked at.
@@ -428,18 +398,28 @@ class Video2WorldPipeline:
                 f"{count} frames are given to condition on, but it must be 1, 5, ... frames and fewer than the"
                 f" {total} of the video."
             )
-        self.tokenizer.to(self.device)
-        pixels = frames_B_C_F_H_W.to(self.device, work_dtype)
-        if not frames_B_C_F_H_W.is_floating_point():
-            pixels = pixels / 127.5 - 1
-        latent = self.tokenizer.encode(pixels).to(work_dtype) * config.sigma_data
-        if self._offload_tokenizer:
-            self.tokenizer.to("cpu")
+        latent = self.encode(frames_B_C_F_H_W)
         shape = list(latent.shape)
         shape[2] = num_latent_frames
         given = latent.new_zeros(shape)
         given[:, :, : latent.shape[2]] = latent
         return given
+
+    @torch.no_grad()
+    def encode(self, video_B_C_F_H_W: Tensor) -> Tensor:
+        """Latents of clips, uint8 or in [-1, 1], as the network sees them; on a GPU as many at a time as fit."""
+        self.tokenizer.to(self.device)
+        work_dtype = torch.promote_types(self.dit.dtype, torch.float32)
+        batch, _, *shape = video_B_C_F_H_W.shape
+        latents = []
+        for part in video_B_C_F_H_W.split(batch if self.device.type == "cpu" else self.clips_at_once(*shape)):
+            pixels = part.to(self.device, work_dtype)
+            if not part.is_floating_point():
+                pixels = pixels / 127.5 - 1
+            latents.append(self.tokenizer.encode(pixels).to(work_dtype) * self.config.sigma_data)
+        if self._offload_tokenizer:
+            self.tokenizer.to("cpu")
+        return latents[0] if len(latents) == 1 else torch.cat(latents)
 
     @torch.no_grad()
     def decode(self, latent_B_C_T_H_W: Tensor) -> Tensor:
@@ -450,75 +430,10 @@ class Video2WorldPipeline:
             self.tokenizer.to("cpu")
         return video.clamp(-1, 1)
 
-    def _guided(
-        self,
-        conditional: Condition,
-        unconditional: Condition | None,
-        guidance: float,
-        use_cuda_graphs: bool,
-        predict: Predict = clean_latents,
-    ) -> Callable[[Tensor, Tensor], Tensor]:
-        """What is predicted, with guidance; both halves in one batch where memory allows."""
-        given = conditional.gt_frames_B_C_T_H_W
-        assert given is not None
-        shape = (given.shape[2], given.shape[3], given.shape[4])
-
-        def run(condition: Condition) -> Callable[[Tensor, Tensor], Tensor]:
-            denoiser = self.denoiser
-            if use_cuda_graphs:  # each condition its own, or the two would capture in turn at every step
-                denoiser = self.config.denoiser(cast(DiT, GraphedNetwork(self.dit, self.device)))
-            # Weights that are sharded are whole only inside the network's own forward pass.
-            prepared = None if isinstance(self.dit, FSDPModule) else self._prepared(condition, shape)
-
-            return lambda x, level_B: predict(denoiser, x, level_B, condition, prepared)
-
-        if unconditional is None:
-            return run(conditional)
-        if self._fits_twice(given):
-            both = run(conditional.stacked_with(unconditional))
-
-            def guided_together(x: Tensor, level_B: Tensor) -> Tensor:
-                positive, negative = both(torch.cat([x, x]), torch.cat([level_B, level_B])).chunk(2)
-                return guide(positive, negative, guidance)
-
-            return guided_together
-        positive, negative = run(conditional), run(unconditional)
-        return lambda x, level_B: guide(positive(x, level_B), negative(x, level_B), guidance)
-
-    def _prepared(self, condition: Condition, latent_shape: tuple[int, int, int]) -> Prepared:
-        """What the network keeps of a condition from step to step; of one text for all samples it is made once."""
-        text_B_S_E = condition.crossattn_emb_B_S_E
-        size = text_B_S_E.shape[0]
-        is_one = size > 1 and text_B_S_E.stride(0) == 0
-        text = (text_B_S_E[:1] if is_one else text_B_S_E).to(self.dit.dtype)
-        try:
-            prepared = self.dit.prepare(text, latent_shape=latent_shape, fps_B=condition.fps_B, skip_no_text=True)
-        except ValueError as error:  # frames or a text that this network does not take
-            raise DataError(f"This network cannot make such a video. {error}") from error
-        if not is_one:
-            return prepared
-        cross = (kept and tuple(value.expand(size, -1, -1, -1) for value in kept) for kept in prepared.cross)
-        return replace(prepared, cross=cast("tuple[KeysValues | None, ...]", tuple(cross)))
-
-    def _fits_twice(self, latent_B_C_T_H_W: Tensor) -> bool:
-        """Whether the activations of a batch twice as large fit into the memory that is free, on all ranks."""
-        if self.device.type != "cuda":
-            return True
-        tokens = latent_B_C_T_H_W[:, 0].numel() // 4  # patches of 2 x 2
-        width = self.dit.model_channels
-        needed = 2 * tokens * width * 24 * torch.finfo(self.dit.dtype).bits // 8
-        free, _ = torch.cuda.mem_get_info(self.device)
-        reserved = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        return self._on_all_ranks(needed < free + reserved)
-
-    def _on_all_ranks(self, value: bool) -> bool:
-        """Whether it is so on all ranks whose forward passes are this one's, too."""
-        found = torch.tensor(float(value))
-        if isinstance(self.dit, FSDPModule):  # every forward pass is one of all ranks
-            distributed.all_reduce_(found, "min")
-        elif self.context.size > 1:
-            distributed.all_reduce_(found, "min", self.context.group)
-        return bool(found)
+    def clips_at_once(self, num_frames: int, height: int, width: int) -> int:
+        """How many clips of so many pixel frames the tokenizer takes together, for the memory that is free."""
+        has_graphs = self.sampler.has_graphs
+        return clips_at_once(self.device, self.tokenizer.dtype, num_frames, height, width, has_graphs=has_graphs)
 
     def _check_text_width(self) -> None:
         width = self.dit.text_channels

@@ -33,7 +33,7 @@ def _config(state_t: int = 4) -> Any:
 def _videos(pipe: Video2WorldPipeline, *, halves_apart: bool) -> dict[str, Tensor]:
     """One given frame and two latent ones, with guidance in one batch and apart, and without; two clips at once."""
     if halves_apart:
-        pipe._fits_twice = lambda latent: False  # type: ignore[method-assign]
+        pipe.sampler.fits_twice = lambda latent: False  # type: ignore[method-assign]
     settings: dict[str, Any] = dict(aspect_ratio="1:1", num_sampling_step=3, seed=3)
     text = pipe.encode_text([PROMPT, "push the blue box up"])
     frames = torch.randint(0, 256, (2, 3, 5, 48, 48), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
@@ -82,7 +82,7 @@ def _lead_or_follow(work: Any, group: Any, halves_apart: bool) -> Any:
         is_follower = not distributed.is_rank0()
         pipe: Video2WorldPipeline = kind.from_config(_config(), device="cpu", group=group, is_follower=is_follower)
         if halves_apart:
-            pipe._fits_twice = lambda latent: False  # type: ignore[method-assign]
+            pipe.sampler.fits_twice = lambda latent: False  # type: ignore[method-assign]
         return pipe
 
     def make_leader() -> Video2WorldPipeline:

@@ -11,7 +11,7 @@ from torch import Tensor
 from cosmos_predict2.auxiliary.guardrail.runner import GuardrailRunner
 from cosmos_predict2.interfaces import Verdict
 from cosmos_predict2.nn.dit import Video2WorldDiT
-from cosmos_predict2.pipelines import video2world
+from cosmos_predict2.pipelines import sampling
 from cosmos_predict2.pipelines.denoiser import Denoiser
 from cosmos_predict2.pipelines.video2world import (
     BlockedError,
@@ -84,7 +84,7 @@ def test_both_halves_of_the_guidance_in_one_batch_or_one_after_the_other(monkeyp
     positive, negative = text(pipe, "push"), text(pipe, "blurred")
     arguments = dict(num_steps=3, guidance=3.0)
     together = pipe.generate(frames(), positive, negative, **arguments)  # type: ignore[arg-type]
-    monkeypatch.setattr(pipe, "_fits_twice", lambda latent: False)
+    monkeypatch.setattr(pipe.sampler, "fits_twice", lambda latent: False)
     apart = pipe.generate(frames(), positive, negative, **arguments)  # type: ignore[arg-type]
     assert torch.allclose(together, apart, atol=1e-4)
     assert not torch.equal(together, pipe.generate(frames(), positive, None, **arguments))  # type: ignore[arg-type]
@@ -200,39 +200,17 @@ def test_pixels_are_rounded_not_cut() -> None:
     assert to_uint8(torch.tensor([-2.0, 2.0])).tolist() == [0, 255]
 
 
-def test_a_captured_network_serves_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With both halves of the guidance in one network, each would be captured again at every step."""
-    contexts: dict[int, set[int]] = {}
-
-    class Graphed:
-        def __init__(self, net: Video2WorldDiT, device: torch.device) -> None:
-            self.net = net
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.net, name)
-
-        def __call__(self, *arguments: Any, prepared: Any, **inputs: Any) -> Tensor:
-            contexts.setdefault(id(self), set()).add(id(prepared))
-            return self.net(*arguments, prepared=prepared, **inputs)
-
-    monkeypatch.setattr(video2world, "GraphedNetwork", Graphed)
-    pipe = make_pipeline()
-    monkeypatch.setattr(pipe, "_fits_twice", lambda latent: False)
-    pipe.generate(frames(), text(pipe, "push"), num_steps=2, guidance=1.0, use_cuda_graphs=True)
-    assert [len(seen) for seen in contexts.values()] == [1, 1]
-
-
 @pytest.mark.parametrize("is_sharded", [False, True])
 def test_ranks_that_share_weights_agree_on_how_often_the_network_runs(
     is_sharded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights are gathered in every forward pass, so a rank with less memory than the others must not take two."""
     pipe = make_pipeline()
-    monkeypatch.setattr(pipe, "device", torch.device("cuda"))
+    monkeypatch.setattr(pipe.sampler, "device", torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 40, 1 << 40))
     for name in ("memory_reserved", "memory_allocated"):
         monkeypatch.setattr(torch.cuda, name, lambda device: 0)
-    monkeypatch.setattr(video2world.distributed, "all_reduce_", lambda x, op, group=None: x.zero_())  # another has none
+    monkeypatch.setattr(sampling.distributed, "all_reduce_", lambda x, op, group=None: x.zero_())  # another has none
     if is_sharded:
-        monkeypatch.setattr(video2world, "FSDPModule", Video2WorldDiT)
-    assert pipe._fits_twice(torch.zeros(1, 16, 3, 4, 4)) == (not is_sharded)
+        monkeypatch.setattr(sampling, "FSDPModule", Video2WorldDiT)
+    assert pipe.sampler.fits_twice(torch.zeros(1, 16, 3, 4, 4)) == (not is_sharded)
