@@ -36,7 +36,6 @@ from cosmos_predict2.pipelines.video2world_action import Video2WorldActionCondit
 
 log = logging.getLogger(__name__)
 
-ENCODE_AT_ONCE = 16  # clips
 NUM_SCENES, NUM_SEQUENCES, NUM_SEEDS = 4, 3, 2  # first frames, sequences of actions and seeds of `tried_actions`
 
 Likeness = Callable[[Tensor, Tensor], Tensor]
@@ -210,7 +209,7 @@ def gap_of(
     frames = pipe.config.chunk_size + 1
     video = recordings.video_B_C_F_H_W[:, :, :frames]
     action = recordings.action_B_L_D[:, : frames - 1]
-    x0 = torch.cat([_latents(pipe, part) for part in video.split(ENCODE_AT_ONCE)])
+    x0 = torch.cat([pipe.encode(part) for part in video.split(pipe.clips_at_once(*video.shape[2:]))])
     epsilon = torch.cat([initial_noise((1, *x0.shape[1:]), seed + i) for i in range(len(x0))]).to(x0)
     condition = _condition(pipe, video, action.to(x0), text_1_S_E)
     condition = condition.with_given_frames(x0, torch.ones(len(x0), device=x0.device))
@@ -277,18 +276,11 @@ def following(
 # ---- parts -----------------------------------------------------------------------------------------------------------
 
 
-def _latents(pipe: Video2WorldActionConditionedPipeline, video_B_C_F_H_W: Tensor) -> Tensor:
-    pipe.tokenizer.to(pipe.device)
-    work_dtype = torch.promote_types(pipe.dit.dtype, torch.float32)
-    pixels = video_B_C_F_H_W.to(pipe.device, work_dtype) / 127.5 - 1
-    return pipe.tokenizer.encode(pixels).to(work_dtype) * pipe.config.sigma_data
-
-
 @torch.no_grad()
 def _coded(pipe: Video2WorldActionConditionedPipeline, video_B_C_F_H_W: Tensor) -> Tensor:
     """The frames as the tokenizer gives them back: all that a model can imagine at best."""
-    parts = video_B_C_F_H_W.split(ENCODE_AT_ONCE)
-    return torch.cat([to_uint8(pipe.decode(_latents(pipe, part))).cpu() for part in parts])
+    parts = video_B_C_F_H_W.split(pipe.clips_at_once(*video_B_C_F_H_W.shape[2:]))
+    return torch.cat([to_uint8(pipe.decode(pipe.encode(part))).cpu() for part in parts])
 
 
 def _condition(

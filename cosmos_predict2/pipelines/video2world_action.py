@@ -25,13 +25,13 @@ from cosmos_predict2.conditioner import ACTION_KEY, NEGATIVE_TEXT_KEY, TEXT_KEY
 from cosmos_predict2.data.action_conditioned.actions import ActionTransform
 from cosmos_predict2.data.sizes import latent_frames, pixel_frames
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
+from cosmos_predict2.pipelines.device_memory import activation_bytes, free_memory
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, Video2WorldPipelineConfig, to_uint8
 from imaginaire.config import at_least
 from imaginaire.errors import CheckpointError, ConfigError, DataError, near
 
 log = logging.getLogger(__name__)
 
-DECODE_AT_ONCE = 16  # videos: the decoder's activations are larger than the network's
 LAST_CHUNKS = ("pad", "drop")
 
 
@@ -144,7 +144,8 @@ class Video2WorldActionConditionedPipeline(Video2WorldPipeline):
                 use_cuda_graphs=use_cuda_graphs,
                 progress=progress,
             )
-            videos += [self._pixels(few, as_float) for few in latent.split(DECODE_AT_ONCE)]
+            few = self.clips_at_once(pixel_frames(num_latent), height, width)
+            videos += [self._pixels(some, as_float) for some in latent.split(few)]
         return torch.cat(videos)
 
     # --- many chunks
@@ -187,6 +188,8 @@ class Video2WorldActionConditionedPipeline(Video2WorldPipeline):
         actions_B_L_D = self._padded(actions_B_L_D[:, :end], starts[-1] + chunk)
         frames, is_float = first_frames_B_C_F_H_W, float_hand_over or as_float
         first, videos = first_frames_B_C_F_H_W[:, :, :1], []
+        # Once for all chunks: what else lies in memory then would make batches of other sizes, each captured anew.
+        batch_size = batch_size or self._most_at_once(latent_frames(1 + chunk), *frames.shape[3:])
         for start in tqdm(starts, desc="rollout", unit="chunk", leave=False, disable=not progress):
             clip = self.generate_actions(
                 frames,
@@ -252,11 +255,10 @@ class Video2WorldActionConditionedPipeline(Video2WorldPipeline):
         """How many samples' activations, of both halves of a guidance, fit into what is free of a GPU's memory."""
         if self.device.type != "cuda":
             return 1 << 30
-        tokens = num_latent * (height // 16) * (width // 16)
-        needed = 2 * tokens * self.dit.model_channels * 24 * torch.finfo(self.dit.dtype).bits // 8
-        free, _ = torch.cuda.mem_get_info(self.device)
-        free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        return max(1, int(0.8 * free) // needed)
+        factor = self.tokenizer.spatial_compression_factor
+        num_values = num_latent * (height // factor) * (width // factor)
+        needed = 2 * activation_bytes(self.dit, num_values)
+        return max(1, int(0.8 * free_memory(self.device)) // needed)
 
 
 def chunk_starts(num_actions: int, chunk_size: int, overlap: int = 0, last_chunk: str = "pad") -> list[int]:

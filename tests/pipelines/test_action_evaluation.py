@@ -65,7 +65,17 @@ def knowing(pipe: Any, recordings: Recordings, *, moves: bool) -> Any:
         return torch.stack([known[tuple(a[:12].flatten().tolist())][:, :frames] for a in actions])
 
     made = SimpleNamespace(rollout=rollout, generate_actions=rollout)
-    for name in ("config", "dit", "tokenizer", "device", "decode", "transform", "transformed"):
+    for name in (
+        "config",
+        "dit",
+        "tokenizer",
+        "device",
+        "encode",
+        "decode",
+        "clips_at_once",
+        "transform",
+        "transformed",
+    ):
         setattr(made, name, getattr(pipe, name))
     return made
 

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much is done at once: by what is free on a GPU, and by nothing else on a CPU."""
+
+import pytest
+import torch
+
+from cosmos_predict2.pipelines import action_evaluation
+from cosmos_predict2.pipelines.device_memory import CLIPS_AT_ONCE, SHARE_OF_TOKENIZER, VALUES_PER_PIXEL, clips_at_once
+from cosmos_predict2.tokenizers.wan_vae import LIVE_FRAMES
+from tests.pipelines.test_video2world_action import inputs, make_pipeline
+
+GPU, GIB = torch.device("cuda"), 1 << 30
+
+
+def gpu_with(monkeypatch: pytest.MonkeyPatch, free: int, unused: int = 0) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 2 * free))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: unused)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+
+
+def test_clips_at_once_follow_their_pixels_and_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu_with(monkeypatch, 40 * GIB)
+    by_size = {side: clips_at_once(GPU, torch.bfloat16, 13, side, side) for side in (64, 256, 512, 1024, 4096)}
+    assert by_size[64] > CLIPS_AT_ONCE > by_size[256] and by_size[4096] == 1
+    assert 15 <= by_size[64] / by_size[256] <= 17 and 3.5 <= by_size[256] / by_size[512] <= 5
+    assert clips_at_once(GPU, torch.float32, 13, 512, 512) < by_size[512]
+    gpu_with(monkeypatch, 10 * GIB, unused=30 * GIB)
+    assert clips_at_once(GPU, torch.bfloat16, 13, 512, 512) == by_size[512]
+    assert clips_at_once(GPU, torch.bfloat16, 13, 512, 512, has_graphs=True) == max(1, by_size[512] // 4)
+    assert clips_at_once(torch.device("cpu"), torch.float32, 13, 4096, 4096) == CLIPS_AT_ONCE
+
+
+def test_the_published_tokenizer_stays_within_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_work, remembered = max(LIVE_FRAMES.values())
+    assert 96 * (4 * in_work + remembered) == VALUES_PER_PIXEL
+    gpu_with(monkeypatch, 40 * GIB)
+    count = clips_at_once(GPU, torch.bfloat16, 13, 480, 640)
+    assert 480 * 640 * count * VALUES_PER_PIXEL * 2 <= SHARE_OF_TOKENIZER * 40 * GIB
+
+
+def test_videos_are_coded_so_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = make_pipeline()
+    first, actions, seeds = inputs(3)
+    whole = pipe.generate_actions(first, actions, seeds, num_steps=2)
+    sizes: dict[str, list[int]] = {"encode": [], "decode": []}
+    for name, found in sizes.items():
+        run = getattr(pipe.tokenizer, name)
+
+        def counted(x: torch.Tensor, run: object = run, found: list[int] = found) -> torch.Tensor:
+            found.append(len(x))
+            return run(x)  # type: ignore[operator, no-any-return]
+
+        monkeypatch.setattr(pipe.tokenizer, name, counted)
+    monkeypatch.setattr(pipe, "clips_at_once", lambda num_frames, height, width: 2)
+    assert torch.allclose(pipe.generate_actions(first, actions, seeds, num_steps=2).int(), whole.int(), atol=1)
+    assert sizes == {"encode": [3], "decode": [2, 1]}  # given frames are not counted on a CPU
+    action_evaluation._coded(pipe, whole)
+    assert sizes == {"encode": [3, 2, 1], "decode": [2, 1, 2, 1]}
