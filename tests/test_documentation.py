@@ -68,8 +68,22 @@ def test_blocks_parse_and_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / link).exists(), f"{page.name} links to {link}"
 
 
+# Of the recipes other tests run the blocks, and those of performance.md measure: with all others they are in the long run.
+RECIPES = (
+    "text2image_cosmos_nemo_assets",
+    "video2world_agibot_fisheye",
+    "video2world_cosmos_nemo_assets",
+    "video2world_gr00t",
+)
+LONG_PAGES = ("performance.md", *(f"post-training_{recipe}.md" for recipe in RECIPES))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if runnable(page) and page.name not in LONG_PAGES],
+    ids=lambda page: page.name,
+)
 def test_the_first_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     run(*runnable(page)[0], tmp_path)
 

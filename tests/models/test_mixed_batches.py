@@ -57,7 +57,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_images_and_videos_train_together_in_every_layout(tmp_path: Path) -> None:
     _train(tmp_path, {"one": ONE}, "trainer.max_iter=4")
     _train(tmp_path, {"parts": ONE}, "trainer.max_iter=2")

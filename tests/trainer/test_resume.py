@@ -128,7 +128,7 @@ def _without(item: str) -> Edit:
     return edit
 
 
-@slow
+@pytest.mark.long
 def test_nothing_that_is_saved_can_be_left_out(tmp_path: Path) -> None:
     run_whole(tmp_path / "whole", [])
     items = ["rng", "rng/python", "rng/numpy", "position", "iteration", "callback", "loss window", "scheduler"]
