@@ -12,6 +12,7 @@ other side, for each colour. A thing that always looks the same makes of this a 
 ridge regression is enough where camera and background stand still. Its score on true frames says how far to trust it.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,7 +34,7 @@ PAIRS_AT_ONCE = 1024
 class ActionFollowing:
     """How well the actions that were read agree with those that were commanded."""
 
-    r2: float  # the mean over the numbers of an action that vary
+    r2: float  # the mean over the numbers of an action that vary in the clips asked about; nan: none does
     r2_of_sums: float  # the same of their sums over four steps, one latent frame
     r2_by_number: dict[int, float]
     r2_by_step: list[float]  # of the actions at each place in the clip
@@ -63,16 +64,22 @@ class Probe:
 
     def _score(self, found_B_A_D: Tensor, action_B_A_D: Tensor) -> ActionFollowing:
         wanted_B_A_D = action_B_A_D[..., self.numbers].to(found_B_A_D)
+        error = float((found_B_A_D - wanted_B_A_D).square().mean().sqrt())
+        # A number that varied where the probe was fitted may stay the same here: there is no variance to be found.
+        varies = _varying(wanted_B_A_D)
+        found_B_A_D, wanted_B_A_D = found_B_A_D[..., varies], wanted_B_A_D[..., varies]
         squared = (found_B_A_D - wanted_B_A_D).square()
         spread = (wanted_B_A_D - wanted_B_A_D.mean(dim=(0, 1))).square()
         r2_D = _r2(found_B_A_D, wanted_B_A_D)
-        r2_A = 1 - squared.sum(dim=(0, 2)) / spread.sum(dim=(0, 2)).clamp(min=1e-12)
+        r2_A = 1 - squared.sum(dim=(0, 2)) / spread.sum(dim=(0, 2)).clamp(min=1e-12 if varies else 0.0)
+        sums, wanted_sums = _sums(found_B_A_D), _sums(wanted_B_A_D)
+        varied = _varying(wanted_sums)
         return ActionFollowing(
             r2=float(r2_D.mean()),
-            r2_of_sums=float(_r2(_sums(found_B_A_D), _sums(wanted_B_A_D)).mean()),
-            r2_by_number=dict(zip(self.numbers, r2_D.tolist())),
+            r2_of_sums=float(_r2(sums[..., varied], wanted_sums[..., varied]).mean()),
+            r2_by_number=dict(zip([self.numbers[i] for i in varies], r2_D.tolist())),
             r2_by_step=r2_A.tolist(),
-            error=float(squared.mean().sqrt()),
+            error=error,
         )
 
 
@@ -80,15 +87,14 @@ def fit_probe(frames_B_C_F_H_W: Tensor, action_B_A_D: Tensor) -> Probe:
     """The regression from true clips. How strongly it is held back is chosen on a quarter of the clips."""
     if len(frames_B_C_F_H_W) < 2 * HELD_BACK:
         raise DataError(f"A probe of actions is fitted to {2 * HELD_BACK} clips at least, not {len(frames_B_C_F_H_W)}.")
-    spread_D = action_B_A_D.double().flatten(0, 1).std(dim=0)
-    numbers = (spread_D > 1e-6 * spread_D.max().clamp(min=1e-12)).nonzero()[:, 0].tolist()
-    if not numbers or float(spread_D.max()) < 1e-9:
+    if not (numbers := _varying(action_B_A_D)):
         raise DataError("All actions are the same: there is nothing that a probe could learn to read.")
     features = pair_features(frames_B_C_F_H_W)
     wanted = action_B_A_D[..., numbers].double()
     chosen = torch.arange(len(features)) % HELD_BACK == 0
     fitted = [_ridge(features[~chosen], wanted[~chosen], numbers, [ridge])[0] for ridge in RIDGES]
-    scores = [probe._score(probe._of(features[chosen]), action_B_A_D[chosen]).r2 for probe in fitted]
+    found = [probe._score(probe._of(features[chosen]), action_B_A_D[chosen]) for probe in fitted]
+    scores = [-score.error if math.isnan(score.r2) else score.r2 for score in found]  # nan: none varies in them
     best = RIDGES[max(range(len(RIDGES)), key=lambda i: scores[i])]
     return _ridge(features, wanted, numbers, [best])[0]
 
@@ -118,6 +124,13 @@ def _features(before_N_C_H_W: Tensor, after_N_C_H_W: Tensor) -> Tensor:
     columns = [misfit(-y, -x) - misfit(y, x) for y, x in shifts]
     columns += [misfit(0, 0), before.mean(dim=(2, 3)), after.mean(dim=(2, 3))]
     return torch.cat(columns, dim=1).double()
+
+
+def _varying(action_B_A_D: Tensor) -> list[int]:
+    """The numbers that are not the same everywhere."""
+    spread_D = action_B_A_D.double().flatten(0, 1).std(dim=0, correction=0)
+    found: list[int] = (spread_D > max([1e-9, *(1e-6 * spread_D).tolist()])).nonzero()[:, 0].tolist()
+    return found
 
 
 def _r2(found_B_A_D: Tensor, wanted_B_A_D: Tensor) -> Tensor:

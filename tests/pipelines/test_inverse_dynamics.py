@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading actions from frames: right on true frames that it was not fitted to, and telling where nothing is obeyed."""
 
+import math
+
 import numpy
 import pytest
 import torch
@@ -56,6 +58,18 @@ def test_closing_the_gripper_is_read_too() -> None:
     probe = fit_probe(*clips(32, "train", tasks=("carry_puck",)))
     found = probe.score(*clips(16, "val", tasks=("carry_puck",)))
     assert probe.numbers == [0, 1, 2] and found.r2_by_number[2] > 0.95
+
+
+def test_a_number_that_stays_the_same_in_the_clips_asked_about_is_left_out() -> None:
+    probe = fit_probe(*clips(32, "train", tasks=("carry_puck",)))
+    frames, actions = clips(16, "val", tasks=("push_puck",))  # the gripper stays open
+    assert probe.numbers == [0, 1, 2] and float(actions[..., 2].std()) == 0
+    found = probe.score(frames, actions)
+    assert list(found.r2_by_number) == [0, 1]
+    assert found.r2 == pytest.approx(sum(found.r2_by_number.values()) / 2) and found.r2 > 0.5
+    nothing = probe.score(frames, torch.zeros_like(actions))
+    assert math.isnan(nothing.r2) and math.isnan(nothing.r2_of_sums) and nothing.r2_by_number == {}
+    assert all(math.isnan(value) for value in nothing.r2_by_step) and nothing.error > 0
 
 
 def test_fitting_twice_gives_the_same() -> None:
