@@ -73,6 +73,7 @@ def test_an_experiment_has_its_published_values(name: str) -> None:
     assert (model.fsdp_shard_size, model.loss_scale, pipe.flow.shift, model.train_time_shift) == (8, 1.0, 5.0, 5.0)
     assert pipe.flow.conditional_frame_timestep < 0 and model.conditional_frames_probs is None
     assert model.text.encoder is None and model.text.constant_path.endswith("cr1_empty_string_text_embeddings.pt")
+    assert config.optimizer.master_weights, "of weights in bfloat16"
     assert list(config.optimizer.betas) == [0.9, 0.999] and config.trainer.callbacks.grad_clip.clip_norm == 0.1
 
 
@@ -172,8 +173,8 @@ def test_the_published_commands_compose(
     shown = capsys.readouterr()
     assert "Predict2p5ActionConditionedModel" in shown.out and "its experiments are in cosmos_predict2" in shown.err
     own = "--config=cosmos_predict2/configs/action_conditioned/config.py"
-    chunk = "net=cosmos_v1_2B_action_chunk_conditioned"
+    flat = "net=cosmos_v1_2B_action_conditioned"
     assert (
-        train.main([own, "--dryrun", "--", "experiment=predict2_video2world_2b_libero_action_conditioned", chunk]) == 0
+        train.main([own, "--dryrun", "--", "experiment=predict2p5_video2world_2b_libero_action_conditioned", flat]) == 0
     )
-    assert "ChunkActionDiT" in capsys.readouterr().out
+    assert "FlatActionDiT" in capsys.readouterr().out

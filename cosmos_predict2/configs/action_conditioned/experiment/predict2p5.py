@@ -2,7 +2,8 @@
 """Post-training of Predict2.5 with actions: Bridge, GR1 and LIBERO.
 
 The published experiments have variants that start from random weights (``_wo_resume``), on noise in place of data too
-(``_mock_wo_resume``), to try a machine.
+(``_mock_wo_resume``), to try a machine. Their AdamW is the one with float32 moments and masters: in bfloat16, a second
+moment that keeps 0.999 of itself never falls, and steps of these learning rates are lost in the weights.
 """
 
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ def trained(experiment: str, run: Run) -> dict[str, Any]:
     """From the pre-trained model; samples are drawn without guidance."""
     net = dict(action_dim=run.action_dim) if run.model == CHUNK else {}
     return dict(
-        defaults=group_choices(run.model, *run.data, optimizer="adamw", ema="power"),
+        defaults=group_choices(run.model, *run.data, ema="power"),
         job=dict(project=PROJECT, group=run.group, name=run.name or experiment),
         model=dict(config=dict(pipe_config=dict(net=net))),
         dataloader_train=dict(batch_size=run.batch_size),
@@ -90,7 +91,7 @@ def without_weights(experiment: str, run: Run, *, is_mock: bool) -> dict[str, An
 def libero() -> dict[str, Any]:
     """One suite of LIBERO, from the weights of Bridge. Another: ``dataloader_train=libero_object_train`` and so on."""
     return dict(
-        defaults=group_choices(CHUNK, "libero_spatial_train", "libero_spatial_val", optimizer="adamw", ema="power"),
+        defaults=group_choices(CHUNK, "libero_spatial_train", "libero_spatial_val", ema="power"),
         job=job("2p5_2b_libero_action_conditioned"),
         model=dict(
             config=dict(model_manager_config=dict(dit_path=get_cosmos_predict25_checkpoint("2B/robot/action-cond")))
