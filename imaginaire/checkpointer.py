@@ -463,11 +463,12 @@ def _with_average(source: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> M
 
 
 def _average_as_weights(source: Mapping[str, Tensor], path: str) -> Mapping[str, Tensor]:
-    """The averaged weights, both as themselves and as the weights to train."""
+    """The averaged weights, both as themselves and as the weights to train, with what else the file says."""
     average = [name for name in source if name.startswith("net_ema.")]
     if not average:
         raise CheckpointError(f"checkpoint.load_ema_to_reg=True, but {path} holds no averaged weights (net_ema.*).")
-    names = {name: name for name in average} | {f"net.{name[8:]}": name for name in average}
+    others = [name for name in source if weights.is_extra(name) and not name.startswith("net.")]
+    names = {name: name for name in [*others, *average]} | {f"net.{name[8:]}": name for name in average}
     return LazyTensors({name: (source, original) for name, original in names.items()})
 
 

@@ -185,6 +185,12 @@ def test_load_ema_to_reg_starts_from_the_average(finished: Path, tmp_path: Path)
     assert saved(tmp_path)["model"]["net.head.weight"].equal(average.bfloat16())
 
 
+def test_the_average_comes_with_what_else_a_file_says() -> None:
+    source = {name: torch.full((1,), i) for i, name in enumerate(("net.w", "net_ema.w", "action_transform", "other"))}
+    found = checkpointer._average_as_weights(source, "x")
+    assert {name: int(found[name]) for name in found} == {"net.w": 1, "net_ema.w": 1, "action_transform": 2}
+
+
 def test_keys_not_to_resume_starts_them_anew_and_refuses_unknown_ones(copy: Path) -> None:
     with pytest.raises(ConfigError, match=r"keys_not_to_resume has 'optimizer'. Did you mean optim"):
         train(copy, [*QUICK, "trainer.max_iter=8", "checkpoint.keys_not_to_resume=[optimizer]"])
