@@ -8,6 +8,7 @@ enter clean, and what the network says of them counts as right. All else, from d
 whose noise levels sigma = t / (1 - t) name the same mixtures: the methods here take and give those, too.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, cast
 
@@ -22,6 +23,8 @@ from cosmos_predict2.models.training_text import TrainingText, TrainingTextConfi
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel, Predict2Video2WorldModelConfig
 from imaginaire.config import one_of
 from imaginaire.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 # Of a sample's noise as sigma = t / (1 - t), which is infinite for noise alone: float32 knows no time between the two.
 LATEST_TIME = 1 - 2.0**-24
@@ -84,6 +87,11 @@ class Predict2p5Video2WorldModel(Predict2Video2WorldModel):
             )
         self.flow = self.pipe_config.flow
         self.text = TrainingText(self.config.text)
+        if shares := given_shares(self.config.conditional_frames_probs or {}):
+            # Said, since a mapping in an override is merged over the one that stands there.
+            total = sum(shares.values())
+            told = ", ".join(f"{number} in {share / total:.0%}" for number, share in shares.items())
+            log.info("given latent frames: %s of the clips", told)
 
     @classmethod
     def preflight(cls, config: Any) -> Iterator[str]:

@@ -143,6 +143,13 @@ def test_given_frames_are_drawn_by_their_shares(shares: dict[Any, float], expect
     assert found == pytest.approx(expected, abs=0.03)
 
 
+def test_the_shares_are_said_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    """A mapping in an override is merged, so what holds may not be what was written."""
+    with caplog.at_level("INFO"):
+        make_model(conditional_frames_probs={0: 0.5, 1: 1.0, 2: 0.5})
+    assert "given latent frames: 0 in 25%, 1 in 50%, 2 in 25% of the clips" in caplog.text
+
+
 def test_without_shares_the_numbers_of_the_pipeline_hold() -> None:
     model = make_model(conditional_frames_probs=None)
     model.pipe_config.min_num_conditional_frames = model.pipe_config.max_num_conditional_frames = 1
