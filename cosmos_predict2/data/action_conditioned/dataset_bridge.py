@@ -152,7 +152,7 @@ class ActionConditionedDataset(Dataset[dict[str, Any]]):
                 arguments.get("fps_downsample_ratio"),
             )
             yield from shape_problems(num_frames, arguments.get("video_size", (480, 640)))
-            _accumulate(arguments.get("accumulate_action", False))
+            cls.declared_transform(**{**arguments, "load_action": True})
         except ConfigError as error:
             yield str(error)
         if mode in MODES:

@@ -123,6 +123,10 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
             _combination(arguments.get("combine_actions"), stride)
         except (ConfigError, DataError) as error:
             yield str(error)
+        try:
+            cls.declared_transform(**arguments)
+        except (ConfigError, DataError) as error:
+            yield str(error)
 
     @classmethod
     def declared_transform(cls, **arguments: Any) -> ActionTransform | None:

@@ -115,6 +115,10 @@ class LiberoDataset(Dataset[dict[str, Any]]):
             find_suites(Path(arguments.get("root", "")), arguments.get("suites"))
         except DataError as error:
             yield str(error)
+        try:
+            cls.declared_transform(**arguments)
+        except (ConfigError, DataError) as error:
+            yield str(error)
 
     @classmethod
     def declared_transform(cls, **arguments: Any) -> ActionTransform:

@@ -189,6 +189,8 @@ def test_wrong_folders_name_the_right_ones(tmp_path: Path) -> None:
         _dataset(root, train_annotation_path=str(root / "annotations"))
     right = dict(train_annotation_path=str(root / "annotations" / "train"), video_path=str(root))
     assert not list(ActionConditionedDataset.preflight(**right))
+    (problem,) = ActionConditionedDataset.preflight(**right, action_scale=0.0)
+    assert "needs a number other than 0" in problem
 
 
 def test_wrong_settings_are_told(bridge: Path) -> None:

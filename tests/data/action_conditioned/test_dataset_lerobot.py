@@ -140,6 +140,8 @@ def test_preflight_tells_without_reading_episodes(original: Path, tmp_path: Path
     found = "; ".join(LeRobotActionDataset.preflight(root=str(tmp_path), video_size=(30, 48), stride=0))
     assert "meta/info.json" in found and "multiples of 16" in found and "stride=0" in found
     assert "in between" in "".join(LeRobotActionDataset.preflight(root=str(original), stride=2))
+    transform = dict(kind="controller", statistics=str(tmp_path / "none.json"))
+    assert "none.json" in "".join(LeRobotActionDataset.preflight(root=str(original), action_transform=transform))
 
 
 def test_missing_files_stop_the_run_or_are_left_out_with_a_count(root: Path, caplog: pytest.LogCaptureFixture) -> None:

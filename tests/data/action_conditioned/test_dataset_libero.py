@@ -161,6 +161,11 @@ def test_wrong_settings_and_folders_are_told(libero: Path, tmp_path: Path) -> No
             find_suites(root, suites)
         assert any(LiberoDataset.preflight(root=str(root), suites=suites))
     assert not list(LiberoDataset.preflight(root=str(libero)))
+    for transform, message in [
+        (dict(kind="relative_pose", scale=[20.0] * 7), "LIBERO's files hold controller actions"),
+        (dict(kind="controller", statistics=str(tmp_path / "none.json")), "none.json"),
+    ]:
+        assert message in "".join(LiberoDataset.preflight(root=str(libero), action_transform=transform))
 
 
 @pytest.fixture(scope="module")
