@@ -23,7 +23,8 @@ from imaginaire.lazy_config import save_yaml, to_yaml
 ROOT = Path(__file__).parent.parent.parent
 BASE = "cosmos_predict2/configs/base/config.py"
 V2W = "predict2_video2world_training"
-VARIANTS = ("fps", "_wo_resume")  # of an experiment that is looked at itself
+VARIANTS = ("fps", "_320_wo_resume", "_320_mock_wo_resume")  # of an experiment that is looked at itself
+MORE_VARIANTS = "_wo_resume"  # made by the same function as those
 FAMILIES = {  # a tiny experiment, and the released one that it stands for
     f"{V2W}_tiny_groot_gr1_480": f"{V2W}_2b_groot_gr1_480",
     f"{V2W}_tiny_agibot_head_center_fisheye_color": f"{V2W}_2b_agibot_head_center_fisheye_color",
@@ -46,8 +47,14 @@ ALL = names()
 
 
 def by_name(some: Iterable[str]) -> list[Any]:
-    """Parameters for a test of each; of the variants of one experiment in slow, since each is composed."""
-    return [pytest.param(name, marks=[pytest.mark.slow] if name.endswith(VARIANTS) else []) for name in some]
+    """Parameters for a test of each; variants of one experiment in slow, and most in long, since each is composed."""
+
+    def tier(name: str) -> list[Any]:
+        if name.endswith(VARIANTS):
+            return [pytest.mark.slow]
+        return [pytest.mark.long] if name.endswith(MORE_VARIANTS) else []
+
+    return [pytest.param(name, marks=tier(name)) for name in some]
 
 
 @functools.cache
