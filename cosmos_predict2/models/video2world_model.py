@@ -268,6 +268,13 @@ class Predict2Video2WorldModel(ImaginaireModel):
                 f"The batch's '{TEXT_KEY}' have width {width}, but the network takes {self.net.text_channels}: encode"
                 " the captions with the text encoder that it was trained with."
             )
+        try:
+            self.net.require_readable(condition.crossattn_emb_B_S_E)
+        except ValueError as error:
+            raise DataError(
+                f"The batch's '{TEXT_KEY}' say something. {error} Leave out the captions"
+                " (dataset.captions=false in the toy world), or set model.config.pipe_config.net.reads_text=true."
+            ) from error
         if not is_image:
             least = self._fewest_given() if is_fixed else None
             condition = condition.with_given_frames(x0, self._num_given(batch, x0, generators, least))

@@ -262,6 +262,7 @@ class DiT(nn.Module):
         ``latent_shape`` is (T, H, W) in latents, of the part that the network sees. With ``skip_no_text`` a text of
         zeros is left out where that changes nothing: values of zeros are zeros, unless a projection adds its bias.
         """
+        self.require_readable(crossattn_emb_B_S_E)
         size = self._size(tuple(latent_shape))
         rope, extra_1_T_H_W_D = self._positions(size, fps_B)
         if skip_no_text and self.crossattn_proj is None and not bool(crossattn_emb_B_S_E.any()):
@@ -271,6 +272,14 @@ class DiT(nn.Module):
             return Prepared(size, rope, extra_1_T_H_W_D, (None,) * len(self.blocks))
         cross = tuple(block.cross_attn.keys_values(text_B_S_E) for block in self._blocks())
         return Prepared(size, rope, extra_1_T_H_W_D, cross)
+
+    def require_readable(self, crossattn_emb_B_S_E: Tensor) -> None:
+        """Raise for a text that ``reads_text=False`` would not read.
+
+        This waits for a GPU, so `forward` leaves it to its callers: once per batch, not at every pass.
+        """
+        if not self.reads_text and bool(crossattn_emb_B_S_E.any()):
+            raise ValueError("reads_text=False: this network was built for texts of zeros, and this one is not.")
 
     def forward(
         self,
@@ -387,8 +396,6 @@ class DiT(nn.Module):
                 "text encoder that it was trained with (crossattn_proj_in_channels says its width)."
             )
         if not self.reads_text:
-            if bool(crossattn_emb_B_S_E.any()):
-                raise ValueError("reads_text=False: this network was built for texts of zeros, and this one is not.")
             return None
         text_B_S_E = crossattn_emb_B_S_E.to(self.dtype)
         if self.crossattn_proj is not None:

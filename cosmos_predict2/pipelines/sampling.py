@@ -116,9 +116,11 @@ class Sampler:
             denoiser = self.denoiser
             if use_cuda_graphs:
                 denoiser = self.config.denoiser(cast(DiT, self._graphed_net()))
-            # Weights that are sharded are whole only inside the network's own forward pass.
-            prepared = None if isinstance(self.dit, FSDPModule) else self._prepared(condition, shape)
-
+            if isinstance(self.dit, FSDPModule):  # its weights are whole only inside its own forward pass
+                self.dit.require_readable(condition.crossattn_emb_B_S_E)
+                prepared = None
+            else:
+                prepared = self._prepared(condition, shape)
             return lambda x, level_B: predict(denoiser, x, level_B, condition, prepared)
 
         if unconditional is None:

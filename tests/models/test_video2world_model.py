@@ -77,6 +77,14 @@ def test_text_of_another_width_is_an_error_of_the_data() -> None:
         make_model().training_step(batch, 0)
 
 
+def test_a_network_without_texts_refuses_a_batch_that_has_them() -> None:
+    model = make_model(net=dict(reads_text=False))
+    batch = make_batch(positions=[0, 1])  # at one of the two places the dropout leaves the text
+    with pytest.raises(DataError, match=r"texts of zeros.*reads_text=true"):
+        model.training_step(batch, 0)
+    model.training_step({**batch, "t5_text_embeddings": torch.zeros(2, 4, 8)}, 0)
+
+
 def test_draws_follow_from_the_sample_not_from_its_batch() -> None:
     model = make_model()
     batch = make_batch(size=2, positions=[7, 40])

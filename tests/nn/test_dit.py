@@ -351,6 +351,15 @@ def test_a_network_without_texts_is_one_that_is_given_zeros() -> None:
     without(**given).square().mean().backward()
     assert all((parameter.grad is None) == ("cross_attn" in name) for name, parameter in without.named_parameters())
     with pytest.raises(ValueError, match="texts of zeros"):
-        without(**inputs())
+        without.prepare(inputs()["crossattn_emb_B_S_E"], latent_shape=LATENT)
     with pytest.raises(ValueError, match="crossattn_proj_in_channels"):
         small_net(reads_text=False, crossattn_proj_in_channels=32)
+
+
+@pytest.mark.parametrize("reads_text", [True, False])
+def test_a_forward_pass_asks_for_no_number_of_its_inputs(reads_text: bool) -> None:
+    """Else it would wait for a GPU at every step, and be torn apart where it is compiled or captured."""
+    net = small_net(Video2WorldDiT, reads_text=reads_text).to("meta")
+    given = {name: value.to("meta") for name, value in inputs().items()}
+    given["condition_mask_B_1_T_H_W"] = torch.zeros(2, 1, *LATENT, device="meta")
+    assert net(**given).shape == given["x_B_C_T_H_W"].shape
