@@ -306,9 +306,10 @@ def _recordings(args: argparse.Namespace, choice: Any) -> Any:
         log.warning("actions of this model are relative to the first frame of a chunk: one chunk is measured")
         chunks = 1
     wanted = dict(num=args.num_clips, num_actions=chunks * choice.config.chunk_size, seed=args.seed)
-    if args.data:
-        return read_recordings(args.data, transform, size=_size(args) or choice.video_size, **wanted)
     loader = (run_tree(choice.dit_path) or {}).get("dataloader_val") or {}
+    if args.data:
+        size, trained = _size(args) or choice.video_size, loader.get("dataset")
+        return read_recordings(args.data, transform, size=size, trained=trained, **wanted)
     if not loader.get("dataset"):
         raise ConfigError("No run says what these weights were validated on: give --data toy, toy:hard or a folder.")
     return recordings_of_run(loader["dataset"], transform, **wanted)

@@ -254,15 +254,17 @@ def following(
 ) -> dict[str, ActionFollowing]:
     """What a probe reads from true frames, true ones through the tokenizer, and imagined ones.
 
-    It is fitted to true frames of both kinds: of other recordings, or where there are none of every second one, and
-    asked of the rest. Nothing where there are too few.
+    It is fitted to true frames of both kinds: of other clips, or where there are none of those of every second
+    recording, and asked of the rest. Nothing where there are too few.
     """
     truth, action = recordings.video_B_C_F_H_W, recordings.action_B_L_D
     if recordings.others is not None:
-        (known, known_action), asked = recordings.others, slice(None)
+        (known, known_action), asked = recordings.others, list(range(len(truth)))
     else:
-        known, known_action, asked = truth[::2], action[::2], slice(1, None, 2)
-    if len(known) < 2 * inverse_dynamics.HELD_BACK or len(truth[asked]) < 2 or float(known_action.std()) == 0:
+        fitted, asked = recordings.halves()
+        known, known_action = truth[fitted], action[fitted]
+    few = len(known) < 2 * inverse_dynamics.HELD_BACK or len(asked) < 2
+    if few or float(known_action.std(dim=(0, 1)).max()) == 0 or float(action[asked].std(dim=(0, 1)).max()) == 0:
         return {}
     probe = inverse_dynamics.fit_probe(torch.cat([known, _coded(pipe, known)]), torch.cat([known_action] * 2))
     frames = {

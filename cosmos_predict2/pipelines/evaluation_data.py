@@ -36,7 +36,14 @@ TOY = "toy"
 HELD_OUT = ("val", "validation", "test")  # of a folder's splits, the first that is there
 OF_FILES = {f"{cls.__module__}.{cls.__name__}": cls for cls in (LeRobotActionDataset, LiberoDataset)}
 BRIDGE = f"{ActionConditionedDataset.__module__}.{ActionConditionedDataset.__name__}"
+LIBERO = f"{LiberoDataset.__module__}.{LiberoDataset.__name__}"
 NUM_FOR_PROBE = 64  # training episodes of the toy world
+# Arguments of a run's data that belong to its place, or are told by the weights: other folders have their own.
+OF_PLACE = {
+    "root", "train_annotation_path", "val_annotation_path", "test_annotation_path", "video_path", "embedding_dir",
+    "mode", "data_split", "num_frames", "num_action_per_chunk", "load_t5_embeddings", "accumulate_action", "quaternion",
+    "action_scale", "gripper_rescale_factor", "action_transform",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,7 @@ class Recordings:
     # True clips apart from these, for what is fitted; None: there are none but these.
     others: tuple[Tensor, Tensor] | None = None
     episodes: Episodes | None = None  # of the toy world: what the simulator knows of them
+    origins: tuple[str, ...] = ()  # of each clip the recording that it is a part of; empty: each of its own
 
     def __len__(self) -> int:
         return len(self.video_B_C_F_H_W)
@@ -61,6 +69,13 @@ class Recordings:
     def num_actions(self) -> int:
         return self.action_B_L_D.shape[1]
 
+    def halves(self) -> tuple[list[int], list[int]]:
+        """The clips of every second recording, and those of the others: no recording is in both."""
+        origins = self.origins or tuple(map(str, range(len(self))))
+        first = set(list(dict.fromkeys(origins))[::2])
+        rows = range(len(self))
+        return [i for i in rows if origins[i] in first], [i for i in rows if origins[i] not in first]
+
 
 def read_recordings(
     source: str,
@@ -70,21 +85,26 @@ def read_recordings(
     num_actions: int,
     size: tuple[int, int] | None = None,
     seed: int = 0,
+    trained: Mapping[str, Any] | None = None,
 ) -> Recordings:
     """Recordings of ``toy`` (``toy:hard``: another setting) or of a folder, evenly spread over what it holds.
 
-    ``size`` is (height, width) of the frames, where a folder's are to be scaled.
+    ``size`` is (height, width) of the frames, where a folder's are to be scaled. A folder is read as ``trained`` says,
+    the data set of the model's run as plain data, where that is of the same class: stride, keys, camera.
     """
     name, _, setting = source.partition(":")
     if name == TOY and not Path(source).exists():
         return toy_recordings(setting or "default", transform, num=num, num_actions=num_actions, seed=seed)
-    return of_dataset(source, _of_folder(Path(source), transform, num_actions + 1, size), transform, num)
+    return of_dataset(source, _of_folder(Path(source), transform, num_actions + 1, size, trained or {}), transform, num)
 
 
 def recordings_of_run(
     node: Mapping[str, Any], transform: ActionTransform, *, num: int, num_actions: int, seed: int = 0
 ) -> Recordings:
-    """Held-out recordings like those that a run was validated on: of its ``dataloader_val.dataset``, as plain data."""
+    """Held-out recordings like those that a run was validated on: of its ``dataloader_val.dataset``, as plain data.
+
+    Of the toy world ``seed`` is added to the run's: 0 are its own episodes, another one was never looked at.
+    """
     target = str(node.get("_target_"))
     arguments = {key: value for key, value in node.items() if not key.startswith("_")}
     if target == f"{ToyWorldStates.__module__}.ToyWorldStates":
@@ -98,9 +118,12 @@ def recordings_of_run(
             transform,
             num=num,
             num_actions=num_actions,
-            seed=seed,
+            seed=int(world.get("seed") or 0) + seed,
             tasks=tasks,
             size=world.get("size"),
+            mix=world.get("mix", "expert"),
+            ring_elsewhere=world.get("ring_elsewhere"),
+            num_steps=world.get("num_steps"),
         )
     if target != BRIDGE and target not in OF_FILES:
         known = ", ".join(name.rpartition(".")[2] for name in (BRIDGE, *OF_FILES))
@@ -121,8 +144,11 @@ def toy_recordings(
     seed: int = 0,
     tasks: tuple[str, ...] = ("push_puck",),
     size: int | None = None,
+    mix: str = "mixed",
+    ring_elsewhere: float | None = 0.0,
+    num_steps: int | None = None,
 ) -> Recordings:
-    """Held-out episodes from their first step on, every ring where the driver saw it."""
+    """Held-out episodes from their first step on, every ring where the driver saw it unless ``ring_elsewhere``."""
     if setting not in SETTINGS:
         raise ConfigError(f"--data {TOY}:{setting}: the toy world has no such setting.{near(setting, SETTINGS)}")
     if transform != (own := controller(transform.dim, scale=1.0)):
@@ -132,13 +158,13 @@ def toy_recordings(
         episodes = make_episodes(
             count,
             seed,
-            mix="mixed",
+            mix=mix,
             size=size,
             setting=setting,
             tasks=tasks,
             action_dim=transform.dim,
-            length=max(num_actions, SETTINGS[setting].num_steps),
-            ring_elsewhere=0.0,
+            length=max(num_actions, num_steps or SETTINGS[setting].num_steps),
+            ring_elsewhere=ring_elsewhere,
             first=TOY_SPLITS[split],
         )
         frames = numpy.stack([episodes.render(i, 0, num_actions + 1) for i in range(count)])
@@ -167,23 +193,36 @@ def of_dataset(name: str, dataset: Any, transform: ActionTransform, num: int) ->
         )
     log.info("data: %s, %d of %d clips", name, len(items), len(dataset))
     return Recordings(
-        name, torch.stack([item["video"] for item in items]), torch.stack([item["action"] for item in items])
+        name,
+        torch.stack([item["video"] for item in items]),
+        torch.stack([item["action"] for item in items]),
+        origins=tuple(str(item.get("__key__", i)) for i, item in zip(chosen, items)),
     )
 
 
-def _of_folder(folder: Path, transform: ActionTransform, num_frames: int, size: tuple[int, int] | None) -> Any:
+def _of_folder(
+    folder: Path,
+    transform: ActionTransform,
+    num_frames: int,
+    size: tuple[int, int] | None,
+    trained: Mapping[str, Any],
+) -> Any:
     """The data set of clips with actions that lies in a folder: its held-out split where it has one."""
     if not folder.is_dir():
         raise ConfigError(f"--data {folder}: there is no such folder. Give one, or {TOY}, or {TOY}:hard.")
     shape: dict[str, Any] = {} if size is None else {"video_size": list(size)}
     if (folder / "meta" / "info.json").is_file():
+        own = _own_arguments(LeRobotActionDataset, trained) | shape
         return LeRobotActionDataset(
-            str(folder), num_frames=num_frames, data_split="val", action_transform=transform, **shape
+            str(folder), num_frames=num_frames, data_split="val", action_transform=transform, **own
         )
     for part in (folder, *(folder / name for name in SPLITS)):
         if any(part.glob(PATTERN)) and part.name != "train":
             return ToyWorldStates(str(part), num_frames=num_frames, start=0)
     annotations = next((folder / name for name in ANNOTATIONS if (folder / name).is_dir()), None)
+    if annotations is None and trained.get("_target_") == LIBERO:
+        own = _own_arguments(LiberoDataset, trained) | shape
+        return LiberoDataset(str(folder), num_frames=num_frames, mode="val", action_transform=transform, **own)
     if annotations is None:
         raise DataError(
             f"--data {folder} is no folder of clips with actions: neither meta/info.json (LeRobot) nor"
@@ -202,5 +241,14 @@ def _of_folder(folder: Path, transform: ActionTransform, num_frames: int, size: 
         quaternion=transform.quaternion,
         action_scale=transform.scale[0],
         gripper_rescale_factor=transform.scale[-1],
-        **shape,
+        **_own_arguments(ActionConditionedDataset, trained) | shape,
     )
+
+
+def _own_arguments(cls: type, trained: Mapping[str, Any]) -> dict[str, Any]:
+    """How a run reads data of this class, wherever they lie; nothing where its data are of another one."""
+    if trained.get("_target_") != f"{cls.__module__}.{cls.__name__}":
+        return {}
+    own = {key: value for key, value in trained.items() if not key.startswith("_") and key not in OF_PLACE}
+    log.info("data: read as by the run of the weights: %s", ", ".join(f"{key}={own[key]}" for key in sorted(own)))
+    return own

@@ -193,6 +193,60 @@ def test_a_folder_is_read_in_its_form_and_its_held_out_part(form: str, tmp_path:
         read_recordings(str(tmp_path / form), controller(5, scale=1.0), num=2, num_actions=12, size=(48, 48))
 
 
+def test_a_folder_is_read_as_by_the_run_of_the_weights(tmp_path: Path) -> None:
+    write_folder(str(tmp_path / "data"), ToyFolder(episodes=4, frames=26, form="bridge", val_fraction=0.5))
+    for path in (tmp_path / "data/annotation/val").glob("*.json"):
+        row = json.loads(path.read_text())
+        row["poses"], row["grip"] = row.pop("state"), row.pop("continuous_gripper_state")
+        path.write_text(json.dumps(row))
+    target = "cosmos_predict2.data.action_conditioned.dataset_bridge.ActionConditionedDataset"
+    own = {"_target_": target, "state_key": "poses", "gripper_key": "grip", "fps_downsample_ratio": 2, "mode": "val"}
+    own |= {"val_annotation_path": "elsewhere", "video_path": "elsewhere", "action_scale": 3.0, "video_size": [64, 64]}
+    wanted: dict[str, Any] = dict(num=2, num_actions=12, size=(48, 48))
+    found = read_recordings(str(tmp_path / "data"), relative_pose(), trained=own, **wanted)
+    assert found.video_B_C_F_H_W.shape == (2, 3, 13, 48, 48) and len(set(found.origins)) == 2
+    every = {**own, "fps_downsample_ratio": 1}
+    once = read_recordings(str(tmp_path / "data"), relative_pose(), trained=every, **wanted)
+    assert torch.equal(found.video_B_C_F_H_W[0, :, :7], once.video_B_C_F_H_W[0, :, ::2])  # every second frame
+    for trained in (None, {**own, "_target_": "cosmos_predict2.data.toy.ToyWorldVideos"}):  # data of another class
+        with pytest.raises(DataError, match="state"):
+            read_recordings(str(tmp_path / "data"), relative_pose(), trained=trained, **wanted)
+
+
+def test_a_robot_folder_is_read_as_by_the_run_of_the_weights(tmp_path: Path) -> None:
+    write_folder(str(tmp_path / "data"), ToyFolder(episodes=4, frames=26, form="lerobot", val_fraction=0.5))
+    target = "cosmos_predict2.data.action_conditioned.dataset_lerobot.LeRobotActionDataset"
+    own = {"_target_": target, "root": "elsewhere", "stride": 2, "combine_actions": "sum", "data_split": "train"}
+    wanted: dict[str, Any] = dict(num=2, num_actions=12, size=(48, 48))
+    found = read_recordings(str(tmp_path / "data"), TOY, trained=own, **wanted)
+    once = read_recordings(str(tmp_path / "data"), TOY, **wanted)
+    steps = once.action_B_L_D[0].unflatten(0, (6, 2)).sum(dim=1)[:, :2]
+    assert torch.allclose(found.action_B_L_D[0, :6, :2], steps, atol=1e-5)
+
+
+def test_the_toy_world_of_a_run_is_its_own() -> None:
+    node = {
+        "_target_": "cosmos_predict2.data.toy.ToyWorldVideos",
+        "mix": "full_skill",
+        "seed": 5,
+        "ring_elsewhere": 1.0,
+    }
+    found = recordings_of_run({**node, "num_steps": 30}, TOY, num=4, num_actions=12).episodes
+    assert found is not None and found.seed == 5 and set(found.drivers) == {"expert"}
+    assert found.actions.shape[1] == 30
+    seen = recordings_of_run({**node, "ring_elsewhere": 0.0}, TOY, num=4, num_actions=12).episodes
+    assert seen is not None and (seen.states[:, 0] != found.states[:, 0]).any()
+    other = recordings_of_run(node, TOY, num=4, num_actions=12, seed=2).episodes
+    assert other is not None and other.seed == 7
+
+
+def test_no_recording_is_both_fitted_to_and_asked_about() -> None:
+    video, action = torch.zeros(7, 3, 2, 4, 4, dtype=torch.uint8), torch.zeros(7, 1, 4)
+    fitted, asked = Recordings("x", video, action, origins=("a", "a", "b", "c", "c", "d", "b")).halves()
+    assert (fitted, asked) == ([0, 1, 3, 4], [2, 5, 6])
+    assert Recordings("x", video, action).halves() == ([0, 2, 4, 6], [1, 3, 5])
+
+
 def test_actions_of_another_kind_are_refused() -> None:
     with pytest.raises(DataError, match=r"The toy world's actions are .*but the model was trained with"):
         toy_recordings("default", relative_pose(), num=2, num_actions=12)
