@@ -20,6 +20,8 @@ from torch import Tensor
 
 from cosmos_predict2.checkpoints.adapters import DIFFUSERS_FILE, PEFT_CONFIG, PEFT_FILES, Adapter, read_adapter
 from cosmos_predict2.checkpoints.diffusers_names import to_diffusers_name
+from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS
+from cosmos_predict2.checkpoints.presence import holds
 from cosmos_predict2.checkpoints.runs import run_config, run_folder
 from imaginaire import provenance, storage
 from imaginaire.errors import CheckpointError
@@ -48,6 +50,7 @@ def export_adapter(job: AdapterExport) -> Mapping[str, Tensor]:
     if not job.overwrite and storage.exists(file):
         raise CheckpointError(f"{file} exists already. Choose another destination, or --overwrite.")
     adapter = read_adapter(job.source, alpha=job.lora_alpha, which=job.which)
+    _require_only_adapters(adapter, job)
     rank, alpha = _rank_and_alpha(adapter)
     rename = _our_name if job.form == "peft" else _their_name
     layers = [rename(layer) for layer in adapter.layers]
@@ -83,6 +86,23 @@ def export_adapter(job: AdapterExport) -> Mapping[str, Tensor]:
         "%s: rank %d, alpha %s, %s; trained on %s", job.source, rank, shown, ",".join(targets), adapter.base or "?"
     )
     return tensors
+
+
+def _require_only_adapters(adapter: Adapter, job: AdapterExport) -> None:
+    """Raise where embedders of actions, which the base does not have, were trained beside the adapters."""
+    if not any(name.startswith(ACTION_EMBEDDERS.rstrip("*")) for name in adapter.network):
+        return
+    if not adapter.base or storage.is_remote(adapter.base) or not storage.exists(adapter.base):
+        log.warning(
+            "%s is told actions; its base %s is not here. Where that is told none, the adapters alone are of no use:"
+            " --to safetensors --merge-lora has the embedders of actions, too",
+            *(job.source, adapter.base or "(unknown)"),
+        )
+    elif not holds(adapter.base, ACTION_EMBEDDERS):
+        raise CheckpointError(
+            f"{job.source} learnt its embedders of actions beside the adapters, since {adapter.base} has none, and"
+            f" --to {job.form} writes adapters alone. Write all weights: --to safetensors --merge-lora."
+        )
 
 
 def shortest_targets(layers: Collection[str], modules: Iterable[str]) -> list[str]:

@@ -16,6 +16,8 @@ from cosmos_predict2.checkpoints import apply_lora, load_dit, open_dit
 from cosmos_predict2.checkpoints.adapter_export import AdapterExport, export_adapter, shortest_targets
 from cosmos_predict2.checkpoints.base_match import base_fingerprint
 from cosmos_predict2.checkpoints.export import Export, export
+from cosmos_predict2.nn.action_dit import ChunkActionDiT
+from cosmos_predict2.nn.dit import Video2WorldDiT
 from imaginaire import lora
 from imaginaire.errors import CheckpointError
 from scripts.convert import _parser, run
@@ -231,3 +233,21 @@ def test_the_command_writes_both_layouts(tmp_path: Path) -> None:
             assert opened.get_tensor(name).dtype == torch.bfloat16
     with pytest.raises(ValueError, match="--merge-lora"):
         run(_parser().parse_args([source, str(tmp_path / "x"), "--to", "peft", "--merge-lora"]))
+
+
+def test_embedders_that_were_trained_beside_adapters_are_not_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    numbers = dict(model_channels=32, num_blocks=2, num_heads=2, adaln_lora_dim=8, crossattn_emb_channels=8)
+    limits = dict(max_img_h=8, max_img_w=8, max_frames=4)
+    told = ChunkActionDiT(action_dim=3, **numbers, **limits)
+    bases = {"deaf": Video2WorldDiT(**numbers, **limits).state_dict(), "told": dict(told.state_dict())}
+    for name, state in bases.items():
+        torch.save({f"net.{key}": value for key, value in state.items()}, tmp_path / f"{name}.pt")
+    lora.inject(told, RANK, ALPHA, TARGETS, init=False)
+    with pytest.raises(CheckpointError, match=r"learnt its embedders of actions.*--to safetensors --merge-lora"):
+        _export(_run(tmp_path / "a", told, base=str(tmp_path / "deaf.pt")), tmp_path, "peft")
+    _export(_run(tmp_path / "b", told, base=str(tmp_path / "told.pt")), tmp_path, "peft")
+    assert "is not here" not in caplog.text
+    _export(_run(tmp_path / "c", told, base="nowhere.pt"), tmp_path, "peft", overwrite=True)
+    assert "its base nowhere.pt is not here" in caplog.text
