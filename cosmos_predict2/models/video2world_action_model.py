@@ -56,8 +56,8 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
             name = type(self.net).__name__
             raise ConfigError(
                 f"model.config.pipe_config.net is a {name}, which takes no actions. Choose one that does:"
-                " model=predict2_v2w_2b_action_conditioned_fsdp, or model=predict2_v2w_2b_action_chunk_conditioned_fsdp;"
-                " for Predict2.5 the same with predict2p5."
+                " model=predict2_v2w_2b_action_conditioned_fsdp, or predict2_v2w_2b_action_chunk_conditioned_fsdp; for"
+                " Predict2.5 the same with predict2p5."
             )
         pipe = self.pipe_config
         self.action_transform = pipe.transform if isinstance(pipe, Video2WorldActionPipelineConfig) else None
