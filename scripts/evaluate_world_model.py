@@ -250,18 +250,15 @@ def evaluate_actions(args: argparse.Namespace) -> int:
     print(report.as_text())
     futures = figures = None
     if recordings.episodes is not None:
-        setting = recordings.episodes.setting
-        futures = imagine_futures(pipe, setting=setting, num_steps=num_steps, seed=args.seed)
-        tasks = [name for name in sorted(set(recordings.episodes.tasks)) if find_tasks([name])[0].verb != "touch"]
-        if args.toy_episodes and tasks:  # no picture shows a touch
-            figures = measure(
-                pipe,
-                num_episodes=args.toy_episodes,
-                setting=setting,
-                tasks=tasks,
-                num_steps=num_steps,
-                seed=args.seed,
-            )
+        episodes = recordings.episodes
+        names = sorted(set(episodes.tasks))
+        world: dict[str, Any] = dict(setting=episodes.setting, size=episodes.size, num_steps=num_steps)
+        futures = imagine_futures(pipe, task=_shown_task(names), seed=args.seed, **world)
+        tasks = [name for name in names if find_tasks([name])[0].verb != "touch"]
+        if args.toy_episodes and (reason := _no_ends(tasks, episodes.setting, choice.config.chunk_size)):
+            log.warning("whole episodes are left out: %s", reason)
+        elif args.toy_episodes:
+            figures = measure(pipe, num_episodes=args.toy_episodes, tasks=tasks, seed=episodes.seed, **world)
             print(figures.as_text())
     out = Path(args.out)
     page = write_report(
@@ -279,6 +276,22 @@ def evaluate_actions(args: argparse.Namespace) -> int:
         Path(args.json).write_text((out / FIGURES).read_text())
     print(f"page: {page}")
     return 0
+
+
+def _shown_task(names: Sequence[str]) -> str:
+    """Of the tasks of the toy world the one whose tables are shown: pushing the puck, or the first."""
+    return "push_puck" if "push_puck" in names else names[0]
+
+
+def _no_ends(tasks: Sequence[str], setting: str, chunk_size: int) -> str:
+    """Why the ends of whole episodes cannot be judged; empty where they can."""
+    from cosmos_predict2.toy_world.scene import SETTINGS
+
+    if not tasks:
+        return "all tasks are to touch something, which no picture shows"
+    if chunk_size >= (length := SETTINGS[setting].num_steps):
+        return f"they have {length} actions, and a chunk of this model {chunk_size}, with a frame before it"
+    return ""
 
 
 def _check_flags(args: argparse.Namespace) -> None:

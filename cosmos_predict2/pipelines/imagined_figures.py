@@ -90,16 +90,15 @@ def measure(
     blind: Video2WorldActionConditionedPipeline | None = None,
     num_episodes: int = 400,
     setting: str = "default",
+    size: int | None = None,
     tasks: Sequence[str] = ("push_puck",),
     num_steps: int = 1,
     seed: int = 0,
 ) -> ImaginedFigures:
     """The figures of a model on held-out episodes of the toy world; ``blind`` stands beside it frame by frame."""
     dim = pipe.transform.dim
-    driven = {
-        name: held_out_episodes(num_episodes, seed=seed, mix=mix, setting=setting, tasks=tasks, action_dim=dim)
-        for name, mix in DRIVERS.items()
-    }
+    world: dict[str, Any] = dict(seed=seed, setting=setting, size=size, tasks=tasks, action_dim=dim)
+    driven = {name: held_out_episodes(num_episodes, mix=mix, **world) for name, mix in DRIVERS.items()}
     imagine = imagination(pipe, num_steps)
     windows = windows_of(driven[MIXTURE], pipe.config.chunk_size)
     first = windows.video_B_C_F_H_W[:, :, :1]

@@ -19,6 +19,7 @@ from cosmos_predict2.toy_world.episodes import make_episodes
 from cosmos_predict2.toy_world.physics import action_layout, simulate
 from cosmos_predict2.toy_world.rendering import render
 from cosmos_predict2.toy_world.scene import GRIPPER, Floats, find_setting, object_position
+from cosmos_predict2.toy_world.tasks import find_tasks
 
 # Each sequence's direction, in degrees off the line from the gripper to the puck, and its speed at the start.
 WAYS = {"straight at the puck": (0.0, 1.0), "to one side of it": (30.0, 1.0), "away from it": (180.0, 0.4)}
@@ -66,24 +67,35 @@ def imagine_futures(
     pipe: Video2WorldActionConditionedPipeline,
     *,
     setting: str = "default",
+    size: int | None = None,
+    task: str = "push_puck",
     num_steps: int = 35,
     seed: int = 0,
     num_actions: int | None = None,
 ) -> Futures:
-    """The futures of a held-out table on which all three sequences have room, and the puck goes two ways."""
-    constants, size = find_setting(setting, None)
+    """The futures of a held-out table on which all three sequences have room, and the task's object goes two ways."""
+    constants, size = find_setting(setting, size)
+    target = find_tasks([task])[0].target
     length = num_actions or 2 * pipe.config.chunk_size
     first = make_episodes(
-        NUM_TABLES, seed, mix="expert", setting=setting, first=SPLITS["val"], ring_elsewhere=0.0, length=1
+        NUM_TABLES,
+        seed,
+        mix="expert",
+        setting=setting,
+        size=size,
+        tasks=(task,),
+        first=SPLITS["val"],
+        ring_elsewhere=0.0,
+        length=1,
     ).states[:, 0]
     dim = pipe.transform.dim
     paths, actions = [], []
     for degrees, speed in WAYS.values():
-        told = _held(first, degrees, speed, length, dim)
+        told = _held(first, target, degrees, speed, length, dim)
         path = simulate(first, told, constants, size)
         paths.append(path)
         actions.append(told)
-    chosen = _clearest(numpy.stack(paths), size)
+    chosen = _clearest(numpy.stack(paths), target, size)
     simulated = torch.from_numpy(render(numpy.stack([path[chosen] for path in paths]), size)).permute(0, 4, 1, 2, 3)
     told_K_L_D = torch.from_numpy(numpy.stack([rows[chosen] for rows in actions])).float()
     imagined = pipe.rollout(
@@ -92,12 +104,13 @@ def imagine_futures(
         [seed] * len(WAYS),  # the noise is the same: what differs, the actions have done
         num_steps=num_steps,
     )
-    return Futures(list(WAYS), told_K_L_D, simulated.contiguous(), imagined.cpu())
+    names = [name.replace("puck", ("puck", "box")[target]) for name in WAYS]
+    return Futures(names, told_K_L_D, simulated.contiguous(), imagined.cpu())
 
 
-def _held(states: Floats, degrees: float, speed: float, length: int, dim: int) -> Floats:
+def _held(states: Floats, target: int, degrees: float, speed: float, length: int, dim: int) -> Floats:
     """Actions [N, L, d] in one direction, slower and slower."""
-    towards = states[:, object_position(0)] - states[:, GRIPPER]
+    towards = states[:, object_position(target)] - states[:, GRIPPER]
     angle = numpy.arctan2(towards[:, 1], towards[:, 0]) + numpy.deg2rad(degrees)
     direction = numpy.stack([numpy.cos(angle), numpy.sin(angle)], -1)
     actions = numpy.zeros((len(states), length, dim))
@@ -106,13 +119,13 @@ def _held(states: Floats, degrees: float, speed: float, length: int, dim: int) -
     return numpy.rint(actions * 1024) / 1024
 
 
-def _clearest(path_K_N_F_S: Floats, size: int) -> int:
-    """The table on which nothing comes to a wall, and the first two ways move the puck far and far apart."""
-    puck, gripper = path_K_N_F_S[..., object_position(0)], path_K_N_F_S[..., GRIPPER]
-    places = numpy.stack([puck, gripper])
+def _clearest(path_K_N_F_S: Floats, target: int, size: int) -> int:
+    """The table on which nothing comes to a wall, and the first two ways move the object far and far apart."""
+    thing, gripper = path_K_N_F_S[..., object_position(target)], path_K_N_F_S[..., GRIPPER]
+    places = numpy.stack([thing, gripper])
     inside = ((places > MARGIN) & (places < size - MARGIN)).all(axis=(0, 1, 3, 4))
-    moved = numpy.hypot(*numpy.moveaxis(puck[:, :, -1] - puck[:, :, 0], -1, 0))  # [K, N]
-    apart = numpy.hypot(*numpy.moveaxis(puck[0, :, -1] - puck[1, :, -1], -1, 0))
+    moved = numpy.hypot(*numpy.moveaxis(thing[:, :, -1] - thing[:, :, 0], -1, 0))  # [K, N]
+    apart = numpy.hypot(*numpy.moveaxis(thing[0, :, -1] - thing[1, :, -1], -1, 0))
     return int(numpy.where(inside, numpy.minimum(moved[:2].min(axis=0), apart), -1.0).argmax())
 
 

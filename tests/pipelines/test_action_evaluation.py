@@ -169,6 +169,26 @@ def test_futures_are_three_and_keep_away_from_the_walls(pipe: Any) -> None:
     assert futures.sheet().shape[0] == futures.video().shape[0] == 3
 
 
+@pytest.mark.parametrize("task", ["push_box", "carry_puck"])
+def test_futures_are_of_the_table_and_the_task_of_the_run(task: str, pipe: Any) -> None:
+    def rollout(first: Tensor, actions: Tensor, seeds: Any, **options: Any) -> Tensor:
+        return first.expand(-1, -1, 1 + actions.shape[1], -1, -1)
+
+    told = SimpleNamespace(config=pipe.config, transform=TOY, transformed=pipe.transformed, rollout=rollout)
+    futures: Futures = imagine_futures(told, task=task, size=56)  # type: ignore[arg-type]
+    assert futures.simulated.shape[-2:] == (56, 56) and futures.error() > 5
+    thing = "box" if task == "push_box" else "puck"
+    assert futures.names[0] == f"straight at the {thing}"
+    blue = (futures.simulated[:, 2].int() - futures.simulated[:, 0].int()).amax(dim=(1, 2, 3)) > 60
+    assert bool(blue.all()) == (thing == "box")  # it is there in every future
+
+
+def test_why_whole_episodes_are_left_out_is_said() -> None:
+    assert "no picture shows" in evaluate_world_model._no_ends([], "default", 12)
+    assert "24 actions, and a chunk of this model 24" in evaluate_world_model._no_ends(["push_puck"], "default", 24)
+    assert evaluate_world_model._no_ends(["push_puck"], "hard", 24) == ""
+
+
 @pytest.mark.parametrize(
     ("data", "text"),
     [
