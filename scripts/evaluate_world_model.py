@@ -313,11 +313,14 @@ def _recordings(args: argparse.Namespace, choice: Any) -> Any:
     """The held-out recordings that --data names, or those that the run was validated on."""
     from cosmos_predict2.checkpoints.runs import run_tree
     from cosmos_predict2.pipelines.evaluation_data import read_recordings, recordings_of_run
+    from cosmos_predict2.pipelines.video2world_action import check_bases
 
     transform, chunks = choice.config.transform, args.num_chunks
     if transform.accumulate == "window" and chunks > 1:
         log.warning("actions of this model are relative to the first frame of a chunk: one chunk is measured")
         chunks = 1
+    if chunks > 1:
+        check_bases(transform, choice.config.chunk_size)
     wanted = dict(num=args.num_clips, num_actions=chunks * choice.config.chunk_size, seed=args.seed)
     loader = (run_tree(choice.dit_path) or {}).get("dataloader_val") or {}
     if args.data:

@@ -105,6 +105,21 @@ def test_a_whole_recording_beside_its_true_video(bridge: Path, pose_weights: str
     assert (both[..., :48].float() - true.float()).abs().mean() < 6  # the same pictures, encoded once more
 
 
+def test_chunks_that_begin_between_the_bases_of_actions_are_refused(bridge: Path, tmp_path: Path, capsys: Any) -> None:
+    path = weights(tmp_path / "run", relative_pose(accumulate=5))
+    flags = [
+        "--dit_path",
+        path,
+        "--input_annotation",
+        str(annotation(bridge)),
+        "--save_path",
+        str(tmp_path / "out.mp4"),
+    ]
+    assert main([*flags, *FAST, "--autoregressive"]) == 2  # 18 actions
+    assert "moves every 5 frames" in capsys.readouterr().err
+    assert main([*flags, *FAST]) == 0
+
+
 def test_a_folder_gives_what_its_recordings_give_alone(bridge: Path, toy_weights: str, tmp_path: Path) -> None:
     flags = ["--dit_path", toy_weights, *FAST]
     folder = ["--input_root", str(bridge), "--input_json_sub_folder", "annotation/val"]

@@ -17,6 +17,7 @@ from cosmos_predict2.data import media
 from cosmos_predict2.pipelines.action_inputs import Episode, Reading, read_episode
 from cosmos_predict2.pipelines.video2world_action import (
     Video2WorldActionConditionedPipeline,
+    check_bases,
     check_rollout,
     chunk_starts,
 )
@@ -88,8 +89,6 @@ def prepare(
 ) -> tuple[list[Job], int]:
     """The requests with their first frames and actions, and how many cannot be read; of a single one, its error."""
     reading.check()
-    if reading.transform.accumulate == "window" and settings.history > 1:
-        raise ConfigError("This model's actions are relative to the first frame of a chunk: history must be 1.")
     jobs, failed = [], 0
     for request in requests:
         try:
@@ -102,6 +101,8 @@ def prepare(
                 settings.reference,
                 settings.last_chunk,
             )
+            if len(episode.actions_L_D) > reading.chunk_size:
+                check_bases(reading.transform, reading.chunk_size, settings.history)
             if settings.side_by_side and media.kind_of(episode.video) == "image":
                 raise ConfigError(f"{episode.video} is one picture: there is no true video to show beside.")
         except UserError as error:

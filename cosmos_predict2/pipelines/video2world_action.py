@@ -183,6 +183,8 @@ class Video2WorldActionConditionedPipeline(Video2WorldPipeline):
         """
         chunk, given = self.config.chunk_size, pixel_frames(history)
         check_rollout(actions_B_L_D.shape[1], chunk, history, reference, last_chunk)
+        if self.config.transform is not None and actions_B_L_D.shape[1] > chunk:
+            check_bases(self.config.transform, chunk, history)
         starts = chunk_starts(actions_B_L_D.shape[1], chunk, given - 1, last_chunk)
         end = min(actions_B_L_D.shape[1], starts[-1] + chunk)
         actions_B_L_D = self._padded(actions_B_L_D[:, :end], starts[-1] + chunk)
@@ -286,6 +288,22 @@ def check_rollout(num_actions: int, chunk_size: int, history: int, reference: bo
     least = 1 if last_chunk == "pad" else chunk_size
     if num_actions < least:
         raise DataError(f"There are {num_actions} actions, but a rollout needs {least} at least (last_chunk).")
+
+
+def check_bases(transform: ActionTransform, chunk_size: int, history: int = 1) -> None:
+    """Raise where a chunk behind the first would begin at no frame that actions are relative to, as in training."""
+    every, overlap = transform.accumulate, pixel_frames(history) - 1
+    if every is None or (every == "window" and not overlap):
+        return
+    if every == "window":
+        raise ConfigError("This model's actions are relative to the first frame of a chunk: history must be 1.")
+    if chunk_size % int(every) or overlap % int(every):
+        step = f"chunk_size={chunk_size}" + (f" less {overlap} (history={history})" if overlap else "")
+        raise ConfigError(
+            f"This model's actions are relative to a base that moves every {every} frames (accumulate), but chunks"
+            f" begin every {step} frames, some of them in between: imagine one chunk"
+            f"{', or history=1' if overlap and not chunk_size % int(every) else ''}."
+        )
 
 
 def check_actions(net: Any, num_actions: int, dim: int) -> None:

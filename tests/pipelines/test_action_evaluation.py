@@ -183,6 +183,13 @@ def test_futures_are_of_the_table_and_the_task_of_the_run(task: str, pipe: Any) 
     assert bool(blue.all()) == (thing == "box")  # it is there in every future
 
 
+def test_chunks_that_begin_between_the_bases_of_actions_are_not_measured() -> None:
+    choice = SimpleNamespace(config=SimpleNamespace(transform=relative_pose(accumulate=5), chunk_size=12))
+    args = SimpleNamespace(num_chunks=2, num_clips=2, seed=0, data="toy", resolution="")
+    with pytest.raises(ConfigError, match="moves every 5 frames"):
+        evaluate_world_model._recordings(args, choice)  # type: ignore[arg-type]
+
+
 def test_why_whole_episodes_are_left_out_is_said() -> None:
     assert "no picture shows" in evaluate_world_model._no_ends([], "default", 12)
     assert "24 actions, and a chunk of this model 24" in evaluate_world_model._no_ends(["push_puck"], "default", 24)

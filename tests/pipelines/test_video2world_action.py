@@ -2,13 +2,14 @@
 """Batches and rollouts with actions: nothing mixed, nothing doubled, nothing lost, and nothing computed twice."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2.data.action_conditioned.actions import controller
+from cosmos_predict2.data.action_conditioned.actions import controller, relative_pose
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import Prepared
 from cosmos_predict2.pipelines.denoiser import Denoiser
@@ -17,6 +18,7 @@ from cosmos_predict2.pipelines.video2world import initial_noise
 from cosmos_predict2.pipelines.video2world_action import (
     Video2WorldActionConditionedPipeline,
     Video2WorldActionPipelineConfig,
+    check_bases,
     chunk_starts,
 )
 from imaginaire.errors import ConfigError, DataError
@@ -320,6 +322,36 @@ def test_the_first_picture_may_be_kept_in_sight(monkeypatch: pytest.MonkeyPatch)
     assert colours(video) == expected
     row = expected[0]
     assert given == [row[:1], *([row[0], *row[end - 3 : end + 1]] for end in (12, 20, 28))]
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "chunk", "history", "error"),
+    [
+        (None, 12, 2, ""),
+        ("window", 12, 1, ""),
+        ("window", 12, 2, "history must be 1"),
+        (4, 12, 1, ""),
+        (4, 12, 2, ""),
+        (6, 12, 1, ""),
+        (6, 12, 2, r"every 6 frames.*chunk_size=12 less 4 \(history=2\) frames.*or history=1"),
+        (5, 12, 1, r"every 5 frames.*chunk_size=12 frames.*imagine one chunk\.$"),
+    ],
+)
+def test_chunks_begin_at_frames_that_actions_are_relative_to(
+    accumulate: Any, chunk: int, history: int, error: str
+) -> None:
+    transform = relative_pose(accumulate=accumulate)
+    with pytest.raises(ConfigError, match=error) if error else nullcontext():
+        check_bases(transform, chunk, history)
+
+
+def test_a_rollout_of_accumulated_actions_that_do_not_fit_its_chunks_is_refused() -> None:
+    pipe = adding()
+    frames, actions, expected = counting(24)
+    pipe.config.action_transform = relative_pose(accumulate=5).to_dict()
+    assert colours(pipe.rollout(frames, actions[:, :12], [0, 1], num_steps=2)) == [row[:13] for row in expected]
+    with pytest.raises(ConfigError, match="every 5 frames"):
+        pipe.rollout(frames, actions, [0, 1], num_steps=2)
 
 
 @pytest.mark.parametrize(
