@@ -6,7 +6,9 @@ python examples/action_conditioned.py -i settings.json -o results/action2world -
     {"name": "bridge", "input_root": "datasets/bridge", "input_json_sub_folder": "annotation/test", "chunk_size": 12,
      "guidance": 0, "resolution": "256,320", "start": 0, "end": 2, "fps_downsample_ratio": 1, "save_fps": 20, ...}
 
-Every key but ``name`` is a flag of examples/video2world_action.py, which does the work; further flags may follow.
+Every key but ``name`` is a flag of examples/video2world_action.py, which does the work; further flags may follow. A
+list is written as its numbers with commas, [256, 320] as "256,320". A file may come from anywhere: code that it names
+as ``action_load_fn`` is run with --trust_action_load_fn only.
 """
 
 import json
@@ -27,8 +29,8 @@ DEFAULT_LOADERS = ("cosmos_predict2.action_conditioned.load_default_action_fn",)
 DEFAULTS = {"save_fps": 20, "action_source": "state"}  # where they differ from those of video2world_action.py
 
 
-def flags_of(settings: dict[str, Any], source: str) -> list[str]:
-    """The flags of video2world_action.py for the keys of a file of settings."""
+def flags_of(settings: dict[str, Any], source: str, *, is_trusted: bool = False) -> list[str]:
+    """The flags of video2world_action.py for the keys of a file of settings; of a trusted one, its code too."""
     known = vars(parse([]))
     flags: list[str] = []
     for key, value in {**DEFAULTS, **settings}.items():
@@ -38,11 +40,27 @@ def flags_of(settings: dict[str, Any], source: str) -> list[str]:
             raise ConfigError(f"{source} has the key '{key}'.{near(key, known)}")
         if key == "action_load_fn" and value in DEFAULT_LOADERS:
             continue
+        if key == "action_load_fn" and value and not is_trusted:
+            raise ConfigError(
+                f"{source} has action_load_fn {value}, code that would be run. Where you know it, add"
+                " --trust_action_load_fn, or leave the key out and give --action_load_fn yourself."
+            )
         if isinstance(known[key], bool):
-            flags += [f"--{key}"] * bool(value)
+            if not isinstance(value, bool):
+                raise ConfigError(f"{source}: '{key}' is {json.dumps(value)}; true or false is expected.")
+            flags += [f"--{key}"] * value
+        elif isinstance(known[key], list):
+            flags += [f"--{key}={text_of(item)}" for item in (value if isinstance(value, list) else [value])]
         else:
-            flags += [f"--{key}", str(value)]
+            flags.append(f"--{key}={text_of(value)}")
     return flags
+
+
+def text_of(value: Any) -> str:
+    """A value as a flag has it: a list with commas, an object as JSON."""
+    if isinstance(value, list):
+        return ",".join(map(text_of, value))
+    return json.dumps(value) if isinstance(value, dict) else str(value)
 
 
 def read_settings(path: str) -> dict[str, Any]:
@@ -59,10 +77,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = Parser(description=__doc__, formatter_class=Help, allow_abbrev=False)
     parser.add_argument("-i", "--input-files", nargs="+", required=True, metavar="FILE", help="files of settings")
     parser.add_argument("-o", "--output-dir", default=None, metavar="DIR", help="where the videos go (save_root)")
+    parser.add_argument(
+        "--trust_action_load_fn", action="store_true", help="run the code that settings name as action_load_fn"
+    )
     args, others = parser.parse_known_args(arguments)
     codes = []
     try:
-        jobs = [flags_of(read_settings(path), path) for path in args.input_files]
+        jobs = [flags_of(read_settings(path), path, is_trusted=args.trust_action_load_fn) for path in args.input_files]
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

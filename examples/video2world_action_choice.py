@@ -6,6 +6,8 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
+import attrs
+
 from imaginaire.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
@@ -52,6 +54,8 @@ def choose_action_model(args: argparse.Namespace) -> ActionChoice:
         fit_network(config, dit_path, args, transform.dim)
     elif args.chunk_size not in (None, config.chunk_size):
         follow_chunk_size(config, args.chunk_size)
+    if args.given_timestep is not None:
+        tell_given_frames(config, args.given_timestep)
     return ActionChoice(config, dit_path, run.video_size if run is not None else None, constant_text(dit_path))
 
 
@@ -99,6 +103,18 @@ def follow_chunk_size(config: Any, chunk_size: int) -> None:
         )
     log.warning("--chunk_size %d, but the run was trained on %d", chunk_size, config.chunk_size)
     config.chunk_size, config.state_t = chunk_size, state_t_of(chunk_size)
+
+
+def tell_given_frames(config: Any, timestep: float) -> None:
+    """Ask a Predict2.5 network with a timestep of its own for the given frames."""
+    if config.flow is None:
+        raise ConfigError(
+            f"--given_timestep {timestep:g} is of Predict2.5 weights; these are Predict2's, whose given frames have a"
+            f" noise level of their own ({config.sigma_conditional:g}). Leave it out."
+        )
+    if not 0 <= timestep < 1000:
+        raise ConfigError(f"--given_timestep {timestep:g}: 0 at least and below 1000, 0.1 for example.")
+    config.flow = attrs.evolve(config.flow, conditional_frame_timestep=timestep)
 
 
 def state_t_of(chunk_size: int) -> int:

@@ -149,6 +149,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help="default 2ab, or unipc for Predict2.5 weights, which 2ab fits too; distilled: for weights that were made"
         " for --num_steps 4 and fewer",
     )
+    sampling(
+        "--given_timestep",
+        type=float,
+        default=None,
+        metavar="T",
+        help="what Predict2.5 weights are told of given frames, 0 to 1000: 0.1 where they were trained so (default: the"
+        " run's, else that of the other frames)",
+    )
     sampling("--seed", type=int, default=0, help="of the first chunk's noise; a later one's: plus its first action")
     output = parser.add_argument_group("output").add_argument
     output("--save_fps", type=float, default=None, help="of the mp4 (default: the model's rate, 4; tiny: 10)")

@@ -226,7 +226,7 @@ def evaluate_actions(args: argparse.Namespace) -> int:
         raise ConfigError(f"{(args.overrides or ['--save_path'])[0]} goes with --experiment NAME, which is not given.")
     _check_flags(args)
     check_device(args.device or "cpu")
-    of_model = dict(action_scaler=None, gripper_scale=None, use_quat=False, chunk_size=None)
+    of_model = dict(action_scaler=None, gripper_scale=None, use_quat=False, chunk_size=None, given_timestep=None)
     of_text = dict(prompt="", negative_prompt="", prompt_embeddings=None)
     flags = argparse.Namespace(**vars(args), **of_model, **of_text)
     choice = choose_action_model(flags)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from cosmos_predict2.checkpoints.action_transforms import transform_tensor
 from cosmos_predict2.configs.action_conditioned.networks import (
@@ -19,11 +20,13 @@ from cosmos_predict2.data.action_conditioned.actions import ActionTransform, con
 from cosmos_predict2.data.preparation.toy_folder import ToyFolder, write_folder
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.pipelines.assembly import build_net
+from cosmos_predict2.pipelines.flow import FlowConfig
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from examples import action_conditioned
 from examples.video2world_action import main
 from examples.video2world_action_choice import choose_action_model
 from examples.video2world_action_flags import parse
+from imaginaire.errors import ConfigError
 from imaginaire.lazy_config import instantiate, to_yaml
 from tests.test_documentation import ROOT, rows
 
@@ -212,6 +215,22 @@ def test_a_run_says_what_it_trained(is_flow: bool, tmp_path: Path) -> None:
     assert net.action_inputs == (28 if is_flow else 84) and net.text_channels == (100352 if is_flow else 1024)
 
 
+def test_given_frames_are_told_a_timestep_of_their_own(tmp_path: Path, capsys: Any) -> None:
+    paths = {}
+    for name, projection, flow in (("p2", None, None), ("p25", 24, FlowConfig())):
+        paths[name] = weights(tmp_path / name, controller(7), projection=projection, flow=flow)
+    choice = choose_action_model(parse(["--dit_path", paths["p25"], "--given_timestep", "0.1"]))
+    plain = choose_action_model(parse(["--dit_path", paths["p25"]]))
+    asked = [each.config.denoiser(nn.Identity()) for each in (choice, plain)]
+    predict2 = choose_action_model(parse(["--dit_path", paths["p2"]])).config.denoiser(nn.Identity())
+    assert asked[0].sigma_conditional == pytest.approx(predict2.sigma_conditional, rel=1e-3)
+    assert asked[1].sigma_conditional is None and plain.config.flow == FlowConfig()
+    with pytest.raises(ConfigError, match="these are Predict2's"):
+        choose_action_model(parse(["--dit_path", paths["p2"], "--given_timestep", "0.1"]))
+    with pytest.raises(ConfigError, match="below 1000"):
+        choose_action_model(parse(["--dit_path", paths["p25"], "--given_timestep", "1000"]))
+
+
 def test_the_last_rounding_may_be_left_out_and_solvers_chosen(bridge: Path, toy_weights: str, tmp_path: Path) -> None:
     flags = ["--dit_path", toy_weights, "--input_annotation", str(annotation(bridge)), *FAST, "--autoregressive"]
     videos = {}
@@ -319,6 +338,24 @@ def test_settings_in_a_file_are_the_same_flags(bridge: Path, pose_weights: str, 
     file.write_text(json.dumps({**settings, "chunksize": 12}))
     assert action_conditioned.main(flags) == 2
     assert re.search("has the key 'chunksize'.*chunk_size", capsys.readouterr().err)
+
+
+def test_lists_and_objects_of_settings_are_flags_too() -> None:
+    settings = {"resolution": [256, 320], "lora": ["a", "b:0.5"], "action_transform": {"kind": "controller"}, "seed": 0}
+    flags = parse(action_conditioned.flags_of({**settings, "prompt": "--lift", "overwrite": True}, "x.json"))
+    assert (flags.resolution, flags.lora, flags.prompt, flags.overwrite) == ("256,320", ["a", "b:0.5"], "--lift", True)
+    assert json.loads(flags.action_transform) == {"kind": "controller"}
+    with pytest.raises(ConfigError, match=r"'overwrite' is .false.; true or false"):
+        action_conditioned.flags_of({"overwrite": "false"}, "x.json")
+
+
+def test_code_that_settings_name_is_run_only_where_that_is_confirmed(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text(json.dumps({"input_root": "none", "action_load_fn": "my_actions.loader"}))
+    assert action_conditioned.main(["-i", str(file)]) == 2
+    assert "action_load_fn my_actions.loader, code that would be run" in capsys.readouterr().err
+    assert action_conditioned.main(["-i", str(file), "--trust_action_load_fn"]) == 2
+    assert "none" in (error := capsys.readouterr().err) and "my_actions" not in error  # it went on to look for the data
 
 
 def test_code_of_ones_own_may_give_the_actions(
