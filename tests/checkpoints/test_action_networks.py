@@ -27,6 +27,7 @@ NETS: dict[str, tuple[type[ActionDiT], dict[str, Any]]] = {
     "flat-P2": (FlatActionDiT, FLAT),
     "flat-P2.5": (FlatActionDiT, {**FLAT, **PROJECTION}),
     "chunk-P2.5": (ChunkActionDiT, {**CHUNK, **PROJECTION}),
+    "chunk, patches of one": (ChunkActionDiT, {**CHUNK, "patch_spatial": 1}),
     "chunk, toy": (ChunkActionDiT, {**CHUNK, "action_on_tokens": True, "hidden_dim_in_action_embedder": 24}),
 }
 
