@@ -14,8 +14,10 @@ from cosmos_predict2.pipelines.imagined_episodes import (
     windows_of,
 )
 from cosmos_predict2.pipelines.imagined_figures import (
+    BLIND,
     MIXTURE,
     MODEL,
+    STANDSTILL,
     WEAK,
     ImaginedFigures,
     imagination,
@@ -24,14 +26,42 @@ from cosmos_predict2.pipelines.imagined_figures import (
 from cosmos_predict2.pipelines.video2world_action import (
     Video2WorldActionConditionedPipeline,
     Video2WorldActionPipelineConfig,
+    chunk_starts,
 )
+from cosmos_predict2.tokenizers.tiny import TinyTokenizer
+from cosmos_predict2.toy_world.scene import SETTINGS
 from imaginaire import lazy_config
 from imaginaire.compose import compose
 from tests.training import losses, run_dir, train
 
 CONFIG = "cosmos_predict2/configs/action_conditioned/config.py"
 TOLD = "predict2_video2world_tiny_action_conditioned_training"
-BLIND = "predict2_video2world_tiny_action_blind_training"
+BLIND_EXPERIMENT = "predict2_video2world_tiny_action_blind_training"
+SERIES = 77  # of the held-out episodes: nothing was tuned on it, as was on series 0
+
+# By how many dB a model must be nearer to the truth after 1, 2, ... frames: chosen before the figures of these runs on
+# this series were seen, but for one look at seed 0's. After one frame a puck is nearly where it was, and what the
+# tokenizer leaves of the truth is itself less than 1 dB better than a coded repetition: no more can be asked there than
+# that little is lost. The last motion uncoded is told the true places and drawn by the world itself: it wins there.
+NOTHING = float("-inf")
+LEAST_GAINS: dict[tuple[str, str], list[float]] = {
+    **{(STANDSTILL, region): [2.0] * 12 for region in ("all", "changed")},
+    (STANDSTILL, "object"): [0.0, 1.0, *[2.0] * 10],
+    **{("repeat last motion, coded", region): [1.0, 1.0, *[2.0] * 10] for region in ("all", "changed")},
+    ("repeat last motion, coded", "object"): [-1.0, 1.0, *[2.0] * 10],
+    **{("repeat last motion", region): [NOTHING, 0.5, *[2.0] * 10] for region in ("all", "changed", "object")},
+}
+LEAST_OVER_BLIND: dict[str, list[float]] = {
+    "all": [2.0, *[4.0] * 11],
+    "changed": [4.0] * 12,
+    "object": [0.3, *[2.0] * 11],
+}
+# PSNR on this series of the run of seed 0 that never saw actions, which is held to it below.
+BLIND_RUN: dict[str, list[float]] = {
+    "all": [27.8, 25.0, 23.3, 22.2, 21.5, 21.1, 20.8, 20.5, 20.3, 20.1, 20.0, 19.8],
+    "changed": [14.6, 12.2, 11.7, 11.5, 11.7, 11.5, 11.4, 11.4, 11.4, 11.3, 11.3, 11.3],
+    "object": [22.0, 19.9, 18.1, 16.8, 15.7, 15.0, 14.5, 13.9, 13.5, 13.2, 12.9, 12.5],
+}
 SHORT = [
     "dataloader_train.dataset.num_episodes=32",
     "dataloader_val.dataset.num_episodes=4",
@@ -56,9 +86,26 @@ def trained(root: Path, experiment: str, *overrides: str) -> Video2WorldActionCo
 
 def default_run(root: Path, experiment: str, *overrides: str) -> ImaginedFigures:
     """The figures of the experiment's run as it is registered."""
-    figures = measure(trained(root, experiment, *overrides))
+    figures = measure(trained(root, experiment, *overrides), seed=SERIES)
     print(figures.as_text())
     return figures
+
+
+def too_small(ours: list[float], others: list[float], least: list[float]) -> list[tuple[int, float, float]]:
+    """(frame, gain, least gain) where a gain is not what it must be."""
+    gains = [mine - other for mine, other in zip(ours, others, strict=True)]
+    pairs = enumerate(zip(gains, least, strict=True), start=1)
+    return [(h, gain, wanted) for h, (gain, wanted) in pairs if not gain >= wanted]
+
+
+def test_the_harder_world_fits_the_network_and_its_chunks() -> None:
+    hard = [f"{group}=toy_action_hard" for group in ("dataloader_train", "dataloader_val")]
+    config = compose(CONFIG, [f"experiment={TOLD}", *hard])
+    dataset, pipe, world = config.dataloader_train.dataset, config.model.config.pipe_config, SETTINGS["hard"]
+    assert (dataset.setting, dataset.size) == ("hard", world.size) == ("hard", 64)
+    assert config.dataloader_val.dataset.setting == "hard"
+    assert world.size // TinyTokenizer.spatial_compression_factor <= min(pipe.net.max_img_h, pipe.net.max_img_w)
+    assert len(chunk_starts(world.num_steps, pipe.chunk_size)) == 3 and world.num_steps % pipe.chunk_size == 0
 
 
 @pytest.mark.slow
@@ -79,12 +126,11 @@ def test_a_short_run_makes_the_loss_smaller_and_imagines(tmp_path: Path) -> None
 def test_the_default_run_imagines_what_actions_do(tmp_path: Path, seed: int) -> None:
     figures = default_run(tmp_path, TOLD, f"trainer.seed={seed}", f"dataloader_train.dataset.seed={seed}")
     assert figures.gain(1) >= 2 and figures.gain(12) >= 6
-    for other in ("repeat first frame", "repeat last motion, coded"):
-        for region in figures.horizons[MODEL]:
-            # After one frame things are nearly where they were, and the tokenizer hides the rest.
-            least = [0.2, 1.0, *[2.0] * 10]
-            gains = [figures.gain(h, other, region) for h in range(1, 13)]
-            assert all(gain >= wanted for gain, wanted in zip(gains, least, strict=True)), (other, region, gains)
+    ours = figures.horizons[MODEL]
+    for (other, region), least in LEAST_GAINS.items():
+        assert too_small(ours[region], figures.horizons[other][region], least) == [], (other, region)
+    for region, least in LEAST_OVER_BLIND.items():
+        assert too_small(ours[region], BLIND_RUN[region], least) == [], (BLIND, region)
     assert figures.gap is not None and figures.gap.mean >= 5
     assert all(ends.agreement >= 0.99 for ends in figures.detector.values())
     mixture, weak = figures.ends[MIXTURE], figures.ends[WEAK]
@@ -94,10 +140,13 @@ def test_the_default_run_imagines_what_actions_do(tmp_path: Path, seed: int) -> 
 
 @pytest.mark.long
 def test_without_its_actions_the_same_run_imagines_little(tmp_path: Path) -> None:
-    imagine, windows = imagination(trained(tmp_path, BLIND), 1), windows_of(held_out_episodes())
+    """And what the stored table says of it."""
+    imagine, windows = imagination(trained(tmp_path, BLIND_EXPERIMENT), 1), windows_of(held_out_episodes(seed=SERIES))
     first = windows.video_B_C_F_H_W[:, :, :1]
     video = imagined(imagine, first, torch.zeros_like(windows.action_B_A_D))
-    ours = psnr_by_horizon(video, windows)["all"]
-    still = psnr_by_horizon(repeat_first(first, windows.action_B_A_D), windows)["all"]
+    ours = psnr_by_horizon(video, windows)
+    still = psnr_by_horizon(repeat_first(first, windows.action_B_A_D), windows)
     print(ours, still)
-    assert still[-1] < ours[-1] <= still[-1] + 4, "2 dB below what the run with actions must reach"
+    assert still["all"][-1] < ours["all"][-1] <= still["all"][-1] + 4, "2 dB below what the run with actions must reach"
+    for region, stored in BLIND_RUN.items():
+        assert ours[region] == pytest.approx(stored, abs=1.0), region
