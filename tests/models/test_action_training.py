@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from cosmos_predict2.checkpoints.action_transforms import recorded_transform
+from cosmos_predict2.checkpoints.written_pipeline import written_pipeline
 from cosmos_predict2.data.action_conditioned.actions import ActionTransform, controller, relative_pose
 from cosmos_predict2.data.preparation.toy_folder import ToyFolder, write_folder
 from imaginaire.errors import CheckpointError, DataError
@@ -108,6 +109,8 @@ def test_other_actions_do_not_go_on_with_a_run_and_shards_keep_what_it_knows(tmp
         train(tmp_path, [*sharded, "trainer.max_iter=3", other], config=CONFIG)
     assert train(tmp_path, [*sharded, "trainer.max_iter=3"], config=CONFIG) == 0
     convert(str(run_dir(tmp_path, NAME)), str(tmp_path / "converted"), "standard")
+    facts = written_pipeline(str(tmp_path / "converted"))  # far from its config.yaml
+    assert facts is not None and facts["state_t"] == 4 and facts["net"]["action_dim"] == 7
     assert recorded_transform(str(tmp_path / "converted")) == relative_pose()
 
 
