@@ -68,7 +68,7 @@ def test_blocks_parse_and_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / link).exists(), f"{page.name} links to {link}"
 
 
-# Other tests run the blocks of the recipes, and those of performance.md measure: they are in the long run, with all others.
+# Other tests run the blocks of the recipes, and those of performance.md measure: they are in the long run, too.
 RECIPES = (
     "text2image_cosmos_nemo_assets",
     "video2world_agibot_fisheye",
