@@ -10,6 +10,8 @@ from cosmos_predict2.nn.attention import BACKENDS, check_attention, choose_atten
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.cuda_graph import GraphedNetwork
 from cosmos_predict2.pipelines.imagined_figures import measure
+from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
+from tests.pipelines import test_video2world_action as with_actions
 from tests.pipelines.test_imagined_episodes import model
 from tests.pipelines.test_video2world import frames, make_pipeline
 
@@ -67,6 +69,18 @@ def test_a_captured_network_gives_what_the_network_gives() -> None:
         values["x_B_C_T_H_W"] *= scale
         x, t, text = (values.pop(name) for name in ("x_B_C_T_H_W", "timesteps_B_T", "crossattn_emb_B_S_E"))
         assert torch.equal(graphed(x, t, text, prepared=None, **values), net(x, t, text, **values))
+
+
+def test_a_graph_is_kept_for_chunks_and_read_anew() -> None:
+    pipe = with_actions.make_pipeline()
+    pipe.dit.to("cuda").attention = None
+    pipe = Video2WorldActionConditionedPipeline(pipe.config, pipe.dit, pipe.tokenizer, device="cuda")
+    first, actions, seeds = with_actions.inputs(length=3 * with_actions.ACTIONS)
+    for told in (actions, -actions):
+        expected = pipe.rollout(first, told, seeds, num_steps=2, as_float=True, batch_size=2)
+        found = pipe.rollout(first, told, seeds, num_steps=2, as_float=True, batch_size=2, use_cuda_graphs=True)
+        assert torch.allclose(found, expected, atol=1e-3)
+    assert pipe.sampler._graphed is not None and len(pipe.sampler._graphed._kept) == 2  # of two samples, and of one
 
 
 def test_a_video_on_the_gpu_is_like_the_one_on_the_host() -> None:
