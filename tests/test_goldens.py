@@ -114,7 +114,7 @@ def _change(folder: Path, change: str) -> None:
     path.write_text(json.dumps(content))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_unchanged_folder_passes_and_counts_come_before_the_last_line(folder: Path) -> None:
     code, output = _parity(folder)
     *_, counts, last = output.strip().splitlines()
@@ -123,14 +123,14 @@ def test_an_unchanged_folder_passes_and_counts_come_before_the_last_line(folder:
     assert " passed" in last and " in " in last and "failed" not in last
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_new_case_is_compared(folder: Path) -> None:
     _change(folder, "case")
     code, output = _parity(folder, "-v")
     assert code == 0 and "test_multipliers_match[a_new_one]" in output
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "message", "workers"),
     [
@@ -170,7 +170,7 @@ def test_a_missing_file_fails(folder: Path) -> None:
     assert code == 1 and "has no lr_schedules.json" in output
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_part_of_an_area_is_not_held_to_be_complete(folder: Path) -> None:
     (folder / "surprise.bin").write_bytes(b"1")
     code, output = _parity(folder, "-k", "multipliers")

@@ -77,16 +77,18 @@ print(json.dumps([len(names), loaded]))
     return number, loaded
 
 
+@pytest.mark.slow
 def test_composing_every_experiment_imports_nothing_heavy() -> None:
     assert _compose_all(BASE)[1] == []
 
 
+@pytest.mark.long
 def test_composing_a_project_outside_the_packages_imports_nothing_heavy() -> None:
     number, loaded = _compose_all("examples/minimal/config.py")
     assert number > 0 and loaded == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_heavy_import_in_an_experiment_would_be_seen(tmp_path: Path) -> None:
     config = tmp_path / "heavy_config.py"
     config.write_text("import wandb\nfrom examples.minimal.config import make_config\n")

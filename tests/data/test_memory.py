@@ -123,7 +123,7 @@ def test_four_workers_hold_as_much_after_15_seconds(folder: Path) -> None:
     check_flat(slope(clips(folder), seconds=15), LIMIT)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_leak_of_a_megabyte_a_sample_is_seen(folder: Path) -> None:
     found = slope(Leaking(clips(folder)), samples=MEASURED_SAMPLES)
     assert 0.7 * MEGABYTE < found < 1.3 * MEGABYTE

@@ -168,13 +168,8 @@ def _train_layouts(root: Path, layouts: dict[str, list[str]], experiment: str = 
         assert train(root, [*options, *layout, f"job.name={name}"], config=CONFIG) == 0
 
 
-@pytest.mark.parametrize(
-    "experiment",
-    [
-        pytest.param(EXPERIMENT, marks=pytest.mark.slow),
-        pytest.param(EXPERIMENT.replace("predict2_", "predict2p5_"), marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("experiment", [EXPERIMENT, EXPERIMENT.replace("predict2_", "predict2p5_")])
 def test_two_processes_train_what_one_does(tmp_path: Path, experiment: str) -> None:
     run_distributed(_train_layouts, 2, (tmp_path, LAYOUTS, experiment), timeout=300)
     _train_layouts(tmp_path, {"one": []}, experiment)
