@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hydra.core.config_store import ConfigStore
 
-from imaginaire import registry
+from imaginaire import lazy_yaml, registry
 from imaginaire.compose import compose, experiment_names
 
 DATA = """
@@ -54,6 +54,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (tmp_path / "my_clips.py").write_text(DATA)
     (tmp_path / "my_config.py").write_text(CONFIG)
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    monkeypatch.setattr(lazy_yaml, "_import_folders", list(lazy_yaml._import_folders))
     store, path = ConfigStore.instance(), list(sys.path)
     kept = dict(store.repo.get("experiment", {}))
     yield str(tmp_path / "my_config.py")

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The base configuration: what a run has before an experiment is chosen, and every group that one can choose from."""
 
+import functools
+import os
+
+from cosmos_predict2.checkpoints.released import SETTINGS_VARIABLE
 from cosmos_predict2.configs.action_conditioned.defaults import data as action_data
 from cosmos_predict2.configs.action_conditioned.defaults import model as action_model
 from cosmos_predict2.configs.base.defaults import (
@@ -33,10 +37,16 @@ DEFAULTS = [
 ]
 
 
-def make_config() -> Config:
+@functools.lru_cache(maxsize=1)
+def register_groups(settings: str) -> None:
+    """Once in a process that composes often, and again where the settings change, which name folders of weights."""
     models = (model, model_predict2p5, action_model)
     for group in (callbacks, checkpoint, data, action_data, ema, *models, optimizer, scheduler):
         group.register()
+
+
+def make_config() -> Config:
+    register_groups(os.environ.get(SETTINGS_VARIABLE, ""))
     for package in ("base", "action_conditioned"):
         import_all_modules_from_package(f"cosmos_predict2.configs.{package}.experiment")
     return Config(
