@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor
 from imaginaire import distributed, storage, weights
 from imaginaire.dcp import PLAIN, SafeFileSystemReader, SafeLoadPlanner
 from imaginaire.errors import CheckpointError
+from imaginaire.safe_pickle import load_plain
 from imaginaire.weight_files import POINTER
 
 KINDS = ("model", "optim", "scheduler", "trainer")  # in the order of writing
@@ -280,7 +281,7 @@ def _load_dcp(path: str, like: Like | None) -> Tree:
     if PLAIN in stored:
         plain = torch.empty(stored[PLAIN].size, dtype=torch.uint8)
         load({PLAIN: plain}, storage_reader=reader, planner=SafeLoadPlanner(), no_dist=True)
-        skeleton = torch.load(io.BytesIO(plain.numpy().tobytes()), weights_only=True)
+        skeleton = load_plain(io.BytesIO(plain.numpy().tobytes()))
         places = dict(_places(skeleton))
     else:
         places = {key: (key,) for key in stored}

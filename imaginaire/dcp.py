@@ -7,7 +7,6 @@ classes of the format, the second through ``weights_only=True``. Folders may be 
 
 import io
 import pickle
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any, cast
@@ -25,6 +24,7 @@ from torch.distributed.checkpoint.planner_helpers import _create_read_items
 from imaginaire import object_store, storage
 from imaginaire.errors import CheckpointError
 from imaginaire.object_store import StrPath
+from imaginaire.safe_pickle import load_plain, refused_object
 
 # Attributes of these modules that a .metadata file may name, besides dtypes.
 _ALLOWED = {
@@ -149,19 +149,12 @@ def is_dcp(folder: StrPath) -> bool:
 
 
 def load_bytes(value: io.BytesIO, source: str) -> Any:
-    """``torch.load(weights_only=True)`` of a non-tensor entry; ``io.BytesIO`` extra state is let through by name."""
+    """A non-tensor entry."""
     try:
-        with torch.serialization.safe_globals([io.BytesIO]):
-            return torch.load(value, map_location="cpu", weights_only=True)
+        return load_plain(value)
     except pickle.UnpicklingError as error:
         refused = refused_object(error) or first_line(error)
         raise CheckpointError(f"{source} holds {refused}, which is not read for safety.") from error
-
-
-def refused_object(error: pickle.UnpicklingError) -> str:
-    """What ``weights_only=True`` stumbled over, by name; torch's own message recommends switching it off."""
-    names = re.findall(r"(?:GLOBAL|class|global:?) ([A-Za-z_][\w.]*\.[\w.]+)", str(error))
-    return f"the object '{names[0].rstrip('.')}'" if names else ""
 
 
 def first_line(error: BaseException) -> str:

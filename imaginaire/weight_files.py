@@ -6,7 +6,6 @@ page, a git-lfs pointer) is named as what it looks like.
 """
 
 import contextlib
-import io
 import json
 import logging
 import os
@@ -19,14 +18,14 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote
 
-import torch
 from torch import Tensor
 
 from imaginaire import storage
 from imaginaire.absent_files import absent
-from imaginaire.dcp import dcp_read, first_line, is_dcp, refused_object
+from imaginaire.dcp import dcp_read, first_line, is_dcp
 from imaginaire.errors import CheckpointError, ConfigError, near
 from imaginaire.object_store import StrPath
+from imaginaire.safe_pickle import load_plain, refused_object
 
 log = logging.getLogger(__name__)
 
@@ -148,12 +147,10 @@ def _load_torch(local: Path, address: str) -> Any:
     if kind not in ("torch", "old torch"):
         raise _not_weights(address, kind, local)
     try:
-        # Transformer Engine kept its extra state as BytesIO in the released files.
-        with torch.serialization.safe_globals([io.BytesIO]):
-            if local.suffix == ".safetensors":  # from its path, torch would go by the suffix
-                with open(local, "rb") as file:
-                    return torch.load(file, map_location="cpu", weights_only=True)
-            return torch.load(local, map_location="cpu", weights_only=True, mmap=kind == "torch")
+        if local.suffix == ".safetensors":  # from its path, torch would go by the suffix
+            with open(local, "rb") as file:
+                return load_plain(file)
+        return load_plain(local, mmap=kind == "torch")
     except pickle.UnpicklingError as error:
         refused = refused_object(error)
         if kind == "old torch" and not refused:

@@ -93,12 +93,17 @@ def test_an_object_is_refused_by_name_and_not_run(tmp_path: Path, new_format: bo
     assert not (tmp_path / "ran").exists() and "weights_only=False" not in str(caught.value)
 
 
-def test_numpy_content_is_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_allowed_by_others", [False, True])
+def test_numpy_content_is_refused_by_name(tmp_path: Path, is_allowed_by_others: bool) -> None:
     import numpy
 
+    from_numpy = [numpy.ones(2).__reduce__()[0], numpy.ndarray, numpy.dtype, type(numpy.dtype(float))]
     torch.save({"w": torch.ones(2), "x": numpy.ones(2)}, tmp_path / "m.pt")
-    with pytest.raises(CheckpointError, match=r"'numpy\.[\w.]*_reconstruct'"):
-        weights.read(str(tmp_path / "m.pt"))
+    with torch.serialization.safe_globals(from_numpy if is_allowed_by_others else []):
+        before = torch.serialization.get_safe_globals()
+        with pytest.raises(CheckpointError, match=r"'numpy\.[\w.]*_reconstruct'"):
+            weights.read(str(tmp_path / "m.pt"))
+        assert set(torch.serialization.get_safe_globals()) == set(before)
 
 
 def test_content_decides_and_not_the_suffix(tmp_path: Path) -> None:
