@@ -37,6 +37,7 @@ from imaginaire.registry import (
     package_of,
     prepare_store,
     register_experiment,
+    uncopied_store,
     unknown_entry,
 )
 from imaginaire.typed_nodes import OBJECTS, explain_value, fields_of, is_config_class, typed_class
@@ -233,7 +234,7 @@ def _remove(tree: DictConfig, key: str, overrides: Sequence[str]) -> None:
 
 def _compose(overrides: Sequence[str]) -> DictConfig:
     try:
-        with hydra.initialize(config_path=None, version_base=None):
+        with hydra.initialize(config_path=None, version_base=None), uncopied_store():
             tree: DictConfig = hydra.compose(ROOT, overrides=list(overrides))
             return tree
     except MissingConfigException as error:

@@ -66,6 +66,17 @@ def forgiving_store() -> Iterator[None]:
         ConfigStore.store = of_hydra  # type: ignore[method-assign]
 
 
+@contextlib.contextmanager
+def uncopied_store() -> Iterator[None]:
+    """Hydra's store, shared with each composition: else Hydra copies every entry first, and what it loads once more."""
+    store = ConfigStore.instance()
+    store.__deepcopy__ = lambda memo: store  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        del store.__deepcopy__  # type: ignore[attr-defined]
+
+
 def _content(value: Any) -> str:
     """A text that is equal for equal nodes, also after their modules were loaded again."""
     if isinstance(value, (DictConfig, ListConfig)):
@@ -147,15 +158,10 @@ def prepare_store(root: Config) -> None:
 
 
 def _rename_defaults(node: DictConfig) -> None:
-    defaults = []
-    for item in OmegaConf.to_container(node, resolve=False)["defaults"]:  # type: ignore[index,call-overload]
-        if isinstance(item, dict):
-            item = {_renamed(str(name)): choice for name, choice in item.items()}
-        elif isinstance(item, str):
-            item = _renamed(item)
-        defaults.append(item)
-    with_flags = OmegaConf.create(defaults)
-    if with_flags != node._get_node("defaults"):
+    found: list[Any] = OmegaConf.to_container(node._get_node("defaults"), resolve=False)  # type: ignore[arg-type,assignment]
+    defaults = [_renamed(item) if isinstance(item, str) else item for item in found]
+    defaults = [{_renamed(str(k)): v for k, v in i.items()} if isinstance(i, dict) else i for i in defaults]
+    if defaults != found:
         was_readonly, node._metadata.flags = node._metadata.flags, {**(node._metadata.flags or {}), "readonly": False}
         node["defaults"] = defaults
         node._metadata.flags = was_readonly

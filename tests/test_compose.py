@@ -316,6 +316,17 @@ def test_a_second_composition_is_harmless(config: str) -> None:
     assert "child_exp" in experiment_names(config)
 
 
+def test_a_composition_leaves_what_is_registered_as_it_was(config: str) -> None:
+    def registered() -> str:
+        entries = ConfigStore.instance().repo["experiment"]
+        return "".join(OmegaConf.to_yaml(entries[name].node) for name in sorted(entries))
+
+    compose(config, ["experiment=child_exp"])
+    before = registered()
+    compose(config, ["experiment=child_exp", "dataloader_train.batch_size=9", "~dataloader_val", "+optimizer.fused=3"])
+    assert registered() == before
+
+
 def test_other_content_under_a_taken_name_is_refused() -> None:
     register_experiment("one", dict(job=dict(name="a")))
     register_experiment("one", dict(job=dict(name="a")))
