@@ -22,8 +22,10 @@ KEY = "embedding"
 class EmbeddingCache:
     """Gives what the encoder gives, and asks it only for prompts that it has not seen.
 
-    Memory holds up to ``memory_bytes`` of embeddings, the longest unused leaving first; a folder keeps them all, each
-    in a file of its own, so that runs may share it. The key is the encoder's name with the prompt.
+    Embeddings are kept in bfloat16 where it holds all their numbers as they are, those of an encoder in bfloat16 for
+    one, and in float32 where not. Memory holds up to ``memory_bytes`` of them, the longest unused leaving first; a
+    folder keeps them all, each in a file of its own, so that runs may share it. The key is the encoder's name with the
+    prompt.
     """
 
     def __init__(self, encoder: TextEncoder, folder: StrPath | None = None, memory_bytes: int = 256 * 2**20) -> None:
@@ -81,7 +83,7 @@ class EmbeddingCache:
         return embedding
 
     def _keep(self, prompt: str, embedding: Tensor) -> Tensor:
-        row = trimmed(embedding).detach().to("cpu", torch.float32).clone()
+        row = _smallest(trimmed(embedding).detach()).to("cpu", copy=True)
         self._remember(self._key(prompt), row)
         if (path := self.path(prompt)) is not None:
             content = save({KEY: row.contiguous()}, metadata={"encoder": self.name})
@@ -96,3 +98,9 @@ class EmbeddingCache:
         while self._used_bytes > self._memory_bytes:
             _, oldest = self._memory.popitem(last=False)
             self._used_bytes -= oldest.nbytes
+
+
+def _smallest(row: Tensor) -> Tensor:
+    """The same numbers in bfloat16 if none of them is rounded by it."""
+    half = row.bfloat16()
+    return half if torch.equal(half.to(row.dtype), row) else row

@@ -5,6 +5,7 @@ The prompt goes through the chat template of the language model without an atten
 tokens whose padding is ordinary input; each layer's output is normalised over its channels and all are joined.
 """
 
+import json
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from cosmos_predict2.text import pretrained
 from cosmos_predict2.text.prompts import prompt_list
-from imaginaire import weights
+from imaginaire import storage, weights
 from imaginaire.errors import CheckpointError, ConfigError, near
 
 NUM_TOKENS = 512
@@ -59,6 +60,20 @@ class Reason1Encoder:
     def preflight(cls, path: str, **_: Any) -> list[str]:
         """What keeps an encoder at this path from being built, each with its cure; loads nothing."""
         return pretrained.problems_of(path, TOKENIZER_FILES, DOWNLOAD.format(path=path))
+
+    @classmethod
+    def declared_width(
+        cls, path: str, *, strategy: Strategy = "full_concat", n_layers_per_group: int = 5, **_: Any
+    ) -> int | None:
+        """The width of an encoder with these arguments, as the folder's config.json has it; None without one."""
+        _check_strategy(strategy, n_layers_per_group)
+        try:
+            content = json.loads(storage.read_text(storage.join(path, "config.json")))
+            config = content.get("text_config", content)
+            layers, hidden = int(config["num_hidden_layers"]), int(config["hidden_size"])
+        except (OSError, KeyError, TypeError, ValueError, AttributeError):
+            return None  # building it says why
+        return num_parts(strategy, layers, n_layers_per_group) * hidden
 
     @torch.no_grad()
     def encode(self, prompts: str | Sequence[str]) -> Tensor:
@@ -119,9 +134,13 @@ def text_name(name: str) -> str | None:
 
 
 def embed(model: nn.Module, input_ids: Tensor, strategy: Strategy, n_layers_per_group: int = 5) -> Tensor:
-    """The combined hidden states, (B, S, width) float32, of ids that are padded already."""
+    """The combined hidden states, (B, S, width) float32, of ids that are padded already.
+
+    Their numbers are rounded to the model's own precision: no more was ever in them, and so a cache keeps half as much.
+    """
     output = model(input_ids=input_ids, attention_mask=None, output_hidden_states=True, use_cache=False)
-    return combine(output.hidden_states[1:], strategy, n_layers_per_group)
+    combined = combine(output.hidden_states[1:], strategy, n_layers_per_group)
+    return combined.to(output.hidden_states[-1].dtype).to(combined.dtype)
 
 
 def combine(hidden_states: Sequence[Tensor], strategy: Strategy, n_layers_per_group: int = 5) -> Tensor:

@@ -59,7 +59,7 @@ def test_captions_beyond_the_memory_are_encoded_again(monkeypatch: pytest.Monkey
     encode = BytesEncoder.encode
     monkeypatch.setattr(BytesEncoder, "encode", lambda self, prompts: asked.extend(prompts) or encode(self, prompts))
     encoder = L(BytesEncoder)(num_tokens=8, width=4)
-    text = TrainingText(TrainingTextConfig(encoder=encoder, cache_bytes=5 * 4 * 4))  # one of four letters
+    text = TrainingText(TrainingTextConfig(encoder=encoder, cache_bytes=5 * 4 * 2))  # one of four letters
     for caption in ("push", "push", "take", "push"):
         text.added_to({"ai_caption": [caption]}, 1, CPU)
     assert asked == ["push", "take", "push"]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from cosmos_predict2.interfaces import TextEncoder
@@ -15,13 +16,16 @@ from imaginaire.errors import DataError
 
 
 class Counting(BytesEncoder):
-    def __init__(self, num_tokens: int = 32, width: int = 16) -> None:
+    """Embeddings times ``factor``, which are bfloat16's own numbers for 1."""
+
+    def __init__(self, num_tokens: int = 32, width: int = 16, factor: float = 1.0) -> None:
         super().__init__(num_tokens, width)
         self.asked: list[str] = []
+        self.factor = factor
 
     def encode(self, prompts: str | Sequence[str]) -> Tensor:
         self.asked += list(prompts)
-        return super().encode(prompts)
+        return self.factor * super().encode(prompts)
 
 
 def test_it_is_a_text_encoder_that_equals_its_encoder() -> None:
@@ -44,8 +48,8 @@ def test_a_folder_outlives_the_process_and_is_keyed_by_encoder(tmp_path: Path) -
 
 
 def test_memory_keeps_its_limit_and_lets_the_longest_unused_go() -> None:
-    encoder = Counting(num_tokens=8, width=16)  # one byte and its end: 128 bytes
-    cache = EmbeddingCache(encoder, memory_bytes=2 * 128)
+    encoder = Counting(num_tokens=8, width=16)  # one byte and its end: 64 bytes
+    cache = EmbeddingCache(encoder, memory_bytes=2 * 64)
     cache.encode("a")
     cache.encode("b")
     cache.encode("a")
@@ -54,7 +58,31 @@ def test_memory_keeps_its_limit_and_lets_the_longest_unused_go() -> None:
     cache.encode("a")
     cache.encode("b")
     assert encoder.asked == ["a", "b", "c", "b"]
-    assert cache._used_bytes == sum(row.nbytes for row in cache._memory.values()) <= 2 * 128
+    assert cache._used_bytes == sum(row.nbytes for row in cache._memory.values()) <= 2 * 64
+
+
+@pytest.mark.parametrize(("factor", "dtype"), [(1.0, torch.bfloat16), (1 / 3, torch.float32)])
+def test_it_keeps_bfloat16_where_that_rounds_nothing(factor: float, dtype: torch.dtype, tmp_path: Path) -> None:
+    expected = Counting(factor=factor).encode(["a", "bc"])
+    cache = EmbeddingCache(Counting(factor=factor), tmp_path)
+    first = cache.encode(["a", "bc"])
+    assert {row.dtype for row in cache._memory.values()} == {dtype}
+    assert {load_file(path)["embedding"].dtype for path in tmp_path.rglob("*.safetensors")} == {dtype}
+    again = EmbeddingCache(unasked := Counting(factor=factor), tmp_path).encode(["a", "bc"])
+    for found in (first, cache.encode(["a", "bc"]), again):
+        assert found.dtype == torch.float32 and torch.equal(found, expected)
+    assert unasked.asked == []
+
+
+def test_a_folder_of_float32_files_is_read(tmp_path: Path) -> None:
+    cache = EmbeddingCache(encoder := Counting(), tmp_path)
+    path, whole = cache.path("a"), torch.linspace(0, 1, 3 * 16).view(3, 16)
+    assert path is not None
+    Path(path).parent.mkdir()
+    save_file({"embedding": whole}, path)
+    found = cache.encode(["a", "b"])  # in one batch with a new one
+    assert encoder.asked == ["b"] and found.dtype == torch.float32
+    assert torch.equal(found[0, :3], whole) and not found[0, 3:].any()
 
 
 def test_without_memory_it_still_answers() -> None:

@@ -8,6 +8,7 @@ import torch
 
 from cosmos_predict2.interfaces import TextEncoder
 from cosmos_predict2.text import reason1
+from cosmos_predict2.text.embedding_cache import EmbeddingCache
 from cosmos_predict2.text.reason1 import Reason1Encoder
 from imaginaire.errors import CheckpointError, ConfigError
 from tests.text.folders import reason1_folder, write_weights
@@ -122,6 +123,13 @@ def test_half_precision_weights_keep_exact_rotary_tables(folder: Path, encoder: 
     assert half._model.dtype == torch.bfloat16 and half.name.endswith("-bfloat16")
     assert torch.equal(half._model.rotary_emb.inv_freq, encoder._model.rotary_emb.inv_freq)
     torch.testing.assert_close(half.encode("push"), encoder.encode("push"), rtol=0, atol=0.3)
+
+
+def test_embeddings_of_bfloat16_weights_are_kept_in_half_the_room(folder: Path, encoder: Reason1Encoder) -> None:
+    for model, size in ((Reason1Encoder(str(folder), max_length=LENGTH, dtype="bfloat16"), 2), (encoder, 4)):
+        cache = EmbeddingCache(model)
+        assert torch.equal(cache.encode("push"), model.encode("push"))
+        assert torch.equal(cache.encode("push"), model.encode("push")) and cache._used_bytes == size * LENGTH * 96
 
 
 def test_what_cannot_be_used_is_named_with_its_cure(tmp_path: Path) -> None:
