@@ -10,6 +10,7 @@ Actions [B, A, d] are those between the pixel frames of the whole clip. They act
 its base gives: the last layers start at zero.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,8 +35,8 @@ class ActionMLP(nn.Module):
         return out
 
 
-class ActionDiT(Video2WorldDiT):
-    """What both kinds have in common.
+class ActionDiT(Video2WorldDiT, ABC):
+    """What both kinds have in common; how actions reach the frames is for each to say.
 
     The numbers ``summed_action_dims`` of an action are replaced by ``summed_action_scale`` times their sum since the
     first frame: of small motions this makes places.
@@ -112,17 +113,17 @@ class ActionDiT(Video2WorldDiT):
         found = [self.action_embedder_B_D, self.action_embedder_B_3D, self.action_embedder_tokens]
         return [mlp for mlp in found if mlp is not None]
 
+    @abstractmethod
     def action_rows(self, frames: int) -> int:
         """How many vectors the MLPs read of a clip of so many latent frames."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _rows(self, action_B_A_D: Tensor, frames: int) -> Tensor:
         """What the MLPs read, (B, R, action_inputs), for a clip of so many latent frames."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _by_frame(self, rows_B_R_D: Tensor, rest_B_T_1: Tensor | None) -> Tensor:
         """What the MLPs gave as (B, T, D) or (B, 1, D), for the frames that the network sees."""
-        raise NotImplementedError
 
 
 class FlatActionDiT(ActionDiT):

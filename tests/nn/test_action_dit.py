@@ -58,6 +58,14 @@ def without_blocks(net: DiT) -> DiT:
     return net
 
 
+def test_only_a_whole_kind_can_be_built() -> None:
+    with pytest.raises(TypeError, match="abstract"):
+        small_net(ActionDiT, action_inputs=3)
+    half = type("Half", (ActionDiT,), {"action_rows": lambda self, frames: 1, "_rows": lambda self, a, frames: a})
+    with pytest.raises(TypeError, match="_by_frame"):
+        small_net(half, action_inputs=3)
+
+
 # Whom an action reaches -----------------------------------------------------------------------------------------------
 
 
