@@ -48,8 +48,17 @@ def action_item(
     """
     _, num_frames, height, width = video.shape
     action = torch.as_tensor(numpy.asarray(actions), dtype=torch.float32)
-    assert video.dtype == torch.uint8, video.dtype
-    assert action.ndim == 2 and len(action) == num_frames - 1, (tuple(action.shape), num_frames)
+    if video.dtype != torch.uint8:
+        raise DataError(
+            f"{annotation}: the clip of {key} is {video.dtype}; pixels are uint8, 0 to 255. Convert what reads"
+            f" {video_path or 'it'}."
+        )
+    if action.ndim != 2 or len(action) != num_frames - 1:
+        raise DataError(
+            f"{annotation}: {key} has actions {list(action.shape)}, but a clip of {num_frames} frames has"
+            f" [{num_frames - 1}, d], one between each two. Record the actions that are missing, or leave the"
+            " recording out."
+        )
     text, mask = no_text(num_tokens, text_width) if embedding is None else embedding
     return {
         "video": video,
