@@ -58,8 +58,8 @@ class ToyWorldLatents(Dataset[dict[str, Any]]):
             self._encode(tokenizer, range(i, min(i + _EPISODES_AT_ONCE, len(self))))
             for i in range(0, len(self), _EPISODES_AT_ONCE)
         ]
-        # [N, windows, C, h, w] twice (true first frames; those handed over) and [N, C, groups, h, w]
-        self._first, self._again, self._groups = (torch.cat(part) for part in zip(*parts, strict=True))
+        # [N, 1 or 2, windows, C, h, w] (true first frames; those handed over, if any are) and [N, C, groups, h, w]
+        self._firsts, self._groups = (torch.cat(part) for part in zip(*parts, strict=True))
 
     def __len__(self) -> int:
         return len(self.videos)
@@ -70,26 +70,25 @@ class ToyWorldLatents(Dataset[dict[str, Any]]):
         again = window > 0 and numpy.random.random() < self.handed_over
         start = window * GROUP
         item = self.videos.described(index, start)
-        first = (self._again if again else self._first)[index, window]
+        first = self._firsts[index, int(again), window]
         groups = self._groups[index, :, window : window + latent_frames(self.num_frames) - 1]
         latents = torch.cat([first[:, None], groups], dim=1).float()
         return {LATENTS_KEY: latents, PROBE_KEY: self._probe, **item}
 
-    def _encode(self, tokenizer: VideoTokenizer, episodes: range) -> tuple[Tensor, ...]:
+    def _encode(self, tokenizer: VideoTokenizer, episodes: range) -> tuple[Tensor, Tensor]:
         last = (self._num_windows - 1) * GROUP + self.num_frames
-        frames = numpy.stack([self.videos.episodes.render(i, 0, last) for i in episodes])
-        video_B_C_F_H_W = torch.from_numpy(frames).permute(0, 4, 1, 2, 3).float() / 127.5 - 1
+        rendered = numpy.stack([self.videos.episodes.render(i, 0, last) for i in episodes])
+        video_B_C_F_H_W = torch.from_numpy(rendered).permute(0, 4, 1, 2, 3).float() / 127.5 - 1
         whole_B_C_T_H_W = tokenizer.encode(video_B_C_F_H_W)
         starts = [i * GROUP for i in range(self._num_windows)]
-        first_B_N_C_H_W = self._firsts(tokenizer, video_B_C_F_H_W[:, :, starts])
-        again_B_N_C_H_W = first_B_N_C_H_W
+        frames = [video_B_C_F_H_W[:, :, starts]]
         if self.handed_over:
-            again_B_N_C_H_W = self._firsts(tokenizer, tokenizer.decode(whole_B_C_T_H_W)[:, :, starts].clamp(-1, 1))
-        kept = (first_B_N_C_H_W, again_B_N_C_H_W, whole_B_C_T_H_W[:, :, 1:])
-        return tuple(latents.half() for latents in kept)  # far finer than what the tokenizer leaves out
+            frames.append(tokenizer.decode(whole_B_C_T_H_W)[:, :, starts].clamp(-1, 1))
+        firsts = torch.stack([self._encoded_alone(tokenizer, pictures) for pictures in frames], dim=1)
+        return firsts.half(), whole_B_C_T_H_W[:, :, 1:].half()  # far finer than what the tokenizer leaves out
 
     @staticmethod
-    def _firsts(tokenizer: VideoTokenizer, frames_B_C_N_H_W: Tensor) -> Tensor:
+    def _encoded_alone(tokenizer: VideoTokenizer, frames_B_C_N_H_W: Tensor) -> Tensor:
         """Each frame encoded as the first of a clip: [B, N, C, h, w]."""
         size, _, count, _, _ = frames_B_C_N_H_W.shape
         single = frames_B_C_N_H_W.transpose(1, 2).flatten(0, 1)[:, :, None]

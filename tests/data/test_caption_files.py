@@ -65,6 +65,18 @@ def test_what_is_absent_is_told_before_training(folder: Path) -> None:
         CaptionFiles(folder, "yaml")
 
 
+@pytest.mark.parametrize(
+    ("form", "content"), [("text", ""), ("text", " \n"), ("json", '{"model": {"long": " ", "short": ""}}')]
+)
+def test_an_empty_caption_is_an_error_with_the_file(form: str, content: str, folder: Path) -> None:
+    path = folder / {"text": "metas/a.txt", "json": "captions/a.json"}[form]
+    path.write_text(content)
+    dataset = Dataset(str(folder), 5, (32, 32), text_encoder="none", caption_format=form)
+    with pytest.raises(DataError, match=str(path)):
+        dataset[dataset.folder.stems.index("a")]
+    assert dataset[dataset.folder.stems.index("b")]["ai_caption"]
+
+
 @pytest.mark.parametrize("content", ["{", "[]", '{"model": "text"}', '{"model": {"medium": "x"}}'])
 def test_json_of_another_form_is_an_error_with_the_file(content: str, folder: Path) -> None:
     (folder / "captions/a.json").write_text(content)
