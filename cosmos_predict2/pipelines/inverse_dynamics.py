@@ -57,6 +57,9 @@ class Probe:
 
     def score(self, frames_B_C_F_H_W: Tensor, action_B_A_D: Tensor) -> ActionFollowing:
         """How well what is read from the frames agrees with these actions."""
+        if not action_B_A_D.shape[:2].numel():
+            shape = list(action_B_A_D.shape)
+            raise DataError(f"There is no action to compare with: they are {shape}, [clips, steps, numbers].")
         return self._score(self.read(frames_B_C_F_H_W), action_B_A_D)
 
     def _of(self, features_B_A_P: Tensor) -> Tensor:
@@ -128,6 +131,8 @@ def _features(before_N_C_H_W: Tensor, after_N_C_H_W: Tensor) -> Tensor:
 
 def _varying(action_B_A_D: Tensor) -> list[int]:
     """The numbers that are not the same everywhere."""
+    if not action_B_A_D.numel():  # a deviation is of one value at least
+        return []
     spread_D = action_B_A_D.double().flatten(0, 1).std(dim=0, correction=0)
     found: list[int] = (spread_D > max([1e-9, *(1e-6 * spread_D).tolist()])).nonzero()[:, 0].tolist()
     return found

@@ -60,6 +60,7 @@ def test_closing_the_gripper_is_read_too() -> None:
     assert probe.numbers == [0, 1, 2] and found.r2_by_number[2] > 0.95
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_number_that_stays_the_same_in_the_clips_asked_about_is_left_out() -> None:
     probe = fit_probe(*clips(32, "train", tasks=("carry_puck",)))
     frames, actions = clips(16, "val", tasks=("push_puck",))  # the gripper stays open
@@ -70,6 +71,13 @@ def test_a_number_that_stays_the_same_in_the_clips_asked_about_is_left_out() -> 
     nothing = probe.score(frames, torch.zeros_like(actions))
     assert math.isnan(nothing.r2) and math.isnan(nothing.r2_of_sums) and nothing.r2_by_number == {}
     assert all(math.isnan(value) for value in nothing.r2_by_step) and nothing.error > 0
+
+
+@pytest.mark.parametrize("shape", [(0, 12, 4), (2, 0, 4)])
+def test_no_actions_have_no_score(probe: Probe, shape: tuple[int, int, int]) -> None:
+    clips, steps, _ = shape
+    with pytest.raises(DataError, match=rf"no action to compare with.*\[{clips}, {steps}, 4\]"):
+        probe.score(torch.zeros(clips, 3, 1 + steps, 32, 32), torch.zeros(shape))
 
 
 def test_fitting_twice_gives_the_same() -> None:
