@@ -29,7 +29,7 @@ from imaginaire.errors import ConfigError
 from imaginaire.muon import muon
 from imaginaire.optim import adamw, fused_adamw
 from imaginaire.parallel import GradientAverager, ParallelDims
-from tests.models.test_video2world_model import make_model
+from tests.models.parts import make_model
 from tests.multiprocess import run_distributed
 
 FRAMES = 4  # latent

@@ -23,8 +23,7 @@ from imaginaire.lazy_config import LazyCall as L
 from imaginaire.parallel import ParallelDims
 from tests.callbacks.fakes import Trainer, lazy, make_config
 from tests.callbacks.records import records
-from tests.models.parts import PooledPixels
-from tests.models.test_video2world_model import NET, make_batch, make_model
+from tests.models.parts import NET, PooledPixels, make_batch, make_model
 from tests.multiprocess import run_distributed
 
 

@@ -20,7 +20,7 @@ from imaginaire.errors import ConfigError, DataError
 from imaginaire.parallel import ParallelDims
 from tests.callbacks.fakes import Trainer, lazy, make_config
 from tests.callbacks.records import records
-from tests.models.test_video2world_model import make_batch, make_model, part
+from tests.models.parts import make_batch, make_model, part
 
 CHEAP = dict(every_n=1, num_sampling_step=1, n_x0_level=2, n_viz_sample=2)
 

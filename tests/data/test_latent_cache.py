@@ -20,8 +20,7 @@ from cosmos_predict2.text.embedding_folder import embed_captions
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from imaginaire.data import ResumableLoader
 from imaginaire.errors import ConfigError, DataError
-from tests.models.parts import PooledPixels
-from tests.models.test_video2world_model import make_model
+from tests.models.parts import PooledPixels, make_model
 
 ROOT = Path(__file__).parent.parent.parent
 SHAPE: dict[str, Any] = dict(num_frames=9, size=(32, 48))

@@ -1,9 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small parts to build models and pipelines from."""
+"""Small models and batches, and parts to build models and pipelines from."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel, Predict2Video2WorldModelConfig
+from cosmos_predict2.nn.dit import Video2WorldDiT
+from cosmos_predict2.pipelines.video2world import Video2WorldPipelineConfig
+from imaginaire.lazy_config import LazyCall as L
+
+NET = dict(model_channels=32, num_blocks=2, num_heads=2, adaln_lora_dim=8, crossattn_emb_channels=8)
+PIPE_OPTIONS = ("state_t", "ema", "video_noise_factor", "max_num_conditional_frames", "resize_online")
 
 
 class PooledPixels:
@@ -31,3 +41,47 @@ class PooledPixels:
 
     def to(self, device: torch.device | str) -> "PooledPixels":
         return self
+
+
+def make_model(**options: Any) -> Predict2Video2WorldModel:
+    """A small model of Predict2; ``network``, ``net`` and PIPE_OPTIONS go to its pipeline's config."""
+    pipe = {name: options.pop(name) for name in PIPE_OPTIONS if name in options}
+    net = {"max_img_h": 8, "max_img_w": 8, "max_frames": 4, **NET, **options.pop("net", {})}
+    config = Predict2Video2WorldModelConfig(
+        pipe_config=Video2WorldPipelineConfig(
+            net=L(options.pop("network", Video2WorldDiT))(**net), tokenizer=L(PooledPixels)(), **{"state_t": 3, **pipe}
+        ),
+        **{"precision": "float32", **options},
+    )
+    torch.manual_seed(0)
+    model = Predict2Video2WorldModel(config)
+    draw_modulations(model)
+    return model
+
+
+def draw_modulations(model: Predict2Video2WorldModel) -> None:
+    """Draw the last modulation matrices, which begin at zero: behind them nothing learns."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.net.named_parameters():
+            if "adaln_modulation" in name:
+                parameter.normal_(std=0.1, generator=generator)
+
+
+def make_batch(size: int = 2, frames: int = 9, positions: list[int] | None = None) -> dict[str, Any]:
+    """Random clips with texts; ``positions``: those of the samples in training."""
+    generator = torch.Generator().manual_seed(2)
+    batch: dict[str, Any] = {
+        "video": torch.randint(0, 256, (size, 3, frames, 32, 32), dtype=torch.uint8, generator=generator),
+        "t5_text_embeddings": torch.randn(size, 4, 8, generator=generator),
+        "fps": torch.full((size,), 10.0),
+        "padding_mask": torch.zeros(size, 1, 32, 32),
+    }
+    if positions is not None:
+        batch["sample_position"] = torch.tensor(positions)
+    return batch
+
+
+def part(batch: dict[str, Any], index: int) -> dict[str, Any]:
+    """One sample of a batch, as a batch."""
+    return {key: value[index : index + 1] for key, value in batch.items()}

@@ -21,8 +21,7 @@ from cosmos_predict2.pipelines.video2world_action import Video2WorldActionPipeli
 from imaginaire import lazy_config
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.lazy_config import LazyCall as L
-from tests.models.parts import PooledPixels
-from tests.models.test_video2world_model import NET, make_batch
+from tests.models.parts import NET, PooledPixels, make_batch
 
 SIZE = dict(max_img_h=8, max_img_w=8, max_frames=4)
 OWN = controller(3, 1.0)

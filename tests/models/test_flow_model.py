@@ -19,8 +19,7 @@ from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.lazy_config import LazyCall as L
 from imaginaire.parallel import ParallelDims
-from tests.models.parts import PooledPixels
-from tests.models.test_video2world_model import NET, make_batch, part
+from tests.models.parts import NET, PooledPixels, draw_modulations, make_batch, part
 
 
 def make_model(**options: Any) -> Predict2p5Video2WorldModel:
@@ -36,11 +35,7 @@ def make_model(**options: Any) -> Predict2p5Video2WorldModel:
     config = Predict2p5Video2WorldModelConfig(pipe_config=pipe, **{"precision": "float32", **options})
     torch.manual_seed(0)
     model = Predict2p5Video2WorldModel(config)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():  # the last modulation matrices begin at zero, behind which nothing learns
-        for name, parameter in model.net.named_parameters():
-            if "adaln_modulation" in name:
-                parameter.normal_(std=0.1, generator=generator)
+    draw_modulations(model)
     return model
 
 
@@ -270,7 +265,7 @@ def test_what_cannot_be_trained_is_said() -> None:
         Predict2p5Video2WorldModelConfig(train_time_distribution="normal")
     with pytest.raises(ConfigError, match="train_time_shift=0"):
         Predict2p5Video2WorldModelConfig(train_time_shift=0.0)
-    with pytest.raises(ConfigError, match="flow is null"):
+    with pytest.raises(ConfigError, match="flow: null, but a Predict2.5 network is trained by it"):
         make_model(flow=None)
     batch = make_batch()
     del batch["t5_text_embeddings"]

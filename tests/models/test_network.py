@@ -24,8 +24,7 @@ from imaginaire.errors import CheckpointError, ConfigError
 from imaginaire.lazy_config import LazyCall as L
 from imaginaire.optim import fused_adamw, named_state
 from imaginaire.parallel import full_tensor
-from tests.models.parts import PooledPixels
-from tests.models.test_video2world_model import make_batch
+from tests.models.parts import PooledPixels, make_batch
 from tests.multiprocess import run_distributed
 
 # Widths that two ranks do not share evenly everywhere (the last linear has 68 rows, the norms 12 numbers).

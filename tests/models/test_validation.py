@@ -8,7 +8,7 @@ import torch
 
 from cosmos_predict2.models.validation import losses_by_sigma
 from imaginaire.errors import ConfigError
-from tests.models.test_video2world_model import make_batch, make_model, part
+from tests.models.parts import make_batch, make_model, part
 
 LEVELS = [0.5, 4.0, 80.0]
 

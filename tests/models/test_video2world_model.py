@@ -14,52 +14,11 @@ from cosmos_predict2.models.video2world_model import (
     Predict2Video2WorldModel,
     Predict2Video2WorldModelConfig,
 )
-from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.nn.start_weights import Start
-from cosmos_predict2.pipelines.video2world import EMAConfig, Video2WorldPipelineConfig
+from cosmos_predict2.pipelines.video2world import EMAConfig
 from imaginaire.errors import ConfigError, DataError
-from imaginaire.lazy_config import LazyCall as L
 from imaginaire.parallel import ParallelDims
-from tests.models.parts import PooledPixels
-
-NET = dict(model_channels=32, num_blocks=2, num_heads=2, adaln_lora_dim=8, crossattn_emb_channels=8)
-PIPE_OPTIONS = ("state_t", "ema", "video_noise_factor", "max_num_conditional_frames", "resize_online")
-
-
-def make_model(**options: Any) -> Predict2Video2WorldModel:
-    pipe = {name: options.pop(name) for name in PIPE_OPTIONS if name in options}
-    net = {"max_img_h": 8, "max_img_w": 8, "max_frames": 4, **NET, **options.pop("net", {})}
-    config = Predict2Video2WorldModelConfig(
-        pipe_config=Video2WorldPipelineConfig(
-            net=L(options.pop("network", Video2WorldDiT))(**net), tokenizer=L(PooledPixels)(), **{"state_t": 3, **pipe}
-        ),
-        **{"precision": "float32", **options},
-    )
-    torch.manual_seed(0)
-    model = Predict2Video2WorldModel(config)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():  # the last modulation matrices begin at zero, behind which nothing learns
-        for name, parameter in model.net.named_parameters():
-            if "adaln_modulation" in name:
-                parameter.normal_(std=0.1, generator=generator)
-    return model
-
-
-def make_batch(size: int = 2, frames: int = 9, positions: list[int] | None = None) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(2)
-    batch: dict[str, Any] = {
-        "video": torch.randint(0, 256, (size, 3, frames, 32, 32), dtype=torch.uint8, generator=generator),
-        "t5_text_embeddings": torch.randn(size, 4, 8, generator=generator),
-        "fps": torch.full((size,), 10.0),
-        "padding_mask": torch.zeros(size, 1, 32, 32),
-    }
-    if positions is not None:
-        batch["sample_position"] = torch.tensor(positions)
-    return batch
-
-
-def part(batch: dict[str, Any], index: int) -> dict[str, Any]:
-    return {key: value[index : index + 1] for key, value in batch.items()}
+from tests.models.parts import make_batch, make_model, part
 
 
 def test_gradient_reaches_every_parameter() -> None:
