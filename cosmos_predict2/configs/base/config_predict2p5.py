@@ -11,16 +11,12 @@ from cosmos_predict2.checkpoints.released import (
     NETWORKS,
     get_cosmos_predict25_checkpoint,
     get_reason1_encoder_dir,
-    get_tokenizer_checkpoint,
 )
-from cosmos_predict2.configs.base.config_video2world import STATE_T, TINY_NET, Size
-from cosmos_predict2.nn.dit import Video2WorldDiT
+from cosmos_predict2.configs.base.config_video2world import TINY_NET, Size, find_size, pipeline_config
 from cosmos_predict2.pipelines.flow import FlowConfig
-from cosmos_predict2.pipelines.video2world import SolverConfig, Video2WorldPipelineConfig
+from cosmos_predict2.pipelines.video2world import Video2WorldPipelineConfig
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.reason1 import Reason1Encoder
-from cosmos_predict2.tokenizers.tiny import TinyTokenizer
-from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
 from imaginaire.errors import ConfigError
 from imaginaire.lazy_config import LazyCall as L
 
@@ -42,24 +38,15 @@ def get_cosmos_predict2p5_video2world_pipeline(
 ) -> Video2WorldPipelineConfig:
     """The pipeline's config, for clips of 93 frames; an empty resolution and a rate of 0 mean 720 and 16."""
     size = check_predict2p5_variant(model_size, resolution, fps)
-    resolution, fps = resolution or size.resolutions[0], fps or size.rates[0]
-    is_tiny = model_size == "tiny"
-    backend = "auto" if is_tiny else "minimal_a2a"
-    net = L(Video2WorldDiT)(
-        **{"atten_backend": backend, **size.net}, sac_config=dict(mode=size.sac_mode, every_n_blocks=1)
-    )
-    return Video2WorldPipelineConfig(
-        net=net,
-        tokenizer=_tokenizer(model_size),
+    return pipeline_config(
+        model_size,
+        size,
+        resolution,
+        fps,
         text_encoder=predict2p5_text_encoder(model_size),
-        state_t=4 if is_tiny else STATE_T[fps],
         min_num_conditional_frames=0,
         max_num_conditional_frames=2,
-        resolution=resolution,
-        fps=fps,
-        precision="float32" if is_tiny else "bfloat16",
-        flow=FlowConfig(shift=TINY_SHIFT) if is_tiny else FlowConfig(),
-        timestamps=SolverConfig(t_min=1.0) if is_tiny else SolverConfig(),  # for solvers of noise levels
+        flow=FlowConfig(shift=TINY_SHIFT) if model_size == "tiny" else FlowConfig(),
     )
 
 
@@ -85,25 +72,4 @@ def get_predict2p5_dit_path(*, model_size: str = "2B", release: str = "post-trai
 
 def check_predict2p5_variant(model_size: str, resolution: str = "", fps: int = 0) -> Size:
     """The size, or an error that says which variants there are."""
-    if model_size not in SIZES:
-        raise ConfigError(f"There is no Predict2.5 model of size '{model_size}'. There are: {', '.join(SIZES)}.")
-    size = SIZES[model_size]
-    if (resolution and resolution not in size.resolutions) or (fps and fps not in size.rates):
-        raise ConfigError(
-            f"The {model_size} model of Predict2.5 has no variant with resolution {resolution or size.resolutions[0]}"
-            f" and {fps or size.rates[0]} frames per second. Resolutions: {', '.join(size.resolutions)}; rates:"
-            f" {', '.join(map(str, size.rates))}."
-        )
-    return size
-
-
-def _tokenizer(model_size: str) -> Any:
-    if model_size == "tiny":
-        return L(TinyTokenizer)()
-    return L(WanTokenizer)(
-        vae_pth=get_tokenizer_checkpoint(model_size=model_size),
-        chunk_duration=81,
-        load_mean_std=False,
-        temporal_window=16,
-        tile_size="auto",
-    )
+    return find_size(SIZES, "Predict2.5 Video2World", model_size, resolution, fps)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Video2World by size, resolution and frame rate: the numbers of the released models, and of the tiny one."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,29 +60,36 @@ def get_cosmos_predict2_video2world_pipeline(
 ) -> Video2WorldPipelineConfig:
     """The pipeline's config; an empty resolution and a rate of 0 mean the size's defaults (720 and 16)."""
     size = check_variant(model_size, resolution, fps, natten)
+    is_tiny = model_size == "tiny"
+    text_encoder = L(BytesEncoder)(num_tokens=64, width=64) if is_tiny else L(T5Encoder)(path=get_t5_model_dir())
+    return pipeline_config(model_size, size, resolution, fps, natten=natten, text_encoder=text_encoder)
+
+
+def pipeline_config(
+    model_size: str, size: Size, resolution: str, fps: int, *, natten: bool = False, **own: Any
+) -> Video2WorldPipelineConfig:
+    """What the pipelines of both families have in common, of a variant that there is; ``own`` is the family's."""
     resolution, fps = resolution or size.resolutions[0], fps or size.rates[0]
     is_tiny = model_size == "tiny"
     backend = "natten" if natten else "auto" if is_tiny else "minimal_a2a"
     sac_config = dict(mode=size.sac_mode, every_n_blocks=1)
-    net = L(Video2WorldDiT)(**{"atten_backend": backend, **size.net}, sac_config=sac_config)
     if is_tiny:
-        tokenizer, text_encoder = L(TinyTokenizer)(), L(BytesEncoder)(num_tokens=64, width=64)
+        tokenizer = L(TinyTokenizer)()
     else:
         vae_pth = get_tokenizer_checkpoint(model_size=model_size)
         tokenizer = L(WanTokenizer)(
             vae_pth=vae_pth, chunk_duration=81, load_mean_std=False, temporal_window=16, tile_size="auto"
         )
-        text_encoder = L(T5Encoder)(path=get_t5_model_dir())
     return Video2WorldPipelineConfig(
-        net=net,
+        net=L(Video2WorldDiT)(**{"atten_backend": backend, **size.net}, sac_config=sac_config),
         tokenizer=tokenizer,
-        text_encoder=text_encoder,
         state_t=4 if is_tiny else STATE_T[fps],
         resolution=resolution,
         fps=fps,
         precision="float32" if is_tiny else "bfloat16",
-        # The tiny model is trained near pure noise; it knows little of levels below 1.
+        # The tiny models are trained near pure noise; they know little of levels below 1.
         timestamps=SolverConfig(t_min=1.0) if is_tiny else SolverConfig(),
+        **own,
     )
 
 
@@ -97,15 +105,21 @@ def get_dit_path(*, model_size: str, resolution: str = "", fps: int = 0, natten:
 
 def check_variant(model_size: str, resolution: str = "", fps: int = 0, natten: bool = False) -> Size:
     """The size, or an error that says which variants there are."""
-    if model_size not in SIZES:
-        raise ConfigError(f"There is no Video2World model of size '{model_size}'. There are: {', '.join(SIZES)}.")
-    size = SIZES[model_size]
+    size = find_size(SIZES, "Predict2 Video2World", model_size, resolution, fps)
+    if natten and (model_size == "tiny" or (resolution or size.resolutions[0]) != "720"):
+        raise ConfigError("The natten weights exist for the 2B and 14B models at resolution 720 only.")
+    return size
+
+
+def find_size(sizes: Mapping[str, Size], family: str, model_size: str, resolution: str, fps: int) -> Size:
+    """The size of a family, or an error that says which variants there are of it."""
+    if model_size not in sizes:
+        raise ConfigError(f"There is no {family} model of size '{model_size}'. There are: {', '.join(sizes)}.")
+    size = sizes[model_size]
     if (resolution and resolution not in size.resolutions) or (fps and fps not in size.rates):
         raise ConfigError(
-            f"The {model_size} model has no variant with resolution {resolution or size.resolutions[0]} and"
+            f"The {model_size} model of {family} has no variant with resolution {resolution or size.resolutions[0]} and"
             f" {fps or size.rates[0]} frames per second. Resolutions: {', '.join(size.resolutions)}; rates:"
             f" {', '.join(map(str, size.rates))}."
         )
-    if natten and (model_size == "tiny" or (resolution or size.resolutions[0]) != "720"):
-        raise ConfigError("The natten weights exist for the 2B and 14B models at resolution 720 only.")
     return size
