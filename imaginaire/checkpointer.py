@@ -261,6 +261,8 @@ class Checkpointer(ABC):
 
     def _load_from_path(self, state: TrainingState) -> int:
         config = self.config
+        if not (config.load_training_state and "model" in config.keys_not_to_resume):
+            state.model.on_load_path(config.load_path)
         if config.load_training_state:
             skip = self._kinds_to_skip()
             iteration = self._restore(self._checked_set(), [kind for kind in KINDS if kind not in skip], state)

@@ -49,6 +49,10 @@ class ImaginaireModel(nn.Module):
         """The batches to train on. Reinforcement learning turns the loader's prompts into scored experience here."""
         yield from dataloader
 
+    def on_load_path(self, path: str) -> None:
+        """Called with ``checkpoint.load_path`` before its weights are loaded: the place to read what lies beside them,
+        as in the header of a file."""
+
     def parallelize(self, dims: ParallelDims) -> None:
         """Shard, split, recompute, compile: called once, before the optimizer exists.
 

@@ -7,8 +7,13 @@ call as they stand in the config, and must be quick. A model class may also offe
 problems of a data set with it: ``data`` are the arguments of a class that one of the loaders names, with its
 ``_target_``;
 ``preflight_parallel(world_size, context_parallel_size, shards, **arguments)``, pairs of a config key and a sentence,
-with a world size of None where it is not known yet; and ``checkpoint_switches(path)``: the values, by key of the
-class's own arguments, that the run had which wrote the weights at a path; a run folder is not continued with others.
+with a world size of None where it is not known yet;
+``preflight_start(load_path, data, **arguments)``, such pairs for the weights that a new run starts from with these
+data sets, a list of such ``data`` (``load_path`` is ``checkpoint.load_path``, or empty); and
+``checkpoint_switches(path)``: the values, by key of the class's own arguments, that the run had which wrote the weights
+at a path; a run folder is not continued with others.
+
+A problem that is a `Note` refuses nothing: it is said once, as a warning, before anything is built.
 """
 
 import errno
@@ -33,6 +38,11 @@ from imaginaire.names import locate
 from imaginaire.weight_files import POINTER
 
 log = logging.getLogger(__name__)
+
+
+class Note(str):
+    """What one should know of a run that may well be meant so."""
+
 
 _locked: set[str] = set()  # a second lock of one process would replace the first, and end with it
 
@@ -60,7 +70,10 @@ def check_launch(config: Config) -> None:
     found = parallel_problems(config, distributed.world_size())
     if not found:  # else the model has said what it can be divided by, which is less than the processes alone allow
         parallel.check_context_parallel_size(config.model_parallel.context_parallel_size, distributed.world_size())
-    found += problems(config)
+    told = [*problems(config)]
+    for text in dict.fromkeys(f"{key}: {text}" for key, text in told if isinstance(text, Note)):
+        log.warning("%s", text)
+    found += [(key, problem) for key, problem in told if not isinstance(problem, Note)]
     if found:
         listed = "\n".join(f"  - {key}: {problem}" for key, problem in found[:20])
         kind = DataError if all(key.startswith("dataloader") for key, _ in found) else ConfigError
@@ -171,28 +184,38 @@ def parallel_problems(config: Config, world_size: int | None = None) -> list[tup
 def problems(config: Config) -> Iterator[tuple[str, str]]:
     """(config key, sentence) of everything that is wrong."""
     of_model = getattr(_target(config.model, "model"), "preflight_data", None)
+    datasets = []
     for section in _SECTIONS:
         if section == "dataloader_val" and not config.trainer.run_validation:
             continue  # it is not built
         for key, node in config_checks.nodes(getattr(config, section), section):
             if callable(preflight := getattr(_target(node, key), "preflight", None)):
-                for problem in map(str, preflight(**_arguments(node))):
-                    if problem.startswith(f"{key}."):  # it names the key itself, more precisely
-                        named, _, problem = problem.partition(": ")
-                        yield named, problem
-                    else:
-                        yield key, problem
-            if section != "model" and callable(of_model):
-                data = {**_arguments(node), "_target_": node.get("_target_")}
-                for problem in of_model(data, **_arguments(config.model)):
-                    yield key, str(problem)
+                for problem in preflight(**_arguments(node)):
+                    yield _by_key(key, problem)
+            if section != "model":
+                datasets.append({**_arguments(node), "_target_": node.get("_target_")})
+                for problem in of_model(datasets[-1], **_arguments(config.model)) if callable(of_model) else ():
+                    yield key, problem if isinstance(problem, Note) else str(problem)
     load_path = config.checkpoint.load_path
     own = storage.join(config.job.path_local, "checkpoints", POINTER)
     is_local = load_path.startswith((".", "/")) or load_path.endswith((".pt", ".safetensors"))
     if is_local and not storage.exists(load_path) and not storage.exists(own):
         yield "checkpoint.load_path", f"{load_path} does not exist"
+    elif not storage.exists(own) and "model" not in config.checkpoint.keys_not_to_resume:
+        of_start = getattr(_target(config.model, "model"), "preflight_start", None)
+        if callable(of_start):
+            yield from of_start(load_path, datasets, **_arguments(config.model))
     yield from _resume_problems(config)
     yield from _disk_problems(config)
+
+
+def _by_key(key: str, problem: Any) -> tuple[str, str]:
+    """A problem with the key of its node, or with the one below it that it names itself, more precisely."""
+    text = problem if isinstance(problem, Note) else str(problem)
+    if text.startswith(f"{key}."):
+        named, _, rest = text.partition(": ")
+        return named, Note(rest) if isinstance(text, Note) else rest
+    return key, text
 
 
 def _resume_problems(config: Config) -> Iterator[tuple[str, str]]:

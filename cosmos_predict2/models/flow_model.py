@@ -19,12 +19,25 @@ from torch import Tensor
 from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.diffusion import flow_time, rectified_flow
 from cosmos_predict2.models.draws import Draws
+from cosmos_predict2.models.text_widths import text_problems
 from cosmos_predict2.models.training_text import TrainingText, TrainingTextConfig
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel, Predict2Video2WorldModelConfig
 from imaginaire.config import one_of
 from imaginaire.errors import ConfigError
 
 log = logging.getLogger(__name__)
+
+_NO_FLOW = (
+    "model.config.pipe_config.flow: null, but a Predict2.5 network is trained by it. Set flow={shift: 5.0}, or take the"
+    " pipeline of get_cosmos_predict2p5_video2world_pipeline"
+)
+
+OF_PREDICT2: dict[str, Any] = {  # options that are inherited and that this loss does not read, with their defaults
+    "adjust_video_noise": True,
+    "pipe_config.adjust_video_noise": True,
+    "pipe_config.video_noise_factor": None,
+    "pipe_config.rectified_flow_loss_weight_uniform": True,
+}
 
 # Of a sample's noise as sigma = t / (1 - t), which is infinite for noise alone: float32 knows no time between the two.
 LATEST_TIME = 1 - 2.0**-24
@@ -45,6 +58,11 @@ def check_probabilities(instance: Any, attribute: "attrs.Attribute[Any]", value:
             f"{attribute.name}={value}, but it gives numbers of latent frames, from 0, their shares, which are"
             " not negative: {0: 0.5, 1: 0.25, 2: 0.25}, or null for pipe_config.min_ and max_num_conditional_frames."
         )
+
+
+def _replaces_texts(text: Mapping[str, Any]) -> bool:
+    """Whether texts that the data may carry are of no use."""
+    return text["encoder"] is not None or bool(text["constant_path"])
 
 
 def given_shares(value: Mapping[Any, Any]) -> dict[int, float]:
@@ -81,10 +99,7 @@ class Predict2p5Video2WorldModel(Predict2Video2WorldModel):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         if self.pipe_config.flow is None:
-            raise ConfigError(
-                "model.config.pipe_config.flow is null: a Predict2.5 network is trained by it. Set flow={shift: 5.0},"
-                " or take the pipeline of get_cosmos_predict2p5_video2world_pipeline."
-            )
+            raise ConfigError(f"{_NO_FLOW}.")
         self.flow = self.pipe_config.flow
         self.text = TrainingText(self.config.text)
         if shares := given_shares(self.config.conditional_frames_probs or {}):
@@ -97,24 +112,43 @@ class Predict2p5Video2WorldModel(Predict2Video2WorldModel):
     def preflight(cls, config: Any) -> Iterator[str]:
         yield from super().preflight(config)
         yield from TrainingText.preflight(config["text"])
-        state_t = config["pipe_config"]["state_t"]
+        pipe = config["pipe_config"]
+        if pipe["net"] is not None:
+            yield from text_problems(config["text"], pipe["net"])
+        for key, default in OF_PREDICT2.items():
+            section, name = (pipe, key.removeprefix("pipe_config.")) if "." in key else (config, key)
+            if (value := section.get(name, default)) != default:
+                yield (
+                    f"model.config.{key}: {value}, which the loss of Predict2 reads and that of Predict2.5 does not:"
+                    f" leave it at {'null' if default is None else default}. At which noise Predict2.5 trains,"
+                    " train_time_shift and train_time_distribution say"
+                )
+        state_t = pipe["state_t"]
         shares = given_shares(config["conditional_frames_probs"] or {})
         most = max((number for number, share in shares.items() if share > 0), default=0)
         if most >= state_t:
             yield f"model.config.conditional_frames_probs: {most} given frames, but a clip has {state_t} (state_t)"
 
     @classmethod
+    def _other_family(cls, pipe: Mapping[str, Any]) -> str | None:
+        return _NO_FLOW if pipe.get("flow") is None else None
+
+    @classmethod
     def preflight_data(cls, data: Mapping[str, Any], config: Any) -> Iterator[str]:
-        """As for Predict2, but embeddings in the data need not fit where they are not used."""
-        text = config["text"]
-        is_set = text["encoder"] is not None or bool(text["constant_path"])
-        used = {key: value for key, value in data.items() if not is_set or key != "dataset_dir"}
-        yield from super().preflight_data(used, config)
-        if data.get("text_encoder") == "none" and not is_set:
+        """As for Predict2; besides, captions that nothing encodes."""
+        yield from super().preflight_data(data, config)
+        if data.get("text_encoder") == "none" and not _replaces_texts(config["text"]):
             yield (
                 "text_encoder=none reads captions without embeddings, but nothing is set to encode them: set"
                 " model.config.text.encoder"
             )
+
+    @classmethod
+    def _text_of_data(cls, data: Mapping[str, Any], config: Any) -> Iterator[str]:
+        """Those in the data need not fit where they are not used."""
+        if not _replaces_texts(config["text"]):
+            for problem in super()._text_of_data(data, config):
+                yield f"{problem}. Or set model.config.text.encoder or constant_path: their texts replace these"
 
     # --- one step
 

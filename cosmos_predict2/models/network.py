@@ -12,20 +12,21 @@ name and the place in it, so that every layout of processes starts from the same
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from cosmos_predict2.checkpoints import load_dit
+from cosmos_predict2.checkpoints.action_transforms import released_transform
 from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS
 from cosmos_predict2.checkpoints.presence import holds
 from cosmos_predict2.checkpoints.runs import clean_name
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.nn.start_weights import Start, starts
-from imaginaire import lazy_config, lora, random, weights
-from imaginaire.errors import ConfigError
+from imaginaire import lazy_config, lora, random, storage, weight_files, weights
+from imaginaire.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -33,10 +34,11 @@ NO_NETWORK = "model.config.pipe_config.net is not set: choose a model (model=NAM
 DRAWN_NUMEL = 1 << 20  # numbers that one generator draws; a rank skips those of other ranks
 
 
-def build_network(config: Any, dtype: torch.dtype) -> DiT:
+def build_network(config: Any, dtype: torch.dtype, *, may_fetch: bool = True) -> DiT:
     """The network of a Predict2Video2WorldModelConfig on the meta device, with its adapters where it trains those.
 
-    Adapters are float32 at least, as half precision would lose their small updates.
+    Adapters are float32 at least, as half precision would lose their small updates. Beside them, embedders of actions
+    that begin anew are trained in full: they start at nothing. ``may_fetch`` as for `embedders_begin_anew`.
     """
     if config.pipe_config.net is None:
         raise ConfigError(f"{NO_NETWORK}.")
@@ -48,7 +50,34 @@ def build_network(config: Any, dtype: torch.dtype) -> DiT:
         for adapter in lora.adapters(net).values():
             adapter.lora_A.to(torch.promote_types(dtype, torch.float32))
             adapter.lora_B.to(torch.promote_types(dtype, torch.float32))
+        if net.takes_actions and embedders_begin_anew(config.model_manager_config.dit_path, may_fetch=may_fetch):
+            for _, parameter in embedders(net):
+                parameter.requires_grad_(True)
     return net
+
+
+def embedders(net: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """The parameters of a network that read actions, without those of adapters on them."""
+    for name, parameter in net.named_parameters():
+        if name.startswith(ACTION_EMBEDDERS.rstrip("*")) and ".lora_" not in name:
+            yield name, parameter
+
+
+def embedders_begin_anew(path: str, *, may_fetch: bool = True) -> bool:
+    """Whether a network with actions learns them from nothing when it starts from the weights at a path (empty: none).
+
+    Without ``may_fetch`` weights that are elsewhere, or that cannot be read, are judged by their name: so sizes are
+    known before a run.
+    """
+    if not path:
+        return True
+    try:
+        if may_fetch or not (storage.is_remote(path) or weight_files.is_hub(path)):
+            return not holds(path, ACTION_EMBEDDERS)
+    except CheckpointError:
+        if may_fetch:
+            raise
+    return released_transform(path) is None
 
 
 def network_bytes(net: DiT, *, has_average: bool) -> int:
@@ -89,6 +118,8 @@ def fill_network(net: DiT, config: Any, device: torch.device | str, seed: int) -
         lora.init_adapters(net, seed, config.init_lora_weights)
     adapters = lora.adapters(net)
     if adapters:
+        if new := sum(p.numel() for _, p in embedders(net) if p.requires_grad):
+            log.info("lora: the action embedders begin anew; their %s parameters are trained in full", f"{new:,}")
         trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
         log.info("lora: %s, %s trained parameters", lora.lora_spec(net), f"{trained:,}")
     if not path:
@@ -115,7 +146,7 @@ def fill_network(net: DiT, config: Any, device: torch.device | str, seed: int) -
 def absent_parts(net: DiT, path: str) -> tuple[str, ...]:
     """Patterns of the parameters that begin anew though the others come from a file: the embedders of actions, where
     the file is of a network that is told none."""
-    return (ACTION_EMBEDDERS,) if net.takes_actions and path and not holds(path, ACTION_EMBEDDERS) else ()
+    return (ACTION_EMBEDDERS,) if net.takes_actions and path and embedders_begin_anew(path) else ()
 
 
 def _draw_(parameter: Tensor, start: Start, seed: int, name: str) -> None:

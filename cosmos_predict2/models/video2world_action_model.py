@@ -8,7 +8,7 @@ the weights are of use with no other.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,26 +23,37 @@ from cosmos_predict2.checkpoints.action_transforms import (
     tensor_transform,
     transform_tensor,
 )
-from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS
-from cosmos_predict2.checkpoints.presence import holds
+from cosmos_predict2.checkpoints.presence import problem_with
 from cosmos_predict2.conditioner import ACTION_KEY, Condition
 from cosmos_predict2.data.action_conditioned.actions import ActionTransform
 from cosmos_predict2.data.action_conditioned.items import TRANSFORM_KEY
 from cosmos_predict2.data.latent_cache import LATENTS_KEY
 from cosmos_predict2.data.sizes import pixel_frames
+from cosmos_predict2.models.action_checks import (
+    NO_IMAGES,
+    OTHER_TRANSFORM,
+    action_size,
+    declared_transform,
+    gives_images,
+    known_transform,
+    load_problem,
+    start_notes,
+    transform_problems,
+)
 from cosmos_predict2.models.draws import Draws
 from cosmos_predict2.models.flow_model import Predict2p5Video2WorldModel
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionPipelineConfig
-from imaginaire import weights
+from imaginaire import storage, weights
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.lazy_config import to_yaml
-from imaginaire.names import locate
+from imaginaire.preflight import Note
+from imaginaire.weight_files import is_hub
 
 log = logging.getLogger(__name__)
 
-RATIO = 4  # pixel frames, and so actions, that make a latent frame
+_told: set[str] = set()  # what was said of start weights before anything was built, and is not said again
 
 
 class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
@@ -65,7 +76,7 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
         facts = written_pipeline.pipeline_facts(yaml.safe_load(to_yaml(pipe)))
         self._pipeline_facts = written_pipeline.facts_tensor(facts)
         self._known_texts: set[str] = set()
-        self._train_new_embedders()
+        self._has_loaded = False  # weights of a checkpoint, in place of those that the run started from
 
     @classmethod
     def preflight(cls, config: Any) -> Iterator[str]:
@@ -76,12 +87,14 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
         _, problems = action_size(pipe["net"], pipe["state_t"])
         yield from problems
         if not problems and pipe.get(KEY) is not None:
-            yield from _transform_problems(pipe)
+            yield from transform_problems(pipe)
 
     @classmethod
     def preflight_data(cls, data: Mapping[str, Any], config: Any) -> Iterator[str]:
-        """Also actions of another size than the network's, or under another transform than the config's."""
+        """Also pictures, and actions of another size than the network's or with another transform than the config's."""
         yield from super().preflight_data(data, config)
+        if gives_images(data):
+            yield NO_IMAGES
         pipe = config["pipe_config"]
         transform = declared_transform(data)
         if pipe["net"] is None or transform is None:
@@ -92,20 +105,39 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
                 f"its actions have {transform.dim} numbers, but the network reads {size}: set"
                 f" model.config.pipe_config.net.action_dim, or choose other data"
             )
-        elif pipe.get(KEY) is not None and not [*_transform_problems(pipe)]:
+        elif pipe.get(KEY) is not None and not [*transform_problems(pipe)]:
             own = ActionTransform.from_dict(pipe[KEY])
             if own != transform:
                 yield f"its actions are {transform}, but {CONFIG_KEY} says {own}"
+
+    @classmethod
+    def preflight_start(
+        cls, load_path: str, data: Sequence[Mapping[str, Any]], config: Any
+    ) -> Iterator[tuple[str, str]]:
+        """Weights that training would start from, but that were trained with other actions: those of
+        ``checkpoint.load_path`` go on with their own alone, others may learn them anew."""
+        pipe, path = config["pipe_config"], config["model_manager_config"]["dit_path"]
+        if pipe["net"] is None:
+            return
+        transform = known_transform(data, pipe)
+        if load_path:  # whose weights replace those of dit_path
+            if (problem := load_problem(load_path, transform)) is not None:
+                yield "checkpoint.load_path", problem
+            return
+        if storage.is_remote(path) or is_hub(path) or problem_with(path) is not None:
+            return  # it is not here, or `preflight` says what is wrong
+        for note in start_notes(path, pipe["net"], transform):
+            _told.add(note)
+            yield "model.config.model_manager_config.dit_path", Note(note)
 
     # --- one step
 
     def data_and_condition(
         self, batch: Mapping[str, Any], generators: Draws, *, is_fixed: bool = False
     ) -> tuple[Tensor, Condition]:
-        if not self.is_image_batch(batch):
-            whole, batch = batch, self.with_actions_of_clip(batch, generators)
-            self._check_transform(batch)
-            self._require_uncut(whole, batch)
+        if self.is_image_batch(batch):
+            raise DataError(f"A batch has '{self.config.input_image_key}': {NO_IMAGES}.")
+        batch = self.with_actions_of_clip(batch, generators)
         return super().data_and_condition(batch, generators, is_fixed=is_fixed)
 
     @torch.no_grad()
@@ -135,8 +167,10 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
                 f"The batch's actions have {action.shape[2]} numbers, but the network reads {size} in each of its"
                 f" {wanted - 1} (model.config.pipe_config.net.action_dim)."
             )
+        self._check_transform(batch)
         if have <= wanted or not (has_latents or self.pipe_config.resize_online):
             return batch  # what is wrong with its length, its pixels say
+        self._require_cuttable(have, wanted, at_front=not has_latents)
         if has_latents:
             starts = [0] * len(video)
             cut = {LATENTS_KEY: video[:, :, : self.pipe_config.state_t]}
@@ -147,12 +181,11 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
         rows = [row[start : start + wanted - 1] for row, start in zip(action, starts)]
         return {**batch, **cut, ACTION_KEY: torch.stack(rows)}
 
-    def _require_uncut(self, whole: Mapping[str, Any], batch: Mapping[str, Any]) -> None:
-        """Raise where clips were cut whose actions are relative to a frame that may have been cut off."""
-        transform, key = self.action_transform, self.config.input_video_key
-        if transform is None or transform.accumulate is None or whole.get(key) is batch.get(key):
+    def _require_cuttable(self, have: int, wanted: int, *, at_front: bool) -> None:
+        """Raise where frames are to be cut off that actions are relative to."""
+        transform = self.action_transform
+        if transform is None or transform.accumulate is None or not at_front:
             return
-        have, wanted = whole[key].shape[2], batch[key].shape[2]
         raise DataError(
             f"The batch's clips have {have} frames, the model takes {wanted}, and the actions cannot be cut with them:"
             f" they are differences to a frame further back (accumulate {transform.accumulate}). Let the data give"
@@ -174,15 +207,22 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
         self._compare_saved(state)
         return weights.account(super().checkpoint_state(), _without_transform(state))
 
+    def on_load_path(self, path: str) -> None:
+        """Take over the transform that stands beside the weights, or raise where the config has another."""
+        if (saved := recorded_transform(path)) is not None:
+            self._take_over(saved)
+
     def _compare_saved(self, state: Mapping[str, Tensor]) -> None:
-        """Take over the checkpoint's transform, or raise where the config has another."""
-        if KEY not in state:
-            return
-        saved = tensor_transform(state[KEY])
+        self._has_loaded = True
+        if KEY in state:
+            self._take_over(tensor_transform(state[KEY]))
+
+    def _take_over(self, saved: ActionTransform) -> None:
+        """The checkpoint's transform is the model's; raise where the config has another."""
         if self.action_transform is not None and self.action_transform != saved:
             raise CheckpointError(
                 f"The checkpoint was trained with actions {saved}, but {self._says_transform} has"
-                f" {self.action_transform}. {_CURE}"
+                f" {self.action_transform}. {OTHER_TRANSFORM}"
             )
         self.action_transform, self._says_transform = saved, "the checkpoint"
 
@@ -203,96 +243,23 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
                 log.info("actions: %s, as the data say", found)
             elif found != self.action_transform:
                 raise DataError(
-                    f"The data have actions {found}, but {self._says_transform} has {self.action_transform}. {_CURE}"
+                    f"The data have actions {found}, but {self._says_transform} has {self.action_transform}."
+                    f" {OTHER_TRANSFORM}"
                 )
             if not self._known_texts:
                 self._compare_start(found)
             self._known_texts.add(text)
 
     def _compare_start(self, transform: ActionTransform) -> None:
-        path = self.config.model_manager_config.dit_path
-        if path and holds(path, ACTION_EMBEDDERS):
-            for difference in written_pipeline.untold_differences(path, self.pipe_config.net):
-                log.warning("the start weights were trained by a network with %s (pipe_config.net)", difference)
-        if path and holds(path, ACTION_EMBEDDERS) and (start := recorded_transform(path)) not in (None, transform):
-            log.warning(
-                "the start weights were trained with actions %s, the data have %s: what the weights know of actions"
-                " must be learnt anew",
-                start,
-                transform,
-            )
-
-    def _train_new_embedders(self) -> None:
-        """Beside adapters, embedders of actions that begin anew are trained in full: they start at nothing."""
-        path = self.config.model_manager_config.dit_path
-        if self.config.train_architecture != "lora" or (path and holds(path, ACTION_EMBEDDERS)):
+        if self._has_loaded:
             return
-        new = [p for name, p in self.net.named_parameters() if name.startswith(ACTION_EMBEDDERS.rstrip("*"))]
-        for parameter in new:
-            parameter.requires_grad_(True)
-        numbers = sum(parameter.numel() for parameter in new)
-        log.info("lora: the action embedders begin anew; their %s parameters are trained in full", f"{numbers:,}")
+        for note in start_notes(self.config.model_manager_config.dit_path, self.pipe_config.net, transform):
+            if note not in _told:
+                log.warning("%s", note)
 
 
 class Predict2p5ActionConditionedModel(Predict2Video2WorldActionConditionedModel, Predict2p5Video2WorldModel):
     """The same with the loss of Predict2.5."""
-
-
-_CURE = (
-    "Weights fit one transform only. Give the data the same (action_transform, or action_scale of the Bridge layout),"
-    " or start a new run (job.name) from the weights alone, by model.config.model_manager_config.dit_path."
-)
-
-
-def action_size(net: Mapping[str, Any], state_t: int) -> tuple[int | None, list[str]]:
-    """How many numbers each action of a clip has for the network of a lazy node, and what is wrong with the node."""
-    target = net.get("_target_")
-    target = locate(target, "model.config.pipe_config.net._target_") if isinstance(target, str) else target
-    count = pixel_frames(state_t) - 1
-    where = "model.config.pipe_config.net"
-    if not (isinstance(target, type) and issubclass(target, ActionDiT)):
-        return None, [f"{where} is {getattr(target, '__name__', target)}, which takes no actions: choose one that does"]
-    if not isinstance(dim := net.get("action_dim"), int):
-        return None, [f"{where}.action_dim={dim}; how many numbers an action has must be said"]
-    if issubclass(target, ChunkActionDiT):
-        ratio = net.get("temporal_compression_ratio", RATIO)
-        if ratio != RATIO:
-            return dim, [f"{where}.temporal_compression_ratio={ratio}, but {RATIO} actions lead to each latent frame"]
-        return dim, []
-    chunk = net.get("num_action_per_chunk")
-    total = dim * (chunk or 1)
-    if total % count or (chunk or count) not in (1, count):
-        read = f"{chunk} actions of {dim} numbers" if chunk else f"{dim} numbers"
-        return None, [
-            f"{where} reads {read}, but a clip of {count + 1} frames (state_t={state_t}) has {count} actions: set"
-            f" num_action_per_chunk={count}, with action_dim the numbers of one action"
-        ]
-    return total // count, []
-
-
-def declared_transform(data: Mapping[str, Any]) -> ActionTransform | None:
-    """The transform that a data set with these arguments will have, where its class can tell before it is built."""
-    target = data.get("_target_")
-    target = locate(target, "_target_") if isinstance(target, str) else target
-    declared = getattr(target, "declared_transform", None)
-    if not callable(declared):
-        return None
-    try:
-        found: ActionTransform | None = declared(**{key: value for key, value in data.items() if key != "_target_"})
-    except (ConfigError, DataError):
-        return None  # its own preflight says it
-    return found
-
-
-def _transform_problems(pipe: Mapping[str, Any]) -> Iterator[str]:
-    try:
-        transform = ActionTransform.from_dict(pipe[KEY])
-    except (ConfigError, TypeError, ValueError) as error:
-        yield f"{CONFIG_KEY}: {str(error).rstrip('.')}"
-        return
-    size, _ = action_size(pipe["net"], pipe["state_t"])
-    if size is not None and size != transform.dim:
-        yield f"{CONFIG_KEY} is of {transform.dim} numbers, but the network reads {size} (net.action_dim)"
 
 
 def _arguments(net: ActionDiT) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from cosmos_predict2.diffusion import rectified_flow
 from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.models.draws import Draws
 from cosmos_predict2.models.network import NO_NETWORK, build_network, fill_network, network_bytes
+from cosmos_predict2.models.text_widths import PROJECTION, RELEASED_WIDTH, data_text_width, network_text_width
 from cosmos_predict2.models.validation import RELEASED_SIGMAS, check_sigmas, counted_losses, losses_by_sigma
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.parallelize import ContextParallel, degree_problems, parallelize_dit
@@ -48,7 +49,6 @@ from imaginaire.typed_nodes import as_config
 
 log = logging.getLogger(__name__)
 
-RELEASED_TEXT_WIDTH = 1024  # of T5-11B; the network's own default
 SMALLEST_RELEASED = 1280  # model_channels of the 0.6B network
 RELEASED_LATENT_SIDE = 240  # max_img_h and max_img_w; likewise
 LORA_TARGETS = "q_proj,k_proj,v_proj,output_proj,mlp.layer1,mlp.layer2"
@@ -130,12 +130,30 @@ class Predict2Video2WorldModel(ImaginaireModel):
                 checked_policy(**checked_keys(sac_config))
             except ConfigError as error:
                 yield str(error).rstrip(".")
+        if (problem := cls._other_family(pipe)) is not None:
+            yield problem
         low, high = pipe["min_num_conditional_frames"], pipe["max_num_conditional_frames"]
         if not 0 <= low <= high < pipe["state_t"]:
             yield (
                 f"pipe_config.min_num_conditional_frames={low} and max_num_conditional_frames={high} must be in order"
                 f" and below state_t={pipe['state_t']}"
             )
+
+    @classmethod
+    def _other_family(cls, pipe: Mapping[str, Any]) -> str | None:
+        """Why network and pipeline are not of the model family whose loss this is; None where they are."""
+        if pipe.get("flow") is not None:
+            return (
+                f"model.config.pipe_config.flow: it is set, as for Predict2.5, but {cls.__name__} has the loss of"
+                " Predict2, which knows no flow. Set flow=null, or choose a model of Predict2.5 (model=predict2p5_...)"
+            )
+        if (projected := pipe["net"].get(PROJECTION)) is not None:
+            return (
+                f"model.config.pipe_config.net.{PROJECTION}: {projected}, a network of Predict2.5, whose text comes"
+                f" through a projection; but {cls.__name__} has the loss of Predict2. Choose a model of Predict2.5 for"
+                " it (model=predict2p5_...), or an experiment of that, or leave net=... out"
+            )
+        return None
 
     @classmethod
     def preflight_parallel(
@@ -158,7 +176,7 @@ class Predict2Video2WorldModel(ImaginaireModel):
     def checkpoint_bytes(cls, config: Any) -> int:
         """The size of a checkpoint: the network, its average, and what AdamW keeps of the trained weights."""
         made = as_config(cls.config_class, config, "model.config")
-        net = build_network(made, weight_dtype(PRECISIONS[made.precision]))
+        net = build_network(made, weight_dtype(PRECISIONS[made.precision]), may_fetch=False)
         return network_bytes(net, has_average=made.pipe_config.ema.enabled)
 
     @classmethod
@@ -174,15 +192,26 @@ class Predict2Video2WorldModel(ImaginaireModel):
         size = list(data.get("video_size") or ())
         if any(isinstance(side, int) and side > most for side, most in zip(size, sides)):
             yield f"video_size={size} is beyond the positions that the network knows: at most {sides}"
+        if cls._other_family(pipe) is None:  # else the text does not fit either
+            yield from cls._text_of_data(data, config)
+
+    @classmethod
+    def _text_of_data(cls, data: Mapping[str, Any], config: Any) -> Iterator[str]:
+        """Texts of another width than the network's: of a folder, or made by the data set itself."""
+        width = network_text_width(config["pipe_config"]["net"])
+        if (made := data_text_width(data)) is not None and made[1] != width:
+            name, found = made
+            yield (
+                f"its texts have width {found} ({name}), but the network takes {width}: set {name}={width}, the width"
+                " of the text encoder that the network is for, or choose another network"
+            )
         folder = find_embedding_dir(Path(str(data["dataset_dir"]))) if data.get("dataset_dir") else None
-        net = pipe["net"]
-        width = net.get("crossattn_proj_in_channels") or net.get("crossattn_emb_channels") or RELEASED_TEXT_WIDTH
         try:
             found = width if folder is None else EmbeddingFolder(folder).width
         except DataError:
             return  # the data set says it
         if found != width:
-            options = "" if width == RELEASED_TEXT_WIDTH else f" --text_encoder bytes --width {width}"
+            options = "" if width == RELEASED_WIDTH else f" --text_encoder bytes --width {width}"
             yield (
                 f"the embeddings in {folder} have width {found}, but the network takes {width}: they are of another"
                 " encoder than the model's. Delete them and encode the captions with the model's (python -m"

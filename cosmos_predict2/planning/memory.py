@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 
 from torch import nn
 
+from cosmos_predict2.models.network import embedders
 from cosmos_predict2.planning.activations import activations
 from cosmos_predict2.planning.workload import Workload
 from cosmos_predict2.tokenizers.wan_vae import LIVE_FRAMES
@@ -96,15 +97,21 @@ def predict_memory(work: Workload) -> Memory:
 
 def _weights(work: Workload) -> tuple[_Weight, ...]:
     size = work.weight_dtype.itemsize
-    return _weights_of(work.net, size, work.shard_size, work.lora_rank, work.lora_targets)
+    return _weights_of(work.net, size, work.shard_size, work.lora_rank, work.lora_targets, work.trains_embedders)
 
 
 @functools.lru_cache(maxsize=64)  # advice asks for the same ones many times
 def _weights_of(
-    net: nn.Module, size: int, shard_size: int, lora_rank: int | None, targets: tuple[str, ...]
+    net: nn.Module,
+    size: int,
+    shard_size: int,
+    lora_rank: int | None,
+    targets: tuple[str, ...],
+    trains_embedders: bool,
 ) -> tuple[_Weight, ...]:
     """Every parameter by what rank 0 has of it: rows are dealt out, and the first rank gets the odd ones."""
     found = []
+    in_full = {name for name, _ in embedders(net)} if trains_embedders else set()
 
     def add(name: str, shape: Sequence[int], bytes_each: int, is_trained: bool) -> None:
         rows = math.ceil(shape[0] / shard_size)
@@ -112,7 +119,7 @@ def _weights_of(
 
     for name, parameter in net.named_parameters():
         shape, module = parameter.shape, name.removesuffix(".weight")
-        add(name, shape, size, lora_rank is None)
+        add(name, shape, size, lora_rank is None or name in in_full)
         is_target = len(shape) == 2 and any(module == t or module.endswith(f".{t}") for t in targets)
         if lora_rank is not None and is_target:
             add(f"{module}.lora_A", (lora_rank, shape[1]), max(4, size), True)

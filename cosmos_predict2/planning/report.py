@@ -82,6 +82,8 @@ def as_text(plan: Plan) -> str:
     work, memory, speed = plan.work, plan.memory, plan.speed
     t, h, w = work.latent_shape
     trained = "all weights" if work.lora_rank is None else f"adapters of rank {work.lora_rank}"
+    if work.lora_rank is not None and work.trains_embedders:
+        trained += " and the embedders of actions"
     sharding = f"sharded over {work.shard_size}" if work.shard_size > 1 else "not sharded"
     lines = [
         f"{work.num_gpus} x {plan.gpu_name}, {plan.limit / GB:.0f} GB each (1 GB = 2^30 bytes)",

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from cosmos_predict2.data.sizes import pixel_frames, size_of
+from cosmos_predict2.models.network import embedders_begin_anew
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel, Predict2Video2WorldModelConfig
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.pipelines.video2world import PRECISIONS
@@ -50,6 +51,7 @@ class Workload:
     adapter_rank: int = 16  # of adapters, should it train some
     tokenizer_adapts: bool = False  # takes fewer frames at a time where memory is short
     encodes_text: bool = False  # by Reason1, in training; each rank has all of it
+    trains_embedders: bool = False  # of actions, in full beside adapters, where they begin anew
     is_sharded: bool = True  # asks for copies over several ranks, though there may be but one
 
     @property
@@ -122,6 +124,8 @@ def read_workload(config: Config, num_gpus: int) -> Workload:
         adapter_rank=model.lora_rank,
         tokenizer_adapts=(pipe.tokenizer or {}).get("tile_size") == "auto",
         encodes_text=_encodes_text(model),
+        trains_embedders=net.takes_actions
+        and embedders_begin_anew(model.model_manager_config.dit_path, may_fetch=False),
         is_sharded=asked not in (0, 1),
     )
 

@@ -8,6 +8,7 @@ around it, and its position. All are integer hashes, so the same prompt gives th
 
 import logging
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +41,11 @@ class BytesEncoder:
         self.name = f"bytes-{VERSION}-{num_tokens}x{width}"
         self._device = torch.device(device)
         self._has_warned = False
+
+    @classmethod
+    def declared_width(cls, *, width: int = 1024, **_: Any) -> int:
+        """The width of an encoder with these arguments, before it is built."""
+        return width
 
     def encode(self, prompts: str | Sequence[str]) -> Tensor:
         """[len(prompts), num_tokens, width] float32; every element is one of 0, +-1, +-2."""

@@ -7,6 +7,9 @@ negative prompt; its metadata has these texts, and the encoder's name and sizes.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,6 +24,7 @@ from imaginaire.errors import DataError, near
 from imaginaire.object_store import StrPath
 
 FORMAT = "prompt-embeddings-1"
+_CURE = "It should be a file written by python -m scripts.encode_prompts."
 
 
 class PromptEmbeddings(Mapping[str, Tensor]):
@@ -74,35 +78,73 @@ class PromptEmbeddings(Mapping[str, Tensor]):
         return self
 
 
+@dataclass(frozen=True)
+class Header:
+    """What the metadata of a file say."""
+
+    name: str  # of the encoder
+    num_tokens: int
+    width: int
+    prompts: list[str]
+    negative_prompt: str | None
+
+    @property
+    def texts(self) -> list[str]:
+        """Of the embeddings, in their order."""
+        return _distinct(self.prompts, self.negative_prompt)
+
+
 def read_prompt_embeddings(path: StrPath) -> PromptEmbeddings:
     """The embeddings of a file, with the name of the encoder that made them."""
-    local = storage.local_copy(path)
-    cure = "It should be a file written by python -m scripts.encode_prompts."
-    try:
-        with safe_open(local, framework="pt") as file:
-            about = file.metadata() or {}
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise DataError(f"{path} cannot be read as safetensors ({error}). {cure}") from error
-    if about.get("format") != FORMAT:
-        raise DataError(f"{path} is a safetensors file of another kind (format {about.get('format')!r}). {cure}")
-    try:
-        prompts, negative_prompt = json.loads(about["prompts"]), json.loads(about["negative_prompt"])
-        name, num_tokens, width = about["encoder"], int(about["num_tokens"]), int(about["width"])
-    except (KeyError, ValueError) as error:
-        raise DataError(f"{path} is damaged: its metadata lacks or garbles {error}. {cure}") from error
-    texts = _distinct(prompts, negative_prompt)
-    if set(tensors) != {f"embedding.{i}" for i in range(len(texts))}:
-        raise DataError(f"{path} names {len(texts)} prompts and holds {len(tensors)} embeddings. {cure}")
+    with _opened(path) as file:
+        about = _header(file, path)
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    texts = about.texts
     return PromptEmbeddings(
         {text: tensors[f"embedding.{i}"] for i, text in enumerate(texts)},
-        name=name,
-        num_tokens=num_tokens,
-        width=width,
-        prompts=prompts,
-        negative_prompt=negative_prompt,
+        name=about.name,
+        num_tokens=about.num_tokens,
+        width=about.width,
+        prompts=about.prompts,
+        negative_prompt=about.negative_prompt,
         source=str(path),
     )
+
+
+def read_header(path: StrPath) -> Header:
+    """What a file says of itself, without its embeddings."""
+    with _opened(path) as file:
+        return _header(file, path)
+
+
+@contextmanager
+def _opened(path: StrPath) -> Iterator[Any]:
+    local = storage.local_copy(path)
+    try:
+        with safe_open(local, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{path} cannot be read as safetensors ({error}). {_CURE}") from error
+
+
+def _header(file: Any, path: StrPath) -> Header:
+    about = file.metadata() or {}
+    if about.get("format") != FORMAT:
+        raise DataError(f"{path} is a safetensors file of another kind (format {about.get('format')!r}). {_CURE}")
+    try:
+        header = Header(
+            name=about["encoder"],
+            num_tokens=int(about["num_tokens"]),
+            width=int(about["width"]),
+            prompts=json.loads(about["prompts"]),
+            negative_prompt=json.loads(about["negative_prompt"]),
+        )
+    except (KeyError, ValueError) as error:
+        raise DataError(f"{path} is damaged: its metadata lacks or garbles {error}. {_CURE}") from error
+    names = set(file.keys())
+    if names != {f"embedding.{i}" for i in range(len(header.texts))}:
+        raise DataError(f"{path} names {len(header.texts)} prompts and holds {len(names)} embeddings. {_CURE}")
+    return header
 
 
 def write_prompt_embeddings(

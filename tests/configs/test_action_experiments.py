@@ -128,17 +128,21 @@ WRONG = {
         " model.config.pipe_config.action_transform says controller of 7 numbers, scale 20"
     ),
     "model.config.pipe_config.action_transform={kind: controller, scale: [20]}": "is of 1 numbers, but the network",
+    "net=cosmos_v1_2B_action_conditioned": (
+        "model.config.pipe_config.net.crossattn_proj_in_channels: 100352, a network of Predict2.5"
+    ),
+    "net=cosmos_v1_2B_action_chunk_conditioned": "Choose a model of Predict2.5 for it (model=predict2p5_...)",
 }
 
 
-SLOW, LONG = list(WRONG)[:2], list(WRONG)[2:]  # each is composed; their like is in tests/models/test_action_model.py
+SLOW, LONG = list(WRONG)[:2], list(WRONG)[2:-2]  # each is composed; their like is in tests/models/test_action_model.py
 
 
 @pytest.mark.parametrize(
     "override",
     [
-        *(pytest.param(o, marks=pytest.mark.slow) for o in SLOW),
-        *(pytest.param(o, marks=pytest.mark.long) for o in LONG),
+        *(pytest.param(o, marks=pytest.mark.slow) for o in (*SLOW, list(WRONG)[-2])),
+        *(pytest.param(o, marks=pytest.mark.long) for o in (*LONG, list(WRONG)[-1])),
     ],
 )
 def test_actions_that_do_not_fit_are_told_before_anything_is_built(override: str) -> None:

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from cosmos_predict2.checkpoints.action_transforms import KEY, transform_tensor
 from cosmos_predict2.data.action_conditioned.actions import ActionTransform, controller, relative_pose
 from cosmos_predict2.data.latent_cache import LATENTS_KEY
+from cosmos_predict2.data.mock import MockImages, MockVideos
 from cosmos_predict2.models.video2world_action_model import Predict2Video2WorldActionConditionedModel
 from cosmos_predict2.models.video2world_model import Predict2ModelManagerConfig, Predict2Video2WorldModelConfig
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
@@ -21,6 +23,7 @@ from cosmos_predict2.pipelines.video2world_action import Video2WorldActionPipeli
 from imaginaire import lazy_config
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.lazy_config import LazyCall as L
+from imaginaire.preflight import Note
 from tests.models.parts import NET, PooledPixels, make_batch
 
 SIZE = dict(max_img_h=8, max_img_w=8, max_frames=4)
@@ -118,8 +121,29 @@ def test_a_longer_clip_is_cut_with_its_actions() -> None:
     with pytest.raises(DataError, match="30 frames, but the model takes 9"):
         loss_of(make_model(resize_online=False), batch)
     model.action_transform = relative_pose(accumulate="window")
-    with pytest.raises(DataError, match=r"cannot be cut.*accumulate window.*num_frames=9"):
-        model.data_and_condition({**batch, "action_transform": None}, model._generators(batch, "train"))
+    relative = {**batch, "action_transform": None}
+    for path in (lambda: model.training_step(relative, 0), lambda: model.clean_clips(relative)):
+        with pytest.raises(DataError, match=r"cannot be cut.*accumulate window.*num_frames=9"):
+            path()
+
+
+def test_a_first_validation_takes_the_transform_of_its_data_before_it_cuts() -> None:
+    pose = L(ChunkActionDiT)(action_dim=7, **SIZE, **NET)
+    batch = {**action_batch(frames=30, transform=relative_pose(accumulate="window")), "action": torch.zeros(2, 29, 7)}
+    with pytest.raises(DataError, match=r"cannot be cut.*accumulate window"):
+        make_model(net=pose).clean_clips(batch)
+
+
+def test_pictures_are_refused_before_and_in_training() -> None:
+    data = dict(_target_=MockImages, num_tokens=4, width=8)
+    (problem,) = Predict2Video2WorldActionConditionedModel.preflight_data(data, _node(make_config()))
+    assert "they are pictures" in problem and "Leave them out" in problem
+    clips = dict(_target_=MockVideos, num_tokens=4, width=8, num_frames=9, action_shape=[8, 3])
+    assert [*Predict2Video2WorldActionConditionedModel.preflight_data(clips, _node(make_config()))] == []
+    batch = action_batch()
+    batch["images"] = batch.pop("video")[:, :, 0].float() / 255
+    with pytest.raises(DataError, match="'images': they are pictures"):
+        loss_of(make_model(), batch)
 
 
 def test_cached_latents_keep_the_actions_of_their_frames() -> None:
@@ -215,6 +239,11 @@ def test_weights_with_actions_are_matched_all(tmp_path: Path, caplog: pytest.Log
     assert "begin anew" not in caplog.text
     assert torch.equal(loss_of(first, action_batch()), loss_of(second, action_batch()))
     assert "must be learnt anew" in caplog.text, "they were trained with actions of another scale"
+    second.load_checkpoint_state(first.checkpoint_state())
+    caplog.clear()
+    second._known_texts.clear()
+    loss_of(second, action_batch())
+    assert "must be learnt anew" not in caplog.text, "what it started from is replaced"
     missing = {f"net.{n}": v for n, v in first.net.state_dict().items() if "B_3D.fc2" not in n}
     torch.save(missing, tmp_path / "torn.pt")
     with pytest.raises(CheckpointError, match=r"action_embedder_B_3D\.fc2"):
@@ -231,6 +260,19 @@ def test_beside_adapters_new_embedders_are_trained(tmp_path: Path) -> None:
     }
     known = make_model(dit_path=_saved(make_model().net, tmp_path / "action.pt"), **lora)
     assert all(".lora_" in name for name, p in known.net.named_parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("knows_actions", [False, True])
+def test_the_size_of_a_checkpoint_counts_embedders_that_begin_anew(knows_actions: bool, tmp_path: Path) -> None:
+    net = make_model().net if knows_actions else Video2WorldDiT(**SIZE, **NET)
+    options: dict[str, Any] = dict(train_architecture="lora", lora_rank=4, lora_alpha=4, precision="bfloat16")
+    config = make_config(dit_path=_saved(net, tmp_path / "start.pt"), **options)
+    model = Predict2Video2WorldActionConditionedModel(config)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    of_optimizer = sum(p.numel() * (8 if p.dtype == torch.float32 else 12) for p in trained)  # moments, masters
+    state = {name: value for name, value in model.checkpoint_state().items() if name.startswith("net.")}
+    expected = of_optimizer + sum(value.numel() * value.element_size() for value in state.values())
+    assert Predict2Video2WorldActionConditionedModel.checkpoint_bytes(config) == pytest.approx(expected, abs=100)
 
 
 def test_the_average_has_the_embedders() -> None:
@@ -278,3 +320,50 @@ def test_a_network_that_does_not_fit_the_clips_is_told(options: dict[str, Any], 
 def test_a_network_without_actions_is_refused() -> None:
     with pytest.raises(ConfigError, match="Video2WorldDiT, which takes no actions"):
         make_model(net=L(Video2WorldDiT)(**SIZE, **NET))
+
+
+def _start(load_path: str = "", data: ActionTransform | None = OWN, **options: Any) -> list[tuple[str, str]]:
+    """What is said of the weights that a run with these actions starts from."""
+    shape = None if data is None else [8, data.dim]
+    nodes = [dict(_target_=MockVideos), dict(_target_=MockVideos, action_shape=shape)]
+    return [*Predict2Video2WorldActionConditionedModel.preflight_start(load_path, nodes, _node(make_config(**options)))]
+
+
+def _exported(path: Path, transform: ActionTransform) -> str:
+    """As scripts.convert writes it: the transform stands in the metadata alone."""
+    net = {f"net.{name}": value for name, value in make_model().net.state_dict().items()}
+    save_file(net, path, {KEY: transform.to_json()})
+    return str(path)
+
+
+def test_weights_of_other_actions_are_no_load_path(tmp_path: Path) -> None:
+    path = _exported(tmp_path / "exported.safetensors", controller(3, 9.0))
+    ((key, problem),) = _start(path)
+    assert key == "checkpoint.load_path" and not isinstance(problem, Note)
+    assert "scale 9, the data have controller of 3 numbers, scale 1" in problem and "dit_path" in problem
+    assert _start(path, data=None) == [] == _start(_exported(tmp_path / "own.safetensors", OWN))
+    ((_, by_config),) = _start(path, data=None, action_transform=OWN.to_dict())
+    assert by_config == problem
+
+
+def test_a_header_says_the_transform_when_its_weights_are_loaded(tmp_path: Path) -> None:
+    path = _exported(tmp_path / "exported.safetensors", controller(3, 9.0))
+    model = make_model()
+    model.on_load_path(path)
+    with pytest.raises(DataError, match=r"scale 1, but the checkpoint has .*scale 9"):
+        loss_of(model, action_batch())
+    with pytest.raises(CheckpointError, match=r"trained with actions .*scale 9, but .*scale 1"):
+        make_model(action_transform=OWN.to_dict()).on_load_path(path)
+
+
+def test_a_start_from_other_actions_is_said_once_before_anything_is_built(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = _exported(tmp_path / "bridge.safetensors", controller(3, 9.0))
+    ((key, note),) = _start(dit_path=path)
+    assert key == "model.config.model_manager_config.dit_path" and isinstance(note, Note)
+    assert "scale 9, the data have controller of 3 numbers, scale 1: what the weights know" in note
+    loss_of(make_model(dit_path=path), action_batch())
+    assert "must be learnt anew" not in caplog.text
+    assert _start(dit_path=_exported(tmp_path / "own.safetensors", OWN)) == []
+    assert _start(dit_path=str(tmp_path / "none.pt")) == [], "preflight says what is wrong"

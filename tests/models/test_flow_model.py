@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training of Predict2.5: what it draws, what counts in its loss, and what it refuses."""
 
+import operator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,8 +10,13 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.conditioner import Condition
+from cosmos_predict2.data.mock import MockVideos
 from cosmos_predict2.diffusion.rectified_flow import flow_time
-from cosmos_predict2.models.flow_model import Predict2p5Video2WorldModel, Predict2p5Video2WorldModelConfig
+from cosmos_predict2.models.flow_model import (
+    OF_PREDICT2,
+    Predict2p5Video2WorldModel,
+    Predict2p5Video2WorldModelConfig,
+)
 from cosmos_predict2.models.training_text import TrainingTextConfig
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel, Predict2Video2WorldModelConfig
 from cosmos_predict2.nn.dit import Video2WorldDiT
@@ -265,9 +272,94 @@ def test_what_cannot_be_trained_is_said() -> None:
         Predict2p5Video2WorldModelConfig(train_time_distribution="normal")
     with pytest.raises(ConfigError, match="train_time_shift=0"):
         Predict2p5Video2WorldModelConfig(train_time_shift=0.0)
-    with pytest.raises(ConfigError, match="flow: null, but a Predict2.5 network is trained by it"):
+    with pytest.raises(ConfigError, match="flow: null, but a Predict2"):
         make_model(flow=None)
     batch = make_batch()
     del batch["t5_text_embeddings"]
     with pytest.raises(DataError, match=r"model\.config\.text\.encoder"):
         make_model().training_step(batch, 0)
+
+
+# --- what is told before anything is built ---
+
+
+def _told(text: TrainingTextConfig | None = None, net: dict[str, Any] | None = None, **options: Any) -> list[str]:
+    pipe_names = ("video_noise_factor", "rectified_flow_loss_weight_uniform", "flow")
+    pipe = {"flow": FlowConfig(), **{name: options.pop(name) for name in pipe_names if name in options}}
+    if "pipe_adjust_video_noise" in options:
+        pipe["adjust_video_noise"] = options.pop("pipe_adjust_video_noise")
+    config = Predict2p5Video2WorldModelConfig(
+        pipe_config=Video2WorldPipelineConfig(net=L(Video2WorldDiT)(**NET, **(net or {})), state_t=3, **pipe),
+        text=text or TrainingTextConfig(),
+        **options,
+    )
+    return [*Predict2p5Video2WorldModel.preflight(_node(config))]
+
+
+def _node(config: Predict2Video2WorldModelConfig) -> Any:
+    return L(Predict2Video2WorldModel)(config=config, _recursive_=False)["config"]
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        (dict(adjust_video_noise=False), "adjust_video_noise: False"),
+        (dict(pipe_adjust_video_noise=False), "pipe_config.adjust_video_noise: False"),
+        (dict(video_noise_factor=25.0), "pipe_config.video_noise_factor: 25.0"),
+        (dict(rectified_flow_loss_weight_uniform=False), "pipe_config.rectified_flow_loss_weight_uniform: False"),
+    ],
+)
+def test_options_of_the_other_loss_are_refused_with_those_of_this_one(options: dict[str, Any], key: str) -> None:
+    (problem,) = _told(**options)
+    assert problem.startswith(f"model.config.{key}, which the loss of Predict2 reads") and "train_time_shift" in problem
+
+
+def test_every_option_that_is_refused_exists_and_has_that_default() -> None:
+    config = Predict2p5Video2WorldModelConfig()
+    for key, default in OF_PREDICT2.items():
+        assert operator.attrgetter(key)(config) == default
+    assert _told() == []
+
+
+def test_the_two_families_are_not_mixed() -> None:
+    (problem,) = _told(flow=None)
+    assert problem.startswith("model.config.pipe_config.flow: null, but a Predict2.5 network")
+    node = L(Video2WorldDiT)(**NET)
+    projected = L(Video2WorldDiT)(**NET, crossattn_proj_in_channels=64)
+    data = dict(_target_=MockVideos, width=8)
+    for pipe, message in [
+        (dict(net=node, flow=FlowConfig()), "flow: it is set, as for Predict2.5"),
+        (dict(net=projected), "net.crossattn_proj_in_channels: 64, a network of Predict2.5"),
+    ]:
+        config = _node(Predict2Video2WorldModelConfig(pipe_config=Video2WorldPipelineConfig(state_t=3, **pipe)))
+        (problem,) = Predict2Video2WorldModel.preflight(config)
+        assert problem.startswith(f"model.config.pipe_config.{message}") and "model=predict2p5_" in problem
+        assert [*Predict2Video2WorldModel.preflight_data(data, config)] == [], "it is said once"
+
+
+def test_texts_of_another_width_are_told_of_data_encoder_and_file(tmp_path: Path) -> None:
+    def of_data(model: Any, config: Any, width: int) -> list[str]:
+        data = dict(_target_=MockVideos, width=width, num_frames=9)
+        return [*model.preflight_data(data, _node(config))]
+
+    pipe = dict(net=L(Video2WorldDiT)(**NET), state_t=3)
+    older = Predict2Video2WorldModelConfig(pipe_config=Video2WorldPipelineConfig(**pipe))
+    (problem,) = of_data(Predict2Video2WorldModel, older, 1024)
+    assert "texts have width 1024 (width), but the network takes 8: set width=8" in problem
+    assert of_data(Predict2Video2WorldModel, older, 8) == []
+    flow = Video2WorldPipelineConfig(**pipe, flow=FlowConfig())
+    (problem,) = of_data(Predict2p5Video2WorldModel, Predict2p5Video2WorldModelConfig(pipe_config=flow), 1024)
+    assert "width 1024" in problem and "model.config.text.encoder" in problem
+    encoder = TrainingTextConfig(encoder=L(BytesEncoder)(num_tokens=4, width=64))
+    encoded = Predict2p5Video2WorldModelConfig(pipe_config=flow, text=encoder)
+    assert of_data(Predict2p5Video2WorldModel, encoded, 1024) == [], "they are not used"
+    (problem,) = _told(encoder)
+    assert "model.config.text.encoder: its texts have width 64, but the network takes 8" in problem
+    assert _told(encoder, net=dict(crossattn_proj_in_channels=64)) == []
+    torch.save(torch.zeros(4, 64), tmp_path / "empty.pt")
+    constant = TrainingTextConfig(constant_path=str(tmp_path / "empty.pt"))
+    (problem,) = _told(constant)
+    assert "model.config.text.constant_path" in problem and "has width 64, but the network takes 8" in problem
+    assert _told(constant, net=dict(crossattn_proj_in_channels=64)) == []
+    torch.save({"text": torch.zeros(4, 64)}, tmp_path / "empty.pt")
+    assert "holds a dict, but an embedding is a tensor" in _told(constant)[0]

@@ -2,15 +2,16 @@
 """The text of a training batch: encoded from captions, the same for all, or of the data."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
 from cosmos_predict2.conditioner import TEXT_KEY
+from cosmos_predict2.models.text_widths import encoder_text_width
 from cosmos_predict2.models.training_text import TrainingText, TrainingTextConfig
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.text.reason1 import Reason1Encoder
+from cosmos_predict2.text.reason1 import Reason1Encoder, Strategy
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.lazy_config import LazyCall as L
 from tests.text.folders import reason1_folder
@@ -81,3 +82,13 @@ def test_a_file_that_is_not_there_shows_before_anything_is_built() -> None:
     assert list(TrainingText.preflight({"constant_path": ""})) == []
     (problem,) = TrainingText.preflight({"constant_path": "no/such.pt"})
     assert problem.startswith("model.config.text.constant_path: no/such.pt does not exist")
+
+
+def test_an_encoder_tells_its_width_before_it_is_built(tmp_path: Path) -> None:
+    assert encoder_text_width(L(BytesEncoder)()) == BytesEncoder().width
+    assert encoder_text_width(L(BytesEncoder)(width=4)) == 4
+    reason1_folder(tmp_path)
+    assert encoder_text_width(L(Reason1Encoder)(path=str(tmp_path / "none"))) is None
+    for strategy in get_args(Strategy):
+        node = L(Reason1Encoder)(path=str(tmp_path), strategy=strategy, n_layers_per_group=2)
+        assert encoder_text_width(node) == Reason1Encoder(str(tmp_path), strategy=strategy, n_layers_per_group=2).width

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.text.constant_embedding import read_constant_embedding
+from cosmos_predict2.text.constant_embedding import constant_embedding_shape, read_constant_embedding
 from cosmos_predict2.text.prompt_embeddings import write_prompt_embeddings
 from imaginaire.errors import DataError
 
@@ -18,6 +18,7 @@ def test_a_saved_tensor(shape: tuple[int, ...], tmp_path: Path) -> None:
     embedding = torch.randn(shape).bfloat16()
     torch.save(embedding, tmp_path / "empty.pt")
     assert torch.equal(read_constant_embedding(tmp_path / "empty.pt"), embedding.reshape(5, 6))
+    assert constant_embedding_shape(tmp_path / "empty.pt") == (5, 6)
 
 
 def test_a_file_of_encode_prompts(tmp_path: Path) -> None:
@@ -26,6 +27,7 @@ def test_a_file_of_encode_prompts(tmp_path: Path) -> None:
         write_prompt_embeddings(tmp_path / "p.safetensors", encoder, prompts)
         found = read_constant_embedding(tmp_path / "p.safetensors")
         assert torch.equal(found, encoder.encode([expected])[0])
+        assert constant_embedding_shape(tmp_path / "p.safetensors") == found.shape
 
 
 @pytest.mark.parametrize(
@@ -44,8 +46,9 @@ def test_other_contents_are_errors_that_say_what_was_found(content: Any, said: s
 
 
 def test_what_is_absent_or_unclear_is_told_with_its_cure(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"There is no embedding .*scripts\.encode_prompts"):
-        read_constant_embedding(tmp_path / "none.pt")
     write_prompt_embeddings(tmp_path / "p.safetensors", BytesEncoder(4, 8), ["push", "take"])
-    with pytest.raises(DataError, match="2 prompts, and none is empty"):
-        read_constant_embedding(tmp_path / "p.safetensors")
+    for read in (read_constant_embedding, constant_embedding_shape):
+        with pytest.raises(DataError, match=r"There is no embedding .*scripts\.encode_prompts"):
+            read(tmp_path / "none.pt")
+        with pytest.raises(DataError, match="2 prompts, and none is empty"):
+            read(tmp_path / "p.safetensors")

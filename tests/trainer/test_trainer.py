@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import tests.project.config as project
-from imaginaire import compose, parallel
+from imaginaire import compose, parallel, preflight
 from imaginaire.callbacks import Callback
 from imaginaire.callbacks.base import HOOKS
 from imaginaire.errors import CheckpointError, ConfigError, DataError, TrainingError
@@ -242,6 +242,28 @@ def test_preflight_of_a_data_set_stops_the_run_before_it_is_built(tmp_path: Path
     clear = [target, "+dataloader_train.dataset.folder=/no/such/folder"]
     with pytest.raises(DataError, match=r"dataloader_train.dataset: the folder /no/such/folder does not exist"):
         train(tmp_path, clear)
+
+
+class Noted(project.RestlessModel):
+    @classmethod
+    def preflight(cls, **others: Any) -> list[str]:
+        return [preflight.Note("this is known")] * 2
+
+    @classmethod
+    def preflight_start(cls, load_path: str, data: list[Any], **others: Any) -> list[tuple[str, str]]:
+        assert data and all("_target_" in node for node in data)
+        return [("checkpoint.load_path", f"{load_path} is of another model")] if load_path else []
+
+
+def test_a_note_is_a_warning_once_and_weights_that_do_not_fit_stop_the_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = ["model._target_=tests.trainer.test_trainer.Noted", *QUICK]
+    with pytest.raises(ConfigError, match=r"checkpoint.load_path: hf://a/b is of another model") as caught:
+        train(tmp_path, [*options, "checkpoint.load_path=hf://a/b"])
+    assert "this is known" not in str(caught.value)
+    assert capfd.readouterr().err.count("model: this is known") == 1
+    assert train(tmp_path, options) == 0
 
 
 class NoBatches(project.RestlessModel):

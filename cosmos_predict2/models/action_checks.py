@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether actions of the data, network and weights fit each other, told from a configuration alone."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from cosmos_predict2.checkpoints import written_pipeline
+from cosmos_predict2.checkpoints.action_transforms import CONFIG_KEY, KEY, recorded_transform
+from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS
+from cosmos_predict2.checkpoints.presence import holds
+from cosmos_predict2.data.action_conditioned.actions import ActionTransform
+from cosmos_predict2.data.dataset_image import ImageDataset
+from cosmos_predict2.data.mock import MockImages
+from cosmos_predict2.data.sizes import pixel_frames
+from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT
+from imaginaire import storage
+from imaginaire.errors import CheckpointError, ConfigError, DataError
+from imaginaire.names import locate
+from imaginaire.weight_files import is_hub
+
+RATIO = 4  # pixel frames, and so actions, that make a latent frame
+OTHER_TRANSFORM = (
+    "Weights fit one transform only. Give the data the same (action_transform, or action_scale of the Bridge layout),"
+    " or start a new run (job.name) from the weights alone, by model.config.model_manager_config.dit_path."
+)
+NO_IMAGES = (
+    "they are pictures, which no action leads to: the embedders of actions would get no gradient, for which the"
+    " processes of a run would wait. Leave them out (a loader of clips alone), or choose a model without actions"
+)
+
+
+def action_size(net: Mapping[str, Any], state_t: int) -> tuple[int | None, list[str]]:
+    """How many numbers each action of a clip has for the network of a lazy node, and what is wrong with the node."""
+    target = net.get("_target_")
+    target = locate(target, "model.config.pipe_config.net._target_") if isinstance(target, str) else target
+    count = pixel_frames(state_t) - 1
+    where = "model.config.pipe_config.net"
+    if not (isinstance(target, type) and issubclass(target, ActionDiT)):
+        return None, [f"{where} is {getattr(target, '__name__', target)}, which takes no actions: choose one that does"]
+    if not isinstance(dim := net.get("action_dim"), int):
+        return None, [f"{where}.action_dim={dim}; how many numbers an action has must be said"]
+    if issubclass(target, ChunkActionDiT):
+        ratio = net.get("temporal_compression_ratio", RATIO)
+        if ratio != RATIO:
+            return dim, [f"{where}.temporal_compression_ratio={ratio}, but {RATIO} actions lead to each latent frame"]
+        return dim, []
+    chunk = net.get("num_action_per_chunk")
+    total = dim * (chunk or 1)
+    if total % count or (chunk or count) not in (1, count):
+        read = f"{chunk} actions of {dim} numbers" if chunk else f"{dim} numbers"
+        return None, [
+            f"{where} reads {read}, but a clip of {count + 1} frames (state_t={state_t}) has {count} actions: set"
+            f" num_action_per_chunk={count}, with action_dim the numbers of one action"
+        ]
+    return total // count, []
+
+
+def declared_transform(data: Mapping[str, Any]) -> ActionTransform | None:
+    """The transform that a data set with these arguments will have, where its class can tell before it is built."""
+    target = data.get("_target_")
+    target = locate(target, "_target_") if isinstance(target, str) else target
+    declared = getattr(target, "declared_transform", None)
+    if not callable(declared):
+        return None
+    try:
+        found: ActionTransform | None = declared(**{key: value for key, value in data.items() if key != "_target_"})
+    except (ConfigError, DataError):
+        return None  # its own preflight says it
+    return found
+
+
+def transform_problems(pipe: Mapping[str, Any]) -> Iterator[str]:
+    try:
+        transform = ActionTransform.from_dict(pipe[KEY])
+    except (ConfigError, TypeError, ValueError) as error:
+        yield f"{CONFIG_KEY}: {str(error).rstrip('.')}"
+        return
+    size, _ = action_size(pipe["net"], pipe["state_t"])
+    if size is not None and size != transform.dim:
+        yield f"{CONFIG_KEY} is of {transform.dim} numbers, but the network reads {size} (net.action_dim)"
+
+
+def gives_images(data: Mapping[str, Any]) -> bool:
+    """Whether the batches of a data set are known to be pictures, not clips."""
+    target = data.get("_target_")
+    target = locate(target, "_target_") if isinstance(target, str) else target
+    return isinstance(target, type) and issubclass(target, (ImageDataset, MockImages))
+
+
+def start_notes(path: str, net: Mapping[str, Any], transform: ActionTransform | None) -> list[str]:
+    """In what the weights at a path, from which training starts, were trained otherwise than it will: by a network that
+    differs though its shapes fit, or with other actions. Nothing where they know no actions, or do not say."""
+    if not path or not holds(path, ACTION_EMBEDDERS):
+        return []
+    notes = [
+        f"the start weights {path} were trained by a network with {difference} (pipe_config.net)"
+        for difference in written_pipeline.untold_differences(path, net)
+    ]
+    theirs = None if transform is None else recorded_transform(path)
+    if theirs not in (None, transform):
+        notes.append(
+            f"the start weights {path} were trained with actions {theirs}, the data have {transform}: what the weights"
+            " know of actions must be learnt anew"
+        )
+    return notes
+
+
+def known_transform(data: Sequence[Mapping[str, Any]], pipe: Mapping[str, Any]) -> ActionTransform | None:
+    """The transform that training will have, as the config says it, or the first of the data sets that can tell."""
+    if pipe.get(KEY) is not None:
+        return None if [*transform_problems(pipe)] else ActionTransform.from_dict(pipe[KEY])
+    return next((found for node in data if (found := declared_transform(node)) is not None), None)
+
+
+def load_problem(path: str, transform: ActionTransform | None) -> str | None:
+    """Why training does not go on from weights at a path (``checkpoint.load_path``) with these actions; None where it
+    does, or where the path is not here to be looked into."""
+    if transform is None or storage.is_remote(path) or is_hub(path):
+        return None
+    try:
+        theirs = recorded_transform(path)
+    except CheckpointError as error:
+        return str(error).rstrip(".")
+    if theirs in (None, transform):
+        return None
+    return f"{path} was trained with actions {theirs}, the data have {transform}. {OTHER_TRANSFORM.rstrip('.')}"

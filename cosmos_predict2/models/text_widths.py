@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How wide texts are, told from a configuration: what the network reads, and what an encoder or the data will give."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cosmos_predict2.text.constant_embedding import constant_embedding_shape
+from imaginaire import lazy_config, storage
+from imaginaire.errors import UserError
+from imaginaire.names import locate
+
+RELEASED_WIDTH = 1024  # of T5-11B; the network's own default
+PROJECTION = "crossattn_proj_in_channels"
+WIDTHS = ("text_width", "width")  # arguments of data sets that make texts of a width, beside their number of tokens
+
+
+def network_text_width(net: Mapping[str, Any]) -> int:
+    """How wide the text is that a network's lazy node reads."""
+    return int(net.get(PROJECTION) or net.get("crossattn_emb_channels") or RELEASED_WIDTH)
+
+
+def encoder_text_width(node: Mapping[str, Any]) -> int | None:
+    """How wide the texts of an encoder's lazy node will be, where its class can tell before it is built."""
+    declared = getattr(_target(node), "declared_width", None)
+    if not callable(declared):
+        return None
+    width: int | None = declared(**{str(key): value for key, value in node.items() if not str(key).startswith("_")})
+    return width
+
+
+def data_text_width(data: Mapping[str, Any]) -> tuple[str, int] | None:
+    """The argument of a data set that says how wide its texts are, and its value; None where none does."""
+    parameters = lazy_config.signature(_target(data))
+    if "num_tokens" not in parameters:
+        return None
+    for name in WIDTHS:
+        if name in parameters:
+            value = data.get(name, parameters[name].default)
+            return (name, value) if isinstance(value, int) else None
+    return None
+
+
+def text_problems(text: Mapping[str, Any], net: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with the text of a training run (``model.config.text``) for a network; reads headers alone."""
+    key, wanted = "model.config.text", network_text_width(net)
+    cure = f"Choose the encoder of the network's weights, or another network ({PROJECTION} says what it reads)"
+    path = text.get("constant_path") or ""
+    if text.get("encoder") is not None:
+        width = encoder_text_width(text["encoder"])
+        if width is not None and width != wanted:
+            yield f"{key}.encoder: its texts have width {width}, but the network takes {wanted}. {cure}"
+    elif path and not storage.is_remote(path) and storage.exists(path):
+        try:
+            _, width = constant_embedding_shape(path)
+        except UserError as error:
+            yield f"{key}.constant_path: {str(error).rstrip('.')}"
+            return
+        if width != wanted:
+            yield f"{key}.constant_path: {path} has width {width}, but the network takes {wanted}. {cure}"
+
+
+def _target(node: Mapping[str, Any]) -> Any:
+    target = node.get("_target_")
+    return locate(target, "_target_") if isinstance(target, str) else target
