@@ -10,10 +10,8 @@ that for forward and backward. On a GPU, in bfloat16.
 """
 
 import argparse
-import platform
 import statistics
 import sys
-import time
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks import machine
 from cosmos_predict2.checkpoints.diffusers_names import diffusers_config, to_diffusers_name
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from cosmos_predict2.nn.flops import forward_flops
@@ -152,7 +151,7 @@ def paired(first: Callable[[], Any], second: Callable[[], Any], rounds: int) -> 
     times: tuple[list[float], list[float]] = ([], [])
     for i in range(-3, rounds):
         for which in (0, 1) if i % 2 else (1, 0):
-            seconds = _seconds((first, second)[which])
+            seconds = machine.seconds((first, second)[which])
             if i >= 0:
                 times[which].append(seconds)
     return times
@@ -164,18 +163,8 @@ def ceiling(device: torch.device, dtype: torch.dtype) -> float:
     for n in (512, 1024, 2048) if device.type == "cpu" else (4096, 8192, 16384):
         a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
         for multiply in (torch.matmul, product):
-            best = max(best, *(2 * n**3 / _seconds(partial(multiply, a, b)) for _ in range(12)))
+            best = max(best, *(2 * n**3 / machine.seconds(partial(multiply, a, b)) for _ in range(12)))
     return best
-
-
-def _seconds(run: Callable[[], Any]) -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    run()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def _stand_in_for_torchvision() -> None:
@@ -225,14 +214,11 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    is_gpu = torch.cuda.is_available()
-    device = torch.device("cuda" if is_gpu else "cpu")
-    dtype = torch.bfloat16 if is_gpu else torch.float32
+    device, dtype = machine.device_and_dtype()
     rounds = arguments.rounds or (6 if arguments.quick else 40)
     peak = ceiling(device, dtype)
-    place = torch.cuda.get_device_name() if is_gpu else f"{torch.get_num_threads()} threads, {platform.machine()}"
-    print(f"torch {torch.__version__}, {place}, {dtype}: matrix products reach {peak / 1e9:.0f} GFLOP/s")
-    cases = [case for case in (ON_GPU if is_gpu else ON_CPU) if arguments.case in case.name]
+    print(f"{machine.described(device)}, {dtype}: matrix products reach {peak / 1e9:.0f} GFLOP/s")
+    cases = [case for case in (ON_GPU if device.type == "cuda" else ON_CPU) if arguments.case in case.name]
     if not cases:
         sys.exit(f"No case contains '{arguments.case}'.")
     for case in cases:

@@ -11,9 +11,7 @@ depend on them.
 """
 
 import argparse
-import platform
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks import machine
 from cosmos_predict2.conditioner import ACTION_KEY, TEXT_KEY, Condition
 from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
 from cosmos_predict2.data.action_conditioned.actions import controller
@@ -183,7 +182,7 @@ def measure(pipe: Video2WorldActionConditionedPipeline, size: str, batch: int, n
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for i in range(-1, rounds):  # the first round warms up
         for name in runs if i % 2 else reversed(runs):
-            taken = _seconds(runs[name])
+            taken = machine.seconds(runs[name])
             if i >= 0:
                 seconds[name].append(taken)
     first = seconds[WAYS[0].name]
@@ -192,16 +191,6 @@ def measure(pipe: Video2WorldActionConditionedPipeline, size: str, batch: int, n
         ratio = statistics.median(a / b for a, b in zip(first, times))
         rate = 12 * batch / statistics.median(times)
         print(f"  {name:40s} {statistics.median(times) * 1e3:9.1f} ms {rate:9.1f} frames/s {ratio:6.2f} x", flush=True)
-
-
-def _seconds(run: Any) -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    run()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def main() -> None:
@@ -217,13 +206,10 @@ def main() -> None:
         parser.error("--batches, --num_steps and --rounds are 1 at least")
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    is_gpu = torch.cuda.is_available()
-    device = torch.device("cuda" if is_gpu else "cpu")
-    dtype = torch.bfloat16 if is_gpu else torch.float32
+    device, dtype = machine.device_and_dtype()
     size = arguments.model_size
-    place = torch.cuda.get_device_name() if is_gpu else f"{torch.get_num_threads()} threads, {platform.machine()}"
     height, width, _ = SETTINGS[size]
-    print(f"torch {torch.__version__}, {place}, {dtype}, {size} network by frames, {height}x{width}")
+    print(f"{machine.described(device)}, {dtype}, {size} network by frames, {height}x{width}")
     print(f"in float32 all ways give the same videos up to {check_equal(size, device):.1e}")
     pipe = make_pipeline(size, device, dtype)
     for batch in arguments.batches:

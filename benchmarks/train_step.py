@@ -15,7 +15,6 @@ import gc
 import json
 import logging
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -28,10 +27,11 @@ from typing import Any, ClassVar
 
 import torch
 
+from benchmarks import machine
 from benchmarks.dit import ceiling
 from cosmos_predict2.nn.flops import forward_flops
 from cosmos_predict2.planning.speed import GPUS
-from imaginaire import distributed, lazy_config
+from imaginaire import lazy_config
 from imaginaire.callbacks import Callback
 from imaginaire.compose import compose
 from imaginaire.config import Config
@@ -72,15 +72,13 @@ class StepClock(Callback):
     losses: ClassVar[list[float]] = []
 
     def on_training_step_start(self, model: Any, batch: Any, iteration: int = 0) -> None:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        machine.wait()
         self.start = time.perf_counter()
         self.shapes.update({key: tuple(value.shape) for key, value in batch.items() if hasattr(value, "shape")})
 
     def on_training_step_end(self, model: Any, batch: Any, output: Any, loss: Any, iteration: int = 0) -> None:
         self.losses.append(float(loss.detach()))  # waits for the device
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        machine.wait()
         self.seconds.append(time.perf_counter() - self.start)
 
 
@@ -205,12 +203,9 @@ def main() -> None:
     os.environ.setdefault("IMAGINAIRE_LOG_LEVEL", "ERROR")
     logging.disable(logging.WARNING)
     os.chdir(ROOT)
-    device = distributed.device()
-    is_gpu = device.type == "cuda"
-    dtype = torch.bfloat16 if is_gpu else torch.float32
+    device, dtype = machine.device_and_dtype()
     peak = ceiling(device, dtype)
-    place = torch.cuda.get_device_name() if is_gpu else f"{torch.get_num_threads()} threads, {platform.machine()}"
-    print(f"torch {torch.__version__}, {place}: {dtype} matrix products reach {peak / 1e12:.3g} TFLOP/s")
+    print(f"{machine.described(device)}: {dtype} matrix products reach {peak / 1e12:.3g} TFLOP/s")
     try:
         found, added = first_that_fits(arguments)
     except UserError as error:
