@@ -6,7 +6,8 @@ a noise level of their own, a block whose weights are trained keeps without reco
 
     21 n D + 2 n F + 3 m D + R (15 D + 3 rank)        and a few numbers per token that are float32 always.
 
-A frozen map keeps no input, but an adapter on it keeps a float32 copy of that. The counts are those of fused attention
+A frozen map keeps no input, but an adapter on it keeps a float32 copy of that. Embedders of actions that are trained
+beside adapters ask for the gradients of modulations, 6 n D a block. The counts are those of fused attention
 and norms, as GPUs have them; what a compiler saves by fusing is not in them.
 """
 
@@ -38,17 +39,20 @@ def activations(work: Workload) -> Activations:
     """What a micro-batch takes under the workload's policy."""
     sizes = _Sizes(work)
     whole = sum(sizes.linears(name, adapted) for name, adapted in _linears(work).items())
-    whole += sizes.around_linears(is_trained=work.lora_rank is None)
+    is_trained = work.lora_rank is None
+    modulates = is_trained or work.trains_embedders
+    whole += sizes.around_linears(is_trained, modulates)
     policy = POLICIES[work.mode]
     blocks = len(work.net.blocks)
     n_d = sizes.tokens * sizes.width * sizes.element
     # The MLP's, as measured on CPUs: of its hidden layer while one of its inputs is freed already, and of the residual.
-    in_flight = sizes.element if work.lora_rank is None else 1.5 * max(ADAPTER_BYTES, sizes.element)
+    in_flight = sizes.element if is_trained else 1.5 * max(ADAPTER_BYTES, sizes.element)
     transient = int((sizes.tokens * sizes.hidden + 2 * sizes.tokens * sizes.width) * in_flight)
-    ends = sizes.ends(is_trained=work.lora_rank is None)
+    ends = sizes.ends(is_trained)
     if policy is None:
         # The final layer keeps its norm and its map's input; a frozen one does not, nor the first block its own.
-        return Activations(blocks * whole + ends + (2 * n_d if work.lora_rank is None else -n_d), 0, transient)
+        own = 2 * n_d if is_trained else n_d * (work.trains_embedders - 1)
+        return Activations(blocks * whole + ends + own, 0, transient)
     light = n_d + sum(sizes.output(name) for name in policy.linears)
     light += sum(n_d + sizes.statistics(sizes.heads) for _ in policy.attentions)
     recomputing = len(range(0, blocks, work.every_n_blocks))
@@ -118,11 +122,12 @@ class _Sizes:
             return inner + (0 if is_shared or name.endswith("output_proj") else rows * columns * self.element)
         return inner + rows * columns * ADAPTER_BYTES
 
-    def around_linears(self, is_trained: bool) -> int:
-        """Bytes that a block's norms, modulations, attentions and activations keep."""
+    def around_linears(self, is_trained: bool, modulates: bool) -> int:
+        """Bytes that a block's norms, modulations, attentions and activations keep; ``modulates`` where modulations
+        have a gradient."""
         n_d, n_f = self.tokens * self.width, self.tokens * self.hidden
-        norms = 3 * n_d + (3 * n_d if is_trained else 0)  # inputs; results, for the gradient of their scales
-        gates = (3 * n_d if is_trained else 0) + self.frames * self.width * 3 * (3 + 1)
+        norms = 3 * n_d + (3 * n_d if modulates else 0)  # inputs; results, for the gradient of their scales
+        gates = (3 * n_d if modulates else 0) + self.frames * self.width * 3 * (3 + 1)
         self_attn = 2 * n_d + 3 * n_d + n_d * (1 + self.is_spread)  # before the norms; q, k, v; the result
         cross = n_d + n_d + n_d + 3 * self.text * self.width
         if is_trained:  # the results are the inputs of the output projections, which count them

@@ -14,6 +14,7 @@ from cosmos_predict2.checkpoints.action_transforms import KEY, transform_tensor
 from cosmos_predict2.data.action_conditioned.actions import ActionTransform, controller, relative_pose
 from cosmos_predict2.data.latent_cache import LATENTS_KEY
 from cosmos_predict2.data.mock import MockImages, MockVideos
+from cosmos_predict2.models.network import embedders_begin_anew
 from cosmos_predict2.models.video2world_action_model import Predict2Video2WorldActionConditionedModel
 from cosmos_predict2.models.video2world_model import Predict2ModelManagerConfig, Predict2Video2WorldModelConfig
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
@@ -260,6 +261,15 @@ def test_beside_adapters_new_embedders_are_trained(tmp_path: Path) -> None:
     }
     known = make_model(dit_path=_saved(make_model().net, tmp_path / "action.pt"), **lora)
     assert all(".lora_" in name for name, p in known.net.named_parameters() if p.requires_grad)
+
+
+def test_weights_that_are_not_here_are_judged_by_their_name(tmp_path: Path) -> None:
+    released = "checkpoints/nvidia/Cosmos-Predict2-2B-Sample-Action-Conditioned/model-480p-4fps.pt"
+    for path, begins in [("", True), (str(tmp_path / "x.pt"), True), ("s3://a/libero-spatial-2b-20k.pt", False)]:
+        assert embedders_begin_anew(path, may_fetch=False) is begins
+    assert not embedders_begin_anew(released, may_fetch=False)
+    with pytest.raises(CheckpointError, match="does not exist"):
+        embedders_begin_anew(str(tmp_path / "x.pt"))
 
 
 @pytest.mark.parametrize("knows_actions", [False, True])

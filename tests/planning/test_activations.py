@@ -3,6 +3,7 @@
 
 import gc
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cosmos_predict2.models.network import embedders
+from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.planning.activations import activations
 from cosmos_predict2.planning.workload import Workload
@@ -109,6 +112,23 @@ def test_every_second_block_and_some_adapters() -> None:
     for changes in (dict(mode="block_wise", every_n_blocks=2), dict(lora_rank=4, lora_targets=("q_proj",))):
         work = workload(**changes)
         assert activations(work).kept == pytest.approx(measured(work), rel=0.06)
+
+
+@pytest.mark.parametrize("mode", ["none", "mm_only", "block_wise"])
+def test_embedders_of_actions_beside_adapters(mode: str) -> None:
+    """Their gradient comes by the modulations, which keep what they scale."""
+    work = workload(mode=mode, lora_rank=4, trains_embedders=True)
+    sizes: dict[str, Any] = dict(
+        model_channels=128, num_blocks=3, num_heads=2, adaln_lora_dim=16, crossattn_emb_channels=32
+    )
+    work = replace(work, net=ChunkActionDiT(action_dim=4, max_img_h=64, max_img_w=64, max_frames=64, **sizes))
+    predicted = activations(work).kept
+    net, given = prepared(work)
+    for _, parameter in embedders(net):
+        parameter.requires_grad_(True)
+    given["action_B_A_D"] = torch.randn(work.batch_size, 12, 4)
+    found = kept_bytes(lambda: net(**given), [*given.values(), *net.parameters(), *net.buffers()])
+    assert predicted == pytest.approx(found, rel=TOLERANCE.get(mode, 0.04))
 
 
 def test_without_low_rank_modulation() -> None:

@@ -15,6 +15,7 @@ from tests.models.rank_bytes import CONFIG, measured_rank_bytes
 from tests.planning.test_activations import workload
 
 AGIBOT = "predict2_video2world_training_{}_agibot_head_center_fisheye_color"
+ACTIONS = "ac_reason_embeddings_rectified_flow_2b_256_320"  # from weights that know none
 KINDS = ("parameters", "gradients", "optimizer", "ema")
 
 
@@ -30,6 +31,7 @@ def read(experiment: str, num_gpus: int, *overrides: str) -> Workload:
         (AGIBOT.format("14b"), 32, ()),
         (AGIBOT.format("2b"), 8, ("model.config.train_architecture=lora", "model.config.lora_target_modules=q_proj")),
         ("predict2_video2world_lora_training_2b_cosmos_nemo_assets", 4, ("model.config.fsdp_shard_size=2",)),
+        (ACTIONS, 8, ("model.config.train_architecture=lora",)),
         (AGIBOT.format("tiny"), 1, ()),
         (AGIBOT.format("tiny"), 2, ("optimizer=adamw", "~optimizer.adam_lr", "trainer.distributed_parallelism=ddp")),
         (AGIBOT.format("2b"), 8, ("optimizer=adamw", "model.config.pipe_config.ema.enabled=False")),
