@@ -4,23 +4,21 @@
     values = run_distributed(_sum_of_ranks, world_size=2, args=(tmp_path,))
 
 The function lives at module level (it travels by name). The rendezvous is a store that the parent holds on a port given
-by the system, as torchrun does it, so two tests never meet on one port.
+by the system, as torchrun does it, so two tests never meet on one port. Processes are forked from one that has nothing
+but imported, since importing is most of what a short-lived rank would do.
 """
 
-import contextlib
-import ctypes
 import faulthandler
 import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
-import signal
 import sys
 import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -28,6 +26,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(
+    ["imaginaire.trainer", "torch.distributed.tensor.parallel", "tests.training", "cosmos_predict2.models.flow_model"]
+)
 
 
 class RankError(RuntimeError):
@@ -49,16 +52,16 @@ def run_distributed(
 ) -> list[Any]:
     """``fn(*args)`` of every rank, in rank order; the first rank that fails decides the error, the others are ended."""
     store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=timeout), wait_for_workers=False)
-    context = multiprocessing.get_context("spawn")
     deadline = time.time() + timeout
+    called = pickle.dumps((fn, args))  # by value: tensors would travel as open files, of which there may be too many
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         processes: list[BaseProcess] = []
         try:
             for rank in range(world_size):
-                arguments = (fn, args, rank, folder, deadline, os.getpid())
-                process = context.Process(target=_run_rank, args=arguments, daemon=False)
-                with _environment({**_rank_environment(rank, world_size, store.port, use_cuda), **(env or {})}):
-                    process.start()
+                environment = {**os.environ, **_rank_environment(rank, world_size, store.port, use_cuda), **(env or {})}
+                arguments = (called, rank, folder, deadline, environment)
+                process = CONTEXT.Process(target=_run_rank, args=arguments, daemon=False)
+                process.start()
                 processes.append(process)
             _wait(processes, Path(folder), deadline, timeout)
             return [_read(Path(folder) / f"{rank}.value") for rank in range(world_size)]
@@ -88,49 +91,30 @@ def _rank_environment(rank: int, world_size: int, port: int, use_cuda: bool) -> 
     return environment
 
 
-@contextlib.contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set while a child starts, so that it has them before it imports torch."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-def end_with(parent: int) -> None:
+def end_with_parent() -> None:
     """Have this process killed when its parent ends, however that comes about (a killed test run leaves no ranks)."""
-    if sys.platform == "linux":
-        PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it had ended before
-            os._exit(1)
-        return
+    parent = multiprocessing.parent_process()
+    assert parent is not None
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
+        multiprocessing.connection.wait([parent.sentinel])
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _run_rank(
-    fn: Callable[..., Any], args: tuple[Any, ...], rank: int, folder: str, deadline: float, parent: int
-) -> None:
+def _run_rank(called: bytes, rank: int, folder: str, deadline: float, environment: dict[str, str]) -> None:
     """In the child: join, run, leave the value or the error in a file."""
-    end_with(parent)
+    os.environ.clear()
+    os.environ.update(environment)
+    end_with_parent()
     torch.set_num_threads(1)
     with open(Path(folder) / f"{rank}.stacks", "w") as stacks:
         faulthandler.dump_traceback_later(max(0.05, deadline - time.time() - 0.5), file=stacks)
         try:
             from imaginaire import distributed
 
+            fn, args = pickle.loads(called)
             distributed.init()
             value = fn(*args)
             _write(Path(folder) / f"{rank}.value", value)

@@ -17,13 +17,11 @@ import pytest
 
 from imaginaire import storage
 from imaginaire.watchdog import EXIT_INTERRUPTED
+from tests.multiprocess import CONTEXT
 from tests.trainer.test_resume import compare
 from tests.training import run_dir, train
 
 OVERRIDES = ["trainer.max_iter=12", "checkpoint.save_iter=3", "checkpoint.keep_last=2", "trainer.run_validation=False"]
-
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.trainer.test_resume"])
 
 
 class _Wrapped:
@@ -105,7 +103,7 @@ def _run(root: str, kill_at: str | None, record: str) -> None:
 
 
 def _process(root: Path, kill_at: str | None, record: Path) -> Any:
-    process = _context.Process(target=_run, args=(str(root), kill_at, str(record)))
+    process = CONTEXT.Process(target=_run, args=(str(root), kill_at, str(record)))
     process.start()
     return process
 
