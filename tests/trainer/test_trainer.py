@@ -244,6 +244,9 @@ def test_preflight_of_a_data_set_stops_the_run_before_it_is_built(tmp_path: Path
         train(tmp_path, clear)
 
 
+_loaded: list[str] = []
+
+
 class Noted(project.RestlessModel):
     @classmethod
     def preflight(cls, **others: Any) -> list[str]:
@@ -252,7 +255,11 @@ class Noted(project.RestlessModel):
     @classmethod
     def preflight_start(cls, load_path: str, data: list[Any], **others: Any) -> list[tuple[str, str]]:
         assert data and all("_target_" in node for node in data)
-        return [("checkpoint.load_path", f"{load_path} is of another model")] if load_path else []
+        is_other = load_path.startswith("hf://")
+        return [("checkpoint.load_path", f"{load_path} is of another model")] if is_other else []
+
+    def on_load_path(self, path: str) -> None:
+        _loaded.append(path)
 
 
 def test_a_note_is_a_warning_once_and_weights_that_do_not_fit_stop_the_run(
@@ -264,6 +271,12 @@ def test_a_note_is_a_warning_once_and_weights_that_do_not_fit_stop_the_run(
     assert "this is known" not in str(caught.value)
     assert capfd.readouterr().err.count("model: this is known") == 1
     assert train(tmp_path, options) == 0
+    path = str(run_dir(tmp_path) / "checkpoints" / "model" / "iter_000000004.pt")
+    _loaded.clear()
+    assert train(tmp_path, [*options, "job.name=next", f"checkpoint.load_path={path}"]) == 0
+    assert _loaded == [path]
+    assert train(tmp_path, [*options, "job.name=next", "checkpoint.load_path=hf://a/b"]) == 0, "it resumes its own"
+    assert _loaded == [path]
 
 
 class NoBatches(project.RestlessModel):
