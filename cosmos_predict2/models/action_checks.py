@@ -70,6 +70,7 @@ def declared_transform(data: Mapping[str, Any]) -> ActionTransform | None:
 
 
 def transform_problems(pipe: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with the transform that a pipeline's section names, by itself and for its network."""
     try:
         transform = ActionTransform.from_dict(pipe[KEY])
     except (ConfigError, TypeError, ValueError) as error:

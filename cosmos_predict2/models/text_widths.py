@@ -11,7 +11,6 @@ from imaginaire.names import locate
 
 RELEASED_WIDTH = 1024  # of T5-11B; the network's own default
 PROJECTION = "crossattn_proj_in_channels"
-WIDTHS = ("text_width", "width")  # arguments of data sets that make texts of a width, beside their number of tokens
 
 
 def network_text_width(net: Mapping[str, Any]) -> int:
@@ -19,21 +18,30 @@ def network_text_width(net: Mapping[str, Any]) -> int:
     return int(net.get(PROJECTION) or net.get("crossattn_emb_channels") or RELEASED_WIDTH)
 
 
-def encoder_text_width(node: Mapping[str, Any]) -> int | None:
-    """How wide the texts of an encoder's lazy node will be, where its class can tell before it is built."""
+def encoder_text_width(node: Any) -> int | None:
+    """How wide the texts of an encoder's lazy node will be, where its class can tell before it is built; of an encoder
+    that stands there itself, how wide they are."""
+    if not isinstance(node, Mapping):
+        width: int | None = getattr(node, "width", None)
+        return width
     declared = getattr(_target(node), "declared_width", None)
     if not callable(declared):
         return None
-    width: int | None = declared(**{str(key): value for key, value in node.items() if not str(key).startswith("_")})
+    try:
+        width = declared(**{str(key): value for key, value in node.items() if not str(key).startswith("_")})
+    except UserError:
+        return None  # building it says why
     return width
 
 
 def data_text_width(data: Mapping[str, Any]) -> tuple[str, int] | None:
-    """The argument of a data set that says how wide its texts are, and its value; None where none does."""
+    """The argument of a data set that says how wide the texts are that it makes, and its value; None where none does,
+    or where it reads texts, whose files say it."""
     parameters = lazy_config.signature(_target(data))
-    if "num_tokens" not in parameters:
+    if "num_tokens" not in parameters or data.get("load_t5_embeddings"):
         return None
-    for name in WIDTHS:
+    # Beside a height, "width" is one of pixels.
+    for name in ("text_width",) if "height" in parameters else ("text_width", "width"):
         if name in parameters:
             value = data.get(name, parameters[name].default)
             return (name, value) if isinstance(value, int) else None

@@ -141,7 +141,10 @@ class Predict2Video2WorldModel(ImaginaireModel):
 
     @classmethod
     def _other_family(cls, pipe: Mapping[str, Any]) -> str | None:
-        """Why network and pipeline are not of the model family whose loss this is; None where they are."""
+        """Why network and pipeline are not of the model family whose loss this is; None where they are, or where a
+        class has a loss of its own."""
+        if cls.loss is not Predict2Video2WorldModel.loss:
+            return None
         if pipe.get("flow") is not None:
             return (
                 f"model.config.pipe_config.flow: it is set, as for Predict2.5, but {cls.__name__} has the loss of"

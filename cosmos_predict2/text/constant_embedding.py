@@ -41,7 +41,7 @@ def constant_embedding_shape(path: StrPath) -> tuple[int, int]:
 
 
 def _require_file(path: StrPath) -> None:
-    if not storage.exists(path):
+    if not storage.exists(path) or storage.is_folder(path):
         raise DataError(f"There is no embedding {path}. {CURE}")
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.conditioner import Condition
+from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.mock import MockVideos
 from cosmos_predict2.diffusion.rectified_flow import flow_time
 from cosmos_predict2.models.flow_model import (
@@ -17,12 +18,14 @@ from cosmos_predict2.models.flow_model import (
     Predict2p5Video2WorldModel,
     Predict2p5Video2WorldModelConfig,
 )
+from cosmos_predict2.models.text_widths import data_text_width, text_problems
 from cosmos_predict2.models.training_text import TrainingTextConfig
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel, Predict2Video2WorldModelConfig
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.flow import FlowConfig
 from cosmos_predict2.pipelines.video2world import EMAConfig, Video2WorldPipelineConfig
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
+from cosmos_predict2.text.reason1 import Reason1Encoder
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.lazy_config import LazyCall as L
 from imaginaire.parallel import ParallelDims
@@ -335,6 +338,12 @@ def test_the_two_families_are_not_mixed() -> None:
         (problem,) = Predict2Video2WorldModel.preflight(config)
         assert problem.startswith(f"model.config.pipe_config.{message}") and "model=predict2p5_" in problem
         assert [*Predict2Video2WorldModel.preflight_data(data, config)] == [], "it is said once"
+        assert [*WithLossOfItsOwn.preflight(config)] == []
+
+
+class WithLossOfItsOwn(Predict2Video2WorldModel):
+    def loss(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
 
 
 def test_texts_of_another_width_are_told_of_data_encoder_and_file(tmp_path: Path) -> None:
@@ -363,3 +372,23 @@ def test_texts_of_another_width_are_told_of_data_encoder_and_file(tmp_path: Path
     assert _told(constant, net=dict(crossattn_proj_in_channels=64)) == []
     torch.save({"text": torch.zeros(4, 64)}, tmp_path / "empty.pt")
     assert "holds a dict, but an embedding is a tensor" in _told(constant)[0]
+    assert any("There is no embedding" in told for told in _told(TrainingTextConfig(constant_path=str(tmp_path))))
+
+
+def test_an_encoder_that_stands_in_the_config_itself_has_its_width() -> None:
+    net = dict(crossattn_emb_channels=8)
+    (problem,) = text_problems({"encoder": BytesEncoder(4, 64)}, net)
+    assert "its texts have width 64, but the network takes 8" in problem
+    for node in (BytesEncoder(4, 8), "a name", L(Reason1Encoder)(path="none", strategy="unknown")):
+        assert [*text_problems({"encoder": node}, net)] == []
+
+
+class WithPixels:
+    def __init__(self, num_tokens: int = 512, height: int = 704, width: int = 1280) -> None: ...
+
+
+def test_texts_that_are_read_and_widths_of_pixels_are_no_widths_of_text() -> None:
+    assert data_text_width(dict(_target_=MockVideos)) == ("width", 1024)
+    assert data_text_width(dict(_target_=LeRobotActionDataset, text_width=64)) == ("text_width", 64)
+    assert data_text_width(dict(_target_=LeRobotActionDataset, load_t5_embeddings=True)) is None
+    assert data_text_width(dict(_target_=WithPixels)) is None
