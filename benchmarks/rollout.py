@@ -195,7 +195,7 @@ def measure(pipe: Video2WorldActionConditionedPipeline, size: str, batch: int, n
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model_size", choices=list(SETTINGS), default="tiny", help="2B wants a GPU")
+    parser.add_argument("--model_size", choices=list(SETTINGS), default="tiny", help="2B needs a GPU")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--num_steps", type=int, default=10, help="sampling steps (default 10)")
     parser.add_argument("--threads", type=int, help="threads of PyTorch; default: as many as it takes by itself")
@@ -208,9 +208,14 @@ def main() -> None:
         torch.set_num_threads(arguments.threads)
     device, dtype = machine.device_and_dtype()
     size = arguments.model_size
+    if size != "tiny" and device.type != "cuda":
+        parser.error(
+            f"--model_size {size} takes hours without a GPU, and none is found: leave it out for the tiny model"
+        )
     height, width, _ = SETTINGS[size]
-    print(f"{machine.described(device)}, {dtype}, {size} network by frames, {height}x{width}")
-    print(f"in float32 all ways give the same videos up to {check_equal(size, device):.1e}")
+    print(f"{machine.described(device)}, {dtype}, {size} network by frames, {height}x{width}", flush=True)
+    print("whether all ways give the same videos, in float32: ", end="", flush=True)
+    print(f"yes, up to {check_equal(size, device):.1e}", flush=True)
     pipe = make_pipeline(size, device, dtype)
     for batch in arguments.batches:
         measure(pipe, size, batch, arguments.num_steps, arguments.rounds or (1 if arguments.quick else 5))

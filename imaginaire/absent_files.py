@@ -23,7 +23,8 @@ def absent(address: str) -> CheckpointError:
     here = f"{parent} has no '{name}'." if missing != address.rstrip("/") or names else f"{parent} is empty."
     hub = " As a hub id it would be written hf://organisation/name." if address.count("/") == 1 else ""
     meant = _meant(parent, address.rstrip("/").removeprefix(parent).strip("/").split("/"))
-    hint = near(name, names) if meant is None else f" There is {meant}."
+    seen = names if name.startswith(".") else [other for other in names if not other.startswith(".")]
+    hint = near(name, seen) if meant is None else f" There is {meant}."
     return CheckpointError(f"{address} does not exist: {here}{hint}{hub}")
 
 

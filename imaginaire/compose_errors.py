@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from imaginaire.config_checks import explain_callbacks
 from imaginaire.errors import near
-from imaginaire.lazy_config import signature
+from imaginaire.lazy_config import takes
 from imaginaire.names import describe, locate
 from imaginaire.registry import entries, groups, unknown_entry
 from imaginaire.typed_nodes import explain_value, fields_of, typed_class
@@ -113,13 +113,18 @@ def _not_in(node: DictConfig, key: str, where: str, part: str, names: list[str])
         return f"Unknown key {key}: {where} has no '{part!s}'.{near(part, names)}{_how_to_add(key, part, names)}"
     target: Any = node["_target_"]
     target = locate(target, f"{where}._target_") if isinstance(target, str) else target
-    parameters = signature(target) if callable(target) else {}
-    takes = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    if part in takes or takes_any or not parameters:
-        more = "" if part in takes else near(part, [name for name in names if not name.startswith("_")])
-        return f"The key {key} is not set yet, though {describe(target)} takes it. To add it write +{key}=VALUE.{more}"
-    return f"Unknown key {key}: {describe(target)} takes no argument '{part!s}'.{near(part, takes)}"
+    taken, takes_any = takes(target) if callable(target) else ([], True)
+    if part in taken:
+        return f"The key {key} is not set yet, though {describe(target)} takes it. To add it write +{key}=VALUE."
+    known = {*taken, *(name for name in names if not name.startswith("_"))}
+    close = near(part, known)
+    if not takes_any:
+        return f"Unknown key {key}: {describe(target)} takes no argument '{part!s}'.{close}"
+    if close.startswith(" Did"):
+        return (
+            f"Unknown key {key}: {describe(target)} names no '{part!s}'.{close} (+{key}=VALUE hands it over as it is.)"
+        )
+    return f"The key {key} is not set yet, and {describe(target)} takes any. To add it write +{key}=VALUE.{close}"
 
 
 def _how_to_add(key: str, part: str, names: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ import enum
 import functools
 import inspect
 import traceback
+import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,29 @@ def signature(target: Any) -> Mapping[str, inspect.Parameter]:
         return inspect.signature(target).parameters
     except (TypeError, ValueError):
         return {}
+
+
+def takes(target: Any) -> tuple[list[str], bool]:
+    """The names of the arguments that a target takes, and whether it takes any other.
+
+    A class hands its ``**kwargs`` on to the classes that it is derived from: what the first of them without any names
+    is all that it takes.
+    """
+    if not isinstance(target, type):
+        return _names(signature(target))
+    found: list[str] = []
+    for cls in target.__mro__[:-1]:
+        if isinstance(init := vars(cls).get("__init__"), types.FunctionType):
+            names, takes_any = _names(inspect.signature(init).parameters)
+            found += [name for name in names[1:] if name not in found]
+            if not takes_any:
+                return found, False
+    return (found, True) if found else _names(signature(target))
+
+
+def _names(parameters: Mapping[str, inspect.Parameter]) -> tuple[list[str], bool]:
+    names = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return names, not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 # --- making the calls -----------------------------------------------------------------------------------------------

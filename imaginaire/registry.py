@@ -116,13 +116,23 @@ def package_of(group: str) -> str:
 def unknown_entry(group: str, name: str) -> str:
     if group != "experiment":
         return f"The group '{group}' has no entry '{name}'.{near(name, entries(group))}"
-    text = f"No experiment is called '{name}'.{near(name, entries(group)) or ' None is registered.'}"
+    text = f"No experiment is called '{name}'.{_near_experiment(name, entries(group))}"
     if broken_modules:
         shown = list(broken_modules.items())[:8]
         lines = "".join(f"\n  {module}: {_short(cause)}" for module, cause in shown)
         more = f"\n  and {len(broken_modules) - 8} more" if len(broken_modules) > 8 else ""
         text += f"\nThese modules did not import, it may be in one of them:{lines}{more}"
     return text
+
+
+def _near_experiment(name: str, known: list[str]) -> str:
+    """Close names, those that hold the asked one, or a few: there are many, and they are long."""
+    if holding := [other for other in known if len(name) > 2 and name.lower() in other.lower()]:
+        return near(name, holding, limit=5)
+    hint = near(name, known, limit=3)
+    if hint.endswith(" more."):
+        return f"{hint} (python -m scripts.train --list prints all.)"
+    return hint or " None is registered."
 
 
 def _short(text: str, limit: int = 300) -> str:

@@ -200,7 +200,11 @@ def select(source: Mapping[str, Tensor], which: str = "auto") -> Mapping[str, Te
     if not counts[which] and ((counts[other] and not bare) or which == "net_ema"):
         raise CheckpointError(
             f"These weights have no names that begin with '{which}.'; {counts[other]} begin with '{other}.'. "
-            + ("They hold no averaged copy: ask for 'net'." if which == "net_ema" else "Ask for 'net_ema'.")
+            + (
+                "They hold no averaged copy: leave --load_ema out (in Python: ask for 'net')."
+                if which == "net_ema"
+                else "Ask for 'net_ema' (--load_ema)."
+            )
         )
 
     def rename(name: str) -> str | None:

@@ -44,3 +44,10 @@ def test_where_none_is_meant_what_is_there_is_listed() -> None:
     )
     wrong = FILE.replace("2b_groot", "predict2_video2world_training_14b_groot")
     assert "There is" not in str(absent(wrong)), "that run has no checkpoints"
+
+
+def test_hidden_files_are_not_offered(tmp_path: Path) -> None:
+    for name in (".git", "runs"):
+        (tmp_path / name).mkdir()
+    assert "has no 'nope'. Known: checkpoints, runs." in str(absent(f"{tmp_path}/nope"))
+    assert "Did you mean .git?" in str(absent(f"{tmp_path}/.gti"))

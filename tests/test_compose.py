@@ -70,6 +70,12 @@ def optimizer(model, lr: float = 1e-4, betas=(0.9, 0.99), fused: "int | None" = 
     return lr
 
 
+class Derived(Net):
+    def __init__(self, height: int = 1, **options):
+        super().__init__(**options)
+        self.height = height
+
+
 def loose(model=None, **options):
     return options
 """
@@ -81,7 +87,7 @@ from hydra.core.config_store import ConfigStore
 from imaginaire.compose import register_experiment
 from imaginaire.config import Config, JobConfig, TrainerConfig
 from imaginaire.lazy_config import PLACEHOLDER, LazyCall as L
-from parts import Data, Loader, Model, ModelConfig, Net, OldModel, loose, optimizer
+from parts import Data, Derived, Loader, Model, ModelConfig, Net, OldModel, loose, optimizer
 
 
 def make_config():
@@ -92,6 +98,7 @@ def make_config():
             cs.store(group=group, package=group, name=name, node=loader)
     cs.store(group="optimizer", package="optimizer", name="adamw", node=L(optimizer)(model=PLACEHOLDER))
     cs.store(group="optimizer", package="optimizer", name="loose", node=L(loose)(lr=1.0))
+    cs.store(group="dataloader_train", package="dataloader_train", name="derived", node=L(Derived)())
     speed = L(Net)(width="${trainer.logging_iter}")
     cs.store(group="callbacks", package="trainer.callbacks", name="basic", node=dict(speed=speed))
     cs.store(group="callbacks", package="trainer.callbacks", name="long", node=dict(beat=L(Net)()))
@@ -433,6 +440,10 @@ MISTAKES = [
     (["+optimizer.foo=1"], ["Unknown key optimizer.foo", "takes no argument 'foo'", "lr"]),
     (["+optimizer.lr=1"], ["exists already", "optimizer.lr=VALUE"]),
     (["optimizer=loose", "optimizer.eps=1"], ["optimizer.eps is not set yet", "+optimizer.eps=VALUE"]),
+    (["optimizer=loose", "optimizer.lrr=1"], ["names no 'lrr'. Did you mean lr?", "+optimizer.lrr=VALUE"]),
+    (["dataloader_train=derived", "dataloader_train.depht=1"], ["takes no argument 'depht'. Did you mean depth?"]),
+    (["dataloader_train=derived", "dataloader_train.depth=1"], ["depth is not set yet, though parts.Derived takes it"]),
+    (["experiment=_arg"], ["No experiment is called '_arg'. Known: wrong_argument_exp"]),
     (["~optimizer.foo"], ["optimizer.foo", "takes no argument 'foo'"]),
     (["model.config.rank=1"], ["Unknown key model.config.rank: model is null here", "model=small"]),
     (["experiment=base_exp", "model.config.lora=1"], ["Unknown key model.config.lora: ModelConfig has no such field"]),

@@ -122,7 +122,10 @@ def inside_a_pipeline(address: str) -> str:
 
 def _from_diffusers(source: Mapping[str, Tensor], address: str, which: str) -> Mapping[str, Tensor]:
     if which == "net_ema":
-        raise CheckpointError(f"{address} is in diffusers' layout, which holds no averaged copy: ask for 'net'.")
+        raise CheckpointError(
+            f"{address} is in diffusers' layout, which holds no averaged copy: leave --load_ema out (in Python: ask for"
+            " 'net')."
+        )
     if unknown := [name for name in source if from_diffusers_name(name) is None]:
         raise CheckpointError(
             f"{address} is a diffusers transformer with {len(unknown)} names that this network does not have:"

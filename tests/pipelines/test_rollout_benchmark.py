@@ -30,3 +30,13 @@ def test_a_way_that_gives_others_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 def test_each_row_leaves_out_one_thing_more() -> None:
     counts = [sum(value is True for value in vars(way).values()) for way in rollout.WAYS]
     assert counts == [5, 4, 3, 2, 1, 0]
+
+
+def test_the_large_network_is_refused_without_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rollout.machine, "device_and_dtype", lambda: (CPU, torch.float32))
+    monkeypatch.setattr("sys.argv", ["rollout", "--model_size", "2B", "--quick"])
+    with pytest.raises(SystemExit) as ended:
+        rollout.main()
+    assert ended.value.code == 2 and "--model_size 2B takes hours without a GPU" in capsys.readouterr().err
