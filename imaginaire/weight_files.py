@@ -89,6 +89,17 @@ def open_address(address: str) -> Mapping[str, Tensor]:
     return open_file(storage.local_copy(address), address)
 
 
+def latest(address: str) -> str:
+    """The checkpoint that a run's folder stands for, as its ``latest_checkpoint.txt`` says; other addresses as they
+    are. To be called once by what reads a checkpoint several times: a run may save another one in between."""
+    if is_hub(address) or not storage.is_folder(address):
+        return address
+    for folder in (address, storage.join(address, "checkpoints")):
+        if storage.exists(storage.join(folder, POINTER)):
+            return _pointed(folder)
+    return address
+
+
 def names_at(address: str) -> list[str]:
     """The names directly in a local or remote folder, or in a hub repository or a folder of it; [] for a file."""
     if is_hub(address):
@@ -153,6 +164,12 @@ def _load_torch(local: Path, address: str) -> Any:
         return load_plain(local, mmap=kind == "torch")
     except pickle.UnpicklingError as error:
         refused = refused_object(error)
+        if "DTensor" in str(error):
+            raise CheckpointError(
+                f"{address} holds tensors that are dealt out to several processes (DTensor), of which a file has a part"
+                " alone. Save them whole, {name: value.full_tensor() for name, value in state.items()}, or as a folder"
+                " of torch.distributed.checkpoint."
+            ) from error
         if kind == "old torch" and not refused:
             raise CheckpointError(f"{address} is damaged, or a pickle that torch.save did not write.") from error
         raise CheckpointError(
@@ -272,9 +289,9 @@ def _open_folder(folder: _Folder) -> Mapping[str, Tensor]:
     if ".metadata" in names:
         return _open_dcp(address)
     if POINTER in names:
-        return _open_pointed(address)
+        return open_address(_pointed(address))
     if "checkpoints" in names and storage.exists(storage.join(address, "checkpoints", POINTER)):
-        return _open_pointed(storage.join(address, "checkpoints"))
+        return open_address(_pointed(storage.join(address, "checkpoints")))
     if "model" in names and is_dcp(storage.join(address, "model")):
         return _open_dcp(storage.join(address, "model"))
     if (found := _open_files(folder)) is not None:
@@ -355,7 +372,7 @@ def _open_dcp(address: str) -> Mapping[str, Tensor]:
     return tensors
 
 
-def _open_pointed(folder: str) -> Mapping[str, Tensor]:
+def _pointed(folder: str) -> str:
     """The weights that ``latest_checkpoint.txt`` of a training run names, in either layout."""
     pointer = storage.read_text(storage.join(folder, POINTER)).strip()
     if not re.fullmatch(r"[\w.-]+", pointer):
@@ -374,7 +391,7 @@ def _open_pointed(folder: str) -> Mapping[str, Tensor]:
             f"Iterations there: {_listed(there) or 'none'}."
         )
     log.info("%s: reading %s, its latest", folder, target)
-    return open_address(target)
+    return target
 
 
 def _has_weights(names: list[str]) -> bool:

@@ -106,6 +106,20 @@ def test_numpy_content_is_refused_by_name(tmp_path: Path, is_allowed_by_others: 
         assert set(torch.serialization.get_safe_globals()) == set(before)
 
 
+def test_sharded_tensors_in_a_file_are_told_with_how_to_save_them(tmp_path: Path) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        torch.save({"w": distribute_tensor(torch.ones(2), mesh, [Shard(0)])}, tmp_path / "m.pt")
+    finally:
+        torch.distributed.destroy_process_group()
+    with pytest.raises(CheckpointError, match=r"m\.pt holds .*\(DTensor\).*full_tensor\(\)"):
+        weights.read(str(tmp_path / "m.pt"))
+
+
 def test_content_decides_and_not_the_suffix(tmp_path: Path) -> None:
     save_file(state(), tmp_path / "m.pt")
     torch.save(state(), tmp_path / "m.safetensors")
