@@ -209,9 +209,7 @@ def main() -> None:
     device, dtype = machine.device_and_dtype()
     size = arguments.model_size
     if size != "tiny" and device.type != "cuda":
-        parser.error(
-            f"--model_size {size} takes hours without a GPU, and none is found: leave it out for the tiny model"
-        )
+        parser.error(f"--model_size {size} takes hours without a GPU, and there is none: leave it out")
     height, width, _ = SETTINGS[size]
     print(f"{machine.described(device)}, {dtype}, {size} network by frames, {height}x{width}", flush=True)
     print("whether all ways give the same videos, in float32: ", end="", flush=True)

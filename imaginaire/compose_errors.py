@@ -121,9 +121,7 @@ def _not_in(node: DictConfig, key: str, where: str, part: str, names: list[str])
     if not takes_any:
         return f"Unknown key {key}: {describe(target)} takes no argument '{part!s}'.{close}"
     if close.startswith(" Did"):
-        return (
-            f"Unknown key {key}: {describe(target)} names no '{part!s}'.{close} (+{key}=VALUE hands it over as it is.)"
-        )
+        return f"Unknown key {key}: {describe(target)} names no '{part!s}'.{close} (+{key}=VALUE adds it.)"
     return f"The key {key} is not set yet, and {describe(target)} takes any. To add it write +{key}=VALUE.{close}"
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from imaginaire import command_line
-from imaginaire.errors import ConfigError
+from imaginaire.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,7 @@ CONFIG = "cosmos_predict2/configs/base/config.py"
 NUM_TRAINING_CLIPS = 256  # that the linear denoisers are fitted to
 NUM_STEPS = 35
 NUM_SHOWN, MAGNIFIED = 4, 4  # clips in the video, and how many times larger
+NUM_EPISODES = 400  # whole ones of the toy world
 
 _EPILOG = """\
 With actions, --data says which recordings: toy, toy:hard, or a folder in Bridge's or LeRobot's layout, of which the
@@ -179,7 +180,7 @@ def _parser() -> command_line.Parser:
     actions("--seed", type=int, default=0, help="of the noise, clip i has seed + i; and of the toy world's episodes")
     actions("--batch_size", type=int, default=None, help="clips imagined together (default: as many as fit)")
     actions("--device", default=None, help="cpu or cuda (default: a GPU where there is one)")
-    actions("--toy_episodes", type=int, default=400, help="whole episodes of the toy world that are judged; 0: none")
+    actions("--toy_episodes", type=int, default=None, help="whole episodes of the toy world (default 400; 0: none)")
     actions("--lpips", action="store_true", help="with the package lpips in place of the similarity of gradients")
     others = parser.add_argument_group("a tiny Video2World model").add_argument
     others("--experiment", default="", help="whose model and clips")
@@ -218,6 +219,7 @@ def evaluate_actions(args: argparse.Namespace) -> int:
     from cosmos_predict2.pipelines.imagined_figures import measure
     from cosmos_predict2.pipelines.toy_futures import imagine_futures
     from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
+    from cosmos_predict2.pipelines.video_quality import lpips_package
     from cosmos_predict2.toy_world.tasks import find_tasks
     from examples.video2world import check_device
     from examples.video2world_action_choice import choose_action_model, read_texts
@@ -226,11 +228,16 @@ def evaluate_actions(args: argparse.Namespace) -> int:
         raise ConfigError(f"{(args.overrides or ['--save_path'])[0]} goes with --experiment NAME, which is not given.")
     _check_flags(args)
     check_device(args.device or "cpu")
+    if args.lpips:
+        lpips_package()
+    _require_actions(args.dit_path)
     of_model = dict(action_scaler=None, gripper_scale=None, use_quat=False, chunk_size=None, given_timestep=None)
     of_text = dict(prompt="", negative_prompt="", prompt_embeddings=None)
     flags = argparse.Namespace(**vars(args), **of_model, **of_text)
     choice = choose_action_model(flags)
     recordings = _recordings(args, choice)
+    if recordings.episodes is None and args.toy_episodes:
+        log.warning("--toy_episodes %d is left out: only --data toy has whole episodes to judge", args.toy_episodes)
     choice.config.guardrail_config.enabled = choice.config.prompt_refiner_config.enabled = False  # there is no prompt
     pipe = Video2WorldActionConditionedPipeline.from_config(
         choice.config, choice.dit_path, use_text_encoder=False, device=args.device, load_ema_to_reg=args.load_ema
@@ -249,16 +256,17 @@ def evaluate_actions(args: argparse.Namespace) -> int:
     )
     print(report.as_text())
     futures = figures = None
+    num_episodes = NUM_EPISODES if args.toy_episodes is None else args.toy_episodes
     if recordings.episodes is not None:
         episodes = recordings.episodes
         names = sorted(set(episodes.tasks))
         world: dict[str, Any] = dict(setting=episodes.setting, size=episodes.size, num_steps=num_steps)
         futures = imagine_futures(pipe, task=_shown_task(names), seed=args.seed, **world)
         tasks = [name for name in names if find_tasks([name])[0].verb != "touch"]
-        if args.toy_episodes and (reason := _no_ends(tasks, episodes.setting, choice.config.chunk_size)):
+        if num_episodes and (reason := _no_ends(tasks, episodes.setting, choice.config.chunk_size)):
             log.warning("whole episodes are left out: %s", reason)
-        elif args.toy_episodes:
-            figures = measure(pipe, num_episodes=args.toy_episodes, tasks=tasks, seed=episodes.seed, **world)
+        elif num_episodes:
+            figures = measure(pipe, num_episodes=num_episodes, tasks=tasks, seed=episodes.seed, **world)
             print(figures.as_text())
     out = Path(args.out)
     page = write_report(
@@ -299,20 +307,37 @@ def _check_flags(args: argparse.Namespace) -> None:
     for name in ("num_clips", "num_chunks", "num_steps", "batch_size"):
         if (value := getattr(args, name)) is not None and value < 1:
             raise ConfigError(f"--{name} {value}: at least 1.")
-    if args.toy_episodes < 0 or not 0 <= args.seed < 2**30:
-        raise ConfigError(f"--toy_episodes {args.toy_episodes} and --seed {args.seed}: 0 at least.")
+    for name, most in (("toy_episodes", math.inf), ("seed", 2**30)):
+        if not 0 <= (getattr(args, name) or 0) < most:
+            below = f" and below {most}" if math.isfinite(most) else ""
+            raise ConfigError(f"--{name} {getattr(args, name)}: 0 at least{below}.")
     if not math.isfinite(args.guidance):
         raise ConfigError(f"--guidance {args.guidance}: a number, 0 for none.")
     if Path(args.out).exists() and not Path(args.out).is_dir():
         raise ConfigError(f"--out {args.out} is a file; give a folder for the page and its videos.")
     if args.json and (Path(args.json).is_dir() or not Path(args.json).absolute().parent.is_dir()):
         raise ConfigError(f"--json {args.json} cannot be written: give a file in a folder that exists.")
+    if _size(args) is not None and not Path(args.data).is_dir():
+        drawn = "the toy world is drawn in its own size" if args.data else "without it, clips are as in the run"
+        raise ConfigError(f"--resolution {args.resolution} goes with --data FOLDER: {drawn}. Leave it out.")
+
+
+def _require_actions(dit_path: str) -> None:
+    """Raise for weights of a network without actions, before anything is asked of their actions."""
+    from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS
+    from cosmos_predict2.checkpoints.presence import holds
+
+    if dit_path and not holds(dit_path, ACTION_EMBEDDERS):
+        raise CheckpointError(
+            f"{dit_path} is of a model without actions. Of a tiny Video2World model give --experiment NAME, too, the"
+            " one that it was trained by; otherwise weights of an action-conditioned model."
+        )
 
 
 def _recordings(args: argparse.Namespace, choice: Any) -> Any:
     """The held-out recordings that --data names, or those that the run was validated on."""
     from cosmos_predict2.checkpoints.runs import run_tree
-    from cosmos_predict2.pipelines.evaluation_data import read_recordings, recordings_of_run
+    from cosmos_predict2.pipelines.evaluation_data import read_recordings, recordings_of_run, size_of_world
     from cosmos_predict2.pipelines.video2world_action import check_bases
 
     transform, chunks = choice.config.transform, args.num_chunks
@@ -324,7 +349,8 @@ def _recordings(args: argparse.Namespace, choice: Any) -> Any:
     wanted = dict(num=args.num_clips, num_actions=chunks * choice.config.chunk_size, seed=args.seed)
     loader = (run_tree(choice.dit_path) or {}).get("dataloader_val") or {}
     if args.data:
-        size, trained = _size(args) or choice.video_size, loader.get("dataset")
+        trained = loader.get("dataset")
+        size = _size(args) or choice.video_size or size_of_world(trained or {}, choice.config.resolution)
         return read_recordings(args.data, transform, size=size, trained=trained, **wanted)
     if not loader.get("dataset"):
         raise ConfigError("No run says what these weights were validated on: give --data toy, toy:hard or a folder.")
@@ -333,12 +359,16 @@ def _recordings(args: argparse.Namespace, choice: Any) -> Any:
 
 def _size(args: argparse.Namespace) -> tuple[int, int] | None:
     """(height, width) of --resolution."""
+    from cosmos_predict2.data.action_conditioned.items import shape_problems
+
     if not args.resolution:
         return None
     try:
         height, width = (int(side) for side in args.resolution.split(","))
     except ValueError as error:
         raise ConfigError(f"--resolution {args.resolution}: height and width, such as 480,640.") from error
+    if wrong := [*shape_problems(2, (height, width))]:
+        raise ConfigError(f"--resolution {args.resolution}: {wrong[0].partition('; ')[2]}.")
     return height, width
 
 

@@ -65,6 +65,15 @@ class Report:
     following: dict[str, ActionFollowing]  # what is read of "true frames", "through the tokenizer", "imagined"
     by_chunk: dict[str, list[float]]
     seams: dict[str, float]  # the change at the first frame of a chunk, over that between other frames
+    left_out: tuple[str, ...] = ()  # what was not measured, and why
+
+    @property
+    def clips(self) -> str:
+        return f"{self.num_clips} clip{'s' if self.num_clips > 1 else ''} of {self.data}"
+
+    @property
+    def steps(self) -> str:
+        return f"{self.num_steps} sampling step{'s' if self.num_steps > 1 else ''}"
 
     def as_dict(self) -> dict[str, Any]:
         found = asdict(self)
@@ -77,7 +86,7 @@ class Report:
     def as_text(self) -> str:
         """The figures as a few tables."""
         horizons = shown_horizons(self.num_actions)
-        title = f"{self.num_clips} clips of {self.data}, {self.num_steps} sampling steps"
+        title = f"{self.clips}, {self.steps}"
         rows = [f"{title}\n{'frame':>48} " + " ".join(f"{h:>7}" for h in horizons)]
         for name, by_kind in self.likeness.items():
             rows += [
@@ -108,7 +117,7 @@ class Report:
         if self.seams:
             seams = ", ".join(f"{kind} {value:.2f}" for kind, value in self.seams.items())
             found.append(f"change at the seams of chunks / elsewhere: {seams}")
-        return found
+        return found + [f"left out: {text}" for text in self.left_out]
 
 
 def shown_horizons(num_actions: int) -> list[int]:
@@ -137,6 +146,12 @@ def evaluate(
     tried = tried_actions(pipe, recordings, seed=seed, **sampling)
     log.info("imagined %d clips of %d frames", len(recordings), recordings.num_actions)
     truth, chunk = recordings.video_B_C_F_H_W, pipe.config.chunk_size
+    gap, distances = gap_of(pipe, recordings, seed, text_1_S_E), mean_distances(tried)
+    unreadable = why_not_read(recordings)
+    left_out = [f"actions read from the frames, as {unreadable}"] if unreadable else []
+    if gap is None or distances is None:
+        found = "there is one clip" if len(recordings) == 1 else "no two clips have different ones"
+        left_out.insert(0, f"what other actions change, as {found}: raise --num_clips")
     report = Report(
         data=recordings.name,
         num_clips=len(recordings),
@@ -144,13 +159,14 @@ def evaluate(
         chunk_size=chunk,
         num_steps=num_steps,
         likeness=likeness_by_horizon(imagined, truth, with_lpips=with_lpips),
-        gap=gap_of(pipe, recordings, seed, text_1_S_E),
-        distances=mean_distances(tried),
-        following=following(pipe, recordings, imagined),
+        gap=gap,
+        distances=distances,
+        following={} if unreadable else following(pipe, recordings, imagined),
         by_chunk=drift(imagined, truth, chunk),
         seams={"true": seam_change(truth, chunk), "imagined": seam_change(imagined, chunk)}
         if recordings.num_actions > chunk
         else {},
+        left_out=tuple(left_out),
     )
     return report, imagined, tried
 
@@ -255,17 +271,12 @@ def following(
     """What a probe reads from true frames, true ones through the tokenizer, and imagined ones.
 
     It is fitted to true frames of both kinds: of other clips, or where there are none of those of every second
-    recording, and asked of the rest. Nothing where there are too few.
+    recording, and asked of the rest. Nothing where `why_not_read` says why.
     """
-    truth, action = recordings.video_B_C_F_H_W, recordings.action_B_L_D
-    if recordings.others is not None:
-        (known, known_action), asked = recordings.others, list(range(len(truth)))
-    else:
-        fitted, asked = recordings.halves()
-        known, known_action = truth[fitted], action[fitted]
-    few = len(known) < 2 * inverse_dynamics.HELD_BACK or len(asked) < 2
-    if few or float(known_action.std(dim=(0, 1)).max()) == 0 or float(action[asked].std(dim=(0, 1)).max()) == 0:
+    if why_not_read(recordings):
         return {}
+    truth, action = recordings.video_B_C_F_H_W, recordings.action_B_L_D
+    (known, known_action), asked = _fitted_and_asked(recordings)
     probe = inverse_dynamics.fit_probe(torch.cat([known, _coded(pipe, known)]), torch.cat([known_action] * 2))
     frames = {
         "true frames": truth[asked],
@@ -273,6 +284,31 @@ def following(
         "imagined": imagined_B_C_F_H_W[asked],
     }
     return {kind: probe.score(video, action[asked]) for kind, video in frames.items()}
+
+
+def why_not_read(recordings: Recordings) -> str:
+    """Why actions cannot be read from the frames of so few recordings, or of such; empty where they can."""
+    (known, known_action), asked = _fitted_and_asked(recordings)
+    action = recordings.action_B_L_D[asked]
+    least = 2 * inverse_dynamics.HELD_BACK
+    if len(known) < least or len(asked) < 2:
+        if recordings.others is not None:
+            return f"{len(asked)} recording is too few: raise --num_clips to 2 at least"
+        return (
+            f"the probe that reads them is fitted to {least} clips at least and asked of 2 others, and there are"
+            f" {len(known)} and {len(asked)}: raise --num_clips, or give more recordings"
+        )
+    if float(known_action.std(dim=(0, 1)).max()) == 0 or float(action.std(dim=(0, 1)).max()) == 0:
+        return "they are all the same"
+    return ""
+
+
+def _fitted_and_asked(recordings: Recordings) -> tuple[tuple[Tensor, Tensor], list[int]]:
+    """The clips and actions that the probe is fitted to, and the rows of the recordings that it is asked about."""
+    if recordings.others is not None:
+        return recordings.others, list(range(len(recordings)))
+    fitted, asked = recordings.halves()
+    return (recordings.video_B_C_F_H_W[fitted], recordings.action_B_L_D[fitted]), asked
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------------

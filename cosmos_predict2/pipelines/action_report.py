@@ -41,7 +41,7 @@ def write_report(
     width = max(96, min(320, 4 * imagined_B_C_F_H_W.shape[-1]))
     page = Page(
         "How well the world model follows the robot's actions",
-        [f"weights: {weights}", f"data: {report.num_clips} clips of {report.data}", _sampling(report)],
+        [f"weights: {weights}", f"data: {report.clips}", _sampling(report)],
         video_width=width,
     )
     page.findings(report.findings())
@@ -78,9 +78,7 @@ def write_report(
 
 def _sampling(report: Report) -> str:
     chunks = len(report.by_chunk["PSNR"])
-    return (
-        f"{report.num_steps} sampling steps, {chunks} chunk{'s' if chunks > 1 else ''} of {report.chunk_size} actions"
-    )
+    return f"{report.steps}, {chunks} chunk{'s' if chunks > 1 else ''} of {report.chunk_size} actions"
 
 
 def _show_clips(page: Page, folder: Path, truth: Tensor, imagined: Tensor, fps: float) -> None:

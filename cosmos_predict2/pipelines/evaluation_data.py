@@ -8,7 +8,8 @@ What a run's config.yaml names is built only where the class is one of those kno
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,20 +24,25 @@ from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActio
 from cosmos_predict2.data.action_conditioned.dataset_libero import LiberoDataset
 from cosmos_predict2.data.action_conditioned.items import TRANSFORM_KEY
 from cosmos_predict2.data.checks.dataset_forms import ANNOTATIONS, SPLITS
+from cosmos_predict2.data.sizes import size_of
 from cosmos_predict2.data.toy import SPLITS as TOY_SPLITS
 from cosmos_predict2.data.toy import ToyWorldStates
 from cosmos_predict2.data.toy_states import PATTERN
 from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
 from cosmos_predict2.toy_world.scene import SETTINGS
 from imaginaire.errors import ConfigError, DataError, near
+from imaginaire.lazy_config import signature
 
 log = logging.getLogger(__name__)
 
 TOY = "toy"
+TOY_RESOLUTION = "48"  # of models of the toy world
+OTHER = "Give --data with recordings of such actions (toy: the toy world), or weights that were trained on these."
 HELD_OUT = ("val", "validation", "test")  # of a folder's splits, the first that is there
 OF_FILES = {f"{cls.__module__}.{cls.__name__}": cls for cls in (LeRobotActionDataset, LiberoDataset)}
 BRIDGE = f"{ActionConditionedDataset.__module__}.{ActionConditionedDataset.__name__}"
 LIBERO = f"{LiberoDataset.__module__}.{LiberoDataset.__name__}"
+TOY_DIM = 4  # numbers of an action of the toy world, unless a model was trained with more
 NUM_FOR_PROBE = 64  # training episodes of the toy world
 # Arguments of a run's data that belong to its place, or are told by the weights: other folders have their own.
 OF_PLACE = {
@@ -109,7 +115,9 @@ def recordings_of_run(
     arguments = {key: value for key, value in node.items() if not key.startswith("_")}
     if target == f"{ToyWorldStates.__module__}.ToyWorldStates":
         folder = str(arguments["folder"])
-        return of_dataset(folder, ToyWorldStates(folder, num_frames=num_actions + 1, start=0), transform, num)
+        with _others_can_be_named():
+            states = ToyWorldStates(folder, num_frames=num_actions + 1, start=0)
+        return of_dataset(folder, states, transform, num)
     if target.startswith("cosmos_predict2.data.toy"):
         world = {**arguments, **(arguments.get("world") or {})}
         tasks = tuple(world.get("tasks") or ("push_puck",))
@@ -131,8 +139,28 @@ def recordings_of_run(
     cls = ActionConditionedDataset if target == BRIDGE else OF_FILES[target]
     for name in ("num_action_per_chunk", "num_frames"):
         arguments.pop(name, None)
-    dataset = cls(**arguments, num_frames=num_actions + 1)
+    with _others_can_be_named():
+        dataset = cls(**arguments, num_frames=num_actions + 1)
     return of_dataset(target.rpartition(".")[2], dataset, transform, num)
+
+
+@contextmanager
+def _others_can_be_named() -> Iterator[None]:
+    """An error of the data that a run was validated on says that others can be given."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{error} The run was validated on these data: bring them back, or give --data.") from error
+
+
+def size_of_world(node: Mapping[str, Any], resolution: str) -> tuple[int, int] | None:
+    """(height, width) of the frames of a run on the toy world, by its data set as plain data, or of a tiny model where
+    nothing else tells it; else None."""
+    if str(node.get("_target_")).startswith("cosmos_predict2.data.toy"):
+        world = {**node, **(node.get("world") or {})}
+        side = world.get("size") or SETTINGS[world.get("setting", "default")].size
+        return int(side), int(side)
+    return size_of(resolution, "1:1") if resolution == TOY_RESOLUTION else None
 
 
 def toy_recordings(
@@ -151,8 +179,12 @@ def toy_recordings(
     """Held-out episodes from their first step on, every ring where the driver saw it unless ``ring_elsewhere``."""
     if setting not in SETTINGS:
         raise ConfigError(f"--data {TOY}:{setting}: the toy world has no such setting.{near(setting, SETTINGS)}")
-    if transform != (own := controller(transform.dim, scale=1.0)):
-        raise DataError(f"The toy world's actions are {own}, but the model was trained with {transform}.")
+    dim = transform.dim if transform.kind == "controller" else TOY_DIM
+    if transform != (own := controller(dim, scale=1.0)):
+        raise DataError(
+            f"The toy world's actions are {own}, but the model was trained with {transform}. Give --data FOLDER with"
+            " recordings of such actions, or weights that were trained on the toy world."
+        )
 
     def made(split: str, count: int) -> tuple[Episodes, Tensor, Tensor]:
         episodes = make_episodes(
@@ -186,12 +218,14 @@ def of_dataset(name: str, dataset: Any, transform: ActionTransform, num: int) ->
     for item in items:
         text = item.get(TRANSFORM_KEY)
         if text is not None and (own := ActionTransform.from_json(text)) != transform:
-            raise DataError(f"The actions of {name} are {own}, but the model was trained with {transform}.")
+            raise DataError(f"The actions of {name} are {own}, but the model was trained with {transform}. {OTHER}")
     if items[0]["action"].shape[1] != transform.dim:
         raise DataError(
             f"The actions of {name} have {items[0]['action'].shape[1]} numbers, but the model takes {transform.dim}."
+            f" {OTHER}"
         )
-    log.info("data: %s, %d of %d clips", name, len(items), len(dataset))
+    size = "x".join(str(side) for side in items[0]["video"].shape[-2:])
+    log.info("data: %s, %d of %d clips, %s (height x width)", name, len(items), len(dataset), size)
     return Recordings(
         name,
         torch.stack([item["video"] for item in items]),
@@ -212,7 +246,7 @@ def _of_folder(
         raise ConfigError(f"--data {folder}: there is no such folder. Give one, or {TOY}, or {TOY}:hard.")
     shape: dict[str, Any] = {} if size is None else {"video_size": list(size)}
     if (folder / "meta" / "info.json").is_file():
-        own = _own_arguments(LeRobotActionDataset, trained) | shape
+        own = _own_arguments(LeRobotActionDataset, trained, shape)
         return LeRobotActionDataset(
             str(folder), num_frames=num_frames, data_split="val", action_transform=transform, **own
         )
@@ -221,12 +255,17 @@ def _of_folder(
             return ToyWorldStates(str(part), num_frames=num_frames, start=0)
     annotations = next((folder / name for name in ANNOTATIONS if (folder / name).is_dir()), None)
     if annotations is None and trained.get("_target_") == LIBERO:
-        own = _own_arguments(LiberoDataset, trained) | shape
+        own = _own_arguments(LiberoDataset, trained, shape)
         return LiberoDataset(str(folder), num_frames=num_frames, mode="val", action_transform=transform, **own)
     if annotations is None:
         raise DataError(
             f"--data {folder} is no folder of clips with actions: neither meta/info.json (LeRobot) nor"
             f" {ANNOTATIONS[0]}/ (Bridge's layout) nor val/{PATTERN} lies in it."
+        )
+    if transform.kind != "relative_pose":
+        raise DataError(
+            f"--data {folder} is in Bridge's layout, whose actions are differences of poses (relative_pose), but the"
+            f" model was trained with {transform}. {OTHER}"
         )
     split = next((name for name in HELD_OUT if (annotations / name).is_dir()), None)
     place = annotations / split if split is not None else annotations
@@ -241,14 +280,18 @@ def _of_folder(
         quaternion=transform.quaternion,
         action_scale=transform.scale[0],
         gripper_rescale_factor=transform.scale[-1],
-        **_own_arguments(ActionConditionedDataset, trained) | shape,
+        **_own_arguments(ActionConditionedDataset, trained, shape),
     )
 
 
-def _own_arguments(cls: type, trained: Mapping[str, Any]) -> dict[str, Any]:
-    """How a run reads data of this class, wherever they lie; nothing where its data are of another one."""
+def _own_arguments(cls: type, trained: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    """How a run reads data of this class, wherever they lie, and what else is said; the latter alone where its data
+    are of another class."""
     if trained.get("_target_") != f"{cls.__module__}.{cls.__name__}":
-        return {}
+        return dict(said)
+    defaults = {name: parameter.default for name, parameter in signature(cls).items()}
     own = {key: value for key, value in trained.items() if not key.startswith("_") and key not in OF_PLACE}
-    log.info("data: read as by the run of the weights: %s", ", ".join(f"{key}={own[key]}" for key in sorted(own)))
-    return own
+    told = {key: value for key, value in own.items() if key not in said and value != defaults.get(key)}
+    if told:
+        log.info("data: read as by the run of the weights: %s", ", ".join(f"{key}={told[key]}" for key in sorted(told)))
+    return {**own, **said}

@@ -5,6 +5,7 @@ All take uint8 [B, C, F, H, W], or floats from 0 to 255, and give a number for e
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,14 +81,7 @@ def sharpness(video_B_C_F_H_W: Tensor) -> Tensor:
 
 def lpips(video_B_C_F_H_W: Tensor, truth_B_C_F_H_W: Tensor) -> Tensor:
     """Perceptual distance of the package ``lpips`` with its AlexNet, 0 for equal frames."""
-    try:
-        import lpips as package
-    except ImportError as error:
-        raise ConfigError(
-            "'lpips' is not installed: pip install lpips (it needs torchvision, and downloads AlexNet when first used)."
-            " Without --lpips, the similarity of gradients is measured in its place."
-        ) from error
-    network = package.LPIPS(net="alex", verbose=False).to(video_B_C_F_H_W.device)
+    network = lpips_package().LPIPS(net="alex", verbose=False).to(video_B_C_F_H_W.device)
 
     def of(x_N_C_H_W: Tensor, y_N_C_H_W: Tensor) -> Tensor:
         with torch.no_grad():
@@ -95,6 +89,18 @@ def lpips(video_B_C_F_H_W: Tensor, truth_B_C_F_H_W: Tensor) -> Tensor:
         return found.flatten()
 
     return _by_frame(of, video_B_C_F_H_W, truth_B_C_F_H_W)
+
+
+def lpips_package() -> Any:
+    """The package, or the error that says how to install it."""
+    try:
+        import lpips as package
+    except ImportError as error:
+        raise ConfigError(
+            "'lpips' is not installed: pip install lpips (it needs torchvision, and downloads AlexNet when first used)."
+            " Without --lpips, the similarity of gradients is measured in its place."
+        ) from error
+    return package
 
 
 def _by_frame(of: Callable[[Tensor, Tensor], Tensor], video: Tensor, truth: Tensor) -> Tensor:

@@ -111,6 +111,18 @@ def test_a_standstill_is_the_first_frame_repeated_and_obeys_nothing(pipe: Any, r
     assert json.loads(json.dumps(report.as_dict()))["gap"]["mean"] == report.gap.mean  # type: ignore[union-attr]
 
 
+def test_what_is_left_out_is_said_with_its_reason(pipe: Any, recordings: Recordings, tmp_path: Path) -> None:
+    one = Recordings("one", recordings.video_B_C_F_H_W[:1], recordings.action_B_L_D[:1])
+    report, imagined, tried = evaluate(knowing(pipe, one, moves=True), one, num_steps=1)
+    text = report.as_text()
+    assert text.startswith("1 clip of one, 1 sampling step\n") and report.gap is report.distances is None
+    assert "left out: what other actions change, as there is one clip: raise --num_clips" in text
+    assert "left out: actions read from the frames, as the probe" in text
+    page = write_report(tmp_path, report, one, imagined, tried, weights="w", fps=10.0)
+    assert "left out: actions read" in page.read_text()
+    assert len(json.loads((tmp_path / "figures.json").read_text())["left_out"]) == 2
+
+
 def test_the_page_shows_what_was_measured_and_needs_no_network(
     of_the_truth: tuple[Report, Tensor, Any], recordings: Recordings, tmp_path: Path
 ) -> None:
@@ -144,6 +156,8 @@ def test_a_seam_is_seen() -> None:
 def test_few_recordings_of_other_data_have_no_probe(pipe: Any, recordings: Recordings) -> None:
     few = Recordings("few", recordings.video_B_C_F_H_W[:4], recordings.action_B_L_D[:4])
     assert action_evaluation.following(pipe, few, few.video_B_C_F_H_W) == {}
+    assert "there are 2 and 2: raise --num_clips" in action_evaluation.why_not_read(few)
+    assert action_evaluation.why_not_read(recordings) == ""
     more = toy_recordings("default", TOY, num=16, num_actions=12)
     more = Recordings("other data", more.video_B_C_F_H_W, more.action_B_L_D)
     found = action_evaluation.following(pipe, more, more.video_B_C_F_H_W)
@@ -251,6 +265,51 @@ def test_a_robot_folder_is_read_as_by_the_run_of_the_weights(tmp_path: Path) -> 
     assert torch.allclose(found.action_B_L_D[0, :6, :2], steps, atol=1e-5)
 
 
+def test_a_folder_has_the_size_of_the_run(
+    tmp_path: Path,
+) -> None:
+    write_folder(str(tmp_path / "data"), ToyFolder(episodes=4, frames=17, form="lerobot", val_fraction=0.5))
+    args = SimpleNamespace(num_chunks=1, num_clips=2, seed=0, data=str(tmp_path / "data"), resolution="")
+    choice = SimpleNamespace(
+        config=SimpleNamespace(transform=TOY, chunk_size=12, resolution="48"),
+        dit_path=tiny_action_path(),
+        video_size=None,
+    )
+    found = evaluate_world_model._recordings(args, choice)  # type: ignore[arg-type]
+    assert found.video_B_C_F_H_W.shape[-2:] == (48, 48)  # and not the 256x320 of LeRobot data
+    world = {"_target_": "cosmos_predict2.data.toy_latents.ToyWorldLatents", "setting": "hard"}
+    assert evaluation_data.size_of_world(world, "48") == (64, 64)
+    assert evaluation_data.size_of_world({**world, "world": {"size": 56}}, "48") == (56, 56)
+    assert evaluation_data.size_of_world({}, "48") == (48, 48) and evaluation_data.size_of_world({}, "480") is None
+
+
+def test_what_a_run_reads_otherwise_is_said_alone(caplog: pytest.LogCaptureFixture) -> None:
+    cls = evaluation_data.LeRobotActionDataset
+    trained = {"_target_": f"{cls.__module__}.{cls.__name__}", "stride": 2, "start_interval": 1, "video_size": [9, 9]}
+    with caplog.at_level("INFO"):
+        own = evaluation_data._own_arguments(cls, trained, {"video_size": [48, 48]})
+    assert own == {"stride": 2, "start_interval": 1, "video_size": [48, 48]}
+    assert [record.getMessage() for record in caplog.records] == ["data: read as by the run of the weights: stride=2"]
+
+
+def test_data_of_a_run_that_are_gone_can_be_replaced(tmp_path: Path) -> None:
+    cls = evaluation_data.LeRobotActionDataset
+    gone = {"_target_": f"{cls.__module__}.{cls.__name__}", "root": str(tmp_path / "gone"), "data_split": "val"}
+    with pytest.raises(DataError, match=r"gone.*bring them back, or give --data"):
+        recordings_of_run(gone, TOY, num=2, num_actions=12)
+
+
+def test_weights_without_actions_are_told_before_their_actions_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = tmp_path / "weights.safetensors"
+    save_file({"x_embedder.proj.1.weight": torch.zeros(2, 2)}, weights)
+    monkeypatch.setattr(sys, "argv", ["evaluate_world_model", "--dit_path", str(weights), "--data", "toy"])
+    assert evaluate_world_model.main() == 2
+    told = capsys.readouterr().err
+    assert "is of a model without actions" in told and "--experiment" in told and "--action_transform" not in told
+
+
 def test_the_toy_world_of_a_run_is_its_own() -> None:
     node = {
         "_target_": "cosmos_predict2.data.toy.ToyWorldVideos",
@@ -274,8 +333,11 @@ def test_no_recording_is_both_fitted_to_and_asked_about() -> None:
     assert Recordings("x", video, action).halves() == ([0, 2, 4, 6], [1, 3, 5])
 
 
-def test_actions_of_another_kind_are_refused() -> None:
-    with pytest.raises(DataError, match=r"The toy world's actions are .*but the model was trained with"):
+def test_actions_of_another_kind_are_refused(tmp_path: Path) -> None:
+    write_folder(str(tmp_path / "bridge"), ToyFolder(episodes=4, frames=17, form="bridge", val_fraction=0.5))
+    with pytest.raises(DataError, match=r"is in Bridge's layout.*trained with controller of 4 .*--data"):
+        read_recordings(str(tmp_path / "bridge"), TOY, num=2, num_actions=12)
+    with pytest.raises(DataError, match=r"The toy world's actions are controller of 4 .*but the model .*--data FOLDER"):
         toy_recordings("default", relative_pose(), num=2, num_actions=12)
 
 
@@ -312,6 +374,10 @@ def test_the_model_that_comes_with_the_code_obeys(recordings: Recordings) -> Non
         "--toy_episodes -1",
         "--json no/such/x.json",
         "--out Makefile",
+        "--resolution 50 --data toy",
+        "--resolution 48,48 --data toy",
+        "--resolution 50,50 --data assets",
+        "--seed -1",
     ],
 )
 def test_flags_that_cannot_be_meant_are_told_at_once(
@@ -320,6 +386,15 @@ def test_flags_that_cannot_be_meant_are_told_at_once(
     monkeypatch.setattr(sys, "argv", ["evaluate_world_model", "--dit_path", "none", *words.split()])
     assert evaluate_world_model.main() == 2
     assert words.split(maxsplit=1)[0] in capsys.readouterr().err
+
+
+def test_a_missing_package_is_told_before_anything_is_imagined(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "lpips", None)
+    monkeypatch.setattr(sys, "argv", ["evaluate_world_model", "--dit_path", "none", "--lpips"])
+    assert evaluate_world_model.main() == 2
+    assert "'lpips' is not installed" in capsys.readouterr().err
 
 
 def test_figures_that_are_not_finite_are_null(tmp_path: Path) -> None:
