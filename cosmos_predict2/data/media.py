@@ -261,6 +261,8 @@ def check_writable(path: StrPath, suffixes: Sequence[str] = (*IMAGE_SUFFIXES, *W
             pass
         trial.unlink()
     except OSError as error:
+        if (file := next((above for above in local.parents if above.is_file()), None)) is not None:
+            raise DataError(f"Output {path} cannot be written: {file} is a file, not a folder.") from error
         raise DataError(f"Output {path} cannot be written: {error.strerror or error}.") from error
 
 
