@@ -4,6 +4,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import attrs
+
 from cosmos_predict2.checkpoints import written_pipeline
 from cosmos_predict2.checkpoints.action_transforms import CONFIG_KEY, KEY, recorded_transform
 from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS
@@ -13,12 +15,14 @@ from cosmos_predict2.data.dataset_image import ImageDataset
 from cosmos_predict2.data.mock import MockImages
 from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT
+from cosmos_predict2.pipelines.video2world_action import Video2WorldActionPipelineConfig
 from imaginaire import storage
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.names import locate
 from imaginaire.weight_files import is_hub
 
 RATIO = 4  # pixel frames, and so actions, that make a latent frame
+CHUNK = attrs.fields(Video2WorldActionPipelineConfig).chunk_size.default  # stands where nobody set it
 OTHER_TRANSFORM = (
     "Weights fit one transform only. Give the data the same (action_transform, or action_scale of the Bridge layout),"
     " or start a new run (job.name) from the weights alone, by model.config.model_manager_config.dit_path."
@@ -53,6 +57,19 @@ def action_size(net: Mapping[str, Any], state_t: int) -> tuple[int | None, list[
             f" num_action_per_chunk={count}, with action_dim the numbers of one action"
         ]
     return total // count, []
+
+
+def chunk_problem(pipe: Mapping[str, Any]) -> str | None:
+    """Why so many actions in a chunk are not those of a clip; None where they are, or where nobody set them: state_t
+    is what training goes by, and what is sampled from a run's weights."""
+    chunk, count = pipe.get("chunk_size", CHUNK), pixel_frames(pipe["state_t"]) - 1
+    if chunk in (CHUNK, count):
+        return None
+    fitting = f", or set state_t={chunk // RATIO + 1}" if chunk > 0 and not chunk % RATIO else ""
+    return (
+        f"pipe_config.chunk_size={chunk}, but a clip of {count + 1} frames (state_t={pipe['state_t']}) has {count}"
+        f" actions. Leave chunk_size out{fitting} (a multiple of {RATIO} actions, and data with as many)"
+    )
 
 
 def declared_transform(data: Mapping[str, Any]) -> ActionTransform | None:

@@ -33,6 +33,7 @@ from cosmos_predict2.models.action_checks import (
     NO_IMAGES,
     OTHER_TRANSFORM,
     action_size,
+    chunk_problem,
     declared_transform,
     gives_images,
     known_transform,
@@ -86,6 +87,8 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
             return
         _, problems = action_size(pipe["net"], pipe["state_t"])
         yield from problems
+        if (problem := chunk_problem(pipe)) is not None:
+            yield problem
         if not problems and pipe.get(KEY) is not None:
             yield from transform_problems(pipe)
 

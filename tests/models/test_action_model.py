@@ -36,7 +36,7 @@ NETS = {
 
 
 def make_config(network: str = "chunk", dit_path: str = "", **options: Any) -> Predict2Video2WorldModelConfig:
-    pipe_names = ("state_t", "resize_online", "action_transform", "ema", "net")
+    pipe_names = ("state_t", "chunk_size", "resize_online", "action_transform", "ema", "net")
     pipe = {"net": NETS.get(network), **{name: options.pop(name) for name in pipe_names if name in options}}
     pipe = {"state_t": 3, "min_num_conditional_frames": 1, "max_num_conditional_frames": 1, **pipe}
     return Predict2Video2WorldModelConfig(
@@ -318,6 +318,13 @@ def _node(config: Predict2Video2WorldModelConfig) -> Any:
         (dict(net=L(ChunkActionDiT)(action_dim=3, temporal_compression_ratio=2, **NET)), "but 4 actions lead to each"),
         (dict(action_transform=relative_pose().to_dict()), "is of 7 numbers, but the network reads 3"),
         (dict(action_transform={"kind": "controler", "scale": [1.0]}), "Did you mean controller"),
+        (dict(chunk_size=12), ""),  # what stands where nobody sets it: state_t says the length
+        (dict(chunk_size=8), ""),
+        (
+            dict(chunk_size=16),
+            r"chunk_size=16, but a clip of 9 frames (state_t=3) has 8 actions. Leave chunk_size out,",
+        ),
+        (dict(chunk_size=16), "or set state_t=5"),
         (dict(network="chunk", state_t=4), ""),
         (dict(network="flat", action_transform=OWN.to_dict()), ""),
     ],
