@@ -19,8 +19,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file runs from a checkout as it is
 
-from examples.video2world_action_choice import ActionChoice, choose_action_model, read_texts
-from examples.video2world_action_flags import parse
+from examples.video2world_action_choice import ActionChoice, choose_action_model, read_texts, tell_differences
+from examples.video2world_action_flags import NOT_RECORDED, parse
 from imaginaire import log as logs
 from imaginaire.errors import ConfigError, UserError, near
 
@@ -59,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
     text, negative = read_texts(args, choice, width)
     settings = settings_of(args, choice)
     jobs, failed = prepare(requests, reading_of(args, choice), settings, args.input_root)
+    shapes = [job.episode.first_frames_C_F_H_W.shape for job in jobs]
+    tell_differences(choice, args.num_conditional_frames, args.resolution, [(shape[2], shape[3]) for shape in shapes])
     pipe = Video2WorldActionConditionedPipeline.from_config(
         config,
         choice.dit_path,
@@ -90,6 +92,11 @@ def check_flags(args: argparse.Namespace) -> None:
         )
     if args.num_conditional_frames < 1:
         raise ConfigError("--num_latent_conditional_frames 0: a rollout begins with a picture; give 1 or 2.")
+    if args.keep_reference and args.num_conditional_frames < 5:
+        raise ConfigError(
+            "--keep_reference keeps the first picture as the first of five given frames: add --num_conditional_frames"
+            " 5 (for weights that were trained with five), or leave it out."
+        )
     if not math.isfinite(args.guidance):
         raise ConfigError(f"--guidance {args.guidance}: a number, 0 for none.")
     for name in ("num_steps", "batch_size"):
@@ -128,7 +135,6 @@ def reading_of(args: argparse.Namespace, choice: ActionChoice) -> Any:
     from cosmos_predict2.pipelines.action_inputs import Reading
 
     config = choice.config
-    is_whole = args.autoregressive if args.input_annotation else not args.single_chunk
     return Reading(
         transform=config.transform,
         chunk_size=config.chunk_size,
@@ -140,11 +146,16 @@ def reading_of(args: argparse.Namespace, choice: ActionChoice) -> Any:
         start=args.start_frame_idx,
         camera=args.camera_id,
         num_given=args.num_conditional_frames,
-        most_actions=None if is_whole else config.chunk_size,
+        most_actions=None if is_whole(args) else config.chunk_size,
         size=size_asked(args.resolution, choice.video_size),
         load=load_function(args.action_load_fn) if args.action_load_fn else None,
         arguments=args,
     )
+
+
+def is_whole(args: argparse.Namespace) -> bool:
+    """Whether all actions of a recording are imagined, not those of one chunk."""
+    return args.autoregressive if args.input_annotation else not args.single_chunk
 
 
 def settings_of(args: argparse.Namespace, choice: ActionChoice) -> Any:
@@ -166,7 +177,20 @@ def settings_of(args: argparse.Namespace, choice: ActionChoice) -> Any:
         side_by_side=args.side_by_side,
         contact_sheet=args.contact_sheet,
         use_cuda_graphs=args.use_cuda_graphs,
+        asked=asked_of(args, choice),
     )
+
+
+def asked_of(args: argparse.Namespace, choice: ActionChoice) -> dict[str, Any]:
+    """The flags that change a result, for the record: with what they led to where they left it open."""
+    told = choice.config.flow.conditional_frame_timestep if choice.config.flow is not None else None
+    return {
+        **{name: value for name, value in vars(args).items() if name not in NOT_RECORDED},
+        "model_size": choice.model_size,
+        "given_timestep": told if told is not None and told >= 0 else None,
+        "prompt_embeddings": choice.constant_text if args.prompt_embeddings is None else args.prompt_embeddings,
+        "autoregressive": is_whole(args),
+    }
 
 
 def size_asked(text: str, trained: tuple[int, int] | None) -> tuple[int, int] | None:

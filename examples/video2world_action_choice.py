@@ -3,6 +3,7 @@
 
 import argparse
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ class ActionChoice:
     dit_path: str
     video_size: tuple[int, int] | None  # (height, width) of the clips that the run was trained on
     constant_text: str  # a file of the one embedding that the run was trained with; empty: none is known
+    model_size: str
+    run: Any = None  # RecordedRun, where the weights come from one or say the same
 
 
 def choose_action_model(args: argparse.Namespace) -> ActionChoice:
@@ -32,8 +35,9 @@ def choose_action_model(args: argparse.Namespace) -> ActionChoice:
         get_cosmos_predict2_action_conditioned_pipeline,
     )
     from cosmos_predict2.pipelines.recorded_run import recorded_run
+    from imaginaire.weight_files import latest
 
-    dit_path = args.dit_path or get_action_dit_path(model_size=args.model_size or "2B")
+    dit_path = latest(args.dit_path) if args.dit_path else get_action_dit_path(model_size=args.model_size or "2B")
     run = recorded_run(dit_path)
     sizes = {name: get_cosmos_predict2_action_conditioned_pipeline(model_size=name) for name in SIZES}
     trained = run.model_size(sizes) if run is not None else None
@@ -48,15 +52,30 @@ def choose_action_model(args: argparse.Namespace) -> ActionChoice:
         run.apply_to(config)
         config.resolution, _ = run.shape
         log.info("run: %s: %s", run.folder, run)
+    family = require_actions(dit_path, args) if run is None else None
     transform = require_transform(dit_path, asked_transform(args))
     config.action_transform = transform.to_dict()
     if run is None:
-        fit_network(config, dit_path, args, transform.dim)
+        fit_network(config, dit_path, args, transform.dim, family)
     elif args.chunk_size not in (None, config.chunk_size):
         follow_chunk_size(config, args.chunk_size)
     if args.given_timestep is not None:
         tell_given_frames(config, args.given_timestep)
-    return ActionChoice(config, dit_path, run.video_size if run is not None else None, constant_text(dit_path))
+    video_size = run.video_size if run is not None else None
+    return ActionChoice(config, dit_path, video_size, constant_text(dit_path), size, run)
+
+
+def require_actions(dit_path: str, args: argparse.Namespace) -> Any:
+    """What network a file without a run is of; raises where it is told no actions."""
+    from cosmos_predict2.checkpoints.dit_weights import open_dit
+    from cosmos_predict2.checkpoints.families import describe
+
+    family = describe(open_dit(dit_path, "net_ema" if args.load_ema else "auto"))
+    if family is None:
+        raise CheckpointError(f"{dit_path} is no video network. Choose weights of an action-conditioned one.")
+    if family.action_inputs is None:
+        raise CheckpointError(f"{dit_path} is a {family}, without actions: use examples/video2world.py for it.")
+    return family
 
 
 def asked_transform(args: argparse.Namespace) -> Any:
@@ -73,23 +92,20 @@ def asked_transform(args: argparse.Namespace) -> Any:
     return relative_pose(scale, gripper, quaternion=args.use_quat)
 
 
-def fit_network(config: Any, dit_path: str, args: argparse.Namespace, dim: int) -> None:
+def fit_network(config: Any, dit_path: str, args: argparse.Namespace, dim: int, family: Any) -> None:
     """Make the config's network that of a file without a run: its kind and sizes are what its shapes say."""
     from cosmos_predict2.checkpoints.action_networks import action_network
-    from cosmos_predict2.checkpoints.dit_weights import open_dit
-    from cosmos_predict2.checkpoints.families import describe
     from cosmos_predict2.pipelines.flow import FlowConfig
     from imaginaire.lazy_config import LazyCall
 
     config.chunk_size = args.chunk_size or config.chunk_size
     config.state_t = state_t_of(config.chunk_size)
-    family = describe(open_dit(dit_path, "net_ema" if args.load_ema else "auto"))
     network, arguments = action_network(family, dim, config.chunk_size, source=dit_path)
     known = {key: value for key, value in config.net.items() if not str(key).startswith("_")}
     for name in ("action_dim", "num_action_per_chunk", "temporal_compression_ratio"):
         known.pop(name, None)
     config.net = LazyCall(network)(**known | arguments)
-    is_flow = family is not None and family.text_projection_from is not None
+    is_flow = family.text_projection_from is not None
     config.flow = FlowConfig() if is_flow else None
     release = "Predict2.5" if is_flow else "Predict2"
     log.info("network: %s of %s, told by %s", network.__name__, release, dit_path)
@@ -121,6 +137,41 @@ def state_t_of(chunk_size: int) -> int:
     if chunk_size < 4 or chunk_size % 4:
         raise ConfigError(f"--chunk_size {chunk_size}: a multiple of 4, 12 for example.")
     return 1 + chunk_size // 4
+
+
+def tell_differences(choice: ActionChoice, num_given: int, resolution: str, sizes: Collection[tuple[int, int]]) -> None:
+    """Warn of given frames, and of (height, width) of first frames, that the weights were not trained with."""
+    from cosmos_predict2.data.sizes import VIDEO_SIZES, pixel_frames
+
+    run = choice.run
+    most = None if run is None or run.most_given is None else pixel_frames(max(1, run.most_given))
+    if most is not None and num_given > most:
+        log.warning(
+            "--num_conditional_frames %d, but %s was trained with %d at most (max_num_conditional_frames=%d): expect"
+            " smeared frames",
+            num_given,
+            run.folder,
+            most,
+            run.most_given,
+        )
+    elif most is None and num_given > 1:
+        log.warning(
+            "--num_conditional_frames %d, but %s does not say that it was trained with more than 1; the released"
+            " weights were not, and smear then",
+            num_given,
+            choice.dit_path,
+        )
+    if run is None:
+        return
+    name, _ = run.shape
+    known = {(height, width) for width, height in VIDEO_SIZES.get(name, {}).values()}
+    trained = {run.video_size} if run.video_size else known
+    for height, width in dict.fromkeys(sizes):
+        if trained and (height, width) not in trained:
+            asked = f"--resolution {resolution}" if resolution else "no --resolution"
+            log.warning(
+                "%s: frames of %d,%d (height, width), but %s was trained at %s", asked, height, width, run.folder, run
+            )
 
 
 def constant_text(dit_path: str) -> str:

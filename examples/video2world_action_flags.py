@@ -8,6 +8,15 @@ from imaginaire.command_line import Help, Parser
 DEFAULT_SAVE_PATH = "output/imagined.mp4"
 DEFAULT_SAVE_ROOT = "results/action2world"
 
+# What a record beside a video need not have: these change no result, or other entries tell what they led to.
+NOT_RECORDED = {
+    *("checkpoint_dir", "num_gpus", "offload_tokenizer", "disable_guardrail", "disable_prompt_refiner", "debug"),
+    *("input_annotation", "input_video", "input_root", "input_json_sub_folder"),  # annotation, video
+    *("save_root", "start", "end", "overwrite"),  # save_path
+    *("dit_path", "num_latent_conditional_frames", "single_chunk"),  # weights, num_conditional_frames, autoregressive
+    *("action_scaler", "gripper_scale", "use_quat"),  # action_transform
+}
+
 _EPILOG = """\
 One recording: --input_annotation FILE.json [--input_video FILE.mp4]. A folder of them: --input_root DIR with
 --input_json_sub_folder annotation/test; outputs that exist are skipped.

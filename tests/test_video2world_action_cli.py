@@ -19,15 +19,18 @@ from cosmos_predict2.data import media
 from cosmos_predict2.data.action_conditioned.actions import ActionTransform, controller, relative_pose
 from cosmos_predict2.data.preparation.toy_folder import ToyFolder, write_folder
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
+from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.assembly import build_net
 from cosmos_predict2.pipelines.flow import FlowConfig
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from examples import action_conditioned
 from examples.video2world_action import main
-from examples.video2world_action_choice import choose_action_model
-from examples.video2world_action_flags import parse
+from examples.video2world_action_choice import ActionChoice, choose_action_model, tell_differences
+from examples.video2world_action_flags import NOT_RECORDED, parse
 from imaginaire.errors import ConfigError
+from imaginaire.lazy_config import LazyCall as L
 from imaginaire.lazy_config import instantiate, to_yaml
+from tests.checkpoints.nets import SMALL
 from tests.test_documentation import ROOT, rows
 
 FAST = ["--num_steps", "2", "--device", "cpu"]
@@ -250,6 +253,97 @@ def test_the_last_rounding_may_be_left_out_and_solvers_chosen(bridge: Path, toy_
     assert not torch.equal(videos["usual"], videos["heun"])
 
 
+RECORDED = {  # by flag: another value than the usual one
+    "start_frame_idx": "2", "fps_downsample_ratio": "2", "num_conditional_frames": "5", "keep_reference": None,
+    "action_source": "action", "action_key": "toy_actions", "resolution": "64,48", "last_chunk": "drop", "seed": "3",
+    "solver": "2heun_edm", "num_steps": "3", "chunk_size": "8", "float_hand_over": None, "dtype": "bfloat16",
+}  # fmt: skip
+
+
+def test_the_record_is_enough_to_repeat_a_video(bridge: Path, tmp_path: Path) -> None:
+    video = str(bridge / "videos/val" / annotation(bridge).stem / "rgb.mp4")
+    path = weights(tmp_path / "run", controller(4, 1.0))
+    flags = [text for name, value in RECORDED.items() for text in ((f"--{name}", value) if value else (f"--{name}",))]
+    flags += ["--input_annotation", str(annotation(bridge)), "--input_video", video]
+    assert main(["--dit_path", path, *flags, "--device", "cpu", "--save_path", str(tmp_path / "one.mp4")]) == 0
+    record = json.loads((tmp_path / "one.json").read_text())
+    assert {name for name, value in vars(parse([])).items() if name not in record} == NOT_RECORDED
+    assert all(str(record[name]) == (value or "True") for name, value in RECORDED.items())
+    known = [name for name in vars(parse([])) if name in record and record[name] not in (None, "", False, [])]
+    again = action_conditioned.flags_of({name: record[name] for name in known}, "record")
+    again += ["--input_annotation", record["annotation"], "--input_video", record["video"], "--dit_path", path]
+    assert main([*again, "--save_path", str(tmp_path / "two.mp4")]) == 0
+    assert json.loads((tmp_path / "two.json").read_text())["frames_sha256"] == record["frames_sha256"]
+
+
+def test_the_record_has_the_solver_that_was_left_open(bridge: Path, toy_weights: str, tmp_path: Path) -> None:
+    flags = ["--dit_path", toy_weights, "--input_annotation", str(annotation(bridge)), *FAST]
+    assert main([*flags, "--save_path", str(tmp_path / "out.mp4")]) == 0
+    record = json.loads((tmp_path / "out.json").read_text())
+    assert (record["solver"], record["dtype"], record["resolution"]) == ("2ab", "float32", "48,48")
+
+
+def test_what_the_weights_were_not_trained_with_is_said(
+    bridge: Path, toy_weights: str, tmp_path: Path, caplog: Any, monkeypatch: Any
+) -> None:
+    def built(*_: Any, **__: Any) -> None:
+        raise ConfigError("far enough")
+
+    monkeypatch.setattr(Video2WorldActionConditionedPipeline, "from_config", built)
+    caplog.set_level("INFO")
+    flags = ["--dit_path", toy_weights, "--input_annotation", str(annotation(bridge)), "--autoregressive"]
+    flags += ["--save_path", str(tmp_path / "out.mp4")]
+
+    def said(*more: str) -> str:
+        caplog.clear()
+        assert main([*flags, *more]) == 2
+        return "\n".join(record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+
+    assert said() == "" and "last chunk: 6 of its 12 actions are not there" in caplog.text
+    assert said("--last_chunk", "drop", "--resolution", "48,64") == "" and "last chunk" not in caplog.text
+    assert re.match(
+        r"--num_conditional_frames 5, but \S+ was trained with 1 at most", said("--num_conditional_frames", "5")
+    )
+    assert re.match(
+        r"--resolution 64,64: frames of 64,64 .*but .* was trained at resolution 48", said("--resolution", "64,64")
+    )
+    five = weights(tmp_path / "five", controller(4, 1.0), max_num_conditional_frames=2)
+    flags[1] = five
+    assert said("--num_conditional_frames", "5", "--keep_reference") == ""
+
+
+def test_given_frames_of_a_file_that_does_not_say_how_many_it_knows_are_said(caplog: Any) -> None:
+    choice = ActionChoice(None, "weights.pt", None, "", "2B")
+    tell_differences(choice, 1, "", [(64, 64)])
+    assert not caplog.records
+    tell_differences(choice, 5, "", [(64, 64)])
+    assert "--num_conditional_frames 5, but weights.pt does not say that it was trained with more than 1" in caplog.text
+
+
+def test_the_latest_checkpoint_of_a_run_is_looked_up_once(bridge: Path, tmp_path: Path, caplog: Any) -> None:
+    path = weights(tmp_path / "run", controller(4, 1.0))
+    (tmp_path / "run/checkpoints/latest_checkpoint.txt").write_text("iter_000000010.pt")
+    caplog.set_level("INFO")
+    flags = ["--dit_path", str(tmp_path / "run"), "--input_annotation", str(annotation(bridge)), *FAST]
+    assert main([*flags, "--save_path", str(tmp_path / "out.mp4")]) == 0
+    assert caplog.text.count("its latest") == 1
+    assert json.loads((tmp_path / "out.json").read_text())["weights"].startswith(f"{path} (")
+
+
+def test_the_true_video_is_shown_as_long_as_it_goes(
+    bridge: Path, toy_weights: str, tmp_path: Path, caplog: Any
+) -> None:
+    video, _ = media.read_video(bridge / "videos/val" / annotation(bridge).stem / "rgb.mp4")
+    media.write_video(tmp_path / "short.mp4", video[:, :18], 10)  # as many frames as actions
+    caplog.set_level("INFO")
+    flags = ["--dit_path", toy_weights, "--input_annotation", str(annotation(bridge)), *FAST, "--autoregressive"]
+    flags += ["--input_video", str(tmp_path / "short.mp4"), "--side_by_side", "--save_path", str(tmp_path / "out.mp4")]
+    assert main(flags) == 0
+    assert media.scan_video(tmp_path / "out.mp4").num_frames == 19
+    assert media.scan_video(tmp_path / "out_side_by_side.mp4").num_frames == 18
+    assert "short.mp4 ends with frame 18 of 19: so does what is shown beside it" in caplog.text
+
+
 # ---- what a user can get wrong ---------------------------------------------------------------------------------------
 
 
@@ -268,8 +362,11 @@ def test_the_last_rounding_may_be_left_out_and_solvers_chosen(bridge: Path, toy_
         (["--input_annotation", "ANNOTATION", "--action_transform", "relative_pose"], "was trained with actions"),
         (["--input_annotation", "ANNOTATION", "--use_quat", "--action_transform", "controller"], "give one of them"),
         (["--input_annotation", "ANNOTATION", "--input_video", "absent.mp4"], "There is no input file absent.mp4"),
+        (["--input_annotation", "ANNOTATION", "--input_video", "SHORT"], "18 rows of 'toy_actions'.*short.mp4 has 7. "),
+        (["--input_annotation", "ANNOTATION", "--input_video", "PICTURE", "--side_by_side"], "There is no true video"),
+        (["--input_annotation", "ANNOTATION", "--save_path", "a_file/x.mp4"], "a_file is a file, not a folder"),
         (["--input_annotation", "ANNOTATION", "--camera_id", "3"], "camera 3 is asked for, but it has 1 videos"),
-        (["--input_annotation", "ANNOTATION", "--start_frame_idx", "18"], "1 are left with start_frame_idx=18"),
+        (["--input_annotation", "ANNOTATION", "--start_frame_idx", "18"], "1 are left with --start_frame_idx 18"),
         (["--input_annotation", "ANNOTATION", "--resolution", "40,40"], "multiples of 16"),
         (["--input_annotation", "ANNOTATION", "--resolution", "big"], "--resolution big: height and width"),
         (["--input_annotation", "ANNOTATION", "--prompt", "push"], "encode_prompts"),
@@ -278,7 +375,10 @@ def test_the_last_rounding_may_be_left_out_and_solvers_chosen(bridge: Path, toy_
         (["--input_annotation", "ANNOTATION", "--action_load_fn", "absent.f"], "--action_load_fn absent.f"),
         (["--input_annotation", "ANNOTATION", "--action_load_fn", "os.getcwd"], "it must give a function"),
         (["--input_root", "x", "--start", "-5"], "--start -5 --end 100"),
-        (["--input_annotation", "ANNOTATION", "--keep_reference"], "history=1 must be 2"),
+        (
+            ["--input_annotation", "ANNOTATION", "--keep_reference"],
+            "--keep_reference .* add --num_conditional_frames 5",
+        ),
         (["--input_annotation", "ANNOTATION", "--model_size", "2B"], "trained a tiny model|Leave --model_size out"),
     ],
 )
@@ -294,11 +394,26 @@ def test_mistakes_are_told_before_anything_is_built(
     monkeypatch.chdir(tmp_path)
     video = str(bridge / "videos/val" / annotation(bridge).stem / "rgb.mp4")
     named = {"ANNOTATION": str(annotation(bridge)), "VIDEO": video}
+    named |= {"SHORT": str(tmp_path / "short.mp4"), "PICTURE": str(tmp_path / "first.png")}
+    media.write_video(named["SHORT"], torch.zeros(3, 7, 48, 48, dtype=torch.uint8), 10)
+    media.write_image(named["PICTURE"], torch.zeros(3, 48, 48, dtype=torch.uint8))
+    (tmp_path / "a_file").touch()
     if "VIDEO" in flags:
         flags = [*flags, "--input_video", video]
     assert main(["--dit_path", path, *[named.get(flag, flag) for flag in flags]]) == 2
     error = capsys.readouterr().err
     assert re.search(words, error), error
+
+
+def test_weights_without_actions_are_told_before_a_transform_is_asked_for(
+    bridge: Path, tmp_path: Path, capsys: Any
+) -> None:
+    net = build_net(L(Video2WorldDiT)(**SMALL), device=torch.device("cpu"), dtype=torch.float32)
+    torch.save({f"net.{name}": value for name, value in net.state_dict().items()}, tmp_path / "weights.pt")
+    flags = ["--model_size", "tiny", "--input_annotation", str(annotation(bridge))]
+    assert main([*flags, "--dit_path", str(tmp_path / "weights.pt"), "--save_path", str(tmp_path / "out.mp4")]) == 2
+    error = capsys.readouterr().err
+    assert "without actions: use examples/video2world.py" in error and "--action_transform" not in error
 
 
 def _tiny(folder: Path) -> str:

@@ -8,10 +8,10 @@ Actions are computed from the recorded states, as they are for training, or take
 them is said with every episode, and always they go through the transform that the weights were trained with.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -27,7 +27,7 @@ from cosmos_predict2.data.action_conditioned.actions import (
     summed_actions,
 )
 from cosmos_predict2.data.action_conditioned.recordings import read_annotation
-from cosmos_predict2.data.clips import read_frames, stretch
+from cosmos_predict2.data.clips import open_clip, probe, read_frames, stretch
 from imaginaire.errors import ConfigError, DataError, near
 
 SOURCES = ("auto", "state", "action")
@@ -57,17 +57,17 @@ class Reading:
     def check(self) -> None:
         """Raise for what cannot be meant."""
         if self.source not in SOURCES:
-            raise ConfigError(f"The actions' source is '{self.source}'.{near(self.source, SOURCES)}")
+            raise ConfigError(f"--action_source {self.source}: there is no such source.{near(self.source, SOURCES)}")
         if self.stride < 1 or self.start < 0:
             raise ConfigError(
-                f"fps_downsample_ratio={self.stride} and start_frame_idx={self.start}: at least 1, and at least 0."
+                f"--fps_downsample_ratio {self.stride} --start_frame_idx {self.start}: at least 1, and at least 0."
             )
         if self.size is not None and (min(self.size) < 16 or any(side % 16 for side in self.size)):
-            raise ConfigError(f"resolution {self.size[0]},{self.size[1]}: height and width are multiples of 16.")
+            raise ConfigError(f"--resolution {self.size[0]},{self.size[1]}: height and width are multiples of 16.")
         if self.source == "state" and self.transform.kind != "relative_pose":
             raise ConfigError(
-                f"The actions' source is 'state', but this model was trained with actions of kind"
-                f" {self.transform.kind}, which poses do not tell. Use 'action'."
+                f"--action_source state, but this model was trained with actions of kind {self.transform.kind}, which"
+                " poses do not tell. Use action."
             )
 
 
@@ -81,12 +81,30 @@ class Episode:
     video: str
     frames: list[int]  # the numbers of the true frames, 1 + L of them
 
+    @property
+    def has_truth(self) -> bool:
+        """Whether the video goes on behind the frames that the rollout begins with."""
+        if media.kind_of(self.video) == "image":
+            return False
+        num_given = self.first_frames_C_F_H_W.shape[1]
+        return len(self.frames) > num_given and probe(self.video)[0] > self.frames[num_given]
+
     def true_frames(self, num_frames: int) -> Tensor:
         """uint8 [3, F, H, W], the first so many frames of the recording, or as many as its video has."""
-        have = media.probe_video(self.video).num_frames
+        have, _ = probe(self.video)
         wanted = [frame for frame in self.frames[:num_frames] if frame < have]
         size = (self.first_frames_C_F_H_W.shape[2], self.first_frames_C_F_H_W.shape[3])
         return read_frames(self.video, wanted, fit=lambda frame: stretch(frame, size))
+
+
+class RawActions(NamedTuple):
+    """Actions of a recording before their transform."""
+
+    rows: Floats  # [L, d]
+    source: str  # where they come from
+    frames: numpy.ndarray  # the numbers of the frames along which they lead
+    counted: str  # what tells how long the recording is, with its number
+    lengths: tuple[int, ...]  # how many frames its video may have
 
 
 def read_episode(annotation_path: str, reading: Reading, video: str = "", root: str = "") -> Episode:
@@ -100,16 +118,16 @@ def read_episode(annotation_path: str, reading: Reading, video: str = "", root: 
         video = video or _video_of(annotation, path, reading.camera, root)
         if reading.load is not None:
             return _loaded(reading.load, annotation, video, reading)
-        raw, source, frames = raw_actions(annotation, reading)
-        actions = torch.from_numpy(reading.transform.apply(raw)).float()
+        raw = raw_actions(annotation, reading)
+        actions = torch.from_numpy(reading.transform.apply(raw.rows)).float()
     except DataError as error:
         raise DataError(f"{annotation_path}: {error}") from error
-    given = _first_frames(video, frames[: reading.num_given].tolist(), reading)
-    return Episode(given, actions, source, video, frames.tolist())
+    given = _first_frames(video, raw, reading, annotation_path)
+    return Episode(given, actions, raw.source, video, raw.frames.tolist())
 
 
-def raw_actions(annotation: dict[str, Any], reading: Reading) -> tuple[Floats, str, numpy.ndarray]:
-    """Actions [L, d] before their transform, where they come from, and the frames along which they lead."""
+def raw_actions(annotation: dict[str, Any], reading: Reading) -> RawActions:
+    """The actions that an annotation has or tells, along the frames that are asked for."""
     transform = reading.transform
     source = reading.source
     if source == "auto":
@@ -119,28 +137,32 @@ def raw_actions(annotation: dict[str, Any], reading: Reading) -> tuple[Floats, s
         poses, gripper = check_poses(_field(annotation, reading.state_key), _field(annotation, reading.gripper_key))
         frames = _frames(len(poses), reading)
         words = f"differences of '{reading.state_key}', gripper of '{reading.gripper_key}'"
-        return _differences(poses[frames], gripper[frames], reading), words, frames
+        counted = f"{len(poses)} rows of '{reading.state_key}'"
+        return RawActions(_differences(poses[frames], gripper[frames], reading), words, frames, counted, (len(poses),))
     key, rows = _rows(annotation, reading)
+    # A row leads from each frame to the next; some recordings have one for their last frame, too.
+    length = (f"{len(rows)} rows of '{key}'", (len(rows) + 1, len(rows)))
     if transform.kind == "controller":
         frames = _frames(len(rows) + 1, reading)
-        return summed_actions(rows, frames), f"rows of '{key}'", frames
+        return RawActions(summed_actions(rows, frames), f"rows of '{key}'", frames, *length)
     if transform.accumulate is not None:
         raise DataError(
             f"'{key}' has the pose differences of neighbouring frames, but this model takes those to a frame further"
-            f" back (accumulate {transform.accumulate}): take the actions from the states (action_source state)."
+            f" back (accumulate {transform.accumulate}): take the actions from the states (--action_source state)."
         )
     if reading.stride > 1:
         raise DataError(
-            f"'{key}' has the pose differences of neighbouring frames: with fps_downsample_ratio={reading.stride} take"
-            " the actions from the states (action_source state)."
+            f"'{key}' has the pose differences of neighbouring frames: with --fps_downsample_ratio {reading.stride}"
+            " take the actions from the states (--action_source state)."
         )
     frames = _frames(len(rows) + 1, reading)
     if reading.gripper_key in annotation:
         raw = actions_from_field(rows, annotation[reading.gripper_key], scale=1.0)
-        return raw[frames[:-1]], f"rows of '{key}', gripper of '{reading.gripper_key}'", frames
+        words = f"rows of '{key}', gripper of '{reading.gripper_key}'"
+        return RawActions(raw[frames[:-1]], words, frames, *length)
     if rows.shape[1] != transform.dim:
         raise DataError(f"'{key}' has {rows.shape[1]} numbers a row and there is no '{reading.gripper_key}'.")
-    return rows[frames[:-1]], f"rows of '{key}'", frames
+    return RawActions(rows[frames[:-1]], f"rows of '{key}'", frames, *length)
 
 
 def find_annotations(root: str, folder: str, start: int, end: int) -> list[str]:
@@ -162,8 +184,8 @@ def _frames(count: int, reading: Reading) -> numpy.ndarray:
         frames = frames[: 1 + reading.most_actions]
     if len(frames) < 2 or len(frames) < reading.num_given:
         raise DataError(
-            f"it has {count} frames, of which {len(frames)} are left with start_frame_idx={reading.start} and"
-            f" fps_downsample_ratio={reading.stride}; {max(2, reading.num_given)} are needed at least."
+            f"it has {count} frames, of which {len(frames)} are left with --start_frame_idx {reading.start} and"
+            f" --fps_downsample_ratio {reading.stride}; {max(2, reading.num_given)} are needed at least."
         )
     return frames
 
@@ -193,7 +215,7 @@ def _rows(annotation: dict[str, Any], reading: Reading) -> tuple[str, Floats]:
     if not fitting:
         found = ", ".join(f"'{key}' of {table.shape[1]} numbers" for key, table in tables.items()) or "none"
         raise DataError(
-            f"the model takes actions of {dim} numbers; in the annotation there is {found}. See action_key."
+            f"the model takes actions of {dim} numbers; in the annotation there is {found}. See --action_key."
         )
     return fitting[0], tables[fitting[0]]
 
@@ -203,14 +225,17 @@ def _table(values: Any, key: str) -> Floats:
         table = numpy.asarray(values, dtype=numpy.float64)
     except (TypeError, ValueError) as error:
         raise DataError(f"'{key}' is not rows of equally many numbers: {error}.") from error
-    if table.ndim != 2 or not numpy.isfinite(table).all():
-        raise DataError(f"'{key}' has the shape {list(table.shape)}; it needs rows of finite numbers.")
+    if table.ndim != 2:
+        raise DataError(f"'{key}' has the shape {list(table.shape)}; it needs rows of numbers.")
+    if not (is_finite := numpy.isfinite(table)).all():
+        row, column = (int(place) for place in numpy.argwhere(~is_finite)[0])
+        raise DataError(f"'{key}' has {table[row, column]} in row {row}, column {column}; numbers must be finite.")
     return table
 
 
 def _field(annotation: dict[str, Any], key: str) -> Any:
     if key not in annotation:
-        raise DataError(f"it has no '{key}'.{near(key, annotation)} See state_key, gripper_key and action_key.")
+        raise DataError(f"it has no '{key}'.{near(key, annotation)} See --state_key, --gripper_key and --action_key.")
     return annotation[key]
 
 
@@ -219,19 +244,21 @@ def _video_of(annotation: dict[str, Any], path: Path, camera: int, root: str) ->
     videos = annotation.get("videos")
     if not isinstance(videos, list) or not -len(videos) <= camera < len(videos):
         count = f"{len(videos)} videos" if isinstance(videos, list) else "no list 'videos'"
-        raise DataError(f"camera {camera} is asked for, but it has {count}. Give input_video or another camera_id.")
+        raise DataError(f"camera {camera} is asked for, but it has {count}. Give --input_video or another --camera_id.")
     name = videos[camera].get("video_path") if isinstance(videos[camera], dict) else videos[camera]
     if not isinstance(name, str) or not name:
-        raise DataError(f"video {camera} has no 'video_path'. Give input_video.")
+        raise DataError(f"video {camera} has no 'video_path'. Give --input_video.")
     places = [Path(root)] if root else [*path.parents][:4]
     for place in places:
         if (place / name).is_file():
             return str(place / name)
-    raise DataError(f"its video {name} is not below {', '.join(map(str, places))}. Give input_video or input_root.")
+    below = ", ".join(map(str, places))
+    raise DataError(f"its video {name} is not below {below}. Give --input_video or --input_root.")
 
 
-def _first_frames(video: str, frames: Sequence[int], reading: Reading) -> Tensor:
-    """uint8 [3, F, H, W] in the size that is asked for."""
+def _first_frames(video: str, raw: RawActions, reading: Reading, annotation: str) -> Tensor:
+    """uint8 [3, F, H, W] in the size that is asked for, of a video that is of the same recording as the actions."""
+    frames = raw.frames[: reading.num_given].tolist()
     if not Path(video).is_file():
         raise DataError(f"There is no input file {video}.")
     if media.kind_of(video) == "image":
@@ -239,12 +266,21 @@ def _first_frames(video: str, frames: Sequence[int], reading: Reading) -> Tensor
             raise DataError(f"{video} is one picture, but a rollout is to begin with {len(frames)} frames.")
         found = media.read_image(video)[:, None]
     else:
-        found = read_frames(video, frames)
+        with open_clip(video) as clip:
+            # No more than the frames to begin with is as good as a picture.
+            if clip.num_frames not in (*raw.lengths, frames[-1] + 1):
+                expected = " or ".join(map(str, raw.lengths))
+                raise DataError(
+                    f"{annotation} has {raw.counted}, which go with a video of {expected} frames, but {video} has"
+                    f" {clip.num_frames}. Give the video of this recording with --input_video (or another --action_key"
+                    " or --state_key), or its first frame as a picture, which is compared with nothing."
+                )
+            found = clip.read(frames)
     size = reading.size or (found.shape[2], found.shape[3])
     if any(side % 16 for side in size):
         raise DataError(
-            f"{video} has frames of {size[0]}x{size[1]}, but height and width must be multiples of 16: give a"
-            " resolution H,W, that of the training."
+            f"{video} has frames of {size[0]}x{size[1]}, but height and width must be multiples of 16: give"
+            " --resolution H,W, that of the training."
         )
     return stretch(found, size)
 
@@ -253,12 +289,12 @@ def _loaded(load: LoadActions, annotation: dict[str, Any], video: str, reading: 
     """What code of the user's own makes of an annotation: {actions, initial_frame, ...}, the actions already scaled."""
     found = load(annotation, video, reading.arguments)
     if absent := [key for key in ("actions", "initial_frame") if key not in found]:
-        raise DataError(f"action_load_fn gives no '{absent[0]}'; it gives {', '.join(found)}.")
+        raise DataError(f"--action_load_fn gives no '{absent[0]}'; it gives {', '.join(found)}.")
     actions = torch.from_numpy(_table(found["actions"], "actions")).float()[: reading.most_actions]
     frame = torch.as_tensor(numpy.asarray(found["initial_frame"]))
     if frame.ndim != 3 or frame.shape[-1] != 3 or frame.dtype != torch.uint8 or reading.num_given > 1:
         raise DataError(
-            f"action_load_fn gives an initial_frame {list(frame.shape)} of {frame.dtype}: one frame uint8 [H, W, 3]."
+            f"--action_load_fn gives an initial_frame {list(frame.shape)} of {frame.dtype}: one frame uint8 [H, W, 3]."
         )
     given = frame.permute(2, 0, 1)[:, None]
     frames = reading.start + reading.stride * numpy.arange(1 + len(actions))

@@ -6,8 +6,8 @@ import json
 import logging
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from cosmos_predict2.data import media
 from cosmos_predict2.pipelines.action_inputs import Episode, Reading, read_episode
+from cosmos_predict2.pipelines.flow import default_solver
 from cosmos_predict2.pipelines.video2world_action import (
     Video2WorldActionConditionedPipeline,
     check_bases,
@@ -70,6 +71,7 @@ class RolloutSettings:
     side_by_side: bool = False
     contact_sheet: bool = False
     use_cuda_graphs: bool = False
+    asked: Mapping[str, Any] = field(default_factory=dict)  # further flags of a program, for the record alone
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,11 @@ def prepare(
             )
             if len(episode.actions_L_D) > reading.chunk_size:
                 check_bases(reading.transform, reading.chunk_size, settings.history)
-            if settings.side_by_side and media.kind_of(episode.video) == "image":
-                raise ConfigError(f"{episode.video} is one picture: there is no true video to show beside.")
+            if settings.side_by_side and not episode.has_truth:
+                raise ConfigError(
+                    f"--side_by_side: {episode.video} has only what the rollout begins with. There is no true video to"
+                    " show beside; leave the flag out."
+                )
         except UserError as error:
             if len(requests) == 1:
                 raise
@@ -117,7 +122,27 @@ def prepare(
     for source in dict.fromkeys(job.episode.source for job in jobs):
         count = sum(job.episode.source == source for job in jobs)
         log.info("actions: %s, as %s (%d of %d)", source, reading.transform, count, len(jobs))
+    if settings.last_chunk == "pad":
+        _tell_padding(jobs, reading.chunk_size, 4 * (settings.history - 1))
     return jobs, failed
+
+
+def _tell_padding(jobs: Sequence[Job], chunk_size: int, overlap: int) -> None:
+    """Say of how many recordings the last chunk is filled with actions that they do not have."""
+    missing = []
+    for job in jobs:
+        missing.append(chunk_starts(job.num_actions, chunk_size, overlap)[-1] + chunk_size - job.num_actions)
+    if not any(missing):
+        return
+    few, many = min(filter(None, missing)), max(missing)
+    log.info(
+        "last chunk: %s of its %d actions are not there; zeros fill it, whose frames are cut off (%d of %d recordings;"
+        " --last_chunk drop leaves it out)",
+        few if few == many else f"{few} to {many}",
+        chunk_size,
+        sum(map(bool, missing)),
+        len(jobs),
+    )
 
 
 def run_rollouts(
@@ -190,16 +215,22 @@ def save(
     """The video, and beside it what repeats it, and what shows it next to the true one."""
     stem = os.path.splitext(job.request.save_path)[0]
     _, num_frames, height, width = frames.shape
-    record = {**asdict(job.request), **asdict(settings), "video": job.episode.video, "actions": job.episode.source}
+    shared = {**settings.asked, **{key: value for key, value in asdict(settings).items() if key != "asked"}}
+    record = {**shared, **asdict(job.request), "video": job.episode.video, "actions": job.episode.source}
     record |= {"action_transform": pipe.transform.to_dict(), "chunk_size": pipe.config.chunk_size}
+    record |= {"solver": settings.solver or default_solver(pipe.config.flow), "resolution": f"{height},{width}"}
+    record |= {"dtype": str(pipe.dit.dtype).removeprefix("torch."), "device": str(pipe.device)}
     record |= {"num_frames": num_frames, "height": height, "width": width, "seconds": round(seconds, 3)}
     record["frames_sha256"] = hashlib.sha256(frames.contiguous().numpy().tobytes()).hexdigest()
     _write_text(f"{stem}.json", json.dumps(record, indent=2) + "\n")
     _write_text(f"{stem}.yaml", to_yaml(pipe.config))
     if settings.side_by_side or settings.contact_sheet:
         rows, labels = [frames], ["imagined"]
-        if media.kind_of(job.episode.video) == "video":
+        if job.episode.has_truth:
             rows, labels = [job.episode.true_frames(num_frames), frames], ["true", "imagined"]
+            if (num_true := rows[0].shape[1]) < num_frames:
+                video = job.episode.video
+                log.info("%s ends with frame %d of %d: so does what is shown beside it", video, num_true, num_frames)
         if settings.contact_sheet:
             media.write_image(f"{stem}.png", media.contact_sheet(rows, labels, columns=min(8, num_frames)))
         if settings.side_by_side:

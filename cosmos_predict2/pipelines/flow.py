@@ -101,6 +101,11 @@ def solver_names(flow: FlowConfig | None) -> list[str]:
     return on_levels if flow is None else [SOLVER, DISTILLED, *on_levels]
 
 
+def default_solver(flow: FlowConfig | None) -> str:
+    """The solver that a network is sampled by unless another is asked for."""
+    return "2ab" if flow is None else SOLVER
+
+
 def sample_flow(
     velocity: Velocity,
     noise_B_C_T_H_W: Tensor,

@@ -60,6 +60,7 @@ class RecordedRun:
     dit_path: str  # where the run started from; empty: from random weights
     video_size: tuple[int, int] | None  # (height, width) of its clips, where the data say so
     is_file: bool = False
+    most_given: int | None = None  # latent frames that were given in training at most, where that is known
 
     @property
     def net(self) -> Mapping[str, Any]:
@@ -158,8 +159,19 @@ def recorded_run(path: str) -> RecordedRun | None:
     start = _below(config, "model_manager_config") or {}
     size = next(video_sizes(pipe if is_file else _below(tree, "dataloader_train")), None)
     return RecordedRun(
-        path if is_file else str(run_folder(path)), pipe, str(start.get("dit_path") or ""), size, is_file
+        path if is_file else str(run_folder(path)),
+        pipe,
+        str(start.get("dit_path") or ""),
+        size,
+        is_file,
+        _most_given(config, pipe),
     )
+
+
+def _most_given(config: Mapping[str, Any], pipe: Mapping[str, Any]) -> int | None:
+    shares = config.get("conditional_frames_probs") if pipe.get("flow") else None
+    found = max((int(number) for number, share in shares.items() if share), default=None) if shares else None
+    return pipe.get("max_num_conditional_frames") if found is None else found
 
 
 def _below(tree: Any, *keys: str) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from cosmos_predict2.parallelize import ContextParallel
 from cosmos_predict2.pipelines.cuda_graph import GraphedNetwork
 from cosmos_predict2.pipelines.denoiser import Predict, clean_latents, with_given
 from cosmos_predict2.pipelines.device_memory import activation_bytes, free_memory
-from cosmos_predict2.pipelines.flow import DISTILLED, sample_distilled, sample_flow, solver_names
+from cosmos_predict2.pipelines.flow import DISTILLED, default_solver, sample_distilled, sample_flow, solver_names
 from cosmos_predict2.pipelines.flow import SOLVER as FLOW_SOLVER
 from imaginaire import distributed
 from imaginaire.errors import ConfigError, DataError, near
@@ -63,7 +63,7 @@ class Sampler:
         Where both conditions are the same, the network is asked once a step.
         """
         config, flow = self.config, self.config.flow
-        solver = solver or ("2ab" if flow is None else FLOW_SOLVER)
+        solver = solver or default_solver(flow)
         if solver not in (known := solver_names(flow)):
             raise ConfigError(f"No solver of this network's noise levels is called '{solver}'.{near(solver, known)}")
         if num_steps < 1:

@@ -280,14 +280,17 @@ def check_rollout(num_actions: int, chunk_size: int, history: int, reference: bo
         raise ConfigError(f"last_chunk is '{last_chunk}'.{near(last_chunk, LAST_CHUNKS)}")
     if history < 1 or pixel_frames(history) > chunk_size:
         raise ConfigError(
-            f"history={history} latent frames are {pixel_frames(max(history, 1))} frames, and chunk_size={chunk_size}"
-            " actions lead not beyond them: at least 1, and fewer frames than actions."
+            f"history={history} latent frames are {pixel_frames(max(history, 1))} frames (--num_conditional_frames),"
+            f" and chunk_size={chunk_size} actions lead not beyond them: at least 1, and fewer frames than actions."
         )
     if reference and history < 2:
-        raise ConfigError(f"reference keeps the first picture beside the last ones: history={history} must be 2.")
+        raise ConfigError(
+            f"reference (--keep_reference) keeps the first picture beside the last ones: history={history} must be 2"
+            " (--num_conditional_frames 5)."
+        )
     least = 1 if last_chunk == "pad" else chunk_size
     if num_actions < least:
-        raise DataError(f"There are {num_actions} actions, but a rollout needs {least} at least (last_chunk).")
+        raise DataError(f"There are {num_actions} actions, but a rollout needs {least} at least (--last_chunk).")
 
 
 def check_bases(transform: ActionTransform, chunk_size: int, history: int = 1) -> None:
@@ -296,7 +299,10 @@ def check_bases(transform: ActionTransform, chunk_size: int, history: int = 1) -
     if every is None or (every == "window" and not overlap):
         return
     if every == "window":
-        raise ConfigError("This model's actions are relative to the first frame of a chunk: history must be 1.")
+        raise ConfigError(
+            f"This model's actions are relative to the first frame of a chunk: history={history} must be 1"
+            " (--num_conditional_frames 1)."
+        )
     if chunk_size % int(every) or overlap % int(every):
         step = f"chunk_size={chunk_size}" + (f" less {overlap} (history={history})" if overlap else "")
         raise ConfigError(

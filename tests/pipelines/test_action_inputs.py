@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Actions of a recording: those of training, from where they are there, along the frames that are asked for."""
 
+import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy
 import pytest
+import torch
 
+from cosmos_predict2.data import media
 from cosmos_predict2.data.action_conditioned.actions import controller, pose_differences, relative_pose
-from cosmos_predict2.pipelines.action_inputs import Reading, raw_actions
+from cosmos_predict2.pipelines.action_inputs import Reading, raw_actions, read_episode
 from imaginaire.errors import ConfigError, DataError
 
 RANDOM = numpy.random.RandomState(0)
@@ -22,43 +26,98 @@ ANNOTATION: dict[str, Any] = {
 
 
 def test_poses_are_differenced_as_in_training() -> None:
-    raw, source, frames = raw_actions(ANNOTATION, Reading(relative_pose()))
+    raw, source, frames, *_ = raw_actions(ANNOTATION, Reading(relative_pose()))
     assert numpy.array_equal(raw, pose_differences(POSES, CLOSED))
     assert source == "differences of 'state', gripper of 'continuous_gripper_state'"
     assert frames.tolist() == list(range(20))
 
 
 def test_a_stride_and_a_start_choose_frames_before_they_are_differenced() -> None:
-    raw, _, frames = raw_actions(ANNOTATION, Reading(relative_pose(), stride=3, start=2, most_actions=4))
+    raw, _, frames, *_ = raw_actions(ANNOTATION, Reading(relative_pose(), stride=3, start=2, most_actions=4))
     assert frames.tolist() == [2, 5, 8, 11, 14]
     assert numpy.array_equal(raw, pose_differences(POSES[frames], CLOSED[frames]))
 
 
 def test_the_recorded_actions_have_the_gripper_of_the_later_frame() -> None:
-    raw, source, _ = raw_actions(ANNOTATION, Reading(relative_pose(), source="action", start=4))
+    raw, source, *_ = raw_actions(ANNOTATION, Reading(relative_pose(), source="action", start=4))
     assert numpy.allclose(raw[:, :6], FIELD[4:, :6]) and numpy.allclose(raw[:, 6], CLOSED[5:])
     assert source == "rows of 'action', gripper of 'continuous_gripper_state'"
     without = {"action": ANNOTATION["action"]}
-    raw, source, _ = raw_actions(without, Reading(relative_pose()))
+    raw, source, *_ = raw_actions(without, Reading(relative_pose()))
     assert numpy.array_equal(raw, FIELD) and source == "rows of 'action'"
 
 
 def test_differences_to_a_first_frame_begin_anew_with_every_chunk() -> None:
     transform = relative_pose(accumulate="window")
-    raw, _, _ = raw_actions(ANNOTATION, Reading(transform, chunk_size=8))
+    raw, *_ = raw_actions(ANNOTATION, Reading(transform, chunk_size=8))
     expected = [pose_differences(POSES[i : i + 9], CLOSED[i : i + 9], accumulate="window") for i in (0, 8, 16)]
     assert numpy.array_equal(raw, numpy.concatenate(expected))
 
 
 def test_a_controller_s_actions_are_those_with_as_many_numbers() -> None:
     toy = {**ANNOTATION, "toy_actions": RANDOM.randn(19, 4).tolist()}
-    raw, source, _ = raw_actions(toy, Reading(controller(4, 1.0)))
+    raw, source, *_ = raw_actions(toy, Reading(controller(4, 1.0)))
     assert source == "rows of 'toy_actions'" and numpy.array_equal(raw, toy["toy_actions"])
-    raw, source, _ = raw_actions(toy, Reading(controller(7)))
+    raw, source, *_ = raw_actions(toy, Reading(controller(7)))
     assert source == "rows of 'action'" and numpy.array_equal(raw, FIELD)
-    raw, _, frames = raw_actions(toy, Reading(controller(7), stride=2))
+    raw, _, frames, *_ = raw_actions(toy, Reading(controller(7), stride=2))
     assert numpy.allclose(raw[0, :6], FIELD[:2, :6].sum(axis=0)) and raw[0, 6] == FIELD[1, 6]
     assert frames.tolist() == list(range(0, 20, 2))
+
+
+@pytest.mark.parametrize(
+    ("reading", "counted", "lengths"),
+    [
+        (Reading(relative_pose(), start=3, most_actions=4), "20 rows of 'state'", (20,)),
+        (Reading(relative_pose(), source="action"), "19 rows of 'action'", (20, 19)),
+        (Reading(controller(7), stride=2), "19 rows of 'action'", (20, 19)),
+    ],
+)
+def test_an_annotation_tells_how_long_its_video_is(reading: Reading, counted: str, lengths: tuple[int, ...]) -> None:
+    raw = raw_actions(ANNOTATION, reading)
+    assert (raw.counted, raw.lengths) == (counted, lengths)
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], tuple[str, str]]:
+    """ANNOTATION as a file, and a video of so many frames."""
+    folder = tmp_path_factory.mktemp("recording")
+    (folder / "0.json").write_text(json.dumps(ANNOTATION))
+
+    def made(num_frames: int) -> tuple[str, str]:
+        video = folder / f"{num_frames}.mp4"
+        if not video.exists():
+            media.write_video(video, torch.zeros(3, num_frames, 16, 16, dtype=torch.uint8), 5)
+        return str(folder / "0.json"), str(video)
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_frames", "fits"),
+    [
+        (dict(), 20, True),
+        (dict(), 7, False),
+        (dict(), 60, False),
+        (dict(), 19, False),  # a pose for every frame
+        (dict(), 1, True),  # a picture in a video
+        (dict(start=4, most_actions=3), 20, True),
+        (dict(start=4), 5, True),  # nothing behind the first frame
+        (dict(num_given=5, stride=2), 9, True),
+        (dict(num_given=5), 1, False),
+        (dict(source="action"), 19, True),  # an action for the last frame, too
+        (dict(source="action"), 18, False),
+    ],
+)
+def test_a_video_of_another_recording_is_told(changes: Any, num_frames: int, fits: bool, recording: Any) -> None:
+    annotation, video = recording(num_frames)
+    reading = Reading(relative_pose(), **changes)
+    if fits:
+        assert read_episode(annotation, reading, video).has_truth == (num_frames >= 19)
+        return
+    rows = "19 rows of 'action'" if changes.get("source") else "20 rows of 'state'"
+    with pytest.raises(DataError, match=rf"0\.json has {rows}, .*/{num_frames}\.mp4 has {num_frames}\. "):
+        read_episode(annotation, reading, video)
 
 
 @pytest.mark.parametrize(
@@ -68,12 +127,12 @@ def test_a_controller_s_actions_are_those_with_as_many_numbers() -> None:
         (Reading(relative_pose(accumulate="window")), {"action": FIELD.tolist()}, "accumulate window.*source state"),
         (Reading(relative_pose(accumulate=4), source="action"), ANNOTATION, "accumulate 4.*source state"),
         (Reading(relative_pose(), source="state"), {"action": FIELD.tolist()}, "it has no 'state'"),
-        (Reading(controller(5)), ANNOTATION, "takes actions of 5 numbers.*'action' of 7"),
+        (Reading(controller(5)), ANNOTATION, "takes actions of 5 numbers.*'action' of 7.*--action_key"),
         (Reading(controller(7), action_key="actoin"), ANNOTATION, "no 'actoin'.*action"),
-        (Reading(relative_pose(), start=19), ANNOTATION, "1 are left with start_frame_idx=19"),
+        (Reading(relative_pose(), start=19), ANNOTATION, "1 are left with --start_frame_idx 19"),
         (Reading(relative_pose(), num_given=5, most_actions=3), ANNOTATION, "5 are needed at least"),
         (Reading(controller(7)), {"action": [[1.0] * 7, [2.0] * 6]}, "not rows of equally many numbers"),
-        (Reading(controller(7)), {"action": [[float("nan")] * 7]}, "finite"),
+        (Reading(controller(7)), {"action": [[0.0] * 7, [0.0] * 6 + [float("nan")]]}, "nan in row 1, column 6"),
     ],
 )
 def test_what_is_missing_is_told(reading: Reading, annotation: dict[str, Any], words: str) -> None:
@@ -84,9 +143,9 @@ def test_what_is_missing_is_told(reading: Reading, annotation: dict[str, Any], w
 @pytest.mark.parametrize(
     ("reading", "words"),
     [
-        (Reading(relative_pose(), source="stat"), "source is 'stat'"),
-        (Reading(relative_pose(), stride=0), "fps_downsample_ratio=0"),
-        (Reading(relative_pose(), size=(40, 48)), "resolution 40,48"),
+        (Reading(relative_pose(), source="stat"), "--action_source stat: .*Did you mean state"),
+        (Reading(relative_pose(), stride=0), "--fps_downsample_ratio 0"),
+        (Reading(relative_pose(), size=(40, 48)), "--resolution 40,48"),
         (Reading(controller(7), source="state"), "kind controller"),
     ],
 )

@@ -329,7 +329,7 @@ def test_the_first_picture_may_be_kept_in_sight(monkeypatch: pytest.MonkeyPatch)
     [
         (None, 12, 2, ""),
         ("window", 12, 1, ""),
-        ("window", 12, 2, "history must be 1"),
+        ("window", 12, 2, "history=2 must be 1"),
         (4, 12, 1, ""),
         (4, 12, 2, ""),
         (6, 12, 1, ""),

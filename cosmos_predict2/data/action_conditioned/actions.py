@@ -302,8 +302,9 @@ def _vector(values: ArrayLike) -> Floats:
         raise DataError(f"The gripper states are not numbers: {error}") from error
     if vector.ndim == 2 and vector.shape[1] == 1:
         vector = vector[:, 0]
-    if vector.ndim != 1 or not numpy.isfinite(vector).all():
-        raise DataError(
-            f"The gripper states have the shape {list(vector.shape)}; one finite number per frame is needed."
-        )
+    if vector.ndim != 1:
+        raise DataError(f"The gripper states have the shape {list(vector.shape)}; one number per frame is needed.")
+    if not (is_finite := numpy.isfinite(vector)).all():
+        row = int(numpy.argmin(is_finite))
+        raise DataError(f"The gripper states have {vector[row]} in row {row}; finite numbers are needed.")
     return vector
