@@ -9,9 +9,11 @@ problems of a data set with it: ``data`` are the arguments of a class that one o
 ``preflight_parallel(world_size, context_parallel_size, shards, **arguments)``, pairs of a config key and a sentence,
 with a world size of None where it is not known yet;
 ``preflight_start(load_path, data, **arguments)``, such pairs for the weights that a new run starts from with these
-data sets, a list of such ``data`` (``load_path`` is ``checkpoint.load_path``, or empty); and
-``checkpoint_switches(path)``: the values, by key of the class's own arguments, that the run had which wrote the weights
-at a path; a run folder is not continued with others.
+data sets, a list of such ``data`` (``load_path`` is ``checkpoint.load_path``, or empty);
+``preflight_resume(path, data, **arguments)``, such pairs for its run's newest checkpoint, which is about to be
+continued; and
+``checkpoint_switches(path)``: the values, by key of the class's own arguments, that the run had which wrote the
+weights at a path; a run folder is not continued with others.
 
 A problem that is a `Note` refuses nothing: it is said once, as a warning, before anything is built.
 """
@@ -205,7 +207,7 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
         of_start = getattr(_target(config.model, "model"), "preflight_start", None)
         if callable(of_start):
             yield from of_start(load_path, datasets, **_arguments(config.model))
-    yield from _resume_problems(config)
+    yield from _resume_problems(config, datasets)
     yield from _disk_problems(config)
 
 
@@ -218,24 +220,33 @@ def _by_key(key: str, problem: Any) -> tuple[str, str]:
     return key, text
 
 
-def _resume_problems(config: Config) -> Iterator[tuple[str, str]]:
-    """Switches of the model that differ from those of the run's newest checkpoint, which is about to be continued."""
+def _resume_problems(config: Config, datasets: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Why the run's newest checkpoint, which is about to be continued, is of another run: its data, or switches of the
+    model."""
     checkpoint = config.checkpoint
+    target = _target(config.model, "model")
     exceptions = checkpoint.allow_missing or checkpoint.allow_unexpected  # whoever lists some decides by hand
-    switches = getattr(_target(config.model, "model"), "checkpoint_switches", None)
-    if not callable(switches) or exceptions or not checkpoint.strict_resume or "model" in checkpoint.keys_not_to_resume:
+    if exceptions or not checkpoint.strict_resume or "model" in checkpoint.keys_not_to_resume:
         return
     sets = checkpoint_layout.all_sets(storage.join(config.job.path_local, "checkpoints"))
     newest = next((saved for saved in sets if saved.has("model")), None)
     if newest is None:
+        return
+    other_folder = f"Give the new run a folder of its own (job.name={config.job.name}_2, say)"
+    if callable(of_resume := getattr(target, "preflight_resume", None)):
+        found = [*of_resume(newest.path("model"), datasets, **_arguments(config.model))]
+        if found:  # no switch would mend that
+            yield from ((key, f"{problem}. {other_folder}") for key, problem in found)
+            return
+    if not callable(switches := getattr(target, "checkpoint_switches", None)):
         return
     for key, before in switches(newest.path("model")).items():
         now = OmegaConf.select(config.model, key)
         if now != before:
             yield (
                 f"model.{key}",
-                f"{now}, but {newest.path('model')} of this run was saved with {before}. Give the new run a folder of"
-                f" its own (job.name={config.job.name}_2, say), or go on with model.{key}={before}",
+                f"{now}, but {newest.path('model')} of this run was saved with {before}. {other_folder}, or go on with"
+                f" model.{key}={before}",
             )
 
 

@@ -117,8 +117,8 @@ class ToyWorldVideos(EpisodeVideos):
     ) -> None:
         if split not in SPLITS:
             raise ConfigError(f"The toy world has no split '{split}'.{near(split, SPLITS)}")
-        if num_frames < 1:
-            raise ConfigError(f"num_frames={num_frames}; a video has one frame at least.")
+        if wrong := [*self.preflight(num_episodes=num_episodes, num_frames=num_frames)]:
+            raise ConfigError(f"{wrong[0]}.")
         try:
             episodes = make_episodes(
                 num_episodes,
@@ -146,6 +146,13 @@ class ToyWorldVideos(EpisodeVideos):
             captions=captions,
             hide_actions=hide_actions,
         )
+
+    @classmethod
+    def preflight(cls, **arguments: Any) -> Iterator[str]:
+        """What is wrong with the arguments, before any episode is made."""
+        for name, least in (("num_episodes", 1), ("num_frames", 1)):
+            if isinstance(value := arguments.get(name), int) and value < least:
+                yield f"{name}={value}; at least {least} is needed"
 
     @classmethod
     def declared_transform(cls, **arguments: Any) -> ActionTransform:

@@ -34,6 +34,7 @@ class ToyWorldLatents(Dataset[dict[str, Any]]):
     """
 
     declared_transform = ToyWorldVideos.declared_transform
+    preflight = ToyWorldVideos.preflight
 
     def __init__(
         self,

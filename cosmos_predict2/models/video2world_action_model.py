@@ -54,6 +54,8 @@ from imaginaire.weight_files import is_hub
 
 log = logging.getLogger(__name__)
 
+FIRST_BATCH = "the first batch"
+
 _told: set[str] = set()  # what was said of start weights before anything was built, and is not said again
 
 
@@ -132,6 +134,14 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
         for note in start_notes(path, pipe["net"], transform):
             _told.add(note)
             yield "model.config.model_manager_config.dit_path", Note(note)
+
+    @classmethod
+    def preflight_resume(cls, path: str, data: Sequence[Mapping[str, Any]], config: Any) -> Iterator[tuple[str, str]]:
+        """Data with other actions than the checkpoint at a path, with which this run would go on."""
+        if config["pipe_config"]["net"] is not None:
+            problem = load_problem(path, known_transform(data, config["pipe_config"]))
+            if problem is not None:
+                yield "dataloader_train", problem
 
     # --- one step
 
@@ -242,12 +252,15 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
                 continue
             found = ActionTransform.from_json(text)
             if self.action_transform is None:
-                self.action_transform, self._says_transform = found, "the first batch"
+                self.action_transform, self._says_transform = found, FIRST_BATCH
                 log.info("actions: %s, as the data say", found)
             elif found != self.action_transform:
+                of_one_run = (
+                    "All data of a run must have the same, for validation too (dataloader_train, dataloader_val)."
+                )
                 raise DataError(
-                    f"The data have actions {found}, but {self._says_transform} has {self.action_transform}."
-                    f" {OTHER_TRANSFORM}"
+                    f"The data have actions {found}, but {self._says_transform} has {self.action_transform}. "
+                    + (of_one_run if self._says_transform == FIRST_BATCH else OTHER_TRANSFORM)
                 )
             if not self._known_texts:
                 self._compare_start(found)

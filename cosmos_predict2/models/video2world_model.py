@@ -194,7 +194,11 @@ class Predict2Video2WorldModel(ImaginaireModel):
         sides = [8 * (pipe["net"].get(name) or RELEASED_LATENT_SIDE) for name in ("max_img_h", "max_img_w")]
         size = list(data.get("video_size") or ())
         if any(isinstance(side, int) and side > most for side, most in zip(size, sides)):
-            yield f"video_size={size} is beyond the positions that the network knows: at most {sides}"
+            usual = ", [48,48] for one of the tiny models" if str(pipe["resolution"]) == "48" else ""
+            yield (
+                f"video_size={size} is beyond the positions that the network knows: at most {sides}; set a smaller"
+                f" one{usual}"
+            )
         if cls._other_family(pipe) is None:  # else the text does not fit either
             yield from cls._text_of_data(data, config)
 
@@ -297,8 +301,12 @@ class Predict2Video2WorldModel(ImaginaireModel):
         condition = self.conditioner.condition(batch, is_image=is_image, keep=keep)
         if (width := condition.crossattn_emb_B_S_E.shape[-1]) != self.net.text_channels:
             raise DataError(
-                f"The batch's '{TEXT_KEY}' have width {width}, but the network takes {self.net.text_channels}: encode"
-                " the captions with the text encoder that it was trained with."
+                f"The batch's '{TEXT_KEY}' have width {width}, but the network takes {self.net.text_channels}: "
+                + (
+                    "encode the captions with the text encoder that it was trained with."
+                    if condition.crossattn_emb_B_S_E.any()
+                    else f"they are zeros, made by the data set (text_width={self.net.text_channels} of it)."
+                )
             )
         try:
             self.net.require_readable(condition.crossattn_emb_B_S_E)

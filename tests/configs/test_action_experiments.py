@@ -22,6 +22,7 @@ BASE = "cosmos_predict2/configs/base/config.py"
 PREFIX = "cosmos_predict2p5_2B_"
 BRIDGE = f"{PREFIX}reason_embeddings_action_conditioned_rectified_flow_bridge_13frame"
 GR1 = f"{PREFIX}action_conditioned_gr00t_gr1_customized_13frame"
+TINY = "experiment=predict2_video2world_tiny_action_conditioned_training"
 FLAT, CHUNK = (FlatActionDiT, 84), (ChunkActionDiT, 7)
 # name -> network and its action_dim, data, size, batch of a rank, lr
 VALUES: dict[str, Any] = {
@@ -112,6 +113,34 @@ def test_every_loader_with_actions_composes_and_says_all_of_itself(name: str) ->
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["lerobot_train", "bridge_train", "libero_spatial_train", "toy_action_hard"])
+def test_the_tiny_experiment_takes_other_data_with_a_text_of_its_width(name: str) -> None:
+    words = [TINY, f"dataloader_train={name}"]
+    words += ["dataloader_train.dataset.root=here"] if name.startswith("lerobot") else []
+    config = compose(BASE, words)
+    assert not [text for _, text in preflight.problems(config) if "texts have width" in text]
+    assert config.dataloader_train["dataset"].get("text_width", 64) == 64
+    if name.startswith("lerobot"):
+        size = [text for key, text in preflight.problems(config) if "video_size" in text]
+        assert size and size[0].endswith("set a smaller one, [48,48] for one of the tiny models")
+
+
+def test_a_text_of_zeros_is_never_as_wide_as_that_of_predict2p5() -> None:
+    widths = [
+        compose(BASE, [f"experiment={name}"]).dataloader_train["dataset"]["text_width"]
+        for name in ("predict2_video2world_2b_action_conditioned_training", f"{BRIDGE}_256x320")
+    ]
+    assert widths == [1024, 1024]
+
+
+def test_actions_are_hidden_in_the_blind_experiment_alone() -> None:
+    blind = compose(BASE, ["experiment=predict2_video2world_tiny_action_blind_training"])
+    assert blind.dataloader_train["dataset"]["hide_actions"] and blind.dataloader_val["dataset"]["hide_actions"]
+    seeing = compose(BASE, [TINY])
+    assert not seeing.dataloader_train["dataset"].get("hide_actions")
+    assert not seeing.dataloader_val["dataset"].get("hide_actions")
+
+
 def test_a_variant_on_noise_needs_no_file() -> None:
     config = composed(f"{GR1}_mock_wo_resume")
     assert config.model.config.model_manager_config.dit_path == "" and config.dataloader_train.batch_size == 4

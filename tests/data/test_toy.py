@@ -84,11 +84,12 @@ def test_training_and_validation_share_no_episode_and_each_is_a_function_of_the_
         (dict(start=20), "start"),
         (dict(size=16), "size 16"),
         (dict(num_frames=0), "num_frames=0"),
+        (dict(num_episodes=0), "num_episodes=0; at least 1"),
     ],
 )
 def test_a_wrong_argument_is_named(arguments: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        ToyWorldVideos(num_episodes=2, **arguments)
+        ToyWorldVideos(**{"num_episodes": 2, **arguments})
 
 
 def test_it_is_fast() -> None:

@@ -5,7 +5,14 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
-from cosmos_predict2.configs.base.defaults.data import LIBERO_SUITES, bridge, frames_of_model, from_files, libero
+from cosmos_predict2.configs.base.defaults.data import (
+    LIBERO_SUITES,
+    bridge,
+    frames_of_model,
+    from_files,
+    libero,
+    text_width_of_model,
+)
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.lerobot.modality import EMBODIMENTS
 from cosmos_predict2.data.mixing import MixedLoader
@@ -35,6 +42,7 @@ def gr1(split: str, data_split: str = "") -> Any:
         num_frames=frames_of_model(4),
         video_size=[480, 832],
         data_split=data_split or split,
+        text_width=text_width_of_model(),
         action_transform=dict(kind="controller", scale=[1.0] * GR1_DIM),
     )
     return from_files(dataset, split, num_workers=4)
@@ -43,7 +51,11 @@ def gr1(split: str, data_split: str = "") -> Any:
 def lerobot(split: str) -> Any:
     """A user's own LeRobot data set, or LIBERO's; give its root, and where it has several the camera."""
     dataset = L(LeRobotActionDataset)(
-        root="???", num_frames=frames_of_model(4), video_size=[256, 320], data_split=split
+        root="???",
+        num_frames=frames_of_model(4),
+        video_size=[256, 320],
+        data_split=split,
+        text_width=text_width_of_model(),
     )
     return from_files(dataset, split, num_workers=4)
 

@@ -30,6 +30,8 @@ NET = dict(
 def tiny(name: str, *, hide_actions: bool) -> dict[str, Any]:
     """``hide_actions``: the same model, which sees zeros in place of the actions."""
     numbers = tiny_run(3000, lr=0.03, adam_lr=2e-3)
+    if hide_actions:  # said here alone: other data than the toy world's cannot
+        numbers |= {loader: dict(dataset=dict(hide_actions=True)) for loader in ("dataloader_train", "dataloader_val")}
     return dict(
         defaults=group_choices(
             "predict2_v2w_tiny_action_conditioned", "toy_action", "toy_action", optimizer="muon", ema="power"
@@ -41,8 +43,6 @@ def tiny(name: str, *, hide_actions: bool) -> dict[str, Any]:
                 pipe_config=dict(net=NET, video_noise_factor=25.0, timestamps=dict(nfe=1, t_min=10.0)),
             )
         ),
-        dataloader_train=dict(dataset=dict(hide_actions=hide_actions)),
-        dataloader_val=dict(dataset=dict(hide_actions=hide_actions)),
         **numbers,
     )
 

@@ -17,6 +17,7 @@ from cosmos_predict2.data.mixing import MixedLoader
 from cosmos_predict2.data.mock import MockImages, MockVideos
 from cosmos_predict2.data.sizes import pixel_frames, size_of
 from cosmos_predict2.data.toy import ToyWorldVideos
+from cosmos_predict2.models.text_widths import RELEASED_WIDTH
 from imaginaire.data import ResumableLoader
 from imaginaire.lazy_config import LazyCall as L
 
@@ -27,6 +28,8 @@ SIZE_480, SIZE_704 = [432, 768], [704, 1280]  # height, width
 
 if not OmegaConf.has_resolver("pixel_frames"):
     OmegaConf.register_new_resolver("pixel_frames", pixel_frames)
+if not OmegaConf.has_resolver("zero_text_width"):
+    OmegaConf.register_new_resolver("zero_text_width", lambda width, projected: min(projected or width, RELEASED_WIDTH))
 if not OmegaConf.has_resolver("video_size"):
     OmegaConf.register_new_resolver("video_size", lambda resolution: ListConfig(list(size_of(str(resolution), "16:9"))))
 
@@ -34,6 +37,14 @@ if not OmegaConf.has_resolver("video_size"):
 def frames_of_model(otherwise: int) -> str:
     """The pixel frames of the configuration's model; those of ``otherwise`` latent frames where there is none."""
     return f"${{pixel_frames:${{oc.select:model.config.pipe_config.state_t,{otherwise}}}}}"
+
+
+def text_width_of_model() -> str:
+    """The width of a text of zeros: what the configuration's model reads, and what T5 gives where there is none. Wide
+    ones, as of Predict2.5, come with its weights, not with the data."""
+    net = "oc.select:model.config.pipe_config.net"
+    widths = f"${{{net}.crossattn_emb_channels,{RELEASED_WIDTH}}},${{{net}.crossattn_proj_in_channels,null}}"
+    return f"${{zero_text_width:{widths}}}"
 
 
 def toy(split: str, *, num_episodes: int = 16384, num_steps: int | None = 16, **world: Any) -> Any:
@@ -124,6 +135,7 @@ def bridge(split: str) -> Any:
         video_size=[480, 640],
         val_start_frame_interval=1,
         mode=split,
+        text_width=text_width_of_model(),
     )
     return from_files(dataset, split, num_workers=4)
 
@@ -136,6 +148,7 @@ def libero(suite: str, split: str) -> Any:
         num_frames=frames_of_model(4),
         video_size=[256, 320],
         mode=split,
+        text_width=text_width_of_model(),
     )
     return from_files(dataset, split, num_workers=4)
 
