@@ -8,6 +8,8 @@ import pytest
 import torch
 import yaml
 
+from cosmos_predict2.checkpoints.action_transforms import transform_tensor
+from cosmos_predict2.data.action_conditioned.actions import controller
 from imaginaire import checkpoint_layout, preflight
 from imaginaire.checkpoint_layout import CheckpointSet
 from imaginaire.compose import compose
@@ -53,6 +55,24 @@ def test_a_run_with_adapters_is_not_continued_without_them(root: Path, is_dcp: b
     assert text.startswith("base, but ") and "iter_000000002" in text and "was saved with lora" in text
     assert "job.name=tiny_groot_gr1_480_2" in text and f"go on with {LORA}" in text
     assert _problems("job.name=another") == {}  # as it says
+
+
+def test_a_run_with_other_actions_is_told_by_its_actions_and_not_by_a_switch(root: Path) -> None:
+    run, tiny = root.parent / "arm", "experiment=predict2_video2world_tiny_action_conditioned_training"
+    trained = transform_tensor(controller(4, scale=20.0))
+    state = {"net.action_embedder_B_D.fc1.weight": torch.zeros(1, 1), "action_transform": trained}
+    (run / "checkpoints").mkdir(parents=True)
+    saved = CheckpointSet(str(run / "checkpoints"), checkpoint_layout.set_name(2, dcp=False))
+    trees = {"model": state, "optim": {}, "scheduler": {}, "trainer": {"iteration": 2}}
+    checkpoint_layout.write_standard(saved, trees)
+    found = dict(preflight.problems(compose(CONFIG, [tiny, "job.name=arm"])))
+    assert list(found) == ["dataloader_train"]  # ema.enabled differs, too: its cure would not help
+    text = found["dataloader_train"]
+    assert "was trained with actions controller of 4 numbers, scale 20, the data have controller of 4" in text
+    assert "job.name=arm_2" in text and "model_manager_config.dit_path" in text
+    same = "model.config.pipe_config.action_transform={kind: controller, scale: [20, 20, 20, 20]}"
+    config = compose(CONFIG, [tiny, "job.name=arm", same])
+    assert "was saved with False" in dict(preflight.problems(config))["model.config.pipe_config.ema.enabled"]
 
 
 def test_a_run_without_adapters_is_not_continued_with_them(root: Path) -> None:
