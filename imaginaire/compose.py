@@ -8,6 +8,7 @@ Hydra composes. Whatever a user can get wrong becomes one ConfigError with the f
 """
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -241,6 +242,13 @@ def _compose(overrides: Sequence[str]) -> DictConfig:
         raise ConfigError(explain_missing_entry(error)) from error
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(explain(error, overrides)) from error
+    except AttributeError as error:
+        if (found := re.search(r"full_key: (\S+)", str(error))) is None:
+            raise
+        raise ConfigError(
+            f"{found[1]} is null here, and a mapping is merged into a section that is there. Fill it in an experiment"
+            " of your own: the same key with dict(...), whole."
+        ) from error
 
 
 def experiment_names(config_path: str) -> list[str]:

@@ -5,7 +5,8 @@
 
 The function lives at module level (it travels by name). The rendezvous is a store that the parent holds on a port given
 by the system, as torchrun does it, so two tests never meet on one port. Processes are forked from one that has nothing
-but imported, since importing is most of what a short-lived rank would do.
+but imported, since importing is most of what a short-lived rank would do. So they have one seed of hashes in common,
+unlike those of torchrun: what depends on the order of a set shows in the tests with torchrun alone.
 """
 
 import faulthandler

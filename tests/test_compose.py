@@ -40,6 +40,7 @@ class ModelConfig:
     targets: str = "q,k"
     net: NetConfig = attrs.field(factory=NetConfig)
     part: Any = None
+    extra: "NetConfig | None" = None
 
     def __attrs_post_init__(self):
         if self.rank < 1:
@@ -445,6 +446,7 @@ MISTAKES = [
     (["dataloader_train=derived", "dataloader_train.depth=1"], ["depth is not set yet, though parts.Derived takes it"]),
     (["experiment=_arg"], ["No experiment is called '_arg'. Known: wrong_argument_exp"]),
     (["~optimizer.foo"], ["optimizer.foo", "takes no argument 'foo'"]),
+    (["experiment=base_exp", "model.config.extra={channels: 1}"], ["model.config.extra is null here", "dict(...)"]),
     (["model.config.rank=1"], ["Unknown key model.config.rank: model is null here", "model=small"]),
     (["experiment=base_exp", "model.config.lora=1"], ["Unknown key model.config.lora: ModelConfig has no such field"]),
     (["experiment=base_exp", "+model.config.lora=1"], ["Unknown key model.config.lora: ModelConfig has no such field"]),

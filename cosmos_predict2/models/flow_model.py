@@ -28,8 +28,8 @@ from imaginaire.errors import ConfigError
 log = logging.getLogger(__name__)
 
 _NO_FLOW = (
-    "model.config.pipe_config.flow: null, but a Predict2.5 network is trained by it. Set flow={shift: 5.0}, or take the"
-    " pipeline of get_cosmos_predict2p5_video2world_pipeline"
+    "model.config.pipe_config.flow: null, but a Predict2.5 network is trained by it. Set flow=dict(shift=5.0) in the"
+    " experiment, or take the pipeline of get_cosmos_predict2p5_video2world_pipeline"
 )
 
 OF_PREDICT2: dict[str, Any] = {  # options that are inherited and that this loss does not read, with their defaults
