@@ -232,11 +232,11 @@ def _resume_problems(config: Config, datasets: list[dict[str, Any]]) -> Iterator
     newest = next((saved for saved in sets if saved.has("model")), None)
     if newest is None:
         return
-    other_folder = f"Give the new run a folder of its own (job.name={config.job.name}_2, say)"
+    own_folder = f"job.name={config.job.name}_2, say"
     if callable(of_resume := getattr(target, "preflight_resume", None)):
         found = [*of_resume(newest.path("model"), datasets, **_arguments(config.model))]
         if found:  # no switch would mend that
-            yield from ((key, f"{problem}. {other_folder}") for key, problem in found)
+            yield from ((key, f"{problem} ({own_folder})") for key, problem in found)
             return
     if not callable(switches := getattr(target, "checkpoint_switches", None)):
         return
@@ -245,8 +245,8 @@ def _resume_problems(config: Config, datasets: list[dict[str, Any]]) -> Iterator
         if now != before:
             yield (
                 f"model.{key}",
-                f"{now}, but {newest.path('model')} of this run was saved with {before}. {other_folder}, or go on with"
-                f" model.{key}={before}",
+                f"{now}, but {newest.path('model')} of this run was saved with {before}. Give the new run a folder of"
+                f" its own ({own_folder}), or go on with model.{key}={before}",
             )
 
 

@@ -291,7 +291,8 @@ def _own_arguments(cls: type, trained: Mapping[str, Any], said: Mapping[str, Any
         return dict(said)
     defaults = {name: parameter.default for name, parameter in signature(cls).items()}
     own = {key: value for key, value in trained.items() if not key.startswith("_") and key not in OF_PLACE}
-    told = {key: value for key, value in own.items() if key not in said and value != defaults.get(key)}
+    of_text = {"num_tokens", "text_width"}  # the pictures and actions are all that is measured
+    told = {key: value for key, value in own.items() if key not in {*said, *of_text} and value != defaults.get(key)}
     if told:
         log.info("data: read as by the run of the weights: %s", ", ".join(f"{key}={told[key]}" for key in sorted(told)))
     return {**own, **said}
