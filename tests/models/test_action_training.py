@@ -102,7 +102,7 @@ def test_other_actions_do_not_go_on_with_a_run_and_shards_keep_what_it_knows(tmp
     sharded = [*options, "ckpt_type=dcp"]
     assert train(tmp_path, [*sharded, "trainer.max_iter=2"], config=CONFIG) == 0
     assert recorded_transform(str(run_dir(tmp_path, NAME))) == relative_pose()
-    with pytest.raises(DataError, match=r"The data have actions .*scale \[10.* but the checkpoint has .*scale \[20"):
+    with pytest.raises(DataError, match=r"trained with actions .*scale \[20.* the data have .*scale \[10.*job.name="):
         train(tmp_path, [*sharded, "trainer.max_iter=3", f"{DATA}.action_scale=10"], config=CONFIG)
     other = "model.config.pipe_config.action_transform={kind: controller, scale: [20,20,20,20,20,20,20]}"
     with pytest.raises((CheckpointError, DataError), match=r"controller of 7 numbers"):
