@@ -15,6 +15,10 @@ from imaginaire.ema import PowerEMA
 from imaginaire.parallel import ParallelDims
 
 
+class Note(str):
+    """Of what a class's ``preflight`` methods say (`imaginaire.preflight`), what may well be meant so."""
+
+
 def weight_dtype(precision: torch.dtype) -> torch.dtype:
     """What weights that are trained in a precision are kept in."""
     return torch.float32 if precision == torch.float16 else precision

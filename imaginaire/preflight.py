@@ -35,15 +35,11 @@ from imaginaire import checkpoint_layout, config_checks, distributed, lint, para
 from imaginaire.compose import experiment_names_registered
 from imaginaire.config import Config
 from imaginaire.errors import CheckpointError, ConfigError, DataError, UserError
-from imaginaire.model import ImaginaireModel
+from imaginaire.model import ImaginaireModel, Note
 from imaginaire.names import locate
 from imaginaire.weight_files import POINTER
 
 log = logging.getLogger(__name__)
-
-
-class Note(str):
-    """What one should know of a run that may well be meant so."""
 
 
 _locked: set[str] = set()  # a second lock of one process would replace the first, and end with it

@@ -24,6 +24,7 @@ from cosmos_predict2.models.training_text import TrainingText, TrainingTextConfi
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel, Predict2Video2WorldModelConfig
 from imaginaire.config import one_of
 from imaginaire.errors import ConfigError
+from imaginaire.model import Note
 
 log = logging.getLogger(__name__)
 
@@ -118,10 +119,9 @@ class Predict2p5Video2WorldModel(Predict2Video2WorldModel):
         for key, default in OF_PREDICT2.items():
             section, name = (pipe, key.removeprefix("pipe_config.")) if "." in key else (config, key)
             if (value := section.get(name, default)) != default:
-                yield (
-                    f"model.config.{key}: {value}, which the loss of Predict2 reads and that of Predict2.5 does not:"
-                    f" leave it at {'null' if default is None else default}. At which noise Predict2.5 trains,"
-                    " train_time_shift and train_time_distribution say"
+                yield Note(
+                    f"model.config.{key}: {value} has no effect: the loss of Predict2 reads it, that of Predict2.5 does"
+                    " not. At which noise Predict2.5 trains, train_time_shift and train_time_distribution say"
                 )
         state_t = pipe["state_t"]
         shares = given_shares(config["conditional_frames_probs"] or {})

@@ -29,7 +29,7 @@ def encoder_text_width(node: Any) -> int | None:
         return None
     try:
         width = declared(**{str(key): value for key, value in node.items() if not str(key).startswith("_")})
-    except UserError:
+    except (UserError, TypeError):  # TypeError: without an argument that it must have
         return None  # building it says why
     return width
 

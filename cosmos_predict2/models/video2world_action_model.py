@@ -49,7 +49,7 @@ from cosmos_predict2.pipelines.video2world_action import Video2WorldActionPipeli
 from imaginaire import storage, weights
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.lazy_config import to_yaml
-from imaginaire.preflight import Note
+from imaginaire.model import Note
 from imaginaire.weight_files import is_hub
 
 log = logging.getLogger(__name__)

@@ -43,7 +43,7 @@ from imaginaire.data import WEIGHT_KEY
 from imaginaire.ema import PowerEMA
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.meta_device import has_meta
-from imaginaire.model import ImaginaireModel, weight_dtype
+from imaginaire.model import ImaginaireModel, Note, weight_dtype
 from imaginaire.parallel import ParallelDims, current_dims
 from imaginaire.typed_nodes import as_config
 
@@ -151,10 +151,10 @@ class Predict2Video2WorldModel(ImaginaireModel):
                 " Predict2, which knows no flow. Set flow=null, or choose a model of Predict2.5 (model=predict2p5_...)"
             )
         if (projected := pipe["net"].get(PROJECTION)) is not None:
-            return (
-                f"model.config.pipe_config.net.{PROJECTION}: {projected}, a network of Predict2.5, whose text comes"
-                f" through a projection; but {cls.__name__} has the loss of Predict2. Choose a model of Predict2.5 for"
-                " it (model=predict2p5_...), or an experiment of that, or leave net=... out"
+            return Note(
+                f"model.config.pipe_config.net.{PROJECTION}: {projected}, as networks of Predict2.5 have it, whose text"
+                f" comes through a projection; {cls.__name__} has the loss of Predict2. Released weights of Predict2.5"
+                " are trained by a model of theirs (model=predict2p5_...)"
             )
         return None
 
@@ -199,8 +199,7 @@ class Predict2Video2WorldModel(ImaginaireModel):
                 f"video_size={size} is beyond the positions that the network knows: at most {sides}; set a smaller"
                 f" one{usual}"
             )
-        if cls._other_family(pipe) is None:  # else the text does not fit either
-            yield from cls._text_of_data(data, config)
+        yield from cls._text_of_data(data, config)
 
     @classmethod
     def _text_of_data(cls, data: Mapping[str, Any], config: Any) -> Iterator[str]:

@@ -157,10 +157,8 @@ WRONG = {
         " model.config.pipe_config.action_transform says controller of 7 numbers, scale 20"
     ),
     "model.config.pipe_config.action_transform={kind: controller, scale: [20]}": "is of 1 numbers, but the network",
-    "net=cosmos_v1_2B_action_conditioned": (
-        "model.config.pipe_config.net.crossattn_proj_in_channels: 100352, a network of Predict2.5"
-    ),
-    "net=cosmos_v1_2B_action_chunk_conditioned": "Choose a model of Predict2.5 for it (model=predict2p5_...)",
+    "net=cosmos_v1_2B_action_conditioned": ("its texts have width 1024 (text_width), but the network takes 100352"),
+    "net=cosmos_v1_2B_action_chunk_conditioned": "are trained by a model of theirs (model=predict2p5_...)",
 }
 
 

@@ -24,7 +24,7 @@ from cosmos_predict2.pipelines.video2world_action import Video2WorldActionPipeli
 from imaginaire import lazy_config
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.lazy_config import LazyCall as L
-from imaginaire.preflight import Note
+from imaginaire.model import Note
 from tests.models.parts import NET, PooledPixels, make_batch
 
 SIZE = dict(max_img_h=8, max_img_w=8, max_frames=4)

@@ -28,6 +28,7 @@ from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.reason1 import Reason1Encoder
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.lazy_config import LazyCall as L
+from imaginaire.model import Note
 from imaginaire.parallel import ParallelDims
 from tests.models.parts import NET, PooledPixels, draw_modulations, make_batch, part
 
@@ -312,12 +313,13 @@ def _node(config: Predict2Video2WorldModelConfig) -> Any:
         (dict(rectified_flow_loss_weight_uniform=False), "pipe_config.rectified_flow_loss_weight_uniform: False"),
     ],
 )
-def test_options_of_the_other_loss_are_refused_with_those_of_this_one(options: dict[str, Any], key: str) -> None:
+def test_options_of_the_other_loss_are_noted_with_those_of_this_one(options: dict[str, Any], key: str) -> None:
     (problem,) = _told(**options)
-    assert problem.startswith(f"model.config.{key}, which the loss of Predict2 reads") and "train_time_shift" in problem
+    assert isinstance(problem, Note)
+    assert problem.startswith(f"model.config.{key} has no effect") and "train_time_shift" in problem
 
 
-def test_every_option_that_is_refused_exists_and_has_that_default() -> None:
+def test_every_option_that_is_noted_exists_and_has_that_default() -> None:
     config = Predict2p5Video2WorldModelConfig()
     for key, default in OF_PREDICT2.items():
         assert operator.attrgetter(key)(config) == default
@@ -329,16 +331,19 @@ def test_the_two_families_are_not_mixed() -> None:
     assert problem.startswith("model.config.pipe_config.flow: null, but a Predict2.5 network")
     node = L(Video2WorldDiT)(**NET)
     projected = L(Video2WorldDiT)(**NET, crossattn_proj_in_channels=64)
-    data = dict(_target_=MockVideos, width=8)
-    for pipe, message in [
-        (dict(net=node, flow=FlowConfig()), "flow: it is set, as for Predict2.5"),
-        (dict(net=projected), "net.crossattn_proj_in_channels: 64, a network of Predict2.5"),
+    data = dict(_target_=MockVideos, width=8, num_tokens=4, text_width=16)
+    for pipe, message, is_note in [
+        (dict(net=node, flow=FlowConfig()), "flow: it is set, as for Predict2.5", False),
+        (dict(net=projected), "net.crossattn_proj_in_channels: 64, as networks of Predict2.5", True),
     ]:
         config = _node(Predict2Video2WorldModelConfig(pipe_config=Video2WorldPipelineConfig(state_t=3, **pipe)))
         (problem,) = Predict2Video2WorldModel.preflight(config)
         assert problem.startswith(f"model.config.pipe_config.{message}") and "model=predict2p5_" in problem
-        assert [*Predict2Video2WorldModel.preflight_data(data, config)] == [], "it is said once"
+        assert isinstance(problem, Note) == is_note
         assert [*WithLossOfItsOwn.preflight(config)] == []
+        if is_note:
+            (problem,) = Predict2Video2WorldModel.preflight_data(data, config)
+            assert "the network takes 64" in problem and not isinstance(problem, Note)
 
 
 class WithLossOfItsOwn(Predict2Video2WorldModel):

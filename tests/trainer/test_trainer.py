@@ -14,11 +14,11 @@ import pytest
 import torch
 
 import tests.project.config as project
-from imaginaire import compose, parallel, preflight
+from imaginaire import compose, parallel
 from imaginaire.callbacks import Callback
 from imaginaire.callbacks.base import HOOKS
 from imaginaire.errors import CheckpointError, ConfigError, DataError, TrainingError
-from imaginaire.model import ImaginaireModel
+from imaginaire.model import ImaginaireModel, Note
 from imaginaire.watchdog import EXIT_INTERRUPTED, EXIT_TIMEOUT
 from tests.training import difference, losses, run_dir, saved, train
 
@@ -250,7 +250,7 @@ _loaded: list[str] = []
 class Noted(project.RestlessModel):
     @classmethod
     def preflight(cls, **others: Any) -> list[str]:
-        return [preflight.Note("this is known")] * 2
+        return [Note("this is known")] * 2
 
     @classmethod
     def preflight_start(cls, load_path: str, data: list[Any], **others: Any) -> list[tuple[str, str]]:
