@@ -64,12 +64,16 @@ def toy(split: str, setting: str = "default") -> Any:
     """Whole episodes of the toy world with actions and without captions, made as they are needed: no files.
 
     For training they are encoded once, and mostly drawn with the ring where the driver did not see it, so that only the
-    actions say what happens. For validation it is where the driver saw it.
+    actions say what happens. For validation it is where the driver saw it. The hard setting's episodes take three chunks
+    of a model's, so half of what is not an episode's beginning starts with a picture that has been through the decoder.
     """
+    handed_over = 0.5 if setting == "hard" else 0.0
     world = dict(mix="mixed", setting=setting, size=SETTINGS[setting].size, captions=False, num_tokens=1)
     world |= dict(seed=0, split=split)
     if split == "train":
-        dataset = L(ToyWorldLatents)(tokenizer=L(TinyTokenizer)(), num_episodes=6000, least_travel=1.0, **world)
+        dataset = L(ToyWorldLatents)(
+            tokenizer=L(TinyTokenizer)(), num_episodes=6000, handed_over=handed_over, least_travel=1.0, **world
+        )
     else:
         dataset = L(ToyWorldVideos)(num_episodes=64, ring_elsewhere=0.0, **world)
     return L(ResumableLoader)(dataset=dataset, batch_size=8, num_workers=0, shuffle=split == "train")
