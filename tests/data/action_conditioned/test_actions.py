@@ -108,7 +108,7 @@ def test_what_recordings_may_get_wrong_is_refused() -> None:
         (broken, gripper, "not finite in row 3"),
         ([[0.0] * 6, [0.0] * 5], [0, 0], "equally many"),
         (poses, ["a"] * 5, "not numbers"),
-        (poses, numpy.full(5, numpy.nan), "one finite number"),
+        (poses, numpy.full(5, numpy.nan), "gripper states have nan in row 0"),
     ]:
         with pytest.raises(DataError, match=message):
             pose_differences(states, closed)
