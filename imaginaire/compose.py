@@ -28,7 +28,7 @@ from imaginaire.config_files import find_config_file, import_all_modules_from_pa
 from imaginaire.errors import ConfigError, near
 from imaginaire.lazy_config import signature
 from imaginaire.lazy_yaml import load_yaml
-from imaginaire.names import locate
+from imaginaire.names import target_of
 from imaginaire.overrides import ABSENT_ALREADY, Item, parse, split_arguments
 from imaginaire.registry import (
     LAZY_MEMBERS,
@@ -275,8 +275,7 @@ def _copy_context_parallel_size(tree: DictConfig) -> None:
     if not isinstance(model, DictConfig) or model._is_none() or "context_parallel_size" not in model:
         return
     size = model["context_parallel_size"]
-    target = model.get("_target_")
-    target = locate(target, "model._target_") if isinstance(target, str) else target
+    target = target_of(model, "model")
     takes = signature(target) if callable(target) else {}
     if "context_parallel_size" not in takes and not any(p.kind is p.VAR_KEYWORD for p in takes.values()):
         OmegaConf.set_struct(model, False)

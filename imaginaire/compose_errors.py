@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from imaginaire.config_checks import explain_callbacks
 from imaginaire.errors import near
 from imaginaire.lazy_config import takes
-from imaginaire.names import describe, locate
+from imaginaire.names import describe, target_of
 from imaginaire.registry import entries, groups, unknown_entry
 from imaginaire.typed_nodes import explain_value, fields_of, typed_class
 
@@ -111,8 +111,7 @@ def _not_in(node: DictConfig, key: str, where: str, part: str, names: list[str])
         return f"Unknown key {key}: {owner}.{close}"
     if "_target_" not in node:
         return f"Unknown key {key}: {where} has no '{part!s}'.{near(part, names)}{_how_to_add(key, part, names)}"
-    target: Any = node["_target_"]
-    target = locate(target, f"{where}._target_") if isinstance(target, str) else target
+    target = target_of(node, where)
     taken, takes_any = takes(target) if callable(target) else ([], True)
     if part in taken:
         return f"The key {key} is not set yet, though {describe(target)} takes it. To add it write +{key}=VALUE."

@@ -41,6 +41,15 @@ def locate(name: str, key: str = "") -> Any:
     )
 
 
+def target_of(node: Any, key: str = "") -> Any:
+    """What a lazy node builds, imported where its ``_target_`` is a name; None of a node without one, and of None.
+
+    ``key`` is the node's place, for the message.
+    """
+    target = node.get("_target_") if node is not None else None
+    return locate(target, f"{key}._target_" if key else "_target_") if isinstance(target, str) else target
+
+
 def _is_same(found: Any, wanted: Any) -> bool:
     # Every access to a class method makes a new object, equal to the others.
     return found is wanted or (isinstance(wanted, types.MethodType) and bool(found == wanted))

@@ -36,7 +36,7 @@ from imaginaire.compose import experiment_names_registered
 from imaginaire.config import Config
 from imaginaire.errors import CheckpointError, ConfigError, DataError, UserError
 from imaginaire.model import ImaginaireModel, Note
-from imaginaire.names import locate
+from imaginaire.names import target_of
 from imaginaire.weight_files import POINTER
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ def check_launch(config: Config) -> None:
         if node is not None and not isinstance(node, DictConfig):
             name = type(node).__name__
             raise ConfigError(f"{key} is a {name} that exists already. Name it, so that it is built: L({name})(...).")
-    _check_model_class(_target(config.model, "model"))
+    _check_model_class(target_of(config.model, "model"))
     check_run_dir(config.job.path_local)
     found = parallel_problems(config, distributed.world_size())
     if not found:  # else the model has said what it can be divided by, which is less than the processes alone allow
@@ -172,7 +172,7 @@ def notes(config: Config) -> list[str]:
 
 def parallel_problems(config: Config, world_size: int | None = None) -> list[tuple[str, str]]:
     """(config key, sentence) of degrees of parallelism that the model cannot be divided by."""
-    of_model = getattr(_target(config.model, "model"), "preflight_parallel", None)
+    of_model = getattr(target_of(config.model, "model"), "preflight_parallel", None)
     if not callable(of_model):
         return []
     shards = config.trainer.distributed_parallelism != "ddp"
@@ -181,13 +181,13 @@ def parallel_problems(config: Config, world_size: int | None = None) -> list[tup
 
 def problems(config: Config) -> Iterator[tuple[str, str]]:
     """(config key, sentence) of everything that is wrong."""
-    of_model = getattr(_target(config.model, "model"), "preflight_data", None)
+    of_model = getattr(target_of(config.model, "model"), "preflight_data", None)
     datasets = []
     for section in _SECTIONS:
         if section == "dataloader_val" and not config.trainer.run_validation:
             continue  # it is not built
         for key, node in config_checks.nodes(getattr(config, section), section):
-            if callable(preflight := getattr(_target(node, key), "preflight", None)):
+            if callable(preflight := getattr(target_of(node, key), "preflight", None)):
                 for problem in preflight(**_arguments(node)):
                     yield _by_key(key, problem)
             if section != "model":
@@ -200,7 +200,7 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
     if is_local and not storage.exists(load_path) and not storage.exists(own):
         yield "checkpoint.load_path", f"{load_path} does not exist"
     elif not storage.exists(own) and "model" not in config.checkpoint.keys_not_to_resume:
-        of_start = getattr(_target(config.model, "model"), "preflight_start", None)
+        of_start = getattr(target_of(config.model, "model"), "preflight_start", None)
         if callable(of_start):
             yield from of_start(load_path, datasets, **_arguments(config.model))
     yield from _resume_problems(config, datasets)
@@ -220,7 +220,7 @@ def _resume_problems(config: Config, datasets: list[dict[str, Any]]) -> Iterator
     """Why the run's newest checkpoint, which is about to be continued, is of another run: its data, or switches of the
     model."""
     checkpoint = config.checkpoint
-    target = _target(config.model, "model")
+    target = target_of(config.model, "model")
     exceptions = checkpoint.allow_missing or checkpoint.allow_unexpected  # whoever lists some decides by hand
     if exceptions or not checkpoint.strict_resume or "model" in checkpoint.keys_not_to_resume:
         return
@@ -264,7 +264,7 @@ def _disk_problems(config: Config) -> Iterator[tuple[str, str]]:
     free = storage.free_bytes(run_dir)
     if free is None:
         return
-    target = _target(config.model, "model")
+    target = target_of(config.model, "model")
     if callable(size := getattr(target, "checkpoint_bytes", None)):
         needed = int(size(**_arguments(config.model)))
     else:
@@ -276,11 +276,6 @@ def _disk_problems(config: Config) -> Iterator[tuple[str, str]]:
             f"the next checkpoint needs {needed / 1e9:.3g} GB, but {run_dir} has {free / 1e9:.3g} GB free. Free "
             "space, or set IMAGINAIRE_OUTPUT_ROOT to another disk or s3://",
         )
-
-
-def _target(node: Any, key: str) -> Any:
-    target = node.get("_target_") if node is not None else None
-    return locate(target, key) if isinstance(target, str) else target
 
 
 def _arguments(node: Any) -> dict[str, Any]:

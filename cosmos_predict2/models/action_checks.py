@@ -18,7 +18,7 @@ from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionPipelineConfig
 from imaginaire import storage
 from imaginaire.errors import CheckpointError, ConfigError, DataError
-from imaginaire.names import locate
+from imaginaire.names import target_of
 from imaginaire.weight_files import is_hub
 
 RATIO = 4  # pixel frames, and so actions, that make a latent frame
@@ -35,10 +35,8 @@ NO_IMAGES = (
 
 def action_size(net: Mapping[str, Any], state_t: int) -> tuple[int | None, list[str]]:
     """How many numbers each action of a clip has for the network of a lazy node, and what is wrong with the node."""
-    target = net.get("_target_")
-    target = locate(target, "model.config.pipe_config.net._target_") if isinstance(target, str) else target
-    count = pixel_frames(state_t) - 1
     where = "model.config.pipe_config.net"
+    target, count = target_of(net, where), pixel_frames(state_t) - 1
     if not (isinstance(target, type) and issubclass(target, ActionDiT)):
         return None, [f"{where} is {getattr(target, '__name__', target)}, which takes no actions: choose one that does"]
     if not isinstance(dim := net.get("action_dim"), int):
@@ -74,9 +72,7 @@ def chunk_problem(pipe: Mapping[str, Any]) -> str | None:
 
 def declared_transform(data: Mapping[str, Any]) -> ActionTransform | None:
     """The transform that a data set with these arguments will have, where its class can tell before it is built."""
-    target = data.get("_target_")
-    target = locate(target, "_target_") if isinstance(target, str) else target
-    declared = getattr(target, "declared_transform", None)
+    declared = getattr(target_of(data), "declared_transform", None)
     if not callable(declared):
         return None
     try:
@@ -100,8 +96,7 @@ def transform_problems(pipe: Mapping[str, Any]) -> Iterator[str]:
 
 def gives_images(data: Mapping[str, Any]) -> bool:
     """Whether the batches of a data set are known to be pictures, not clips."""
-    target = data.get("_target_")
-    target = locate(target, "_target_") if isinstance(target, str) else target
+    target = target_of(data)
     return isinstance(target, type) and issubclass(target, (ImageDataset, MockImages))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from cosmos_predict2.text.constant_embedding import constant_embedding_shape
 from imaginaire import lazy_config, storage
 from imaginaire.errors import UserError
-from imaginaire.names import locate
+from imaginaire.names import target_of
 
 RELEASED_WIDTH = 1024  # of T5-11B; the network's own default
 PROJECTION = "crossattn_proj_in_channels"
@@ -24,7 +24,7 @@ def encoder_text_width(node: Any) -> int | None:
     if not isinstance(node, Mapping):
         width: int | None = getattr(node, "width", None)
         return width
-    declared = getattr(_target(node), "declared_width", None)
+    declared = getattr(target_of(node), "declared_width", None)
     if not callable(declared):
         return None
     try:
@@ -37,7 +37,7 @@ def encoder_text_width(node: Any) -> int | None:
 def data_text_width(data: Mapping[str, Any]) -> tuple[str, int] | None:
     """The argument of a data set that says how wide the texts are that it makes, and its value; None where none does,
     or where it reads texts, whose files say it."""
-    parameters = lazy_config.signature(_target(data))
+    parameters = lazy_config.signature(target_of(data))
     if "num_tokens" not in parameters or data.get("load_t5_embeddings"):
         return None
     # Beside a height, "width" is one of pixels.
@@ -65,8 +65,3 @@ def text_problems(text: Mapping[str, Any], net: Mapping[str, Any]) -> Iterator[s
             return
         if width != wanted:
             yield f"{key}.constant_path: {path} has width {width}, but the network takes {wanted}. {cure}"
-
-
-def _target(node: Mapping[str, Any]) -> Any:
-    target = node.get("_target_")
-    return locate(target, "_target_") if isinstance(target, str) else target

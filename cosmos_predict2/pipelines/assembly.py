@@ -13,6 +13,7 @@ from cosmos_predict2.nn.attention import check_attention
 from cosmos_predict2.nn.dit import DiT
 from imaginaire import lazy_config
 from imaginaire.errors import CheckpointError, ConfigError
+from imaginaire.names import target_of
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +44,7 @@ def check_parts(net: Any, dit_path: str, others: Sequence[Any], which: str = "au
     if dit_path:
         check_dit(net, dit_path, which)
     for node in others:
-        target = node["_target_"] if node is not None else None
-        target = lazy_config.locate(target) if isinstance(target, str) else target
-        if (preflight := getattr(target, "preflight", None)) is not None:
+        if (preflight := getattr(target_of(node), "preflight", None)) is not None:
             for problem in preflight(**{str(key): node[key] for key in node if not str(key).startswith("_")}):
                 raise CheckpointError(problem)
 

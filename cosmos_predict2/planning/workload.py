@@ -17,7 +17,7 @@ from cosmos_predict2.recompute import checked_keys, checked_policy
 from imaginaire import config_checks, lazy_config, preflight
 from imaginaire.config import Config
 from imaginaire.errors import ConfigError
-from imaginaire.names import locate
+from imaginaire.names import target_of
 from imaginaire.typed_nodes import as_config
 
 T5_TOKENS = 512
@@ -133,8 +133,7 @@ def read_workload(config: Config, num_gpus: int) -> Workload:
 def _model_config(config: Config) -> Predict2Video2WorldModelConfig:
     if config.model is None:
         raise ConfigError("model is not set: choose an experiment (experiment=NAME) or a model (model=NAME).")
-    target = config.model.get("_target_")
-    target = locate(target, "model._target_") if isinstance(target, str) else target
+    target = target_of(config.model, "model")
     if not (isinstance(target, type) and issubclass(target, Predict2Video2WorldModel)):
         raise ConfigError(f"model is a {getattr(target, '__name__', target)}; only Video2World models are planned.")
     model: Predict2Video2WorldModelConfig = as_config(target.config_class, config.model.config, "model.config")
@@ -167,10 +166,9 @@ def _of_data(config: Config, name: str) -> list[Any]:
     """What the classes that the training data name get as this argument, where they take it."""
     found = []
     for key, node in config_checks.nodes(config.dataloader_train, "dataloader_train"):
-        target = node.get("_target_")
-        if target is None:
+        if (target := target_of(node, key)) is None:
             continue
-        parameter = lazy_config.signature(locate(target, key) if isinstance(target, str) else target).get(name)
+        parameter = lazy_config.signature(target).get(name)
         value = node.get(name, parameter.default if parameter is not None else None)
         if value not in (None, inspect.Parameter.empty):
             found.append(value)

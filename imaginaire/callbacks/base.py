@@ -13,7 +13,7 @@ from torch import Tensor
 
 from imaginaire import distributed, lazy_config
 from imaginaire.errors import ConfigError
-from imaginaire.names import locate
+from imaginaire.names import target_of
 
 log = logging.getLogger(__name__)
 
@@ -186,8 +186,7 @@ def _build(name: str, node: Any, config: Any, trainer: Any) -> Callback:
         return node
     if not isinstance(node, Mapping) or "_target_" not in node:
         raise ConfigError(f"{key} must be a lazy node such as L(GradClip)(clip_norm=1.0), or null; found {node!r}.")
-    target = node["_target_"]
-    parameters = lazy_config.signature(locate(target, f"{key}._target_") if isinstance(target, str) else target)
+    parameters = lazy_config.signature(target_of(node, key))
     offered = {"config": config, "trainer": trainer}
     given = {k: v for k, v in offered.items() if k in parameters and node.get(k) is None}
     callback = lazy_config.instantiate(node, **given)
