@@ -2,11 +2,13 @@
 """How wide texts are, told from a configuration: what the network reads, and what an encoder or the data will give."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from cosmos_predict2.text.constant_embedding import constant_embedding_shape
+from cosmos_predict2.text.embedding_folder import EmbeddingFolder, find_embedding_dir
 from imaginaire import lazy_config, storage
-from imaginaire.errors import UserError
+from imaginaire.errors import DataError, UserError
 from imaginaire.names import target_of
 
 RELEASED_WIDTH = 1024  # of T5-11B; the network's own default
@@ -65,3 +67,26 @@ def text_problems(text: Mapping[str, Any], net: Mapping[str, Any]) -> Iterator[s
             return
         if width != wanted:
             yield f"{key}.constant_path: {path} has width {width}, but the network takes {wanted}. {cure}"
+
+
+def data_text_problems(data: Mapping[str, Any], net: Mapping[str, Any]) -> Iterator[str]:
+    """Texts of a data set that are of another width than the network's: of a folder, or made by the data set itself."""
+    width = network_text_width(net)
+    if (made := data_text_width(data)) is not None and made[1] != width:
+        name, found = made
+        yield (
+            f"its texts have width {found} ({name}), but the network takes {width}: set {name}={width}, the width"
+            " of the text encoder that the network is for, or choose another network"
+        )
+    folder = find_embedding_dir(Path(str(data["dataset_dir"]))) if data.get("dataset_dir") else None
+    try:
+        found = width if folder is None else EmbeddingFolder(folder).width
+    except DataError:
+        return  # the data set says it
+    if found != width:
+        options = "" if width == RELEASED_WIDTH else f" --text_encoder bytes --width {width}"
+        yield (
+            f"the embeddings in {folder} have width {found}, but the network takes {width}: they are of another"
+            " encoder than the model's. Delete them and encode the captions with the model's (python -m"
+            f" scripts.get_t5_embeddings{options})"
+        )

@@ -13,7 +13,6 @@ number of processes draw the same. Batches without ``sample_position`` draw from
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Literal, cast
 
 import attrs
@@ -29,14 +28,13 @@ from cosmos_predict2.diffusion import rectified_flow
 from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.models.draws import Draws
 from cosmos_predict2.models.network import NO_NETWORK, build_network, fill_network, network_bytes
-from cosmos_predict2.models.text_widths import PROJECTION, RELEASED_WIDTH, data_text_width, network_text_width
+from cosmos_predict2.models.text_widths import PROJECTION, data_text_problems
 from cosmos_predict2.models.validation import RELEASED_SIGMAS, check_sigmas, counted_losses, losses_by_sigma
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.parallelize import ContextParallel, degree_problems, parallelize_dit
 from cosmos_predict2.pipelines.assembly import settle_attention
 from cosmos_predict2.pipelines.video2world import PRECISIONS, Video2WorldPipelineConfig
 from cosmos_predict2.recompute import checked_keys, checked_policy
-from cosmos_predict2.text.embedding_folder import EmbeddingFolder, find_embedding_dir
 from imaginaire import distributed, lazy_config, lora, storage
 from imaginaire.config import Section, at_least, one_of
 from imaginaire.data import WEIGHT_KEY
@@ -203,26 +201,7 @@ class Predict2Video2WorldModel(ImaginaireModel):
 
     @classmethod
     def _text_of_data(cls, data: Mapping[str, Any], config: Any) -> Iterator[str]:
-        """Texts of another width than the network's: of a folder, or made by the data set itself."""
-        width = network_text_width(config["pipe_config"]["net"])
-        if (made := data_text_width(data)) is not None and made[1] != width:
-            name, found = made
-            yield (
-                f"its texts have width {found} ({name}), but the network takes {width}: set {name}={width}, the width"
-                " of the text encoder that the network is for, or choose another network"
-            )
-        folder = find_embedding_dir(Path(str(data["dataset_dir"]))) if data.get("dataset_dir") else None
-        try:
-            found = width if folder is None else EmbeddingFolder(folder).width
-        except DataError:
-            return  # the data set says it
-        if found != width:
-            options = "" if width == RELEASED_WIDTH else f" --text_encoder bytes --width {width}"
-            yield (
-                f"the embeddings in {folder} have width {found}, but the network takes {width}: they are of another"
-                " encoder than the model's. Delete them and encode the captions with the model's (python -m"
-                f" scripts.get_t5_embeddings{options})"
-            )
+        return data_text_problems(data, config["pipe_config"]["net"])
 
     @classmethod
     def checkpoint_switches(cls, path: str) -> dict[str, Any]:
