@@ -8,7 +8,7 @@ or the same once more nested, under the name of each data set.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ from imaginaire.errors import ConfigError, DataError, near
 Floats = NDArray[numpy.float64]
 
 NAMES = ("mean", "std", "min", "max", "q01", "q99")
+MOST_ROWS = 500_000  # that statistics are computed of: more would not change a figure, but take minutes to read
+CONSTANT = 1e-6, 1e-4  # a column that varies by less, absolutely or beside its mean, is noise around a constant
+OUTLIER = 100.0  # a normalised number above it is hardly meant
 
 
 def _floats(values: ArrayLike) -> Floats:
@@ -112,6 +115,19 @@ def dataset_statistics(
     )
 
 
+def sampled_statistics(
+    lengths: Sequence[int] | NDArray[Any], rows_of: Callable[[int], ArrayLike], most_rows: int = MOST_ROWS
+) -> DatasetStatistics:
+    """Statistics over recordings of these lengths, where ``rows_of(i)`` reads the rows [T, d] of recording i.
+
+    Of all of them, or where they have more than ``most_rows`` rows, of evenly spaced ones with about as many.
+    """
+    share = min(1.0, most_rows / max(1, int(numpy.sum(lengths))))
+    count = max(1, round(share * len(lengths)))
+    chosen = numpy.linspace(0, len(lengths) - 1, count).round().astype(int)
+    return dataset_statistics(rows for i in chosen.tolist() if len(rows := _floats(rows_of(i))))
+
+
 def read_statistics(path: Path | str, name: str | None = None) -> DatasetStatistics:
     """The statistics of a file; ``name`` says of which data set, where it has those of several."""
     try:
@@ -150,6 +166,46 @@ def unit_transform(columns: ColumnStatistics, kind: str = "controller") -> Actio
     scale = numpy.where(moves, 2 / numpy.where(spread == 0, 1.0, spread), 1.0)
     offset = numpy.where(moves, -1 - columns.q01 * scale, numpy.where(is_scaled, -columns.q01, 0.0))
     return ActionTransform(kind=kind, scale=scale.tolist(), offset=offset.tolist(), stats=columns.to_dict())
+
+
+def order_one_transform(columns: ColumnStatistics, kind: str = "controller") -> ActionTransform:
+    """The transform that brings the usual values of each column (q01 to q99) to the order of 1, with the statistics.
+
+    Each column is multiplied by the power of two that brings its largest usual value between 0.7 and 1.4. Zero stays
+    zero, as a motion of zero means no motion; only a column whose usual values lie apart from it (joint targets,
+    positions) is centred. Powers of two change no digit of a number, and stay the same where a few recordings
+    are added. Where q01 and q99 are equal, as of a gripper that hardly ever moves, min and max take their place. A
+    constant is only shifted.
+    """
+    is_rare = columns.q01 == columns.q99
+    low, high = numpy.where(is_rare, columns.min, columns.q01), numpy.where(is_rare, columns.max, columns.q99)
+    near_zero = 0.1 * (high - low)
+    has_zero = (low <= near_zero) & (high >= -near_zero)
+    centre = numpy.where(has_zero, 0.0, (low + high) / 2)
+    size = numpy.where(has_zero, numpy.maximum(numpy.abs(low), numpy.abs(high)), (high - low) / 2)
+    is_constant = size <= numpy.maximum(CONSTANT[0], CONSTANT[1] * numpy.abs(centre))
+    size = numpy.where(is_constant, numpy.maximum(size, 1.0), size)
+    scale = numpy.exp2(-numpy.round(numpy.log2(size)))
+    offset = -numpy.round(8 * centre * scale) / 8
+    return ActionTransform(kind=kind, scale=scale.tolist(), offset=offset.tolist(), stats=columns.to_dict())
+
+
+def outliers(columns: ColumnStatistics, transform: ActionTransform) -> dict[int, float]:
+    """The columns with a number that lies far from all usual ones once it is normalised, and the raw number."""
+    ends = numpy.stack([columns.min, columns.max])
+    normalised = numpy.abs(transform.apply(ends))
+    largest = normalised.argmax(0)
+    return {int(k): float(ends[largest[k], k]) for k in range(len(largest)) if normalised[largest[k], k] > OUTLIER}
+
+
+def column_lines(columns: ColumnStatistics, names: Sequence[str] = ()) -> list[str]:
+    """A table with a line for each column: its name (or number), minimum, q01, mean, q99, maximum, deviation."""
+    shown = ("min", "q01", "mean", "q99", "max", "std")
+    labels = [*names, *(str(k) for k in range(len(names), len(columns.mean)))]
+    width = max(6, *map(len, labels))
+    rows = [" ".join(f"{getattr(columns, name)[k]:>10.4g}" for name in shown) for k in range(len(columns.mean))]
+    head = " ".join(f"{name:>10}" for name in shown)
+    return [f"{'number':<{width}} {head}", *(f"{label:<{width}} {row}" for label, row in zip(labels, rows))]
 
 
 def transform_of(given: ActionTransform | Mapping[str, Any]) -> ActionTransform:

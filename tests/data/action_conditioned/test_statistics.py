@@ -9,9 +9,13 @@ import pytest
 
 from cosmos_predict2.data.action_conditioned.actions import ActionTransform
 from cosmos_predict2.data.action_conditioned.statistics import (
+    column_lines,
     column_statistics,
     dataset_statistics,
+    order_one_transform,
+    outliers,
     read_statistics,
+    sampled_statistics,
     transform_of,
     unit_transform,
     write_statistics,
@@ -101,3 +105,59 @@ def test_a_data_set_may_be_told_the_file_of_statistics(tmp_path: Path) -> None:
         assert found == unit_transform(statistics.action)
     with pytest.raises(ConfigError, match="'scale' beside statistics"):
         transform_of({"statistics": str(path), "scale": [1.0]})
+
+
+COLUMNS = {  # what an action's numbers may be like: 1000 rows of each, and its scale and offset
+    "in [-1, 1] already": (numpy.linspace(-1, 1, 1000), 1.0, 0.0),
+    "the same times 20": (numpy.linspace(-20, 20, 1000), 1 / 16, 0.0),
+    "metres per step": (numpy.linspace(-0.02, 0.01, 1000), 64.0, 0.0),
+    "gripper, 0 or 1": (numpy.arange(1000) % 2, 1.0, 0.0),
+    "gripper, 0 to 255": (numpy.linspace(0, 255, 1000), 1 / 256, 0.0),
+    "gripper that hardly moves": (numpy.arange(1000) > 995, 1.0, 0.0),
+    "joint target": (numpy.linspace(-1.5, -1.0, 1000), 4.0, 5.0),
+    "pixel": (numpy.linspace(400, 520, 1000), 1 / 64, -7.25),
+    "always 0": (numpy.zeros(1000), 1.0, 0.0),
+    "always 0, but for noise": (numpy.linspace(-1e-9, 1e-9, 1000), 1.0, 0.0),
+    "always 0.7": (numpy.full(1000, 0.7), 1.0, -0.75),
+}
+
+
+def test_every_number_is_brought_to_the_order_of_one_and_a_motion_of_zero_stays_zero() -> None:
+    rows = numpy.stack([numpy.asarray(values, dtype=float) for values, _, _ in COLUMNS.values()], axis=1)
+    transform = order_one_transform(column_statistics(rows))
+    offset = transform.offset or (0.0,) * transform.dim
+    for k, (name, (_, scale, shift)) in enumerate(COLUMNS.items()):
+        assert (transform.scale[k], offset[k]) == (scale, shift), name
+    normalised = transform.apply(rows)
+    assert numpy.abs(normalised).max() < 1.5 and numpy.allclose(transform.undo(normalised), rows, atol=1e-12)
+    assert not outliers(column_statistics(rows), transform)
+    assert transform.stats is not None and transform.stats["q99"][1] == pytest.approx(19.6, abs=0.1)
+
+
+def test_an_outlier_does_not_shrink_the_others_and_is_named() -> None:
+    rows = numpy.linspace(-1, 1, 1000)[:, None] * [1.0, 1.0]
+    rows[500, 1] = -1e6
+    columns = column_statistics(rows)
+    transform = order_one_transform(columns)
+    assert transform.scale == (1.0, 1.0) and outliers(columns, transform) == {1: -1e6}
+
+
+def test_statistics_of_many_recordings_read_evenly_spaced_ones() -> None:
+    read: list[int] = []
+
+    def rows_of(i: int) -> numpy.ndarray:
+        read.append(i)
+        return numpy.full((10, 2), float(i))
+
+    everything = sampled_statistics([10] * 9, rows_of)
+    assert read == list(range(9)) and (everything.num_trajectories, everything.num_transitions) == (9, 90)
+    read.clear()
+    some = sampled_statistics([10] * 9, rows_of, most_rows=30)
+    assert read == [0, 4, 8] and some.action.max.tolist() == [8, 8]
+
+
+def test_the_table_has_a_line_for_each_number_with_its_name() -> None:
+    lines = column_lines(column_statistics(_rows(0)), ["dx", "dy"])
+    assert [line.split()[0] for line in lines] == ["number", "dx", "dy", "2"]
+    assert lines[0].split()[1:] == ["min", "q01", "mean", "q99", "max", "std"]
+    assert set(lines[2].split()[1:6]) == {"0.25"} and len({len(line) for line in lines}) == 1
