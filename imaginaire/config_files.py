@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from hydra.core.config_store import ConfigStore
+
 from imaginaire.config import Config
 from imaginaire.errors import ConfigError, UserError, near
 from imaginaire.lazy_yaml import add_import_folder
@@ -33,6 +35,8 @@ EXTRAS = {  # top-level packages of the optional extras, for the cure in a messa
 
 # Experiment modules that did not import, with the cause: named when an experiment cannot be found.
 broken_modules: dict[str, str] = {}
+# Experiment modules that import but register nothing, with their files: named there, too.
+silent_modules: dict[str, str] = {}
 
 
 def find_config_file(path: str) -> Path:
@@ -175,25 +179,60 @@ def explain(error: BaseException) -> str:
 def import_all_modules_from_package(
     package: str | ModuleType, reload: bool = False, skip_underscore: bool = True
 ) -> None:
-    """Import every module below a package, so that what it registers is registered.
+    """Import every module below a package, so that what it registers is registered; plain sub-folders count, too.
 
     A module that does not import is one warning, is remembered in ``broken_modules``, and does not stop the others.
+    So is a file that registers nothing (``silent_modules``); what other files import from may begin with "_".
     """
     root = importlib.import_module(package) if isinstance(package, str) else package
-    for info in pkgutil.iter_modules(root.__path__):
-        if skip_underscore and info.name.startswith("_"):
+    for short, is_package in _modules_in(root):
+        if skip_underscore and short.startswith("_"):
             continue
-        name = f"{root.__name__}.{info.name}"
+        name = f"{root.__name__}.{short}"
+        known, before = sys.modules.get(name), _stored()
         try:
-            known = sys.modules.get(name)
             module = importlib.reload(known) if known is not None and reload else importlib.import_module(name)
         except Exception as error:  # a border: experiment files are the users' own
             cause = str(error) if isinstance(error, UserError) else explain(error)
             is_known = broken_modules.get(name) == cause
             broken_modules[name] = cause
-            if os.environ.get("RANK", "0") == "0" and not is_known:
-                log.warning("%s did not import, so its experiments are absent: %s", name, cause)
+            if not is_known:
+                _warn("%s did not import, so its experiments are absent: %s", name, cause)
             continue
         broken_modules.pop(name, None)
-        if info.ispkg:
+        if is_package:
             import_all_modules_from_package(module, reload, skip_underscore)
+        elif known is None and list(map(id, _stored())) == list(map(id, before)):
+            silent_modules[name] = str(module.__file__)
+            _warn(
+                "%s registers nothing: it has no register_experiment(...) and no ConfigStore store(...) that was run."
+                " If it only helps other files, let its name begin with '_'.",
+                module.__file__,
+            )
+
+
+def _modules_in(package: ModuleType) -> list[tuple[str, bool]]:
+    """(name, is it a package) of what lies in a package, with sub-folders that have Python files but no __init__.py."""
+    found = {info.name: info.ispkg for info in pkgutil.iter_modules(package.__path__)}
+    for folder in map(Path, package.__path__):
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            is_folder = path.is_dir() and path.name != "__pycache__" and any(path.rglob("*.py"))
+            if path.name.startswith(".") or not (is_folder or path.suffix == ".py"):
+                continue
+            if "." in (name := path.stem if path.suffix == ".py" else path.name):
+                _warn("%s cannot be imported: rename it to a name without dots.", path)
+            elif is_folder:
+                found.setdefault(name, True)
+    return sorted(found.items())
+
+
+def _stored(node: Any = None) -> list[Any]:
+    """The entries of Hydra's store, as objects: one that is registered anew is another object."""
+    node = ConfigStore.instance().repo if node is None else node
+    return [entry for child in node.values() for entry in _stored(child)] if isinstance(node, dict) else [node]
+
+
+def _warn(text: str, *arguments: Any) -> None:
+    """Log a warning on the first process alone."""
+    if os.environ.get("RANK", "0") == "0":
+        log.warning(text, *arguments)

@@ -1,21 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What config files register: experiments and the entries of the other groups, in Hydra's store, one per process."""
+"""What config files register: experiments and the entries of the other groups, in Hydra's store, one per process.
+
+An entry keeps its name for the file that registered it first. Where a second file registers another entry of that name
+(published experiment files bring data of their own), the experiments of that file take its entry, all others the first.
+"""
 
 import contextlib
+import logging
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from imaginaire.config import Config
-from imaginaire.config_files import broken_modules
+from imaginaire.config_files import broken_modules, silent_modules
 from imaginaire.errors import ConfigError, near
 from imaginaire.names import describe
 from imaginaire.overrides import RENAMED
 from imaginaire.typed_nodes import OBJECTS
+
+log = logging.getLogger(__name__)
 
 LAZY_MEMBERS = ("model", "optimizer", "scheduler", "dataloader_train", "dataloader_val")
 
@@ -28,9 +37,10 @@ def register_experiment(name: str, node: Mapping[str, Any]) -> None:
         raise ConfigError(f"'{name}' cannot name an experiment: use letters, digits, '_', '-' and '.'.")
     if not isinstance(node, (Mapping, DictConfig)):
         raise ConfigError(f"Experiment '{name}' must be a dictionary, not {node!r}.")
-    _note(name, node, sys._getframe(1).f_globals.get("__name__", "?"))
+    module = sys._getframe(1).f_globals.get("__name__", "?")
+    _note(name, node, module)
     tree = node if isinstance(node, DictConfig) else DictConfig(dict(node), flags=dict(OBJECTS))
-    ConfigStore.instance().store(group="experiment", package="_global_", name=name, node=tree)
+    ConfigStore.instance().store(group="experiment", package="_global_", name=name, node=tree, provider=module)
 
 
 def _note(name: str, node: Any, module: str, may_replace_own: bool = False) -> None:
@@ -48,22 +58,65 @@ def _note(name: str, node: Any, module: str, may_replace_own: bool = False) -> N
 @contextlib.contextmanager
 def forgiving_store() -> Iterator[None]:
     """Hydra's own ``store`` as experiment files in the wild use it: a plain dictionary may hold classes and functions,
-    and no experiment takes the place of another file's without a word."""
+    and nothing takes the place of what another file registered without a word."""
     of_hydra = ConfigStore.store
 
-    def store(self: ConfigStore, name: str, node: Any, group: str | None = None, *args: Any, **kwargs: Any) -> None:
+    def store(
+        self: ConfigStore,
+        name: str,
+        node: Any,
+        group: str | None = None,
+        package: str | None = None,
+        provider: str | None = None,
+    ) -> None:
         if isinstance(node, dict):
             node = DictConfig(dict(node), flags=dict(OBJECTS))
-        module = sys._getframe(1).f_globals.get("__name__", "?")
-        if group == "experiment" and module != __name__:
+        module = provider or sys._getframe(1).f_globals.get("__name__", "?")
+        if group == "experiment" and provider is None:  # register_experiment has looked already
             _note(name.removesuffix(".yaml"), node, module, may_replace_own=True)
-        of_hydra(self, name, node, group, *args, **kwargs)
+        elif group not in (None, "experiment"):
+            name = _own_name(str(group), name.removesuffix(".yaml"), node, module)
+        of_hydra(self, name, node, group, package, module)
 
     ConfigStore.store = store  # type: ignore[method-assign]
     try:
         yield
     finally:
         ConfigStore.store = of_hydra  # type: ignore[method-assign]
+
+
+def _own_name(group: str, name: str, node: Any, module: str) -> str:
+    """The name to store an entry under: its own, or one with the module where another file's other entry has it."""
+    first = _entry(RENAMED.get(group, group), name) or _entry(group, name)
+    if first is None or first.provider in (None, module):
+        return name
+    tree = node if isinstance(node, DictConfig) else OmegaConf.structured(node)
+    if _content(tree) == _content(first.node):
+        return name
+    own = f"{name}@{module}"
+    group = RENAMED.get(group, group)
+    if _entry(group, own) is None and os.environ.get("RANK", "0") == "0":
+        log.warning(
+            "%s registers %s=%s, but %s has registered another entry of that name, which stays. The experiments of"
+            " %s that choose it take their file's own, called %s=%s on the command line.",
+            *(_file(module), group, name, _file(str(first.provider)), _file(module), group, own),
+        )
+    return own
+
+
+def _entry(group: str, name: str) -> ConfigNode | None:
+    node: Any = ConfigStore.instance().repo
+    for part in (*group.strip("/").split("/"), f"{name}.yaml"):
+        node = node.get(part) if isinstance(node, dict) else None
+    return node if isinstance(node, ConfigNode) else None
+
+
+def _file(module: str) -> str:
+    """Where a module lies, relative to the working directory if it is inside."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None:
+        return module
+    return os.path.relpath(file) if Path(file).is_relative_to(Path.cwd()) else str(file)
 
 
 @contextlib.contextmanager
@@ -118,10 +171,10 @@ def unknown_entry(group: str, name: str) -> str:
         return f"The group '{group}' has no entry '{name}'.{near(name, entries(group))}"
     text = f"No experiment is called '{name}'.{_near_experiment(name, entries(group))}"
     if broken_modules:
-        shown = list(broken_modules.items())[:8]
-        lines = "".join(f"\n  {module}: {_short(cause)}" for module, cause in shown)
-        more = f"\n  and {len(broken_modules) - 8} more" if len(broken_modules) > 8 else ""
-        text += f"\nThese modules did not import, it may be in one of them:{lines}{more}"
+        shown = [f"{module}: {_short(cause)}" for module, cause in broken_modules.items()]
+        text += f"\nThese modules did not import, it may be in one of them:{_lines(shown)}"
+    if silent_modules:
+        text += f"\nThese files of the experiment folder register nothing:{_lines(sorted(silent_modules.values()))}"
     return text
 
 
@@ -133,6 +186,11 @@ def _near_experiment(name: str, known: list[str]) -> str:
     if hint.endswith(" more."):
         return f"{hint} (python -m scripts.train --list prints all.)"
     return hint or " None is registered."
+
+
+def _lines(items: list[str], limit: int = 8) -> str:
+    more = f"\n  and {len(items) - limit} more" if len(items) > limit else ""
+    return "".join(f"\n  {item}" for item in items[:limit]) + more
 
 
 def _short(text: str, limit: int = 300) -> str:
@@ -150,7 +208,7 @@ def prepare_store(root: Config) -> None:
     for group_entries in repo.values():
         for entry in group_entries.values() if isinstance(group_entries, dict) else ():
             if isinstance(entry, ConfigNode) and isinstance(entry.node, DictConfig) and "defaults" in entry.node:
-                _rename_defaults(entry.node)
+                _rename_defaults(entry.node, entry.provider)
     clear: dict[str, Any] = {name: {name: None} for name in LAZY_MEMBERS}
     clear["callbacks"] = {"trainer": {"callbacks": None}}
     for name, node in clear.items():
@@ -167,10 +225,13 @@ def prepare_store(root: Config) -> None:
     root.defaults = listed
 
 
-def _rename_defaults(node: DictConfig) -> None:
+def _rename_defaults(node: DictConfig, module: str | None) -> None:
     found: list[Any] = OmegaConf.to_container(node._get_node("defaults"), resolve=False)  # type: ignore[arg-type,assignment]
     defaults = [_renamed(item) if isinstance(item, str) else item for item in found]
-    defaults = [{_renamed(str(k)): v for k, v in i.items()} if isinstance(i, dict) else i for i in defaults]
+    defaults = [
+        {_renamed(str(k)): _own_choice(_renamed(str(k)), v, module) for k, v in i.items()} if isinstance(i, dict) else i
+        for i in defaults
+    ]
     if defaults != found:
         was_readonly, node._metadata.flags = node._metadata.flags, {**(node._metadata.flags or {}), "readonly": False}
         node["defaults"] = defaults
@@ -180,3 +241,12 @@ def _rename_defaults(node: DictConfig) -> None:
 def _renamed(entry: str) -> str:
     """``override /data_val`` as ``override /dataloader_val``."""
     return re.sub(r"(^|[\s/])(data_train|data_val)(?=$|[\s/@])", lambda m: m.group(1) + RENAMED[m.group(2)], entry)
+
+
+def _own_choice(key: str, choice: Any, module: str | None) -> Any:
+    """A choice of a defaults list, ``override /group: choice``: the entry of its own file, where that has one."""
+    if isinstance(choice, list):
+        return [_own_choice(key, name, module) for name in choice]
+    group = key.rsplit(maxsplit=1)[-1].partition("@")[0].strip("/")
+    own = f"{choice}@{module}"
+    return own if isinstance(choice, str) and _entry(group, own) is not None else choice

@@ -119,6 +119,30 @@ for _item in [predict2_video2world_training_2b_kitchen, predict2_video2world_tra
     cs.store(group="experiment", package="_global_", name=experiment_name, node=_item)
 """
 
+# As a published file that registers its data set, under a name that is taken here, and one under no other's.
+WITH_DATA = """
+from hydra.core.config_store import ConfigStore
+from torch.utils.data import DataLoader
+
+from cosmos_predict2.data.dataset_video import Dataset
+from imaginaire.lazy_config import LazyCall as L
+
+gr1 = L(DataLoader)(dataset=L(Dataset)(dataset_dir="datasets/my_gr1", num_frames=93, video_size=(432, 768)))
+cs = ConfigStore.instance()
+cs.store(group="GROUP", package="dataloader_train", name="gr1", node=gr1)
+cs.store(group="callbacks", package="trainer.callbacks", name="mine", node=dict(iter_speed=dict(hit_thres=3)))
+my_gr1 = dict(
+    defaults=[
+        {"override /model": "predict2_video2world_fsdp_2b"},
+        {"override /GROUP": "gr1"},
+        {"override /callbacks": ["basic", "mine"]},
+        "_self_",
+    ],
+    job=dict(project="mine", group="mine", name="my_gr1"),
+)
+cs.store(group="experiment", package="_global_", name="my_gr1", node=my_gr1)
+"""
+
 Drop = Callable[..., None]
 
 
@@ -131,22 +155,26 @@ def drop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drop]:
     folder.mkdir()
     experiment_names(BASE)
     store = ConfigStore.instance()
-    kept = dict(store.repo["experiment"])
+    kept = {group: dict(store.repo[group]) for group in ("experiment", "dataloader_train", "callbacks")}
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     monkeypatch.setattr(experiment_folder, "__path__", [*experiment_folder.__path__, str(folder)])
     modules = set(sys.modules)
 
     def write(**files: str) -> None:
         for name, text in files.items():
-            (folder / f"{name}.py").write_text(text)
+            file = folder / f"{name.replace('__', '/')}.py"
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(text)
 
     yield write
-    store.repo["experiment"] = kept
+    store.repo |= kept
     config_files.broken_modules.clear()
-    for name in set(sys.modules) - modules:
+    config_files.silent_modules.clear()
+    for name in sorted(set(sys.modules) - modules, reverse=True):
         if name.startswith(experiment_folder.__name__):
+            parent, _, own = name.rpartition(".")
             del sys.modules[name]
-            delattr(experiment_folder, name.rpartition(".")[2])
+            delattr(sys.modules[parent], own)
 
 
 def test_the_template_of_the_guide_composes_and_training_says_what_is_absent(drop: Drop) -> None:
@@ -202,6 +230,42 @@ def test_a_copy_under_another_name_does_not_replace_an_experiment_unseen(
     assert compose(BASE, [f"experiment={TWIN}"]).job.name == "tiny_groot_gr1_480"
     (warning,) = [record.getMessage() for record in caplog.records]
     assert f"Two experiments are called '{TWIN}'" in warning and "zz_copy" in warning and "groot" in warning
+
+
+@pytest.mark.parametrize("group", ["dataloader_train", "data_train"])
+def test_a_file_that_registers_a_taken_entry_has_it_for_itself(
+    drop: Drop, group: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours = compose(BASE, ["experiment=predict2_video2world_training_2b_groot_gr1_480"])
+    child = TEMPLATE.replace("your_custom_experiment", "child")
+    child = child.replace("defaults=[", 'defaults=["/experiment/my_gr1",')
+    child = child.replace('{"override /scheduler": "lambdalinear"},', '{"override /dataloader_train": "gr1"},')
+    drop(my_data=WITH_DATA.replace("GROUP", group), zz_child=child)
+    for _ in range(2):  # composing again changes nothing
+        same = compose(BASE, ["experiment=predict2_video2world_training_2b_groot_gr1_480"])
+        assert to_yaml(same) == to_yaml(ours) and "my_gr1" not in to_yaml(ours)
+        mine = compose(BASE, ["experiment=my_gr1"])
+        assert mine.dataloader_train.dataset.dataset_dir == "datasets/my_gr1"
+        assert mine.trainer.callbacks.iter_speed.hit_thres == 3
+    assert compose(BASE, ["experiment=my_gr1", "dataloader_train=gr1"]).dataloader_train == ours.dataloader_train
+    assert compose(BASE, ["experiment=child"]).dataloader_train == ours.dataloader_train, "what its own file sees"
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "my_data.py registers dataloader_train=gr1" in warning and "configs/base/defaults/data.py" in warning
+    own = f"dataloader_train=gr1@{experiment_folder.__name__}.my_data"
+    assert own in warning and compose(BASE, [f"experiment={TWIN}", own]).dataloader_train == mine.dataloader_train
+
+
+def test_files_in_sub_folders_are_found_and_one_that_registers_nothing_is_named(
+    drop: Drop, caplog: pytest.LogCaptureFixture
+) -> None:
+    drop(kitchen__mine=TEMPLATE, kitchen__forgotten="experiment = dict()\n", _parts="")
+    drop(**{"with.dots": TEMPLATE})
+    assert "your_custom_experiment" in experiment_names(BASE)
+    dots, forgotten = sorted((record.getMessage() for record in caplog.records), key=len)
+    assert "with.dots.py" in dots and "kitchen/forgotten.py registers nothing" in forgotten
+    caplog.clear()
+    with pytest.raises(ConfigError, match=r"(?s)'forgotten'.*register nothing:\n.*kitchen/forgotten.py"):
+        compose(BASE, ["experiment=forgotten"])
 
 
 def test_plain_dictionaries_may_hold_classes(drop: Drop) -> None:
