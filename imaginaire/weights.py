@@ -46,7 +46,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 # What files hold besides weights: Transformer Engine's state, training statistics, buffers that are functions of the
-# config, and what a run says of its data and its pipeline.
+# config, and what a run says of its data, its pipeline and its adapters.
 EXTRAS = (
     "*_extra_state",
     "*accum_video_sample_counter",
@@ -55,6 +55,7 @@ EXTRAS = (
     "*accum_train_in_hours",
     "action_transform",
     "action_pipeline",
+    "lora_alpha",
     "*pos_embedder.seq",
     "*pos_embedder.dim_spatial_range",
     "*pos_embedder.dim_temporal_range",

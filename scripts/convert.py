@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--dtype", choices=tuple(_DTYPES), help="cast to this (default: as they are)")
     parser.add_argument("--merge-lora", "--merge_lora", action="store_true", help="add LoRA adapters to their weights")
-    parser.add_argument("--lora_alpha", type=float, metavar="NUMBER", help="alpha, where the run's config.yaml is lost")
+    parser.add_argument("--lora_alpha", type=float, metavar="NUMBER", help="alpha of adapters that record none")
     parser.add_argument(
         "--rope_scale", type=float, nargs=3, metavar=("T", "H", "W"), help="RoPE ratios of a size that was not released"
     )
@@ -85,6 +85,7 @@ def run(args: argparse.Namespace) -> None:
                 ("--weights", args.weights != "auto"),
                 ("--dtype", args.dtype),
                 ("--merge-lora", args.merge_lora),
+                ("--lora_alpha", args.lora_alpha is not None),
                 ("--rope_scale", args.rope_scale),
             )
             if is_given

@@ -9,6 +9,7 @@ In the header of both stand rank, alpha, targets, the base with its fingerprint,
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,18 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from cosmos_predict2.checkpoints.adapters import DIFFUSERS_FILE, PEFT_CONFIG, PEFT_FILES, Adapter, read_adapter
+from cosmos_predict2.checkpoints.adapters import (
+    DIFFUSERS_FILE,
+    DIFFUSERS_KEY,
+    PEFT_CONFIG,
+    PEFT_FILES,
+    Adapter,
+    Factors,
+    read_adapter,
+)
 from cosmos_predict2.checkpoints.diffusers_names import to_diffusers_name
 from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS
+from cosmos_predict2.checkpoints.peft_settings import patterns_of
 from cosmos_predict2.checkpoints.presence import holds
 from cosmos_predict2.checkpoints.runs import run_config, run_folder
 from imaginaire import provenance, storage
@@ -51,39 +61,40 @@ def export_adapter(job: AdapterExport) -> Mapping[str, Tensor]:
         raise CheckpointError(f"{file} exists already. Choose another destination, or --overwrite.")
     adapter = read_adapter(job.source, alpha=job.lora_alpha, which=job.which)
     _require_only_adapters(adapter, job)
-    rank, alpha = _rank_and_alpha(adapter)
     rename = _our_name if job.form == "peft" else _their_name
-    layers = [rename(layer) for layer in adapter.layers]
-    targets = _targets(layers, adapter, job.source, rename)
+    names = {layer: rename(layer) for layer in adapter.layers}
+    targets = _targets(list(names.values()), adapter, job.source, rename)
     tensors: dict[str, Tensor] = {}
-    for layer, name in zip(adapter.layers, layers):
+    for layer, name in names.items():
         for part, factor in zip("AB", adapter.layers[layer].factors()):
             prefix = "base_model.model" if job.form == "peft" else "transformer"
             tensors[f"{prefix}.{name}.lora_{part}.weight"] = factor.to(job.dtype or factor.dtype).contiguous()
-    shown = int(alpha) if alpha == int(alpha) else alpha
+    config = _settings({name: adapter.layers[layer] for layer, name in names.items()})
+    config |= {"target_modules": targets, "lora_dropout": 0.0, "bias": "none", "init_lora_weights": True}
     metadata = {
         "format": "pt",
-        "rank": str(rank),
-        "alpha": str(shown),
+        "rank": str(config["r"]),
+        "alpha": str(config["lora_alpha"]),
         "target_modules": json.dumps(targets),
         "base": adapter.base,
         "base_fingerprint": adapter.base_fingerprint,
         "commit": _commit(job.source),
         "source": job.source,
     }
-    config: dict[str, Any] = {"r": rank, "lora_alpha": shown, "target_modules": targets}
-    config |= {"lora_dropout": 0.0, "bias": "none", "init_lora_weights": True}
     storage.makedirs(job.destination)
     if job.form == "peft":
         settings = {"peft_type": "LORA", "task_type": None, "base_model_name_or_path": adapter.base or None, **config}
         text = json.dumps({**settings, "fan_in_fan_out": False, "inference_mode": True}, indent=2) + "\n"
         storage.write_atomically(storage.join(job.destination, PEFT_CONFIG), lambda out: out.write(text.encode()))
     else:
-        metadata["lora_adapter_metadata"] = json.dumps({f"transformer.{key}": value for key, value in config.items()})
+        metadata[DIFFUSERS_KEY] = json.dumps({f"transformer.{key}": value for key, value in config.items()})
     data = safetensors.torch.save(tensors, metadata)
     storage.write_atomically(file, lambda out: out.write(data))
     log.info(
-        "%s: rank %d, alpha %s, %s; trained on %s", job.source, rank, shown, ",".join(targets), adapter.base or "?"
+        "%s: rank %d, alpha %s%s, %s; trained on %s",
+        *(job.source, config["r"], config["lora_alpha"]),
+        " (others by layer)" if config["rank_pattern"] or config["alpha_pattern"] else "",
+        *(",".join(targets), adapter.base or "?"),
     )
     return tensors
 
@@ -148,13 +159,20 @@ def _their_name(layer: str) -> str:
     return name.removesuffix(".weight")
 
 
-def _rank_and_alpha(adapter: Adapter) -> tuple[int, float]:
-    found = {(factors.rank, round(factors.scaling * factors.rank, 6)) for factors in adapter.layers.values()}
-    if len(found) != 1:
-        raise CheckpointError(
-            f"{adapter.path} has adapters of different ranks or alphas: {sorted(found)[:4]}; both layouts name one."
-        )
-    return found.pop()
+def _settings(layers: Mapping[str, Factors]) -> dict[str, Any]:
+    """Rank and alpha as PEFT has them: those of most layers, and patterns for the others. A scale of alpha / sqrt(rank)
+    is written as the alpha that gives it when it is divided by the rank."""
+    ranks = {name: factors.rank for name, factors in layers.items()}
+    alphas = {name: _plain(factors.scaling * factors.rank) for name, factors in layers.items()}
+    rank, alpha = (Counter(values.values()).most_common(1)[0][0] for values in (ranks, alphas))
+    patterns = dict(rank_pattern=patterns_of(ranks, rank), alpha_pattern=patterns_of(alphas, alpha))
+    return dict(r=rank, lora_alpha=alpha, **patterns)
+
+
+def _plain(alpha: float) -> float:
+    """Without the last digits, which differ from layer to layer; a whole number as one."""
+    alpha = round(alpha, 9)
+    return int(alpha) if alpha == int(alpha) else alpha
 
 
 def _commit(source: str) -> str:

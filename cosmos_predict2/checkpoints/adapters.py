@@ -5,9 +5,10 @@ W + weight * (alpha / rank) * B A, in float32, rounded once to the dtype of W ho
 """
 
 import json
+import logging
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +18,8 @@ from torch.distributed.tensor import DTensor
 
 from cosmos_predict2.checkpoints.base_match import base_fingerprint, check_base
 from cosmos_predict2.checkpoints.diffusers_names import from_diffusers_name
-from cosmos_predict2.checkpoints.runs import clean_name, recorded_alpha, recorded_base, safetensors_metadata
+from cosmos_predict2.checkpoints.peft_settings import PeftSettings
+from cosmos_predict2.checkpoints.runs import agreed_alpha, clean_name, known_alpha, recorded_base, safetensors_metadata
 from imaginaire import storage, weights
 from imaginaire.errors import CheckpointError, ConfigError, near
 from imaginaire.lora import FILE_FORMAT
@@ -28,6 +30,8 @@ PEFT_CONFIG = "adapter_config.json"
 PEFT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 _FACTOR = re.compile(r"(.+)\.lora_(A|B)(?:\.default)?\.weight")
 DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
+DIFFUSERS_KEY = "lora_adapter_metadata"  # in its header: settings of PEFT as JSON
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Factors:
     source: Mapping[str, Tensor]
     a: str
     b: str
-    scaling: float  # alpha / rank
+    scaling: float  # alpha / rank, or as its file has it
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -52,7 +56,7 @@ class Factors:
         return self.source[self.a], self.source[self.b]
 
     def update(self) -> Tensor:
-        """(alpha / rank) B A in float32."""
+        """scaling * B A in float32."""
         return self.scaling * (self.source[self.b].float() @ self.source[self.a].float())
 
 
@@ -90,8 +94,8 @@ def apply_lora(
 ) -> tuple[str, ...]:
     """Add adapters, each ``path[:weight]``, to a network's weights for good; the names of the layers that changed.
 
-    Everything is checked before anything changes. ``alpha`` is for files that do not record it; ``base`` is what the
-    network's weights are called, where an adapter turns out to be of others.
+    Everything is checked before anything changes. ``alpha`` is for files that do not record it, and an error where they
+    record another; ``base`` is what the network's weights are called, where an adapter turns out to be of others.
     """
     parts = [parse_lora(text) for text in ([adapters] if isinstance(adapters, str) else adapters)]
     opened = [(read_adapter(path, alpha=alpha), weight) for path, weight in parts]
@@ -115,22 +119,23 @@ def read_adapter(path: str, *, alpha: float | None = None, which: str = "auto") 
     """
     names = names_at(path)
     if PEFT_CONFIG in names:
-        return _read_peft(path, names)
+        return _read_peft(path, names, alpha)
     files = [name for name in names if name.endswith(TENSOR_SUFFIXES)]
     file = next((below(path, name) for name in files if name == DIFFUSERS_FILE or len(files) == 1), path)
     source = weights.read(file)
     metadata = safetensors_metadata(file)
     if metadata.get("format") == FILE_FORMAT:
-        found = _adapter(path, source, lambda layer, rank: float(metadata["alpha"]) / int(metadata["rank"]))
-        return _with_base(found, metadata)
-    if any(".lora_A.default." in name for name in source):
+        settings = PeftSettings.of({"r": metadata.get("rank"), "lora_alpha": metadata.get("alpha")}, file)
+    elif any(".lora_A.default." in name for name in source):
         return _of_a_network(path, source, alpha, which)
-    return _with_base(_adapter(path, source, _diffusers_scaling(source, metadata)), metadata)
+    else:
+        settings = _diffusers_settings(metadata, file)
+    return _with_base(_adapter(path, source, settings, alpha), metadata)
 
 
 def _of_a_network(path: str, source: Mapping[str, Tensor], alpha: float | None, which: str) -> Adapter:
     """The adapters of a checkpoint that holds the whole network, with what it records of their base."""
-    known = alpha if alpha is not None else recorded_alpha(path)
+    known = known_alpha(path, alpha)
     if known is None:
         raise CheckpointError(_no_alpha(path))
     try:
@@ -138,7 +143,7 @@ def _of_a_network(path: str, source: Mapping[str, Tensor], alpha: float | None, 
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
     factors = weights.renamed(chosen, lambda name: name if ".lora_" in name else None)
-    found = _adapter(path, factors, lambda layer, rank: known / rank)
+    found = _adapter(path, factors, None, known)
     matrices = {f"{layer}.base_layer.weight": layer for layer in found.layers}
     base = weights.renamed(chosen, matrices.get)
     network = {name.replace(".base_layer.", ".").removesuffix(".weight") for name in chosen if name.endswith(".weight")}
@@ -206,51 +211,54 @@ class _Merging:
 # Reading --------------------------------------------------------------------------------------------------------------
 
 
-def _read_peft(path: str, names: Iterable[str]) -> Adapter:
+def _read_peft(path: str, names: Iterable[str], alpha: float | None) -> Adapter:
     file = next((name for name in PEFT_FILES if name in names), None)
     if file is None:
         raise CheckpointError(f"{path} has {PEFT_CONFIG}, but none of {', '.join(PEFT_FILES)}.")
+    where = below(path, PEFT_CONFIG)
     try:
-        config = json.loads(local_file(below(path, PEFT_CONFIG)).read_text(encoding="utf-8"))
-        rank, alpha = int(config["r"]), float(config["lora_alpha"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path}/{PEFT_CONFIG} is not a PEFT configuration with r and lora_alpha.") from error
-    for switch in ("use_dora", "use_bdlora", "fan_in_fan_out"):
-        if config.get(switch):
-            raise CheckpointError(f"{path}/{PEFT_CONFIG} says {switch}; only plain LoRA can be added to the weights.")
-    if config.get("peft_type", "LORA") != "LORA":
-        raise CheckpointError(f"{path} is a {config['peft_type']} adapter; only LORA is known.")
-    ranks, alphas = config.get("rank_pattern") or {}, config.get("alpha_pattern") or {}
-
-    def scaling(layer: str, found: int) -> float:
-        own_rank, own_alpha = _pattern(ranks, layer, rank), _pattern(alphas, layer, alpha)
-        if found != own_rank:
-            raise CheckpointError(f"{path}: {layer} has rank {found}, {PEFT_CONFIG} says {own_rank}.")
-        return float(own_alpha / (math.sqrt(found) if config.get("use_rslora") else found))
-
-    found = _with_base(
-        _adapter(path, weights.read(below(path, file)), scaling), safetensors_metadata(below(path, file))
-    )
+        config = json.loads(local_file(where).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{where} is not JSON: {error}.") from error
+    settings = PeftSettings.of(config, where)
+    found = _adapter(path, weights.read(below(path, file)), settings, alpha)
+    found = _with_base(found, safetensors_metadata(below(path, file)))
     return replace(found, base=found.base or config.get("base_model_name_or_path") or "")
 
 
-def _pattern(table: Mapping[str, Any], layer: str, default: float) -> float:
-    return next((value for key, value in table.items() if layer == key or layer.endswith(f".{key}")), default)
+def _diffusers_settings(metadata: Mapping[str, str], file: str) -> PeftSettings | None:
+    """What diffusers wrote into the header: of a pipeline's adapter with "transformer." before every key, of a
+    transformer's own without it. None where there is nothing, as in its older files."""
+    if DIFFUSERS_KEY not in metadata:
+        return None
+    try:
+        config = json.loads(metadata[DIFFUSERS_KEY])
+        own = {key.removeprefix("transformer."): config[key] for key in config if key.startswith("transformer.")}
+    except (ValueError, AttributeError) as error:
+        raise CheckpointError(f"{file}: its {DIFFUSERS_KEY} cannot be read: {error}.") from error
+    return PeftSettings.of(own or config, f"{file} ({DIFFUSERS_KEY})")
 
 
-def _adapter(path: str, source: Mapping[str, Tensor], scaling: Callable[[str, int], float]) -> Adapter:
-    """Pairs A with B; ``scaling`` of a layer's name in the file and its rank."""
+def _adapter(path: str, source: Mapping[str, Tensor], settings: PeftSettings | None, alpha: float | None) -> Adapter:
+    """Pairs A with B, each with the scale that the settings, or an ``.alpha`` beside them, record; else with ``alpha``,
+    or its rank."""
     pairs: dict[str, dict[str, str]] = {}
-    others = []
     for name in source:
         if match := _FACTOR.fullmatch(name):
             pairs.setdefault(match[1], {})[match[2]] = name
-        elif not name.endswith(".alpha"):
-            others.append(name)
+    own_alphas = {layer: f"{layer}.alpha" for layer in pairs if f"{layer}.alpha" in source}
+    known = {*own_alphas.values(), *(name for pair in pairs.values() for name in pair.values())}
+    others = [name for name in source if name not in known]
     if not pairs:
         raise CheckpointError(f"{path} holds no LoRA adapter. Its names: {', '.join(list(source)[:4])}.")
     if others:
-        raise CheckpointError(f"{path} holds more than LoRA factors: {', '.join(others[:5])} ({len(others)} in all).")
+        raise CheckpointError(
+            f"{path} holds more than the factors A and B of plain LoRA: {', '.join(others[:5])} ({len(others)} in all)."
+        )
+    if settings is not None:
+        agreed_alpha(settings.where, settings.alpha, alpha)
+    elif alpha is None and len(own_alphas) < len(pairs):
+        log.warning("%s records no alpha: taken as the rank of each layer, so that B A is added as it is", path)
     layers = {}
     for layer, pair in pairs.items():
         if len(pair) != 2:
@@ -258,8 +266,24 @@ def _adapter(path: str, source: Mapping[str, Tensor], scaling: Callable[[str, in
         rank, other = shape_of(source, pair["A"])[0], shape_of(source, pair["B"])[1]
         if rank != other:
             raise CheckpointError(f"{path}: lora_A of {layer} has rank {rank}, its lora_B {other}.")
-        layers[_our_layer(layer, path)] = Factors(source, pair["A"], pair["B"], scaling(layer, rank))
+        own = float(source[own_alphas[layer]]) if layer in own_alphas else None
+        scaling = _scaling(path, layer, rank, own, settings, alpha)
+        layers[_our_layer(layer, path)] = Factors(source, pair["A"], pair["B"], scaling)
     return Adapter(path, layers)
+
+
+def _scaling(
+    path: str, layer: str, rank: int, own: float | None, settings: PeftSettings | None, alpha: float | None
+) -> float:
+    """What B A of one layer is multiplied by: ``own`` is the alpha that stands beside its factors."""
+    if settings is None:
+        return (agreed_alpha(path, own, alpha) if own is not None else alpha or rank) / rank
+    recorded = settings.scaling(layer.removeprefix("base_model.model.").removeprefix("transformer."), rank)
+    if own is not None and not math.isclose(own / rank, recorded, rel_tol=1e-3):
+        raise CheckpointError(
+            f"{path} says two scales of {layer}: its .alpha makes it {own / rank:g}, {settings.where} {recorded:g}."
+        )
+    return recorded
 
 
 def _our_layer(layer: str, path: str) -> str:
@@ -271,19 +295,6 @@ def _our_layer(layer: str, path: str) -> str:
     if ours is None:
         raise CheckpointError(f"{path} has an adapter for {layer}, which this network does not have.")
     return ours.removesuffix(".weight")
-
-
-def _diffusers_scaling(source: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Callable[[str, int], float]:
-    """alpha / rank from the file's ``.alpha`` entries or its metadata; without either alpha is the rank, as there."""
-    recorded = json.loads(metadata.get("lora_adapter_metadata", "{}"))
-    alpha = recorded.get("transformer.lora_alpha", recorded.get("lora_alpha"))
-
-    def scaling(layer: str, rank: int) -> float:
-        if f"{layer}.alpha" in source:
-            return float(source[f"{layer}.alpha"]) / rank
-        return float(alpha) / rank if alpha is not None else 1.0
-
-    return scaling
 
 
 # Fitting --------------------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from cosmos_predict2.checkpoints.adapters import merge_lora_state
 from cosmos_predict2.checkpoints.diffusers_names import from_diffusers_name, is_diffusers
 from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS, describe, require_family
 from cosmos_predict2.checkpoints.released import describe_missing, download_command
-from cosmos_predict2.checkpoints.runs import clean_name, recorded_alpha
-from imaginaire import storage, weights
+from cosmos_predict2.checkpoints.runs import clean_name, known_alpha, recorded_alpha
+from imaginaire import lora, storage, weights
 from imaginaire.errors import CheckpointError
 from imaginaire.weight_files import TENSOR_SUFFIXES, below, names_at
 from imaginaire.weights import LoadReport
@@ -67,7 +67,7 @@ def load_dit(
     report.require(allow_missing=allow_missing, source=path)
     adapted = sum(name.endswith(".lora_A.default.weight") and name not in targets for name in opened)
     if adapted:
-        alpha = lora_alpha if lora_alpha is not None else recorded_alpha(path)
+        alpha = known_alpha(path, lora_alpha)
         log.info("weights: the adapters of %d layers in %s are merged, with alpha %g", adapted, path, alpha)
     return report
 
@@ -91,12 +91,23 @@ def fitted(
     _require_whole_embedders(targets, source, path)
     has_adapters = any(".lora_A." in name for name in targets)
     if any(".lora_A." in name for name in source) and not has_adapters:
-        alpha = lora_alpha if lora_alpha is not None else recorded_alpha(path)
-        return targets, merge_lora_state(source, alpha, where=path), allow_missing
+        return targets, merge_lora_state(source, known_alpha(path, lora_alpha), where=path), allow_missing
     if has_adapters and not any(".base_layer." in name for name in source):
         allow_missing += ("*.lora_A.*", "*.lora_B.*")
         return targets, weights.renamed(source, _below_adapters(targets)), allow_missing
+    if has_adapters:
+        require_alpha(net, path)
     return targets, source, allow_missing
+
+
+def require_alpha(net: nn.Module, path: str) -> None:
+    """Raise where a network's adapters would take over those of a checkpoint that were trained with another alpha."""
+    spec, recorded = lora.lora_spec(net), recorded_alpha(path)
+    if spec is not None and recorded is not None and spec.alpha != recorded:
+        raise CheckpointError(
+            f"{path} has adapters that were trained with alpha {recorded:g}, the network's have {spec.alpha:g}: their"
+            f" effect would change by a factor of {spec.alpha / recorded:g}. Set model.config.lora_alpha={recorded:g}."
+        )
 
 
 def _require_whole_embedders(targets: Mapping[str, Tensor], source: Mapping[str, Tensor], path: str) -> None:

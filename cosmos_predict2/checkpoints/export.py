@@ -21,7 +21,7 @@ from cosmos_predict2.checkpoints.diffusers_names import diffusers_config, net_kw
 from cosmos_predict2.checkpoints.dit_weights import inside_a_pipeline, open_dit
 from cosmos_predict2.checkpoints.families import Family, describe, require_family
 from cosmos_predict2.checkpoints.released import NETWORKS
-from cosmos_predict2.checkpoints.runs import recorded_alpha, recorded_base, run_config
+from cosmos_predict2.checkpoints.runs import ALPHA_KEY, known_alpha, recorded_base, run_config
 from cosmos_predict2.checkpoints.written_pipeline import KEY as PIPELINE_KEY
 from cosmos_predict2.checkpoints.written_pipeline import facts_json, facts_tensor, recorded_pipeline
 from imaginaire import storage, weights
@@ -61,19 +61,19 @@ def export(job: Export) -> Mapping[str, Tensor]:
     require_family(family, None, job.source, tensors)
     assert family is not None
     if family.has_lora and job.merge_lora:
-        alpha = job.lora_alpha if job.lora_alpha is not None else recorded_alpha(job.source)
-        tensors = merge_lora_state(tensors, alpha, where=job.source, dtype=job.dtype)
+        tensors = merge_lora_state(tensors, known_alpha(job.source, job.lora_alpha), where=job.source, dtype=job.dtype)
     elif family.has_lora and job.form == "diffusers":
         raise CheckpointError(
             f"{job.source} has LoRA adapters, which diffusers' transformer folder has no place for: --merge-lora, or"
             " --to diffusers-lora for the adapters alone."
         )
-    elif job.merge_lora:
-        log.warning("%s has no LoRA adapters: there is nothing to merge", job.source)
-    elif family.has_lora and job.form == "pt":
+    elif job.merge_lora or (job.lora_alpha is not None and not family.has_lora):
+        log.warning("%s has no LoRA adapters: there is nothing to merge, and no alpha", job.source)
+    alpha = known_alpha(job.source, job.lora_alpha) if family.has_lora and not job.merge_lora else None
+    if family.has_lora and not job.merge_lora and alpha is None:
         log.warning(
-            "the adapters are written beside the weights, and their alpha is not: --merge-lora adds them instead, --to"
-            " peft writes them alone"
+            "the adapters are written beside the weights, and their alpha, which nothing records, is not: give it with"
+            " --lora_alpha NUMBER"
         )
     existing = storage.join(job.destination, "config.json") if job.form == "diffusers" else job.destination
     if not job.overwrite and storage.exists(existing):
@@ -91,7 +91,8 @@ def export(job: Export) -> Mapping[str, Tensor]:
     transform = recorded_transform(job.source) if has_actions else None
     pipeline = recorded_pipeline(job.source) if has_actions else None
     if job.form == "safetensors":
-        facts = _adapter_facts(job) if family.has_lora and not job.merge_lora else {}
+        facts = {} if alpha is None else {"alpha": repr(alpha)}
+        facts |= {"base": recorded_base(job.source)} if family.has_lora and not job.merge_lora else {}
         facts |= {} if transform is None else {TRANSFORM_KEY: transform.to_json()}
         facts |= {} if pipeline is None else {PIPELINE_KEY: facts_json(pipeline)}
         plan = replace(_Plan.of(tensors, job.dtype), metadata={"format": "pt", **facts})
@@ -99,16 +100,11 @@ def export(job: Export) -> Mapping[str, Tensor]:
     else:
         # Copies: a view of a mapped file would take the whole file along.
         state = {name: _cast(tensors[name], job.dtype).clone() for name in tensors}
+        state |= {} if alpha is None else {ALPHA_KEY: torch.tensor(alpha, dtype=torch.float64)}
         state |= {} if transform is None else {TRANSFORM_KEY: transform_tensor(transform)}
         state |= {} if pipeline is None else {PIPELINE_KEY: facts_tensor(pipeline)}
         storage.write_atomically(job.destination, lambda file: torch.save(state, file))
     return tensors
-
-
-def _adapter_facts(job: Export) -> dict[str, str]:
-    """What the header of a file with adapters says of them."""
-    alpha = job.lora_alpha if job.lora_alpha is not None else recorded_alpha(job.source)
-    return {"base": recorded_base(job.source)} | ({} if alpha is None else {"alpha": repr(alpha)})
 
 
 def net_arguments(job: Export, family: Family) -> dict[str, Any]:

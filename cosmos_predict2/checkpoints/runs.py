@@ -2,6 +2,7 @@
 """What a training run recorded beside its checkpoints, and the names that it saved without what wrappers add."""
 
 import logging
+import math
 from typing import Any
 
 import yaml
@@ -12,6 +13,7 @@ from imaginaire.weight_files import local_file, shape_of
 
 log = logging.getLogger(__name__)
 
+ALPHA_KEY = "lora_alpha"  # in an exported .pt, beside the weights
 WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.", "_fsdp_wrapped_module.")  # of recomputation, compile, FSDP1
 
 
@@ -23,11 +25,30 @@ def clean_name(name: str) -> str:
 
 
 def recorded_alpha(path: str) -> float | None:
-    """``lora_alpha`` of the adapters of a checkpoint: as its header has it, or the run that it lies in; else None."""
+    """``lora_alpha`` of the adapters of a checkpoint: as the file has it, or the run that it lies in; else None."""
     if "alpha" in (header := safetensors_metadata(path)):
         return float(header["alpha"])
     value = (run_config(path) or {}).get("lora_alpha")
-    return float(value) if isinstance(value, int | float) else None
+    if isinstance(value, int | float):
+        return float(value)
+    return float(found) if (found := weights.read(path).get(ALPHA_KEY)) is not None else None
+
+
+def known_alpha(path: str, given: float | None = None) -> float | None:
+    """The alpha of a checkpoint's adapters: what is recorded, else what the user says; an error where they differ."""
+    recorded = recorded_alpha(path)
+    return given if recorded is None else agreed_alpha(path, recorded, given)
+
+
+def agreed_alpha(where: str, recorded: float, given: float | None) -> float:
+    """The recorded alpha; an error where the user says another."""
+    if given is not None and not math.isclose(given, recorded, rel_tol=1e-6):
+        raise CheckpointError(
+            f"{where} records alpha {recorded:g}, but --lora_alpha (lora_alpha in Python) says {given:g}. Leave it out:"
+            " the recorded one is what the adapters were trained with. To make them weaker or stronger, give --lora"
+            " PATH:WEIGHT at inference."
+        )
+    return recorded
 
 
 def recorded_base(path: str) -> str:

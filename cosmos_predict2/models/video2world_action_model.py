@@ -222,6 +222,7 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
 
     def on_load_path(self, path: str) -> None:
         """Take over the transform that stands beside the weights, or raise where the config has another."""
+        super().on_load_path(path)
         if (saved := recorded_transform(path)) is not None:
             self._take_over(saved)
 

@@ -19,6 +19,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from cosmos_predict2.checkpoints.dit_weights import require_alpha
 from cosmos_predict2.checkpoints.presence import problem_with
 from cosmos_predict2.checkpoints.runs import switches_of
 from cosmos_predict2.conditioner import TEXT_KEY, Condition, Conditioner
@@ -209,6 +210,11 @@ class Predict2Video2WorldModel(ImaginaireModel):
         return {f"config.{key}": value for key, value in switches_of(path).items()}
 
     # --- set-up
+
+    def on_load_path(self, path: str) -> None:
+        """Raise where adapters would go on that were trained with another alpha."""
+        if "lora_alpha" in switches_of(path):
+            require_alpha(self.net, path)
 
     def on_train_start(self, memory_format: torch.memory_format = torch.preserve_format) -> None:
         device = next(self.net.parameters()).device

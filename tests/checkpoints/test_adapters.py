@@ -12,7 +12,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from cosmos_predict2.checkpoints import apply_lora, merge_lora_state, parse_lora, to_diffusers_name
+from cosmos_predict2.checkpoints import apply_lora, load_dit, merge_lora_state, parse_lora, to_diffusers_name
 from cosmos_predict2.checkpoints.adapters import read_adapter
 from imaginaire import lora
 from imaginaire.errors import CheckpointError, ConfigError
@@ -147,7 +147,15 @@ def test_layers_that_the_network_lacks_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("config", "message"),
-    [(dict(use_dora=True), "use_dora"), (dict(peft_type="LOHA"), "LOHA"), (dict(r=5), "rank 3.*says 5")],
+    [
+        (dict(use_dora=True), "use_dora=True"),
+        (dict(peft_type="LOHA"), "LOHA"),
+        (dict(r=5), "rank 3.*say 5"),
+        (dict(init_lora_weights="pissa_niter_16"), "init_lora_weights=pissa_niter_16"),
+        (dict(a_setting_of_tomorrow=2), "a_setting_of_tomorrow=2"),
+        (dict(alpha_pattern={"(": 1}), "not a PEFT configuration"),
+        (dict(lora_alpha=None), "not a PEFT configuration"),
+    ],
 )
 def test_peft_settings_that_are_not_plain_lora_are_refused(
     config: dict[str, Any], message: str, tmp_path: Path
@@ -156,11 +164,61 @@ def test_peft_settings_that_are_not_plain_lora_are_refused(
         apply_lora(random_net(), _peft(tmp_path, _trained(), **config))
 
 
-def test_peft_patterns_and_rank_stabilisation_are_followed(tmp_path: Path) -> None:
-    path = _peft(tmp_path, _trained(), alpha_pattern={"mlp.layer1": 6.0}, use_rslora=True)
-    layers = read_adapter(path).layers
+def _diffusers(folder: Path, net: Any, **config: Any) -> str:
+    settings = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, **config}
+    metadata = {"lora_adapter_metadata": json.dumps({f"transformer.{key}": value for key, value in settings.items()})}
+    safetensors.torch.save_file(_diffusers_state(net), folder / "lora.safetensors", metadata)
+    return str(folder / "lora.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("write", "mlp", "first"),
+    [(_peft, "mlp.layer1", "^blocks.0"), (_diffusers, "ff.net.0.proj", "^transformer_blocks.0")],
+    ids=["peft", "diffusers"],
+)
+def test_patterns_and_rank_stabilisation_are_followed(write: Any, mlp: str, first: str, tmp_path: Path) -> None:
+    """The first pattern that fits counts: the name of a layer, its end from a word on, or an expression."""
+    alphas = {mlp: 6.0, f"{first}.*": 2.0, "t1.to_q": 1.0, "attn.q": 1.0}
+    layers = read_adapter(write(tmp_path, _trained(), alpha_pattern=alphas, use_rslora=True)).layers
     assert layers["blocks.0.mlp.layer1"].scaling == pytest.approx(6 / 3**0.5)
-    assert layers["blocks.0.self_attn.q_proj"].scaling == pytest.approx(12 / 3**0.5)
+    assert layers["blocks.0.self_attn.q_proj"].scaling == pytest.approx(2 / 3**0.5)
+    assert layers["blocks.1.self_attn.q_proj"].scaling == pytest.approx(12 / 3**0.5)
+
+
+@pytest.mark.parametrize("write", FORMS, ids=lambda write: write.__name__.strip("_"))
+def test_an_alpha_that_is_given_never_overrides_a_recorded_one(write: Any, tmp_path: Path) -> None:
+    path = write(tmp_path, _trained())
+    with pytest.raises(CheckpointError, match=r"records alpha 12, but --lora_alpha .* says 6"):
+        read_adapter(path, alpha=6.0)
+    assert read_adapter(path, alpha=ALPHA).layers["blocks.0.mlp.layer1"].scaling == ALPHA / RANK
+
+
+def test_without_a_recorded_alpha_b_a_is_added_as_it_is_and_a_warning_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    safetensors.torch.save_file(_diffusers_state(_trained()), tmp_path / "old.safetensors")
+    layer = read_adapter(str(tmp_path / "old.safetensors")).layers["blocks.0.mlp.layer1"]
+    assert layer.scaling == 1 and "records no alpha" in caplog.text
+    assert read_adapter(str(tmp_path / "old.safetensors"), alpha=6.0).layers["blocks.0.mlp.layer1"].scaling == 2
+
+
+def test_two_alphas_in_one_file_and_a_damaged_header_are_errors(tmp_path: Path) -> None:
+    path = _diffusers_alphas(tmp_path, _trained())
+    state = safetensors.torch.load_file(path)
+    for recorded, message in ((json.dumps({"r": RANK, "lora_alpha": 6.0}), "two scales"), ("{", "cannot be read")):
+        safetensors.torch.save_file(state, path, {"lora_adapter_metadata": recorded})
+        with pytest.raises(CheckpointError, match=message):
+            read_adapter(path)
+
+
+def test_adapters_that_go_on_with_another_alpha_are_refused(tmp_path: Path) -> None:
+    path = _whole_checkpoint(tmp_path, _trained())
+    other = lora.inject(random_net(seed=2), RANK, 2 * ALPHA, TARGETS)
+    with pytest.raises(CheckpointError, match=r"alpha 12, the network's have 24.*lora_alpha=12"):
+        load_dit(other, path)
+    same = lora.inject(random_net(seed=2), RANK, ALPHA, TARGETS)
+    load_dit(same, path)
+    assert_same_parameters(same, parameters_of(_trained()))
 
 
 def test_more_than_factors_or_half_a_pair_is_an_error(tmp_path: Path) -> None:

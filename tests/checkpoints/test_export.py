@@ -148,10 +148,15 @@ def test_merged_adapters_are_rounded_once(tmp_path: Path, caplog: pytest.LogCapt
         assert torch.equal(half[name], tensor.to(torch.bfloat16)), name
     with pytest.raises(CheckpointError, match="--merge-lora"):
         _export(source, tmp_path, "diffusers")
-    assert "their alpha is not" not in caplog.text
-    kept = open_dit(_export(source, tmp_path, "pt", "kept.pt"))
-    assert "blocks.0.self_attn.q_proj.lora_A.default.weight" in kept
-    assert "their alpha is not: --merge-lora" in caplog.text
+    kept = _export(source, tmp_path, "pt", "kept.pt")
+    assert "blocks.0.self_attn.q_proj.lora_A.default.weight" in open_dit(kept)
+    assert_same_parameters(_loaded(kept), parameters_of(merged))  # its alpha is in the file
+    with pytest.raises(CheckpointError, match="records alpha 8, but --lora_alpha"):
+        _export(kept, tmp_path, "pt", "other.pt", merge_lora=True, lora_alpha=4.0)
+    assert "their alpha" not in caplog.text
+    (tmp_path / "run" / "config.yaml").unlink()
+    _export(source, tmp_path, "pt", "unknown.pt")
+    assert "their alpha, which nothing records, is not" in caplog.text
 
 
 def test_rope_comes_from_the_run_or_must_be_given(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from cosmos_predict2.models.video2world_model import (
 )
 from cosmos_predict2.nn.start_weights import Start
 from cosmos_predict2.pipelines.video2world import EMAConfig
-from imaginaire.errors import ConfigError, DataError
+from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.parallel import ParallelDims
 from tests.models.parts import make_batch, make_model, part
 
@@ -183,6 +183,14 @@ def test_random_weights_are_the_same_with_and_without_adapters() -> None:
     plain, adapted = make_model(), make_model(train_architecture="lora", lora_rank=2, lora_alpha=4)
     found = {name.replace(".base_layer.", "."): value for name, value in adapted.net.state_dict().items()}
     assert all(torch.equal(found[name], value) for name, value in plain.net.state_dict().items())
+
+
+def test_adapters_of_another_alpha_are_no_load_path(tmp_path: Path) -> None:
+    adapted = make_model(train_architecture="lora", lora_rank=2, lora_alpha=4)
+    torch.save({"lora_alpha": torch.tensor(8.0), **adapted.checkpoint_state()}, tmp_path / "eight.pt")
+    with pytest.raises(CheckpointError, match=r"alpha 8, the network's have 4.*lora_alpha=8"):
+        adapted.on_load_path(str(tmp_path / "eight.pt"))
+    make_model(train_architecture="lora", lora_rank=2, lora_alpha=8).on_load_path(str(tmp_path / "eight.pt"))
 
 
 @pytest.mark.parametrize("options", [dict(lora_rank=0), dict(lora_alpha=0), dict(lora_target_modules=" , ")])
