@@ -145,7 +145,7 @@ def prepare_requests(args: argparse.Namespace, choice: Any) -> MakeVideos:
         request.check(args.contact_sheet)
     embeddings = read_prompt_embeddings(args.prompt_embeddings) if args.prompt_embeddings else None
     if embeddings is not None:
-        check_embeddings(embeddings, requests, args.prompt_embeddings, text_width(config.net))
+        check_embeddings(embeddings, requests, args.prompt_embeddings, config)
     guidance = args.guidance if args.guidance is not None else (0.0 if is_tiny else 7.0)
     if args.negative_prompt and guidance == 0:
         log.warning("--negative_prompt has no effect with --guidance 0")
@@ -221,18 +221,18 @@ def check_device(device: str) -> None:
         raise ConfigError(f"--device {device}: torch sees {torch.cuda.device_count()} GPU, numbered from 0.")
 
 
-def text_width(net) -> int:
-    """The width of the text that a network's lazy node takes."""
-    return net.get("crossattn_proj_in_channels") or net.get("crossattn_emb_channels") or 1024
+def check_embeddings(embeddings, requests, path: str, config) -> None:
+    """Raise for embeddings that this model was not trained with, and for prompts that the file has no embedding of."""
+    from cosmos_predict2.models.text_widths import network_text_width
+    from cosmos_predict2.text.trained_text import other_text
 
-
-def check_embeddings(embeddings, requests, path: str, width: int) -> None:
-    """Raise for embeddings of another width, and for prompts that the file has no embedding of."""
-    if embeddings.width != width:
+    if embeddings.width != (width := network_text_width(config.net)):
         raise ConfigError(
             f"{path} has embeddings of width {embeddings.width} by {embeddings.name}, but this model takes {width}."
             " Write it with the encoder of this model: python -m scripts.encode_prompts --text_encoder."
         )
+    if (problem := other_text(config.text_encoder_name, embeddings.name, embeddings.values())) is not None:
+        raise ConfigError(f"{path} {problem} (python -m scripts.encode_prompts writes it.)")
     wanted = dict.fromkeys(text for r in requests for text in (r.prompt, r.negative_prompt) if text)
     if missing := [text for text in wanted if text not in embeddings]:
         raise ConfigError(

@@ -190,9 +190,11 @@ def constant_text(dit_path: str) -> str:
 def read_texts(args: argparse.Namespace, choice: ActionChoice, width: int) -> tuple[Any, Any]:
     """The text and the negative text of all samples, [1, S, E]; None for none."""
     from cosmos_predict2.text.constant_embedding import read_constant_embedding
+    from cosmos_predict2.text.encoder_names import parse_name
     from cosmos_predict2.text.prompt_embeddings import read_prompt_embeddings
+    from cosmos_predict2.text.trained_text import NO_TEXT, other_text
 
-    path = args.prompt_embeddings
+    path, trained = args.prompt_embeddings, choice.config.text_encoder_name
     if path is None:
         if args.prompt or args.negative_prompt:
             raise ConfigError(
@@ -200,12 +202,22 @@ def read_texts(args: argparse.Namespace, choice: ActionChoice, width: int) -> tu
                 " scripts.encode_prompts, and give the file with --prompt_embeddings."
             )
         if not choice.constant_text:
-            if choice.config.flow is not None:
+            if trained not in ("", NO_TEXT):
+                log.warning(
+                    "text: zeros, but %s was trained with captions encoded by %s: give --prompt, and its embedding"
+                    " with --prompt_embeddings (python -m scripts.encode_prompts %s)",
+                    choice.dit_path,
+                    trained,
+                    parse_name(trained).flags(),
+                )
+            elif choice.config.flow is not None:
                 log.info("text: zeros; these weights saw an embedding of the empty prompt too (--prompt_embeddings)")
             return None, None
         path = choice.constant_text
     if str(path).endswith(".safetensors"):
         known = read_prompt_embeddings(path)
+        if (problem := other_text(trained, known.name, known.values())) is not None:
+            raise ConfigError(f"--prompt_embeddings {path} {problem}")
         found = [known.encode([text])[0] if text or not i else None for i, text in enumerate(texts_of(args))]
     elif args.prompt or args.negative_prompt:
         raise ConfigError(f"--prompt_embeddings {path} is one embedding, of no text: leave --prompt out.")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contract between the trainer and everything it trains."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -62,6 +62,13 @@ class ImaginaireModel(nn.Module):
 
         What was built on the meta device gets its memory and weights here; afterwards nothing may be without.
         """
+
+    def data_facts(self, data_sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """What a run records of its training data in ``runs.jsonl``, for whoever uses its weights.
+
+        ``data_sets`` has the arguments of each of them, with its class as ``_target_``.
+        """
+        return {}
 
     def init_optimizer_scheduler(self, optimizer_cfg: Any, scheduler_cfg: Any) -> tuple[Optimizer, LRScheduler]:
         optimizer = lazy_config.instantiate(optimizer_cfg, model=self)

@@ -207,6 +207,12 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
     yield from _disk_problems(config)
 
 
+def data_sets(section: Any) -> list[dict[str, Any]]:
+    """The arguments of every lazy node of a loader's section, each with its class as ``_target_``."""
+    found = (node for _, node in config_checks.nodes(section) if node.get("_target_") is not None)
+    return [{**_arguments(node), "_target_": node["_target_"]} for node in found]
+
+
 def _by_key(key: str, problem: Any) -> tuple[str, str]:
     """A problem with the key of its node, or with the one below it that it names itself, more precisely."""
     text = problem if isinstance(problem, Note) else str(problem)

@@ -478,7 +478,8 @@ class ImaginaireTrainer:
             )
         )
         if distributed.is_rank0():
-            provenance.add_start(self.run_dir, record)
+            data_sets = preflight.data_sets(self.config.dataloader_train)
+            provenance.add_start(self.run_dir, record | model.data_facts(data_sets))
 
 
 def _make_grad_scaler(device: torch.device, arguments: dict[str, Any]) -> torch.amp.GradScaler:

@@ -14,6 +14,7 @@ from cosmos_predict2.data.action_conditioned.actions import ActionTransform, con
 from cosmos_predict2.data.action_conditioned.items import TRANSFORM_KEY
 from cosmos_predict2.data.toy_states import PATTERN, read_states
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
+from cosmos_predict2.text.trained_text import NO_TEXT
 from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
 from imaginaire.errors import ConfigError, near
 
@@ -60,6 +61,11 @@ class EpisodeVideos(Dataset[dict[str, Any]]):
         self.action_transform = controller(self.episodes.actions.shape[-1], scale=1.0)  # they lie in [-1, 1] already
         self._transform_json = self.action_transform.to_json()
         self._hides_actions = hide_actions
+
+    @classmethod
+    def declared_encoder(cls, *, captions: bool = True, num_tokens: int = 64, width: int = 64, **_: Any) -> str:
+        """The name of the encoder of its captions with these arguments; "none" where the text is zeros."""
+        return BytesEncoder(num_tokens, width).name if captions else NO_TEXT
 
     def __len__(self) -> int:
         return len(self.episodes)

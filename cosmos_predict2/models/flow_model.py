@@ -9,7 +9,7 @@ whose noise levels sigma = t / (1 - t) name the same mixtures: the methods here 
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import attrs
@@ -19,9 +19,10 @@ from torch import Tensor
 from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.diffusion import flow_time, rectified_flow
 from cosmos_predict2.models.draws import Draws
-from cosmos_predict2.models.text_widths import text_problems
+from cosmos_predict2.models.text_widths import text_of_config, text_problems
 from cosmos_predict2.models.training_text import TrainingText, TrainingTextConfig
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel, Predict2Video2WorldModelConfig
+from cosmos_predict2.text.trained_text import text_facts
 from imaginaire.config import one_of
 from imaginaire.errors import ConfigError
 from imaginaire.model import Note
@@ -149,6 +150,12 @@ class Predict2p5Video2WorldModel(Predict2Video2WorldModel):
         if not _replaces_texts(config["text"]):
             for problem in super()._text_of_data(data, config):
                 yield f"{problem}. Or set model.config.text.encoder or constant_path: their texts replace these"
+
+    def data_facts(self, data_sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        if not self.config.text.is_set:
+            return super().data_facts(data_sets)
+        text = text_of_config(self.config.text)
+        return text_facts([] if text is None else [text])
 
     # --- one step
 

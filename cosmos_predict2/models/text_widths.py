@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How wide texts are, told from a configuration: what the network reads, and what an encoder or the data will give."""
+"""What texts are, told from a configuration: how wide the network reads them, and what an encoder or the data give."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cosmos_predict2.data.video_folder import NO_ENCODER
 from cosmos_predict2.text.constant_embedding import constant_embedding_shape
 from cosmos_predict2.text.embedding_folder import EmbeddingFolder, find_embedding_dir
+from cosmos_predict2.text.trained_text import KINDS, NO_TEXT, TrainedText
 from imaginaire import lazy_config, storage
 from imaginaire.errors import DataError, UserError
 from imaginaire.names import target_of
@@ -48,6 +50,49 @@ def data_text_width(data: Mapping[str, Any]) -> tuple[str, int] | None:
             value = data.get(name, parameters[name].default)
             return (name, value) if isinstance(value, int) else None
     return None
+
+
+def data_text(data: Mapping[str, Any]) -> TrainedText | None:
+    """The text of a data set with these arguments; None where it has none, or does not say which."""
+    target = target_of(data)
+    parameters = lazy_config.signature(target)
+    if "num_tokens" not in parameters or data.get("text_encoder") == NO_ENCODER:
+        return None
+    num_tokens = int(data.get("num_tokens", parameters["num_tokens"].default))
+    made = data_text_width(data)
+    if callable(declared := getattr(target, "declared_encoder", None)):
+        assert made is not None
+        arguments = {str(key): value for key, value in data.items() if not str(key).startswith("_")}
+        return TrainedText(declared(**arguments), num_tokens, num_tokens, made[1])
+    if "load_t5_embeddings" in parameters and not data.get("load_t5_embeddings"):
+        return None if made is None else TrainedText(NO_TEXT, num_tokens, num_tokens, made[1])
+    place = data.get("dataset_dir") or data.get("root")
+    folder = data.get("embedding_dir") or (find_embedding_dir(Path(str(place))) if place else None)
+    if folder is None:
+        return None
+    try:
+        embeddings = EmbeddingFolder(Path(str(folder)))
+        record = embeddings.record()
+        if record is None:
+            return TrainedText(str(data.get("text_encoder") or ""), num_tokens, num_tokens, embeddings.width)
+    except DataError:
+        return None  # the data set says why
+    return TrainedText(record.encoder, record.num_tokens, num_tokens, record.width)
+
+
+def text_of_config(text: Any) -> TrainedText | None:
+    """The text of a run that encodes its captions itself (a ``TrainingTextConfig``), or has one for all clips."""
+    if text.constant_path:
+        num_tokens, width = constant_embedding_shape(text.constant_path)
+        return TrainedText(NO_TEXT, num_tokens, num_tokens, width, constant_path=str(text.constant_path))
+    width_of_encoder, node = encoder_text_width(text.encoder), text.encoder
+    cls = target_of(node) if isinstance(node, Mapping) else type(node)
+    kind = next((kind for kind, known in KINDS.items() if known is cls), None)
+    if kind is None or width_of_encoder is None or not isinstance(node, Mapping):
+        return None
+    key = "num_tokens" if kind == "bytes" else "max_length"
+    num_tokens = int(node.get(key) or lazy_config.signature(cls)[key].default)
+    return TrainedText(kind, num_tokens, num_tokens, width_of_encoder)
 
 
 def text_problems(text: Mapping[str, Any], net: Mapping[str, Any]) -> Iterator[str]:

@@ -12,7 +12,7 @@ number of processes draw the same. Batches without ``sample_position`` draw from
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import attrs
@@ -29,13 +29,14 @@ from cosmos_predict2.diffusion import rectified_flow
 from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.models.draws import Draws
 from cosmos_predict2.models.network import NO_NETWORK, build_network, fill_network, network_bytes
-from cosmos_predict2.models.text_widths import PROJECTION, data_text_problems
+from cosmos_predict2.models.text_widths import PROJECTION, data_text, data_text_problems
 from cosmos_predict2.models.validation import RELEASED_SIGMAS, check_sigmas, counted_losses, losses_by_sigma
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.parallelize import ContextParallel, degree_problems, parallelize_dit
 from cosmos_predict2.pipelines.assembly import settle_attention
 from cosmos_predict2.pipelines.video2world import PRECISIONS, Video2WorldPipelineConfig
 from cosmos_predict2.recompute import checked_keys, checked_policy
+from cosmos_predict2.text.trained_text import text_facts
 from imaginaire import distributed, lazy_config, lora, storage
 from imaginaire.config import Section, at_least, one_of
 from imaginaire.data import WEIGHT_KEY
@@ -208,6 +209,9 @@ class Predict2Video2WorldModel(ImaginaireModel):
     def checkpoint_switches(cls, path: str) -> dict[str, Any]:
         """What a run had set when it wrote these weights: a checkpoint with adapters continues as one with adapters."""
         return {f"config.{key}": value for key, value in switches_of(path).items()}
+
+    def data_facts(self, data_sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        return text_facts(text for data in data_sets if (text := data_text(data)) is not None)
 
     # --- set-up
 

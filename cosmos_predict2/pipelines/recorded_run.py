@@ -24,6 +24,7 @@ from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.flow import FlowConfig
 from cosmos_predict2.pipelines.video2world import SolverConfig, Video2WorldPipelineConfig
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionPipelineConfig
+from cosmos_predict2.text.trained_text import TrainedText, follow_text, trained_text
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
 from imaginaire import lazy_config
@@ -61,6 +62,7 @@ class RecordedRun:
     video_size: tuple[int, int] | None  # (height, width) of its clips, where the data say so
     is_file: bool = False
     most_given: int | None = None  # latent frames that were given in training at most, where that is known
+    text: TrainedText | None = None  # where it recorded that
 
     @property
     def net(self) -> Mapping[str, Any]:
@@ -106,7 +108,7 @@ class RecordedRun:
         return all(self.net.get(name) == net[name] for name in ("model_channels", "num_blocks", "num_heads"))
 
     def apply_to(self, config: Video2WorldPipelineConfig) -> None:
-        """Give the config the run's network, its length and rate, its noise levels, and its actions."""
+        """Give the config the run's network, its text, its length and rate, its noise levels, and its actions."""
         self._require_actions(isinstance(config, Video2WorldActionPipelineConfig))
         _refuse_nodes(self.net, f"{self.says}: model.config.pipe_config.net")
         known = {key: value for key, value in self.net.items() if not key.startswith("_")}
@@ -133,6 +135,8 @@ class RecordedRun:
             config.tokenizer = lazy_config.LazyCall(TOKENIZERS[name])(**tokenizer)
         if config.text_encoder is not None and "width" in config.text_encoder:
             config.text_encoder.width = known.get("crossattn_proj_in_channels") or known["crossattn_emb_channels"]
+        if self.text is not None:
+            follow_text(config, self.text, self.folder)
 
     def _require_actions(self, are_taken: bool) -> None:
         """Raise where this is the run of a network with actions and none are taken, or the other way round."""
@@ -165,6 +169,7 @@ def recorded_run(path: str) -> RecordedRun | None:
         size,
         is_file,
         _most_given(config, pipe),
+        None if is_file else trained_text(path),
     )
 
 

@@ -27,6 +27,7 @@ from cosmos_predict2.data.sizes import latent_frames, pixel_frames
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.pipelines.device_memory import activation_bytes, free_memory
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, Video2WorldPipelineConfig, to_uint8
+from cosmos_predict2.text.trained_text import with_tokens
 from imaginaire.config import at_least
 from imaginaire.errors import CheckpointError, ConfigError, DataError, near
 
@@ -234,7 +235,7 @@ class Video2WorldActionConditionedPipeline(Video2WorldPipeline):
 
     def _rows(self, text_B_S_E: Tensor, size: int) -> Tensor:
         """The text of each sample, on the device; one for all is kept once."""
-        text = text_B_S_E.to(self.device, self.dit.dtype)
+        text = with_tokens(text_B_S_E, self.config.num_text_tokens).to(self.device, self.dit.dtype)
         if text.shape[0] not in (1, size):
             raise DataError(f"There are texts for {text.shape[0]} samples, but {size} samples: one each, or one.")
         return text if text.shape[0] == size else text.expand(size, -1, -1)

@@ -329,13 +329,20 @@ def test_a_hang_ends_with_stacks_and_its_own_exit_code(tmp_path: Path) -> None:
 # --- what is left of a run
 
 
+class TellsOfData(project.RestlessModel):
+    def data_facts(self, data_sets: Any) -> dict[str, Any]:
+        return {"data": [str(arguments["_target_"]) for arguments in data_sets]}
+
+
 def test_a_run_folder_tells_what_ran(tmp_path: Path) -> None:
-    train(tmp_path, [*QUICK, "scheduler.cycle_lengths=[5]", "trainer.max_iter=7"])
+    told = "model._target_=tests.trainer.test_trainer.TellsOfData"
+    train(tmp_path, [*QUICK, told, "scheduler.cycle_lengths=[5]", "trainer.max_iter=7"])
     train(tmp_path, [*QUICK, "trainer.max_iter=9", "optimizer.lr=0.001"])
     folder = run_dir(tmp_path)
     first, second = (json.loads(line) for line in (folder / "runs.jsonl").read_text().splitlines())
     assert first["start_iteration"] == 0 and second["start_iteration"] == 7
     assert first["optimizer"] == "FusedAdamW" and first["parameters"] > 1000 and "commit" in json.dumps(first)
+    assert len(first["data"]) == 2 and "data" not in second, "the loader and its data set"
     log = (folder / "stdout.log").read_text()
     assert "the schedule ends after 5 steps, trainer.max_iter is 7" in log
     assert log.count("the schedule ends") == 1

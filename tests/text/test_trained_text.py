@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A prompt reaches the network as the captions of its training did, or it is an error."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
+from cosmos_predict2.data.mock import MockVideos
+from cosmos_predict2.data.toy import ToyWorldVideos
+from cosmos_predict2.models.text_widths import data_text, text_of_config
+from cosmos_predict2.models.training_text import TrainingTextConfig
+from cosmos_predict2.pipelines.recorded_run import recorded_run
+from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
+from cosmos_predict2.text.bytes_encoder import BytesEncoder
+from cosmos_predict2.text.embedding_folder import embed_captions
+from cosmos_predict2.text.encoder_names import encode_command, is_same_encoder, parse_name
+from cosmos_predict2.text.prompt_embeddings import write_prompt_embeddings
+from cosmos_predict2.text.reason1 import Reason1Encoder
+from cosmos_predict2.text.t5 import T5Encoder
+from cosmos_predict2.text.trained_text import TrainedText, follow_text, other_text, trained_text, with_tokens
+from examples.video2world import prepare
+from examples.video2world_flags import parse
+from imaginaire import preflight, provenance
+from imaginaire.compose import compose
+from imaginaire.errors import ConfigError
+from imaginaire.lazy_config import LazyCall as L
+from imaginaire.lazy_config import instantiate, to_yaml
+from imaginaire.names import target_of
+from tests.data.video_files import write_clip
+
+CAPTION = "a box slides to the right over a dark table, and nothing else in the whole scene moves"  # above 63 bytes
+PROMPT = "a box slides to the right over a bright table, and nothing else in the whole scene moves"
+FOLDER = "dataloader_train.dataset"
+
+
+def _run(folder: Path, encoder_tokens: int, *overrides: str) -> tuple[str, Any]:
+    """A run of the tiny model on a folder of clips, as far as its start: where its weights lie, and its data set."""
+    data = folder / "data"
+    write_clip(data / "videos/a.mp4", 13)
+    embed_captions(data / "t5_xxl", {"a": CAPTION}, BytesEncoder(encoder_tokens, 64))
+    config = compose(
+        "cosmos_predict2/configs/base/config.py",
+        [
+            "experiment=predict2_video2world_training_tiny_video2world_data",
+            "dataloader_train=folder",
+            f"{FOLDER}.dataset_dir={data}",
+            f"{FOLDER}.video_size=[48,48]",
+            f"{FOLDER}.text_encoder=bytes",
+            "model.config.pipe_config.net.num_blocks=1",
+            *overrides,
+        ],
+    )
+    run = folder / "run"
+    (run / "checkpoints/model").mkdir(parents=True)
+    (run / "config.yaml").write_text(to_yaml(config))
+    model = instantiate(config.model)
+    provenance.add_start(str(run), model.data_facts(preflight.data_sets(config.dataloader_train)))
+    path = run / "checkpoints/model/iter_000000001.pt"
+    torch.save(model.checkpoint_state(), path)
+    return str(path), instantiate(config.dataloader_train.dataset)
+
+
+@pytest.fixture(scope="module")
+def run_of_512(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return _run(tmp_path_factory.mktemp("run"), 512)[0]
+
+
+def _bare_run(folder: Path, starts: str) -> str:
+    """A run of which nothing is left but its record."""
+    (folder / "config.yaml").write_text("job: {name: x}\n")
+    (folder / "runs.jsonl").write_text(starts)
+    return str(folder / "model.pt")
+
+
+@pytest.mark.parametrize(
+    ("encoder_tokens", "overrides"),
+    [(512, []), (64, []), (512, [f"{FOLDER}.num_tokens=64"])],
+    ids=["as they are", "padded", "cut"],
+)
+def test_a_caption_of_the_training_is_the_same_text_at_inference(
+    encoder_tokens: int, overrides: list[str], tmp_path: Path
+) -> None:
+    """Whoever asks: the command line, by the run's numbers, or Python, by the weights' path alone."""
+    path, dataset = _run(tmp_path, encoder_tokens, *overrides)
+    config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
+    run = recorded_run(path)
+    assert run is not None
+    run.apply_to(config)
+    own = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
+    own.net = config.net
+    pipes = [Video2WorldPipeline.from_config(one, path, device="cpu") for one in (config, own)]
+    assert own.num_text_tokens is None, "a config that the caller holds is not changed"
+    trained = dataset[0]["t5_text_embeddings"]
+    given: list[torch.Tensor] = []
+    for pipe in pipes:
+        pipe.generate_latents = lambda batch, *_, **__: given.append(batch["t5_text_embeddings"])  # type: ignore
+        pipe.decode = lambda latent: latent  # type: ignore[method-assign]
+        pipe.generate(torch.zeros(1, 3, 1, 48, 48, dtype=torch.uint8), pipe.encode_text([CAPTION]))
+    assert len(given) == 2 and all(torch.equal(text[0], trained) for text in given)
+
+
+def test_embeddings_of_a_prompt_are_those_of_the_run_or_an_error(run_of_512: str, tmp_path: Path) -> None:
+    picture = str(Path(__file__).parent.parent.parent / "assets/toy_world/first_frame.png")
+
+    def check(encoder: BytesEncoder, prompt: str) -> None:
+        write_prompt_embeddings(tmp_path / "prompt.safetensors", encoder, [prompt])
+        flags = ["--model_size", "tiny", "--dit_path", run_of_512, "--prompt", prompt, "--input_path", picture]
+        flags += ["--prompt_embeddings", str(tmp_path / "prompt.safetensors"), "--save_path", str(tmp_path / "o.mp4")]
+        prepare(parse(flags), [])
+
+    check(BytesEncoder(512, 64), PROMPT)
+    check(BytesEncoder(64, 64), "push")  # nothing was cut off
+    with pytest.raises(ConfigError) as error:
+        check(BytesEncoder(64, 64), PROMPT)
+    for words in ("64 tokens", "bytes-v1-64x64", "bytes-v1-512x64", "--text_encoder bytes --num_tokens 512 --width 64"):
+        assert words in str(error.value)
+
+
+def test_an_encoder_of_other_texts_is_refused_where_it_meets_the_network(run_of_512: str) -> None:
+    path = run_of_512
+    config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
+    run = recorded_run(path)
+    assert run is not None
+    run.apply_to(config)
+    config.text_encoder = L(BytesEncoder)(num_tokens=64, width=64)
+    with pytest.raises(ConfigError, match=r"bytes-v1-64x64.*bytes-v1-512x64.*--num_tokens 512"):
+        Video2WorldPipeline.from_config(config, path, device="cpu")
+    config.text_encoder = None
+    pipe = Video2WorldPipeline.from_config(config, path, device="cpu")
+    with pytest.raises(ConfigError, match=r"trained with texts by bytes-v1-512x64\. Write one"):
+        pipe.encode_text(["x"])
+
+
+@pytest.mark.parametrize(
+    ("starts", "said"),
+    [('{"start_iteration": 0}\n', ""), ("{", "cannot be read"), ('{"text": [{"x": 1}]}', "cannot be read")],
+)
+def test_a_run_that_recorded_nothing_is_asked_as_before(
+    starts: str, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert trained_text(_bare_run(tmp_path, starts)) is None and said in caplog.text
+    assert trained_text("") is None
+    before = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
+    assert (before.text_encoder.num_tokens, before.num_text_tokens) == (64, None)
+
+
+def test_the_last_start_counts_and_two_kinds_of_text_are_told(
+    run_of_512: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = (Path(run_of_512).parent.parent.parent / "runs.jsonl").read_text()
+    fact = json.loads(line)["text"][0]
+    assert fact == dict(encoder="bytes-v1-512x64", encoder_tokens=512, num_tokens=512, width=64, constant_path="")
+    later = json.dumps({"text": [{**fact, "encoder": "t5"}, fact]})
+    found = trained_text(_bare_run(tmp_path, f"{line}{later}\n"))
+    assert found is not None and found.encoder == "t5"
+    assert "texts of 2 kinds" in caplog.text and "by bytes-v1-512x64" in caplog.text
+
+
+def test_what_data_sets_say_of_their_text() -> None:
+    toy = dict(_target_=ToyWorldVideos, num_tokens=32, width=16)
+    assert data_text(toy) == TrainedText("bytes-v1-32x16", 32, 32, 16)
+    assert data_text({**toy, "captions": False}) == TrainedText("none", 32, 32, 16)
+    assert data_text(dict(_target_=MockVideos)) is None, "random numbers are no encoder's"
+    assert data_text(dict(_target_="cosmos_predict2.data.dataset_video.Dataset", text_encoder="none")) is None
+
+
+def test_what_a_run_that_encodes_its_captions_says(tmp_path: Path) -> None:
+    by = TrainingTextConfig(encoder=L(BytesEncoder)(num_tokens=8, width=4))
+    assert text_of_config(by) == TrainedText("bytes", 8, 8, 4)
+    torch.save(torch.ones(3, 4), tmp_path / "empty.pt")
+    constant = text_of_config(TrainingTextConfig(constant_path=str(tmp_path / "empty.pt")))
+    assert constant == TrainedText("none", 3, 3, 4, str(tmp_path / "empty.pt"))
+
+
+@pytest.mark.parametrize(
+    ("name", "cls", "arguments"),
+    [
+        ("t5-1a2b3c4d-256x1024-bfloat16", T5Encoder, dict(max_length=256, dtype="bfloat16")),
+        ("t5", T5Encoder, dict(max_length=256)),
+        ("reason1-1a2b3c4d-256x100352-full_concat-float32", Reason1Encoder, dict(max_length=256, dtype="float32")),
+        ("bytes-v1-256x1024", BytesEncoder, dict(num_tokens=256, width=1024)),
+    ],
+)
+def test_another_encoder_than_the_size_s_own_is_taken(name: str, cls: type, arguments: dict[str, Any]) -> None:
+    config = get_cosmos_predict2_video2world_pipeline(model_size="2B")
+    follow_text(config, TrainedText(name, 256, 512, 1024), "the run")
+    assert target_of(config.text_encoder) is cls
+    assert {key: config.text_encoder[key] for key in arguments} == arguments
+    assert config.num_text_tokens == 512
+    if cls is T5Encoder:
+        assert config.text_encoder.path == get_cosmos_predict2_video2world_pipeline().text_encoder.path
+
+
+def test_an_encoder_that_is_not_known_here_is_named_when_a_prompt_comes(caplog: pytest.LogCaptureFixture) -> None:
+    config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
+    with caplog.at_level(logging.INFO):
+        follow_text(config, TrainedText("clip-1-77x64", 77, 77, 64), "the run")
+    assert config.text_encoder is None and config.text_encoder_name == "clip-1-77x64"
+    assert "77 tokens of width 64 by clip-1-77x64, as the run was trained" in caplog.text
+    assert other_text("clip-1-77x64", "clip-2-77x64") is not None
+
+
+def test_names_tell_encoders_apart_but_for_tokens_and_rounding() -> None:
+    half, single = "t5-11111111-512x1024-bfloat16", "t5-22222222-512x1024-float32"
+    assert is_same_encoder(half, single) and is_same_encoder("t5", single) and is_same_encoder(half, half)
+    assert not is_same_encoder(half, "t5-22222222-512x1024-bfloat16")
+    assert not is_same_encoder("bytes-v1-64x64", "bytes-v2-64x64") and not is_same_encoder("bytes", "t5")
+    assert not is_same_encoder("bytes-v1-64x64", "bytes-v1-64x32")
+    assert other_text("", "bytes-v1-64x64") is None and other_text("none", "t5") is None
+    assert parse_name(half).flags() == "--text_encoder t5 --dtype bfloat16"
+    assert parse_name("t5").flags() == "--text_encoder t5" and parse_name("own").flags() == ""
+    assert encode_command("a b", "bytes-v1-64x32").endswith(
+        "--dataset_path 'a b' --text_encoder bytes --num_tokens 64 --width 32"
+    )
+
+
+def test_texts_are_cut_and_padded_as_the_data_set_does() -> None:
+    text = torch.arange(12.0).reshape(1, 4, 3)
+    assert torch.equal(with_tokens(text, 2), text[:, :2]) and with_tokens(text, None) is text
+    assert torch.equal(with_tokens(text, 6)[:, :4], text) and not with_tokens(text, 6)[:, 4:].any()
