@@ -118,6 +118,16 @@ def start_notes(path: str, net: Mapping[str, Any], transform: ActionTransform | 
     return notes
 
 
+def transform_of_start(path: str, proposed: ActionTransform) -> ActionTransform | None:
+    """The transform of the weights at a path, from which training starts, where it is one of actions of this kind and
+    size; None where they know no actions, or others."""
+    if not path or not holds(path, ACTION_EMBEDDERS):
+        return None
+    theirs = recorded_transform(path)
+    fits = theirs is not None and (theirs.kind, theirs.dim) == (proposed.kind, proposed.dim)
+    return theirs if fits else None
+
+
 def known_transform(data: Sequence[Mapping[str, Any]], pipe: Mapping[str, Any]) -> ActionTransform | None:
     """The transform that training will have, as the config says it, or the first of the data sets that can tell."""
     if pipe.get(KEY) is not None:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import attrs
 import torch
 import yaml
 from torch import Tensor
@@ -39,6 +40,7 @@ from cosmos_predict2.models.action_checks import (
     known_transform,
     load_problem,
     start_notes,
+    transform_of_start,
     transform_problems,
 )
 from cosmos_predict2.models.draws import Draws
@@ -46,7 +48,7 @@ from cosmos_predict2.models.flow_model import Predict2p5Video2WorldModel
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionPipelineConfig
-from imaginaire import storage, weights
+from imaginaire import distributed, storage, weights
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.lazy_config import to_yaml
 from imaginaire.model import Note
@@ -54,7 +56,8 @@ from imaginaire.weight_files import is_hub
 
 log = logging.getLogger(__name__)
 
-FIRST_BATCH = "the first batch"
+FIRST_BATCH, START_WEIGHTS = "the first batch", "the file of the start weights"
+FAR_FROM_ONE = 50.0  # released weights have moves times 20
 
 _told: set[str] = set()  # what was said of start weights before anything was built, and is not said again
 
@@ -78,7 +81,11 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
         self._says_transform = CONFIG_KEY
         facts = written_pipeline.pipeline_facts(yaml.safe_load(to_yaml(pipe)))
         self._pipeline_facts = written_pipeline.facts_tensor(facts)
-        self._known_texts: set[str] = set()
+        self._provisional: ActionTransform | None = None  # of a validation before the first step
+        self._turns: dict[
+            str, tuple[Tensor, Tensor] | None
+        ] = {}  # by a sample's transform: how its actions become ours
+        self._is_compared = False  # with the start weights
         self._has_loaded = False  # weights of a checkpoint, in place of those that the run started from
 
     @classmethod
@@ -180,7 +187,8 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
                 f"The batch's actions have {action.shape[2]} numbers, but the network reads {size} in each of its"
                 f" {wanted - 1} (model.config.pipe_config.net.action_dim)."
             )
-        self._check_transform(batch)
+        batch = self._with_runs_transform(batch)
+        action = batch[ACTION_KEY]
         if have <= wanted or not (has_latents or self.pipe_config.resize_online):
             return batch  # what is wrong with its length, its pixels say
         self._require_cuttable(have, wanted, at_front=not has_latents)
@@ -240,32 +248,82 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
             )
         self.action_transform, self._says_transform = saved, "the checkpoint"
 
-    def _check_transform(self, batch: Mapping[str, Any]) -> None:
-        """Take over the data's transform, or raise where the config, the checkpoint or other samples have another."""
+    def _with_runs_transform(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The batch with its actions as the run has them.
+
+        The config, the checkpoint or the first batch say which transform that is. Samples with another one are refused,
+        unless theirs is proposed: those are turned into the run's.
+        """
         texts = batch.get(TRANSFORM_KEY)
         if texts is None and self.action_transform is None:
             raise DataError(
                 f"The batch does not say which transform its actions went through ('{TRANSFORM_KEY}'), and {CONFIG_KEY}"
                 " is not set. Set it, {kind: controller, scale: [...]} for instance: inference needs it."
             )
-        for text in {texts} if isinstance(texts, str) else set(texts or ()):
-            if text in self._known_texts:
-                continue
-            found = ActionTransform.from_json(text)
-            if self.action_transform is None:
-                self.action_transform, self._says_transform = found, FIRST_BATCH
-                log.info("actions: %s, as the data say", found)
-            elif found != self.action_transform:
-                of_one_run = (
-                    "All data of a run must have the same, for validation too (dataloader_train, dataloader_val)."
-                )
-                raise DataError(
-                    f"The data have actions {found}, but {self._says_transform} has {self.action_transform}. "
-                    + (of_one_run if self._says_transform == FIRST_BATCH else OTHER_TRANSFORM)
-                )
-            if not self._known_texts:
-                self._compare_start(found)
-            self._known_texts.add(text)
+        of_samples = [texts] * len(batch[ACTION_KEY]) if isinstance(texts, str) else list(texts or ())
+        own = self.action_transform or (None if self.training else self._provisional)
+        if own is None:
+            own = self._decide(of_samples)
+        if not self._is_compared and of_samples:
+            self._is_compared = True
+            self._compare_start(own)
+        for text in of_samples:
+            if text not in self._turns:
+                self._turns[text] = self._turn_into(own, ActionTransform.from_json(text))
+        turns = [self._turns[text] for text in of_samples]
+        if all(turn is None for turn in turns):
+            return batch
+        rows = [
+            row if turn is None else (row.float() * turn[0].to(row.device) + turn[1].to(row.device)).to(row.dtype)
+            for row, turn in zip(batch[ACTION_KEY], turns, strict=True)
+        ]
+        return {**batch, ACTION_KEY: torch.stack(rows)}
+
+    def _decide(self, of_samples: Sequence[str]) -> ActionTransform:
+        """The run's transform: the first that data were told, else that of the start weights where it is one of such
+        actions, else the first that data propose.
+
+        The first training step fixes it, the same for all ranks. A validation before that goes by its own data.
+        """
+        texts = list(dict.fromkeys(of_samples))
+        if self.training:
+            texts = [text for of_rank in distributed.all_gather_object(texts) for text in of_rank]
+        found = [ActionTransform.from_json(text) for text in texts]
+        own, self._says_transform = next((one for one in found if not one.proposed), None), FIRST_BATCH
+        if own is None:
+            own = transform_of_start(self.config.model_manager_config.dit_path, found[0])
+            self._says_transform = START_WEIGHTS if own else FIRST_BATCH
+        own = self._provisional = attrs.evolve(own or found[0], proposed=False)
+        self._turns.clear()
+        if self.training:
+            self.action_transform = own
+            log.info(
+                "actions: %s, as the %s say", own, "data" if self._says_transform == FIRST_BATCH else "start weights"
+            )
+        return own
+
+    def _turn_into(self, own: ActionTransform, found: ActionTransform) -> tuple[Tensor, Tensor] | None:
+        """Factor and summand that turn proposed actions into those of the run; None where they are these. Raise where
+        data were told another transform."""
+        if found == own:
+            return None
+        if not found.proposed or (found.kind, found.dim) != (own.kind, own.dim):
+            of_one_run = "All data of a run must have the same, for validation too (dataloader_train, dataloader_val)."
+            raise DataError(
+                f"The data have actions {found}, but {self._says_transform} has {own}. "
+                + (of_one_run if self._says_transform == FIRST_BATCH else OTHER_TRANSFORM)
+            )
+        factor, summand = own.of_actions_by(found)
+        log.info("actions: %s by the data's own statistics become %s, as %s has them", found, own, self._says_transform)
+        if (largest := float(abs(factor).max())) > FAR_FROM_ONE:
+            log.warning(
+                "actions as %s has them reach about %.3g in these data, where a network expects the order of 1: do the"
+                " data have the units that it began with? If not, say so by action_transform of the data set, or begin"
+                " a new run (job.name) without those weights.",
+                self._says_transform,
+                largest,
+            )
+        return torch.from_numpy(factor).float(), torch.from_numpy(summand).float()
 
     def _compare_start(self, transform: ActionTransform) -> None:
         if self._has_loaded:

@@ -139,6 +139,8 @@ def recordings_of_run(
     cls = ActionConditionedDataset if target == BRIDGE else OF_FILES[target]
     for name in ("num_action_per_chunk", "num_frames"):
         arguments.pop(name, None)
+    if cls is LeRobotActionDataset and arguments.get("action_transform") is None:
+        arguments["action_transform"] = transform  # in place of what their statistics would propose
     with _others_can_be_named():
         dataset = cls(**arguments, num_frames=num_actions + 1)
     return of_dataset(target.rpartition(".")[2], dataset, transform, num)

@@ -5,6 +5,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -21,7 +22,7 @@ from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.video2world import EMAConfig
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionPipelineConfig
-from imaginaire import lazy_config
+from imaginaire import distributed, lazy_config
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.lazy_config import LazyCall as L
 from imaginaire.model import Note
@@ -179,6 +180,65 @@ def test_data_under_another_transform_are_refused() -> None:
         loss_of(make_model(), mixed)
 
 
+PROPOSED = attrs.evolve(controller(3, 0.25), proposed=True)
+
+
+def proposed_batch(transform: ActionTransform = PROPOSED) -> dict[str, Any]:
+    """`action_batch`, its actions by a transform that the data set computed."""
+    batch = action_batch(transform=transform)
+    return {**batch, "action": torch.from_numpy(transform.apply(OWN.undo(batch["action"]))).float()}
+
+
+def test_what_data_propose_is_taken_over_by_a_new_run_only() -> None:
+    new = make_model()
+    loss = loss_of(new, proposed_batch())
+    assert new.action_transform == PROPOSED and not new.action_transform.proposed
+    assert b"proposed" not in bytes(new.checkpoint_state()[KEY].tolist())
+    resumed = make_model()
+    resumed.load_checkpoint_state(new.checkpoint_state())
+    grown = attrs.evolve(controller(3, 2.0), proposed=True)  # by other statistics
+    for batch in (proposed_batch(), proposed_batch(grown)):
+        assert torch.equal(loss_of(resumed, batch), loss), "the same bits, whatever is proposed later"
+    with pytest.raises(DataError, match="the checkpoint has"):
+        loss_of(resumed, action_batch(transform=controller(3, 2.0)))
+    mixed = {**proposed_batch(), "action_transform": [PROPOSED.to_json(), grown.to_json()]}
+    mixed["action"] = torch.stack([proposed_batch()["action"][0], proposed_batch(grown)["action"][1]])
+    assert torch.equal(loss_of(resumed, mixed), loss)
+    told = make_model(action_transform=OWN.to_dict())
+    loss_of(told, proposed_batch())
+    assert told.action_transform == OWN
+
+
+def test_a_run_that_starts_from_weights_with_actions_keeps_their_transform(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = _saved(make_model().net, tmp_path / "action.pt", **{KEY: transform_tensor(OWN)})
+    model = make_model(dit_path=path)
+    assert torch.equal(loss_of(model, proposed_batch()), loss_of(make_model(), action_batch()))
+    assert model.action_transform == OWN and "learnt anew" not in caplog.text
+    far = attrs.evolve(controller(3, 2**-8), proposed=True)
+    loss_of(model, proposed_batch(far))
+    assert "have the units that it began with" in caplog.text, "256 times what a network expects"
+    of_poses = _saved(make_model().net, tmp_path / "poses.pt", **{KEY: transform_tensor(relative_pose())})
+    other = make_model(dit_path=of_poses)
+    loss_of(other, proposed_batch())
+    assert other.action_transform == PROPOSED and "learnt anew" in caplog.text
+
+
+def test_ranks_agree_on_the_transform_and_a_validation_before_them_decides_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = attrs.evolve(controller(3, 8.0), proposed=True).to_json()
+    for of_rank_0, expected in ((other, controller(3, 8.0)), (OWN.to_json(), OWN)):
+        model = make_model().eval()
+        model.clean_clips(proposed_batch())  # of this rank alone, so nothing may be gathered
+        assert model.action_transform is None
+        monkeypatch.setattr(distributed, "all_gather_object", lambda texts, first=of_rank_0: [[first], texts])
+        loss_of(model.train(), proposed_batch())
+        assert model.action_transform == expected
+        monkeypatch.undo()
+
+
 def test_data_that_do_not_say_it_need_a_config_that_does() -> None:
     with pytest.raises(DataError, match=r"pipe_config\.action_transform is not set"):
         loss_of(make_model(), action_batch(transform=None))
@@ -242,7 +302,7 @@ def test_weights_with_actions_are_matched_all(tmp_path: Path, caplog: pytest.Log
     assert "must be learnt anew" in caplog.text, "they were trained with actions of another scale"
     second.load_checkpoint_state(first.checkpoint_state())
     caplog.clear()
-    second._known_texts.clear()
+    second._is_compared = False
     loss_of(second, action_batch())
     assert "must be learnt anew" not in caplog.text, "what it started from is replaced"
     missing = {f"net.{n}": v for n, v in first.net.state_dict().items() if "B_3D.fc2" not in n}

@@ -72,7 +72,7 @@ FORMS: list[tuple[Callable[[Path], list[str]], ActionTransform]] = [
     (bridge, relative_pose()),
     (bridge_p25, relative_pose()),
     (libero, controller()),
-    (lerobot, controller(4)),
+    (lerobot, controller(4, 1.0)),  # by its statistics
 ]
 
 

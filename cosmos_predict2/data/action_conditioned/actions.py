@@ -56,6 +56,8 @@ class ActionTransform:
     quaternion: bool = False
     # What is known of the raw actions, as dataset_statistics.json has it: a note, which two transforms may differ in.
     stats: dict[str, Any] | None = attrs.field(default=None, eq=False)
+    # Computed by a data set that was not told one: a run whose weights or config have another keeps theirs.
+    proposed: bool = attrs.field(default=False, eq=False)
 
     def __attrs_post_init__(self) -> None:
         if not any(self.offset):
@@ -90,11 +92,19 @@ class ActionTransform:
         """Raw actions of what the model sees."""
         return (self._checked(actions) - self._offset()) / numpy.asarray(self.scale)
 
+    def of_actions_by(self, other: "ActionTransform") -> tuple[Floats, Floats]:
+        """Factor and summand of each number that turn actions by ``other`` into those by this transform."""
+        if (self.kind, self.dim) != (other.kind, other.dim):
+            raise DataError(f"Actions {other} cannot be turned into {self}.")
+        factor = numpy.asarray(self.scale) / numpy.asarray(other.scale)
+        return factor, self._offset() - other._offset() * factor
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON or YAML values."""
         row = attrs.asdict(self)
-        if self.stats is None:
-            del row["stats"]
+        for key in ("stats", "proposed"):
+            if not row[key]:
+                del row[key]
         return {**row, "scale": list(self.scale), "offset": list(self.offset)}
 
     def to_json(self) -> str:

@@ -8,13 +8,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from cosmos_predict2.data.action_conditioned.actions import ActionTransform, controller, summed_actions
+from cosmos_predict2.data.action_conditioned.actions import ActionTransform, summed_actions
 from cosmos_predict2.data.action_conditioned.items import ACTION_FPS, Windows, action_item, shape_problems
-from cosmos_predict2.data.action_conditioned.statistics import transform_of
+from cosmos_predict2.data.action_conditioned.statistics import (
+    DatasetStatistics,
+    order_one_transform,
+    outliers,
+    sampled_statistics,
+    transform_of,
+)
 from cosmos_predict2.data.bad_samples import BadSamples
 from cosmos_predict2.data.clips import choose_decoder, stretch
 from cosmos_predict2.data.lerobot.info import SPLITS, VAL_FRACTION, choose_episodes, read_info
@@ -26,6 +33,7 @@ from imaginaire.errors import ConfigError, DataError, near
 log = logging.getLogger(__name__)
 
 COMBINATIONS = ("sum", "first", "last")
+SHOWN = 8  # numbers of an action in a line of the log
 
 
 class LeRobotActionDataset(Dataset[dict[str, Any]]):
@@ -34,9 +42,10 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
     ``camera`` and ``action_keys`` may be left out where the data set has only one camera and one column ``action`` or
     ``actions``. ``action_keys`` are columns or the names that modality.json gives to parts of the action;
     ``embodiment`` is a list of such names: "gr1" is left arm, left hand, right arm, right hand and waist, 29 numbers.
-    Row k of the action leads from frame k to frame k + 1, scaled by ``action_transform`` (every number by 20 unless
-    told). With a stride, ``combine_actions`` says what becomes of the rows in between: "sum" adds moves up and keeps
-    the last number, a gripper's, of the last row; "first" and "last" take one row, as is right for absolute targets.
+    Row k of the action leads from frame k to frame k + 1, scaled by ``action_transform``; unless told, by one that the
+    actions of all episodes give (`order_one_transform`), whatever the split is. With a stride, ``combine_actions`` says
+    what becomes of the rows in between: "sum" adds moves up and keeps the last number, a gripper's, of the last row;
+    "first" and "last" take one row, as is right for absolute targets.
     ``frame_rate`` asks for a stride by frames per second.
 
     ``load_t5_embeddings`` takes the text from episode_000000.pickle and so on in ``embedding_dir`` (ROOT/t5_xxl unless
@@ -81,7 +90,7 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
         self.stride = _stride(self.source.info.fps, stride, frame_rate)
         self.combine_actions = _combination(combine_actions, self.stride)
         self.action_parts = self.source.action_parts(action_keys, embodiment)
-        self.action_transform = _transform(action_transform, self.source.width(self.action_parts))
+        given = _given_transform(action_transform, self.source.width(self.action_parts))
         self.video_size = (int(video_size[0]), int(video_size[1]))
         self._fit = partial(stretch, size=self.video_size)
         self.fps = float(fps)
@@ -93,6 +102,7 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
         self.episodes = self._with_files(chosen, skip_bad_samples)
         if not len(self.episodes):
             raise DataError(f"{root} has no episode for data_split='{data_split}' with val_fraction={val_fraction}.")
+        self.action_transform = given or self._from_statistics(skip_bad=skip_bad_samples)
         lengths = self.source.episodes.lengths[self.episodes]
         self.windows = Windows(lengths, num_frames, self.stride, start_interval, what=str(root))
         self._bad = BadSamples(skip=skip_bad_samples, most=most_bad_samples)
@@ -131,10 +141,8 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
     @classmethod
     def declared_transform(cls, **arguments: Any) -> ActionTransform | None:
         """The transform of the actions of a data set with these arguments; None where only its files can tell."""
-        if (given := arguments.get("action_transform")) is not None:
-            return transform_of(given)
-        parts = EMBODIMENTS.get(str(arguments.get("embodiment")))
-        return None if parts is None else controller(sum(parts.values()))
+        given = arguments.get("action_transform")
+        return None if given is None else transform_of(given)
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -182,6 +190,50 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
         if self.combine_actions == "sum":
             return summed_actions(rows, frames)
         return rows[frames[:-1]] if self.combine_actions == "first" else rows[frames[1:] - 1]
+
+    def action_statistics(self, *, skip_bad: bool = False) -> DatasetStatistics:
+        """Statistics of the unscaled actions of all episodes, whatever the split is, as they lead along its frames."""
+
+        def rows_of(i: int) -> NDArray[Any]:
+            frames = numpy.arange(0, int(self.source.episodes.lengths[i]), self.stride)
+            if len(frames) < 2 or not self.source.layout.rows(i).path.is_file():  # of a split that was not fetched
+                return numpy.empty((0, 1))
+            try:
+                return self.actions(i, frames)
+            except DataError:
+                if skip_bad:
+                    return numpy.empty((0, 1))
+                raise
+
+        return sampled_statistics(self.source.episodes.lengths, rows_of)
+
+    def _from_statistics(self, *, skip_bad: bool) -> ActionTransform:
+        """The transform that the actions' own statistics give, with a line of the log that shows both."""
+        statistics = self.action_statistics(skip_bad=skip_bad)
+        transform = order_one_transform(statistics.action)
+        for k, value in outliers(statistics.action, transform).items():
+            log.warning(
+                "%s: number %d of the actions has a row with %g, where 98 %% lie between %g and %g: look at that"
+                " recording, which the model will see times %g",
+                self.source.info.root,
+                k,
+                value,
+                statistics.action.q01[k],
+                statistics.action.q99[k],
+                transform.scale[k],
+            )
+        columns = statistics.action
+        ranges = [f"{low:.3g}..{high:.3g}" for low, high in zip(columns.q01[:SHOWN], columns.q99[:SHOWN])]
+        log.info(
+            "%s: actions are normalised by their own statistics: 98 %% of %d rows of %d episodes lie in %s%s; %s",
+            self.source.info.root,
+            statistics.num_transitions,
+            statistics.num_trajectories,
+            ", ".join(ranges),
+            ", ..." if len(columns.q01) > SHOWN else "",
+            transform,
+        )
+        return attrs.evolve(transform, proposed=True)
 
     def _with_files(self, episodes: NDArray[numpy.int64], skip: bool) -> NDArray[numpy.int64]:
         """The episodes whose files are there; with ``skip`` those without are left out, else they are an error."""
@@ -239,9 +291,9 @@ def _combination(wanted: str | None, stride: int) -> str:
     return wanted or "first"
 
 
-def _transform(given: ActionTransform | Mapping[str, Any] | None, width: int) -> ActionTransform:
+def _given_transform(given: ActionTransform | Mapping[str, Any] | None, width: int) -> ActionTransform | None:
     if given is None:
-        return controller(width)
+        return None
     transform = transform_of(given)
     if transform.kind != "controller":
         raise ConfigError(

@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from cosmos_predict2.data.action_conditioned import dataset_lerobot
 from cosmos_predict2.data.action_conditioned.actions import controller, relative_pose
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
+from cosmos_predict2.data.action_conditioned.statistics import dataset_statistics
 from cosmos_predict2.data.lerobot.writer import write_table
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embedding_folder import embed_captions
@@ -44,8 +46,7 @@ def test_every_window_of_every_episode_is_an_item(original: Path) -> None:
         places = [(i, start) for i, length in enumerate(LENGTHS) for start in range(length - 3)]
         for item, (i, start) in zip(data, places, strict=True):
             assert item["video"].shape == (3, 4, 32, 48) and item["video"].dtype == torch.uint8
-            expected = 20 * made.action(i)[start : start + 3].astype(numpy.float64)
-            assert torch.equal(item["action"], torch.from_numpy(expected.astype(numpy.float32)))
+            assert torch.equal(item["action"], torch.from_numpy(made.action(i)[start : start + 3]))
             assert item["__key__"] == f"episode_{i:06d}" and item["ai_caption"] == made.TASKS[i]
             assert item["fps"] == 4.0 and item["image_size"].tolist() == [32, 48, 32, 48]
             assert item["t5_text_mask"].all() and not item["t5_text_embeddings"].any()
@@ -164,11 +165,54 @@ def test_a_broken_episode_stops_or_is_replaced_by_the_next(root: Path, caplog: p
     assert item["__key__"] == "episode_000001" and "episode_000000.mp4" in caplog.text
 
 
+def with_actions(root: Path, episode: int, rows: numpy.ndarray) -> None:
+    path = root / f"data/chunk-000/episode_{episode:06d}.parquet"
+    write_table(path, {**made.table(root, episode), "action": rows.astype(numpy.float32)})
+
+
 def test_actions_that_are_not_finite_are_told(root: Path) -> None:
     rows = made.action(1)
     rows[2, 1] = numpy.nan
-    write_table(root / "data/chunk-000/episode_000001.parquet", {**made.table(root, 1), "action": rows})
-    data = dataset(root)
+    with_actions(root, 1, rows)
+    data = dataset(root, action_transform=controller(3, 1.0))
     assert torch.isfinite(data[0]["action"]).all()
     with pytest.raises(DataError, match=r"episode_000001\.parquet: .* not finite"):
         data[4]
+    with pytest.raises(DataError, match=r"episode_000001\.parquet: .* not finite"):
+        dataset(root)  # whose statistics look at all of them
+    assert dataset(root, skip_bad_samples=True).action_transform == controller(3, 1.0)
+
+
+def test_actions_of_any_scale_come_out_in_the_order_of_one(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for factor in (16.0, 20.0, 1e-3):
+        for i in range(len(LENGTHS)):
+            with_actions(root, i, factor * made.action(i))
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            data = dataset(root)
+        assert "actions are normalised by their own statistics: 98 % of 18 rows of 3 episodes lie in" in caplog.text
+        actions = torch.stack([item["action"] for item in data])
+        assert actions.abs().amax((0, 1)).min() > 0.5 and actions.abs().max() < 1.5
+        if factor == 16:  # powers of two change no digit
+            assert torch.equal(data[0]["action"], torch.from_numpy(made.action(0)[:3]))
+        transform = data.action_transform
+        assert transform.proposed and transform.stats is not None and '"proposed"' in data[0]["action_transform"]
+        for split in ("train", "val"):  # one data set has one transform
+            assert dataset(root, data_split=split).action_transform.to_json() == transform.to_json()
+        assert not dataset(root, action_transform=controller(3)).action_transform.proposed
+
+
+def test_statistics_are_of_the_actions_along_the_frames(original: Path) -> None:
+    assert dataset(original).action_statistics().num_transitions == sum(length - 1 for length in LENGTHS)
+    summed = dataset(original, num_frames=3, stride=2, combine_actions="sum").action_statistics()
+    assert summed.num_transitions == sum((length - 1) // 2 for length in LENGTHS)
+
+
+def test_a_number_far_from_all_others_is_named(
+    original: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = numpy.linspace(-1, 1, 3000).reshape(1000, 3)
+    rows[7, 1] = -3e6
+    monkeypatch.setattr(dataset_lerobot, "sampled_statistics", lambda *_: dataset_statistics([rows]))
+    dataset(original)
+    assert "number 1 of the actions has a row with -3e+06" in caplog.text and caplog.text.count("a row with") == 1
