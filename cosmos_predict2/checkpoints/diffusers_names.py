@@ -9,10 +9,12 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from cosmos_predict2.nn.embeddings import BASE_FPS
 from imaginaire.errors import CheckpointError
 from imaginaire.weights import is_extra
 
 CLASS_NAME = "CosmosTransformer3DModel"
+_FPS_KEY = "_rope_enable_fps_modulation"  # in config.json for us alone: diffusers passes over what begins with "_"
 
 # (ours, theirs); "{}" is a block's number. Whole names only.
 _ATTENTION = {
@@ -120,7 +122,36 @@ def diffusers_config(net: Mapping[str, Any], *, has_condition_mask: bool = True)
             crossattn_proj_in_channels=width,
             encoder_hidden_states_channels=get("crossattn_emb_channels"),
         )
-    return config
+    return config | ({_FPS_KEY: True} if get("rope_enable_fps_modulation") else {})
+
+
+def frame_rate_note(config: Mapping[str, Any]) -> str:
+    """What to give diffusers' pipeline as ``fps``, so that its transformer computes what ours does.
+
+    Its transformer scales time by 24 / fps wherever it is given one, whether the network was trained so or not, and
+    nothing in its configuration switches that off. Another ``rope_scale`` brings the default nearer at most, and would
+    be wrong wherever no frame rate is given.
+    """
+    if config["in_channels"] == config["out_channels"]:
+        return "One frame has no frame rate: nothing to set."
+    scales, is_newer = bool(config.get(_FPS_KEY)), bool(config.get("use_crossattn_projection"))
+    if is_newer and scales:
+        return (
+            f"This network scales time by the frame rate of a clip. diffusers' Cosmos2_5_PredictBasePipeline gives its"
+            f" transformer none, so that every clip counts as one of {BASE_FPS} frames a second."
+        )
+    if is_newer:
+        return "This network ignores frame rates, and diffusers' Cosmos2_5_PredictBasePipeline gives none."
+    if scales:
+        return (
+            "This network scales time by the frame rate of a clip, as diffusers' transformer does: call its"
+            " Cosmos2VideoToWorldPipeline with fps= that of the clip (the default is 16)."
+        )
+    return (
+        "This network ignores frame rates, but diffusers' transformer scales time by them, and its"
+        f" Cosmos2VideoToWorldPipeline gives fps=16 by default. Call it with fps={BASE_FPS}: time is then as in"
+        " training, and the outputs are equal. (The frame rate of the file that is written is another matter.)"
+    )
 
 
 def net_kwargs(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,6 +184,7 @@ def net_kwargs(config: Mapping[str, Any]) -> dict[str, Any]:
         use_adaln_lora=True,
         adaln_lora_dim=config["adaln_lora_dim"],
         extra_per_block_abs_pos_emb=config["extra_pos_embed_type"] == "learnable",
+        rope_enable_fps_modulation=bool(config.get(_FPS_KEY)),
         **{f"rope_{axis}_extrapolation_ratio": ratio for axis, ratio in zip("thw", config["rope_scale"])},
     )
     if config["use_crossattn_projection"]:

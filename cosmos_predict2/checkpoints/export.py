@@ -17,7 +17,12 @@ from torch import Tensor
 from cosmos_predict2.checkpoints.action_transforms import KEY as TRANSFORM_KEY
 from cosmos_predict2.checkpoints.action_transforms import recorded_transform, transform_tensor
 from cosmos_predict2.checkpoints.adapters import merge_lora_state
-from cosmos_predict2.checkpoints.diffusers_names import diffusers_config, net_kwargs, to_diffusers_name
+from cosmos_predict2.checkpoints.diffusers_names import (
+    diffusers_config,
+    frame_rate_note,
+    net_kwargs,
+    to_diffusers_name,
+)
 from cosmos_predict2.checkpoints.dit_weights import inside_a_pipeline, open_dit
 from cosmos_predict2.checkpoints.families import Family, describe, require_family
 from cosmos_predict2.checkpoints.released import NETWORKS
@@ -33,6 +38,19 @@ log = logging.getLogger(__name__)
 FORMS = ("pt", "safetensors", "diffusers")
 SHARD_BYTES = 5 * 10**9  # as diffusers cuts
 _STEM = "diffusion_pytorch_model"
+_README = """\
+# Transformer for diffusers
+
+The weights of {source} ({family}), for `CosmosTransformer3DModel`:
+
+```python
+transformer = CosmosTransformer3DModel.from_pretrained("{folder}", torch_dtype=torch.bfloat16)
+```
+
+## Frame rate
+
+{note}
+"""
 _DTYPE_NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
@@ -85,6 +103,10 @@ def export(job: Export) -> Mapping[str, Tensor]:
         config = diffusers_config(net_arguments(job, family), has_condition_mask=family.kind != "Text2Image")
         tensors = weights.renamed(tensors, to_diffusers_name)
         _write_folder(job.destination, tensors, config, job.dtype)
+        note = frame_rate_note(config)
+        text = _README.format(source=job.source, family=family, folder=job.destination, note=note)
+        storage.write_atomically(storage.join(job.destination, "README.md"), lambda file: file.write(text.encode()))
+        log.info("frame rate: %s", note)
         return tensors
     tensors = weights.renamed(tensors, lambda name: f"net.{name}")
     has_actions = family.action_inputs is not None

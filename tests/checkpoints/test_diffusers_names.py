@@ -21,6 +21,7 @@ CASES: list[dict[str, Any]] = [
     dict(crossattn_proj_in_channels=24),
     dict(extra_per_block_abs_pos_emb=True),
     dict(patch_temporal=2, concat_padding_mask=False, mlp_ratio=2.0),
+    dict(rope_enable_fps_modulation=True),
 ]
 
 

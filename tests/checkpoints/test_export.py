@@ -65,6 +65,29 @@ def test_ours_to_diffusers_to_ours_is_exact_for_the_second_file_too(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "gives fps=16 by default. Call it with fps=24"),
+        (dict(rope_enable_fps_modulation=True), "with fps= that of the clip"),
+        (dict(crossattn_proj_in_channels=24), "gives none"),
+        (dict(crossattn_proj_in_channels=24, rope_enable_fps_modulation=True), "every clip counts as one of 24 frames"),
+        (dict(is_image=True), "One frame has no frame rate"),
+    ],
+    ids=["ignored", "scales time", "Predict2.5", "Predict2.5 scales time", "Text2Image"],
+)
+def test_what_to_give_as_frame_rate_is_said_and_stands_beside_the_weights(
+    changes: dict[str, Any], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    recorded = {"model": {"config": {"pipe_config": {"net": {k: v for k, v in changes.items() if k != "is_image"}}}}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(recorded))
+    folder = _export(_source(tmp_path, **changes), tmp_path, "diffusers")
+    assert said in caplog.text and said in Path(folder, "README.md").read_text()
+    again = _export(folder, tmp_path, "diffusers", "again")  # config.json has kept it
+    assert said in Path(again, "README.md").read_text()
+
+
+@pytest.mark.parametrize(
     "changes",
     [{}, dict(is_image=True), dict(crossattn_proj_in_channels=24)],
     ids=["Video2World", "Text2Image", "Predict2.5"],

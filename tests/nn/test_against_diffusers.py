@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """diffusers' CosmosTransformer3DModel with our weights gives our outputs."""
 
+import inspect
+import re
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ import torch
 from torch.testing import assert_close
 
 from benchmarks.dit import diffusers_twin
+from cosmos_predict2.checkpoints.diffusers_names import diffusers_config, frame_rate_note
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from tests.nn.networks import LATENT, SIZES, inputs, small_net
 
@@ -39,8 +42,21 @@ def test_text2image() -> None:
     _compare(small_net(DiT), {}, is_per_frame=False)
 
 
+def test_a_network_that_ignores_frame_rates_needs_the_one_that_its_note_asks_for() -> None:
+    from diffusers import Cosmos2_5_PredictBasePipeline, Cosmos2VideoToWorldPipeline
+
+    assert "fps" not in inspect.signature(Cosmos2_5_PredictBasePipeline.__call__).parameters
+    default = inspect.signature(Cosmos2VideoToWorldPipeline.__call__).parameters["fps"].default
+    note = frame_rate_note(diffusers_config(SIZES))
+    said = re.search(r"fps=(\d+) by default\. Call it with fps=(\d+)", note)
+    assert said is not None and said[1] == str(default)
+    _compare(small_net(), {}, is_per_frame=False, fps=int(said[2]))
+    with pytest.raises(AssertionError, match="not close"):
+        _compare(small_net(), {}, is_per_frame=False, fps=default)
+
+
 @torch.no_grad()
-def _compare(net: DiT, options: dict[str, Any], is_per_frame: bool) -> None:
+def _compare(net: DiT, options: dict[str, Any], is_per_frame: bool, fps: int | None = None) -> None:
     # In float64, but for diffusers' learned positions, which are float32 only.
     dtype = torch.float32 if options.get("extra_per_block_abs_pos_emb") else torch.float64
     net, given = net.to(dtype), inputs(dtype)
@@ -56,7 +72,7 @@ def _compare(net: DiT, options: dict[str, Any], is_per_frame: bool) -> None:
         given["crossattn_emb_B_S_E"],
         condition_mask=given["condition_mask_B_1_T_H_W"] if is_video else None,
         padding_mask=given["padding_mask_B_1_H_W"],
-        fps=10 if options.get("rope_enable_fps_modulation") else None,
+        fps=10 if options.get("rope_enable_fps_modulation") else fps,
         return_dict=False,
     )[0]
     assert theirs.shape == (2, 16, *LATENT)
