@@ -18,31 +18,25 @@ weights at a path; a run folder is not continued with others.
 A problem that is a `Note` refuses nothing: it is said once, as a warning, before anything is built.
 """
 
-import errno
-import fcntl
 import logging
-import os
-import socket
-import time
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch.utils.data import Dataset
 
-from imaginaire import checkpoint_layout, config_checks, distributed, lint, parallel, storage
+from imaginaire import checkpoint_layout, config_checks, distributed, lint, parallel, run_folder, storage
+from imaginaire.checkpointer import DummyCheckpointer
 from imaginaire.compose import experiment_names_registered
 from imaginaire.config import Config
-from imaginaire.errors import CheckpointError, ConfigError, DataError, UserError
+from imaginaire.errors import ConfigError, DataError, UserError
 from imaginaire.model import ImaginaireModel, Note
-from imaginaire.names import target_of
+from imaginaire.names import locate, target_of
 from imaginaire.weight_files import POINTER
 
 log = logging.getLogger(__name__)
 
-
-_locked: set[str] = set()  # a second lock of one process would replace the first, and end with it
 
 _SECTIONS = ("model", "dataloader_train", "dataloader_val")
 
@@ -64,7 +58,7 @@ def check_launch(config: Config) -> None:
             name = type(node).__name__
             raise ConfigError(f"{key} is a {name} that exists already. Name it, so that it is built: L({name})(...).")
     _check_model_class(target_of(config.model, "model"))
-    check_run_dir(config.job.path_local)
+    run_folder.check_writable(config.job.path_local)
     found = parallel_problems(config, distributed.world_size())
     if not found:  # else the model has said what it can be divided by, which is less than the processes alone allow
         parallel.check_context_parallel_size(config.model_parallel.context_parallel_size, distributed.world_size())
@@ -119,41 +113,6 @@ def check_precision(model: ImaginaireModel, *, has_scaler: bool) -> None:
             f"{type(model).__name__} holds float16 weights, whose gradients cannot be unscaled. Keep them in "
             "model.weight_dtype (float32): the trainer computes in float16 by autocast."
         )
-
-
-def lock_run_dir(path: str) -> IO[str] | None:
-    """Hold the run folder for this process, or say who does; released when the file is closed or the process ends."""
-    if storage.is_remote(path):
-        return None  # object stores have no locks
-    name = os.path.abspath(storage.join(path, "run.lock"))
-    if name in _locked:
-        raise ConfigError(f"The run folder {path} is in use by this process: close() its other trainer first.")
-    try:
-        file = open(name, "a+")  # noqa: SIM115 - held as long as the run
-    except OSError as error:
-        raise ConfigError(f"{name} cannot be opened: {error}. Give this run another job.name.") from error
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock not shared with forked workers
-    except OSError as error:
-        if error.errno not in (errno.EAGAIN, errno.EACCES):
-            log.warning("%s cannot be locked (%s): do not start the same run twice", path, error)
-            return file
-        file.seek(0)
-        holder = file.read().strip() or "another process"
-        file.close()
-        raise ConfigError(
-            f"The run folder {path} is in use by {holder}. Wait for it, end it, or give this run another job.name."
-        ) from error
-    _locked.add(name)
-    file.truncate(0)
-    file.write(f"{socket.gethostname()} pid {os.getpid()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
-    file.flush()
-    return file
-
-
-def unlock_run_dir(file: IO[str]) -> None:
-    _locked.discard(file.name)
-    file.close()
 
 
 def notes(config: Config) -> list[str]:
@@ -252,21 +211,10 @@ def _resume_problems(config: Config, datasets: list[dict[str, Any]]) -> Iterator
             )
 
 
-def check_run_dir(path: str) -> None:
-    """Raise when the run folder cannot be written: better now than at the first save."""
-    try:
-        probe = storage.join(path, f".write-probe-{distributed.rank()}")
-        storage.write_atomically(probe, lambda file: file.write(b"x"))
-        storage.remove(probe)
-    except OSError as error:
-        raise CheckpointError(
-            f"The run folder {path} cannot be written: {error}. Set IMAGINAIRE_OUTPUT_ROOT to a place that can, or "
-            "change job.name."
-        ) from error
-
-
 def _disk_problems(config: Config) -> Iterator[tuple[str, str]]:
     run_dir = config.job.path_local
+    if _saves_nothing(config.checkpoint.type):
+        return
     free = storage.free_bytes(run_dir)
     if free is None:
         return
@@ -282,6 +230,13 @@ def _disk_problems(config: Config) -> Iterator[tuple[str, str]]:
             f"the next checkpoint needs {needed / 1e9:.3g} GB, but {run_dir} has {free / 1e9:.3g} GB free. Free "
             "space, or set IMAGINAIRE_OUTPUT_ROOT to another disk or s3://",
         )
+
+
+def _saves_nothing(node: Any) -> bool:
+    """Whether this ``checkpoint.type``, a class, its name or a lazy call, writes no checkpoints."""
+    found = locate(node, "checkpoint.type") if isinstance(node, str) else node
+    kind = found if isinstance(found, type) else target_of(found, "checkpoint.type")
+    return isinstance(kind, type) and issubclass(kind, DummyCheckpointer)
 
 
 def _arguments(node: Any) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from imaginaire import (
     preflight,
     provenance,
     random,
-    storage,
+    run_folder,
     workers,
 )
 from imaginaire import log as logs
@@ -57,6 +57,7 @@ def launch(config: Config) -> int:
     logs.setup(None, distributed.rank())
     preflight.check_launch(config)
     trainer = None
+    is_refused = False
     try:
         trainer_type = config.trainer.type
         if isinstance(trainer_type, str):
@@ -69,10 +70,15 @@ def launch(config: Config) -> int:
         model = lazy_config.instantiate(config.model)
         trainer.train(model, dataloader_train, dataloader_val)
         return EXIT_INTERRUPTED if trainer.interrupted else 0
+    except (ConfigError, DataError, CheckpointError):
+        is_refused = trainer is None or trainer.iteration == 0
+        raise
     finally:
         if trainer is not None:
             trainer.close()
         data.close_readers()
+        if is_refused:
+            run_folder.discard_new(config.job.path_local)
         if is_ours:
             distributed.shutdown()
 
@@ -143,7 +149,7 @@ class ImaginaireTrainer:
         """After the last write: another process may now use the run folder."""
         self.checkpointer.close()
         if self._lock is not None:
-            preflight.unlock_run_dir(self._lock)
+            run_folder.unlock(self._lock)
             self._lock = None
 
     # --- before the first step
@@ -450,10 +456,7 @@ class ImaginaireTrainer:
 
     def _make_run_dir(self) -> None:
         if distributed.is_rank0():
-            storage.makedirs(self.run_dir)
-            self._lock = preflight.lock_run_dir(self.run_dir)
-            text = lazy_config.to_yaml(self.config)
-            storage.write_atomically(storage.join(self.run_dir, "config.yaml"), lambda file: file.write(text.encode()))
+            self._lock = run_folder.claim(self.run_dir, lazy_config.to_yaml(self.config))
         distributed.barrier("run folder")
         logs.setup(self.run_dir, distributed.rank())
 

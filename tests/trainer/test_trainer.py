@@ -242,6 +242,7 @@ def test_preflight_of_a_data_set_stops_the_run_before_it_is_built(tmp_path: Path
     clear = [target, "+dataloader_train.dataset.folder=/no/such/folder"]
     with pytest.raises(DataError, match=r"dataloader_train.dataset: the folder /no/such/folder does not exist"):
         train(tmp_path, clear)
+    assert not list(tmp_path.iterdir()), "a run folder is left"
 
 
 _loaded: list[str] = []
@@ -287,6 +288,27 @@ class NoBatches(project.RestlessModel):
 def test_a_model_without_batches_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"NoBatches.train_batches gave no batch"):
         train(tmp_path, ["model._target_=tests.trainer.test_trainer.NoBatches", *QUICK])
+    assert not list(tmp_path.iterdir()), "a run folder is left"
+
+
+def test_a_refused_start_leaves_the_folder_that_was_there(tmp_path: Path) -> None:
+    no_batches = ["model._target_=tests.trainer.test_trainer.NoBatches", *QUICK]
+    other = run_dir(tmp_path, "other")
+    other.mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"trainer\.callbacks"):  # the trainer is not built, and its folder is
+        train(tmp_path, [*QUICK, "+trainer.callbacks.odd._target_=builtins.dict"])
+    assert [path.name for path in other.parent.iterdir()] == ["other"]
+    (run_dir(tmp_path) / "kept").mkdir(parents=True)
+    with pytest.raises(DataError):
+        train(tmp_path, no_batches)
+    assert {"kept", "config.yaml", "stdout.log"} <= {path.name for path in run_dir(tmp_path).iterdir()}
+
+
+def test_a_run_that_saves_nothing_needs_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(project.RestlessModel, "checkpoint_bytes", lambda **_: 2**60, raising=False)
+    with pytest.raises(ConfigError, match="the next checkpoint needs"):
+        train(tmp_path, QUICK)
+    assert train(tmp_path, [*QUICK, "ckpt_type=dummy"]) == 0
 
 
 # --- what goes wrong on the way

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of a run: whether it can be written, who holds it, and that a start which is refused leaves none."""
+
+import errno
+import fcntl
+import logging
+import os
+import socket
+import time
+import uuid
+from pathlib import Path
+from typing import IO
+
+from imaginaire import distributed, storage
+from imaginaire import log as logs
+from imaginaire.errors import CheckpointError, ConfigError, UserError
+
+log = logging.getLogger(__name__)
+
+_locked: set[str] = set()  # a second lock of one process would replace the first, and end with it
+_made: dict[str, list[str]] = {}  # run folders that this process made, with the parents so made, the deepest first
+
+
+def check_writable(path: str) -> None:
+    """Raise when the run folder cannot be written: better now than at the first save. Nothing is left of the trial."""
+    place = path if storage.is_remote(path) else str(_nearest(path))
+    try:
+        probe = storage.join(place, f".write-probe-{uuid.uuid4().hex}")
+        storage.write_atomically(probe, lambda file: file.write(b"x"))
+        storage.remove(probe)
+    except OSError as error:
+        raise CheckpointError(
+            f"The run folder {path} cannot be written: {error}. Set IMAGINAIRE_OUTPUT_ROOT to a place that can, or "
+            "change job.name."
+        ) from error
+
+
+def claim(path: str, config: str) -> IO[str] | None:
+    """Make the run folder, lock it and write its config.yaml; what `unlock` takes."""
+    whole, nearest = Path(path).absolute(), _nearest(path)
+    new = [str(place) for place in (whole, *whole.parents) if nearest in place.parents]
+    if storage.is_remote(path):
+        new = [] if storage.is_folder(path) else [path]
+    storage.makedirs(path)
+    file = lock(path)
+    if new:  # of two that begin it at once, the one that holds it
+        _made[path] = new
+    storage.write_atomically(storage.join(path, "config.yaml"), lambda out: out.write(config.encode()))
+    return file
+
+
+def discard_new(path: str) -> None:
+    """End the log of a run that was refused before its first step, and remove its folder where it was made for it."""
+    new = _made.pop(path, [])
+    if distributed.is_rank0() and not new:
+        return
+    logs.setup(None, distributed.rank())
+    _locked.discard(_lock_name(path))
+    try:
+        if new:
+            storage.remove(path)
+        for parent in new[1:]:
+            os.rmdir(parent)  # as far as no other run has come to lie in it
+    except (OSError, UserError) as error:
+        log.info("%s is left: %s", path, error)
+
+
+def lock(path: str) -> IO[str] | None:
+    """Hold the run folder for this process, or say who does; released when the file is closed or the process ends."""
+    if storage.is_remote(path):
+        return None  # object stores have no locks
+    name = _lock_name(path)
+    if name in _locked:
+        raise ConfigError(f"The run folder {path} is in use by this process: close() its other trainer first.")
+    try:
+        file = open(name, "a+")  # noqa: SIM115 - held as long as the run
+    except OSError as error:
+        raise ConfigError(f"{name} cannot be opened: {error}. Give this run another job.name.") from error
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock not shared with forked workers
+    except OSError as error:
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            log.warning("%s cannot be locked (%s): do not start the same run twice", path, error)
+            return file
+        file.seek(0)
+        holder = file.read().strip() or "another process"
+        file.close()
+        raise ConfigError(
+            f"The run folder {path} is in use by {holder}. Wait for it, end it, or give this run another job.name."
+        ) from error
+    _locked.add(name)
+    file.truncate(0)
+    file.write(f"{socket.gethostname()} pid {os.getpid()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+    file.flush()
+    return file
+
+
+def unlock(file: IO[str]) -> None:
+    _locked.discard(file.name)
+    file.close()
+
+
+def _lock_name(path: str) -> str:
+    return os.path.abspath(storage.join(path, "run.lock"))
+
+
+def _nearest(path: str) -> Path:
+    """The folder itself, or the nearest one above it that exists."""
+    place = Path(path).absolute()
+    while not place.exists():
+        place = place.parent
+    return place
