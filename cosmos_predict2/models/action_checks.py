@@ -82,6 +82,20 @@ def declared_transform(data: Mapping[str, Any]) -> ActionTransform | None:
     return found
 
 
+def declared_width(data: Mapping[str, Any]) -> int | None:
+    """Numbers per action of a data set with these arguments, where its class can tell before it is built."""
+    if (transform := declared_transform(data)) is not None:
+        return transform.dim
+    declared = getattr(target_of(data), "declared_width", None)
+    if not callable(declared):
+        return None
+    try:
+        found: int = declared(**{key: value for key, value in data.items() if key != "_target_"})
+    except (ConfigError, DataError):
+        return None  # its own preflight says it
+    return found
+
+
 def transform_problems(pipe: Mapping[str, Any]) -> Iterator[str]:
     """What is wrong with the transform that a pipeline's section names, by itself and for its network."""
     try:

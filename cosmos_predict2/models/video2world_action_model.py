@@ -36,6 +36,7 @@ from cosmos_predict2.models.action_checks import (
     action_size,
     chunk_problem,
     declared_transform,
+    declared_width,
     gives_images,
     known_transform,
     load_problem,
@@ -108,16 +109,16 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
         if gives_images(data):
             yield NO_IMAGES
         pipe = config["pipe_config"]
-        transform = declared_transform(data)
-        if pipe["net"] is None or transform is None:
+        width, transform = declared_width(data), declared_transform(data)
+        if pipe["net"] is None or width is None:
             return
         size, _ = action_size(pipe["net"], pipe["state_t"])
-        if size is not None and size != transform.dim:
+        if size is not None and size != width:
             yield (
-                f"its actions have {transform.dim} numbers, but the network reads {size}: set"
-                f" model.config.pipe_config.net.action_dim, or choose other data"
+                f"its actions have {width} numbers, but the network reads {size}: set"
+                f" model.config.pipe_config.net.action_dim={width}, or choose other data"
             )
-        elif pipe.get(KEY) is not None and not [*transform_problems(pipe)]:
+        elif transform is not None and pipe.get(KEY) is not None and not [*transform_problems(pipe)]:
             own = ActionTransform.from_dict(pipe[KEY])
             if own != transform:
                 yield f"its actions are {transform}, but {CONFIG_KEY} says {own}"

@@ -33,7 +33,7 @@ from cosmos_predict2.models.text_widths import PROJECTION, data_text, data_text_
 from cosmos_predict2.models.validation import RELEASED_SIGMAS, check_sigmas, counted_losses, losses_by_sigma
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.parallelize import ContextParallel, degree_problems, parallelize_dit
-from cosmos_predict2.pipelines.assembly import settle_attention
+from cosmos_predict2.pipelines.assembly import attention_problem, settle_attention
 from cosmos_predict2.pipelines.video2world import PRECISIONS, Video2WorldPipelineConfig
 from cosmos_predict2.recompute import checked_keys, checked_policy
 from cosmos_predict2.text.trained_text import text_facts
@@ -125,6 +125,8 @@ class Predict2Video2WorldModel(ImaginaireModel):
         if pipe["net"] is None:
             yield NO_NETWORK
             return
+        if problem := attention_problem(pipe["net"], distributed.device(), PRECISIONS[config["precision"]]):
+            yield f"model.config.pipe_config.net.atten_backend: {problem}"
         if sac_config := pipe["net"].get("sac_config"):
             try:
                 checked_policy(**checked_keys(sac_config))

@@ -2,14 +2,14 @@
 """Building the network of a pipeline, and finding out beforehand whether all weights are there and fit."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from cosmos_predict2.checkpoints import load_dit
 from cosmos_predict2.checkpoints.presence import check_dit
-from cosmos_predict2.nn.attention import check_attention
+from cosmos_predict2.nn.attention import check_attention, choose_attention
 from cosmos_predict2.nn.dit import DiT
 from imaginaire import lazy_config
 from imaginaire.errors import CheckpointError, ConfigError
@@ -49,11 +49,23 @@ def check_parts(net: Any, dit_path: str, others: Sequence[Any], which: str = "au
                 raise CheckpointError(problem)
 
 
+def attention_problem(net: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the network of a lazy node cannot attend as it asks to on a device; None where it can."""
+    width, heads = net.get("model_channels"), net.get("num_heads")
+    if not width or not heads:
+        return None  # a network of another kind
+    try:
+        choose_attention(str(net.get("atten_backend", "auto")), device, dtype, width // heads)
+    except (ImportError, ValueError) as error:
+        return str(error).rstrip(".")
+    return None
+
+
 def settle_attention(net: DiT, device: torch.device, dtype: torch.dtype) -> None:
     """Choose the attention operator, hold it against torch's on the real head size, and say which it is."""
     try:
         choice = net.choose_attention(device=device, dtype=dtype)
-    except ImportError as error:
+        check_attention(choice.op, net.head_dim, device, dtype)
+    except (ImportError, ValueError) as error:
         raise ConfigError(f"net.atten_backend={net.atten_backend}: {error}") from error
-    check_attention(choice.op, net.head_dim, device, dtype)
     log.info("attention: %s (asked: %s; %s)", choice.name, net.atten_backend, choice.reason)

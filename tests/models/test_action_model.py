@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training with actions: what of a batch is required, what it starts from, and the transform that it keeps."""
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from cosmos_predict2.checkpoints.action_transforms import KEY, transform_tensor
 from cosmos_predict2.data.action_conditioned.actions import ActionTransform, controller, relative_pose
+from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.latent_cache import LATENTS_KEY
 from cosmos_predict2.data.mock import MockImages, MockVideos
 from cosmos_predict2.models.network import embedders_begin_anew
@@ -20,6 +22,7 @@ from cosmos_predict2.models.video2world_action_model import Predict2Video2WorldA
 from cosmos_predict2.models.video2world_model import Predict2ModelManagerConfig, Predict2Video2WorldModelConfig
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
+from cosmos_predict2.pipelines.assembly import settle_attention
 from cosmos_predict2.pipelines.video2world import EMAConfig
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionPipelineConfig
 from imaginaire import distributed, lazy_config
@@ -392,6 +395,32 @@ def _node(config: Predict2Video2WorldModelConfig) -> Any:
 def test_a_network_that_does_not_fit_the_clips_is_told(options: dict[str, Any], message: str) -> None:
     told = _told(**options)
     assert message in told if message else told == ""
+
+
+@pytest.mark.parametrize("name", ["transformer_engine", "flash"])
+def test_attention_that_this_device_has_not_is_told(name: str) -> None:
+    found = _told(net=L(ChunkActionDiT)(**SIZE, **NET, action_dim=3, atten_backend=name))
+    assert f"net.atten_backend: atten_backend='{name}' works on CUDA" in found
+    with pytest.raises(ConfigError, match="works on CUDA"):  # whoever did not ask beforehand
+        settle_attention(
+            ChunkActionDiT(**SIZE, **NET, action_dim=3, atten_backend=name), torch.device("cpu"), torch.float32
+        )
+
+
+def test_the_width_that_lerobot_data_have_is_told(tmp_path: Path) -> None:
+    features = {"action": {"dtype": "float32", "shape": [5]}, "front": {"dtype": "video"}}
+    info = dict(codebase_version="v3.0", fps=10, data_path="data/{episode_index}.parquet", features=features)
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta/info.json").write_text(json.dumps(info))
+    data = dict(_target_=LeRobotActionDataset, root=str(tmp_path), text_width=NET["crossattn_emb_channels"])
+    model, config = Predict2Video2WorldActionConditionedModel, _node(make_config())
+    (problem,) = model.preflight_data(data, config)
+    assert "its actions have 5 numbers, but the network reads 3: set" in problem and "net.action_dim=5" in problem
+    features["action"]["shape"] = [3]
+    (tmp_path / "meta/info.json").write_text(json.dumps(info))
+    assert [*model.preflight_data(data, config)] == []
+    for wrong in (dict(camera="wrist"), dict(action_keys="acton")):
+        assert "there is no" in "\n".join(LeRobotActionDataset.preflight(root=str(tmp_path), **wrong))
 
 
 def test_a_network_without_actions_is_refused() -> None:

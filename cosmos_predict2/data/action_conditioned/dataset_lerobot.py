@@ -26,7 +26,7 @@ from cosmos_predict2.data.bad_samples import BadSamples
 from cosmos_predict2.data.clips import choose_decoder, stretch
 from cosmos_predict2.data.lerobot.info import SPLITS, VAL_FRACTION, choose_episodes, read_info
 from cosmos_predict2.data.lerobot.modality import EMBODIMENTS
-from cosmos_predict2.data.lerobot.reader import LeRobotSource
+from cosmos_predict2.data.lerobot.reader import LeRobotSource, choose_action, choose_camera, part_width
 from cosmos_predict2.text.embedding_folder import EmbeddingFolder, find_embedding_dir
 from imaginaire.errors import ConfigError, DataError, near
 
@@ -131,6 +131,8 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
             info = read_info(Path(arguments.get("root", "")))
             stride = _stride(info.fps, arguments.get("stride", 1), arguments.get("frame_rate"))
             _combination(arguments.get("combine_actions"), stride)
+            choose_camera(info, arguments.get("camera"))
+            cls.declared_width(**arguments)
         except (ConfigError, DataError) as error:
             yield str(error)
         try:
@@ -143,6 +145,13 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
         """The transform of the actions of a data set with these arguments; None where only its files can tell."""
         given = arguments.get("action_transform")
         return None if given is None else transform_of(given)
+
+    @classmethod
+    def declared_width(cls, **arguments: Any) -> int:
+        """How many numbers an action of a data set with these arguments has, as its meta/info.json says."""
+        info = read_info(Path(arguments.get("root", "")))
+        parts = choose_action(info, arguments.get("action_keys"), arguments.get("embodiment"))
+        return sum(part_width(info, part) for part in parts)
 
     def __len__(self) -> int:
         return len(self.windows)

@@ -98,52 +98,11 @@ class LeRobotSource:
 
     def width(self, parts: Sequence[Part]) -> int:
         """How many numbers `parts` gives per frame."""
-        return sum((self._width(part.column) if part.end is None else part.end) - part.start for part in parts)
-
-    def _width(self, column: str) -> int:
-        shape = self.info.features.get(column, {}).get("shape")
-        if not isinstance(shape, list) or len(shape) != 1 or not isinstance(shape[0], int):
-            raise DataError(f"{self.info.root}: '{column}' has the shape {shape}; a vector of numbers is needed.")
-        return shape[0]
+        return sum(part_width(self.info, part) for part in parts)
 
     def action_parts(self, keys: str | Sequence[str] | None = None, embodiment: str | None = None) -> list[Part]:
         """The columns, or parts of them, that make an action: as asked for, or the only one that is called so."""
-        if embodiment is not None:
-            if keys is not None:
-                raise ConfigError("action_keys and embodiment both say what an action is: give one of them.")
-            return self._embodiment(embodiment)
-        if keys is None:
-            usual = [key for key in ACTIONS if key in self.info.features]
-            if len(usual) != 1:
-                numbers = ", ".join(key for key, feature in self.info.features.items() if _is_numbers(feature))
-                raise ConfigError(f"{self.info.root}: which columns are the action? Set action_keys: {numbers}.")
-            keys = usual
-        listed = [keys] if isinstance(keys, str) else list(keys)
-        named = self.modality.action if self.modality else {}
-        for key in listed:
-            if key not in named and key not in self.info.features:
-                raise ConfigError(
-                    f"{self.info.root}: there is no action '{key}'.{near(key, [*named, *self.info.features])}"
-                )
-        return [named[key] if key in named else Part(key) for key in listed]
-
-    def _embodiment(self, name: str) -> list[Part]:
-        if name not in EMBODIMENTS:
-            raise ConfigError(f"There is no embodiment '{name}'.{near(name, EMBODIMENTS)}")
-        place = self.info.root / "meta" / "modality.json"
-        if self.modality is None:
-            raise DataError(f"embodiment '{name}' needs {place}, which says where its parts are; it is not there.")
-        parts = []
-        for key, width in EMBODIMENTS[name].items():
-            part = self.modality.action.get(key)
-            if part is None or part.end is None:
-                raise DataError(
-                    f"{place} has no action '{key}', which '{name}' needs.{near(key, self.modality.action)}"
-                )
-            if part.end - part.start != width:
-                raise DataError(f"{place}: '{key}' has {part.end - part.start} numbers, but that of '{name}' {width}.")
-            parts.append(part)
-        return parts
+        return choose_action(self.info, keys, embodiment, self.modality)
 
     # ---- texts -------------------------------------------------------------------------------------------------------
 
@@ -250,6 +209,54 @@ def choose_camera(info: Info, wanted: str | None, modality: Modality | None = No
     if len(fitting) != 1:
         raise ConfigError(f"{info.root}: there is no camera '{wanted}'.{near(wanted, [*named, *info.cameras])}")
     return fitting[0]
+
+
+def choose_action(
+    info: Info, keys: str | Sequence[str] | None = None, embodiment: str | None = None, modality: Modality | None = None
+) -> list[Part]:
+    """The columns, or parts of them, that make an action: as asked for, or the only one that is called so."""
+    modality = modality or read_modality(info.root)
+    if embodiment is not None:
+        if keys is not None:
+            raise ConfigError("action_keys and embodiment both say what an action is: give one of them.")
+        return _parts_of_embodiment(info, embodiment, modality)
+    if keys is None:
+        usual = [key for key in ACTIONS if key in info.features]
+        if len(usual) != 1:
+            numbers = ", ".join(key for key, feature in info.features.items() if _is_numbers(feature))
+            raise ConfigError(f"{info.root}: which columns are the action? Set action_keys: {numbers}.")
+        keys = usual
+    listed = [keys] if isinstance(keys, str) else list(keys)
+    named = modality.action if modality else {}
+    for key in listed:
+        if key not in named and key not in info.features:
+            raise ConfigError(f"{info.root}: there is no action '{key}'.{near(key, [*named, *info.features])}")
+    return [named[key] if key in named else Part(key) for key in listed]
+
+
+def part_width(info: Info, part: Part) -> int:
+    """How many numbers a part has in each frame."""
+    shape = info.features.get(part.column, {}).get("shape")
+    if not isinstance(shape, list) or len(shape) != 1 or not isinstance(shape[0], int):
+        raise DataError(f"{info.root}: '{part.column}' has the shape {shape}; a vector of numbers is needed.")
+    return (shape[0] if part.end is None else part.end) - part.start
+
+
+def _parts_of_embodiment(info: Info, name: str, modality: Modality | None) -> list[Part]:
+    if name not in EMBODIMENTS:
+        raise ConfigError(f"There is no embodiment '{name}'.{near(name, EMBODIMENTS)}")
+    place = info.root / "meta" / "modality.json"
+    if modality is None:
+        raise DataError(f"embodiment '{name}' needs {place}, which says where its parts are; it is not there.")
+    parts = []
+    for key, width in EMBODIMENTS[name].items():
+        part = modality.action.get(key)
+        if part is None or part.end is None:
+            raise DataError(f"{place} has no action '{key}', which '{name}' needs.{near(key, modality.action)}")
+        if part.end - part.start != width:
+            raise DataError(f"{place}: '{key}' has {part.end - part.start} numbers, but that of '{name}' {width}.")
+        parts.append(part)
+    return parts
 
 
 def _is_numbers(feature: Mapping[str, Any]) -> bool:

@@ -137,7 +137,8 @@ def test_windows_longer_than_all_episodes_are_an_error(original: Path) -> None:
 
 
 def test_preflight_tells_without_reading_episodes(original: Path, tmp_path: Path) -> None:
-    assert not list(LeRobotActionDataset.preflight(root=str(original), **SHAPE))
+    assert not list(LeRobotActionDataset.preflight(root=str(original), camera="front", **SHAPE))
+    assert "which camera?" in "".join(LeRobotActionDataset.preflight(root=str(original), **SHAPE))
     found = "; ".join(LeRobotActionDataset.preflight(root=str(tmp_path), video_size=(30, 48), stride=0))
     assert "meta/info.json" in found and "multiples of 16" in found and "stride=0" in found
     assert "in between" in "".join(LeRobotActionDataset.preflight(root=str(original), stride=2))
