@@ -69,7 +69,7 @@ def prepare(args: argparse.Namespace, command: list[str]) -> Job:
     if args.num_gpus < 1:
         raise ConfigError(f"--num_gpus {args.num_gpus}: at least 1.")
     choice = choose_model(args)
-    config, is_tiny, dit_path = choice.config, choice.model_size == "tiny", choice.dit_path
+    config, dit_path = choice.config, choice.dit_path
     spread.check_num_gpus(args.num_gpus, config.net.num_heads, config.state_t)
     check_processes(args.num_gpus, command)
     if args.natten:
@@ -84,8 +84,6 @@ def prepare(args: argparse.Namespace, command: list[str]) -> Job:
     check_device(args.device or ("cuda" if args.use_cuda_graphs else "cpu"))
     check_sampling(args)
     check_frames(args, config)
-    if args.downcast_text_encoder and not is_tiny:
-        config.text_encoder.dtype = "bfloat16"
     if args.load_ema and not args.dit_path:
         raise ConfigError("--load_ema takes the averaged weights of a file: name it with --dit_path.")
     is_leader = distributed.is_rank0()
@@ -109,6 +107,7 @@ def prepare(args: argparse.Namespace, command: list[str]) -> Job:
             load_ema_to_reg=args.load_ema,
             lora=args.lora,
             offload_text_encoder=args.offload_text_encoder,
+            downcast_text_encoder=args.downcast_text_encoder,
             offload_tokenizer=args.offload_tokenizer,
             group=current_dims().cp_group,
             is_follower=not is_leader,

@@ -49,7 +49,6 @@ def run(args: argparse.Namespace) -> int:
     config = choice.config
     config.guardrail_config.checkpoint_dir = checkpoint_dir()
     config.guardrail_config.enabled = bool(args.prompt) and not args.disable_guardrail
-    config.prompt_refiner_config.enabled = False
     config.text_encoder = None
     check_solver(args.solver, config)
     for adapter in args.lora:

@@ -85,9 +85,10 @@ def require_transform(path: str, given: Any = None, *, flag: str = FLAG) -> Acti
         log.warning("%s is known for actions %s; %s are used, as asked", path, known, asked)
     found = asked or written or known
     if found is None:
+        whose = f"{path} does not say which actions it was trained with, and it can use no others."
         raise CheckpointError(
-            f"{path or 'No file of weights'} does not say which actions it was trained with, and it can use no others."
-            f" Say it with {flag} (relative_pose:20 for pose differences as in Bridge, controller:20x7 for a"
+            f"{whose if path else 'Random weights bring no transform of actions.'} Say it with {flag}"
+            " (relative_pose:20 for pose differences as in Bridge, controller:20x7 for a"
             f" controller's seven numbers times 20, or JSON with kind, scale, offset), or in a config as {CONFIG_KEY}."
         )
     return found

@@ -5,6 +5,7 @@
     actions = pipe.transformed(raw_actions)                                        # what the network sees of them
     video = pipe.generate_actions(first_frames, actions[:, :12], seeds=[0, 1])     # uint8 [B, 3, 13, H, W]
     video = pipe.rollout(first_frames, actions, seeds=[0, 1])                      # [B, 3, 1 + L, H, W], chunk by chunk
+    video = pipe(first_frame, actions[0, :12].numpy(), seed=0)                     # one sample, by the published call
 
 Each sample has a seed of its own, and what becomes of it does not depend on the samples beside it. All that is left out
 changes nothing: frames that are not given are not encoded, a second pass for guidance is made only where it differs
@@ -12,10 +13,11 @@ from the first, and a text of zeros is not attended to.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import attrs
+import numpy
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
@@ -63,20 +65,20 @@ class Video2WorldActionConditionedPipeline(Video2WorldPipeline):
     def from_config(
         cls, config: Video2WorldPipelineConfig, dit_path: str = "", *arguments: Any, **options: Any
     ) -> "Video2WorldActionConditionedPipeline":
-        """As for Video2World. The weights must say which transform of actions they were trained with, or the config."""
+        """As for Video2World. The weights must say which transform of actions they were trained with, or the config;
+        of random ones the config."""
         from cosmos_predict2.checkpoints.action_transforms import require_transform
         from cosmos_predict2.checkpoints.written_pipeline import untold_differences
 
         if not isinstance(config, Video2WorldActionPipelineConfig):
             raise ConfigError("This pipeline is configured by a Video2WorldActionPipelineConfig, for its actions.")
-        if dit_path:
-            transform = require_transform(dit_path, config.transform)
-            config = attrs.evolve(config, action_transform=transform.to_dict())
-            if config.net is not None and (differences := untold_differences(dit_path, config.net)):
-                raise CheckpointError(
-                    f"{dit_path} was trained by a network with {'; '.join(differences)} (pipe_config.net). Nothing in"
-                    " its weights shows that: build the network as it was (recorded_run(dit_path).apply_to(config))."
-                )
+        transform = require_transform(dit_path, config.transform, flag="config.action_transform")
+        config = attrs.evolve(config, action_transform=transform.to_dict())
+        if dit_path and config.net is not None and (differences := untold_differences(dit_path, config.net)):
+            raise CheckpointError(
+                f"{dit_path} was trained by a network with {'; '.join(differences)} (pipe_config.net). Nothing in"
+                " its weights shows that: build the network as it was (recorded_run(dit_path).apply_to(config))."
+            )
         pipe = super().from_config(config, dit_path, *arguments, **options)
         return cast("Video2WorldActionConditionedPipeline", pipe)
 
@@ -94,6 +96,52 @@ class Video2WorldActionConditionedPipeline(Video2WorldPipeline):
         return torch.from_numpy(self.transform.apply(raw)).float()
 
     # --- one chunk
+
+    def __call__(  # type: ignore[override]
+        self,
+        first_frame: ArrayLike,
+        actions: ArrayLike,
+        prompt: str = "",
+        negative_prompt: str = "",
+        num_conditional_frames: int = 1,
+        guidance: float = 7.0,
+        num_sampling_step: int = 35,
+        seed: int = 0,
+        solver_option: str | None = None,
+        *,
+        embeddings: Mapping[str, Tensor] | None = None,
+        progress: bool = False,
+    ) -> Tensor:
+        """[1, 3, 1 + A, H, W] in [-1, 1] of one sample, by the published call.
+
+        ``first_frame`` is uint8 [H, W, 3], or [5, H, W, 3] with ``num_conditional_frames=5``; ``actions`` [A, d] are as
+        `transformed` gives them. Without a prompt there is no text, unless ``embeddings`` has one of "". The solver is
+        the model's own unless ``solver_option`` names another.
+        """
+        frames = torch.as_tensor(numpy.asarray(first_frame))
+        frames_F_H_W_C = frames if frames.ndim == 4 else frames[None]
+        if frames_F_H_W_C.shape[0::3] != (num_conditional_frames, 3) or frames.dtype != torch.uint8:
+            raise DataError(
+                f"first_frame is {list(frames.shape)} of {frames.dtype}; uint8 [H, W, 3] is expected, or with"
+                f" num_conditional_frames={num_conditional_frames} [{num_conditional_frames}, H, W, 3]."
+            )
+        texts = [prompt] if prompt or "" in (embeddings or {}) else []
+        texts += [negative_prompt] if negative_prompt else []
+        if prompt:
+            self.checked_prompt(prompt, "")
+        encoded = iter(self.encode_text(texts, embeddings)[:, None] if texts else ())
+        return self.generate_actions(
+            frames_F_H_W_C.permute(3, 0, 1, 2)[None],
+            torch.as_tensor(numpy.asarray(actions))[None],
+            [seed],
+            guidance=guidance,
+            num_steps=num_sampling_step,
+            solver=solver_option,
+            text_B_S_E=next(encoded) if len(texts) > bool(negative_prompt) else None,
+            negative_text_B_S_E=next(encoded) if negative_prompt else None,
+            as_float=True,
+            progress=progress,
+        )
 
     @torch.no_grad()
     def generate_actions(

@@ -185,6 +185,7 @@ def test_the_public_functions_give_their_pipelines() -> None:
     assert (flat.chunk_size, flat.state_t, flat.fps, chunk.fps) == (12, 4, 4, 10)
     assert flat.flow is None and later.flow is not None and later.net.crossattn_proj_in_channels == 100352
     assert flat.text_encoder is not None, "for a prompt, at inference"
+    assert not any(made.prompt_refiner_config.enabled for made in (flat, chunk, later)), "as published"
     with pytest.raises(ConfigError, match="has resolution 480 and 4 frames per second, not 720 and 4"):
         public.get_cosmos_predict2_action_conditioned_pipeline(resolution="720")
     with pytest.raises(ConfigError, match="There are: 2B, tiny"):

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
+from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
 from cosmos_predict2.data.action_conditioned.actions import controller, relative_pose
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import Prepared
@@ -21,7 +23,9 @@ from cosmos_predict2.pipelines.video2world_action import (
     check_bases,
     chunk_starts,
 )
-from imaginaire.errors import ConfigError, DataError
+from cosmos_predict2.text.bytes_encoder import BytesEncoder
+from imaginaire.errors import CheckpointError, ConfigError, DataError
+from imaginaire.lazy_config import LazyCall as L
 from tests.models.parts import PooledPixels
 
 NET = dict(model_channels=32, num_blocks=2, num_heads=2, adaln_lora_dim=8, crossattn_emb_channels=8)
@@ -108,6 +112,49 @@ def test_frames_may_be_bytes_or_floats_and_come_back_as_either() -> None:
     as_bytes = pipe.generate_actions(frames, actions, seeds, num_steps=2)
     assert as_bytes.dtype == torch.uint8 and as_float.is_floating_point()
     assert ((as_float + 1) * 127.5 - as_bytes).abs().max() <= 0.51
+
+
+def test_the_published_call_is_one_sample_in_floats() -> None:
+    pipe = make_pipeline()
+    for given in (1, 5):
+        frames, actions, _ = inputs(1, given=given)
+        pictures = frames[0].permute(1, 2, 3, 0).numpy()
+        video = pipe(pictures if given > 1 else pictures[0], actions[0].numpy(), "", "", given, 7.0, 3, seed=5)
+        expected = pipe.generate_actions(frames, actions, [5], num_steps=3, as_float=True)
+        assert torch.equal(video, expected) and video.shape == (1, 3, 1 + ACTIONS, 32, 32)
+    text = torch.ones(4, 8)
+    with_text = pipe(pictures, actions[0], num_conditional_frames=5, num_sampling_step=3, embeddings={"": text})
+    assert not torch.allclose(with_text, pipe(pictures, actions[0], num_conditional_frames=5, num_sampling_step=3))
+    with pytest.raises(DataError, match=r"first_frame is \[5, 32, 32, 3\].*uint8 \[H, W, 3\] is expected"):
+        pipe(pictures, actions[0])
+    with pytest.raises(ConfigError, match="no text encoder and no embedding of 'push'"):
+        pipe(pictures[0], actions[0], "push")
+
+
+def test_a_pipeline_of_a_config_requires_a_transform_that_is_that_of_its_weights() -> None:
+    config = get_cosmos_predict2_action_conditioned_pipeline(model_size="tiny", network="chunk")
+    with pytest.raises(CheckpointError, match=r"Random weights .* Say it with config\.action_transform"):
+        Video2WorldActionConditionedPipeline.from_config(config, device="cpu")
+    config.action_transform = controller(4, 20.0).to_dict()
+    with pytest.raises(
+        CheckpointError, match=r"was trained with actions .*scale 1, but config\.action_transform .* 20"
+    ):
+        Video2WorldActionConditionedPipeline.from_config(config, tiny_action_path(), device="cpu")
+
+
+class Encoder(BytesEncoder):
+    def __init__(self, dtype: str | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.dtype = dtype
+
+
+@pytest.mark.parametrize(("encoder", "dtype"), [(Encoder, "bfloat16"), (BytesEncoder, None)])
+def test_the_text_encoder_is_downcast_where_it_has_weights(encoder: type, dtype: str | None) -> None:
+    config = get_cosmos_predict2_action_conditioned_pipeline(model_size="tiny", network="chunk")
+    config.action_transform, config.text_encoder = controller(4, 1.0).to_dict(), L(encoder)(num_tokens=8, width=64)
+    config.net.update(model_channels=32, num_blocks=1)
+    pipe = Video2WorldActionConditionedPipeline.from_config(config, device="cpu", downcast_text_encoder=True)
+    assert getattr(pipe.text_encoder, "dtype", None) == dtype
 
 
 # ---- what is left out ------------------------------------------------------------------------------------------------

@@ -37,8 +37,10 @@ def network_node(network: str, action_dim: int, numbers: dict[str, Any]) -> Any:
 
 
 def with_actions(base: Video2WorldPipelineConfig, network: str, action_dim: int) -> Video2WorldActionPipelineConfig:
-    """A Video2World pipeline's config with actions: one given frame, 12 actions, the network told of them."""
+    """A Video2World pipeline's config with actions: one given frame, 12 actions, the network told of them; no prompt
+    refiner, as published."""
     fields = {field.name: getattr(base, field.name) for field in attrs.fields(Video2WorldPipelineConfig)}
+    base.prompt_refiner_config.enabled = False
     numbers = {key: value for key, value in base.net.items() if not str(key).startswith("_")}
     own = dict(
         net=network_node(network, action_dim, numbers),

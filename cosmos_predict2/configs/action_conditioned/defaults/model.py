@@ -70,7 +70,6 @@ def predict2p5(model_size: str, network: str) -> dict[str, Any]:
     """
     is_tiny = model_size == "tiny"
     pipe_config = get_cosmos_predict2p5_action_conditioned_pipeline(model_size=model_size, network=network)
-    pipe_config.prompt_refiner_config.enabled = False
     config = Predict2p5Video2WorldModelConfig(
         fsdp_shard_size=0 if is_tiny else 8,
         precision=pipe_config.precision,

@@ -13,7 +13,7 @@ def bridge() -> dict[str, Any]:
     return dict(
         defaults=group_choices(model, *data, scheduler="constant"),
         job=job("2b_action_conditioned"),
-        model=model_config(ema=False, prompt_refiner_config=dict(enabled=False)),
+        model=model_config(ema=False),
         dataloader_train=dict(batch_size=2),
         optimizer=dict(lr=1e-4, weight_decay=0.1),
         trainer=trainer(400_000, hit_thres=5),

@@ -18,7 +18,7 @@ def libero() -> dict[str, Any]:
     return dict(
         defaults=group_choices(model, *data),
         job=job("2b_libero_action_conditioned"),
-        model=model_config(ema=True, prompt_refiner_config=dict(enabled=False)),
+        model=model_config(ema=True),
         dataloader_train=dict(batch_size=8),
         optimizer=dict(lr=3.2e-4, weight_decay=0.1),
         scheduler=linear(1000, ITERATIONS, 1.0, 0.1),
