@@ -114,9 +114,10 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
             return
         size, _ = action_size(pipe["net"], pipe["state_t"])
         if size is not None and size != width:
+            fitting = pipe["net"]["action_dim"] // size * width  # of some networks it counts all actions of a clip
             yield (
                 f"its actions have {width} numbers, but the network reads {size}: set"
-                f" model.config.pipe_config.net.action_dim={width}, or choose other data"
+                f" model.config.pipe_config.net.action_dim={fitting}, or choose other data"
             )
         elif transform is not None and pipe.get(KEY) is not None and not [*transform_problems(pipe)]:
             own = ActionTransform.from_dict(pipe[KEY])
