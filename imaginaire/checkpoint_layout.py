@@ -292,7 +292,6 @@ def _load_dcp(path: str, like: Like | None) -> Tree:
         targets[key] = torch.empty(size, dtype=dtype) if like is None else like(place, size, dtype)
     if targets:
         group = None if no_dist else distributed.cpu_group("checkpoint")
-        reader = SafeFileSystemReader(path)
         load(targets, storage_reader=reader, planner=SafeLoadPlanner(), process_group=group, no_dist=no_dist)
     return targets if skeleton is None else _put_tensors(skeleton, targets)
 

@@ -20,7 +20,7 @@ def load_plain(source: Path | IO[bytes], *, mmap: bool = False) -> Any:
 
     In BytesIO Transformer Engine kept the extra state that released files have.
     """
-    with _only([io.BytesIO]):
+    with only([io.BytesIO]):
         return torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
 
 
@@ -31,7 +31,7 @@ def refused_object(error: pickle.UnpicklingError) -> str:
 
 
 @contextmanager
-def _only(classes: list[Any]) -> Iterator[None]:
+def only(classes: list[Any]) -> Iterator[None]:
     """Within, torch allows these classes and no others: libraries add theirs to its list when they are imported."""
     with _LOCK:
         before = torch.serialization.get_safe_globals()

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from imaginaire import storage, weights
+from imaginaire.dcp import _ALLOWED
 from imaginaire.errors import CheckpointError, ConfigError
 from tests.multiprocess import run_distributed
 from tests.s3_server import no_credentials, s3_bucket, s3_server
@@ -375,6 +376,64 @@ def test_dcp_metadata_cannot_point_outside_its_folder(tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps(metadata))
     with pytest.raises(CheckpointError, match="points outside its folder"):
         weights.dcp_read(tmp_path / "d")
+
+
+@pytest.mark.parametrize("name", ["pathlib.PosixPath", *sorted(_ALLOWED - {"pathlib.PosixPath"})])
+def test_dcp_metadata_changes_no_class_or_function(tmp_path: Path, name: str) -> None:
+    """BUILD with the state (None, {...}) sets attributes; so a path was made that is never outside of its folder."""
+    secret, folder = {"w": torch.ones(3)}, tmp_path / "d"
+    save_dcp(tmp_path / "secret", secret)
+    save_dcp(folder, {"w": torch.zeros(3)})
+    genuine = (folder / ".metadata").read_bytes()
+    metadata = pickle.loads(genuine)
+    for info in metadata.storage_data.values():
+        info.relative_path = f"../secret/{info.relative_path}"
+    module, _, attribute = name.rpartition(".")
+    blind = b"cbuiltins\ndict\n"  # is_absolute() is then {}, and parts is empty
+    change = b"N}X\x05\x00\x00\x00parts)sX\x0b\x00\x00\x00is_absolute" + blind + b"s\x86b0"
+    outside = pickle.dumps(metadata, protocol=2)
+    crafted = outside[:2] + f"c{module}\n{attribute}\n".encode() + change + outside[2:]
+    for content, message in ((crafted, rf"a change of {name}"), (outside, "points outside its folder")):
+        (folder / ".metadata").write_bytes(content)
+        with pytest.raises(CheckpointError, match=message):
+            weights.dcp_read(folder)["w"]
+    (folder / ".metadata").write_bytes(genuine)
+    assert_same(weights.dcp_read(folder), {"w": torch.zeros(3)})
+    save_dcp(tmp_path / "later", secret)
+    assert_same(weights.dcp_read(tmp_path / "later"), secret)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: setattr(m.state_dict_metadata["net.a.weight"], "size", torch.Size([2**40, 3])), "do not make up"),
+        (
+            lambda m: m.state_dict_metadata["net.a.weight"].chunks[0].__dict__.update(offsets=torch.Size([1, 0])),
+            "outside",
+        ),
+        (lambda m: setattr(m.state_dict_metadata["net.a.weight"], "size", (-1, 3)), "a size of"),
+        (lambda m: _grow(m, 2**40), "of which .* are stored"),
+        (lambda m: [setattr(info, "length", "1") for info in m.storage_data.values()], "in place of int"),
+        (lambda m: [setattr(info, "offset", -1) for info in m.storage_data.values()], "bytes at -1"),
+        (lambda m: m.__dict__.pop("storage_data"), "without storage_data"),
+        (lambda m: setattr(m, "state_dict_metadata", {("net", "a"): 1}), "a tuple as a key"),
+        (lambda m: setattr(m, "state_dict_metadata", {1: 2}), "is damaged"),
+    ],
+)
+def test_dcp_metadata_that_cannot_be_is_damage(tmp_path: Path, change: Any, message: str) -> None:
+    save_dcp(tmp_path / "d", state())
+    path = tmp_path / "d" / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    change(metadata)
+    path.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError, match=message):
+        weights.dcp_read(tmp_path / "d")["net.a.weight"]
+
+
+def _grow(metadata: Any, rows: int) -> None:
+    """A few bytes of file that say terabytes."""
+    entry = metadata.state_dict_metadata["net.a.weight"]
+    entry.size = entry.chunks[0].sizes = torch.Size([rows, 3])
 
 
 # Remote and hub -------------------------------------------------------------------------------------------------------

@@ -98,9 +98,24 @@ def test_code_is_refused_and_does_not_run(tmp_path: Path, protocol: int, make: A
 def test_bytes_are_never_taken_for_objects(tmp_path: Path, protocol: int, kind: str) -> None:
     forged = _Runs(np.ndarray, (1,), _Runs(np.dtype, kind), b"A" * 16)  # a pointer to anywhere
     as_shape = _Runs(np.ndarray, forged, _Runs(np.dtype, "f4"))  # NumPy would follow it
-    (tmp_path / "bad.pickle").write_bytes(pickle.dumps([as_shape], protocol=protocol))
-    with pytest.raises(DataError, match=r"bad\.pickle asks for numpy\.dtype"):
+    of_this_kind = np.zeros((1, 2), kind)
+    for content, refused in ((as_shape, "a call of numpy.ndarray"), (of_this_kind, "numpy.dtype")):
+        (tmp_path / "bad.pickle").write_bytes(pickle.dumps([content], protocol=protocol))
+        with pytest.raises(DataError, match=rf"bad\.pickle asks for {refused}"):
+            embedding_pickles.read(tmp_path / "bad.pickle")
+
+
+@pytest.mark.parametrize("name", sorted(embedding_pickles._ALLOWED))
+def test_no_file_changes_what_it_names(tmp_path: Path, name: str) -> None:
+    module, _, attribute = name.rpartition(".")
+    change = b"N}X\x05\x00\x00\x00arrayNsX\x0c\x00\x00\x00__defaults__)s\x86b0"  # BUILD with (None, {...}), POP
+    array = pickle.dumps([_array(5)], protocol=2)
+    crafted = array[:2] + f"c{module}\n{attribute}\n".encode() + change + array[2:]
+    (tmp_path / "bad.pickle").write_bytes(crafted)
+    with pytest.raises(DataError, match=rf"bad\.pickle asks for a change of {name}"):
         embedding_pickles.read(tmp_path / "bad.pickle")
+    (tmp_path / "good.pickle").write_bytes(array)
+    assert embedding_pickles.read_rows(tmp_path / "good.pickle").equal(torch.from_numpy(_array(5)).float())
 
 
 def test_orders_of_bytes_and_axes_are_kept(tmp_path: Path) -> None:
@@ -169,6 +184,7 @@ def test_a_small_file_takes_little_time_and_memory(tmp_path: Path, content: byte
         (pickle.dumps([_array(5)])[:-20], "no readable pickle"),
         (b"", "no readable pickle"),
         (b"version https://git-lfs.github.com/spec/v1", "no readable pickle"),
+        (b"\x80\x04]\x8c\x01xa.", "a list with str"),
     ],
 )
 def test_other_content_is_an_error_that_names_the_file(tmp_path: Path, content: bytes, words: str) -> None:
