@@ -154,7 +154,7 @@ class Conditioner:
 def _kept(value: Tensor, keep: Tensor, rate: float) -> Tensor:
     if rate == 0.0:
         return value  # as it is: an integer frame rate stays one
-    return value * keep.to(value).reshape(-1, *[1] * (value.dim() - 1))
+    return value * keep.to(value, non_blocking=True).reshape(-1, *[1] * (value.dim() - 1))
 
 
 def _is_same(a: Any, b: Any) -> bool:

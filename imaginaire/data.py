@@ -28,6 +28,7 @@ __all__ = ["WEIGHT_KEY", "DataStream", "ResumableLoader", "close_readers", "move
 
 log = logging.getLogger(__name__)
 
+POSITION_KEY = "sample_position"  # of a training batch: each sample's place in the stream
 WEIGHT_KEY = "sample_weight"  # of a validation batch: 0 for samples that are in the pass a second time
 
 
@@ -270,7 +271,7 @@ def with_positions(batch: Any, indices: Indices, end: int | None = None) -> Any:
     """The batch with the place of each sample; from ``end`` on they are repetitions, which do not count."""
     if isinstance(batch, dict):
         places = torch.tensor([position for position, _ in indices])
-        batch["sample_position"] = places
+        batch[POSITION_KEY] = places
         if end is not None and bool((places >= end).any()):
             batch[WEIGHT_KEY] = (places < end).float()
     return batch
@@ -313,11 +314,11 @@ def _batch_length(batch: Any) -> int:
 
 
 def move_to(batch: Any, device: torch.device) -> Any:
-    """The batch with every tensor in it on the device."""
+    """The batch with every tensor in it on the device, but the samples' positions: the host draws by them."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):
-        return {key: move_to(value, device) for key, value in batch.items()}
+        return {key: value if key == POSITION_KEY else move_to(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(move_to(value, device) for value in batch))
     if isinstance(batch, list | tuple):

@@ -41,6 +41,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 FUSED_DEVICES = ("cpu", "cuda", "xpu", "mps")  # where torch has a fused AdamW kernel
+CAPTURING_DEVICES = ("cuda",)  # where a graph can hold a step, which then reads its rate from the device
 CAST_NUMEL = 1 << 26  # elements whose temporary float32 copies (gradients of bf16 parameters) exist at a time
 
 
@@ -111,7 +112,7 @@ class FusedAdamW(Optimizer):
         super().__init__(params, defaults)
         for group in self.param_groups:
             device = group["params"][0].device
-            if capturable and device.type == "cuda":
+            if capturable and device.type in CAPTURING_DEVICES:
                 _put_lr_on(device, group)
         self._kernel = _choose_kernel(self.param_groups[0]["params"][0].device)
 

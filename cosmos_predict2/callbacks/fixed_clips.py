@@ -11,10 +11,9 @@ from torch import Tensor
 from cosmos_predict2.conditioner import ACTION_KEY, NEGATIVE_TEXT_KEY, TEXT_KEY, Condition
 from cosmos_predict2.pipelines.video2world import to_uint8
 from imaginaire import data, distributed
+from imaginaire.data import POSITION_KEY
 from imaginaire.errors import DataError
 from imaginaire.parallel import current_dims
-
-POSITION_KEY = "sample_position"
 
 
 @dataclass(frozen=True)

@@ -63,15 +63,15 @@ def nonuniform_weight(sigma_B_T: Tensor) -> Tensor:
     """A bell over the flow time, looked up in 1000 bins: 0 at both ends, 1 on average, largest at t = 1/2."""
     t = flow_time(sigma_B_T)
     bins = (t * NUM_WEIGHT_BINS).round().clamp(0, NUM_WEIGHT_BINS - 1).long()
-    return torch.tensor(_bell(), dtype=t.dtype, device=t.device)[bins]
+    return _bell().to(t, non_blocking=True)[bins]
 
 
 @cache
-def _bell() -> tuple[float, ...]:
+def _bell() -> Tensor:
     t = torch.linspace(0, 1, NUM_WEIGHT_BINS, dtype=torch.float64)
     bell = torch.exp(-2 * (t - 0.5) ** 2)
     bell = bell - bell.min()
-    return tuple((bell / bell.mean()).tolist())
+    return bell / bell.mean()
 
 
 def add_noise(x0_B_C_T_H_W: Tensor, epsilon_B_C_T_H_W: Tensor, sigma_B_T: Tensor) -> Tensor:

@@ -25,9 +25,9 @@ class FlowSchedule:
 
     def timesteps_at(self, sigma_B: Tensor) -> Tensor:
         """The timesteps (float, on the device of ``sigma_B``) that belong to levels of this schedule."""
-        levels = self.sigmas[:-1].to(sigma_B)
+        levels = self.sigmas[:-1].to(sigma_B, non_blocking=True)
         nearest = (sigma_B[:, None] - levels).abs().argmin(dim=1)
-        return self.timesteps.to(sigma_B)[nearest]
+        return self.timesteps.to(sigma_B, non_blocking=True)[nearest]
 
 
 def karras_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, order: float = 7.0) -> Tensor:

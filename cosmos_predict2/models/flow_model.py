@@ -162,7 +162,7 @@ class Predict2p5Video2WorldModel(Predict2Video2WorldModel):
     def draw_noise(self, x0_B_C_T_H_W: Tensor, is_image: bool, generators: Draws) -> tuple[Tensor, Tensor]:
         """Standard normal noise, and one noise level t / (1 - t) per sample [B, 1]."""
         config = self.config
-        epsilon = generators.normal(x0_B_C_T_H_W.shape, "epsilon").to(x0_B_C_T_H_W)
+        epsilon = generators.normal(x0_B_C_T_H_W.shape, "epsilon").to(x0_B_C_T_H_W, non_blocking=True)
         uniform_B_3 = generators.uniform(3, "sigma")
         timesteps_B = flow_time.draw_timesteps(
             uniform_B_3[:, 0],
@@ -174,7 +174,7 @@ class Predict2p5Video2WorldModel(Predict2Video2WorldModel):
             high_B=uniform_B_3[:, 2],
         )
         t_B = (timesteps_B.double() / flow_time.NUM_TIMESTEPS).clamp(max=LATEST_TIME)
-        return epsilon, rectified_flow.noise_level(t_B)[:, None].to(x0_B_C_T_H_W)
+        return epsilon, rectified_flow.noise_level(t_B)[:, None].to(x0_B_C_T_H_W, non_blocking=True)
 
     def loss(
         self, x0_B_C_T_H_W: Tensor, epsilon_B_C_T_H_W: Tensor, sigma_B_T: Tensor, condition: Condition
@@ -237,4 +237,5 @@ class Predict2p5Video2WorldModel(Predict2Video2WorldModel):
         numbers = torch.tensor(list(shares))
         limits = torch.tensor(list(shares.values()), dtype=torch.float64).cumsum(0)
         drawn_B = generators.uniform(1, "given_frames")[:, 0] * limits[-1]
-        return numbers[torch.searchsorted(limits, drawn_B, right=True).clamp(max=len(numbers) - 1)].to(x0.device)
+        given_B = numbers[torch.searchsorted(limits, drawn_B, right=True).clamp(max=len(numbers) - 1)]
+        return given_B.to(x0.device, non_blocking=True)

@@ -39,7 +39,7 @@ from cosmos_predict2.recompute import checked_keys, checked_policy
 from cosmos_predict2.text.trained_text import text_facts
 from imaginaire import distributed, lazy_config, lora, storage
 from imaginaire.config import Section, at_least, one_of
-from imaginaire.data import WEIGHT_KEY
+from imaginaire.data import POSITION_KEY, WEIGHT_KEY
 from imaginaire.ema import PowerEMA
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.meta_device import has_meta
@@ -313,7 +313,7 @@ class Predict2Video2WorldModel(ImaginaireModel):
     def draw_noise(self, x0_B_C_T_H_W: Tensor, is_image: bool, generators: "Draws") -> tuple[Tensor, Tensor]:
         """Standard normal noise, and one noise level per sample [B, 1]."""
         config = self.config
-        epsilon = generators.normal(x0_B_C_T_H_W.shape, "epsilon").to(x0_B_C_T_H_W)
+        epsilon = generators.normal(x0_B_C_T_H_W.shape, "epsilon").to(x0_B_C_T_H_W, non_blocking=True)
         factor, high_sigma_ratio = 1.0, 0.0
         if not is_image:
             high_sigma_ratio = config.high_sigma_ratio
@@ -327,7 +327,7 @@ class Predict2Video2WorldModel(ImaginaireModel):
             pick_B=uniform_B_3[:, 1],
             high_B=uniform_B_3[:, 2],
         )
-        return epsilon, sigma_B[:, None].to(x0_B_C_T_H_W)
+        return epsilon, sigma_B[:, None].to(x0_B_C_T_H_W, non_blocking=True)
 
     def loss(
         self, x0_B_C_T_H_W: Tensor, epsilon_B_C_T_H_W: Tensor, sigma_B_T: Tensor, condition: Condition
@@ -482,7 +482,7 @@ class Predict2Video2WorldModel(ImaginaireModel):
             return given.expand(x0.shape[0]) if given.numel() == 1 else given
         if number is not None:
             return torch.full((x0.shape[0],), number, device=x0.device)
-        return generators.integers(low, high + 1, "given_frames").to(x0.device)
+        return generators.integers(low, high + 1, "given_frames").to(x0.device, non_blocking=True)
 
     def _count_samples(self, batch: Mapping[str, Any], is_image: bool) -> None:
         name = "accum_image_sample_counter" if is_image else "accum_video_sample_counter"
@@ -490,7 +490,7 @@ class Predict2Video2WorldModel(ImaginaireModel):
         cast(Tensor, self.net.accum_iteration).add_(1)
 
     def _generators(self, batch: Mapping[str, Any], pass_name: str) -> "Draws":
-        size, positions = len(batch[self._input_key(batch)]), batch.get("sample_position")
+        size, positions = len(batch[self._input_key(batch)]), batch.get(POSITION_KEY)
         return Draws(size, None if positions is None else positions.tolist(), self.seed, pass_name)
 
 

@@ -79,7 +79,7 @@ class Denoiser:
         scaling = self._scaling(sigma_B_T)
         given_c_noise = None
         if self.sigma_conditional is not None:
-            given_c_noise = self._scaling(sigma_B_T.new_tensor([[self.sigma_conditional]])).c_noise
+            given_c_noise = self._scaling(sigma_B_T.new_full((1, 1), self.sigma_conditional)).c_noise
         output = self._network(
             xt * per_frame(scaling.c_in), scaling.c_noise, condition, prepared, given_c_noise=given_c_noise
         )
@@ -105,7 +105,7 @@ class Denoiser:
         timesteps_B_T = at_least_float32(timesteps_B_1).reshape(xt.shape[0], -1)
         own = None
         if conditional_timestep >= 0:
-            own = timesteps_B_T.new_tensor([[conditional_timestep * timestep_scale]])
+            own = timesteps_B_T.new_full((1, 1), conditional_timestep * timestep_scale)
         output = self._network(xt, timesteps_B_T * timestep_scale, condition, prepared, given_c_noise=own)
         return output.to(xt.dtype)
 

@@ -309,8 +309,8 @@ class Video2WorldPipeline:
         if negative_text_B_S_E is not None:
             batch[NEGATIVE_TEXT_KEY] = with_tokens(negative_text_B_S_E, num_tokens)
         size, _, num_given, height, width = frames_B_C_F_H_W.shape
-        batch["padding_mask"] = torch.zeros(size, 1, height, width)
-        batch["fps"] = torch.full((size,), float(self.config.fps))
+        batch["padding_mask"] = torch.zeros(size, 1, height, width, device=self.device)
+        batch["fps"] = torch.full((size,), float(self.config.fps), device=self.device)
         latent = self.generate_latents(
             batch,
             self._given_latents(frames_B_C_F_H_W),

@@ -180,8 +180,9 @@ class Video2WorldActionConditionedPipeline(Video2WorldPipeline):
             part = slice(start, start + step)
             frames, actions = first_frames_B_C_F_H_W[part], actions_B_A_D[part]
             batch = {key: text[part] for key, text in rows.items()}
-            batch |= {ACTION_KEY: actions.float(), "fps": torch.full((len(frames),), float(self.config.fps))}
-            batch["padding_mask"] = torch.zeros(len(frames), 1, height, width)
+            batch[ACTION_KEY] = actions.float()
+            batch["fps"] = torch.full((len(frames),), float(self.config.fps), device=self.device)
+            batch["padding_mask"] = torch.zeros(len(frames), 1, height, width, device=self.device)
             latent = self.generate_latents(
                 batch,
                 self._given_latents(frames, num_latent),

@@ -48,7 +48,7 @@ class EmbeddingCache:
             for prompt, embedding in zip(missing, self._encoder.encode(missing)):
                 found[prompt] = self._keep(prompt, embedding)
         rows = [padded(row, self.num_tokens) for prompt in batch if (row := found[prompt]) is not None]
-        return torch.stack(rows).to(self._device)
+        return torch.stack(rows).to(self._device, non_blocking=True)
 
     def to(self, device: torch.device | str) -> "EmbeddingCache":
         self._device = torch.device(device)

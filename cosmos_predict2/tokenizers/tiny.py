@@ -106,8 +106,8 @@ class TinyAutoencoder(nn.Module):
 
     def _centres(self, codes_B_C_T_H_W: Tensor) -> Tensor:
         """[C, T, 1, 1]: the first latent frame has a centre of its own."""
-        kinds = [0] + [1] * (codes_B_C_T_H_W.shape[2] - 1)
-        return self.centre[kinds].T[:, :, None, None]
+        of_groups = self.centre[1:].expand(codes_B_C_T_H_W.shape[2] - 1, -1)
+        return torch.cat([self.centre[:1], of_groups]).T[:, :, None, None]
 
 
 class PatchCoder(nn.Module):
