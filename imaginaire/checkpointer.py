@@ -20,12 +20,13 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from imaginaire import checkpoint_layout, distributed, optim_state, parallel, storage, weights
+from imaginaire import checkpoint_layout, distributed, lazy_config, optim_state, parallel, storage, weights
 from imaginaire.checkpoint_layout import KINDS, CheckpointSet, Tree
 from imaginaire.config import CheckpointConfig
 from imaginaire.errors import CheckpointError, ConfigError, UserError, near
 from imaginaire.memory import host_memory_available
 from imaginaire.model import ImaginaireModel
+from imaginaire.names import locate
 from imaginaire.weight_files import POINTER, LazyTensors
 
 log = logging.getLogger(__name__)
@@ -396,6 +397,22 @@ class DummyCheckpointer(Checkpointer):
 
     def _write(self, saved: CheckpointSet, trees: dict[str, Tree]) -> None:
         raise AssertionError("a dummy checkpointer writes nothing")
+
+
+def make(config: CheckpointConfig, run_dir: str, callbacks: Any) -> Checkpointer:
+    """The configured class, given by itself, by name or as a lazy call; four .pt files when none is chosen."""
+    node = config.type
+    arguments: dict[str, Any] = {"config": config, "run_dir": run_dir, "callbacks": callbacks}
+    if node is None:
+        return StandardCheckpointer(**arguments)
+    if isinstance(node, str):
+        node = locate(node, "checkpoint.type")
+    made = node(**arguments) if isinstance(node, type) else lazy_config.instantiate(node, **arguments)
+    if not isinstance(made, Checkpointer):
+        raise CheckpointError(
+            f"checkpoint.type makes a {type(made).__name__}, not a checkpointer. Choose ckpt_type=standard."
+        )
+    return made
 
 
 def check_room(state: TrainingState, run_dir: str, *, gathers: bool) -> None:

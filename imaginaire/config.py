@@ -254,9 +254,9 @@ class TrainerConfig(Section):
     logging_iter: int = attrs.field(default=100, validator=at_least(1))
     run_validation: bool = True
     validation_iter: int = attrs.field(default=NEVER, validator=at_least(1))
-    timeout_period: int = attrs.field(
-        default=NEVER, validator=at_least(1)
-    )  # seconds for one step, then stacks and exit
+    # Seconds for one step, then stacks and exit; four times as many, two hours at least, for what takes long (a start,
+    # the first step, a save). 999999999: no limit.
+    timeout_period: int = attrs.field(default=1800, validator=at_least(1))
     memory_format: str = attrs.field(
         default="preserve_format",
         validator=one_of("preserve_format", "contiguous_format", "channels_last", "channels_last_3d"),

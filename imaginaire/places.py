@@ -19,7 +19,9 @@ import torch.distributed as dist
 
 log = logging.getLogger(__name__)
 
+LEFT = "left"  # how the last words of a process begin
 SILENCE_S = 20  # a process that published nothing for so long does not answer
+_POLL_S = 0.05
 _ALARM = "alarm"
 _ALARM_HOLDS_S = 60  # many ranks notice the same hang
 
@@ -86,6 +88,7 @@ class Board:
         # A connection of its own: a thread that waits for the group's holds it.
         self._store = dist.distributed_c10d.PrefixStore("places", store.clone())
         self._store.set_timeout(timedelta(seconds=10))
+        self.lost_since: float | None = None  # when the store first did not answer, by the monotonic clock
 
     def publish(self, place: Place) -> None:
         self._set(str(self.rank), {"host": self._host, "at": place.text, "since": place.since, "time": time.time()})
@@ -112,6 +115,21 @@ class Board:
         found = {rank: self._get(f"answer{rank}") for rank in range(self.world_size)}
         return {rank for rank, value in found.items() if value is not None and value["time"] == alarm.time}
 
+    def exchange(self, name: str, text: str, timeout_s: float) -> list[str] | None:
+        """What every rank said under a name; None when one of them did not within the time."""
+        keys = [f"{name}/{rank}" for rank in range(self.world_size)]
+        self._set(keys[self.rank], {"text": text})
+        end = time.monotonic() + timeout_s
+        said: list[str] = []
+        while len(said) < len(keys):
+            if (value := self._get(keys[len(said)])) is not None:
+                said.append(value["text"])
+            elif time.monotonic() > end or self.lost_since is not None:
+                return None
+            else:
+                time.sleep(_POLL_S)
+        return said
+
     def _seen(self, rank: int) -> Seen | None:
         value = self._get(str(rank))
         if value is None:
@@ -121,15 +139,21 @@ class Board:
     def _set(self, key: str, value: dict[str, Any]) -> None:
         try:
             self._store.set(key, json.dumps(value))
+            self.lost_since = None
         except RuntimeError as error:
-            log.debug("the store of the process group cannot be written: %s", error)
+            self._note_loss(error)
 
     def _get(self, key: str) -> Any:
         try:
             return json.loads(self._store.get(key)) if self._store.check([key]) else None
         except RuntimeError as error:
-            log.debug("the store of the process group cannot be read: %s", error)
+            self._note_loss(error)
             return None
+
+    def _note_loss(self, error: RuntimeError) -> None:
+        log.debug("the store of the process group does not answer: %s", error)
+        if self.lost_since is None:
+            self.lost_since = time.monotonic()
 
 
 _board: Board | None = None
@@ -163,6 +187,17 @@ def publish() -> None:
         _board.publish(_here)
 
 
+def exchange(name: str, text: str, timeout_s: float) -> list[str] | None:
+    """What every rank said under a name, in rank order; None when one of them did not within the time.
+
+    It goes through the store and is no collective, so it is safe for a rank that comes from an error and cannot know
+    what the others wait for. A name is used once.
+    """
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return [text]
+    return None if _board is None else _board.exchange(name, text, timeout_s)
+
+
 def report(reached: str | None = None) -> str:
     """A table of all ranks; ``reached`` is the place where all should be. Empty without a board."""
     if _board is None:
@@ -193,6 +228,27 @@ def table(seen: Sequence[Seen | None], now: float, answered: Collection[int] | N
             line += f"; no answer, last heard of {_span([now - entry.time for entry in members])[4:]} ago"
         lines.append(line)
     return lines
+
+
+def gone(seen: Sequence[Seen | None], now: float, answered: Collection[int]) -> list[str]:
+    """A sentence on the ranks that did not answer: those that left after an error, and those that said nothing."""
+    lines = []
+    for entry in seen:
+        if entry is not None and entry.rank not in answered and entry.place.text.startswith(LEFT):
+            lines.append(f"{ranks([entry.rank])} ({entry.host}) {entry.place.text}. Its own log tells more.")
+    silent = [rank for rank, entry in enumerate(seen) if rank not in answered and not _has_left(entry)]
+    if silent and answered:
+        known = [entry for rank in silent if (entry := seen[rank]) is not None]
+        hosts = f" ({_hosts(known)})" if known else ""
+        is_machine = known and not {entry.host for entry in known} & {e.host for e in seen if e and e.rank in answered}
+        which = "its machine or network is gone" if is_machine else "killed from outside (out of memory? see dmesg)"
+        is_or_are = "is" if len(silent) == 1 else "are"
+        lines.append(f"Most likely dead: {ranks(silent)}{hosts} {is_or_are} silent: {which}.")
+    return lines
+
+
+def _has_left(entry: Seen | None) -> bool:
+    return entry is not None and entry.place.text.startswith(LEFT)
 
 
 def ranks(numbers: Sequence[int]) -> str:

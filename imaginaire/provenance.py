@@ -17,8 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
-from imaginaire import storage
+from imaginaire import distributed, storage
+from imaginaire.model import ImaginaireModel
+from imaginaire.parallel import ParallelDims
 
 DISTRIBUTION = "cosmos-posttrain"
 PACKAGES = ("imaginaire", "cosmos_predict2")
@@ -141,6 +144,24 @@ def run_record() -> dict[str, Any]:
         "cuda": _cuda(),
         "world_size": int(os.environ.get("WORLD_SIZE", "1")),
         "environment": {name: os.environ[name] for name in sorted(os.environ) if _is_kept(name)},
+    }
+
+
+def training_facts(
+    model: ImaginaireModel, optimizer: Optimizer, dims: ParallelDims, device: torch.device, start_iteration: int
+) -> dict[str, Any]:
+    """What a start of training adds to the record of a run."""
+    parameters = list(model.parameters())
+    return {
+        "start_iteration": start_iteration,
+        "device": str(device),
+        "backend": torch.distributed.get_backend() if distributed.is_initialized() else "none",
+        "world_size": dims.world_size,
+        "context_parallel_size": dims.context_parallel_size,
+        "optimizer": type(optimizer).__name__,
+        "precision": str(model.precision).removeprefix("torch."),
+        "parameters": sum(p.numel() for p in parameters),
+        "trained_parameters": sum(p.numel() for p in parameters if p.requires_grad),
     }
 
 

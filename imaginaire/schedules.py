@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from imaginaire.errors import CheckpointError, ConfigError
 
@@ -170,3 +170,15 @@ def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ConfigError(f"scheduler.{name} has {value!r}; expected a finite number.")
     return value
+
+
+def note_end(scheduler: LRScheduler, max_iter: int) -> None:
+    """Log when the schedule ends before the run does."""
+    lengths = [getattr(f, "length", None) for f in getattr(scheduler, "lr_lambdas", [])]
+    shortest = min((length for length in lengths if length is not None), default=math.inf)
+    if shortest < max_iter:
+        log.info(
+            "scheduler: the schedule ends after %d steps, trainer.max_iter is %d; its last value holds from there on",
+            shortest,
+            max_iter,
+        )

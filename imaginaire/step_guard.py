@@ -3,6 +3,7 @@
 
 import logging
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,7 +11,7 @@ from torch.optim import Optimizer
 
 from imaginaire import distributed, parallel
 from imaginaire.config import TrainerConfig
-from imaginaire.errors import TrainingError
+from imaginaire.errors import ConfigError, TrainingError
 
 log = logging.getLogger(__name__)
 
@@ -82,3 +83,11 @@ class StepGuard:
             f"Training stopped at {place}: {why}. Last finite loss {self.last_loss:.6g}, learning rate {rates}. {where}"
             "Lower optimizer.lr, check the data, or leave such steps out with trainer.non_finite=skip."
         )
+
+
+def grad_scaler(device: torch.device, arguments: dict[str, Any]) -> torch.amp.GradScaler:
+    """The scaler of ``trainer.grad_scaler_args``."""
+    try:
+        return torch.amp.GradScaler(device.type, **arguments)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise ConfigError(f"trainer.grad_scaler_args={arguments}: {error}.") from error

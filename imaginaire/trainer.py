@@ -8,7 +8,6 @@ did at that iteration is part of it, and a resumed run goes on as if it had neve
 
 import gc
 import logging
-import math
 import time
 from collections.abc import Iterator
 from typing import IO, Any
@@ -26,10 +25,13 @@ from imaginaire import (
     memory,
     meta_device,
     parallel,
+    places,
     preflight,
     provenance,
     random,
     run_folder,
+    schedules,
+    step_guard,
     workers,
 )
 from imaginaire import log as logs
@@ -48,6 +50,8 @@ from imaginaire.watchdog import EXIT_INTERRUPTED, StopRequests, Watchdog, lost_p
 
 log = logging.getLogger(__name__)
 
+_COMMON_ERROR_S = 5.0  # within which all ranks meet an error that is common to them
+
 
 def launch(config: Config) -> int:
     """Run a composed configuration to its end; the exit code (0, or 75 when a signal asked to stop)."""
@@ -63,10 +67,10 @@ def launch(config: Config) -> int:
         if isinstance(trainer_type, str):
             trainer_type = locate(trainer_type, "trainer.type")
         trainer = trainer_type(config)
-        trainer.watchdog.pause("building the data loaders")
+        trainer.watchdog.beat("building the data loaders", long=True)
         dataloader_train = lazy_config.instantiate(config.dataloader_train)
         dataloader_val = lazy_config.instantiate(config.dataloader_val) if config.trainer.run_validation else None
-        trainer.watchdog.pause("building the model")
+        trainer.watchdog.beat("building the model", long=True)
         model = lazy_config.instantiate(config.model)
         trainer.train(model, dataloader_train, dataloader_val)
         return EXIT_INTERRUPTED if trainer.interrupted else 0
@@ -96,7 +100,10 @@ class ImaginaireTrainer:
         self.run_dir = config.job.path_local
         self.timers = Timers(self.device)
         self.iteration = 0
+        self.resumed_iteration = 0
         self.interrupted = False
+        self._step_began_at: dict[str, int | None] | None = None  # the data's place, while a step has changed no weight
+        self._is_applying = False  # the weights are neither of this iteration nor of the next
         self._validation_due = False
         self._lock: IO[str] | None = None
         self._start = time.monotonic()
@@ -108,7 +115,7 @@ class ImaginaireTrainer:
         is_writer = distributed.is_rank0()
         self.metrics = Metrics(self.run_dir, config.job, is_writer, to_data(config))
         self.callbacks = CallbackGroup(config, self)
-        self.checkpointer = _make_checkpointer(config, self.run_dir, self.callbacks)
+        self.checkpointer = checkpointer.make(config.checkpoint, self.run_dir, self.callbacks)
         self.watchdog = Watchdog(config.trainer.timeout_period, self.run_dir)
 
     @property
@@ -123,16 +130,18 @@ class ImaginaireTrainer:
         model.seed = self.config.trainer.seed
         try:
             with StopRequests() as self._stop:
-                self._prepare(model, dataloader_train)
-                self._loop(model, dataloader_val)
-                self._finish(model)  # signals are still only noted: a save must not be cut short
+                try:
+                    self._prepare(model, dataloader_train)
+                    self._loop(model, dataloader_val)
+                    self._finish(model)
+                except Exception as error:  # signals are still only noted: torchrun sends one when a rank is gone
+                    self._leave(error)
+                    raise
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if memory.is_out_of_memory(error):
                 raise TrainingError(memory.advice(self.config, error)) from error
             if (dead_worker := workers.explained(error)) is not None:  # told by a signal, so it may surface anywhere
                 raise dead_worker from error
-            if lost_peer(error):
-                self.watchdog.ask(str(error).splitlines()[0])
             raise
         finally:
             self._release_run_dir()
@@ -156,7 +165,7 @@ class ImaginaireTrainer:
 
     def _prepare(self, model: ImaginaireModel, dataloader_train: Any) -> None:
         config = self.config
-        self.watchdog.pause("preparing the model")
+        self.watchdog.beat("preparing the model", long=True)
         memory_format = getattr(torch, config.trainer.memory_format)
         meta_device.move_to(model, self.device, memory_format)
         model.on_train_start(memory_format)
@@ -171,7 +180,7 @@ class ImaginaireTrainer:
         )
         self.callbacks.on_optimizer_init_start()
         self.optimizer, self.scheduler = model.init_optimizer_scheduler(config.optimizer, config.scheduler)
-        self.grad_scaler = _make_grad_scaler(self.device, dict(config.trainer.grad_scaler_args))
+        self.grad_scaler = step_guard.grad_scaler(self.device, dict(config.trainer.grad_scaler_args))
         self.guard = StepGuard(config.trainer, has_scaler=self.grad_scaler.is_enabled())
         preflight.check_precision(model, has_scaler=self.grad_scaler.is_enabled())
         self.callbacks.on_optimizer_init_end()
@@ -183,11 +192,11 @@ class ImaginaireTrainer:
         if not isinstance(self.checkpointer, checkpointer.DummyCheckpointer):
             checkpointer.check_room(self._state, self.run_dir, gathers=not self.checkpointer.is_dcp)
         self._dataloader_train = dataloader_train
-        self.watchdog.pause("reading the checkpoint")
+        self.watchdog.beat("reading the checkpoint", long=True)
         self.iteration = self.resumed_iteration = self.checkpointer.load(self._state)
         if (name := parallel.replicas_equal(model)) is not None:
             raise TrainingError(f"{name} differs between the ranks after loading. Do all of them see the same files?")
-        self._note_short_schedule()
+        schedules.note_end(self.scheduler, config.trainer.max_iter)
         self.metrics.open(self.iteration)
         self._record_run(model)
 
@@ -204,6 +213,7 @@ class ImaginaireTrainer:
         while self.iteration < config.max_iter and not self.interrupted:
             batch, output, loss = self._step(model, batches)
             self.iteration += 1
+            self.watchdog.beat(f"callbacks at iteration {self.iteration}")
             callbacks.on_training_step_end(model, batch, output, loss, self.iteration)
             if config.run_validation and self.iteration % config.validation_iter == 0:
                 self.validate(model, dataloader_val)
@@ -217,15 +227,16 @@ class ImaginaireTrainer:
         """One optimizer step over ``grad_accum_iter`` micro-batches; the last of them with its results."""
         callbacks, iteration, micro_batches = self.callbacks, self.iteration, self.config.trainer.grad_accum_iter
         total: Tensor | None = None
+        self._step_began_at = self.stream.state_dict()
         self.guard.begin()
         for micro in range(micro_batches):
             is_last = micro == micro_batches - 1
-            self.watchdog.beat(f"iteration {iteration + 1}, waiting for data")
+            self._beat(f"iteration {iteration + 1}, waiting for data")
             callbacks.on_before_dataloading(iteration)
             with self.timers("data"):
                 batch = next(batches)
             callbacks.on_after_dataloading(iteration)
-            self.watchdog.beat(f"iteration {iteration + 1}, micro-batch {micro + 1} of {micro_batches}")
+            self._beat(f"iteration {iteration + 1}, micro-batch {micro + 1} of {micro_batches}")
             batch = data.move_to(batch, self.device)
             callbacks.on_training_step_start(model, batch, iteration)
             callbacks.on_training_step_batch_start(model, batch, iteration)
@@ -244,7 +255,7 @@ class ImaginaireTrainer:
             output, loss = model.training_step(batch, iteration)
         callbacks.on_after_forward(iteration)
         callbacks.on_before_backward(model, loss, iteration)
-        self.watchdog.beat(f"iteration {iteration + 1}, backward")
+        self._beat(f"iteration {iteration + 1}, backward")
         with self.timers("backward"):
             if is_last:
                 self.averager.arm()
@@ -266,6 +277,7 @@ class ImaginaireTrainer:
             callbacks.on_before_optimizer_step(model, optimizer, scheduler, scaler, iteration)
             may_apply, stop = self.guard.agree(float(loss), self._stop.wanted)
             self.interrupted = self.interrupted or stop
+            self._is_applying = True
             if may_apply and self._apply(optimizer):
                 self.guard.applied()
                 scheduler.step()
@@ -277,6 +289,7 @@ class ImaginaireTrainer:
                 self.guard.skip(model, optimizer, self._place())
                 self.metrics.log({"train/skipped_steps": float(self.guard.skipped)}, iteration + 1)
             optimizer.zero_grad(set_to_none=True)
+            self._step_began_at, self._is_applying = None, False
 
     def _apply(self, optimizer: torch.optim.Optimizer) -> bool:
         """Step the optimizer; False when the gradient scaler found an overflow and left it out."""
@@ -323,11 +336,18 @@ class ImaginaireTrainer:
         batches = iter(data.open_pass(dataloader))
         count, nothing = 0, object()
         while True:
-            self.watchdog.beat(f"validation at iteration {self.iteration}, batch {count + 1}")
+            self.watchdog.beat(f"validation at iteration {self.iteration}, batch {count + 1}", long=count == 0)
             is_over = count == self.config.trainer.max_val_iter
-            batch = nothing if is_over else next(batches, nothing)
-            flags = torch.tensor([float(batch is not nothing), float(self._stop.wanted)])
-            any_batch, stop = distributed.all_reduce_(flags, "max").tolist()
+            batch, failure = nothing, None
+            try:
+                batch = nothing if is_over else next(batches, nothing)
+            except Exception as error:  # all ranks leave together, so that they can save what was trained
+                failure = error
+            place = distributed.rank() + 1.0  # 0 is none
+            flags = torch.tensor([float(batch is not nothing), float(self._stop.wanted), (failure is not None) * place])
+            any_batch, stop, failed = distributed.all_reduce_(flags, "max").tolist()
+            if failed:
+                raise failure or DataError(f"Rank {failed - 1:.0f} cannot read the validation data; see its own error.")
             if stop:
                 self.interrupted = True
                 log.warning("validation at iteration %d is cut short: the run was asked to stop", self.iteration)
@@ -341,10 +361,11 @@ class ImaginaireTrainer:
 
     def state_dict(self) -> dict[str, Any]:
         """The trainer's part of a checkpoint (a collective); `torch.load(weights_only=True)` reads it."""
+        place = self._step_began_at or self.stream.state_dict()
         return {
             "iteration": self.iteration,
-            "samples_seen": self.samples_seen,
-            "data": self.stream.state_dict(),
+            "samples_seen": place["samples_seen"],
+            "data": place,
             "grad_scaler": self.grad_scaler.state_dict(),
             "skipped_steps": self.guard.skipped,
             "skipped_in_a_row": self.guard.in_a_row,
@@ -390,11 +411,34 @@ class ImaginaireTrainer:
         )
 
     def _save(self) -> None:
-        self.watchdog.pause(f"saving iteration {self.iteration}")
+        self.watchdog.beat(f"saving iteration {self.iteration}", long=True)
         self.checkpointer.save(self._state, self.iteration)
 
+    def _leave(self, error: Exception) -> None:
+        """On the way out with an error: report where a lost rank is, or save what was trained since the last save.
+
+        An error in a step repeats its data when the run is resumed. Weights that a step has half changed, or whose loss
+        was not finite, are not saved.
+        """
+        self._stop.is_leaving = True
+        if lost_peer(error) and workers.explained(error) is None:
+            self.watchdog.ask(str(error).splitlines()[0].partition(". This is typically")[0])
+            return
+        if isinstance(error, TrainingError | CheckpointError) or self._is_applying or not self._has_progress():
+            return
+        self.watchdog.beat(f"saving iteration {self.iteration} after an error", long=True)
+        if places.exchange(f"save after an error at iteration {self.iteration}", "", _COMMON_ERROR_S) is None:
+            log.error("iteration %d is not saved: not all ranks met an error here", self.iteration)
+            return
+        try:
+            self._save()
+            self.checkpointer.finalize()
+            log.info("an error ends the run, but its state of iteration %d is saved", self.iteration)
+        except Exception as other:  # the first error is the one that is raised
+            log.error("iteration %d could not be saved after the error: %s", self.iteration, other)
+
     def _finish(self, model: ImaginaireModel) -> None:
-        self.watchdog.pause(f"finishing at iteration {self.iteration}")
+        self.watchdog.beat(f"finishing at iteration {self.iteration}", long=True)
         if self.iteration == self.resumed_iteration and not self.interrupted:
             log.info(
                 "nothing to do: iteration %d has reached trainer.max_iter. Raise it to go on, or begin anew under "
@@ -418,6 +462,10 @@ class ImaginaireTrainer:
 
     # --- details
 
+    def _beat(self, place: str) -> None:
+        """A sign of life within a step; the first of a process compiles, and fills caches."""
+        self.watchdog.beat(place, long=self.iteration == self.resumed_iteration)
+
     def _batches(self, model: ImaginaireModel) -> Any:
         """Training batches without end: whatever the model makes of the stream, again and again."""
         while True:
@@ -429,17 +477,6 @@ class ImaginaireTrainer:
                 raise DataError(
                     f"{type(model).__name__}.train_batches gave no batch from {type(self._dataloader_train).__name__}."
                 )
-
-    def _note_short_schedule(self) -> None:
-        lengths = [getattr(f, "length", None) for f in getattr(self.scheduler, "lr_lambdas", [])]
-        shortest = min((length for length in lengths if length is not None), default=math.inf)
-        if shortest < self.config.trainer.max_iter:
-            log.info(
-                "scheduler: the schedule ends after %d steps, trainer.max_iter is %d; its last value holds from there "
-                "on",
-                shortest,
-                self.config.trainer.max_iter,
-            )
 
     def _place(self) -> str:
         newest = self.checkpointer.saved_iteration or self.resumed_iteration
@@ -462,47 +499,13 @@ class ImaginaireTrainer:
 
     def _record_run(self, model: ImaginaireModel) -> None:
         """Add this start to ``runs.jsonl``: command, commit, versions, backends, sizes."""
-        parameters = list(model.parameters())
-        record = {
-            "start_iteration": self.iteration,
-            "device": str(self.device),
-            "backend": torch.distributed.get_backend() if distributed.is_initialized() else "none",
-            "world_size": self.dims.world_size,
-            "context_parallel_size": self.dims.context_parallel_size,
-            "optimizer": type(self.optimizer).__name__,
-            "precision": str(model.precision).removeprefix("torch."),
-            "parameters": sum(p.numel() for p in parameters),
-            "trained_parameters": sum(p.numel() for p in parameters if p.requires_grad),
-        }
+        facts = provenance.training_facts(model, self.optimizer, self.dims, self.device, self.iteration)
         log.info(
-            "training {model}: {parameters:,} parameters ({trained_parameters:,} trained), {type} x{world_size}, "
+            "training {model}: {parameters:,} parameters ({trained_parameters:,} trained), {device} x{world_size}, "
             "precision {precision}, run folder {folder}".format(
-                model=type(model).__name__, type=self.device.type, folder=self.run_dir, **record
+                model=type(model).__name__, folder=self.run_dir, **{**facts, "device": self.device.type}
             )
         )
         if distributed.is_rank0():
             data_sets = preflight.data_sets(self.config.dataloader_train)
-            provenance.add_start(self.run_dir, record | model.data_facts(data_sets))
-
-
-def _make_grad_scaler(device: torch.device, arguments: dict[str, Any]) -> torch.amp.GradScaler:
-    try:
-        return torch.amp.GradScaler(device.type, **arguments)
-    except (TypeError, ValueError, AssertionError) as error:
-        raise ConfigError(f"trainer.grad_scaler_args={arguments}: {error}.") from error
-
-
-def _make_checkpointer(config: Config, run_dir: str, callbacks: CallbackGroup) -> checkpointer.Checkpointer:
-    """The configured class, given by itself, by name or as a lazy call; four .pt files when none is chosen."""
-    node = config.checkpoint.type
-    arguments: dict[str, Any] = {"config": config.checkpoint, "run_dir": run_dir, "callbacks": callbacks}
-    if node is None:
-        return checkpointer.StandardCheckpointer(**arguments)
-    if isinstance(node, str):
-        node = locate(node, "checkpoint.type")
-    made = node(**arguments) if isinstance(node, type) else lazy_config.instantiate(node, **arguments)
-    if not isinstance(made, checkpointer.Checkpointer):
-        raise CheckpointError(
-            f"checkpoint.type makes a {type(made).__name__}, not a checkpointer. Choose ckpt_type=standard."
-        )
-    return made
+            provenance.add_start(self.run_dir, facts | model.data_facts(data_sets))

@@ -41,7 +41,7 @@ exit codes:
   1    an unexpected exception, with its traceback
   2    something that you can mend, said in one message
   70   no progress in trainer.timeout_period seconds
-  75   stopped by SIGTERM, SIGUSR1 or Ctrl-C with its state saved: the same command goes on
+  75   stopped by SIGTERM, SIGUSR1, SIGHUP or Ctrl-C with its state saved: the same command goes on
   130  Ctrl-C before training began, or a second one
 
 Runs go to $IMAGINAIRE_OUTPUT_ROOT (default: checkpoints)/project/group/name; the same command again resumes there.

@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -50,8 +50,12 @@ def run_distributed(
     timeout: float = 120,
     env: Mapping[str, str] | None = None,
     use_cuda: bool = False,
+    lost: Collection[int] = (),
 ) -> list[Any]:
-    """``fn(*args)`` of every rank, in rank order; the first rank that fails decides the error, the others are ended."""
+    """``fn(*args)`` of every rank, in rank order; the first rank that fails decides the error, the others are ended.
+
+    Ranks in ``lost`` are meant to die: the others go on, and their value is None.
+    """
     store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=timeout), wait_for_workers=False)
     deadline = time.time() + timeout
     called = pickle.dumps((fn, args))  # by value: tensors would travel as open files, of which there may be too many
@@ -64,8 +68,9 @@ def run_distributed(
                 process = CONTEXT.Process(target=_run_rank, args=arguments, daemon=False)
                 process.start()
                 processes.append(process)
-            _wait(processes, Path(folder), deadline, timeout)
-            return [_read(Path(folder) / f"{rank}.value") for rank in range(world_size)]
+            _wait([p for rank, p in enumerate(processes) if rank not in lost], Path(folder), deadline, timeout)
+            paths = [Path(folder) / f"{rank}.value" for rank in range(world_size)]
+            return [None if rank in lost else _read(path) for rank, path in enumerate(paths)]
         finally:
             for process in processes:
                 if process.is_alive():

@@ -1,21 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank that does not come is named, with where it is instead."""
 
+import logging
+import os
+import signal
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from examples.minimal.data import Waves
 from imaginaire import distributed, places
-from imaginaire.errors import ConfigError
+from imaginaire.config import TrainerConfig
+from imaginaire.errors import ConfigError, DataError
 from imaginaire.places import Place, Seen
-from imaginaire.watchdog import EXIT_TIMEOUT, lost_peer
+from imaginaire.trainer import ImaginaireTrainer
+from imaginaire.watchdog import EXIT_TIMEOUT, Watchdog, lost_peer
 from tests.multiprocess import RankError, run_distributed
-from tests.training import run_dir, train
+from tests.training import run_dir, saved, train
 
 QUICK = ["trainer.run_validation=False", "dataloader_train.num_workers=0", "trainer.max_iter=50"]
 HERE = "tests.test_hang_report"
@@ -40,6 +48,82 @@ def test_a_table_says_who_does_not_answer() -> None:
     assert "rank 1 (a): backward" in lines[1] and lines[1].endswith("no answer, last heard of 70 s ago")
     assert "no answer" not in lines[2]
     assert ["no answer" in line for line in places.table(entries[:2], 100, answered={1})] == [True, False]
+
+
+def test_the_dead_are_told_from_those_that_left_and_from_a_dead_machine() -> None:
+    entries = [
+        _seen(0, "backward"),
+        _seen(1, "backward"),
+        _seen(2, "left after OSError: no disk"),
+        _seen(3, "backward"),
+    ]
+    dead, left = "rank 1 (a) is silent: killed from outside", "rank 2 (a) left after OSError: no disk"
+    found = places.gone(entries, 100, answered={0, 3})
+    assert [line for line in found if left in line] and [line for line in found if dead in line] and len(found) == 2
+    entries[2:] = [_seen(rank, "backward", host="b") for rank in (2, 3)]
+    (machine,) = places.gone(entries, 100, answered={0, 1})
+    assert "ranks 2-3 (b) are silent: its machine or network is gone" in machine
+    assert places.gone(entries, 100, answered=range(4)) == []
+
+
+@pytest.fixture
+def two_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dist.TCPStore]]:
+    """A group of two, of which this process is rank 1; whoever empties the list ends the server of its store."""
+    server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    client = dist.TCPStore("127.0.0.1", server.port, None, False, wait_for_workers=False)
+    monkeypatch.setattr(places, "_board", places.Board(client, rank=1, world_size=2))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("MASTER_ADDR", "the-first-machine")
+    servers = [server]
+    del server
+    yield servers
+    servers.clear()
+
+
+def test_without_the_store_a_rank_reports_alone(
+    two_ranks: list[Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    watchdog = Watchdog(1, str(tmp_path))  # a short limit: it looks four times a second
+    watchdog.beat("iteration 7, backward", long=True)
+    two_ranks.clear()
+    watchdog.ask("Connection reset by peer")
+    watchdog.ask("and again")
+    watchdog.close()
+    (report,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert report.startswith("hang report of rank 1 alone (Connection reset by peer)")
+    assert "the-first-machine" in report and "iteration 7, backward" in report
+    assert "Connection reset" in (tmp_path / "hang" / "rank_1.txt").read_text()
+
+
+def test_ranks_meet_in_the_store_without_a_collective(two_ranks: list[Any]) -> None:
+    other = places.Board(dist.TCPStore("127.0.0.1", two_ranks[0].port, None, False), rank=0, world_size=2)
+    mine = places.board()
+    assert mine is not None
+    assert mine.exchange("first", "here", timeout_s=0) is None
+    assert other.exchange("first", "there", timeout_s=60) == ["there", "here"]
+    two_ranks.clear()
+    assert mine.exchange("second", "here", timeout_s=60) is None
+
+
+def test_what_takes_long_has_a_longer_limit_and_a_stopped_process_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[str] = []
+    monkeypatch.setattr(Watchdog, "_end", lambda self: ends.append(places.here().text))
+    limit = TrainerConfig().timeout_period
+    assert limit == 1800
+    watchdog = Watchdog(limit, str(tmp_path))
+    watchdog.close()  # its thread: this test looks itself
+    start = time.monotonic()
+    watchdog.beat("saving", long=True)
+    watchdog._look(start + 3 * limit, late_by=0)
+    assert ends == []
+    watchdog._look(start + 5 * limit, late_by=0)
+    watchdog.beat("a step")
+    watchdog._look(start + 2 * limit, late_by=2 * limit)
+    assert ends == ["saving"]
+    watchdog._look(start + 4 * limit, late_by=0)
+    assert ends == ["saving", "a step"]
 
 
 def test_places_nest() -> None:
@@ -137,13 +221,60 @@ def _late_at_a_barrier() -> str:
     return "no error"
 
 
+class DiesInData(SleepsInData):
+    """The second rank is killed at its fifth sample, as by a machine that is out of memory."""
+
+    def __getitem__(self, index: int) -> Any:
+        if distributed.rank() == 1 and self.calls == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.calls += 1
+        return Waves.__getitem__(self, index)
+
+
+def _end_as_torchrun_does(root: Path) -> str:
+    """The error of a rank that loses another, and gets torchrun's signal at once."""
+    ask = Watchdog.ask
+
+    def signalled(self: Watchdog, reason: str) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        ask(self, reason)
+
+    with mock.patch.object(Watchdog, "ask", signalled):
+        try:
+            _train(root, "DiesInData", "trainer.timeout_period=2")
+        except RuntimeError as error:
+            return str(error)
+    return "no error"
+
+
 def _train(root: Path, data_set: str, *overrides: str) -> int:
     torch.set_num_threads(1)
-    return train(root, [*QUICK, f"dataloader_train.dataset._target_={HERE}.{data_set}", *overrides])
+    target = "examples.minimal.data.Waves" if data_set == "Waves" else f"{HERE}.{data_set}"
+    return train(root, [*QUICK, f"dataloader_train.dataset._target_={target}", *overrides])
+
+
+_validate = ImaginaireTrainer.validate
+
+
+def _validate_unless_at_the_start(self: Any, *args: Any) -> None:
+    if self.iteration:
+        _validate(self, *args)
+
+
+class FailsInValidation(Waves):
+    def __getitem__(self, index: int) -> Any:
+        if distributed.rank() == 1:
+            raise OSError("the validation data is gone")
+        return super().__getitem__(index)
 
 
 def _late_then_failing(root: Path) -> tuple[str, str]:
     late = _late_at_a_barrier()
+    data = [f"dataloader_val.dataset._target_={HERE}.FailsInValidation", "trainer.run_validation=True"]
+    # not at the start, where nothing is trained yet
+    skipped = mock.patch.object(ImaginaireTrainer, "validate", _validate_unless_at_the_start)
+    with skipped, pytest.raises((OSError, DataError), match=r"data is gone|Rank 1 cannot read the validation data"):
+        _train(root / "validation", "Waves", *data)
     try:
         _train(root, "FailsInData")
     except (OSError, RuntimeError) as error:
@@ -157,10 +288,22 @@ def test_a_late_rank_and_a_failed_one_are_named_by_the_others(tmp_path: Path) ->
     assert "rank 0 waited in vain at the barrier 'all have read' (limit: 1 s)" in late
     assert "  rank 1 (" in late and "reading a large file" in late
     assert late.endswith("missing at barrier 'all have read': rank 1")
+    assert saved(tmp_path / "validation")["trainer"]["iteration"] == 4, "what was trained before the validation failed"
     assert failed == "OSError: the disk is gone"
     log = (run_dir(tmp_path) / "stdout.log").read_text()
     assert "left after OSError: the disk is gone" in log[log.index("hang report (rank 0") :], log
     assert (run_dir(tmp_path) / "hang" / "rank_0.txt").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_rank_is_singled_out_although_torchrun_ends_the_others(tmp_path: Path) -> None:
+    error, _ = run_distributed(_end_as_torchrun_does, 2, args=(tmp_path,), timeout=240, lost={1})
+    assert "onnection" in error
+    log = (run_dir(tmp_path) / "stdout.log").read_text()
+    report = log[log.index("hang report (rank 0: ") :].splitlines()
+    assert report[1].startswith("Most likely dead: rank 1 (")
+    assert "no answer" in report[3] and "rank 1 (" in report[3] and "no answer" not in report[4]
+    assert "saving after this step" not in log
 
 
 @pytest.mark.slow
