@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from cosmos_predict2.configs.action_conditioned.defaults import data as action_data
 from cosmos_predict2.configs.base.defaults import data
 from imaginaire import lazy_config
 from imaginaire.compose import compose
@@ -15,7 +16,6 @@ from imaginaire.parallel import ParallelDims
 
 ROOT = Path(__file__).parent.parent.parent
 BASE = "cosmos_predict2/configs/base/config.py"
-TINY = "experiment=predict2_video2world_training_tiny_groot_gr1_480"
 OF_A_USER = ("folder", "latents")  # whose place must be given
 SMALL = ["num_tokens=4", "width=8"]
 
@@ -41,6 +41,36 @@ def test_every_loader_composes_and_says_all_of_itself(train: str, val: str) -> N
     for node in (config.dataloader_train, config.dataloader_val):
         assert issubclass(lazy_config.locate(lazy_config.name_of(node["_target_"])), ResumableLoader)
         assert "${" not in to_yaml(node), "the saved configuration can be run without this one"
+
+
+def test_every_group_leaves_the_batch_size_to_the_experiment() -> None:
+    for split in ("train", "val"):
+        sizes = {name: node.batch_size for name, node in (data.entries(split) | action_data.entries(split)).items()}
+        assert {name for name, size in sizes.items() if size != 1} == {"mock", "mock_image"}
+
+
+@pytest.mark.parametrize(
+    ("experiment", "other", "size"),
+    [
+        ("predict2_video2world_tiny_action_conditioned_training", "lerobot", 8),
+        ("predict2_video2world_training_tiny_groot_gr1_480", "folder", 16),
+        ("predict2_video2world_2b_action_conditioned_training", "lerobot", 2),
+        ("predict2_video2world_training_2b_groot_gr1_480", "toy", 1),
+    ],
+)
+def test_other_data_leave_the_batch_size_of_the_experiment(experiment: str, other: str, size: int) -> None:
+    places = {"lerobot": "root", "folder": "dataset_dir"}
+    options = [f"experiment={experiment}"]
+    for split in ("train", "val"):
+        options.append(f"dataloader_{split}={other}{f'_{split}' if other == 'lerobot' else ''}")
+        if other in places:
+            options.append(f"dataloader_{split}.dataset.{places[other]}=datasets/mine")
+    config = compose(BASE, options)
+    assert config.dataloader_train.batch_size == size
+    if "tiny" in experiment:
+        assert config.dataloader_val.batch_size == size
+    own = compose(BASE, [*options, "dataloader_train.batch_size=5"])
+    assert own.dataloader_train.batch_size == 5
 
 
 @pytest.mark.parametrize("name", ["mock", "latents"])
@@ -82,7 +112,9 @@ def test_mock_batches_are_images_and_videos_in_turn() -> None:
     small = [f"dataloader_train.datasets.{name}.{option}" for name in ("image_data", "video_data") for option in SMALL]
     small += ["dataloader_train.datasets.image_data.image_size=[16,16]"]
     small += ["dataloader_train.datasets.video_data.video_size=[16,16]"]
-    loader = lazy_config.instantiate(composed("train", "mock", TINY, *small).dataloader_train)
+    loader = lazy_config.instantiate(
+        composed("train", "mock", "model=predict2_video2world_fsdp_tiny", *small).dataloader_train
+    )
     stream = iter(DataStream(loader, seed=0, dims=ParallelDims(world_size=1, rank=0, context_parallel_size=1)))
     batches = [next(stream) for _ in range(4)]
     assert ["images" in batch for batch in batches] == [True, False, True, False]

@@ -189,7 +189,7 @@ def test_the_data_of_an_experiment_come_from_their_group(choice: str) -> None:
         assert data is None
         return
     assert "ToyWorldVideos" in str(data.dataset._target_) and "dataset_dir" not in data.dataset
-    assert data.batch_size == 16 and data.num_workers == 0
+    assert data.batch_size == 1 and data.num_workers == 0
 
 
 # --- tiny twins ---

@@ -252,7 +252,8 @@ def test_a_file_that_registers_a_taken_entry_has_it_for_itself(
     (warning,) = [record.getMessage() for record in caplog.records]
     assert "my_data.py registers dataloader_train=gr1" in warning and "configs/base/defaults/data.py" in warning
     own = f"dataloader_train=gr1@{experiment_folder.__name__}.my_data"
-    assert own in warning and compose(BASE, [f"experiment={TWIN}", own]).dataloader_train == mine.dataloader_train
+    of_2b = "experiment=predict2_video2world_training_2b_groot_gr1_480"
+    assert own in warning and compose(BASE, [of_2b, own]).dataloader_train == mine.dataloader_train
 
 
 def test_files_in_sub_folders_are_found_and_one_that_registers_nothing_is_named(

@@ -91,10 +91,15 @@ def tiny_twin(
     )
 
 
-def tiny_run(iterations: int, **optimizer: float) -> dict[str, Any]:
-    """The numbers of a tiny run of that many iterations: it validates and saves five times, and draws samples four."""
+def tiny_run(iterations: int, batch_size: int = 16, **optimizer: float) -> dict[str, Any]:
+    """The numbers of a tiny run of that many iterations: it validates and saves five times, and draws samples four.
+
+    The batch size is among them, so that other data leave it: every group of data has 1.
+    """
     every = max(1, iterations // 5)
     return dict(
+        dataloader_train=dict(batch_size=batch_size),
+        dataloader_val=dict(batch_size=batch_size),
         optimizer=dict(optimizer),
         scheduler=dict(linear(20, iterations, 1.0, 0.0), f_start=[0.05]),
         trainer=dict(

@@ -76,7 +76,7 @@ def toy(split: str, setting: str = "default") -> Any:
         )
     else:
         dataset = L(ToyWorldVideos)(num_episodes=64, ring_elsewhere=0.0, **world)
-    return L(ResumableLoader)(dataset=dataset, batch_size=8, num_workers=0, shuffle=split == "train")
+    return L(ResumableLoader)(dataset=dataset, batch_size=1, num_workers=0, shuffle=split == "train")
 
 
 def libero_with_rollouts(suite: str) -> Any:

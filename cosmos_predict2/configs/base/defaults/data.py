@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups ``dataloader_train`` and ``dataloader_val`` (also spelt data_train, data_val).
 
-Clips are as long as the model that is chosen beside them, unless their ``num_frames`` is set.
+Clips are as long as the model that is chosen beside them, unless their ``num_frames`` is set. An entry says what the
+data are and how many workers read them. How many clips make a batch is a number of the run: here it is 1, and an
+experiment that needs another says so.
 """
 
 from typing import Any
@@ -57,7 +59,7 @@ def toy(split: str, *, num_episodes: int = 16384, num_steps: int | None = 16, **
         dataset=L(ToyWorldVideos)(
             split=split, num_episodes=num_episodes if is_train else 64, num_steps=num_steps, **world
         ),
-        batch_size=16,
+        batch_size=1,
         num_workers=0,
         shuffle=is_train,
     )
