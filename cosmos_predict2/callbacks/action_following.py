@@ -60,6 +60,7 @@ class ActionFollowing(Callback):
         self.patience = patience
         self._clips: list[FixedClip] | None = None
         self._num_ignored = 0  # looks in a row
+        self._explained: set[str] = set()
 
     def on_training_step_end(
         self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
@@ -101,7 +102,7 @@ class ActionFollowing(Callback):
         gap = action_gap(predict, x0, epsilon, condition, self.sigmas)
         distance = prediction_distance(predict, x0, epsilon, condition)
         if gap is None or distance is None:
-            log.info("actions at iteration %d: no two of %d clips have different ones", iteration, len(clips))
+            self._explain(condition.action_B_A_D, prefix, iteration)
             return
         values = {f"{prefix}/action_gap": gap.mean, f"{prefix}/action_distance": distance.ratio}
         values |= {f"{prefix}/action_gap_sigma_{sigma:g}": ratio for sigma, ratio in zip(gap.sigmas, gap.ratios)}
@@ -122,11 +123,45 @@ class ActionFollowing(Callback):
                 "the model ignores its actions so far: in %d looks, the last at iteration %d, the loss with the actions"
                 " of other clips is %.3f times that with the true ones. If it stays so, see whether the clips show what"
                 " the actions say (python -m scripts.check_dataset), whether their numbers are of the order of 1"
-                " (action_transform), and whether the learning rate is too low.",
+                " (action_transform), whether a step has enough clips to compare (%s), and whether the learning rate is"
+                " too low.",
                 self.patience,
                 iteration,
                 gap.mean,
+                self._batch_size("train"),
             )
+
+    def _explain(self, action_B_A_D: Tensor | None, prefix: str, iteration: int) -> None:
+        """Say why these clips cannot show whether actions are obeyed: a warning once, unless validation looks, too."""
+        assert action_B_A_D is not None
+        count = len(action_B_A_D)
+        if count == 1:
+            why = f"there is one clip alone ({self._batch_size(prefix)}), and each is compared under another's actions"
+            cure = "Take dataloader_train.batch_size=2 or more" if prefix == "train" else "Validate on more clips"
+        elif not bool(action_B_A_D.any()):
+            why = f"all actions of the {count} clips are zero"
+            cure = "Choose data with actions (dataset.hide_actions shows zeros)"
+        else:
+            why = f"all {count} clips have the same actions"
+            cure = "Choose clips in which the robot does different things (other episodes, or shuffled)"
+        may_validate = prefix == "train" and not self.config.trainer.run_validation
+        if may_validate:
+            cure += ", or validate (trainer.run_validation=True), which looks at the first clips of dataloader_val"
+        is_warning = prefix not in self._explained and (prefix == "val" or may_validate)
+        self._explained.add(prefix)
+        log.log(
+            logging.WARNING if is_warning else logging.INFO,
+            "actions at iteration %d: whether the model obeys them cannot be seen: %s. %s.",
+            iteration,
+            why,
+            cure,
+        )
+
+    def _batch_size(self, split: str) -> str:
+        """``dataloader_train.batch_size=8``, as far as the config says it."""
+        node = getattr(self.config, f"dataloader_{split}", None)
+        size = node.get("batch_size") if hasattr(node, "get") else None
+        return f"dataloader_{split}.batch_size" + ("" if size is None else f"={size}")
 
 
 def _takes_actions(model: Any) -> bool:

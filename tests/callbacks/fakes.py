@@ -43,7 +43,9 @@ def make_config(callbacks: dict[str, Any] | None = None, **trainer: Any) -> Any:
         with_stack=False,
         with_modules=False,
     )
-    fields = dict(callbacks=callbacks, logging_iter=2, grad_accum_iter=1, max_iter=100, max_val_iter=None)
+    fields = dict(
+        callbacks=callbacks, logging_iter=2, grad_accum_iter=1, max_iter=100, max_val_iter=None, run_validation=False
+    )
     job = SimpleNamespace(project="p", group="g", name="n", wandb_mode=None)
     return SimpleNamespace(trainer=SimpleNamespace(**{**fields, "profiling": profiling, **trainer}), job=job)
 

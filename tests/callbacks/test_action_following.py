@@ -2,6 +2,7 @@
 """Looks at whether actions are obeyed: the same in every validation and layout, a warning where they are not."""
 
 import logging
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -130,10 +131,40 @@ def test_a_run_without_validation_looks_at_its_steps(tmp_path: Path, caplog: pyt
     assert "2 training clips" in caplog.text
 
 
-def test_alone_a_clip_has_no_partner(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("positions", "change", "message"),
+    [
+        ([3], 1.0, r"there is one clip alone \(dataloader_val\.batch_size\).* Validate on more clips"),
+        ([3, 4], 1.0, "all 2 clips have the same actions"),
+        ([3, 4], 0.0, "all actions of the 2 clips are zero.*hide_actions"),
+    ],
+)
+def test_clips_that_cannot_show_obedience_are_explained(
+    positions: list[int], change: float, message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    batch = make_action_batch(positions)
+    batch["action"] = batch["action"][:1].expand(len(positions), -1, -1) * change
+    with caplog.at_level(logging.WARNING):
+        assert validate(make_trainer(tmp_path, make_action_model(obeys=True), [batch]), 1, 2) == []
+    (record,) = caplog.records  # once
+    assert re.search(f"cannot be seen: {message}", record.message)
+
+
+def test_a_batch_of_one_clip_is_explained_by_its_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = make_trainer(tmp_path, make_action_model(obeys=True), [], first=1, every_n=2)
+    trainer.config.dataloader_train = {"batch_size": 1}
+    trainer.start()
     with caplog.at_level(logging.INFO):
-        assert validate(make_trainer(tmp_path, make_action_model(obeys=True), [make_action_batch([3])]), 1) == []
-    assert "no two of 1 clips" in caplog.text
+        for iteration in (1, 2):
+            trainer.callbacks.on_training_step_end(
+                trainer.model, make_action_batch([3]), {}, torch.zeros(()), iteration
+            )
+        trainer.config.trainer.run_validation = True
+        trainer.callbacks.on_training_step_end(trainer.model, make_action_batch([3]), {}, torch.zeros(()), 4)
+    told = [record for record in caplog.records if "cannot be seen" in record.message]
+    assert [record.levelname for record in told] == ["WARNING", "INFO", "INFO"]
+    assert "dataloader_train.batch_size=1" in told[0].message and "trainer.run_validation=True" in told[0].message
+    assert "run_validation" not in told[2].message, "validation looks already"
 
 
 def test_averaged_weights_are_looked_at_and_training_does_not_notice(tmp_path: Path) -> None:
