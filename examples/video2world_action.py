@@ -3,6 +3,7 @@
 
 python examples/video2world_action.py --input_annotation 0.json --input_video 0.mp4 --autoregressive --save_path out.mp4
 python examples/video2world_action.py --dit_path RUN/checkpoints/model/iter_000001000.pt --input_root datasets/bridge
+python examples/video2world_action.py --dit_path RUN --input_root datasets/my_lerobot --episodes 3 --side_by_side
 """
 
 import argparse
@@ -41,10 +42,11 @@ def run(args: argparse.Namespace) -> int:
         os.environ["COSMOS_PREDICT2_ARGS"] = f"--checkpoints {shlex.quote(args.checkpoint_dir)}"
     check_flags(args)
     check_device(args.device or ("cuda" if args.use_cuda_graphs else "cpu"))
-    requests, skipped = requests_of(args)
-    if not requests:
-        log.info("all %d outputs exist; --overwrite makes them again", skipped)
-        return 0
+    of_lerobot = is_lerobot(args.input_root)
+    if not of_lerobot:
+        requests, skipped = requests_of(args)
+        if not requests:
+            return nothing_to_do(skipped)
     choice = choose_action_model(args)
     config = choice.config
     config.guardrail_config.checkpoint_dir = checkpoint_dir()
@@ -56,8 +58,12 @@ def run(args: argparse.Namespace) -> int:
     check_parts(config.net, choice.dit_path, [config.tokenizer], "net_ema" if args.load_ema else "auto")
     width = config.net.get("crossattn_proj_in_channels") or config.net.get("crossattn_emb_channels") or 1024
     text, negative = read_texts(args, choice, width)
-    settings = settings_of(args, choice)
-    jobs, failed = prepare(requests, reading_of(args, choice), settings, args.input_root)
+    settings, lerobot = settings_of(args, choice), None
+    if of_lerobot:
+        lerobot, requests, skipped = lerobot_requests_of(args, choice)
+        if not requests:
+            return nothing_to_do(skipped)
+    jobs, failed = prepare(requests, reading_of(args, choice), settings, args.input_root, lerobot)
     shapes = [job.episode.first_frames_C_F_H_W.shape for job in jobs]
     tell_differences(choice, args.num_conditional_frames, args.resolution, [(shape[2], shape[3]) for shape in shapes])
     pipe = Video2WorldActionConditionedPipeline.from_config(
@@ -77,6 +83,16 @@ def run(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
+def is_lerobot(folder: str) -> bool:
+    """Whether a LeRobot data set lies in a folder."""
+    return bool(folder) and Path(folder, "meta", "info.json").is_file()
+
+
+def nothing_to_do(skipped: int) -> int:
+    log.info("all %d outputs exist; --overwrite makes them again", skipped)
+    return 0
+
+
 def check_flags(args: argparse.Namespace) -> None:
     """Raise for flags that cannot be meant."""
     if bool(args.input_annotation) == bool(args.input_root):
@@ -84,6 +100,18 @@ def check_flags(args: argparse.Namespace) -> None:
         raise ConfigError(f"--input_annotation FILE or --input_root DIR: {both}, but one is needed.")
     if args.input_root and args.input_video:
         raise ConfigError("--input_video goes with --input_annotation; an --input_root has the videos below it.")
+    if is_lerobot(args.input_root):
+        for flag in ("action_load_fn", "camera_id"):
+            if value := getattr(args, flag):
+                raise ConfigError(
+                    f"--{flag} {value} is of annotation files, but {args.input_root} is a LeRobot data set: it takes"
+                    " --episodes, --camera and --action_key."
+                )
+        if args.action_source == "state":
+            raise ConfigError(f"--action_source state: {args.input_root} is a LeRobot data set, whose rows are taken.")
+    elif args.episodes or args.camera:
+        flag, value = ("--episodes", args.episodes) if args.episodes else ("--camera", args.camera)
+        raise ConfigError(f"{flag} {value} is of LeRobot data sets: give one as --input_root (it has meta/info.json).")
     if args.num_gpus != 1:
         raise ConfigError(
             f"--num_gpus {args.num_gpus}: a chunk is too short to be spread. Start one program for each GPU, with"
@@ -125,8 +153,36 @@ def requests_of(args: argparse.Namespace) -> tuple[list[Any], int]:
     all_of_them = [
         ActionRequest(path, str(Path(args.save_root, f"{Path(path).stem}.mp4")), "", args.seed) for path in found
     ]
-    wanted = [one for one in all_of_them if args.overwrite or not os.path.exists(one.save_path)]
-    return wanted, len(all_of_them) - len(wanted)
+    return not_yet_there(all_of_them, args)
+
+
+def lerobot_requests_of(args: argparse.Namespace, choice: ActionChoice) -> tuple[Any, list[Any], int]:
+    """The LeRobot data set of --input_root, its episodes that are asked for, and how many are skipped."""
+    from cosmos_predict2.checkpoints.runs import run_tree
+    from cosmos_predict2.pipelines.action_requests import ActionRequest
+    from cosmos_predict2.pipelines.lerobot_inputs import LeRobotRecordings, dataset_of_run
+
+    trained = dataset_of_run(run_tree(choice.dit_path))
+    said: dict[str, Any] = {"camera": args.camera} if args.camera else {}
+    if args.action_key:
+        said["action_keys"] = args.action_key.split(",")
+    if args.fps_downsample_ratio != 1:
+        said["stride"] = args.fps_downsample_ratio
+    recordings = LeRobotRecordings.open(args.input_root, choice.config.transform, trained, **said)
+    found = recordings.chosen(args.episodes or [], trained)
+    if not (asked := found if args.episodes else found[args.start : args.end]):
+        raise ConfigError(f"--start {args.start} --end {args.end}: none of {len(found)} episodes is left.")
+    all_of_them = [
+        ActionRequest(args.input_root, str(Path(args.save_root, f"episode_{number:06d}.mp4")), "", args.seed, number)
+        for number in asked
+    ]
+    return recordings, *not_yet_there(all_of_them, args)
+
+
+def not_yet_there(requests: list[Any], args: argparse.Namespace) -> tuple[list[Any], int]:
+    """The requests whose outputs do not exist, or with --overwrite all; and how many are skipped."""
+    wanted = [one for one in requests if args.overwrite or not os.path.exists(one.save_path)]
+    return wanted, len(requests) - len(wanted)
 
 
 def reading_of(args: argparse.Namespace, choice: ActionChoice) -> Any:

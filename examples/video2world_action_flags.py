@@ -13,19 +13,22 @@ NOT_RECORDED = {
     *("checkpoint_dir", "num_gpus", "offload_tokenizer", "disable_guardrail", "disable_prompt_refiner", "debug"),
     *("input_annotation", "input_video", "input_root", "input_json_sub_folder"),  # annotation, video
     *("save_root", "start", "end", "overwrite"),  # save_path
+    "episodes",  # episode
     *("dit_path", "num_latent_conditional_frames", "single_chunk"),  # weights, num_conditional_frames, autoregressive
     *("action_scaler", "gripper_scale", "use_quat"),  # action_transform
 }
 
 _EPILOG = """\
 One recording: --input_annotation FILE.json [--input_video FILE.mp4]. A folder of them: --input_root DIR with
---input_json_sub_folder annotation/test; outputs that exist are skipped.
+--input_json_sub_folder annotation/test; outputs that exist are skipped. A LeRobot data set: --input_root DIR with
+--episodes; camera, columns and stride are as in the run of the weights.
 
 examples:
   python examples/video2world_action.py --input_annotation datasets/bridge/annotation/test/0.json \\
       --input_video datasets/bridge/videos/test/0/rgb.mp4 --autoregressive --save_path output/0.mp4
   python examples/video2world_action.py --dit_path checkpoints/.../iter_000001000.pt --input_root datasets/toy_bridge \\
       --input_json_sub_folder annotation/val --save_root output/val --side_by_side
+  python examples/video2world_action.py --dit_path checkpoints/.../NAME --input_root datasets/my_lerobot --episodes 3
 """
 
 
@@ -77,11 +80,25 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help="its video, or its first frame as a picture (default: the video that the annotation names)",
     )
     request("--save_path", default=DEFAULT_SAVE_PATH, metavar="FILE", help="the mp4; a .json beside it records all")
-    request("--input_root", default="", metavar="DIR", help="a folder of recordings, whose videos lie below it")
+    request(
+        "--input_root",
+        default="",
+        metavar="DIR",
+        help="a folder of recordings, whose videos lie below it, or a LeRobot data set",
+    )
     request(
         "--input_json_sub_folder", default="annotation/test", metavar="DIR", help="where their annotations are below it"
     )
     request("--save_root", default=DEFAULT_SAVE_ROOT, metavar="DIR", help="where their videos go, named as they are")
+    request(
+        "--episodes",
+        type=int,
+        nargs="+",
+        default=None,
+        metavar="N",
+        help="of a LeRobot data set as --input_root (default: those that training holds out)",
+    )
+    request("--camera", default="", metavar="KEY", help="of a LeRobot data set (default: the run's, or its only one)")
     request("--start", type=int, default=0, help="the first annotation of the folder, by name")
     request("--end", type=int, default=100, help="the first one that is left out again")
     request("--overwrite", action="store_true", help="with --input_root: make outputs again that exist")
@@ -103,7 +120,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     request("--state_key", default="state", help="the poses' name in the annotation")
     request("--gripper_key", default="continuous_gripper_state", help="the gripper states' name")
-    request("--action_key", default="", help="the actions' name (default: action, actions or toy_actions)")
+    request(
+        "--action_key",
+        default="",
+        help="the actions' name (default: action, actions or toy_actions); of a LeRobot data set the run's, or names"
+        " with commas between them",
+    )
     request(
         "--action_load_fn",
         default="",

@@ -17,6 +17,7 @@ from cosmos_predict2.configs.action_conditioned.networks import (
 )
 from cosmos_predict2.data import media
 from cosmos_predict2.data.action_conditioned.actions import ActionTransform, controller, relative_pose
+from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.preparation.toy_folder import ToyFolder, write_folder
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
@@ -31,6 +32,7 @@ from imaginaire.errors import ConfigError
 from imaginaire.lazy_config import LazyCall as L
 from imaginaire.lazy_config import instantiate, to_yaml
 from tests.checkpoints.nets import SMALL
+from tests.data import sources_lerobot as made
 from tests.test_documentation import ROOT, rows
 
 FAST = ["--num_steps", "2", "--device", "cpu"]
@@ -140,6 +142,27 @@ def test_a_folder_gives_what_its_recordings_give_alone(bridge: Path, toy_weights
     before = made[0].stat().st_mtime_ns
     assert main([*flags, *folder, "--save_root", str(tmp_path / "all")]) == 0  # the third is new
     assert made[0].stat().st_mtime_ns == before and len(list((tmp_path / "all").glob("*.mp4"))) == 3
+
+
+def test_episodes_of_a_lerobot_data_set_are_imagined_beside_their_true_clips(tmp_path: Path, caplog: Any) -> None:
+    pytest.importorskip("pyarrow", reason="needs pyarrow: pip install -e '.[data]'")
+    path = weights(tmp_path / "run", controller(3, 1.0))
+    dataset = dict(_target_=f"{LeRobotActionDataset.__module__}.LeRobotActionDataset", root="gone", camera="front")
+    text = (tmp_path / "run/config.yaml").read_text()
+    run = dict(dataloader_train=dict(dataset=dict(**dataset, video_size=[32, 48])))
+    (tmp_path / "run/config.yaml").write_text(text + to_yaml(run))
+    flags = ["--dit_path", path, "--input_root", str(ROOT / "tests/data/fixtures/lerobot_v3"), *FAST, "--side_by_side"]
+    caplog.set_level("INFO")
+    assert main([*flags, "--save_root", str(tmp_path / "out"), "--episodes", "2", "0"]) == 0
+    video = tmp_path / "out/episode_000002.mp4"
+    assert media.scan_video(video) == media.VideoInfo(num_frames=9, fps=10.0, height=32, width=48)
+    both, _ = media.read_video(tmp_path / "out/episode_000000_side_by_side.mp4")
+    greys = both[..., :48].float().mean((0, 2, 3)).tolist()
+    assert greys == pytest.approx([made.grey(0, k) for k in range(7)], abs=6)
+    record = json.loads(video.with_suffix(".json").read_text())
+    assert record["episode"] == 2 and record["video"].endswith(".mp4") and 0 < record["psnr"] < 60
+    assert "rows of 'action', camera 'observation.images.front'" in record["actions"]
+    assert re.search(r"beside the true clips: [\d.]+ dB .*the first picture for all frames: [\d.]+ dB", caplog.text)
 
 
 def test_a_broken_recording_of_a_folder_is_told_and_the_others_are_made(
@@ -375,6 +398,11 @@ def test_the_true_video_is_shown_as_long_as_it_goes(
         (["--input_annotation", "ANNOTATION", "--action_load_fn", "absent.f"], "--action_load_fn absent.f"),
         (["--input_annotation", "ANNOTATION", "--action_load_fn", "os.getcwd"], "it must give a function"),
         (["--input_root", "x", "--start", "-5"], "--start -5 --end 100"),
+        (["--input_root", "x", "--episodes", "3"], r"--episodes \[3\] is of LeRobot data sets"),
+        (["--input_root", "LEROBOT", "--camera_id", "1"], "takes --episodes, --camera and --action_key"),
+        (["--input_root", "LEROBOT", "--action_source", "state"], "LeRobot data set, whose rows are taken"),
+        (["--input_root", "LEROBOT", "--camera", "side"], "there is no camera 'side'"),
+        (["--input_root", "LEROBOT", "--camera", "front"], "4 numbers, but an action of this data set 3"),
         (
             ["--input_annotation", "ANNOTATION", "--keep_reference"],
             "--keep_reference .* add --num_conditional_frames 5",
@@ -394,6 +422,7 @@ def test_mistakes_are_told_before_anything_is_built(
     monkeypatch.chdir(tmp_path)
     video = str(bridge / "videos/val" / annotation(bridge).stem / "rgb.mp4")
     named = {"ANNOTATION": str(annotation(bridge)), "VIDEO": video}
+    named["LEROBOT"] = str(ROOT / "tests/data/fixtures/lerobot_v3")
     named |= {"SHORT": str(tmp_path / "short.mp4"), "PICTURE": str(tmp_path / "first.png")}
     media.write_video(named["SHORT"], torch.zeros(3, 7, 48, 48, dtype=torch.uint8), 10)
     media.write_image(named["PICTURE"], torch.zeros(3, 48, 48, dtype=torch.uint8))

@@ -80,10 +80,13 @@ class Episode:
     source: str  # where they were taken from, in words
     video: str
     frames: list[int]  # the numbers of the true frames, 1 + L of them
+    read: Callable[[list[int]], Tensor] | None = None  # true frames by their numbers, where no file of its own has them
 
     @property
     def has_truth(self) -> bool:
         """Whether the video goes on behind the frames that the rollout begins with."""
+        if self.read is not None:
+            return len(self.frames) > self.first_frames_C_F_H_W.shape[1]
         if media.kind_of(self.video) == "image":
             return False
         num_given = self.first_frames_C_F_H_W.shape[1]
@@ -91,6 +94,8 @@ class Episode:
 
     def true_frames(self, num_frames: int) -> Tensor:
         """uint8 [3, F, H, W], the first so many frames of the recording, or as many as its video has."""
+        if self.read is not None:
+            return self.read(self.frames[:num_frames])
         have, _ = probe(self.video)
         wanted = [frame for frame in self.frames[:num_frames] if frame < have]
         size = (self.first_frames_C_F_H_W.shape[2], self.first_frames_C_F_H_W.shape[3])
@@ -135,7 +140,7 @@ def raw_actions(annotation: dict[str, Any], reading: Reading) -> RawActions:
         source = "state" if transform.kind == "relative_pose" and has_states else "action"
     if source == "state":
         poses, gripper = check_poses(_field(annotation, reading.state_key), _field(annotation, reading.gripper_key))
-        frames = _frames(len(poses), reading)
+        frames = chosen_frames(len(poses), reading)
         words = f"differences of '{reading.state_key}', gripper of '{reading.gripper_key}'"
         counted = f"{len(poses)} rows of '{reading.state_key}'"
         return RawActions(_differences(poses[frames], gripper[frames], reading), words, frames, counted, (len(poses),))
@@ -143,7 +148,7 @@ def raw_actions(annotation: dict[str, Any], reading: Reading) -> RawActions:
     # A row leads from each frame to the next; some recordings have one for their last frame, too.
     length = (f"{len(rows)} rows of '{key}'", (len(rows) + 1, len(rows)))
     if transform.kind == "controller":
-        frames = _frames(len(rows) + 1, reading)
+        frames = chosen_frames(len(rows) + 1, reading)
         return RawActions(summed_actions(rows, frames), f"rows of '{key}'", frames, *length)
     if transform.accumulate is not None:
         raise DataError(
@@ -155,7 +160,7 @@ def raw_actions(annotation: dict[str, Any], reading: Reading) -> RawActions:
             f"'{key}' has the pose differences of neighbouring frames: with --fps_downsample_ratio {reading.stride}"
             " take the actions from the states (--action_source state)."
         )
-    frames = _frames(len(rows) + 1, reading)
+    frames = chosen_frames(len(rows) + 1, reading)
     if reading.gripper_key in annotation:
         raw = actions_from_field(rows, annotation[reading.gripper_key], scale=1.0)
         words = f"rows of '{key}', gripper of '{reading.gripper_key}'"
@@ -177,15 +182,15 @@ def find_annotations(root: str, folder: str, start: int, end: int) -> list[str]:
     return found[start:end]
 
 
-def _frames(count: int, reading: Reading) -> numpy.ndarray:
+def chosen_frames(count: int, reading: Reading, stride: int | None = None) -> numpy.ndarray:
     """The frames of a recording of ``count`` that are led along."""
-    frames = numpy.arange(reading.start, count, reading.stride)
+    frames = numpy.arange(reading.start, count, stride or reading.stride)
     if reading.most_actions is not None:
         frames = frames[: 1 + reading.most_actions]
     if len(frames) < 2 or len(frames) < reading.num_given:
         raise DataError(
             f"it has {count} frames, of which {len(frames)} are left with --start_frame_idx {reading.start} and"
-            f" --fps_downsample_ratio {reading.stride}; {max(2, reading.num_given)} are needed at least."
+            f" --fps_downsample_ratio {stride or reading.stride}; {max(2, reading.num_given)} are needed at least."
         )
     return frames
 
@@ -277,12 +282,17 @@ def _first_frames(video: str, raw: RawActions, reading: Reading, annotation: str
                 )
             found = clip.read(frames)
     size = reading.size or (found.shape[2], found.shape[3])
+    require_sixteenths(video, size)
+    return stretch(found, size)
+
+
+def require_sixteenths(video: str, size: tuple[int, int]) -> None:
+    """Raise for frames that are not of whole patches."""
     if any(side % 16 for side in size):
         raise DataError(
             f"{video} has frames of {size[0]}x{size[1]}, but height and width must be multiples of 16: give"
             " --resolution H,W, that of the training."
         )
-    return stretch(found, size)
 
 
 def _loaded(load: LoadActions, annotation: dict[str, Any], video: str, reading: Reading) -> Episode:

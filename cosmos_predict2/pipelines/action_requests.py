@@ -16,12 +16,14 @@ from torch import Tensor
 from cosmos_predict2.data import media
 from cosmos_predict2.pipelines.action_inputs import Episode, Reading, read_episode
 from cosmos_predict2.pipelines.flow import default_solver
+from cosmos_predict2.pipelines.lerobot_inputs import LeRobotRecordings
 from cosmos_predict2.pipelines.video2world_action import (
     Video2WorldActionConditionedPipeline,
     check_bases,
     check_rollout,
     chunk_starts,
 )
+from cosmos_predict2.pipelines.video_quality import psnr
 from imaginaire import storage
 from imaginaire.errors import ConfigError, DataError, UserError
 from imaginaire.lazy_yaml import to_yaml
@@ -37,6 +39,7 @@ class ActionRequest:
     save_path: str
     video: str = ""  # empty: the one that the annotation names
     seed: int = 0
+    episode: int | None = None  # of a LeRobot data set, whose folder ``annotation`` is
 
     def check(self, settings: "RolloutSettings") -> None:
         """Raise where the output cannot be written or would replace an input."""
@@ -87,7 +90,11 @@ class Job:
 
 
 def prepare(
-    requests: Sequence[ActionRequest], reading: Reading, settings: RolloutSettings, root: str = ""
+    requests: Sequence[ActionRequest],
+    reading: Reading,
+    settings: RolloutSettings,
+    root: str = "",
+    lerobot: LeRobotRecordings | None = None,
 ) -> tuple[list[Job], int]:
     """The requests with their first frames and actions, and how many cannot be read; of a single one, its error."""
     reading.check()
@@ -95,7 +102,10 @@ def prepare(
     for request in requests:
         try:
             request.check(settings)
-            episode = read_episode(request.annotation, reading, request.video, root)
+            if lerobot is not None and request.episode is not None:
+                episode = lerobot.read(request.episode, reading)
+            else:
+                episode = read_episode(request.annotation, reading, request.video, root)
             check_rollout(
                 len(episode.actions_L_D),
                 reading.chunk_size,
@@ -154,17 +164,37 @@ def run_rollouts(
     negative_text_B_S_E: Tensor | None = None,
 ) -> None:
     """Imagine the actions of all jobs and write the results, as many at a time as the settings say."""
-    done = 0
+    done, likeness = 0, []
     for batch in batches(jobs, settings.batch_size):
         start = time.monotonic()
         videos = imagine(pipe, batch, settings, text_B_S_E=text_B_S_E, negative_text_B_S_E=negative_text_B_S_E)
         seconds = time.monotonic() - start
         for job, video in zip(batch, videos):
-            save(pipe, job, video, settings, seconds / len(batch))
+            likeness.append(save(pipe, job, video, settings, seconds / len(batch)))
         done += len(batch)
         frames = sum(video.shape[1] - 1 for video in videos)
         last = batch[-1].request.save_path
         log.info("saved %s (%d of %d, %.1f frames per second)", last, done, len(jobs), frames / seconds)
+    if known := [pair for pair in likeness if pair is not None]:
+        ours, still = (sum(figures) / len(known) for figures in zip(*known))
+        log.info(
+            "beside the true clips: %.1f dB (PSNR, mean of %d); the first picture for all frames: %.1f dB, so %s",
+            ours,
+            len(known),
+            still,
+            f"{ours - still:.1f} dB nearer" if ours > still else "no nearer than a picture that does not move",
+        )
+
+
+def compared(frames_C_F_H_W: Tensor, true_C_F_H_W: Tensor, num_given: int) -> tuple[float, float] | None:
+    """Mean PSNR of the frames behind the given ones to the true clip, and that of the last given one in their place."""
+    shown = min(frames_C_F_H_W.shape[1], true_C_F_H_W.shape[1])
+    if shown <= num_given:
+        return None
+    true = true_C_F_H_W[None, :, num_given:shown]
+    still = frames_C_F_H_W[None, :, num_given - 1 : num_given].expand_as(true)
+    ours = frames_C_F_H_W[None, :, num_given:shown]
+    return float(psnr(ours, true).mean()), float(psnr(still, true).mean())
 
 
 def batches(jobs: Sequence[Job], batch_size: int) -> list[list[Job]]:
@@ -211,8 +241,9 @@ def imagine(
 
 def save(
     pipe: Video2WorldActionConditionedPipeline, job: Job, frames: Tensor, settings: RolloutSettings, seconds: float
-) -> None:
-    """The video, and beside it what repeats it, and what shows it next to the true one."""
+) -> tuple[float, float] | None:
+    """The video, and beside it what repeats it, and what shows it next to the true one; how near it comes to that, as
+    `compared` says it."""
     stem = os.path.splitext(job.request.save_path)[0]
     _, num_frames, height, width = frames.shape
     shared = {**settings.asked, **{key: value for key, value in asdict(settings).items() if key != "asked"}}
@@ -222,13 +253,17 @@ def save(
     record |= {"dtype": str(pipe.dit.dtype).removeprefix("torch."), "device": str(pipe.device)}
     record |= {"num_frames": num_frames, "height": height, "width": width, "seconds": round(seconds, 3)}
     record["frames_sha256"] = hashlib.sha256(frames.contiguous().numpy().tobytes()).hexdigest()
+    true = _true_frames(job, num_frames)
+    likeness = None if true is None else compared(frames, true, job.episode.first_frames_C_F_H_W.shape[1])
+    if likeness is not None:
+        record |= dict(zip(("psnr", "psnr_of_first_picture"), (round(figure, 3) for figure in likeness)))
     _write_text(f"{stem}.json", json.dumps(record, indent=2) + "\n")
     _write_text(f"{stem}.yaml", to_yaml(pipe.config))
     if settings.side_by_side or settings.contact_sheet:
         rows, labels = [frames], ["imagined"]
-        if job.episode.has_truth:
-            rows, labels = [job.episode.true_frames(num_frames), frames], ["true", "imagined"]
-            if (num_true := rows[0].shape[1]) < num_frames:
+        if true is not None:
+            rows, labels = [true, frames], ["true", "imagined"]
+            if (num_true := true.shape[1]) < num_frames:
                 video = job.episode.video
                 log.info("%s ends with frame %d of %d: so does what is shown beside it", video, num_true, num_frames)
         if settings.contact_sheet:
@@ -238,6 +273,16 @@ def save(
             both = torch.cat([row[:, :shown] for row in rows], dim=3)
             media.write_video(f"{stem}_side_by_side.mp4", both, settings.save_fps)
     media.write_video(job.request.save_path, frames, settings.save_fps)  # last: where it is, all the rest is
+    return likeness
+
+
+def _true_frames(job: Job, num_frames: int) -> Tensor | None:
+    """The true clip, as far as it goes; None where there is none, or where it cannot be read: that costs no video."""
+    try:
+        return job.episode.true_frames(num_frames) if job.episode.has_truth else None
+    except DataError as error:
+        log.warning("nothing is shown or measured beside %s: %s", job.request.save_path, error)
+        return None
 
 
 def _write_text(path: str, text: str) -> None:

@@ -248,7 +248,7 @@ def _of_folder(
         raise ConfigError(f"--data {folder}: there is no such folder. Give one, or {TOY}, or {TOY}:hard.")
     shape: dict[str, Any] = {} if size is None else {"video_size": list(size)}
     if (folder / "meta" / "info.json").is_file():
-        own = _own_arguments(LeRobotActionDataset, trained, shape)
+        own = own_arguments(LeRobotActionDataset, trained, shape)
         return LeRobotActionDataset(
             str(folder), num_frames=num_frames, data_split="val", action_transform=transform, **own
         )
@@ -257,7 +257,7 @@ def _of_folder(
             return ToyWorldStates(str(part), num_frames=num_frames, start=0)
     annotations = next((folder / name for name in ANNOTATIONS if (folder / name).is_dir()), None)
     if annotations is None and trained.get("_target_") == LIBERO:
-        own = _own_arguments(LiberoDataset, trained, shape)
+        own = own_arguments(LiberoDataset, trained, shape)
         return LiberoDataset(str(folder), num_frames=num_frames, mode="val", action_transform=transform, **own)
     if annotations is None:
         raise DataError(
@@ -282,11 +282,11 @@ def _of_folder(
         quaternion=transform.quaternion,
         action_scale=transform.scale[0],
         gripper_rescale_factor=transform.scale[-1],
-        **_own_arguments(ActionConditionedDataset, trained, shape),
+        **own_arguments(ActionConditionedDataset, trained, shape),
     )
 
 
-def _own_arguments(cls: type, trained: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+def own_arguments(cls: type, trained: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
     """How a run reads data of this class, wherever they lie, and what else is said; the latter alone where its data
     are of another class."""
     if trained.get("_target_") != f"{cls.__module__}.{cls.__name__}":

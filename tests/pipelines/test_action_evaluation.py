@@ -287,7 +287,7 @@ def test_what_a_run_reads_otherwise_is_said_alone(caplog: pytest.LogCaptureFixtu
     cls = evaluation_data.LeRobotActionDataset
     trained = {"_target_": f"{cls.__module__}.{cls.__name__}", "stride": 2, "start_interval": 1, "video_size": [9, 9]}
     with caplog.at_level("INFO"):
-        own = evaluation_data._own_arguments(cls, trained, {"video_size": [48, 48]})
+        own = evaluation_data.own_arguments(cls, trained, {"video_size": [48, 48]})
     assert own == {"stride": 2, "start_interval": 1, "video_size": [48, 48]}
     assert [record.getMessage() for record in caplog.records] == ["data: read as by the run of the weights: stride=2"]
 

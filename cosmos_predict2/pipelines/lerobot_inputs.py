@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rollouts of episodes of a LeRobot data set: first frames and actions as training reads them, and the true frames."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy
+import torch
+
+from cosmos_predict2.data.action_conditioned.actions import ActionTransform
+from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
+from cosmos_predict2.data.clips import stretch
+from cosmos_predict2.data.lerobot.info import VAL_FRACTION, choose_episodes
+from cosmos_predict2.pipelines.action_inputs import Episode, Reading, chosen_frames, require_sixteenths
+from cosmos_predict2.pipelines.evaluation_data import own_arguments
+from imaginaire.errors import DataError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LeRobotRecordings:
+    """An open data set: which camera is shown, and which columns are the action."""
+
+    data: LeRobotActionDataset
+
+    @classmethod
+    def open(
+        cls, root: str, transform: ActionTransform, trained: Mapping[str, Any] | None = None, **said: Any
+    ) -> "LeRobotRecordings":
+        """The data set of a folder, read as ``trained`` says, the data set of the model's run as plain data, where that
+        is a LeRobot data set; what is ``said`` (camera, action_keys, stride) goes first."""
+        if transform.kind != "controller":
+            raise DataError(
+                f"{root} is a LeRobot data set, which holds what a controller was told, but this model was trained with"
+                f" {transform}. Give recordings with poses (Bridge's layout), or weights that were trained on these."
+            )
+        own = {**own_arguments(LeRobotActionDataset, trained or {}, {}), **said}
+        if "action_keys" in said:
+            own.pop("embodiment", None)
+        if "stride" in said:
+            own.pop("frame_rate", None)
+            own["combine_actions"] = own.get("combine_actions") or "sum"
+        own |= dict(num_frames=2, start_interval=1, skip_bad_samples=True)  # an episode that is broken says so itself
+        return cls(LeRobotActionDataset(root, data_split="full", action_transform=transform, **own))
+
+    def chosen(self, numbers: Sequence[int], trained: Mapping[str, Any] | None = None) -> list[int]:
+        """These episodes, by the numbers that the files have; without numbers those that training holds out."""
+        source = self.data.source
+        known = source.episodes.numbers.tolist()
+        if wrong := [number for number in numbers if number not in known]:
+            raise DataError(
+                f"--episodes {wrong[0]}: {source.info.root} has no such episode, but {len(known)}, from"
+                f" {min(known)} to {max(known)}."
+            )
+        if numbers:
+            return list(numbers)
+        share = (trained or {}).get("val_fraction", VAL_FRACTION)
+        held_out = choose_episodes(source.info.splits, len(known), "val", share).tolist()
+        if not held_out:
+            log.warning("%s: no episode is held out of training; all %d are imagined", source.info.root, len(known))
+            return known
+        log.info(
+            "%s: %d of %d episodes, which training holds out; --episodes names others",
+            source.info.root,
+            len(held_out),
+            len(known),
+        )
+        return [known[place] for place in held_out]
+
+    def read(self, number: int, reading: Reading) -> Episode:
+        """The episode of this number, from its chosen first frame on."""
+        data, source = self.data, self.data.source
+        place = source.episodes.numbers.tolist().index(number)
+        name = f"{source.info.root}: {source.name(place)}"
+        if place not in data.episodes:
+            missing = ", ".join(map(str, source.missing_files(data.camera, [place])))
+            raise DataError(f"{name}: its files are missing: {missing}.")
+        try:
+            frames = chosen_frames(int(source.episodes.lengths[place]), reading, stride=data.stride)
+        except DataError as error:
+            raise DataError(f"{name}: {error}") from error
+        fit = None if reading.size is None else partial(stretch, size=reading.size)
+        first = source.frames(place, data.camera, frames[: reading.num_given].tolist(), fit=fit)
+        size = (first.shape[2], first.shape[3])
+        require_sixteenths(name, size)
+        actions = data.action_transform.apply(data.actions(place, frames))
+        columns = ", ".join(repr(part.column) for part in data.action_parts)
+        combined = f", {data.combine_actions} of every {data.stride} rows" if data.stride > 1 else ""
+        return Episode(
+            first,
+            torch.from_numpy(numpy.asarray(actions)).float(),
+            f"rows of {columns}{combined}, camera '{data.camera}'",
+            str(source.file_of(place, data.camera)),
+            frames.tolist(),
+            lambda numbers: source.frames(place, data.camera, numbers, fit=partial(stretch, size=size)),
+        )
+
+
+def dataset_of_run(tree: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The LeRobot data set that a run was trained on, as its config.yaml has it; nothing where there was none."""
+    return next(_nodes((tree or {}).get("dataloader_train")), {})
+
+
+def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(tree, dict):
+        if str(tree.get("_target_")).endswith(f".{LeRobotActionDataset.__name__}"):
+            yield tree
+        for value in tree.values():
+            yield from _nodes(value)
