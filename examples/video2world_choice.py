@@ -34,8 +34,10 @@ class Weights:
 
 def choose_model(args: argparse.Namespace) -> Choice:
     """The pipeline's config and weights: what no flag says is as in the run that the weights come from."""
+    from cosmos_predict2.checkpoints import parse_lora
     from cosmos_predict2.checkpoints.released import get_cosmos_predict25_checkpoint
     from cosmos_predict2.configs.base import config_predict2p5, config_video2world
+    from cosmos_predict2.text.trained_text import follow_text, trained_text
 
     if args.random_weights and args.dit_path:
         raise ConfigError(f"--random_weights and --dit_path {args.dit_path}: give one of them.")
@@ -64,6 +66,9 @@ def choose_model(args: argparse.Namespace) -> Choice:
     aspect_ratio = args.aspect_ratio or aspect_ratio
     if run is not None:
         aspect_ratio = follow(run, config, args) or aspect_ratio
+    for path in (parse_lora(adapter)[0] for adapter in args.lora if args.dit_path):
+        if (text := trained_text(path)) is not None:  # adapters were trained last, so theirs counts
+            follow_text(config, text, path)
     if args.num_frames is not None:
         config.state_t = latent_frames_of(args.num_frames)
     dit_path = args.dit_path

@@ -5,6 +5,7 @@ import argparse
 import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/check_dataset.py
@@ -12,8 +13,11 @@ sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/ch
 from cosmos_predict2.data.checks.check_report import as_text, write_json
 from cosmos_predict2.data.checks.dataset_checks import Wanted, check_dataset
 from imaginaire import command_line
+from imaginaire.errors import ConfigError
 
 log = logging.getLogger(__name__)
+
+CONFIG = "cosmos_predict2/configs/base/config.py"
 
 _EPILOG = """\
 Forms: folders of clips (videos/, metas/, t5_xxl/), of pictures (images/), of several cameras (videos/<camera>/), of
@@ -23,6 +27,7 @@ nothing can be checked.
 
 examples:
   python -m scripts.check_dataset datasets/NAME/train --num_frames 93 --video_size 432 768
+  python -m scripts.check_dataset datasets/NAME --experiment predict2_video2world_training_2b_video2world_data
   python -m scripts.check_dataset datasets/NAME --text_encoder t5 --json check.json
 """
 
@@ -31,11 +36,14 @@ def _parser() -> command_line.Parser:
     parser = command_line.parser("scripts.check_dataset", __doc__, _EPILOG)
     add = parser.add_argument
     add("folder", metavar="DIR", help="the data set, or a folder of its train/ and val/")
+    add("--experiment", metavar="NAME", help="check for it: frames, size, and the text of its model")
+    add("--config", metavar="FILE", default=CONFIG, help="where the experiment is")
     add("--num_frames", type=int, help="frames that training takes; a shorter clip is a fault")
     add("--video_size", type=int, nargs=2, metavar=("H", "W"), help="size that training takes; other shapes are noted")
     add("--fps", type=float, help="the rate that clips should have (default: the most frequent one)")
     add("--any_fps", action="store_true", help="clips may differ in rate, as training with dataset.fps=RATE allows")
     add("--text_encoder", metavar="NAME", help="the encoder that the embeddings should be of: t5, bytes, ...")
+    add("--text_width", type=int, metavar="N", help="numbers per token that the model takes (2B, 14B: 1024; tiny: 64)")
     add("--no_embeddings", action="store_true", help="embeddings may be missing")
     add(
         "--fast",
@@ -48,13 +56,18 @@ def _parser() -> command_line.Parser:
 
 
 def run(args: argparse.Namespace) -> int:
-    wanted = Wanted(
+    asked = dict(
         num_frames=args.num_frames,
         video_size=tuple(args.video_size) if args.video_size else None,
+        text_encoder=args.text_encoder,
+        text_width=args.text_width,
+        needs_embeddings=False if args.no_embeddings else None,
+    )
+    found = of_experiment(args.config, args.experiment) if args.experiment else {}
+    wanted = Wanted(
+        **found | {name: value for name, value in asked.items() if value is not None},
         fps=args.fps,
         any_fps=args.any_fps,
-        text_encoder=args.text_encoder,
-        needs_embeddings=not args.no_embeddings,
         is_fast=args.fast,
         workers=args.workers,
     )
@@ -63,6 +76,35 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         write_json(report, Path(args.json))
     return int(bool(report.all_faults()))
+
+
+def of_experiment(config_path: str, name: str) -> dict[str, Any]:
+    """What an experiment asks of a folder of clips, as arguments of `Wanted`: by its model, and by its data set."""
+    from cosmos_predict2.data.sizes import pixel_frames
+    from cosmos_predict2.models.text_widths import encoder_for, network_text_width
+    from cosmos_predict2.text.encoder_names import parse_name
+    from imaginaire.compose import compose
+    from imaginaire.preflight import data_sets
+
+    config = compose(config_path, [f"experiment={name}"])
+    model = config.model["config"] if config.model is not None and "config" in config.model else {}
+    if "pipe_config" not in model or model["pipe_config"]["net"] is None:
+        raise ConfigError(f"--experiment {name} has no model of videos: there is nothing to check a data set for.")
+    data = next((one for one in data_sets(config.dataloader_train) if "num_frames" in one), {})
+    size = data.get("video_size") or ([data["size"]] * 2 if "size" in data else None)
+    found: dict[str, Any] = {
+        "num_frames": pixel_frames(model["pipe_config"]["state_t"]),
+        "video_size": None if size is None else (int(size[0]), int(size[1])),
+    }
+    text = model.get("text") or {}
+    if text.get("encoder") is not None or text.get("constant_path"):
+        return {**found, "needs_embeddings": False}  # captions are encoded in training
+    width = network_text_width(model["pipe_config"]["net"])
+    found |= {"text_width": width, "text_encoder": parse_name(encoder_for(width)).kind}
+    if "dataset_dir" in data:  # a folder of clips as this one
+        found["num_tokens"] = int(data["num_tokens"])
+        found["text_encoder"] = data.get("text_encoder") or found["text_encoder"]
+    return found
 
 
 def main() -> int:

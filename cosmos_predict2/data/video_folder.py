@@ -27,6 +27,7 @@ from cosmos_predict2.data.packed_strings import PackedStrings
 from cosmos_predict2.data.windows import FrameRule
 from cosmos_predict2.text.embedding_folder import FOLDER_NAMES, EmbeddingFolder, find_embedding_dir
 from cosmos_predict2.text.embedding_record import caption_hash
+from cosmos_predict2.text.encoder_names import encode_command
 from imaginaire import storage
 from imaginaire.errors import DataError
 from imaginaire.object_store import StrPath
@@ -129,8 +130,7 @@ def open_embeddings(dataset_dir: Path, text_encoder: str | None) -> EmbeddingFol
     if folder is None:
         raise DataError(
             f"{dataset_dir} has no text embeddings ({' or '.join(FOLDER_NAMES)}). Write them:"
-            f" python -m scripts.get_t5_embeddings --dataset_path {dataset_dir}"
-            + (f" --text_encoder {text_encoder}" if text_encoder in ("t5", "bytes") else "")
+            f" {encode_command(dataset_dir, text_encoder or '')}"
         )
     return opened_embeddings(folder, text_encoder)
 
@@ -169,7 +169,7 @@ def with_embedding(files: Collection[str], embedded: Collection[str], folder: Pa
         names = f" {folder.name} has {_listed(sorted(known))}, the {what} are {_listed(list(files))}." if known else ""
         raise DataError(
             f"None of the {len(files)} {what} has an embedding in {folder}.{names} Write them:"
-            f" python -m scripts.get_t5_embeddings --dataset_path {folder.parent}"
+            f" {EmbeddingFolder(folder).command()}"
         )
     return found
 
@@ -207,12 +207,11 @@ def _tell_changed(embeddings: EmbeddingFolder, metas: Path | None, stems: Sequen
                 changed.append(stem)
     if changed:
         log.warning(
-            "%d captions in %s changed since they were encoded (%s): training uses the old ones. Encode them again:"
-            " python -m scripts.get_t5_embeddings --dataset_path %s",
+            "%d captions in %s changed since they were encoded (%s): training uses the old ones. Encode them again: %s",
             len(changed),
             metas,
             _listed(changed),
-            metas.parent,
+            embeddings.command(),
         )
 
 

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from cosmos_predict2.data.video_folder import NO_ENCODER
+from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.constant_embedding import constant_embedding_shape
 from cosmos_predict2.text.embedding_folder import EmbeddingFolder, find_embedding_dir
+from cosmos_predict2.text.embedding_pickles import NUM_TOKENS
+from cosmos_predict2.text.encoder_names import encode_command, parse_name
 from cosmos_predict2.text.trained_text import KINDS, NO_TEXT, TrainedText
 from imaginaire import lazy_config, storage
 from imaginaire.errors import DataError, UserError
@@ -124,14 +127,24 @@ def data_text_problems(data: Mapping[str, Any], net: Mapping[str, Any]) -> Itera
             " of the text encoder that the network is for, or choose another network"
         )
     folder = find_embedding_dir(Path(str(data["dataset_dir"]))) if data.get("dataset_dir") else None
+    encoder = encoder_for(width, int(data.get("num_tokens") or NUM_TOKENS))
+    kind, place = parse_name(encoder).kind, Path(str(data.get("dataset_dir")))
+    cure = f"{encode_command(place, encoder)}, and set text_encoder={kind}"
+    if folder is None:
+        if place.is_dir() and data.get("text_encoder") not in (kind, None, NO_ENCODER):
+            yield f"{place} needs embeddings of width {width}, which {data['text_encoder']} does not give: {cure}"
+        return
     try:
-        found = width if folder is None else EmbeddingFolder(folder).width
+        found = EmbeddingFolder(folder).width
     except DataError:
         return  # the data set says it
     if found != width:
-        options = "" if width == RELEASED_WIDTH else f" --text_encoder bytes --width {width}"
         yield (
             f"the embeddings in {folder} have width {found}, but the network takes {width}: they are of another"
-            " encoder than the model's. Delete them and encode the captions with the model's (python -m"
-            f" scripts.get_t5_embeddings{options})"
+            f" encoder than the model's. Delete the folder and encode the captions with the model's: {cure}"
         )
+
+
+def encoder_for(width: int, num_tokens: int = NUM_TOKENS) -> str:
+    """The encoder that captions are encoded with for a network of this text width: T5, or else the weight-free one."""
+    return "t5" if width == RELEASED_WIDTH else BytesEncoder(num_tokens, width).name

@@ -44,6 +44,7 @@ from cosmos_predict2.text.embedding_record import (
     remove_parts,
     write_record,
 )
+from cosmos_predict2.text.encoder_names import encode_command, parse_name
 from imaginaire import storage
 from imaginaire.errors import ConfigError, DataError, near
 
@@ -81,8 +82,7 @@ class EmbeddingFolder:
         self.folder = Path(folder)
         if not self.folder.is_dir():
             raise DataError(
-                f"There is no folder {self.folder} with text embeddings. Write it:"
-                f" python -m scripts.get_t5_embeddings --dataset_path {self.folder.parent}"
+                f"There is no folder {self.folder} with text embeddings. Write it: {encode_command(self.folder.parent)}"
             )
         self._record: EncoderRecord | None = None
         self._has_record: bool | None = None  # None: not looked at yet
@@ -112,14 +112,14 @@ class EmbeddingFolder:
         if path is None:
             raise DataError(
                 f"{self.folder} has no embedding of '{stem}' ({stem}.pickle, .pkl or .safetensors). Write it:"
-                f" python -m scripts.get_t5_embeddings --dataset_path {self.folder.parent}"
+                f" {self.command()}"
             )
         rows = read_embedding(path)
         if rows.shape[1] != self.width:
             whose = f"{RECORD} says" if self.record() else "the other files have"
             raise DataError(
                 f"{path} has embeddings of width {rows.shape[1]}, but {whose} {self.width}: it is of another encoder."
-                " Delete it and encode its caption again."
+                f" Delete it and encode its caption again: {self.command()}"
             )
         if len(rows) > num_tokens and not self._has_warned:
             self._has_warned = True
@@ -150,9 +150,15 @@ class EmbeddingFolder:
         record = self.record()
         if record is not None and not is_encoder(record.encoder, name):
             raise DataError(
-                f"{self.folder} holds embeddings by {record.encoder}, but {name} was asked for. Delete the folder and"
-                " encode the captions again with that encoder, or ask for the one that it is of."
+                f"{self.folder} holds embeddings by {record.encoder}, but {name} was asked for. Ask for that one"
+                f" (text_encoder={parse_name(record.encoder).kind}) if the model takes it, or delete the folder and"
+                f" encode the captions again: {encode_command(self.folder.parent, name)}"
             )
+
+    def command(self) -> str:
+        """The command that adds what is missing, with the encoder of the folder."""
+        record = self.record()
+        return encode_command(self.folder.parent, record.encoder if record else "")
 
     def _width_of_files(self) -> int:
         fault: DataError | None = None

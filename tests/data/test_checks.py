@@ -23,6 +23,7 @@ from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embedding_folder import embed_captions
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from scripts import check_dataset as script
+from scripts import get_t5_embeddings
 
 ROOT = Path(__file__).resolve().parents[2]
 ENCODER = BytesEncoder(64, 32)
@@ -75,6 +76,47 @@ def test_a_clean_folder_passes_and_is_described(folder: Path, capsys: pytest.Cap
     said = capsys.readouterr().out
     assert "4 clips, 4 captions, 4 embeddings" in said and "no faults" in said
     assert check(folder, "--fast")[0] == 0
+
+
+TINY = "predict2_video2world_training_tiny_video2world_data"
+
+
+def test_an_experiment_says_what_its_model_takes(folder: Path) -> None:
+    """Its frames, its size and the width of its texts, with the command that mends it; a text that fits is no fault."""
+    code, record = check(folder, "--experiment", TINY)
+    assert code == 1 and any("another shape than 48x48" in note for note in record["notes"])
+    assert sum("has 9 frames, but 13 are asked for" in fault["message"] for fault in record["faults"]) == 4
+    (fault,) = (fault for fault in record["faults"] if fault["kind"] == "wrong_encoder")
+    assert "width 32 by bytes-v1-64x32, but the model takes 64" in fault["message"]
+    assert f"--dataset_path {folder} --text_encoder bytes --num_tokens 512 --width 64" in fault["message"]
+
+    shutil.rmtree(folder / "t5_xxl")
+    embed_captions(folder / "t5_xxl", CAPTIONS, BytesEncoder(512, 64))
+    assert check(folder, "--experiment", TINY, "--num_frames", "9")[0] == 0
+    _, record = check(folder, "--experiment", TINY.replace("tiny", "2b"), "--num_frames", "9")
+    assert [fault["kind"] for fault in record["faults"]] == ["wrong_encoder"], "one cause, one fault"
+    shutil.rmtree(folder / "t5_xxl")
+    _, record = check(folder, "--experiment", TINY, "--num_frames", "9")
+    assert "--text_encoder bytes --num_tokens 512 --width 64" in record["faults"][0]["message"]
+    in_training = "predict2p5_video2world_training_tiny_groot_gr1_480"
+    assert check(folder, "--experiment", in_training, "--num_frames", "9")[0] == 0, "it encodes captions itself"
+
+
+def test_cures_name_the_encoder_of_the_folder(folder: Path) -> None:
+    """And following them mends the folder: the default encoder is another one, which would be refused."""
+    (folder / "t5_xxl" / "a.pickle").unlink()
+    (folder / "metas" / "b.txt").write_text("another text")
+    embedding_pickles.write(folder / "t5_xxl" / "c.pickle", torch.ones(5, 32))
+    _, record = check(folder)
+    messages = {fault["kind"]: fault["message"] for fault in record["faults"]}
+    assert sorted(messages) == ["caption_changed", "no_embedding", "wrong_embedding"]
+    command = f"scripts.get_t5_embeddings --dataset_path {folder} --text_encoder bytes --num_tokens 64 --width 32"
+    assert all(command in message for message in messages.values())
+    assert "Delete it" in messages["wrong_embedding"]
+    (folder / "t5_xxl" / "c.pickle").unlink()
+    flags = command.removeprefix("scripts.get_t5_embeddings ").split()
+    assert get_t5_embeddings.run(get_t5_embeddings._parser().parse_args(flags)) == 0
+    assert check(folder)[0] == 0
 
 
 def _truncate(folder: Path) -> None:

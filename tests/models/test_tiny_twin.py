@@ -52,7 +52,10 @@ def test_embeddings_that_the_network_does_not_take_show_before_anything_is_built
     large = compose(CONFIG, [*ours[:-1], "dataloader_train.dataset.video_size=[48,144]"])
     assert any("video_size=[48, 144] is beyond" in text for _, text in preflight.problems(large))
     assert len(found) == 2 and "but t5 was asked for" in found[0]
-    assert "have width 32, but the network takes 64" in found[1] and "--text_encoder bytes --width 64" in found[1]
+    assert (
+        "have width 32, but the network takes 64" in found[1]
+        and "--text_encoder bytes --num_tokens 512 --width 64" in found[1]
+    )
 
 
 def test_a_problem_below_a_section_comes_under_its_own_key() -> None:

@@ -24,6 +24,7 @@ from cosmos_predict2.text.reason1 import Reason1Encoder
 from cosmos_predict2.text.t5 import T5Encoder
 from cosmos_predict2.text.trained_text import TrainedText, follow_text, other_text, trained_text, with_tokens
 from examples.video2world import prepare
+from examples.video2world_choice import choose_model
 from examples.video2world_flags import parse
 from imaginaire import preflight, provenance
 from imaginaire.compose import compose
@@ -102,6 +103,13 @@ def test_a_caption_of_the_training_is_the_same_text_at_inference(
         pipe.decode = lambda latent: latent  # type: ignore[method-assign]
         pipe.generate(torch.zeros(1, 3, 1, 48, 48, dtype=torch.uint8), pipe.encode_text([CAPTION]))
     assert len(given) == 2 and all(torch.equal(text[0], trained) for text in given)
+
+
+def test_adapters_were_trained_last_and_their_text_counts(run_of_512: str, tmp_path: Path) -> None:
+    later = dict(encoder="bytes-v1-64x64", encoder_tokens=64, num_tokens=64, width=64)
+    adapter = _bare_run(tmp_path, json.dumps({"text": [later]}))
+    config = choose_model(parse(["--model_size", "tiny", "--dit_path", run_of_512, "--lora", f"{adapter}:0.5"])).config
+    assert (config.text_encoder.num_tokens, config.num_text_tokens) == (64, 64)
 
 
 def test_embeddings_of_a_prompt_are_those_of_the_run_or_an_error(run_of_512: str, tmp_path: Path) -> None:

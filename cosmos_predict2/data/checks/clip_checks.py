@@ -16,6 +16,7 @@ from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embedding_folder import read_embedding
 from cosmos_predict2.text.embedding_pickles import trimmed
 from cosmos_predict2.text.embedding_record import caption_hash
+from cosmos_predict2.text.encoder_names import encode_command
 from imaginaire.errors import DataError, UserError
 
 
@@ -140,23 +141,26 @@ def _embedding(job: ClipJob, text: str | None, faults: list[Fault]) -> Tensor | 
     except (UserError, OSError) as error:
         faults.append(Fault(str(job.embedding), "embedding", str(error)))
         return None
+    command = encode_command(job.embedding.parent.parent, job.encoder or "")
+    again = f"Delete it and encode its caption again: {command}"
     if not rows.any():
-        fault("embedding", "holds nothing but zeros. Delete it and encode its caption again.")
+        fault("embedding", f"holds nothing but zeros. {again}")
         return rows
     is_bytes = _looks_like_bytes(rows)
     if job.width is not None and rows.shape[1] != job.width:
-        fault("wrong_encoder", f"has embeddings of width {rows.shape[1]}, the folder's encoder gives {job.width}.")
+        message = f"has embeddings of width {rows.shape[1]}, the folder's encoder gives {job.width}. {again}"
+        fault("wrong_encoder", message)
     elif job.encoder is not None and is_bytes != job.encoder.startswith("bytes"):
-        fault("wrong_encoder", f"is {'' if is_bytes else 'not '}of the bytes encoder; the folder's is {job.encoder}.")
+        is_not = "" if is_bytes else "not "
+        fault("wrong_encoder", f"is {is_not}of the bytes encoder; the folder's is {job.encoder}. {again}")
     elif text is not None and job.encoded is not None and job.encoded != caption_hash(text):
-        changed = f"{job.caption} has changed since it was encoded to {job.embedding}. Encode it again:"
-        message = f"{changed} python -m scripts.get_t5_embeddings --dataset_path {job.embedding.parent.parent}"
+        message = f"{job.caption} has changed since it was encoded to {job.embedding}. Encode it again: {command}"
         faults.append(Fault(str(job.embedding), "caption_changed", message))
     elif text is not None and job.encoder is not None and (made := _by_bytes(job, text)) is not None:
         if len(rows) < len(made):
-            fault("short_embedding", f"has {len(rows)} tokens, but its caption has {len(made)}. Encode it again.")
+            fault("short_embedding", f"has {len(rows)} tokens, but its caption has {len(made)}. {again}")
         elif not torch.equal(trimmed(rows), made):
-            fault("wrong_embedding", f"is not what {job.encoder} makes of {job.caption}. Encode it again.")
+            fault("wrong_embedding", f"is not what {job.encoder} makes of {job.caption}. {again}")
     return rows
 
 

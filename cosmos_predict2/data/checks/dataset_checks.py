@@ -15,8 +15,11 @@ from cosmos_predict2.data.checks.clip_checks import ClipFacts, ClipJob, Fault, c
 from cosmos_predict2.data.jobs import run_jobs
 from cosmos_predict2.data.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from cosmos_predict2.data.media_files import files_by_stem
+from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embedding_folder import EmbeddingFolder, embedding_files, find_embedding_dir
+from cosmos_predict2.text.embedding_pickles import NUM_TOKENS
 from cosmos_predict2.text.embedding_record import EncoderRecord
+from cosmos_predict2.text.encoder_names import encode_command
 from imaginaire.errors import ConfigError, DataError
 
 _SMALL = 64 * 2**20  # bytes of clips that one process looks through sooner than others start
@@ -40,6 +43,8 @@ class Wanted:
     fps: float | None = None
     any_fps: bool = False  # clips may differ in their rate, as where training brings them all to one
     text_encoder: str | None = None
+    text_width: int | None = None
+    num_tokens: int | None = None  # of a text
     needs_embeddings: bool = True
     is_fast: bool = False
     workers: int | None = None
@@ -47,10 +52,21 @@ class Wanted:
     def __attrs_post_init__(self) -> None:
         if self.num_frames is not None and self.num_frames < 1:
             raise ConfigError(f"num_frames is {self.num_frames}; it must be 1 or more.")
+        for name in ("text_width", "num_tokens"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; it must be 1 or more.")
         if self.fps is not None and not self.fps > 0:
             raise ConfigError(f"fps is {self.fps}; it must be above 0.")
         if self.video_size is not None and any(side < 16 or side % 16 for side in self.video_size):
             raise ConfigError(f"video_size is {list(self.video_size)}; both sides must be multiples of 16.")
+
+    @property
+    def encoder_name(self) -> str:
+        """The name of the encoder that the embeddings should be of, as far as it is asked for, for a command."""
+        kind = self.text_encoder or ""
+        if kind != "bytes" or self.text_width is None:
+            return kind
+        return BytesEncoder(self.num_tokens or NUM_TOKENS, self.text_width).name
 
 
 @dataclass
@@ -111,7 +127,7 @@ def _check_samples(report: Report, folder: Path, camera: str, wanted: Wanted) ->
     embeddings, record = _embeddings(report, folder, camera, wanted)
     if not clips:
         report.fault(place, "empty", f"{place} holds no {what}.")
-    _compare_stems(report, folder, camera, set(clips), captions, embeddings, wanted.needs_embeddings)
+    _compare_stems(report, folder, camera, set(clips), captions, embeddings, record, wanted)
     jobs = [
         ClipJob(
             stem=stem,
@@ -135,7 +151,7 @@ def _check_samples(report: Report, folder: Path, camera: str, wanted: Wanted) ->
     report.faults += [fault for facts in found.results for fault in facts.faults]
     counts = {what: len(clips), "captions": len(captions), "embeddings": len(embeddings)}
     report.counts = {key: report.counts.get(key, 0) + count for key, count in counts.items()}
-    _compare_embeddings(report, found.results, record)
+    _compare_embeddings(report, folder, found.results, record, wanted)
     _check_annotations(report, folder / "annotation", set(clips))
     if report.form == "video":
         _check_latents(report, folder, set(clips), wanted)
@@ -200,7 +216,8 @@ def _compare_stems(
     clips: set[str],
     captions: dict[str, Path],
     embeddings: dict[str, Path],
-    needs_embeddings: bool,
+    record: EncoderRecord | None,
+    wanted: Wanted,
 ) -> None:
     """Faults for what has no counterpart. A camera without embeddings is allowed if another one has them."""
     place = folder / _SAMPLES[report.form][0] / camera
@@ -218,29 +235,46 @@ def _compare_stems(
             report.notes.append(f"{text}; training does not need them where there are embeddings")
         else:
             report.fault(folder / "metas", "no_caption", f"{text}: python -m scripts.caption_videos writes them.")
-    if embeddings and needs_embeddings:
+    if embeddings and wanted.needs_embeddings:
         for stem in sorted(clips - set(embeddings)):
             path = next(iter(embeddings.values())).parent / f"{stem}.pickle"
-            report.fault(path, "no_embedding", f"{path} is missing: training leaves '{stem}' out.")
-    elif clips and needs_embeddings and not camera:
-        message = (
-            f"{folder / 't5_xxl'} holds no embeddings: python -m scripts.get_t5_embeddings --dataset_path {folder}"
-        )
+            cure = encode_command(folder, wanted.encoder_name if record is None else record.encoder)
+            report.fault(path, "no_embedding", f"{path} is missing: training leaves '{stem}' out. Write it: {cure}")
+    elif clips and wanted.needs_embeddings and not camera:
+        message = f"{folder / 't5_xxl'} holds no embeddings: {encode_command(folder, wanted.encoder_name)}"
         report.fault(folder / "t5_xxl", "no_embedding", message)
 
 
-def _compare_embeddings(report: Report, found: list[ClipFacts], record: EncoderRecord | None) -> None:
-    """Faults for embeddings that are shorter than their caption, or of another width than most."""
+def _compare_embeddings(
+    report: Report, folder: Path, found: list[ClipFacts], record: EncoderRecord | None, wanted: Wanted
+) -> None:
+    """Faults for embeddings that are shorter than their caption, of another width than most, or than the model's."""
     have = [facts for facts in found if facts.num_tokens]
     if not have:
         return
     most = record.num_tokens if record else max(facts.num_tokens for facts in have)
     usual = record.width if record else Counter(facts.text_width for facts in have).most_common(1)[0][0]
+    place = Path(have[0].embedding).parent
+    again = encode_command(folder, record.encoder if record else wanted.encoder_name)
+    if any(fault.file == str(place) for fault in report.faults):
+        pass  # said already
+    elif wanted.text_width is not None and usual != wanted.text_width:
+        by = f" by {record.encoder}" if record else ""
+        message = f"{place} holds embeddings of width {usual}{by}, but the model takes {wanted.text_width}. Delete the"
+        message += f" folder and encode with the model's encoder: {encode_command(folder, wanted.encoder_name)}"
+        report.fault(place, "wrong_encoder", message)
+    elif wanted.num_tokens is not None and most > wanted.num_tokens:
+        report.notes.append(
+            f"{place}: captions were encoded with up to {most} tokens, but the model's data reads {wanted.num_tokens}:"
+            f" longer ones are cut. Train with num_tokens={most} of the data set to have them whole"
+        )
     for facts in have:
         least = min(facts.least_tokens, most)
         if facts.num_tokens < least and not any(fault.file == facts.embedding for fault in facts.faults):
             message = f"{facts.embedding} has {facts.num_tokens} tokens, but its caption makes {least} at least."
-            report.fault(facts.embedding, "short_embedding", f"{message} Delete it and encode the caption again.")
+            report.fault(
+                facts.embedding, "short_embedding", f"{message} Delete it and encode the caption again: {again}"
+            )
         if record is None and facts.text_width != usual:
             message = (
                 f"{facts.embedding} has width {facts.text_width}, most others have {usual}: it is of another encoder."
