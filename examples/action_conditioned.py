@@ -24,6 +24,7 @@ from examples.video2world_action_flags import parse
 from imaginaire.command_line import Help, Parser
 from imaginaire.errors import ConfigError, UserError, near
 
+MODEL = "robot/action-cond"  # the published name, after a size
 UNUSED = {"name", "inference_type", "reverse", "model", "output_dir"}  # say nothing that changes a video here
 DEFAULT_LOADERS = ("cosmos_predict2.action_conditioned.load_default_action_fn",)  # what is done anyway
 DEFAULTS = {"save_fps": 20, "action_source": "state"}  # where they differ from those of video2world_action.py
@@ -33,6 +34,8 @@ def flags_of(settings: dict[str, Any], source: str, *, is_trusted: bool = False)
     """The flags of video2world_action.py for the keys of a file of settings; of a trusted one, its code too."""
     known = vars(parse([]))
     flags: list[str] = []
+    if not str(settings.get("model") or MODEL).endswith(MODEL):
+        raise ConfigError(f"{source} has the model {settings['model']}, which is not here; only {MODEL} is.")
     for key, value in {**DEFAULTS, **settings}.items():
         if key in UNUSED or value is None:
             continue

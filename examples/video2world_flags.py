@@ -21,12 +21,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     model = parser.add_argument_group("model")
     model.add_argument(
         "--model_size",
+        type=_name,
         choices=["2B", "14B", "tiny"],
         default=None,
         help="default 2B, or that of the run that --dit_path lies in; tiny: the toy world, on any CPU, no download",
     )
     model.add_argument(
         "--model",
+        type=_name,
         choices=["2B/pre-trained", "2B/post-trained", "14B/pre-trained", "14B/post-trained"],
         default=None,
         help="a released model of Predict2.5, in place of Predict2; weights of one in --dit_path are recognised",
@@ -185,3 +187,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     if args.num_conditional_frames is None:
         args.num_conditional_frames = 1 if of_type is None else of_type
     return args
+
+
+def _name(text: str) -> str:
+    """A model's name; one that is published, and runs elsewhere or not yet here, is told so."""
+    from cosmos_predict2.checkpoints.released import not_yet_here
+
+    if why := not_yet_here(text):
+        raise argparse.ArgumentTypeError(why)
+    if text.endswith("action-cond"):
+        raise argparse.ArgumentTypeError(f"{text} takes actions: run it with examples/action_conditioned.py")
+    return text

@@ -29,6 +29,13 @@ log = logging.getLogger(__name__)
 LAZY_MEMBERS = ("model", "optimizer", "scheduler", "dataloader_train", "dataloader_val")
 
 _registered: dict[str, tuple[str, str]] = {}  # experiment name -> (content, module that registered it)
+_absent: dict[str, str] = {}  # a word of names -> what they are of
+
+
+def register_absent(words: Mapping[str, str]) -> None:
+    """Names with one of these words are of something that exists elsewhere and is not here yet: whoever asks for one is
+    told so, and no name of something else."""
+    _absent.update(words)
 
 
 def register_experiment(name: str, node: Mapping[str, Any]) -> None:
@@ -167,6 +174,9 @@ def package_of(group: str) -> str:
 
 
 def unknown_entry(group: str, name: str) -> str:
+    for word, what in _absent.items():
+        if word in name.lower() and not any(word in other.lower() for other in entries(group)):
+            return f"{group}={name} is not yet here: this version has no {what} models."
     if group != "experiment":
         return f"The group '{group}' has no entry '{name}'.{near(name, entries(group))}"
     text = f"No experiment is called '{name}'.{_near_experiment(name, entries(group))}"

@@ -491,6 +491,9 @@ def test_lists_and_objects_of_settings_are_flags_too() -> None:
     assert json.loads(flags.action_transform) == {"kind": "controller"}
     with pytest.raises(ConfigError, match=r"'overwrite' is .false.; true or false"):
         action_conditioned.flags_of({"overwrite": "false"}, "x.json")
+    assert action_conditioned.flags_of({"model": "2B/robot/action-cond"}, "x.json")
+    with pytest.raises(ConfigError, match="has the model 2B/robot/multiview-agibot, which is not here"):
+        action_conditioned.flags_of({"model": "2B/robot/multiview-agibot"}, "x.json")
 
 
 def test_code_that_settings_name_is_run_only_where_that_is_confirmed(tmp_path: Path, capsys: Any) -> None:

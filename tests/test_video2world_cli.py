@@ -62,6 +62,10 @@ def test_the_misspelt_flag_of_a_guide_is_read_with_a_note(capsys: pytest.Capture
         (["--promt", "x"], "error: unknown flag --promt. Did you mean --prompt"),
         (["--zzzzzz=1"], "error: unknown flag --zzzzzz. See --help.\n"),
         (["--seed", "abc"], "error: argument --seed: invalid int value: 'abc'. See --help.\n"),
+        (["--model_size", "0.6B"], "0.6B is not yet here: this version has no Text2Image models"),
+        (["--model", "2B/auto/multiview"], "2B/auto/multiview is not yet here: this version has no multiview models"),
+        (["--model", "2B/robot/action-cond"], "takes actions: run it with examples/action_conditioned.py"),
+        (["--model", "2B/posttrained"], "invalid choice: '2B/posttrained'"),
     ],
 )
 def test_a_wrong_flag_is_one_line(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:

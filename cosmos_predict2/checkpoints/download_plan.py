@@ -16,6 +16,7 @@ from cosmos_predict2.checkpoints.released import (
     SIZES,
     T5,
     VIDEO_SIZES,
+    not_yet_here,
 )
 from imaginaire.errors import ConfigError
 
@@ -137,6 +138,8 @@ def make_plan(wishes: Wishes) -> Plan:
             _add_model(plan, model_type, size, wishes)
     for name in wishes.predict25:
         _add_predict25(plan, name, wishes)
+    if absent := [name for name in (*types, *wishes.predict25) if not_yet_here(name)]:
+        plan.notes.append(f"{', '.join(absent)}: not yet here, no program of this version runs these weights")
     if wishes.tokenizer_only:
         return plan
     if wishes.text_encoder:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from cosmos_predict2.checkpoints.released import not_yet_here
 from imaginaire.errors import CheckpointError
 from imaginaire.weight_files import shape_of
 
@@ -140,7 +141,8 @@ def require_family(
     if (found.width, found.num_blocks) != (wanted.width, wanted.num_blocks):
         raise CheckpointError(f"{file}. {net}. Choose the model size of the file, or another file.")
     if found.input_channels != wanted.input_channels:
-        cure = "Its first layer takes other channels: choose the program for it, or another file."
+        absent = f"{found.kind} models are not yet here" if not_yet_here(found.kind) else "choose the program for it"
+        cure = f"Its first layer takes other channels: {absent}, or choose another file."
         raise CheckpointError(f"{file}. {net}. {cure}")
     if found.text_projection_from is not None and wanted.text_projection_from is None:
         raise CheckpointError(

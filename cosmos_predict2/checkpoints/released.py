@@ -102,6 +102,14 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 
 
+# What was published and does not run here yet, by a word of its names: experiments, groups, models, files.
+NOT_YET = {
+    "text2image": "Text2Image",
+    "0.6b": "Text2Image",
+    "multiview": "multiview",
+    "waymo": "multiview",
+    "distill": "distilled (few-step)",
+}
 _TYPES = {  # end of a repository's name -> --model_types
     "Text2Image": "text2image",
     "Video2World": "video2world",
@@ -223,6 +231,12 @@ def get_guardrail_dir(*, root: str | None = None) -> str:
     return _below(root, GUARDRAIL)
 
 
+def not_yet_here(name: str) -> str | None:
+    """A sentence on a published name of what this version does not run; None for any other name."""
+    what = next((what for word, what in NOT_YET.items() if word in name.lower()), None)
+    return f"{name} is not yet here: this version has no {what} models" if what else None
+
+
 def download_command(path: str) -> str | None:
     """The command that fetches a released file to where ``path`` says; None for a path that no release has."""
     for name in [*REPOSITORIES, REASON1_ENCODER_DIR]:
@@ -256,7 +270,8 @@ def describe_missing(path: str) -> str:
     if command is None:
         return str(absent(path))
     is_near = storage.is_folder(path.rpartition("/")[0])
-    return f"{absent(path) if is_near else f'{path} does not exist.'} Download it: {command}"
+    note = " (no program here runs it yet, scripts.convert alone reads it)" if not_yet_here(path) else ""
+    return f"{absent(path) if is_near else f'{path} does not exist.'} Download it: {command}{note}"
 
 
 def _below(root: str | None, *parts: str) -> str:

@@ -118,6 +118,14 @@ def test_sizes_that_do_not_exist_are_an_error_when_asked_for_and_a_note_else() -
     assert any(note.startswith("sample_gr00t_dreams_gr1: left out") for note in plan.notes)
 
 
+def test_weights_that_nothing_here_runs_yet_are_said_to_be_so() -> None:
+    notes = _plan("--model_types", "text2image", "video2world", "multiview", "--predict2_5", "2B/distilled").notes
+    assert "text2image, multiview, 2B/distilled: not yet here, no program of this version runs these weights" in notes
+    assert not any("not yet here" in note for note in make_plan(Wishes(model_types=("video2world",))).notes)
+    path = "checkpoints/nvidia/Cosmos-Predict2-2B-Text2Image/model.pt"
+    assert "no program here runs it yet" in released.describe_missing(path)
+
+
 def test_what_is_left_out_by_default_is_said_and_can_be_had() -> None:
     plan = make_plan(Wishes(model_types=("video2world",)))
     assert any("--all_guardrails" in note for note in plan.notes)
