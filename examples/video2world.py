@@ -136,6 +136,7 @@ def prepare_requests(args: argparse.Namespace, choice: Any) -> MakeVideos:
         num_conditional_frames=args.num_conditional_frames,
         seed=args.seed,
         compare_to=args.compare_to,
+        start_frame_idx=args.start_frame_idx,
     )
     if not args.input_path and not args.batch_input_json and bundled:
         log.info("input: %s, the bundled picture (--input_path: yours)", request.input_path)

@@ -79,6 +79,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help=f"a picture, or an mp4 whose last frames are continued (default {DEFAULT_INPUT}; tiny: {TINY_INPUT})",
     )
     request.add_argument(
+        "--start_frame_idx",
+        type=int,
+        default=None,
+        metavar="N",
+        help="begin with frame N of the input clip, 0 for its first, in place of its last frames",
+    )
+    request.add_argument(
         "--negative_prompt",
         default=None,
         help="what guidance leads away from (default: a description of poor video; tiny: no text)",
@@ -131,7 +138,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--compare_to",
         default="",
         metavar="FILE",
-        help="a true clip to show above the generated one on the contact sheet",
+        help="a true clip to show above the generated one on the contact sheet: the input itself from the frame that"
+        " was taken of it, another one from its first",
     )
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument(

@@ -1,17 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """The picture or clip that a generated video begins with."""
 
+import logging
 import os
 from pathlib import Path
 
 from torch import Tensor
 
 from cosmos_predict2.data import media
-from imaginaire.errors import DataError, near
+from imaginaire.errors import ConfigError, DataError, near
+
+log = logging.getLogger(__name__)
 
 
-def check_input(path: str, num_frames: int) -> None:
-    """Raise when the file cannot give ``num_frames`` frames; of a clip only the header and a frame are read."""
+def check_input(path: str, num_frames: int, start: int | None = None) -> None:
+    """Raise when the file cannot give ``num_frames`` frames, the last of a clip or those from ``start`` on.
+
+    Of a clip only the header and a frame are read.
+    """
+    if start is not None and start < 0:
+        raise ConfigError(f"start_frame_idx is {start}; it counts frames of the input from 0.")
     is_image = media.kind_of(path) == "image"
     if not os.path.isfile(path):
         raise DataError(f"There is no input file {path}.{_near_files(path)}")
@@ -21,21 +29,38 @@ def check_input(path: str, num_frames: int) -> None:
                 f"{path} is one picture, but --num_conditional_frames {num_frames} asks for {num_frames} frames."
                 " Give a video, or --num_conditional_frames 1."
             )
+        if start:
+            raise DataError(f"{path} is one picture, but start_frame_idx {start} asks for a later frame. Leave it out.")
         media.read_image(path)
         return
     found = media.probe_video(path)
     if found.num_frames < num_frames:
         raise DataError(f"{path} has {found.num_frames} frames, but {num_frames} are needed to condition on.")
+    if start is not None and start + num_frames > found.num_frames:
+        raise DataError(
+            f"{path} has {found.num_frames} frames, but {num_frames} from frame {start} on are asked for"
+            f" (start_frame_idx): {found.num_frames - num_frames} at most."
+        )
 
 
-def read_input(path: str, num_frames: int, size: tuple[int, int]) -> Tensor:
-    """uint8 [3, num_frames, height, width]: the picture or the clip's last frames, scaled and cropped to cover."""
-    check_input(path, num_frames)
+def read_input(path: str, num_frames: int, size: tuple[int, int], start: int | None = None) -> Tensor:
+    """uint8 [3, num_frames, height, width]: the picture, or the clip's frames from ``start`` on (None: its last ones),
+    scaled and cropped to cover."""
+    check_input(path, num_frames, start)
     if media.kind_of(path) == "image":
-        frames = media.read_image(path)[:, None]
-    else:
-        frames, _ = media.read_video(path, last=num_frames)
-    return media.resize_and_crop(frames, size)
+        return media.resize_and_crop(media.read_image(path)[:, None], size)
+    frames, _ = media.read_video(path, **({"last": num_frames} if start is None else {"first": start + num_frames}))
+    _say_used(path, num_frames, start)
+    return media.resize_and_crop(frames[:, -num_frames:], size)
+
+
+def _say_used(path: str, num_frames: int, start: int | None) -> None:
+    """Log which frames of a clip a video begins with."""
+    total = media.probe_video(path).num_frames
+    first = total - num_frames if start is None else start
+    which = f"frame {first}" if num_frames == 1 else f"frames {first} to {first + num_frames - 1}"
+    hint = ", the end of it; start_frame_idx 0 begins with its first frame" if start is None else ""
+    log.info("input: %s of the %d (from 0) of %s%s", which, total, path, hint)
 
 
 def _near_files(path: str) -> str:

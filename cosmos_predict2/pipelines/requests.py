@@ -32,8 +32,9 @@ BATCH_KEYS = (
     "seed",
     "num_conditional_frames",
     "compare_to",
+    "start_frame_idx",
 )
-BATCH_NUMBERS = ("seed", "num_conditional_frames")
+BATCH_NUMBERS = ("seed", "num_conditional_frames", "start_frame_idx")
 RECORDS = (".txt", ".json", ".yaml")  # written beside a video
 
 
@@ -48,6 +49,7 @@ class Request:
     num_conditional_frames: int = 1  # pixel frames; 0: the input is not read
     seed: int = 0
     compare_to: str = ""  # a true clip to show beside the result, on a contact sheet
+    start_frame_idx: int | None = None  # of an input clip the frame to begin with; None: its last ones
 
     def check(self, contact_sheet: bool = False) -> None:
         """Raise for what can be known to be wrong: input, number of frames, seed, output."""
@@ -58,7 +60,7 @@ class Request:
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"The seed is {self.seed}; it must be from 0 to {2**32 - 1}.")
         if self.num_conditional_frames:
-            check_input(self.input_path, self.num_conditional_frames)
+            check_input(self.input_path, self.num_conditional_frames, self.start_frame_idx)
         if self.compare_to:
             media.probe_video(self.compare_to)
         media.check_writable(self.save_path, media.WRITTEN_VIDEO_SUFFIXES)
@@ -138,6 +140,7 @@ def read_batch(path: str, defaults: Request) -> list[Request]:
             num_conditional_frames=given.get("num_conditional_frames", defaults.num_conditional_frames),
             seed=given.get("seed", defaults.seed),
             compare_to=given.get("compare_to", ""),
+            start_frame_idx=given.get("start_frame_idx", defaults.start_frame_idx),
         )
         try:
             request.check_overwrites(path)
@@ -230,6 +233,7 @@ def generate_to_file(
         use_cuda_graphs=settings.use_cuda_graphs,
         return_prompt=True,
         embeddings=embeddings,
+        start_frame_idx=request.start_frame_idx,
         progress=True,
     )
     if not torch.isfinite(video).all():
@@ -261,12 +265,29 @@ def write_contact_sheet(request: Request, frames: Tensor) -> str:
     rows, labels = [frames], ["generated"]
     if request.compare_to:
         true, _ = media.read_video(request.compare_to)
-        true = media.resize_and_crop(true, (frames.shape[2], frames.shape[3]))[:, : frames.shape[1]]
+        first = _first_true(request, true.shape[1])
+        true = media.resize_and_crop(true[:, first : first + frames.shape[1]], (frames.shape[2], frames.shape[3]))
         rows, labels = [true, frames], ["true", "generated"]
     path = f"{os.path.splitext(request.save_path)[0]}.png"
     media.write_image(path, media.contact_sheet(rows, labels, columns=min(8, frames.shape[1])))
     log.info("contact sheet: %s", path)
     return path
+
+
+def _first_true(request: Request, num_frames: int) -> int:
+    """The frame of the true clip that goes with the first one generated: where it is the input, the one that was taken,
+    else its first."""
+    given = request.num_conditional_frames
+    if not given or os.path.realpath(request.compare_to) != os.path.realpath(request.input_path):
+        return 0
+    first = num_frames - given if request.start_frame_idx is None else request.start_frame_idx
+    if first + given >= num_frames:
+        log.warning(
+            "compare_to: the video begins at the end of %s, behind which nothing is true: start_frame_idx 0 begins at"
+            " its first frame",
+            request.compare_to,
+        )
+    return first
 
 
 def _write_text(path: str, text: str) -> None:

@@ -8,10 +8,11 @@ encoder of the pipeline's config as it is.
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -27,6 +28,8 @@ from imaginaire.lazy_config import LazyCall
 from imaginaire.names import target_of
 
 log = logging.getLogger(__name__)
+
+Config = TypeVar("Config", bound=Any)  # of a pipeline
 
 RECORD, KEY = "runs.jsonl", "text"
 NO_TEXT = "none"  # in place of an encoder's name: every sample had the same text, as a rule zeros
@@ -91,6 +94,18 @@ def follow_text(config: Any, text: TrainedText, whose: str) -> None:
         config.text_encoder = None  # asking for a prompt says which encoder there was
     elif isinstance(config.text_encoder, Mapping):
         config.text_encoder = _encoder_node(config.text_encoder, name, text)
+
+
+def with_trained_text(config: Config, sources: Sequence[str]) -> Config:
+    """The pipeline's config with the text of the run that weights lie in, the last that says it; as it is where it has
+    one already."""
+    if config.num_text_tokens is None:
+        for path in reversed(sources):
+            if (text := trained_text(path)) is not None:
+                config = attrs.evolve(config)
+                follow_text(config, text, path)
+                break
+    return config
 
 
 def _encoder_node(node: Any, name: EncoderName, text: TrainedText) -> Any:

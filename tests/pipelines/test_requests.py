@@ -2,6 +2,7 @@
 """Requests: what is refused before anything is built, what is skipped, and what is recorded."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from cosmos_predict2.auxiliary.guardrail.runner import GuardrailRunner
 from cosmos_predict2.data import media
 from cosmos_predict2.pipelines.inputs import check_input, read_input
-from cosmos_predict2.pipelines.requests import Request, Settings, read_batch, run_all
+from cosmos_predict2.pipelines.requests import Request, Settings, read_batch, run_all, write_contact_sheet
 from cosmos_predict2.pipelines.video2world import BlockedError
 from imaginaire.errors import ConfigError, DataError
 from tests.pipelines.test_video2world import NoPucks, make_pipeline
@@ -43,6 +44,38 @@ def test_a_clip_is_continued_from_its_end(clip: str) -> None:
     assert torch.allclose(last, torch.tensor([60.0, 90, 120, 150, 180]), atol=4)
 
 
+def test_a_clip_begins_where_it_is_asked_to_and_says_so(clip: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        for start, num_frames, first in ((None, 1, 180), (0, 1, 0), (0, 5, 0), (2, 5, 60), (6, 1, 180)):
+            frames = read_input(clip, num_frames, (48, 48), start)
+            assert frames.shape[1] == num_frames and abs(frames[:, 0].float().mean() - first) < 4
+    said = [record.getMessage() for record in caplog.records]
+    assert (
+        said[0]
+        == f"input: frame 6 of the 7 (from 0) of {clip}, the end of it; start_frame_idx 0 begins with its first frame"
+    )
+    assert said[3] == f"input: frames 2 to 6 of the 7 (from 0) of {clip}"
+
+
+@pytest.mark.parametrize(
+    ("start", "true"), [(None, [180]), (0, [0, 30, 60, 90, 120, 150, 180]), (2, [60, 90, 120, 150, 180])]
+)
+def test_a_clip_is_compared_with_from_the_frame_that_was_taken(
+    start: int | None, true: list[int], clip: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    rows: list[torch.Tensor] = []
+    monkeypatch.setattr(media, "contact_sheet", lambda clips, labels, columns: rows.extend(clips) or clips[0][:, 0])
+    generated = torch.zeros(3, 9, 48, 48, dtype=torch.uint8)
+    write_contact_sheet(request_for(clip, tmp_path, compare_to=clip, start_frame_idx=start), generated)
+    assert torch.allclose(rows[0].float().mean(dim=(0, 2, 3)), torch.tensor(true).float(), atol=4)
+    assert ("behind which nothing is true" in caplog.text) == (start is None)
+    other = tmp_path / "other.mp4"
+    other.write_bytes(Path(clip).read_bytes())
+    write_contact_sheet(request_for(str(other), tmp_path, compare_to=clip, start_frame_idx=start), generated)
+    assert rows[2].shape[1] == 7, "another clip is shown from its beginning"
+
+
 def test_a_picture_is_scaled_and_cropped(picture: str) -> None:
     assert read_input(picture, 1, (48, 48)).shape == (3, 1, 48, 48)
 
@@ -65,6 +98,13 @@ def test_inputs_that_cannot_be_used(picture: str, clip: str, tmp_path: Path) -> 
         with pytest.raises(DataError) as error:
             check_input(path, num_frames)
         assert text in str(error.value), (path, str(error.value))
+    with pytest.raises(DataError, match=r"5 from frame 3 on are asked for .*: 2 at most"):
+        check_input(clip, 5, 3)
+    with pytest.raises(DataError, match="one picture, but start_frame_idx 3"):
+        check_input(picture, 1, 3)
+    with pytest.raises(ConfigError, match="start_frame_idx is -1"):
+        check_input(clip, 1, -1)
+    check_input(picture, 1, 0)
 
 
 def test_requests_are_checked(picture: str, tmp_path: Path) -> None:
@@ -101,13 +141,14 @@ def test_a_batch_file_is_read_strictly(tmp_path: Path) -> None:
         json.dumps(
             [
                 {"input_video": "a.png", "prompt": "one"},
-                {"input_video": "b.png", "prompt": "two", "output_video": "b.mp4", "seed": 9},
+                {"input_video": "b.png", "prompt": "two", "output_video": "b.mp4", "seed": 9, "start_frame_idx": 0},
             ]
         )
     )
     first, second = read_batch(str(path), default)
     assert (first.save_path, first.seed) == (str(tmp_path / "output_0.mp4"), 4)
     assert (second.save_path, second.seed) == ("b.mp4", 9)
+    assert (first.start_frame_idx, second.start_frame_idx) == (None, 0)
     for content, text in [
         ('[{"input_video": "a.png"}]', "entry 0: no prompt"),
         ('[{"input_video": "a.png", "prompt": "x", "ouput_video": "y"}]', "Did you mean output_video"),
