@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks import machine
 from cosmos_predict2.data import media
 from cosmos_predict2.data.clips import read_frames, stretch
 from cosmos_predict2.data.dataset_video import Dataset
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5, help="passes over the files (default: %(default)s)")
     parser.add_argument("--folder", help="keep the clips here, or take those that are here (default: a temporary one)")
     parser.add_argument("--quick", action="store_true", help="two clips, two turns")
+    machine.add_record_flag(parser)
     arguments = parser.parse_args()
     num_clips, turns = (2, 2) if arguments.quick else (arguments.clips, arguments.turns)
     torch.set_num_threads(1)
@@ -46,12 +48,14 @@ def main() -> None:
         folder = Path(arguments.folder or temporary)
         paths = make_clips(folder, num_clips)
         print(f"{num_clips} clips of {CLIP_FRAMES} frames, {SIZE[0]}x{SIZE[1]}, H.264; one thread; {turns} turns")
+        ratios: dict[str, float] = {}
         for num_frames in (93, 13):
-            compare(folder, paths, num_frames, turns)
+            ratios |= compare(folder, paths, num_frames, turns)
+        machine.compare("data", ratios, torch.device("cpu"), record=arguments.record)
 
 
-def compare(folder: Path, paths: list[Path], num_frames: int, turns: int) -> None:
-    """Print a table of all readers for clips of so many frames from the middle of each file."""
+def compare(folder: Path, paths: list[Path], num_frames: int, turns: int) -> dict[str, float]:
+    """Print a table of all readers for clips of so many frames from the middle of each file; ours against bare PyAV."""
     start = (CLIP_FRAMES - num_frames) // 2
     frames = range(start, start + num_frames)
     same = Dataset(str(folder), num_frames, SIZE, sampling="center")
@@ -80,11 +84,15 @@ def compare(folder: Path, paths: list[Path], num_frames: int, turns: int) -> Non
             walls[name].append((time.perf_counter() - wall) / len(paths))
             cores[name].append((time.process_time() - core) / len(paths))
     print(f"\n{num_frames} frames: clips/s, processor ms per clip (median of the turns), against bare PyAV")
+    ratios = {}
     for name in readers:
         base = "PyAV, bare, then scaled" if "scaled" in name else "PyAV, bare"
         ratio = statistics.median(a / b for a, b in zip(cores[name], cores[base]))
+        if name.startswith("ours, data set"):
+            ratios[f"{num_frames} frames: {name}"] = ratio
         rate, core = 1 / statistics.median(walls[name]), statistics.median(cores[name])
         print(f"  {name:24} {rate:7.2f} {1000 * core:9.1f}   {ratio:5.2f} times {base}", flush=True)
+    return ratios
 
 
 def bare_pyav(path: Path, start: int, num_frames: int) -> Tensor:

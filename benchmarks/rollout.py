@@ -172,8 +172,8 @@ def _arguments(inputs: Inputs) -> tuple[Tensor, Tensor, Sequence[int]]:
     return inputs.frames, inputs.actions, inputs.seeds
 
 
-def measure(pipe: Video2WorldActionConditionedPipeline, size: str, batch: int, num_steps: int, rounds: int) -> None:
-    """Print the table of one batch size."""
+def measure(pipe: Video2WorldActionConditionedPipeline, size: str, batch: int, num_steps: int, rounds: int) -> float:
+    """Print the table of one batch size; how many times as fast as the first way ours is."""
     inputs = make_inputs(size, batch, pipe.transform.dim)
     runs = {way.name: partial(imagine, pipe, way, inputs, num_steps, SETTINGS[size][2]) for way in WAYS}
     runs["generate_actions"] = partial(
@@ -191,6 +191,7 @@ def measure(pipe: Video2WorldActionConditionedPipeline, size: str, batch: int, n
         ratio = statistics.median(a / b for a, b in zip(first, times))
         rate = 12 * batch / statistics.median(times)
         print(f"  {name:40s} {statistics.median(times) * 1e3:9.1f} ms {rate:9.1f} frames/s {ratio:6.2f} x", flush=True)
+    return statistics.median(a / b for a, b in zip(first, seconds["generate_actions"]))
 
 
 def main() -> None:
@@ -201,6 +202,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="threads of PyTorch; default: as many as it takes by itself")
     parser.add_argument("--rounds", type=int, help="timed rounds of every row (default 5)")
     parser.add_argument("--quick", action="store_true", help="one round, for a look")
+    machine.add_record_flag(parser)
     arguments = parser.parse_args()
     if min(*arguments.batches, arguments.num_steps, arguments.rounds or 1) < 1:
         parser.error("--batches, --num_steps and --rounds are 1 at least")
@@ -215,8 +217,11 @@ def main() -> None:
     print("whether all ways give the same videos, in float32: ", end="", flush=True)
     print(f"yes, up to {check_equal(size, device):.1e}", flush=True)
     pipe = make_pipeline(size, device, dtype)
+    ratios = {}
     for batch in arguments.batches:
-        measure(pipe, size, batch, arguments.num_steps, arguments.rounds or (1 if arguments.quick else 5))
+        rounds = arguments.rounds or (1 if arguments.quick else 5)
+        ratios[f"{size}, batch {batch}"] = measure(pipe, size, batch, arguments.num_steps, rounds)
+    machine.compare("rollout", ratios, device, record=arguments.record)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks import machine
 from cosmos_predict2.tokenizers.wan_network import LATENTS_MEAN, LATENTS_STD, to_diffusers_name
 from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
 
@@ -32,6 +33,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="default: torch's own")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    machine.add_record_flag(parser)
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
@@ -69,16 +71,19 @@ def main() -> None:
         ("encode", lambda: tokenizer.encode(video), peer_encode, limits[0]),
         ("decode", lambda: tokenizer.decode(latent).clamp(-1, 1), peer_decode, limits[1]),
     ]
+    ratios = {}
     for name, ours, theirs, limit in pairs:
         difference = (ours().float() - theirs().float()).abs().max().item()
         assert difference <= limit, f"{name}: outputs differ by {difference:.1e}, more than {limit:.0e}"
         turns = [(*seconds(ours), *seconds(theirs)) for _ in range(arguments.turns)]
         own, own_cpu, other, other_cpu = (min(column) for column in zip(*turns))
+        ratios[f"{name}, {arguments.frames} x {arguments.height} x {arguments.width}"] = other_cpu / own_cpu
         print(
             f"{name}: ours {own:.3f} s, diffusers {other:.3f} s, {other / own:.2f} times faster "
             f"({other_cpu / own_cpu:.2f} in processor time); largest difference {difference:.1e}",
             flush=True,
         )
+    machine.compare("tokenizer", ratios, torch.device(arguments.device), record=arguments.record)
 
 
 def diffusers_twin(tokenizer: WanTokenizer) -> Any:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the trainer costs over a bare PyTorch loop that does the same arithmetic, and what saving costs.
 
-python -m benchmarks.trainer_overhead [--quick]
+python -m benchmarks.trainer_overhead [--quick] [--record]
 
 Both loops take the same model, data stream, optimizer, clipping and weight average; blocks of bare and trainer steps
 alternate in one process. Saving: steps of about 0.5 s, a 50 MB checkpoint every 10 steps, against the same without.
@@ -10,7 +10,6 @@ alternate in one process. Saving: steps of about 0.5 s, a 50 MB checkpoint every
 import argparse
 import logging
 import os
-import platform
 import statistics
 import tempfile
 import time
@@ -21,6 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from benchmarks import machine
 from examples.minimal.data import Waves
 from examples.minimal.model import MinimalModel
 from imaginaire import parallel, random
@@ -117,7 +117,8 @@ def overhead(steps: int, rounds: int) -> None:
     print(f"overhead        {median:7.3f} ms/step (blocks: {lowest:.3f} to {highest:.3f})")
 
 
-def saving(steps: int, rounds: int, step_s: float) -> None:
+def saving(steps: int, rounds: int, step_s: float) -> float:
+    """Print what saving costs; the time with a save every 10 steps over the time without."""
     heavy = ["model._target_=benchmarks.trainer_overhead.HeavyModel", f"+model.step_s={step_s}"]
     heavy += ["+model.ballast=6.0"]  # weights and average: 2 x 24 MB
     ratios = []
@@ -129,19 +130,23 @@ def saving(steps: int, rounds: int, step_s: float) -> None:
             f"  {steps} steps: {without:.2f} s without saves, {every10:.2f} s with a save every 10 ({ratios[-1]:+.1%})"
         )
     print(f"saving          {statistics.median(ratios):+.1%} (median of {rounds})")
+    return 1 + statistics.median(ratios)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a small part of the work, for a look")
-    quick = parser.parse_args().quick
+    machine.add_record_flag(parser)
+    arguments = parser.parse_args()
+    quick = arguments.quick
     os.environ["WANDB_MODE"] = "disabled"
     os.environ["IMAGINAIRE_LOG_LEVEL"] = "ERROR"
     logging.disable(logging.WARNING)
     os.chdir(Path(__file__).resolve().parents[1])
-    print(f"torch {torch.__version__}, {platform.processor() or platform.machine()}, {torch.get_num_threads()} threads")
+    print(machine.described(torch.device("cpu")))
     overhead(steps=100 if quick else 500, rounds=1 if quick else 5)
-    saving(steps=11 if quick else 41, rounds=1 if quick else 3, step_s=0.1 if quick else 0.5)
+    ratio = saving(steps=11 if quick else 41, rounds=1 if quick else 3, step_s=0.1 if quick else 0.5)
+    machine.compare("trainer_overhead", {"a save every 10 steps": ratio}, torch.device("cpu"), record=arguments.record)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from cosmos_predict2.nn.linear import is_for_onednn, product
+from cosmos_predict2.nn.linear import are_plain_float32, product
 
 AttentionOp: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -53,7 +53,7 @@ def attend(q_B_L_N_K: Tensor, k_B_S_N_K: Tensor, v_B_S_N_K: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(K)) v by PyTorch, in the form that is fastest for the device and the number of tokens."""
     batch, num_tokens, num_heads, _ = q_B_L_N_K.shape
     scores = num_tokens * k_B_S_N_K.shape[1]
-    if scores >= LARGE_SCORES and batch * num_heads * scores <= MOST_SCORES and is_for_onednn(q_B_L_N_K, k_B_S_N_K):
+    if scores >= LARGE_SCORES and batch * num_heads * scores <= MOST_SCORES and are_plain_float32(q_B_L_N_K, k_B_S_N_K):
         return attend_by_heads(q_B_L_N_K, k_B_S_N_K, v_B_S_N_K)
     return attend_fused(q_B_L_N_K, k_B_S_N_K, v_B_S_N_K)
 

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear maps whose float32 products run through oneDNN on CPUs.
+"""Linear maps whose float32 products run through oneDNN on CPUs with AVX-512 that are not Intel's.
 
-PyTorch gives float32 matrix products to MKL, which leaves AVX-512 unused on processors that are not Intel's; oneDNN
-uses it, and takes half the time there. Everywhere else, and for half precision, this is ``torch.nn.functional.linear``.
+PyTorch gives float32 matrix products to MKL, which leaves AVX-512 unused on processors of other makers; oneDNN uses
+it, and takes half the time there. On Intel's, MKL is the faster one. The processor decides, not a measurement, so that
+every process of a run and every resumed one rounds alike. Everywhere else, and for half precision, this is
+``torch.nn.functional.linear``.
 """
 
+import platform
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -46,7 +50,12 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
 
 def is_for_onednn(*tensors: Tensor) -> bool:
     """True if products of these run through oneDNN here, when they are large enough."""
-    if not _HAS_ONEDNN or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+    return _USES_ONEDNN and are_plain_float32(*tensors)
+
+
+def are_plain_float32(*tensors: Tensor) -> bool:
+    """True for float32 tensors of a CPU that PyTorch's own kernels work on, one call after the other."""
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
         return False  # the compiler has kernels of its own
     return all(x.is_cpu and x.dtype == torch.float32 and type(x) in (Tensor, nn.Parameter) for x in tensors)
 
@@ -82,14 +91,24 @@ def _onednn(x: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
-def _has_onednn() -> bool:
-    """True if this PyTorch has oneDNN's linear map and the processor has what makes it worth while."""
-    return (
-        torch.backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-        and "AVX512" in torch.backends.cpu.get_cpu_capability()
-    )
+def uses_onednn(processor: str, capability: str) -> bool:
+    """True if oneDNN has the faster float32 products on a processor of this maker with these vector units."""
+    has_linear = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return has_linear and "AVX512" in capability and "Intel" not in processor
 
 
-_HAS_ONEDNN = _has_onednn()
-_linear_pointwise: Any = torch.ops.mkldnn._linear_pointwise.default if _HAS_ONEDNN else None
+def processor_name() -> str:
+    """Maker, model and generation as the system reports them: "AuthenticAMD AMD EPYC (family 25, model 17)"."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    fields = dict(reversed([[part.strip() for part in line.split(":", 1)] for line in lines if ":" in line]))
+    names = [fields[key] for key in ("vendor_id", "model name") if key in fields]
+    if "cpu family" in fields and "model" in fields:  # the name alone is often that of several generations
+        names.append(f"(family {fields['cpu family']}, model {fields['model']})")
+    return " ".join(names) or platform.machine()
+
+
+_USES_ONEDNN = uses_onednn(processor_name(), torch.backends.cpu.get_cpu_capability())
+_linear_pointwise: Any = torch.ops.mkldnn._linear_pointwise.default if _USES_ONEDNN else None

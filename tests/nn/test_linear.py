@@ -79,9 +79,34 @@ def test_the_layer_is_torchs_own() -> None:
 
 def test_what_onednn_is_not_for() -> None:
     x = torch.zeros(2, 2)
-    assert is_for_onednn(x) == linear._HAS_ONEDNN
+    assert is_for_onednn(x) == linear._USES_ONEDNN
     assert not is_for_onednn(x.double()) and not is_for_onednn(x, x.bfloat16()) and not is_for_onednn(x.to("meta"))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert not is_for_onednn(x)
         x, weight = matrices(LARGE)
         assert product(x, weight).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("processor", "capability", "expected"),
+    [
+        ("AuthenticAMD AMD EPYC 9R14", "AVX512", True),
+        ("AuthenticAMD AMD EPYC 7763", "AVX2", False),
+        ("GenuineIntel Intel(R) Xeon(R) Platinum 8481C CPU", "AVX512", False),
+        ("aarch64", "DEFAULT", False),
+    ],
+)
+def test_the_processor_decides_which_product_is_taken(processor: str, capability: str, expected: bool) -> None:
+    assert linear.uses_onednn(processor, capability) == expected
+
+
+def test_the_processor_has_a_name() -> None:
+    assert len(linear.processor_name()) > 2
+
+
+def test_without_onednn_products_are_pytorchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "_USES_ONEDNN", False)
+    x, weight = matrices(LARGE)
+    out = product(x, weight)
+    assert out.grad_fn is not None and "_Product" not in type(out.grad_fn).__name__
+    assert torch.equal(out, torch.nn.functional.linear(x, weight))
