@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Standard logging: rank 0 speaks, another rank only for its own failure, and one file per run."""
 
+import contextlib
 import logging
 import logging.handlers
 import os
 import sys
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 _BRIEF = "[%(asctime)s|%(levelname)s] %(message)s"
 _FORMAT = "[%(asctime)s|%(levelname)s|%(location)s] %(message)s"
@@ -35,7 +38,26 @@ class _Formatter(logging.Formatter):
         return super().format(record)
 
 
-class _Terminal(logging.StreamHandler):  # type: ignore[type-arg]  # a subscript needs Python 3.11
+class _SideChannel(logging.Handler):
+    """A handler whose disk may be full, or its terminal closed: one warning, which other handlers may still show."""
+
+    _has_failed = False
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # what is not written yet
+            super().close()
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):  # a mistake in a call of the log: told as logging does
+            super().handleError(record)
+        elif not self._has_failed:
+            self._has_failed = True
+            name = getattr(self, "baseFilename", "the terminal")
+            log.warning("the log cannot be written to %s; training goes on without it (reported once): %s", name, error)
+
+
+class _Terminal(_SideChannel, logging.StreamHandler):  # type: ignore[type-arg]  # a subscript needs Python 3.11
     """Standard error; a progress bar that is drawn there is moved down."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -43,8 +65,21 @@ class _Terminal(logging.StreamHandler):  # type: ignore[type-arg]  # a subscript
         if tqdm is None or not getattr(tqdm, "_instances", None):
             super().emit(record)
             return
-        with tqdm.external_write_mode(file=self.stream):
-            super().emit(record)
+        try:
+            with tqdm.external_write_mode(file=self.stream):
+                super().emit(record)
+        except OSError:
+            self.handleError(record)
+
+
+class _LogFile(_SideChannel, logging.handlers.RotatingFileHandler):
+    """The log of a run; begun anew where somebody removed it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.stream is not None and not os.path.exists(self.baseFilename):
+            self.stream.close()
+            self.stream = None  # type: ignore[assignment]  # opened by the record
+        super().emit(record)
 
 
 def setup(run_dir: str | None = None, rank: int = 0) -> None:
@@ -58,10 +93,11 @@ def setup(run_dir: str | None = None, rank: int = 0) -> None:
         handler.close()
     handlers: list[logging.Handler] = [_Terminal(sys.stderr)]
     if run_dir is not None and "://" not in run_dir:
-        Path(run_dir).mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # the file then fails, with a warning
+            Path(run_dir).mkdir(parents=True, exist_ok=True)
         name = "stdout.log" if rank == 0 else f"stdout_rank{rank}.log"
         path = os.path.join(run_dir, name)
-        handlers.append(logging.handlers.RotatingFileHandler(path, maxBytes=_ROTATE_BYTES, backupCount=3, delay=True))
+        handlers.append(_LogFile(path, maxBytes=_ROTATE_BYTES, backupCount=3, delay=True))
     level = _level() if rank == 0 else "ERROR"
     for handler in handlers:
         handler.of_imaginaire = True  # type: ignore[attr-defined]

@@ -155,6 +155,20 @@ def to_local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def is_in_step(model: nn.Module, dims: ParallelDims) -> bool:
+    """Whether the ranks wait for each other within a forward pass: parameters are sharded, or clips are split."""
+    return dims.context_parallel_size > 1 or any(isinstance(p, DTensor) for p in model.parameters())
+
+
+def reshard(model: nn.Module) -> None:
+    """Give back what a forward pass gathered, also one that an exception ended."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def set_gradient_sync(model: nn.Module, enabled: bool) -> None:
     """Let the sharded parts of a model reduce gradients in the next backward, or keep them for the next micro-batch."""
     from torch.distributed.fsdp import FSDPModule

@@ -12,8 +12,8 @@ time and in every layout of processes. ``train/...`` are of the clips of a step,
 """
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -22,10 +22,18 @@ from torch import Tensor
 from cosmos_predict2.callbacks.draw_samples import evaluating
 from cosmos_predict2.callbacks.fixed_clips import FixedClip, clips_of_step, first_clips
 from cosmos_predict2.conditioner import Condition
-from cosmos_predict2.pipelines.controllability import SIGMAS, Predictor, action_gap, prediction_distance
-from imaginaire import random
+from cosmos_predict2.pipelines.controllability import (
+    SIGMAS,
+    ActionGap,
+    Distances,
+    Predictor,
+    action_gap,
+    prediction_distance,
+)
+from imaginaire import parallel, random
 from imaginaire.callbacks import Callback
 from imaginaire.errors import ConfigError
+from imaginaire.side_channel import SideChannel
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +67,7 @@ class ActionFollowing(Callback):
         self.least = least
         self.patience = patience
         self._clips: list[FixedClip] | None = None
+        self._channel = SideChannel("action_following")
         self._num_ignored = 0  # looks in a row
         self._explained: set[str] = set()
 
@@ -67,16 +76,16 @@ class ActionFollowing(Callback):
     ) -> None:
         is_due = iteration == self.first or (self.every_n > 0 and iteration % self.every_n == 0)
         if is_due and _takes_actions(model):
-            with self._apart(model):
-                self._look(model, clips_of_step(batch, model, self.num_clips), "train", iteration)
+            self._look(model, lambda: clips_of_step(batch, model, self.num_clips), nullcontext, "train", iteration)
 
     def on_validation_end(self, model: Any, iteration: int = 0) -> None:
         if _takes_actions(model):
-            with self._apart(model):
-                if self._clips is None:
-                    self._clips = first_clips(self.trainer.dataloader_val, model, self.num_clips)
-                with model.ema_scope():
-                    self._look(model, self._clips, "val", iteration)
+            self._look(model, lambda: self._validation_clips(model), model.ema_scope, "val", iteration)
+
+    def _validation_clips(self, model: Any) -> list[FixedClip]:
+        if self._clips is None:
+            self._clips = first_clips(self.trainer.dataloader_val, model, self.num_clips)
+        return self._clips
 
     def state_dict(self) -> dict[str, Any]:
         return {"num_ignored": self._num_ignored}
@@ -94,15 +103,45 @@ class ActionFollowing(Callback):
             with torch.autocast(device, torch.float16, enabled=model.precision == torch.float16):
                 yield
 
-    def _look(self, model: Any, clips: Sequence[FixedClip], prefix: str, iteration: int) -> None:
-        if not clips:
+    def _look(
+        self,
+        model: Any,
+        find: Callable[[], list[FixedClip]],
+        scope: Callable[[], AbstractContextManager[None]],
+        prefix: str,
+        iteration: int,
+    ) -> None:
+        def measure() -> tuple[Tensor | None, ActionGap | None, Distances | None]:
+            if not (clips := find()):
+                return None, None, None
+            with scope():
+                x0, epsilon, condition = _stacked(clips, self.trainer.device)
+                predict = Predictor(model.pipe_config, model.net, model.context_parallel)
+                gap = action_gap(predict, x0, epsilon, condition, self.sigmas)
+                return condition.action_B_A_D, gap, prediction_distance(predict, x0, epsilon, condition)
+
+        if self.trainer.interrupted:
             return
-        x0, epsilon, condition = _stacked(clips, self.trainer.device)
-        predict = Predictor(model.pipe_config, model.net, model.context_parallel)
-        gap = action_gap(predict, x0, epsilon, condition, self.sigmas)
-        distance = prediction_distance(predict, x0, epsilon, condition)
+        in_step = parallel.is_in_step(model, self.trainer.dims)
+        try:
+            with self._apart(model):
+                found = self._channel.together(f"{prefix} at iteration {iteration}", measure, in_step=in_step)
+        finally:
+            parallel.reshard(model)
+        action_B_A_D, gap, distance = found or (None, None, None)
+        if action_B_A_D is not None:
+            self._report(action_B_A_D, gap, distance, prefix, iteration)
+
+    def _report(
+        self,
+        action_B_A_D: Tensor,
+        gap: ActionGap | None,
+        distance: Distances | None,
+        prefix: str,
+        iteration: int,
+    ) -> None:
         if gap is None or distance is None:
-            self._explain(condition.action_B_A_D, prefix, iteration)
+            self._explain(action_B_A_D, prefix, iteration)
             return
         values = {f"{prefix}/action_gap": gap.mean, f"{prefix}/action_distance": distance.ratio}
         values |= {f"{prefix}/action_gap_sigma_{sigma:g}": ratio for sigma, ratio in zip(gap.sigmas, gap.ratios)}

@@ -32,9 +32,10 @@ from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.diffusion.rectified_flow import add_noise
 from cosmos_predict2.pipelines.held_out import Clips, moving_psnr, repeated
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, to_uint8
-from imaginaire import distributed, lazy_config, random, storage
+from imaginaire import distributed, lazy_config, parallel, random, storage
 from imaginaire.callbacks import EveryN
 from imaginaire.errors import ConfigError
+from imaginaire.side_channel import SideChannel
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +91,7 @@ class DrawSamples(EveryN):
         self.fps = fps
         self.seed = seed
         self._clips: list[FixedClip] | None = None
+        self._channel = SideChannel("samples")
 
     def on_train_start(self, model: Any, iteration: int = 0) -> None:
         if not hasattr(model, "clean_clips"):
@@ -106,14 +108,28 @@ class DrawSamples(EveryN):
     def every_n_impl(
         self, trainer: Any, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int
     ) -> None:
+        if trainer.interrupted:
+            log.info("no samples at iteration %d: the run was asked to stop", iteration)
+            return
         autocast = torch.autocast(trainer.device.type, torch.float16, enabled=model.precision == torch.float16)
         with trainer.timers("apart"), random.preserved(), evaluating(model), torch.no_grad(), autocast:
             random.seed_all(self.config.trainer.seed, 0, "samples")
-            if self._clips is None:
-                self._clips = first_clips(self._loader(), model, self.num_clips)
-            drawings = self._draw(model, self._clips, iteration)
-            if distributed.is_rank0():
-                self._show(model, self._clips, drawings, iteration)
+            in_step, place = parallel.is_in_step(model, trainer.dims), f"at iteration {iteration}"
+            try:
+                drawn = self._channel.together(place, lambda: self._drawn(model, iteration), in_step=in_step)
+            finally:
+                parallel.reshard(model)
+            if drawn is not None:
+                clips, mine = drawn
+                drawings = self._gathered(mine, len(clips))
+                if distributed.is_rank0():
+                    with self._channel.attempt():
+                        self._show(model, clips, drawings, iteration)
+
+    def _drawn(self, model: Any, iteration: int) -> tuple[list[FixedClip], dict[int, Drawing]]:
+        if self._clips is None:
+            self._clips = first_clips(self._loader(), model, self.num_clips)
+        return self._clips, self._draw(model, self._clips, iteration)
 
     # --- what is drawn
 
@@ -127,8 +143,8 @@ class DrawSamples(EveryN):
         both = ["reg"] if model.ema is None else ["ema", "reg"]
         return both if self.is_ema is None else ["ema"] if self.is_ema else ["reg"]
 
-    def _draw(self, model: Any, clips: Sequence[FixedClip], iteration: int) -> list[Drawing]:
-        """The drawing of each clip, on every rank. All ranks run the network equally often, as sharded ones must."""
+    def _draw(self, model: Any, clips: Sequence[FixedClip], iteration: int) -> dict[int, Drawing]:
+        """This rank's drawings. All ranks run the network equally often, as sharded ones must."""
         dims = self.trainer.dims
         pipe = Video2WorldPipeline(
             model.pipe_config, model.net, model.tokenizer, device=self.trainer.device, context=model.context_parallel
@@ -137,13 +153,18 @@ class DrawSamples(EveryN):
         for kind in self._kinds(model):
             with model.ema_scope() if kind == "ema" else nullcontext():
                 for first in range(0, len(clips), dims.dp_size):
-                    self.trainer.watchdog.beat(f"samples at iteration {iteration}, clip {first + 1} of {len(clips)}")
+                    place = f"samples at iteration {iteration}, clip {first + 1} of {len(clips)}"
+                    self.trainer.watchdog.beat(place, long=True)
                     index = first + dims.dp_rank
                     drawing = mine.get(index, Drawing({}, {}, {}))
                     self._draw_clip(pipe, self._levels(model), clips[min(index, len(clips) - 1)], index, kind, drawing)
-        parts = distributed.all_gather_object(mine if dims.cp_rank == 0 else {})
+        return mine
+
+    def _gathered(self, mine: dict[int, Drawing], count: int) -> list[Drawing]:
+        """The drawing of each clip, on every rank."""
+        parts = distributed.all_gather_object(mine if self.trainer.dims.cp_rank == 0 else {})
         everyone = {index: drawing for part in parts for index, drawing in part.items()}
-        return [everyone[index] for index in range(len(clips))]
+        return [everyone[index] for index in range(count)]
 
     def _draw_clip(
         self,

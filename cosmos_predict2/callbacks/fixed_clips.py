@@ -53,8 +53,18 @@ def first_clips(loader: Any, model: Any, count: int) -> list[FixedClip]:
     """The first video clips that a pass over the loader gives to all ranks together, in order (a collective)."""
     dims = current_dims()
     # As many on every rank: those of another may all come later, behind images.
-    mine = _read(loader, model, count) if dims.cp_rank == 0 else []
-    everyone = distributed.all_gather_object([clip.position for clip in mine])
+    mine: list[FixedClip] = []
+    failure: Exception | None = None
+    try:
+        mine = _read(loader, model, count) if dims.cp_rank == 0 else []
+    except Exception as error:  # raised below, on all ranks: none must wait for the clips of another
+        failure = error
+    reason = None if failure is None else f"{type(failure).__name__}: {failure}"
+    said = distributed.all_gather_object((reason, [clip.position for clip in mine]))
+    for rank, (reason, _) in enumerate(said):
+        if reason is not None:
+            raise failure or DataError(f"Rank {rank} cannot read the clips that samples are drawn of: {reason}")
+    everyone = [positions for _, positions in said]
     chosen = sorted({position for positions in everyone for position in positions})[:count]
     if not chosen:
         raise DataError(

@@ -15,6 +15,7 @@ from torch import Tensor
 from imaginaire import distributed
 from imaginaire.callbacks.base import EveryN
 from imaginaire.memory import host_memory_available
+from imaginaire.side_channel import SideChannel
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ class DeviceMonitor(EveryN):
         self._watches: dict[int, LeakWatch] = {}
         self._has_warned = False
         self._next_table = 0.0
+        self._channel = SideChannel("device monitor")
 
     def on_train_start(self, model: Any, iteration: int = 0) -> None:
         device = distributed.device()
@@ -46,9 +48,11 @@ class DeviceMonitor(EveryN):
     def every_n_impl(
         self, trainer: Any, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int
     ) -> None:
-        figures = {"cpu_mem_gb": tree_rss_bytes() / _GB, "host_available_gb": host_memory_available() / _GB}
-        if self._gpu is not None:
-            figures |= self._gpu.figures()
+        figures: dict[str, float] = {}
+        with self._channel.attempt():
+            figures = {"cpu_mem_gb": tree_rss_bytes() / _GB, "host_available_gb": host_memory_available() / _GB}
+            if self._gpu is not None:
+                figures |= self._gpu.figures()
         of_ranks = distributed.all_gather_object(figures)
         if not distributed.is_rank0():
             return
@@ -65,6 +69,8 @@ class DeviceMonitor(EveryN):
 
     def _watch_for_leaks(self, of_ranks: Sequence[dict[str, float]], iteration: int) -> None:
         for rank, figures in enumerate(of_ranks):
+            if "cpu_mem_gb" not in figures:
+                continue
             growth = self._watches.setdefault(rank, LeakWatch()).add(iteration, figures["cpu_mem_gb"])
             if growth is not None and not self._has_warned:
                 self._has_warned = True

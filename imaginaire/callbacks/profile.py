@@ -14,6 +14,7 @@ from torch import Tensor
 from imaginaire import distributed, storage
 from imaginaire.callbacks.base import Callback
 from imaginaire.errors import ConfigError
+from imaginaire.side_channel import SideChannel
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ class Profiler(Callback):
     def __init__(self) -> None:
         self._profile: torch.profiler.profile | None = None
         self._iteration = 0
+        self._channel = SideChannel("profiler")
 
     def on_train_start(self, model: Any, iteration: int = 0) -> None:
         profiling = self.config.trainer.profiling
@@ -63,29 +65,34 @@ class Profiler(Callback):
             with_stack=profiling.with_stack,
             with_modules=profiling.with_modules,
         )
-        self._profile.start()
+        profile, self._profile = self._profile, None
+        with self._channel.attempt():
+            profile.start()
+            self._profile = profile
 
     def on_training_step_end(
         self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
     ) -> None:
         if self._profile is not None:
             self._iteration = iteration
-            self._profile.step()
+            with self._channel.attempt():
+                self._profile.step()
 
     def on_train_end(self, model: Any, iteration: int = 0) -> None:
         if self._profile is not None:
             profile, self._profile = self._profile, None
-            profile.stop()
+            with self._channel.attempt():
+                profile.stop()
 
     def _write(self, profile: Any) -> None:
         if self._profile is None:  # stopped in the middle of a recording: half a step is no trace
             return
         name = f"rank{distributed.rank()}_trace.json.gz"
-        with tempfile.TemporaryDirectory() as folder:
+        with self._channel.attempt(), tempfile.TemporaryDirectory() as folder:
             local = Path(folder, name)
             profile.export_chrome_trace(str(local))
             path = _publish(local, self.trainer.run_dir, "torch_trace", f"iteration_{self._iteration}", name)
-        log.info("profile of iteration %d written to %s", self._iteration, path)
+            log.info("profile of iteration %d written to %s", self._iteration, path)
 
 
 class MemorySnapshot(Callback):
@@ -98,6 +105,7 @@ class MemorySnapshot(Callback):
     def __init__(self) -> None:
         self._is_recording = False
         self._iteration = 0
+        self._channel = SideChannel("memory snapshot")
 
     def on_train_start(self, model: Any, iteration: int = 0) -> None:
         self._iteration = iteration
@@ -126,11 +134,11 @@ class MemorySnapshot(Callback):
 
     def _write(self, folder_name: str) -> None:
         name = f"rank{distributed.rank()}_memory_snapshot.pickle"
-        with tempfile.TemporaryDirectory() as folder:
+        with self._channel.attempt(), tempfile.TemporaryDirectory() as folder:
             local = Path(folder, name)
             torch.cuda.memory._dump_snapshot(str(local))
             path = _publish(local, self.trainer.run_dir, "memory_snapshot", folder_name, name)
-        log.info("memory snapshot written to %s", path)
+            log.info("memory snapshot written to %s", path)
 
 
 def is_profiled_rank(profiling: Any) -> bool:

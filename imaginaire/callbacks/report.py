@@ -19,8 +19,9 @@ from imaginaire import distributed, parallel, storage
 from imaginaire.callbacks.base import Callback, EveryN
 from imaginaire.callbacks.running_mean import RunningMean
 from imaginaire.data import WEIGHT_KEY
-from imaginaire.errors import ConfigError, UserError
+from imaginaire.errors import ConfigError
 from imaginaire.foreign_loader import length
+from imaginaire.side_channel import SideChannel
 
 log = logging.getLogger(__name__)
 
@@ -260,6 +261,7 @@ class HeartBeat(EveryN):
         super().__init__(every_n=every_n, step_size=step_size)
         self.interval_s = 60 * update_interval_in_minute
         self._last = float("-inf")
+        self._channel = SideChannel("heart beat")
 
     def on_train_start(self, model: Any, iteration: int = 0) -> None:
         self._beat("training", iteration)
@@ -290,10 +292,8 @@ class HeartBeat(EveryN):
         }
         text = json.dumps(beat, indent=1) + "\n"
         path = storage.join(self.trainer.run_dir, "heart_beat.json")
-        try:
+        with self._channel.attempt():  # a missed beat must not stop what it watches
             storage.write_atomically(path, lambda file: file.write(text.encode()))
-        except (OSError, UserError) as error:  # a missed beat must not stop what it watches
-            log.warning("heart beat not written to %s: %s", path, error)
 
 
 class ProgressBar(Callback):

@@ -2,16 +2,19 @@
 """The one sink of metrics: ``metrics.jsonl``, a console line, TensorBoard and Weights & Biases.
 
 Values logged for an iteration are collected and written as one record when the trainer flushes it. A run folder in an
-object store is mirrored: files grow in a local folder and are uploaded at most once a minute and at the end.
+object store is mirrored: files grow in a local folder and are uploaded at most once a minute and at the end. Each is a
+side channel: a full disk or a tracker's error costs its records, not the run.
 """
 
+import contextlib
+import errno
 import json
 import logging
 import math
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -22,7 +25,7 @@ from torch import Tensor
 
 from imaginaire import storage
 from imaginaire.callbacks.wandb_tracker import WandbTracker
-from imaginaire.errors import UserError
+from imaginaire.side_channel import SideChannel
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +44,16 @@ _CONSOLE = (  # metric, how it is shown
 _REMEMBERED = ("device/peak_gpu_mem_gb", "device/cpu_mem_gb")  # measured more rarely than losses are shown
 
 
+class _Nothing:
+    """In place of a tracker that is not there: takes every call."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+
+NOTHING = _Nothing()
+
+
 class Metrics:
     """Where callbacks log. Ranks other than the writer may log too; nothing comes of it.
 
@@ -56,8 +69,11 @@ class Metrics:
         self._values_iteration = 0
         self._remembered: dict[str, float] = {}
         self._folder = self._run_dir
-        self._file: IO[str] | None = None
+        self._is_open = False
+        self._records: Path | None = None
         self._board: Any = None
+        self._to_file, self._to_board = SideChannel(JSONL), SideChannel("TensorBoard")
+        self._to_store = SideChannel("upload of metrics")
         self._last_upload = time.monotonic()
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
@@ -65,6 +81,19 @@ class Metrics:
         """Begin writing at ``iteration``: records of later ones, left by a run that is now repeated, are dropped."""
         if not self._is_writer:
             return
+        self._is_open = True
+        last_kept = -1
+        with self._to_file.attempt():
+            last_kept = self._open_records(iteration)
+        with self._to_board.attempt():
+            self._board = _summary_writer(Path(self._folder, "tensorboard"), iteration)
+        self._wandb.start(self._folder, self._config)
+        if self._values and (self._values_iteration > iteration or self._values_iteration <= last_kept):
+            self._values = {}  # restored, but already on record
+        self._write()
+
+    def _open_records(self, iteration: int) -> int:
+        """Prepare the folder and the file of records; the last iteration in it."""
         if storage.is_remote(self._run_dir):
             self._temporary = tempfile.TemporaryDirectory(prefix="metrics-")
             self._folder = self._temporary.name
@@ -74,13 +103,11 @@ class Metrics:
             if storage.exists(remote := storage.join(self._run_dir, JSONL)):
                 Path(self._folder, JSONL).write_text(storage.read_text(remote), encoding="utf-8")
         Path(self._folder).mkdir(parents=True, exist_ok=True)
-        last_kept = _truncate(Path(self._folder, JSONL), iteration)
-        self._file = Path(self._folder, JSONL).open("a", encoding="utf-8")  # noqa: SIM115 (closed by close)
-        self._board = _summary_writer(Path(self._folder, "tensorboard"), iteration)
-        self._wandb.start(self._folder, self._config)
-        if self._values and (self._values_iteration > iteration or self._values_iteration <= last_kept):
-            self._values = {}  # restored, but already on record
-        self._write()
+        path = Path(self._folder, JSONL)
+        last_kept = _truncate(path, iteration)
+        path.touch()
+        self._records = path
+        return last_kept
 
     def log(self, values: Mapping[str, float | Tensor], iteration: int) -> None:
         """Add scalars to the record of ``iteration``; a tensor is read when the record is written."""
@@ -97,15 +124,17 @@ class Metrics:
             self._write()
 
     def _write(self) -> None:
-        if not self._values or self._file is None:
+        if not self._values or not self._is_open:
             return
-        values = _as_floats(self._values)
+        values = _as_floats(self._values)  # waits for the device: an error of the training may show here
         iteration = self._values_iteration
         self._values = {}
-        _write_line(self._file, values, iteration)
-        if self._board is not None:
+        if self._records is not None:
+            with self._to_file.attempt():
+                _append(self._records, values, iteration)
+        with self._board_or_none() as board:
             for name, value in values.items():
-                self._board.add_scalar(name, value, iteration)
+                board.add_scalar(name, value, iteration)
         self._wandb.log(values, iteration)
         self._remembered |= {name: values[name] for name in _REMEMBERED if name in values}
         if "train/loss" in values:
@@ -113,12 +142,21 @@ class Metrics:
         if self._temporary is not None and time.monotonic() - self._last_upload >= UPLOAD_INTERVAL_S:
             self._upload()
 
+    @contextlib.contextmanager
+    def _board_or_none(self) -> Iterator[Any]:
+        """TensorBoard's writer; after a failure, which its thread does not survive, one that does nothing."""
+        board, self._board = self._board, None
+        with self._to_board.attempt():
+            yield board if board is not None else NOTHING
+            self._board = board
+
     def log_image(self, name: str, image: str | os.PathLike[str] | np.ndarray[Any, Any], iteration: int) -> None:
         """An image file or a uint8 array H W C, to TensorBoard (arrays only) and W&B."""
         if not self._is_writer:
             return
-        if self._board is not None and isinstance(image, np.ndarray):
-            self._board.add_image(name, image, iteration, dataformats="HWC")
+        if isinstance(image, np.ndarray):
+            with self._board_or_none() as board:
+                board.add_image(name, image, iteration, dataformats="HWC")
         self._wandb.log_media(name, "Image", image if isinstance(image, np.ndarray) else os.fspath(image), iteration, 0)
 
     def log_video(
@@ -131,15 +169,16 @@ class Metrics:
 
     def close(self) -> None:
         """Write what is left and end the trackers. A second call does nothing."""
-        if self._file is None:
+        if not self._is_open:
             return
         self._write()
-        self._file.close()
-        self._file = None
-        if self._board is not None:
-            self._board.close()
-            self._board = None
+        self._is_open = False
+        with self._board_or_none() as board:
+            board.close()
+        self._board = None
         self._wandb.close()
+        if self._to_file.failures:
+            log.warning("%s: %d records were not written", JSONL, self._to_file.failures)
         if self._temporary is not None:
             self._upload()
             self._temporary.cleanup()
@@ -161,17 +200,13 @@ class Metrics:
 
     def _upload(self) -> None:
         self._last_upload = time.monotonic()
-        if self._board is not None:
-            self._board.flush()
+        with self._board_or_none() as board:
+            board.flush()
         folder = Path(self._folder)
-        for path in [folder / JSONL, *sorted((folder / "tensorboard").glob("*"))]:
-            target = storage.join(self._run_dir, *path.relative_to(folder).parts)
-            content = path.read_bytes()
-            try:
-                storage.write_atomically(target, partial(_write_all, content))
-            except (OSError, UserError) as error:  # tried again a minute later
-                log.warning("metrics not uploaded to %s: %s", target, error)
-                return
+        with self._to_store.attempt():  # tried again a minute later
+            for path in [folder / JSONL, *sorted((folder / "tensorboard").glob("*"))]:
+                target = storage.join(self._run_dir, *path.relative_to(folder).parts)
+                storage.write_atomically(target, partial(_write_all, path.read_bytes()))
 
 
 def console_line(values: Mapping[str, float], iteration: int) -> str:
@@ -201,11 +236,19 @@ def _plain(value: Any) -> int | float:
     return value if type(value) is int else float(value)
 
 
-def _write_line(file: IO[str], values: Mapping[str, float], iteration: int) -> None:
-    """One JSON object; NaN and infinities, which JSON lacks, become null."""
+def _append(path: Path, values: Mapping[str, float], iteration: int) -> None:
+    """One JSON object, whole or not at all; NaN and infinities, which JSON lacks, become null."""
     finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-    file.write(json.dumps({"iteration": iteration, **finite}) + "\n")
-    file.flush()
+    line = (json.dumps({"iteration": iteration, **finite}) + "\n").encode()
+    with path.open("ab", buffering=0) as file:  # opened each time: the file may have been removed meanwhile
+        end = file.tell()
+        try:
+            if file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(end)
+            raise
 
 
 def _write_all(content: bytes, file: IO[bytes]) -> None:

@@ -62,6 +62,7 @@ class Trainer:
         self.timers = Timers(torch.device("cpu"))
         self.samples_seen = 0
         self.iteration = 0
+        self.interrupted = False
         self.non_finite: list[tuple[str, float]] = []
         self.metrics = Metrics(self.run_dir, config.job, is_writer=is_writer)
         self.callbacks = CallbackGroup(config, self)

@@ -64,7 +64,7 @@ def make_trainer(folder: Path, model: Any, batches: list[Any], **options: Any) -
     config = make_config({"action_following": lazy(ActionFollowing, **options)}, seed=0)
     trainer: Any = Trainer(config, folder, model)
     trainer.device, trainer.dims = torch.device("cpu"), ParallelDims()
-    trainer.watchdog = SimpleNamespace(beat=lambda text: None)
+    trainer.watchdog = SimpleNamespace(beat=lambda text, long=False: None)
     trainer.dataloader_val = batches
     return trainer
 

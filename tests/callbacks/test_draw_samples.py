@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Samples in training: always of the same clips, beside the truth, and without a trace in training itself."""
 
+import logging
+import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,12 +19,13 @@ from cosmos_predict2.callbacks.fixed_clips import first_clips
 from cosmos_predict2.data import media
 from cosmos_predict2.pipelines.video2world import EMAConfig, Video2WorldPipeline
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
-from imaginaire import random
+from imaginaire import distributed, parallel, random, side_channel
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.parallel import ParallelDims
 from tests.callbacks.fakes import Trainer, lazy, make_config
 from tests.callbacks.records import records
 from tests.models.parts import make_batch, make_model, part
+from tests.multiprocess import run_distributed
 
 CHEAP = dict(every_n=1, num_sampling_step=1, n_x0_level=2, n_viz_sample=2)
 
@@ -30,7 +35,7 @@ def make_trainer(folder: Path, model: Any, batches: list[Any], **options: Any) -
     config.dataloader_val = None
     trainer: Any = Trainer(config, folder, model)
     trainer.device, trainer.dims = torch.device("cpu"), ParallelDims()
-    trainer.watchdog = SimpleNamespace(beat=lambda text: None)
+    trainer.watchdog = SimpleNamespace(beat=lambda text, long=False: None)
     trainer.dataloader_val = batches
     return trainer
 
@@ -146,7 +151,7 @@ def test_images_of_other_ranks_do_not_change_which_clips_are_first(monkeypatch: 
     model, one = make_model(), make_batch(positions=[1, 3])
     others = [part(make_batch(positions=[6, 8]), i) for i in range(2)]
     far = [first_clips([batch], model, 1)[0] for batch in others]
-    answers = iter([[clip.position for clip in far], far])
+    answers = iter([(None, [clip.position for clip in far]), far])
     monkeypatch.setattr(fixed_clips, "current_dims", lambda: ParallelDims(world_size=2, rank=1))
     monkeypatch.setattr(fixed_clips.distributed, "all_gather_object", lambda mine: [next(answers), mine])
     clips = first_clips([part(one, 0), part(one, 1)], model, 2)
@@ -190,3 +195,75 @@ def test_what_cannot_be_drawn_is_said_at_the_start(tmp_path: Path) -> None:
     for wrong in (dict(n_viz_sample=0), dict(num_sampling_step=0), dict(guidance=[])):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             DrawSamples(**wrong)
+
+
+@pytest.mark.parametrize("what", ["reading", "sampling", "writing"])
+def test_what_fails_costs_the_samples_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    model = averaged_model()
+    before = {name: value.clone() for name, value in model.checkpoint_state().items()}
+    trainer = make_trainer(tmp_path, model, [make_batch(positions=[0, 1])])
+    trainer.start()
+    with monkeypatch.context() as broken:
+        if what == "reading":
+            broken.setattr(fixed_clips, "_read", _refuse)
+        elif what == "sampling":
+            broken.setattr(model.net.blocks[-1], "forward", _refuse)
+        else:
+            broken.setattr(media, "write_video", _refuse)
+        for iteration in (1, 2):
+            trainer.callbacks.on_training_step_end(model, {}, {}, torch.zeros(()), iteration)
+    assert all(torch.equal(value, before[name]) for name, value in model.checkpoint_state().items())
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert "samples failed" in warning and "OSError: it is gone" in warning
+    trainer.callbacks.on_training_step_end(model, {}, {}, torch.zeros(()), 3)
+    trainer.metrics.close()
+    assert [record["iteration"] for record in records(tmp_path)] == [3], "and the next time they are drawn"
+
+
+def _refuse(*args: Any, **kwargs: Any) -> Any:
+    raise OSError("it is gone")
+
+
+def test_a_run_that_was_asked_to_stop_draws_nothing_more(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, make_model(), [make_batch(positions=[0, 1])])
+    trainer.interrupted = True
+    trainer.start()
+    trainer.callbacks.on_training_step_end(trainer.model, {}, {}, torch.zeros(()), 1)
+    assert not (tmp_path / "samples").exists()
+
+
+def _fail_on_two_ranks(folder: Path) -> tuple[list[Any], str]:
+    """On each of two ranks with a sharded network: what is logged, and how it ends when one rank alone fails."""
+    dims, rank = parallel.init_dims(), distributed.rank()
+    model = make_model(fsdp_shard_size=2)
+    model.parallelize(dims)
+    trainer = make_trainer(folder, model, [make_batch(size=1, positions=[rank])], n_viz_sample=2)
+    trainer.dims = dims
+    trainer.metrics.open(0)
+    fails_here = mock.patch.object(fixed_clips, "_read", _refuse) if rank == 1 else nullcontext()
+    with fails_here:  # the clips of one rank: the other must not wait for them
+        trainer.callbacks.on_training_step_end(model, {}, {}, torch.zeros(()), 1)
+    with mock.patch.object(model.net.blocks[-1], "forward", _refuse):  # in the middle of the network, on all ranks
+        trainer.callbacks.on_training_step_end(model, {}, {}, torch.zeros(()), 2)
+    trainer.callbacks.on_training_step_end(model, {}, {}, torch.zeros(()), 3)
+    trainer.metrics.close()
+    found = records(trainer.run_dir) if rank == 0 else []
+    fails_here = mock.patch.object(model.net.blocks[-1], "forward", _refuse) if rank == 1 else nullcontext()
+    with (
+        fails_here,
+        mock.patch.object(side_channel, "_IN_STEP_S", 1.0),
+        pytest.raises((OSError, RuntimeError)) as error,
+    ):
+        trainer.callbacks.on_training_step_end(model, {}, {}, torch.zeros(()), 4)
+    if rank == 1:
+        os._exit(1)  # as a process does that an exception ends
+    return found, str(error.value)
+
+
+@pytest.mark.slow
+def test_the_failure_of_one_rank_leaves_no_other_waiting(tmp_path: Path) -> None:
+    (found, error), _ = run_distributed(_fail_on_two_ranks, 2, args=(tmp_path,), lost={1})
+    assert [record["iteration"] for record in found] == [3]
+    assert "onnection" in error

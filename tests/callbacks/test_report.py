@@ -240,7 +240,7 @@ def test_a_missed_heart_beat_is_a_warning(tmp_path: Path, caplog: pytest.LogCapt
     trainer = Trainer(make_config({"heart_beat": lazy(HeartBeat)}), tmp_path)
     trainer.run_dir = str(tmp_path / "file")
     trainer.callbacks.on_train_start(trainer.model, 0)
-    assert "heart beat not written" in caplog.text
+    assert "heart beat failed; training goes on without it" in caplog.text
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
