@@ -21,9 +21,10 @@ CONFIG = "cosmos_predict2/configs/base/config.py"
 
 _EPILOG = """\
 Forms: folders of clips (videos/, metas/, t5_xxl/), of pictures (images/), of several cameras (videos/<camera>/), of
-recordings (annotation/, videos/), of cached latents (latents/), and folders with these in train/ and val/. Every frame
-of every clip is decoded, with --fast the first and the last one. Exit code: 0 without faults, 1 with faults, 2 where
-nothing can be checked.
+recordings (annotation/, videos/), of cached latents (latents/), LeRobot data sets (meta/info.json), and folders with
+these in train/ and val/. Every frame of every clip is decoded, with --fast the first and the last one. Of actions a
+table shows name, range and statistics of each number. Exit code: 0 without faults, 1 with faults, 2 where nothing can
+be checked.
 
 examples:
   python -m scripts.check_dataset datasets/NAME/train --num_frames 93 --video_size 432 768

@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/prepare_lerobot_data.py
 
+from cosmos_predict2.data.checks.action_tables import lerobot_tables
 from cosmos_predict2.data.lerobot.info import VAL_FRACTION
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.preparation.lerobot_export import SPLITS, export, fetch_source
@@ -97,6 +98,10 @@ def _look_at(root: Path, camera: str | None) -> int:
     log.info("cameras: %s", ", ".join(info.cameras) or "none")
     if source.modality is not None:
         log.info("parts of the action: %s", ", ".join(source.modality.action) or "none")
+    for table in lerobot_tables(source):
+        title, *rows = table.lines()
+        for line in (f"actions: {title}", *rows, *(f"note: {note}" for note in table.notes())):
+            log.info("%s", line)
     cameras = info.cameras if camera is None else [source.camera(camera)]
     missing = sorted({path for key in cameras for path in source.missing_files(key)})
     for path in missing[:10]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,12 +19,14 @@ from cosmos_predict2.data import media
 from cosmos_predict2.data.checks.check_report import as_text
 from cosmos_predict2.data.checks.dataset_checks import Report
 from cosmos_predict2.data.latent_cache import cache_latents
+from cosmos_predict2.data.lerobot.writer import write_table
 from cosmos_predict2.text import embedding_pickles
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embedding_folder import embed_captions
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from scripts import check_dataset as script
-from scripts import get_t5_embeddings
+from scripts import get_t5_embeddings, prepare_lerobot_data
+from tests.data import sources_lerobot as made
 
 ROOT = Path(__file__).resolve().parents[2]
 ENCODER = BytesEncoder(64, 32)
@@ -462,6 +465,80 @@ def test_recordings_that_are_too_short_are_named(bridge: Path) -> None:
     assert code == 1 and {fault["kind"] for fault in record["faults"]} == {"too_short"} and len(record["faults"]) == 3
 
 
+def test_the_numbers_of_poses_are_shown_with_units_that_are_hardly_meant(bridge: Path, capsys: Any) -> None:
+    _, record = check(bridge)
+    (table,) = record["actions"]
+    assert table["names"][:2] == ["dx (m)", "dy (m)"] and table["num_transitions"] == 15
+    assert table["action"]["mean"][:2] == pytest.approx([0.1 * np.cos(0.1), -0.1 * np.sin(0.1)])
+    assert "dx (m)      0.0995" in capsys.readouterr().out and "0.1" not in "".join(record["notes"])
+    states = [[100.0 * k, 0, 0, 0, 0, 90.0] for k in range(6)]
+    _edit(bridge / "annotation/train/1.json", state=states, continuous_gripper_state=[80.0] * 6)
+    notes = "; ".join(check(bridge)[1]["notes"])
+    assert "position changes by 100; metres are expected" in notes and "states lie between 0 and 80" in notes
+    assert "angles reach 90; radians are expected" in notes
+
+
+@pytest.fixture
+def robot(tmp_path: Path) -> Path:
+    pytest.importorskip("pyarrow", reason="needs pyarrow: pip install -e '.[data]'")
+    return made.write_v2(tmp_path / "robot")
+
+
+def test_the_actions_of_a_lerobot_data_set_are_shown(robot: Path, capsys: Any, caplog: Any) -> None:
+    rows = np.concatenate([made.action(i) for i in range(3)]).astype(np.float64)
+    for folder in (robot, ROOT / "tests/data/fixtures/lerobot_v3"):
+        assert script.command_line.main(script._parser(), script.run, [str(folder), "--workers", "0"]) == 0
+        out = capsys.readouterr().out
+        assert "3 episodes, 21 frames, 2 tasks" in out and "'action': 3 numbers, 21 rows of 3 recordings" in out
+        figures = [float(word) for word in next(line for line in out.splitlines() if " dy " in line).split()[1:]]
+        column = rows[:, 1]
+        quantiles = np.quantile(column, [0.01, 0.99])
+        expected = [column.min(), quantiles[0], column.mean(), quantiles[1], column.max(), column.std()]
+        assert figures == pytest.approx(expected, rel=1e-3)
+        assert "seen by a model as controller of 3 numbers, scale 1" in out
+    made.write_json(robot / "meta/modality.json", made.MODALITY)
+    assert check(robot)[1]["actions"][0]["names"] == ["move[0]", "move[1]", "grip"]
+    caplog.set_level("INFO")
+    assert prepare_lerobot_data._look_at(robot, None) == 0
+    assert "actions: 'action': 3 numbers" in caplog.text and "move[1] " in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("plant", "kind", "words"),
+    [
+        (_remove(f"videos/chunk-000/{made.FRONT}/episode_000001.mp4"), "missing_file", "the index of"),
+        (_bytes(f"videos/chunk-000/{made.FRONT}/episode_000001.mp4", b"x"), "unreadable", "episode_000001.mp4"),
+        (
+            lambda f: _video(f / f"videos/chunk-000/{made.FRONT}/episode_000002.mp4", num_frames=6),
+            "too_short",
+            "has 6 frames, but the 9 of episode_000002 end at frame 9",
+        ),
+        (
+            lambda f: _video(f / f"videos/chunk-000/{made.FRONT}/episode_000000.mp4", num_frames=20, fps=30),
+            "index",
+            "30 frames per second, but meta/info.json says 10",
+        ),
+    ],
+)
+def test_faults_of_a_lerobot_data_set_are_found(
+    robot: Path, plant: Callable[[Path], None], kind: str, words: str
+) -> None:
+    plant(robot)
+    code, record = check(robot, "--any_fps")
+    assert code == 1 and [fault["kind"] for fault in record["faults"]] == [kind]
+    assert words in record["faults"][0]["message"]
+
+
+def test_numbers_of_an_action_that_are_none_are_a_fault(robot: Path) -> None:
+    table = made.table(robot, 1)
+    table["action"] = np.where(np.arange(5)[:, None] == 3, np.nan, made.action(1))
+    write_table(robot / "data/chunk-000/episode_000001.parquet", table)
+    code, record = check(robot, "--num_frames", "6")
+    found = {fault["kind"]: fault["message"] for fault in record["faults"]}
+    assert code == 1 and "episode_000001 has a number that is not finite in row 3" in found["actions"]
+    assert "episode_000001 has 5 frames, but 6 are asked for" in found["too_short"] and len(found) == 2
+
+
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
@@ -483,7 +560,7 @@ def test_a_folder_of_no_known_form_says_what_was_looked_for(tmp_path: Path, caps
     assert check(tmp_path / "trian")[0] == 2 and "Did you mean train?" in capsys.readouterr().err
     (tmp_path / "robot" / "meta").mkdir(parents=True)
     (tmp_path / "robot" / "meta" / "info.json").write_text("{}")
-    assert check(tmp_path / "robot")[0] == 2 and "LeRobot" in capsys.readouterr().err
+    assert check(tmp_path / "robot")[0] == 2 and "codebase_version" in capsys.readouterr().err
 
 
 def test_many_faults_are_counted_and_the_first_told() -> None:

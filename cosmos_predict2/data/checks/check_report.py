@@ -46,6 +46,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "fps": dict(_table([facts for facts in readable if facts.fps], "fps")),
         "faults": [asdict(fault) for fault in report.faults],
         "notes": report.notes,
+        "actions": [table.to_dict() for table in report.actions],
         "parts": [as_json(part) for part in report.parts],
     }
 
@@ -72,6 +73,10 @@ def _lines(report: Report) -> Iterator[str]:
         yield f"  fps       {_rows([(f'{fps:g}', n) for fps, n in _table(readable, 'fps')])}"
     if readable:
         yield f"  size      {_rows([(f'{height}x{width}', n) for (height, width), n in _sizes(readable)])}"
+    for table in report.actions:
+        title, *rows = table.lines()
+        yield f"  actions   {title}"
+        yield from (f"            {row}" for row in rows)
     for note in report.notes[:_MOST_ROWS]:
         yield f"  note      {note}"
     if len(report.notes) > _MOST_ROWS:

@@ -10,9 +10,12 @@ import attrs
 
 from cosmos_predict2.data import latent_cache
 from cosmos_predict2.data.checks import dataset_forms as forms
+from cosmos_predict2.data.checks.action_tables import ActionTable, bridge_table
 from cosmos_predict2.data.checks.bridge_checks import RecordingJob, check_recording
 from cosmos_predict2.data.checks.clip_checks import ClipFacts, ClipJob, Fault, check_clip
+from cosmos_predict2.data.checks.lerobot_checks import check_tables, check_videos, index_faults
 from cosmos_predict2.data.jobs import run_jobs
+from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from cosmos_predict2.data.media_files import files_by_stem
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
@@ -81,6 +84,7 @@ class Report:
     faults: list[Fault] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     parts: list["Report"] = field(default_factory=list)
+    actions: list[ActionTable] = field(default_factory=list)
 
     def fault(self, file: Path | str, kind: str, message: str) -> None:
         self.faults.append(Fault(str(file), kind, message))
@@ -104,6 +108,8 @@ def check_dataset(folder: Path, wanted: Wanted) -> Report:
         return report
     if form == "bridge":
         _check_recordings(report, folder, wanted)
+    elif form == "lerobot":
+        _check_lerobot(report, folder, wanted)
     elif form == "multiview":
         _check_cameras(report, folder, wanted)
     else:
@@ -357,6 +363,23 @@ def _check_recordings(report: Report, folder: Path, wanted: Wanted) -> None:
     report.clips = [item for item in facts if item.path]
     report.faults += [fault for item in facts for fault in item.faults]
     report.counts = {"recordings": len(files), "clips": len(report.clips)}
+    if (table := bridge_table(files)) is not None:
+        report.actions = [table]
+        report.notes += table.notes()
+
+
+def _check_lerobot(report: Report, folder: Path, wanted: Wanted) -> None:
+    source = LeRobotSource.open(folder)
+    size = sum(path.stat().st_size for path in folder.rglob("*.mp4"))
+    workers = wanted.workers if wanted.workers is not None else 0 if size < _SMALL else None
+    report.clips = check_videos(source, is_fast=wanted.is_fast, workers=workers)
+    report.actions, faults = check_tables(source)
+    report.faults += [fault for facts in report.clips for fault in facts.faults]
+    report.faults += [*faults, *index_faults(source, report.clips, wanted.num_frames)]
+    report.notes += [note for table in report.actions for note in table.notes()]
+    report.counts = {"episodes": len(source), "frames": int(source.episodes.lengths.sum())}
+    report.counts |= {"tasks": len(source.tasks) or len(source.episodes.texts), "videos": len(report.clips)}
+    report.notes.insert(0, f"version {source.info.version}, cameras {', '.join(source.info.cameras) or 'none'}")
 
 
 def _compare_splits(report: Report) -> None:

@@ -17,21 +17,19 @@ _KNOWN = """\
   latents/*.safetensors               cached latents of clips, with metas/*.txt and t5_xxl/*.pickle
   images/*.jpg                        pictures, with metas/*.txt and t5_xxl/*.pickle
   annotation/<split>/*.json           recordings of a robot, with videos/<split>/<name>/*.mp4
+  meta/info.json                      a LeRobot data set, with data/ and videos/
   train/, val/ or test/               any of these in each"""
 
 
 def form_of(folder: Path) -> str:
-    """ "video", "multiview", "image", "latents", "bridge", or "splits" for a folder of such folders."""
+    """ "video", "multiview", "image", "latents", "bridge", "lerobot", or "splits" for a folder of such folders."""
     if folder.is_file():
         raise DataError(f"{folder} is a file; give the data set's folder.")
     if not folder.is_dir():
         names = [path.name for path in folder.parent.iterdir()] if folder.parent.is_dir() else []
         raise DataError(f"There is no folder {folder}.{near(folder.name, names)}")
     if (folder / "meta" / "info.json").is_file():
-        raise DataError(
-            f"{folder} is a LeRobot data set: python -m scripts.prepare_lerobot_data makes a folder of clips of it,"
-            " which can be checked."
-        )
+        return "lerobot"
     form = _form(folder)
     if form is None and any(_form(folder / name) for name in SPLITS):
         return "splits"

@@ -97,7 +97,7 @@ def test_the_toy_world_trains_with_actions_and_text(toy: Path) -> None:
     caption = SMALL.make(0, 4).captions[1]
     assert item["ai_caption"] == caption
     assert torch.allclose(item["t5_text_embeddings"], BytesEncoder(64, 32).encode([caption])[0].float(), atol=1e-2)
-    assert torch.equal(item["action"], 20 * torch.from_numpy(SMALL.make(0, 4).actions[1][2:6].copy()))
+    assert torch.equal(item["action"], torch.from_numpy(SMALL.make(0, 4).actions[1][2:6].copy()))
 
 
 def test_the_toy_world_again_has_nothing_to_do(toy: Path) -> None:
