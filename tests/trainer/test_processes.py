@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import tests.project.config as project
-from imaginaire import checkpointer, distributed
+from imaginaire import checkpointer, distributed, parallel
 from imaginaire.callbacks import Callback
 from imaginaire.errors import TrainingError
 from imaginaire.watchdog import EXIT_INTERRUPTED
@@ -78,6 +79,73 @@ def test_ranks_act_together(tmp_path: Path) -> None:
     assert "the loss of rank 1 is not finite" in first["stopped"]
     assert "the loss is nan" in second["stopped"]
     assert first["most held"] > 0 and second["most held"] == 0
+
+
+class Gradients(Callback):
+    """Notes the gradients of every step: as averaged over micro-batches and ranks, and as clipped."""
+
+    averaged: list[dict[str, Tensor]] = []
+    clipped: list[dict[str, Tensor]] = []
+
+    def on_after_backward(self, model: Any, iteration: int = 0) -> None:
+        self._averaged = _gradients(model)  # of the last micro-batch in the end
+
+    def on_before_zero_grad(self, model: Any, *args: Any) -> None:
+        Gradients.averaged.append(self._averaged)
+        Gradients.clipped.append(_gradients(model))
+
+
+def _gradients(model: Any) -> dict[str, Tensor]:
+    return {name: parallel.full_tensor(p.grad).clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+SPLITS = {  # of four samples a step: samples a micro-batch, on one process or on two
+    1: {"one batch": ["dataloader_train.batch_size=4"], "accumulated": ["trainer.grad_accum_iter=2"]},
+    2: {
+        "replicated": ["trainer.grad_accum_iter=1"],
+        "replicated, accumulated": ["trainer.grad_accum_iter=2", "dataloader_train.batch_size=1"],
+        "sharded, accumulated": [
+            "trainer.grad_accum_iter=2",
+            "dataloader_train.batch_size=1",
+            "trainer.distributed_parallelism=fsdp",
+            "model.fsdp_shard_size=2",
+        ],
+    },
+}
+
+
+def _noted_gradients(root: Path) -> dict[str, tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]]:
+    base = ["model._target_=examples.minimal.model.MinimalModel", "model.precision=float32", "model.dropout=0.0"]
+    base += ["~trainer.callbacks.sway", *QUICK, "trainer.max_iter=2", "trainer.grad_accum_iter=1"]
+    base += ["dataloader_train.batch_size=2", f"trainer.callbacks.grad_clip.clip_norm={CLIP_NORM}"]
+    base.append(f"+trainer.callbacks.gradients={{_target_: {HERE}.Gradients}}")
+    Gradients = sys.modules[HERE].Gradients  # type: ignore[attr-defined]  # the class that the configuration names
+    found = {}
+    for name, split in SPLITS[distributed.world_size()].items():
+        Gradients.averaged, Gradients.clipped = [], []
+        train(root / name, [*base, *split])
+        found[name] = Gradients.averaged, Gradients.clipped
+    return found
+
+
+CLIP_NORM = 0.01  # far below the norm of every step, and of every part of one
+
+
+def test_gradients_do_not_depend_on_how_the_samples_of_a_step_are_split(tmp_path: Path) -> None:
+    """The gradients and not the weights: Adam would make the same step of a loss that is twice as large."""
+    of_one, of_two = _noted_gradients(tmp_path / "1"), run_distributed(_noted_gradients, 2, (tmp_path / "2",))[0]
+    averaged, clipped = of_one.pop("one batch")
+    assert len(averaged) == 2
+    for step in clipped:
+        norm = torch.stack([gradient.square().sum() for gradient in step.values()]).sum().sqrt()
+        assert float(norm) == pytest.approx(CLIP_NORM, rel=1e-3)
+    assert set(of_one | of_two) | {"one batch"} == set(SPLITS[1] | SPLITS[2])
+    for name, (of_split, of_split_clipped) in (of_one | of_two).items():
+        for found, expected in ((of_split, averaged), (of_split_clipped, clipped)):
+            scale = max(float(gradient.abs().max()) for step in expected for gradient in step.values())
+            torch.testing.assert_close(
+                found, expected, rtol=1e-4, atol=1e-5 * scale, msg=lambda text, name=name: f"{name}: {text}"
+            )
 
 
 def _torchrun(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -89,17 +89,6 @@ def test_hooks_come_in_the_documented_order(tmp_path: Path) -> None:
     assert loading == ["on_load_checkpoint_start", "on_load_checkpoint", "on_load_checkpoint_end"]
 
 
-def test_accumulated_micro_batches_equal_one_batch(tmp_path: Path) -> None:
-    smooth = ["experiment=restless", "model.precision=float32", "model.dropout=0.0", "~trainer.callbacks.sway", *QUICK]
-    smooth += ["model._target_=examples.minimal.model.MinimalModel"]
-    train(tmp_path / "one", [*smooth, "dataloader_train.batch_size=4", "trainer.grad_accum_iter=1"])
-    train(tmp_path / "two", [*smooth, "dataloader_train.batch_size=2", "trainer.grad_accum_iter=2"])
-    one, two = saved(tmp_path / "one"), saved(tmp_path / "two")
-    for name, value in one["model"].items():
-        torch.testing.assert_close(two["model"][name], value, rtol=1e-4, atol=1e-6)
-    assert one["trainer"]["samples_seen"] == two["trainer"]["samples_seen"] == 16
-
-
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 def test_each_precision_learns(tmp_path: Path, precision: str) -> None:
     overrides = ["model._target_=examples.minimal.model.MinimalModel", f"model.precision={precision}", *QUICK]
