@@ -191,6 +191,10 @@ def write_dcp(saved: CheckpointSet, trees: dict[str, Tree], group: Any = None) -
         if kind == "trainer" and (group is None or distributed.is_rank0()):
             trees["trainer"]["files"] = {k: fingerprint(saved.path(k)) for k in KINDS[:-1]}
         _write_dcp(saved.path(kind), trees[kind], group)
+        if distributed.is_rank0():
+            storage.sync_folder(saved.path(kind))  # torch renames the index, but flushes neither it nor its name
+    if distributed.is_rank0():
+        storage.sync_folder(storage.join(saved.folder, saved.name))
 
 
 def check_plain(tree: Tree, place: str) -> None:

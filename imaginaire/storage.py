@@ -241,7 +241,7 @@ def write_atomically(path: StrPath, write: Callable[[BinaryIO], object]) -> None
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
             raise
-        _sync_folder(os.path.dirname(target) or ".")
+        _sync(os.path.dirname(target) or ".")
 
 
 def create(path: StrPath) -> BinaryIO:
@@ -256,6 +256,16 @@ def sync(file: IO[Any]) -> None:
     """Flush a local file to its disk."""
     file.flush()
     os.fsync(file.fileno())
+
+
+def sync_folder(path: StrPath) -> None:
+    """Flush a local folder to its disk: the files directly in it, then their names."""
+    if is_remote(path):
+        return
+    folder = _local(path)
+    for name in os.listdir(folder):
+        _sync(os.path.join(folder, name))
+    _sync(folder)
 
 
 def rename(source: StrPath, target: StrPath) -> None:
@@ -315,9 +325,9 @@ def _temporary_name(target: str) -> str:
     return os.path.join(folder, f".{name}.tmp-{os.getpid()}")
 
 
-def _sync_folder(folder: str) -> None:
-    """Make a rename in ``folder`` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sync(path: str) -> None:
+    """Make the content of a file, or the names in a folder, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -15,7 +15,8 @@ from typing import Any, BinaryIO
 import pytest
 import torch
 
-from imaginaire import object_store, storage
+from imaginaire import checkpoint_layout, object_store, storage
+from imaginaire.checkpoint_layout import KINDS, CheckpointSet
 from imaginaire.errors import CheckpointError, ConfigError, UserError
 from tests.s3_server import no_credentials, s3_bucket, s3_server
 
@@ -29,6 +30,54 @@ def write_bytes(content: bytes) -> Any:
 
 
 # Local ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """What reaches the disk from now on, in order: ("sync", path) and ("rename", target); both still happen."""
+    seen: list[tuple[str, str]] = []
+    fsync, replace = os.fsync, os.replace
+
+    def noted_fsync(descriptor: int) -> None:
+        seen.append(("sync", os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    def noted_replace(source: Any, target: Any) -> None:
+        seen.append(("rename", f"{os.fspath(source)} {os.fspath(target)}"))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "replace", noted_replace)
+    return seen
+
+
+def test_a_file_is_on_the_disk_before_its_name_is(tmp_path: Path, disk: list[tuple[str, str]]) -> None:
+    path = tmp_path / "a.txt"
+    storage.write_atomically(path, write_bytes(b"hello"))
+    (what, temporary), *rest = disk
+    assert what == "sync" and Path(temporary).parent == tmp_path and temporary != str(path)
+    assert rest == [("rename", f"{temporary} {path}"), ("sync", str(tmp_path))]
+
+
+@pytest.mark.parametrize("is_dcp", [False, True], ids=["standard", "dcp"])
+def test_a_checkpoint_is_on_the_disk_before_the_pointer_names_it(
+    is_dcp: bool, tmp_path: Path, disk: list[tuple[str, str]]
+) -> None:
+    saved = CheckpointSet(str(tmp_path), checkpoint_layout.set_name(5, dcp=is_dcp))
+    trees: dict[str, Any] = {kind: {"weight": torch.ones(3), "iteration": 5} for kind in KINDS}
+    (checkpoint_layout.write_dcp if is_dcp else checkpoint_layout.write_standard)(saved, trees)
+    written = {str(path) for path in tmp_path.rglob("*")}
+    on_disk: set[str] = set()
+    for what, place in disk:
+        source, _, target = place.partition(" ")
+        if what == "sync":
+            on_disk.add(place)
+        elif source in on_disk:
+            on_disk.add(target)
+    assert len(written) >= 8 and written <= on_disk  # files, and the folders that hold their names
+    disk.clear()
+    checkpoint_layout.write_pointer(saved)
+    assert saved.faults() == [] and disk[-1] == ("sync", str(tmp_path))
 
 
 def test_local_round_trip(tmp_path: Path) -> None:

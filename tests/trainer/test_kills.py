@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run that is killed at any moment resumes, and ends as the run that was never killed.
 
-The points to kill at are the calls of `imaginaire.storage`: one run records them, then for each a process runs with the
-storage functions wrapped, ends itself with SIGKILL at that point, and the run is taken up again.
+The points to kill at are the calls of `imaginaire.storage`, and the four saves of a DCP set: one run records them, then
+for each a process runs with these functions wrapped, ends itself with SIGKILL at that point, and the run is taken up
+again.
 """
 
 import multiprocessing
@@ -14,8 +15,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-from imaginaire import storage
+from imaginaire import checkpoint_layout, storage
 from imaginaire.watchdog import EXIT_INTERRUPTED
 from tests.multiprocess import CONTEXT
 from tests.trainer.test_resume import compare
@@ -84,7 +86,24 @@ def _wrap_storage(root: str, reach: Callable[[str], None]) -> None:
     storage.create, storage.rename, storage.remove = wrapped_create, wrapped_rename, wrapped_remove
 
 
-def _run(root: str, kill_at: str | None, record: str) -> None:
+def _wrap_dcp(reach: Callable[[str], None]) -> None:
+    """Before and after each of the four saves, and amid it: the shards are there, the index is not."""
+    write, finish = checkpoint_layout._write_dcp, FileSystemWriter.finish
+
+    def wrapped_write(path: str, tree: Any, group: Any) -> None:
+        at = path.partition("/checkpoints/")[2]
+        reach(f"before {at}")
+        write(path, tree, group)
+        reach(f"after {at}")
+
+    def wrapped_finish(self: FileSystemWriter, **parts: Any) -> None:
+        reach(f"amid {os.fspath(self.path).partition('/checkpoints/')[2]}")
+        finish(self, **parts)
+
+    checkpoint_layout._write_dcp, FileSystemWriter.finish = wrapped_write, wrapped_finish  # type: ignore[method-assign]
+
+
+def _run(root: str, ckpt_type: str, kill_at: str | None, record: str) -> None:
     # as in a run of its own: workers are children of the process that is killed, and end with it
     multiprocessing.set_start_method("fork", force=True)
     times: dict[str, int] = {}
@@ -99,63 +118,76 @@ def _run(root: str, kill_at: str | None, record: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     _wrap_storage(root, reach)
-    raise SystemExit(train(Path(root), OVERRIDES))
+    _wrap_dcp(reach)
+    raise SystemExit(train(Path(root), [*OVERRIDES, f"ckpt_type={ckpt_type}"]))
 
 
-def _process(root: Path, kill_at: str | None, record: Path) -> Any:
-    process = CONTEXT.Process(target=_run, args=(str(root), kill_at, str(record)))
+def _process(root: Path, ckpt_type: str, kill_at: str | None, record: Path) -> Any:
+    process = CONTEXT.Process(target=_run, args=(str(root), ckpt_type, kill_at, str(record)))
     process.start()
     return process
 
 
-def _points(tmp_path: Path) -> list[str]:
+def _points(tmp_path: Path, ckpt_type: str) -> list[str]:
     """Every point of an uninterrupted run, in order; the run itself is the one to compare with."""
-    process = _process(tmp_path / "whole", None, tmp_path / "points")
+    process = _process(tmp_path / "whole", ckpt_type, None, tmp_path / "points")
     process.join(120)
     assert process.exitcode == 0
     return (tmp_path / "points").read_text().splitlines()
 
 
-def _kill_and_resume(tmp_path: Path, point: str) -> str | None:
+def _kill_and_resume(tmp_path: Path, ckpt_type: str, point: str) -> str | None:
     root = tmp_path / point.replace(" ", "_").replace("/", "-")
     record = tmp_path / f"{root.name}.points"
-    process = _process(root, point, record)
+    process = _process(root, ckpt_type, point, record)
     process.join(120)
     assert process.exitcode == -signal.SIGKILL, f"'{point}' was not reached: exit code {process.exitcode}"
     assert record.read_text().splitlines()[-1] == point
-    assert train(root, OVERRIDES) == 0
+    assert train(root, [*OVERRIDES, f"ckpt_type={ckpt_type}"]) == 0
     leftovers = [path.name for path in run_dir(root).rglob("*.tmp-*")]
     assert leftovers == []
     return compare(tmp_path / "whole", root)
 
 
-def _check(tmp_path: Path, choose: Callable[[list[str]], list[str]]) -> int:
-    points = choose(_points(tmp_path))
-    different = {point: found for point in points if (found := _kill_and_resume(tmp_path, point)) is not None}
+def _check(tmp_path: Path, ckpt_type: str, choose: Callable[[list[str]], list[str]]) -> int:
+    points = choose(_points(tmp_path, ckpt_type))
+    results = {point: _kill_and_resume(tmp_path, ckpt_type, point) for point in points}
+    different = {point: found for point, found in results.items() if found is not None}
     assert different == {}
     return len(points)
 
 
-@pytest.mark.slow
-def test_a_run_killed_at_a_few_points_of_a_save_resumes(tmp_path: Path) -> None:
-    def few(points: list[str]) -> list[str]:
-        wanted = [
-            "before model/iter_000000003.pt",
-            "amid optim/iter_000000006.pt",
-            "after rename to trainer/iter_000000006.pt",
-            "after rename to latest_checkpoint.txt",
-            "after removing optim/iter_000000003.pt",
-        ]
-        assert set(wanted) <= set(points), points
-        return wanted
+FEW = {
+    "standard": [
+        "before model/iter_000000003.pt",
+        "amid optim/iter_000000006.pt",
+        "after rename to trainer/iter_000000006.pt",
+        "after rename to latest_checkpoint.txt",
+        "after removing optim/iter_000000003.pt",
+    ],
+    "dcp": [
+        "amid iter_000000006/optim",
+        "after iter_000000006/trainer",
+        "after removing iter_000000003/optim",
+    ],
+}
 
-    assert _check(tmp_path, few) == 5
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ckpt_type", ["standard", "dcp"])
+def test_a_run_killed_at_a_few_points_of_a_save_resumes(tmp_path: Path, ckpt_type: str) -> None:
+    def few(points: list[str]) -> list[str]:
+        assert set(FEW[ckpt_type]) <= set(points), points
+        return FEW[ckpt_type]
+
+    assert _check(tmp_path, ckpt_type, few) == len(FEW[ckpt_type])
 
 
 @pytest.mark.long
-def test_a_run_killed_at_every_point_resumes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ckpt_type", ["standard", "dcp"])
+def test_a_run_killed_at_every_point_resumes(tmp_path: Path, ckpt_type: str) -> None:
     """Every file of every save: before, amid, before and after its rename; the pointer; each delete."""
-    count = _check(tmp_path, lambda points: points)
+    count = _check(tmp_path, ckpt_type, lambda points: points)
     print(f"killed at {count} distinct points, every resume equal")
     assert count >= 20
 
@@ -164,7 +196,7 @@ def test_a_run_killed_at_every_point_resumes(tmp_path: Path) -> None:
 def test_sigterm_saves_and_leaves_with_its_own_exit_code(tmp_path: Path) -> None:
     assert train(tmp_path / "whole", OVERRIDES) == 0
     root = tmp_path / "asked"
-    process = _process(root, None, tmp_path / "points")
+    process = _process(root, "standard", None, tmp_path / "points")
     metrics = run_dir(root) / "metrics.jsonl"
     while process.is_alive() and (not metrics.exists() or not metrics.read_text()):
         time.sleep(0.005)
