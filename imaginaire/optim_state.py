@@ -31,12 +31,15 @@ def named_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
     """``{"class", "state": {name: {key: value}}, "param_groups": [{..., "params": [names]}]}``.
 
     Tensors are the optimizer's own, DTensors where the parameters are; everything else is plain Python, so that a file
-    of it opens with ``torch.load(weights_only=True)``. Names are those of ``model.named_parameters()``.
+    of it opens with ``torch.load(weights_only=True)``. Names are those of ``model.named_parameters()``, in the order of
+    the groups: that of ``optimizer.state`` is another after resuming, and equal runs write equal files.
     """
     names = _names(optimizer, model)
     state = {
         names[param]: {key: value if isinstance(value, Tensor) else _plain(value) for key, value in values.items()}
-        for param, values in optimizer.state.items()
+        for group in optimizer.param_groups
+        for param in group["params"]
+        if (values := optimizer.state.get(param))
     }
     groups = [
         {key: [names[p] for p in value] if key == "params" else _plain(value) for key, value in group.items()}
