@@ -93,6 +93,10 @@ class ImaginaireModel(nn.Module):
     def on_after_backward(self) -> None:
         pass
 
+    def likely_causes(self, batch: Any) -> Iterable[str]:
+        """What in a batch may be why training diverges, as sentences without an end; asked for when it does."""
+        return ()
+
     def checkpoint_state(self) -> dict[str, Tensor]:
         """The live tensors to save, as they are (DTensors where sharded): "net.*" and, with an average, "net_ema.*"."""
         state = {name: value for name, value in self.state_dict().items() if isinstance(value, Tensor)}

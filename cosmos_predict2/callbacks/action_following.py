@@ -12,7 +12,7 @@ time and in every layout of processes. ``train/...`` are of the clips of a step,
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -199,7 +199,7 @@ class ActionFollowing(Callback):
     def _batch_size(self, split: str) -> str:
         """``dataloader_train.batch_size=8``, as far as the config says it."""
         node = getattr(self.config, f"dataloader_{split}", None)
-        size = node.get("batch_size") if hasattr(node, "get") else None
+        size = node.get("batch_size") if isinstance(node, Mapping) else None
         return f"dataloader_{split}.batch_size" + ("" if size is None else f"={size}")
 
 

@@ -58,7 +58,7 @@ from imaginaire.weight_files import is_hub
 log = logging.getLogger(__name__)
 
 FIRST_BATCH, START_WEIGHTS = "the first batch", "the file of the start weights"
-FAR_FROM_ONE = 50.0  # released weights have moves times 20
+MANY_TIMES_ONE, FAR_FROM_ONE = 8.0, 50.0  # released weights have moves times 20
 
 _told: set[str] = set()  # what was said of start weights before anything was built, and is not said again
 
@@ -214,6 +214,16 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
             f" they are differences to a frame further back (accumulate {transform.accumulate}). Let the data give"
             f" clips of num_frames={wanted}."
         )
+
+    def likely_causes(self, batch: Mapping[str, Any]) -> Iterator[str]:
+        """Also actions that are far from the order of 1."""
+        yield from super().likely_causes(batch)
+        largest = float(self._with_runs_transform(batch)[ACTION_KEY].abs().max())
+        if largest > MANY_TIMES_ONE:
+            yield (
+                f"the actions of this step reach {largest:.3g} as {self.action_transform}, where a network expects the"
+                " order of 1 (dataloader_train.dataset.action_transform, or action_scale of Bridge's layout)"
+            )
 
     # --- the transform of the actions
 

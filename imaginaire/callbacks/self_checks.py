@@ -2,10 +2,12 @@
 """What must be true before and in the first step of a run, looked at once; a run that begins wrongly stops at once.
 
 Such faults do not crash: weights that no file filled, adapters that already change the model, ranks that hold other
-weights or other data than they should. They would be found in the results, days later.
+weights or other data than they should. They would be found in the results, days later. So would a loss that grows
+without end, which is a warning at whatever step it comes.
 """
 
 import logging
+import math
 from typing import Any
 
 import torch
@@ -14,6 +16,8 @@ from torch import Tensor, nn
 
 from imaginaire import distributed, lora, parallel
 from imaginaire.callbacks.base import Callback
+from imaginaire.callbacks.first_range import FIRST, LAST, FirstRange, causes_in
+from imaginaire.callbacks.train import GradClip
 from imaginaire.errors import TrainingError
 
 log = logging.getLogger(__name__)
@@ -31,6 +35,8 @@ class SelfChecks(Callback):
     * the first loss lies where ``model.expected_first_loss(output)`` says, if the model has such a method and knows.
 
     A trained parameter that the first gradient does not reach is a warning. A resumed run looks at the first three.
+    A loss or gradient norm that leaves the range of its first steps is a warning at once, with the keys that may be why
+    and what the model's ``likely_causes(batch)`` adds.
     ``trainer.callbacks.self_checks=null`` looks at nothing.
     """
 
@@ -39,6 +45,7 @@ class SelfChecks(Callback):
         self._is_fresh = False
         self._is_over = True
         self._has_data = False
+        self._ranges = {"loss": FirstRange(10.0), "gradient norm": FirstRange(100.0)}
         self._losses = [0.0, 0.0, 0.0]  # sums over the micro-batches: what was found, least and most expected
 
     def on_train_start(self, model: Any, iteration: int = 0) -> None:
@@ -101,11 +108,42 @@ class SelfChecks(Callback):
     def on_training_step_end(
         self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
     ) -> None:
-        if self._is_over:
-            return
-        self._is_over = True
-        self._check_loss()
-        log.info("self-checks: %s: ok", ", ".join(self._facts))
+        if not self._is_over:
+            self._is_over = True
+            self._check_loss()
+            log.info("self-checks: %s: ok", ", ".join(self._facts))
+        self._check_ranges(model, batch, iteration)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: known.state_dict() for name, known in self._ranges.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, known in self._ranges.items():
+            if name in state:
+                known.load_state_dict(state[name])
+
+    def _check_ranges(self, model: Any, batch: Any, iteration: int) -> None:
+        """Warn where a figure leaves its first range; both are known already, so no device is waited for."""
+        clip = next((one for one in self.trainer.callbacks.callbacks.values() if isinstance(one, GradClip)), None)
+        figures = {"loss": self.trainer.guard.last_loss, "gradient norm": None if clip is None else clip.last_norm}
+        for name, value in figures.items():
+            if value is None or not math.isfinite(value) or (found := self._ranges[name].add(value)) is None:
+                continue
+            rates = ", ".join(f"{float(group['lr']):.3g}" for group in self.trainer.optimizer.param_groups)
+            causes = [*getattr(model, "likely_causes", lambda batch: ())(batch), *causes_in(self.config)]
+            log.warning(
+                "iteration %d: the %s has left its first range: it began with %.4g (at most %.4g in the first %d"
+                " steps), and the median of the last %d is %.4g, at learning rate %s. The run goes on, but hardly"
+                " learns. Likely causes: %s.",
+                iteration,
+                name,
+                *found[1:],
+                FIRST,
+                LAST,
+                found[0],
+                rates,
+                "; ".join(causes),
+            )
 
     def _check_adapters(self, model: nn.Module) -> None:
         adapters = lora.adapters(model)

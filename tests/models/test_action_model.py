@@ -228,6 +228,14 @@ def test_a_run_that_starts_from_weights_with_actions_keeps_their_transform(
     assert other.action_transform == PROPOSED and "learnt anew" in caplog.text
 
 
+def test_large_actions_are_a_likely_cause_of_a_loss_that_grows() -> None:
+    model, batch = make_model(), action_batch()
+    loss_of(model, batch)
+    assert not [*model.likely_causes(batch)]
+    (cause,) = model.likely_causes({**batch, "action": 100 * batch["action"] / batch["action"].abs().max()})
+    assert "actions of this step reach 100" in cause and "dataset.action_transform" in cause
+
+
 def test_ranks_agree_on_the_transform_and_a_validation_before_them_decides_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
