@@ -43,10 +43,16 @@ def claim(path: str, config: str) -> IO[str] | None:
         new = [] if storage.is_folder(path) else [path]
     storage.makedirs(path)
     file = lock(path)
+    keep(path)  # what an earlier run of this process made is not this one's to remove
     if new:  # of two that begin it at once, the one that holds it
         _made[path] = new
     storage.write_atomically(storage.join(path, "config.yaml"), lambda out: out.write(config.encode()))
     return file
+
+
+def keep(path: str) -> None:
+    """The run has begun: its folder stays, also when a later start in it is refused."""
+    _made.pop(path, None)
 
 
 def discard_new(path: str) -> None:

@@ -81,8 +81,7 @@ def launch(config: Config) -> int:
         if trainer is not None:
             trainer.close()
         data.close_readers()
-        if is_refused:
-            run_folder.discard_new(config.job.path_local)
+        (run_folder.discard_new if is_refused else run_folder.keep)(config.job.path_local)
         if is_ours:
             distributed.shutdown()
 
