@@ -15,16 +15,18 @@ import io
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from imaginaire import distributed, storage, weights
-from imaginaire.dcp import PLAIN, SafeFileSystemReader, SafeLoadPlanner
+from imaginaire import archives, distributed, storage, weights
+from imaginaire.archives import Archive
+from imaginaire.dcp import PLAIN, SafeFileSystemReader, SafeLoadPlanner, first_line
 from imaginaire.errors import CheckpointError
 from imaginaire.safe_pickle import load_plain
 from imaginaire.weight_files import POINTER
@@ -86,6 +88,8 @@ class CheckpointSet:
             return [f"{path} is missing." for path in missing]
         try:
             fingerprint(self.path("trainer"))
+            if faults := self.damage(["trainer"]):
+                return faults
             trainer = self.read("trainer")
         except CheckpointError as error:
             return [str(error)]
@@ -95,7 +99,6 @@ class CheckpointSet:
         recorded = trainer.get("files")
         if not isinstance(recorded, dict):
             return []  # written by another program: nothing to compare with
-        faults = []
         for kind in KINDS[:-1]:
             try:
                 found = fingerprint(self.path(kind))
@@ -108,6 +111,37 @@ class CheckpointSet:
                     f"({_difference(recorded.get(kind), found)})."
                 )
         return faults
+
+    def damage(self, kinds: Iterable[str], share: tuple[int, int] = (0, 1)) -> list[str]:
+        """What is wrong with the bytes of some kinds, as sentences: all of them are read, by n processes that each take
+        share (i, n). Sharded sets in an object store are left to its own checksums."""
+        found: list[Archive] = []
+        faults = []
+        for kind in kinds:
+            try:
+                found += self._archives(kind)
+            except CheckpointError as error:
+                faults.append(str(error))
+        return faults + archives.damage(found, share)
+
+    def _archives(self, kind: str) -> list[Archive]:
+        """The zips of a kind, whose directory torch can read."""
+        path = self.path(kind)
+        if not self.is_dcp:
+            weights.load_pt(path)
+            return [Archive(storage.local_copy(path), path)]
+        if storage.is_remote(path):
+            return []
+        places = SafeFileSystemReader(path).read_metadata().storage_data.items()
+        return [
+            Archive(
+                Path(storage.join(path, place.relative_path)),
+                f"'{index.fqn}' in {storage.join(path, place.relative_path)}",
+                place.offset,
+                place.length,
+            )
+            for index, place in places
+        ]
 
     def bytes(self) -> int:
         return sum(_bytes(self.path(kind)) for kind in KINDS if self.has(kind))
@@ -167,7 +201,11 @@ def find_set(path: str) -> CheckpointSet:
         others = ", ".join(s.name for s in all_sets(folder)[:8]) or "none"
         raise CheckpointError(f"There is no checkpoint {name} in {folder}. Iterations there: {others}.")
     for folder in (path, storage.join(path, "checkpoints")):
-        found_or_none = read_pointer(folder) or newest_complete(folder)
+        try:
+            found_or_none = read_pointer(folder) or newest_complete(folder)
+        except CheckpointError as error:
+            complete = newest_complete(folder)
+            raise CheckpointError(f"{error} Complete: {complete.path('model') if complete else 'none'}.") from error
         if found_or_none is not None:
             return found_or_none
     raise CheckpointError(
@@ -218,12 +256,13 @@ def fingerprint(path: str) -> dict[str, Any]:
     """Size and digest of a checkpoint file, from the checksums in its directory; of a DCP folder, from its file
     sizes."""
     if path.endswith(".pt"):
-        try:
-            with storage.open(path) as file, zipfile.ZipFile(file) as archive:
-                entries = [(i.filename.partition("/")[2], i.file_size, i.CRC) for i in archive.infolist()]
-        except (zipfile.BadZipFile, OSError, EOFError) as error:
-            size = storage.size(path)
-            raise CheckpointError(f"{path} ({size} bytes) is torn or not a checkpoint file: {error}.") from error
+        with storage.open(path) as file:
+            try:
+                with zipfile.ZipFile(file) as archive:
+                    entries = [(i.filename.partition("/")[2], i.file_size, i.CRC) for i in archive.infolist()]
+            except archives.FAULTS as error:
+                size = storage.size(path)
+                raise CheckpointError(f"{path} ({size} bytes) is torn or not a checkpoint file: {error}.") from error
         listing = repr(entries)
     else:
         names = sorted(n for n in storage.listdir(path) if n.endswith(".distcp"))
@@ -270,6 +309,10 @@ def _read_dcp(path: str, like: Like | None) -> Tree:
     except CheckpointException as error:
         causes = "; ".join(sorted({f"{type(e[0]).__name__} {e[0]}".strip() for e in error.failures.values()}))
         raise CheckpointError(f"{path} cannot be read: {causes}.") from error
+    except CheckpointError:
+        raise
+    except Exception as error:  # a damaged pickle raises nearly anything
+        raise CheckpointError(f"{path} is damaged: {first_line(error)}.") from error
 
 
 def _load_dcp(path: str, like: Like | None) -> Tree:

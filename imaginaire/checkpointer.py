@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from imaginaire import checkpoint_layout, distributed, lazy_config, optim_state, parallel, storage, weights
+from imaginaire import checkpoint_layout, distributed, lazy_config, optim_state, parallel, resume, storage, weights
 from imaginaire.checkpoint_layout import KINDS, CheckpointSet, Tree
 from imaginaire.config import CheckpointConfig
 from imaginaire.errors import CheckpointError, ConfigError, UserError, near
@@ -189,11 +189,10 @@ class Checkpointer(ABC):
 
     def load(self, state: TrainingState) -> int:
         """Restore the run's own newest checkpoint, else ``load_path``; the iteration to go on from."""
-        own = self._own_set()
+        own = resume.own_set(self.folder, self._kinds(), fallback=self.config.fallback)
         self._callbacks.on_load_checkpoint_start(state.model)
         if own is not None:
-            skip = self._kinds_to_skip()
-            iteration = self._restore(own, [kind for kind in KINDS if kind not in skip], state, is_own=True)
+            iteration = self._restore(own, state, is_own=True)
             log.info("resumed from iter %d of %s", own.iteration, self.folder)
         elif self.config.load_path:
             iteration = self._load_from_path(state)
@@ -205,68 +204,19 @@ class Checkpointer(ABC):
         self._callbacks.on_load_checkpoint_end(state.model, iteration)
         return iteration
 
-    def _own_set(self) -> CheckpointSet | None:
-        # one rank looks, so that all agree even while a file system is slow to show files
-        found: Any = None
-        if distributed.is_rank0():
-            try:
-                found = self._find_own_set()
-            except (CheckpointError, ConfigError) as error:
-                found = error
-        found = distributed.broadcast_object(found)
-        if isinstance(found, Exception):
-            raise found
-        assert found is None or isinstance(found, CheckpointSet)
-        return found
-
-    def _find_own_set(self) -> CheckpointSet | None:
-        for kind in ("", *KINDS):
-            storage.remove_stale_temporaries(storage.join(self.folder, kind) if kind else self.folder)
-        try:
-            named = checkpoint_layout.read_pointer(self.folder)
-            faults = [] if named is None else named.faults()
-        except CheckpointError as error:
-            named, faults = None, [str(error)]
-        if named is not None and not faults:
-            return named
-        complete = checkpoint_layout.newest_complete(self.folder)
-        if not faults:
-            if complete is not None:  # stopped between the last file and the pointer, or the pointer was deleted
-                log.warning(
-                    "no %s in %s; resuming from the complete set %s",
-                    POINTER,
-                    self.folder,
-                    complete.name,
-                )
-            return complete
-        if complete is None:
-            raise CheckpointError(
-                f"The run cannot resume: {' '.join(faults)} {self.folder} holds no other complete set. "
-                "Restore the files, or start under another job.name."
-            )
-        if not self.config.fallback:
-            raise CheckpointError(
-                f"The run cannot resume: {' '.join(faults)} The newest complete set is {complete.name} "
-                f"(iteration {complete.iteration}); go on from it with checkpoint.fallback=True."
-            )
-        log.warning("%s Falling back to %s, as checkpoint.fallback=True asks.", " ".join(faults), complete.name)
-        return complete
-
-    def _kinds_to_skip(self) -> set[str]:
-        skip = set(self.config.keys_not_to_resume)
-        if unknown := sorted(skip - set(KINDS)):
+    def _kinds(self) -> list[str]:
+        """The parts that a resumed run takes from its checkpoint."""
+        skip = self.config.keys_not_to_resume
+        if unknown := sorted(set(skip) - set(KINDS)):
             raise ConfigError(f"checkpoint.keys_not_to_resume has '{unknown[0]}'.{near(unknown[0], KINDS)}")
-        if skip:
-            log.warning("not resuming %s, as checkpoint.keys_not_to_resume asks", ", ".join(sorted(skip)))
-        return skip
+        return [kind for kind in KINDS if kind not in skip]
 
     def _load_from_path(self, state: TrainingState) -> int:
         config = self.config
         if not (config.load_training_state and "model" in config.keys_not_to_resume):
             state.model.on_load_path(config.load_path)
         if config.load_training_state:
-            skip = self._kinds_to_skip()
-            iteration = self._restore(self._checked_set(), [kind for kind in KINDS if kind not in skip], state)
+            iteration = self._restore(resume.foreign_set(config.load_path, self._kinds()), state)
             log.info("loaded weights and training state of iter %d from %s", iteration, config.load_path)
             return iteration
         source = weights.read(config.load_path)
@@ -276,21 +226,16 @@ class Checkpointer(ABC):
         self._require(report, config.load_path)
         iteration = 0
         if config.only_load_scheduler_state:
-            saved = self._checked_set()
+            saved = resume.foreign_set(config.load_path, ["scheduler"])
             state.scheduler.load_state_dict(saved.read("scheduler"))
             iteration = int(saved.read("trainer")["iteration"])
         log.info("loaded weights from %s (%s)", config.load_path, report.summary())
         return iteration
 
-    def _checked_set(self) -> CheckpointSet:
-        saved = checkpoint_layout.find_set(self.config.load_path)
-        if faults := saved.faults():
-            raise CheckpointError(f"checkpoint.load_path={self.config.load_path}: {' '.join(faults)}")
-        return saved
-
-    def _restore(
-        self, saved: CheckpointSet, kinds: Sequence[str], state: TrainingState, *, is_own: bool = False
-    ) -> int:
+    def _restore(self, saved: CheckpointSet, state: TrainingState, *, is_own: bool = False) -> int:
+        kinds = self._kinds()
+        if skipped := [kind for kind in KINDS if kind not in kinds]:
+            log.warning("not resuming %s, as checkpoint.keys_not_to_resume asks", ", ".join(sorted(skipped)))
         from_average = self.config.load_ema_to_reg and not is_own  # says where a run starts, not how it goes on
         if "model" in kinds:
             self._restore_model(saved, state.model, from_average)

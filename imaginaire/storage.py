@@ -150,14 +150,22 @@ def open(path: StrPath, mode: str = "rb") -> IO[Any]:  # named as the builtin on
 def read_text(path: StrPath) -> str:
     """The whole file as UTF-8 text."""
     if not is_remote(path):
-        with _explained(path), builtins.open(_local(path), encoding="utf-8") as file:
-            return file.read()
+        with _explained(path), builtins.open(_local(path), "rb") as file:
+            content = file.read()
+    else:
 
-    def text() -> str:
-        fs, inner = filesystem(path)
-        return bytes(fs.cat_file(inner)).decode()
+        def fetched() -> bytes:
+            fs, inner = filesystem(path)
+            return bytes(fs.cat_file(inner))
 
-    return retry(path, text)
+        content = retry(path, fetched)
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise CheckpointError(
+            f"{os.fspath(path)} should be text in UTF-8, but byte {error.start} of {len(content)} is"
+            f" {content[error.start]:#x}: it is damaged, or another file in its place. Fetch or write it again."
+        ) from error
 
 
 _copies: set[Path] = set()  # folders of local_copy that this process uses

@@ -177,7 +177,7 @@ def _load_torch(local: Path, address: str) -> Any:
             "the file came from, keep the tensors alone: torch.save({name: value for name, value in state.items() if "
             "isinstance(value, torch.Tensor)}, path), or save as .safetensors."
         ) from error
-    except (RuntimeError, EOFError, ValueError, KeyError) as error:
+    except Exception as error:  # a damaged archive or pickle raises nearly anything
         raise _damaged(address, local, error) from error
 
 
@@ -331,9 +331,9 @@ def _open_files(folder: _Folder) -> Mapping[str, Tensor] | None:
 def _open_index(folder: _Folder, index: str) -> Mapping[str, Tensor]:
     try:
         places = dict(json.loads(folder.fetch(index).read_text(encoding="utf-8"))["weight_map"])
-    except (ValueError, KeyError, TypeError) as error:
+        needed = sorted(set(places.values()))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{folder.address}/{index} is not an index of shards ({first_line(error)}).") from error
-    needed = sorted(set(places.values()))
     _require_shards(folder, needed)
     shards = {name: folder.open(name) for name in needed}
     if lost := [name for name, shard in places.items() if name not in shards[shard]]:
@@ -374,24 +374,28 @@ def _open_dcp(address: str) -> Mapping[str, Tensor]:
 
 def _pointed(folder: str) -> str:
     """The weights that ``latest_checkpoint.txt`` of a training run names, in either layout."""
-    pointer = storage.read_text(storage.join(folder, POINTER)).strip()
-    if not re.fullmatch(r"[\w.-]+", pointer):
-        raise CheckpointError(f"{folder}/{POINTER} should hold a name such as iter_000001000.pt; it says {pointer!r}.")
+    try:
+        pointer = storage.read_text(storage.join(folder, POINTER)).strip()
+    except CheckpointError as error:
+        raise CheckpointError(f"{error} {_iterations(folder)}") from error
+    if not re.fullmatch(r"[\w.-]+", pointer, re.ASCII):
+        raise CheckpointError(
+            f"{folder}/{POINTER} should hold a name such as iter_000001000.pt; it says {pointer[:80]!r}. "
+            f"{_iterations(folder)}"
+        )
     target = (
         storage.join(folder, "model", pointer) if pointer.endswith(".pt") else storage.join(folder, pointer, "model")
     )
     if not storage.exists(target):
-        there = [
-            name
-            for name in [*storage.listdir(storage.join(folder, "model")), *storage.listdir(folder)]
-            if "iter" in name
-        ]
-        raise CheckpointError(
-            f"{folder}/{POINTER} names {pointer}, but {target} does not exist. "
-            f"Iterations there: {_listed(there) or 'none'}."
-        )
+        raise CheckpointError(f"{folder}/{POINTER} names {pointer}, but {target} does not exist. {_iterations(folder)}")
     log.info("%s: reading %s, its latest", folder, target)
     return target
+
+
+def _iterations(folder: str) -> str:
+    """The iterations of a run, newest first, for messages."""
+    there = {*storage.listdir(storage.join(folder, "model")), *storage.listdir(folder)}
+    return f"Iterations there: {_listed(sorted((n for n in there if n.startswith('iter_')), reverse=True)) or 'none'}."
 
 
 def _has_weights(names: list[str]) -> bool:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training samples from a folder of cached latents: those of the folder's clips, without a clip being decoded."""
 
+import contextlib
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from cosmos_predict2.data.latent_cache import (
     FOLDER,
     LATENTS_KEY,
     PROBE_KEY,
+    RECORD,
     SUFFIX,
     LatentRecord,
     open_latents,
@@ -34,6 +37,8 @@ from cosmos_predict2.data.video_folder import (
     with_embedding,
 )
 from imaginaire.errors import ConfigError, DataError
+
+log = logging.getLogger(__name__)
 
 
 class LatentDataset(Dataset[dict[str, Any]]):
@@ -67,6 +72,7 @@ class LatentDataset(Dataset[dict[str, Any]]):
         stems = with_embedding(files, self._embeddings.stems(), self._embeddings.folder, "latents")
         tell_left_out(files, stems, self._embeddings.folder, "latents")
         self.stems = PackedStrings(stems)
+        self._note_absent_checksums()
         self._metas = captions_of(self.dataset_dir, stems)
         self._bad = BadSamples(skip_bad_samples, most_bad_samples)
 
@@ -85,6 +91,15 @@ class LatentDataset(Dataset[dict[str, Any]]):
         except DataError as error:
             yield str(error)
 
+    def _note_absent_checksums(self) -> None:
+        with contextlib.suppress(DataError), open_latents(self._folder / f"{self.stems[0]}{SUFFIX}") as clip:
+            if clip.checksums is None:
+                log.info(
+                    "%s was written without checksums: bytes that a disk changes are not noticed. To have them, delete"
+                    " it and run python -m scripts.cache_latents again.",
+                    self._folder,
+                )
+
     def __len__(self) -> int:
         return len(self.stems)
 
@@ -96,6 +111,11 @@ class LatentDataset(Dataset[dict[str, Any]]):
         with open_latents(self._folder / f"{stem}{SUFFIX}") as clip:
             video = clip.require_video(self.dataset_dir / "videos")
             latents, start = clip.window(int(numpy.random.randint(clip.num_windows)))
+        if latents.shape[1] != (expected := latent_frames(self.record.num_frames)):
+            raise DataError(
+                f"{stem}{SUFFIX} has windows of {latents.shape[1]} latent frames, but {self._folder / RECORD} says"
+                f" num_frames={self.record.num_frames}: {expected}. Delete {self._folder} and write the latents again."
+            )
         embedding, mask, embedding_path = read_embedding(self._embeddings, stem, self._num_tokens)
         return {
             LATENTS_KEY: latents[:, : latent_frames(self.num_frames)],

@@ -2,7 +2,7 @@
 """Clips as latents: encoded once by the model's tokenizer, so that training reads small files in place of videos.
 
     latents/latents.json          the tokenizer, the size, the frames: what all files have in common
-    latents/NAME.safetensors      "latents" [windows, C, T, h, w] and "starts" of videos/NAME.mp4
+    latents/NAME.safetensors      "latents" [windows, C, T, h, w] and "starts" of videos/NAME.mp4, a checksum of each
 
 A latent frame depends on all pixel frames before it in its window, so the windows of a clip are chosen here and not in
 training; a sample is one of them. The first latent frames of a window are the latents of its first frames, so a model
@@ -14,6 +14,7 @@ import functools
 import json
 import logging
 import math
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -44,6 +45,7 @@ LATENTS_KEY = "latents"
 PROBE_KEY = "latent_probe"
 SUFFIX = ".safetensors"
 RECORD = "latents.json"
+CHECKSUMS = "crc32"  # of each window, in the header of its file
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 CROPS = {"stretch": clips.stretch, "center": resize_and_crop}  # to the size straight, or keeping the shape
 _ALIKE = 0.05  # relative; the same weights in bfloat16 differ by less, other weights by about 1
@@ -229,13 +231,20 @@ class ClipLatents:
         metadata = file.metadata()
         self.fps = float(metadata["fps"])
         self._video, self._video_bytes = metadata["video"], int(metadata["video_bytes"])
+        self.checksums = json.loads(metadata.get(CHECKSUMS, "null"))  # none in caches of earlier versions
         self.num_windows = int(file.get_slice("latents").get_shape()[0])
         if self.num_windows < 1:
             raise ValueError("no window")
 
     def window(self, which: int) -> tuple[Tensor, int]:
-        """float32 [C, T, h, w], and its first frame in the clip."""
-        return self._file.get_slice("latents")[which].float(), int(self._file.get_tensor("starts")[which])
+        """float32 [C, T, h, w], and its first frame in the clip; an error where they are not what was written."""
+        latents, start = self._file.get_slice("latents")[which], int(self._file.get_tensor("starts")[which])
+        if self.checksums is not None and self.checksums[which] != _checksum(latents, start, self.fps):
+            raise DataError(
+                f"{self._path} is damaged: window {which} is not what was written. Delete it and encode it again:"
+                " python -m scripts.cache_latents."
+            )
+        return latents.float(), start
 
     def require_video(self, folder: Path) -> Path:
         """The clip that this was made from; an error if another lies in its place. It may have been removed."""
@@ -256,7 +265,7 @@ def open_latents(path: Path) -> Iterator[ClipLatents]:
             yield ClipLatents(path, file)
     except DataError:
         raise
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
         raise DataError(f"{path} cannot be read as latents ({error}). Delete it and encode it again.") from error
 
 
@@ -309,8 +318,16 @@ def _encoded(tokenizer: VideoTokenizer, frames: Tensor, device: torch.device | s
 def _write(folder: Path, window: _Window, latents: Tensor, starts: Sequence[int]) -> None:
     tensors = {"latents": latents.contiguous(), "starts": torch.tensor(starts)}
     metadata = {"fps": repr(window.fps), "video": window.path.name, "video_bytes": str(window.path.stat().st_size)}
+    checksums = [_checksum(each, start, window.fps) for each, start in zip(latents, starts, strict=True)]
+    metadata[CHECKSUMS] = json.dumps(checksums)
     content = save(tensors, metadata)
     storage.write_atomically(folder / f"{window.stem}{SUFFIX}", lambda file: file.write(content))
+
+
+def _checksum(latents: Tensor, start: int, fps: float) -> int:
+    """CRC-32 of a window: its bytes, and what says how to read them."""
+    about = f"{latents.dtype} {list(latents.shape)} {start} {fps!r}"
+    return zlib.crc32(latents.contiguous().view(torch.uint8).numpy(), zlib.crc32(about.encode()))
 
 
 def _is_done(path: Path, video: Path) -> bool:

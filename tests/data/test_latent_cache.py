@@ -8,6 +8,8 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch.utils.data import default_collate
 
 from cosmos_predict2.data import latent_cache
@@ -179,6 +181,53 @@ def test_what_is_there_is_kept_and_what_changed_is_encoded_anew(tmp_path: Path) 
         cache(num_frames=5)
     with pytest.raises(DataError, match=r"another tokenizer or other weights .TinyTokenizer, now PooledPixels"):
         cache_latents(folder, PooledPixels(), **SHAPE)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_flipped_byte_is_found_or_changes_nothing(tmp_path: Path, dtype: str) -> None:
+    folder = make_folder(tmp_path / "train", (10,))
+    cache_latents(folder, TinyTokenizer(), **SHAPE, windows_per_clip=2, dtype=dtype)
+    path = folder / "latents" / "clip_0.safetensors"
+
+    def windows() -> list[Any]:
+        with latent_cache.open_latents(path) as clip:
+            return [(*clip.window(which), clip.fps, clip.require_video(folder / "videos").name) for which in range(2)]
+
+    intact, expected = path.read_bytes(), windows()
+    header = 8 + int.from_bytes(intact[:8], "little")
+    places = [*range(0, header, 5), *range(header, len(intact), 701), len(intact) - 1]
+    harmless = []
+    for place in places:
+        path.write_bytes(intact[:place] + bytes([intact[place] ^ 1 << place % 7]) + intact[place + 1 :])
+        try:
+            found = windows()
+        except DataError as error:
+            assert str(path) in str(error) and "encode it again" in str(error).lower().replace("write", "encode")
+            continue
+        harmless.append(place)
+        for now, then in zip(found, expected, strict=True):
+            assert now[0].equal(then[0]) and now[1:3] == then[1:3], f"byte {place} changed a window"
+    assert harmless == [] or max(harmless) < header
+    assert len(harmless) < len(places) / 3
+
+
+def test_a_cache_without_checksums_is_read_with_a_note(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = make_folder(tmp_path / "train", (9,))
+    cache_latents(folder, TinyTokenizer(), **SHAPE)
+    path = folder / "latents" / "clip_0.safetensors"
+    with caplog.at_level("INFO"):
+        expected = LatentDataset(str(folder), num_tokens=4)[0]
+        assert "checksums" not in caplog.text
+        with safe_open(path, "pt") as file:
+            metadata = {name: value for name, value in file.metadata().items() if name != "crc32"}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        save_file(tensors, path, metadata)
+        assert LatentDataset(str(folder), num_tokens=4)[0]["latents"].equal(expected["latents"])
+    assert "latents was written without checksums" in caplog.text
+    record = folder / "latents" / "latents.json"
+    record.write_text(record.read_text().replace('"num_frames": 9', '"num_frames": 5'))
+    with pytest.raises(DataError, match=r"3 latent frames, but .*latents.json says num_frames=5: 2"):
+        LatentDataset(str(folder), num_tokens=4)[0]
 
 
 def test_bad_clips_are_named_and_the_others_written(tmp_path: Path) -> None:

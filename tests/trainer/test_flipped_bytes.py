@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A byte that a disk changes in a checkpoint is found when the run resumes, or changes nothing that is read."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from imaginaire import checkpoint_layout, resume, weights
+from imaginaire.checkpoint_layout import KINDS, CheckpointSet
+from imaginaire.errors import CheckpointError
+from tests.training import difference
+
+
+def _trees(iteration: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(iteration)
+    numbers = torch.randn(40, generator=generator)
+    return {
+        "model": {"net.w": numbers.bfloat16(), "net.b": numbers[:3]},
+        "optim": {"state": {"net.w": {"step": 3, "exp_avg": numbers}}},
+        "scheduler": {"last_epoch": iteration},
+        "trainer": {"iteration": iteration, "generators": [torch.get_rng_state()[:64]]},
+    }
+
+
+def _written(folder: Path, dcp: bool) -> CheckpointSet:
+    """Two complete sets, of which the pointer names the second."""
+    for iteration in (1, 2):
+        saved = CheckpointSet(str(folder), checkpoint_layout.set_name(iteration, dcp=dcp))
+        (checkpoint_layout.write_dcp if dcp else checkpoint_layout.write_standard)(saved, _trees(iteration))
+    checkpoint_layout.write_pointer(saved)
+    return saved
+
+
+def _files(saved: CheckpointSet) -> list[Path]:
+    paths = [Path(saved.path(kind)) for kind in KINDS]
+    return [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
+
+
+def _flips(file: Path, count: int) -> Iterator[int]:
+    """Flip a bit of ``count`` bytes of a file, one at a time; of all bytes where there are fewer."""
+    intact = file.read_bytes()
+    draw = random.Random(file.name)
+    for place in sorted(draw.sample(range(len(intact)), min(count, len(intact)))):
+        changed = bytearray(intact)
+        changed[place] ^= 1 << draw.randrange(8)
+        file.write_bytes(changed)
+        yield place
+    file.write_bytes(intact)
+
+
+@pytest.mark.parametrize(("dcp", "count"), [(False, 12), (True, 4)])
+def test_a_flipped_byte_is_found_or_changes_nothing(tmp_path: Path, dcp: bool, count: int) -> None:
+    saved = _written(tmp_path, dcp)
+    expected = {kind: saved.read(kind) for kind in KINDS}
+    older = checkpoint_layout.set_name(1, dcp=dcp)
+    found = 0
+    for file in _files(saved):
+        for place in _flips(file, count):
+            try:
+                chosen = resume.own_set(str(tmp_path), KINDS, fallback=False)
+                assert chosen == saved
+                read = {kind: chosen.read(kind) for kind in KINDS}
+            except CheckpointError as error:
+                assert str(file.parent) in str(error) and older in str(error), f"{file} {place}: {error}"
+                found += 1
+            else:
+                assert difference(read, expected) is None, f"{file}: byte {place} changed what is read"
+    assert found > 5
+    assert resume.own_set(str(tmp_path), KINDS, fallback=False) == saved
+
+
+@pytest.mark.parametrize("dcp", [False, True])
+def test_the_numbers_of_a_tensor_are_checked_and_fallback_goes_on_from_the_set_before(
+    tmp_path: Path, dcp: bool
+) -> None:
+    saved = _written(tmp_path, dcp)
+    file = next(file for file in _files(saved) if not file.name.startswith(".") and "optim" in str(file))
+    numbers = _trees(2)["optim"]["state"]["net.w"]["exp_avg"].numpy().tobytes()
+    file.write_bytes(file.read_bytes().replace(numbers, bytes([numbers[0] ^ 1]) + numbers[1:]))
+    assert not saved.faults(), "nothing else has changed"
+    with pytest.raises(CheckpointError, match=r"optim.* is damaged: its bytes are not those that were saved"):
+        resume.own_set(str(tmp_path), KINDS, fallback=False)
+    with pytest.raises(
+        CheckpointError, match=r"load_path=.*optim.* is damaged.*complete set before it is .*iter_000000001"
+    ):
+        resume.foreign_set(str(tmp_path), KINDS)
+    older = resume.own_set(str(tmp_path), KINDS, fallback=True)
+    assert older is not None and older.iteration == 1
+    assert resume.own_set(str(tmp_path), ["model"], fallback=False) == saved, "what is not read is not checked"
+    assert [len(saved.damage(KINDS, (i, 3))) for i in range(3)].count(1) == 1, "three processes share the reading"
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"iter_\x00000000002.pt", b"\n", b"\xc3\x28" * 500])
+def test_a_pointer_of_other_bytes_is_named_with_the_complete_sets(tmp_path: Path, content: bytes) -> None:
+    _written(tmp_path, dcp=False)
+    (tmp_path / "latest_checkpoint.txt").write_bytes(content)
+    readers = [
+        lambda: resume.own_set(str(tmp_path), KINDS, fallback=False),
+        lambda: resume.foreign_set(str(tmp_path), KINDS),
+        lambda: weights.read(str(tmp_path)),
+    ]
+    for read in readers:
+        with pytest.raises(CheckpointError, match=r"(?s)latest_checkpoint\.txt.*iter_000000002\.pt") as caught:
+            read()
+        assert len(str(caught.value)) < 700
