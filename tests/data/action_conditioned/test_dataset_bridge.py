@@ -3,6 +3,7 @@
 
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy
 import pytest
 import torch
 
-from cosmos_predict2.data.action_conditioned.actions import relative_actions
+from cosmos_predict2.data.action_conditioned.actions import actions_from_field, relative_actions
 from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditionedDataset
+from cosmos_predict2.data.action_conditioned.recordings import read_recording
 from imaginaire.data import ResumableLoader
 from imaginaire.errors import ConfigError, DataError
 from tests.data.sources_bridge import bridge_tree, frame_value, recording
@@ -217,3 +219,17 @@ def test_rollouts_can_be_told_apart(tmp_path: Path) -> None:
     path.write_text(json.dumps(content | {"episode_metadata": {"is_eval": True, "segment_id": "s"}}))
     keys = {which: [item["__key__"] for item in _dataset(root, is_rollout=which)] for which in (None, True, False)}
     assert keys == {None: ["0", "s"], True: ["s"], False: ["0"]}
+
+
+def test_the_page_of_the_layout_says_what_is_computed(tmp_path: Path) -> None:
+    text = (Path(__file__).resolve().parents[3] / "documentations/bridge_json.md").read_text()
+    (example,) = re.findall(r"^```json\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (tmp_path / "0.json").write_text(example)
+    recording = read_recording(tmp_path / "0.json")
+    assert recording is not None and (recording.key, recording.caption) == ("0", "pick up the spoon")
+    poses, gripper = recording.poses[:, :6], recording.poses[:, 6]
+    actions = relative_actions(poses, gripper)
+    shown = " ".join(line[1:] for line in text.splitlines() if line.startswith(("# [[", "#  [")))
+    numbers = numpy.array([float(word) for word in re.findall(r"-?\d+\.\d*", shown)]).reshape(2, 7)
+    assert numbers == pytest.approx(actions, abs=6e-4)
+    assert actions_from_field(json.loads(example)["action"], gripper) == pytest.approx(actions, abs=2e-3)
