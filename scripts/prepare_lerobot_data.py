@@ -95,6 +95,8 @@ def _look_at(root: Path, camera: str | None) -> int:
         info.fps,
         len(source.tasks) or len(source.episodes.texts),
     )
+    if (note := source.episodes.several_tasks()) is not None:
+        log.warning("%s", note)
     log.info("cameras: %s", ", ".join(info.cameras) or "none")
     if source.modality is not None:
         log.info("parts of the action: %s", ", ".join(source.modality.action) or "none")

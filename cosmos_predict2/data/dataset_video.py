@@ -12,7 +12,8 @@ from torch.utils.data import Dataset as MapDataset
 from cosmos_predict2.data import clips
 from cosmos_predict2.data.bad_samples import BadSamples
 from cosmos_predict2.data.caption_files import CaptionFiles
-from cosmos_predict2.data.media import VIDEO_SUFFIXES, resize_and_crop
+from cosmos_predict2.data.media import VIDEO_SUFFIXES, probe_video, resize_and_crop
+from cosmos_predict2.data.sizes import swapped_size
 from cosmos_predict2.data.video_folder import (
     NO_ENCODER,
     VideoFolder,
@@ -26,6 +27,7 @@ from cosmos_predict2.data.video_folder import (
 )
 from cosmos_predict2.data.windows import FrameRule
 from imaginaire.errors import ConfigError, DataError, UserError, near
+from imaginaire.model import Note
 
 CROPS = ("stretch", "center")
 
@@ -94,7 +96,7 @@ class Dataset(MapDataset[dict[str, Any]]):
         caption_format: str = "text",
         **_: Any,
     ) -> Iterator[str]:
-        """What can be known to be wrong without opening a clip."""
+        """What can be known to be wrong from the header of one clip."""
         yield from filter(None, (size_problem("video_size", video_size), _crop_problem(crop)))
         try:
             FrameRule(num_frames=num_frames, fps=fps, stride=stride, sampling=sampling)
@@ -107,6 +109,7 @@ class Dataset(MapDataset[dict[str, Any]]):
         try:
             folder = existing_folder(dataset_dir, "videos")
             files = media_by_stem(folder / "videos", VIDEO_SUFFIXES)
+            yield from _size_notes(folder / "videos" / next(iter(files.values())), video_size)
             if text_encoder != NO_ENCODER:
                 embeddings = open_embeddings(folder, text_encoder)
                 with_embedding(files, embeddings.stems(), embeddings.folder, "clips")
@@ -148,6 +151,17 @@ class Dataset(MapDataset[dict[str, Any]]):
     def _fit(self, frames: Tensor) -> Tensor:
         scale = clips.stretch if self.crop == "stretch" else resize_and_crop
         return scale(frames, self.video_size)
+
+
+def _size_notes(path: Path, video_size: Any) -> Iterator[Note]:
+    """A word on a size across which the clips lie, told by the first of them."""
+    try:
+        found = probe_video(path)
+        note = swapped_size("video_size", tuple(video_size), (found.height, found.width), str(path))
+    except (DataError, TypeError, ValueError):
+        return  # what is wrong with the clip or the size is said elsewhere
+    if note is not None:
+        yield Note(note)
 
 
 def _crop_problem(crop: str) -> str | None:

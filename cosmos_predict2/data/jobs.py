@@ -5,7 +5,7 @@ import logging
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -96,6 +96,15 @@ def read_caption(path: Path) -> str:
     if not text:
         raise DataError(f"{path} is empty. Write the clip's caption into it.")
     return text
+
+
+def several_lines(texts: Iterable[tuple[str, str]]) -> str | None:
+    """Which captions, (stem, text), have several lines, in words: each file is one caption. None where none has."""
+    found = [stem for stem, text in texts if sum(bool(line.strip()) for line in text.splitlines()) > 1]
+    if not found:
+        return None
+    named = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
+    return f"{len(found)} captions have several lines ({named}): a file is one caption, all of its lines together"
 
 
 def _finished(

@@ -41,3 +41,16 @@ def latent_frames(num_pixel_frames: int) -> int:
             f" The nearest are {below} and {below + 4}."
         )
     return (num_pixel_frames - 1) // 4 + 1
+
+
+def swapped_size(name: str, wanted: tuple[int, int], have: tuple[int, int], what: str) -> str | None:
+    """What to say of a (height, width) across which the pictures of ``what`` lie, as where it was given as (width,
+    height); None where both lie alike, or one is square."""
+    (height, width), (own_height, own_width) = wanted, have
+    if (height - width) * (own_height - own_width) >= 0:
+        return None
+    kinds = ("upright", "wide") if height > width else ("wide", "upright")
+    return (
+        f"{name}=[{height}, {width}] is (height, width), {kinds[0]}, but {what} is {kinds[1]}, {own_height} high and"
+        f" {own_width} wide: was [{width}, {height}] meant?"
+    )

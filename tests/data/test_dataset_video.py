@@ -21,6 +21,7 @@ from cosmos_predict2.text.embedding_folder import embed_captions
 from cosmos_predict2.text.embedding_record import EncoderRecord, write_record
 from imaginaire.data import DataStream, ResumableLoader
 from imaginaire.errors import ConfigError, DataError
+from imaginaire.model import Note
 from imaginaire.parallel import ParallelDims
 from tests.data.video_files import all_frames, video_folder, write_clip, write_embeddings
 
@@ -146,6 +147,16 @@ def test_long_embeddings_are_float32_of_the_same_shape(own: Path, num_tokens: in
     assert [item["t5_text_embeddings"].dtype for item in items] == [torch.float32] * 2
     assert [tuple(item["t5_text_embeddings"].shape) for item in items] == [(512, 24)] * 2
     assert items[0]["t5_text_mask"].sum() == 512
+
+
+def test_a_size_across_the_clips_is_told_before_training(folder: Path) -> None:
+    def notes(size: list[int]) -> list[str]:
+        return list(Dataset.preflight(dataset_dir=str(folder), num_frames=13, video_size=size))
+
+    (note,) = notes([48, 32])
+    assert isinstance(note, Note), "no error: it may be meant"
+    assert "video_size=[48, 32] is (height, width), upright, but" in note and "was [32, 48] meant?" in note
+    assert notes([32, 48]) == notes([32, 32]) == []
 
 
 # ---- faults ----------------------------------------------------------------------------------------------------------

@@ -27,8 +27,10 @@ from cosmos_predict2.data.clips import choose_decoder, stretch
 from cosmos_predict2.data.lerobot.info import SPLITS, VAL_FRACTION, choose_episodes, read_info
 from cosmos_predict2.data.lerobot.modality import EMBODIMENTS
 from cosmos_predict2.data.lerobot.reader import LeRobotSource, choose_action, choose_camera, part_width
+from cosmos_predict2.data.sizes import swapped_size
 from cosmos_predict2.text.embedding_folder import EmbeddingFolder, find_embedding_dir
 from imaginaire.errors import ConfigError, DataError, near
+from imaginaire.model import Note
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +100,10 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
         self._num_tokens, self._text_width = num_tokens, text_width
         self._decoder, self._num_threads = choose_decoder(decoder), num_threads
         self._embeddings = _embeddings(root, embedding_dir) if load_t5_embeddings else None
+        if self._embeddings is not None and (note := self.source.episodes.several_tasks()) is not None:
+            log.warning(
+                "%s: %s. An embedding is of a whole episode, so the later tasks have the text of the first", root, note
+            )
         chosen = choose_episodes(self.source.info.splits, len(self.source), data_split, val_fraction)
         self.episodes = self._with_files(chosen, skip_bad_samples)
         if not len(self.episodes):
@@ -131,7 +137,10 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
             info = read_info(Path(arguments.get("root", "")))
             stride = _stride(info.fps, arguments.get("stride", 1), arguments.get("frame_rate"))
             _combination(arguments.get("combine_actions"), stride)
-            choose_camera(info, arguments.get("camera"))
+            camera = choose_camera(info, arguments.get("camera"))
+            size, have = arguments.get("video_size", (256, 320)), info.picture_size(camera)
+            if have is not None and (note := swapped_size("video_size", tuple(size), have, f"camera {camera}")):
+                yield Note(note)
             cls.declared_width(**arguments)
         except (ConfigError, DataError) as error:
             yield str(error)

@@ -56,6 +56,7 @@ class ClipFacts:
     height: int = 0
     width: int = 0
     least_tokens: int = 0  # that the caption becomes with any encoder
+    caption: str = ""  # where it has several lines
     embedding: str = ""
     num_tokens: int = 0
     text_width: int = 0
@@ -79,6 +80,7 @@ def check_clip(job: ClipJob) -> ClipFacts:
         height=info.height if info else 0,
         width=info.width if info else 0,
         least_tokens=len(text.split()) + 1 if text is not None else 0,
+        caption=text if text is not None and len(text.splitlines()) > 1 else "",
         embedding=str(job.embedding) if rows is not None else "",
         num_tokens=len(rows) if rows is not None else 0,
         text_width=rows.shape[1] if rows is not None else 0,

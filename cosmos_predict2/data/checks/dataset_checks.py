@@ -14,10 +14,11 @@ from cosmos_predict2.data.checks.action_tables import ActionTable, bridge_table
 from cosmos_predict2.data.checks.bridge_checks import RecordingJob, check_recording
 from cosmos_predict2.data.checks.clip_checks import ClipFacts, ClipJob, Fault, check_clip
 from cosmos_predict2.data.checks.lerobot_checks import check_tables, check_videos, index_faults
-from cosmos_predict2.data.jobs import run_jobs
+from cosmos_predict2.data.jobs import run_jobs, several_lines
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from cosmos_predict2.data.media_files import files_by_stem
+from cosmos_predict2.data.sizes import swapped_size
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embedding_folder import EmbeddingFolder, embedding_files, find_embedding_dir
 from cosmos_predict2.text.embedding_pickles import NUM_TOKENS
@@ -157,6 +158,8 @@ def _check_samples(report: Report, folder: Path, camera: str, wanted: Wanted) ->
     report.faults += [fault for facts in found.results for fault in facts.faults]
     counts = {what: len(clips), "captions": len(captions), "embeddings": len(embeddings)}
     report.counts = {key: report.counts.get(key, 0) + count for key, count in counts.items()}
+    if (note := several_lines((facts.stem, facts.caption) for facts in found.results)) is not None:
+        report.notes.append(f"{folder / 'metas' / camera}: {note}")
     _compare_embeddings(report, folder, found.results, record, wanted)
     _check_annotations(report, folder / "annotation", set(clips))
     if report.form == "video":
@@ -379,6 +382,8 @@ def _check_lerobot(report: Report, folder: Path, wanted: Wanted) -> None:
     report.notes += [note for table in report.actions for note in table.notes()]
     report.counts = {"episodes": len(source), "frames": int(source.episodes.lengths.sum())}
     report.counts |= {"tasks": len(source.tasks) or len(source.episodes.texts), "videos": len(report.clips)}
+    if (note := source.episodes.several_tasks()) is not None:
+        report.notes.append(f"{note}: a clip or an embedding of a whole episode has the text of its first frame")
     report.notes.insert(0, f"version {source.info.version}, cameras {', '.join(source.info.cameras) or 'none'}")
 
 
@@ -415,6 +420,9 @@ def _compare_sizes(report: Report, wanted: Wanted) -> None:
     small = [facts.path for facts in have if facts.height < height and facts.width < width]
     if small:
         report.notes.append(f"{len(small)} are smaller than {height}x{width} and will be enlarged{_some(small)}")
+    sizes = ((facts.path, (facts.height, facts.width)) for facts in have)
+    if across := [note for path, size in sizes if (note := swapped_size("video_size", wanted.video_size, size, path))]:
+        report.notes.append(f"{across[0]} ({len(across)} of {len(have)})")
     ratios = {facts.path: facts.width * height / (facts.height * width) for facts in have}
     if bent := [path for path, ratio in ratios.items() if max(ratio, 1 / ratio) > _DISTORTED]:
         report.notes.append(

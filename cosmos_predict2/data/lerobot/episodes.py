@@ -30,6 +30,15 @@ class Episodes:
         """What the episode shows; mostly one task, and none where nobody wrote it down."""
         return [self.texts[int(k)] for k in self.text_of[self.first_text[i] : self.first_text[i + 1]]]
 
+    def several_tasks(self) -> str | None:
+        """Which episodes have several tasks, in words; None where none has."""
+        found = numpy.flatnonzero(numpy.diff(self.first_text) > 1)
+        if not len(found):
+            return None
+        tasks = ", ".join(repr(text) for text in self.tasks(int(found[0])))
+        first = self.numbers[found[0]]
+        return f"{len(found)} of {len(self)} episodes have several tasks, the first of them episode {first}: {tasks}"
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from cosmos_predict2.data.jobs import Outcome, read_caption
+from cosmos_predict2.data.jobs import Outcome, read_caption, several_lines
 from cosmos_predict2.data.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from cosmos_predict2.data.media_files import files_by_stem, require_files
 from cosmos_predict2.interfaces import TextEncoder
@@ -34,6 +34,8 @@ def captions_of_metas(dataset: Path) -> Captions:
             captions.results.append((stem, read_caption(path)))
         except DataError as error:
             captions.faults.append(str(error))
+    if (note := several_lines(captions.results)) is not None:
+        log.warning("%s: %s", dataset / "metas", note)
     return captions
 
 

@@ -114,6 +114,8 @@ def export(
         raise DataError(f"{root} has no episode for {' and '.join(splits)} with val_fraction={val_fraction}.")
     if annotation is not None:
         source.caption(jobs[0].index, annotation=annotation)  # an unknown one is an error before anything is written
+    if annotation is None and (note := source.episodes.several_tasks()) is not None:
+        log.warning("%s: %s. A clip is a whole episode and gets the task of its first frame as its caption", root, note)
     settings = {"camera": key, "splits": list(splits), "val_fraction": val_fraction, "annotation": annotation}
     record: dict[str, Any] = {
         "format": FORMAT,

@@ -18,6 +18,7 @@ from cosmos_predict2.data.lerobot.writer import write_table
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embedding_folder import embed_captions
 from imaginaire.errors import ConfigError, DataError
+from imaginaire.model import Note
 from tests.data import sources_lerobot as made
 from tests.data.sources_lerobot import FRONT, LENGTHS, grey
 
@@ -91,7 +92,7 @@ def test_splits_part_the_episodes(original: Path) -> None:
     assert {item["__key__"] for item in val} == {"episode_000001"}
 
 
-def test_text_comes_from_embeddings_of_the_episodes(root: Path) -> None:
+def test_text_comes_from_embeddings_of_the_episodes(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(DataError, match="has no t5_xxl/ with embeddings"):
         dataset(root, load_t5_embeddings=True)
     texts = {f"episode_{i:06d}": task for i, task in enumerate(made.TASKS)}
@@ -103,6 +104,20 @@ def test_text_comes_from_embeddings_of_the_episodes(root: Path) -> None:
         assert torch.allclose(item["t5_text_embeddings"], expected, atol=1e-2)
         assert item["t5_text_mask"].sum() == (expected != 0).any(-1).sum()
         assert item["video_name"]["t5_embedding_path"].endswith("t5_xxl/episode_000001.pickle" if not folder else "e")
+    assert "several tasks" not in caplog.text
+    index = root / "meta/episodes.jsonl"
+    index.write_text(index.read_text().replace(f'["{made.TASKS[0]}"]', '["one", "two"]', 1))
+    dataset(root, load_t5_embeddings=True)
+    assert "episode 0: 'one', 'two'. An embedding is of a whole episode" in caplog.text
+
+
+def test_a_size_across_the_pictures_is_told(original: Path) -> None:
+    def notes(camera: str, size: list[int]) -> list[str]:
+        return list(LeRobotActionDataset.preflight(root=str(original), camera=camera, video_size=size, num_frames=5))
+
+    (note,) = notes("wrist", [32, 16])
+    assert isinstance(note, Note) and "but camera observation.images.wrist is wide, 16 high and 24 wide" in note
+    assert notes("wrist", [16, 32]) == notes("front", [32, 16]) == []  # a square has no right way
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from cosmos_predict2.data.lerobot.tables import Tables
 from cosmos_predict2.data.lerobot.writer import write_table
 from cosmos_predict2.data.preparation.lerobot_export import export
 from imaginaire.errors import ConfigError, DataError
+from scripts import prepare_lerobot_data
 from tests.data import sources_lerobot as made
 from tests.data.lerobot.conftest import BY_LEROBOT, MAKERS
 from tests.data.sources_lerobot import FRONT, LENGTHS, WRIST, change_json, grey
@@ -212,7 +213,11 @@ def test_annotations_are_texts_by_number(v2: Path) -> None:
         source.caption(0, annotation="human")
 
 
-def test_an_episode_of_several_tasks_tells_the_one_of_the_frame(v2: Path) -> None:
+def test_an_episode_of_several_tasks_tells_the_one_of_the_frame(
+    v2: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And a clip of the whole episode, with the text of its first frame, is told."""
+    assert LeRobotSource.open(v2).episodes.several_tasks() is None
     rows = [json.loads(line) for line in (v2 / "meta/episodes.jsonl").read_text().splitlines()]
     rows[0]["tasks"] = ["push the puck", "open the drawer"]
     (v2 / "meta/episodes.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -220,6 +225,16 @@ def test_an_episode_of_several_tasks_tells_the_one_of_the_frame(v2: Path) -> Non
     write_table(v2 / "data/chunk-000/episode_000000.parquet", table)
     source = LeRobotSource.open(v2)
     assert [source.caption(0, frame) for frame in (0, 2, 3)] == ["push the puck", "push the puck", "open the drawer"]
+    said = "1 of 3 episodes have several tasks, the first of them episode 0: 'push the puck', 'open the drawer'"
+    assert source.episodes.several_tasks() == said
+    for arguments, more in (
+        ([], ""),
+        (["--out", str(tmp_path / "clips"), "--camera", "front", "--dry-run"], "the task of its first frame"),
+    ):
+        caplog.clear()
+        args = prepare_lerobot_data._parser().parse_args(["--source", str(v2), *arguments])
+        prepare_lerobot_data.run(args, "")
+        assert caplog.text.count(said) == 1 and more in caplog.text
 
 
 # ---- what may be wrong -----------------------------------------------------------------------------------------------
