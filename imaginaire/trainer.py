@@ -38,7 +38,7 @@ from imaginaire import log as logs
 from imaginaire.callbacks import CallbackGroup
 from imaginaire.callbacks.trackers import Metrics
 from imaginaire.checkpointer import TrainingState
-from imaginaire.config import Config
+from imaginaire.config import NEVER, Config
 from imaginaire.data import DataStream
 from imaginaire.errors import CheckpointError, ConfigError, DataError, TrainingError
 from imaginaire.lazy_yaml import to_data
@@ -112,7 +112,8 @@ class ImaginaireTrainer:
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
         random.seed_all(config.trainer.seed, 0, "build")  # the same on all ranks, so that they build equal models
         is_writer = distributed.is_rank0()
-        self.metrics = Metrics(self.run_dir, config.job, is_writer, to_data(config))
+        max_iter = config.trainer.max_iter if config.trainer.max_iter < NEVER else None
+        self.metrics = Metrics(self.run_dir, config.job, is_writer, to_data(config), max_iter)
         self.callbacks = CallbackGroup(config, self)
         self.checkpointer = checkpointer.make(config.checkpoint, self.run_dir, self.callbacks)
         self.watchdog = Watchdog(config.trainer.timeout_period, self.run_dir)

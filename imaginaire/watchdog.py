@@ -15,6 +15,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from imaginaire import distributed, places
+from imaginaire.progress import duration
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +24,7 @@ EXIT_INTERRUPTED = 75  # SIGTERM, SIGUSR1, SIGHUP or Ctrl-C: the checkpoint is w
 
 _LONG = 4  # times the limit for what takes long by its nature: a start, a compilation, a save
 _LONG_S = 7200.0  # at least
+_STILL_AT_S = 15.0  # what is known to take long is reported after so many seconds, then twice as many, ...
 _STORE_GONE_S = 5.0  # without a store for so long, this rank reports alone
 
 _LOST_PEER = re.compile(
@@ -49,6 +51,7 @@ class Watchdog:
         self._limit_s = math.inf  # of what is done now
         self._deadline = math.inf
         self._report_at = math.inf
+        self._began, self._still_at = 0.0, math.inf
         self._answered: float | None = None  # the newest alarm that this rank knows
         self._has_reported_alone = False
         self._closed = threading.Event()
@@ -66,6 +69,7 @@ class Watchdog:
             self._limit_s = max(_LONG * self._timeout_s, _LONG_S) if long else self._timeout_s
             self._deadline = now + self._limit_s
         self._report_at = now + self._report_s
+        self._began, self._still_at = now, now + _STILL_AT_S if long else math.inf
 
     def ask(self, reason: str) -> None:
         """Have all ranks say where they are: a collective failed, so one of them is gone. Takes a few seconds."""
@@ -79,7 +83,7 @@ class Watchdog:
 
     def close(self) -> None:
         """Stop watching; the last words say how this process left."""
-        self._deadline = self._report_at = math.inf
+        self._deadline = self._report_at = self._still_at = math.inf
         self._closed.set()
         if self._thread is not None:
             self._thread.join()
@@ -100,6 +104,9 @@ class Watchdog:
         if late_by > 10:  # the whole process stood still: Ctrl-Z, a debugger
             self._deadline += late_by
             self._report_at += late_by
+        if now >= self._still_at:
+            log.info("%s, for %s so far", places.here().text, duration(now - self._began))
+            self._still_at = now + (now - self._began)
         board = self._board
         if board is not None and (alarm := board.alarm()) and alarm.time != self._answered:
             self._answer(board, alarm)

@@ -35,6 +35,7 @@ from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, to_uint8
 from imaginaire import distributed, lazy_config, parallel, random, storage
 from imaginaire.callbacks import EveryN
 from imaginaire.errors import ConfigError
+from imaginaire.progress import tracked
 from imaginaire.side_channel import SideChannel
 
 log = logging.getLogger(__name__)
@@ -150,14 +151,15 @@ class DrawSamples(EveryN):
             model.pipe_config, model.net, model.tokenizer, device=self.trainer.device, context=model.context_parallel
         )
         mine = {index: Drawing({}, {}, {}) for index in range(dims.dp_rank, len(clips), dims.dp_size)}
-        for kind in self._kinds(model):
+        turns = [(kind, first) for kind in self._kinds(model) for first in range(0, len(clips), dims.dp_size)]
+        is_shown = distributed.is_rank0()
+        for kind, first in tracked(turns, "samples", unit="clip", leave=False, is_shown=is_shown):
+            place = f"samples at iteration {iteration}, clip {first + 1} of {len(clips)}"
+            self.trainer.watchdog.beat(place, long=True)
+            index = first + dims.dp_rank
+            drawing = mine.get(index, Drawing({}, {}, {}))
             with model.ema_scope() if kind == "ema" else nullcontext():
-                for first in range(0, len(clips), dims.dp_size):
-                    place = f"samples at iteration {iteration}, clip {first + 1} of {len(clips)}"
-                    self.trainer.watchdog.beat(place, long=True)
-                    index = first + dims.dp_rank
-                    drawing = mine.get(index, Drawing({}, {}, {}))
-                    self._draw_clip(pipe, self._levels(model), clips[min(index, len(clips) - 1)], index, kind, drawing)
+                self._draw_clip(pipe, self._levels(model), clips[min(index, len(clips) - 1)], index, kind, drawing)
         return mine
 
     def _gathered(self, mine: dict[int, Drawing], count: int) -> list[Drawing]:

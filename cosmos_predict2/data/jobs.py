@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from tqdm import tqdm
-
 from imaginaire import storage
 from imaginaire.errors import DataError, UserError, disk_fault
 from imaginaire.object_store import StrPath
+from imaginaire.progress import Progress
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +59,7 @@ def run_jobs(
     workers = min(len(items), num_cores() if workers is None else workers)
     done: dict[int, Result] = {}
     faults: dict[int, str] = {}
-    with tqdm(total=len(items), desc=what, disable=None) as bar:
+    with Progress(what, len(items)) as bar:
         for index, result in _finished(function, items, workers, in_threads):
             if isinstance(result, UserError):
                 faults[index] = str(result)

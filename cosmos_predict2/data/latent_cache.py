@@ -26,7 +26,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 from torch.utils.data import Dataset
-from tqdm import tqdm
 
 from cosmos_predict2.data import clips
 from cosmos_predict2.data.jobs import Outcome, require_space
@@ -36,6 +35,7 @@ from cosmos_predict2.data.windows import FrameRule
 from cosmos_predict2.interfaces import VideoTokenizer
 from imaginaire import storage
 from imaginaire.errors import ConfigError, DataError, UserError
+from imaginaire.progress import Progress
 from imaginaire.workers import load
 
 log = logging.getLogger(__name__)
@@ -204,7 +204,7 @@ def cache_latents(
     latents: list[Tensor] = []
     starts: list[int] = []
     bad = set()
-    with tqdm(total=len(todo), initial=len(outcome.faults), desc="latents", unit="clip", disable=None) as bar:
+    with Progress("latents", len(todo), unit="clip", done=len(outcome.faults)) as bar:
         for window, frames in zip(windows, reader, strict=True):
             if isinstance(frames, str):
                 if window.stem not in bad:

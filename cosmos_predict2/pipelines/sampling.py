@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from tqdm import tqdm
 
 from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.diffusion.schedules import karras_sigmas
@@ -23,6 +22,7 @@ from cosmos_predict2.pipelines.flow import DISTILLED, default_solver, sample_dis
 from cosmos_predict2.pipelines.flow import SOLVER as FLOW_SOLVER
 from imaginaire import distributed
 from imaginaire.errors import ConfigError, DataError, near
+from imaginaire.progress import Progress
 
 if TYPE_CHECKING:
     from cosmos_predict2.pipelines.video2world import Video2WorldPipelineConfig
@@ -73,7 +73,7 @@ class Sampler:
         conditional = self.context.part_of(conditional)
         other = self.context.part_of(unconditional) if is_guided else None
         noise = self.context.split_frames(noise_B_C_T_H_W)
-        with tqdm(total=num_steps, desc="sampling", unit="step", leave=False, disable=not progress) as bar:
+        with Progress("sampling", num_steps, unit="step", leave=False, is_shown=progress) as bar:
 
             def report(i: int, step: Any) -> None:
                 bar.update()

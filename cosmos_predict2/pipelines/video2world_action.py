@@ -21,7 +21,6 @@ import numpy
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
-from tqdm import tqdm
 
 from cosmos_predict2.conditioner import ACTION_KEY, NEGATIVE_TEXT_KEY, TEXT_KEY
 from cosmos_predict2.data.action_conditioned.actions import ActionTransform
@@ -32,6 +31,7 @@ from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, Video2Wor
 from cosmos_predict2.text.trained_text import with_tokens
 from imaginaire.config import at_least
 from imaginaire.errors import CheckpointError, ConfigError, DataError, near
+from imaginaire.progress import tracked
 
 log = logging.getLogger(__name__)
 
@@ -242,7 +242,7 @@ class Video2WorldActionConditionedPipeline(Video2WorldPipeline):
         first, videos = first_frames_B_C_F_H_W[:, :, :1], []
         # Once for all chunks: what else lies in memory then would make batches of other sizes, each captured anew.
         batch_size = batch_size or self._most_at_once(latent_frames(1 + chunk), *frames.shape[3:])
-        for start in tqdm(starts, desc="rollout", unit="chunk", leave=False, disable=not progress):
+        for start in tracked(starts, "rollout", unit="chunk", leave=False, is_shown=progress):
             clip = self.generate_actions(
                 frames,
                 actions_B_L_D[:, start : start + chunk],

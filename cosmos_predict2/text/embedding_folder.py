@@ -20,7 +20,6 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from cosmos_predict2.data.jobs import require_space
 from cosmos_predict2.interfaces import TextEncoder
@@ -47,6 +46,7 @@ from cosmos_predict2.text.embedding_record import (
 from cosmos_predict2.text.encoder_names import encode_command, parse_name
 from imaginaire import storage
 from imaginaire.errors import ConfigError, DataError, near
+from imaginaire.progress import Progress
 
 log = logging.getLogger(__name__)
 
@@ -242,12 +242,12 @@ def embed_captions(
     try:
         with (
             ThreadPoolExecutor(_WRITERS) as pool,  # a file waits for its disk most of the time
-            tqdm(total=len(plan.todo), desc="embeddings", unit="file", disable=None) as bar,
+            Progress("embeddings", len(plan.todo), unit="file") as progress,
         ):
             for items in _encoded(source, plan.todo, batch_size):
                 for stem in pool.map(write, items):
                     done[stem] = caption_hash(captions[stem])
-                bar.update(len(items))
+                progress.update(len(items))
                 if (now := time.monotonic()) > next_flush:
                     flush()
                     done_at = time.monotonic()

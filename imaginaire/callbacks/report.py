@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import socket
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
@@ -18,9 +17,11 @@ from torch import Tensor
 from imaginaire import distributed, parallel, storage
 from imaginaire.callbacks.base import Callback, EveryN
 from imaginaire.callbacks.running_mean import RunningMean
+from imaginaire.config import NEVER
 from imaginaire.data import WEIGHT_KEY
 from imaginaire.errors import ConfigError
 from imaginaire.foreign_loader import length
+from imaginaire.progress import Progress
 from imaginaire.side_channel import SideChannel
 
 log = logging.getLogger(__name__)
@@ -297,32 +298,32 @@ class HeartBeat(EveryN):
 
 
 class ProgressBar(Callback):
-    """A bar for training and one for each validation, on rank 0's terminal; nothing when stderr is not one."""
+    """A bar for training and one for each validation, on rank 0's terminal.
+
+    Elsewhere the lines of the metrics say how far training is, and lines of its own how far a long validation is.
+    """
 
     def __init__(self) -> None:
-        self._bars: dict[str, Any] = {}
+        self._shown: dict[str, Progress] = {}
 
-    def _open(self, name: str, total: int | None, initial: int = 0) -> None:
-        if distributed.is_rank0() and sys.stderr.isatty():
-            from tqdm import tqdm
-
-            self._bars[name] = tqdm(
-                desc=name, total=total, initial=initial, leave=name == "training", dynamic_ncols=True
-            )
+    def _open(self, name: str, total: int | None, done: int = 0) -> None:
+        if distributed.is_rank0():
+            is_training = name == "training"
+            self._shown[name] = Progress(name, total, done=done, leave=is_training, lines=not is_training)
 
     def _close(self, name: str) -> None:
-        if name in self._bars:
-            self._bars.pop(name).close()
+        if name in self._shown:
+            self._shown.pop(name).close()
 
     def on_train_start(self, model: Any, iteration: int = 0) -> None:
-        max_iter = self.config.trainer.max_iter  # for display only
-        self._open("training", max_iter if max_iter < 999_999_999 else None, iteration)
+        max_iter = self.config.trainer.max_iter
+        self._open("training", max_iter if max_iter < NEVER else None, iteration)
 
     def on_training_step_end(
         self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
     ) -> None:
-        if (bar := self._bars.get("training")) is not None:  # a bar without a total has no truth
-            bar.update(iteration - bar.n)
+        if (training := self._shown.get("training")) is not None:
+            training.set(iteration)
 
     def on_validation_start(self, model: Any, dataloader: Any, iteration: int = 0) -> None:
         limit = self.config.trainer.max_val_iter
@@ -332,8 +333,8 @@ class ProgressBar(Callback):
     def on_validation_step_end(
         self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
     ) -> None:
-        if (bar := self._bars.get("validation")) is not None:
-            bar.update(1)
+        if (validation := self._shown.get("validation")) is not None:
+            validation.update()
 
     def on_validation_end(self, model: Any, iteration: int = 0) -> None:
         self._close("validation")

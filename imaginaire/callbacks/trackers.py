@@ -25,6 +25,7 @@ from torch import Tensor
 
 from imaginaire import storage
 from imaginaire.callbacks.wandb_tracker import WandbTracker
+from imaginaire.progress import Pace, duration, percent
 from imaginaire.side_channel import SideChannel
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ _CONSOLE = (  # metric, how it is shown
     ("train/grad_norm", "grad_norm {:.3f}"),
     ("optim/lr_0", "lr {:.3g}"),
     ("train/s_per_iter", "{:.3g} s/iter"),
-    ("train/data_percent", "data {:.0f}%"),
+    ("train/data_percent", "data {:.0f} %"),
     ("device/peak_gpu_mem_gb", "mem {:.1f} GB"),
     ("device/cpu_mem_gb", "host mem {:.1f} GB"),
 )
@@ -60,16 +61,25 @@ class Metrics:
     Order: constructor, `load_state_dict` on a resume, `open`, then `log` and `flush`, `close`.
     """
 
-    def __init__(self, run_dir: str, job: Any, is_writer: bool, config: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        run_dir: str,
+        job: Any,
+        is_writer: bool,
+        config: Mapping[str, Any] | None = None,
+        max_iter: int | None = None,
+    ) -> None:
         self._run_dir = run_dir.removeprefix("file://")
         self._is_writer = is_writer
         self._config = config
         self._wandb = WandbTracker(job)
+        self._pace = Pace(max_iter)
         self._values: dict[str, float | Tensor] = {}
         self._values_iteration = 0
         self._remembered: dict[str, float] = {}
         self._folder = self._run_dir
         self._is_open = False
+        self._start = 0
         self._records: Path | None = None
         self._board: Any = None
         self._to_file, self._to_board = SideChannel(JSONL), SideChannel("TensorBoard")
@@ -82,6 +92,7 @@ class Metrics:
         if not self._is_writer:
             return
         self._is_open = True
+        self._start = iteration
         last_kept = -1
         with self._to_file.attempt():
             last_kept = self._open_records(iteration)
@@ -120,6 +131,8 @@ class Metrics:
 
     def flush(self, iteration: int) -> None:
         """Write what was logged up to ``iteration``, as one record. Called at the end of every iteration."""
+        if iteration > self._start:
+            self._pace.step(iteration)
         if self._values_iteration <= iteration:
             self._write()
 
@@ -138,7 +151,8 @@ class Metrics:
         self._wandb.log(values, iteration)
         self._remembered |= {name: values[name] for name in _REMEMBERED if name in values}
         if "train/loss" in values:
-            log.info("%s", console_line(self._remembered | values, iteration))
+            known = self._remembered | values
+            log.info("%s", console_line(known, iteration, self._pace.total, self._pace.left_s()))
         if self._temporary is not None and time.monotonic() - self._last_upload >= UPLOAD_INTERVAL_S:
             self._upload()
 
@@ -209,13 +223,18 @@ class Metrics:
                 storage.write_atomically(target, partial(_write_all, path.read_bytes()))
 
 
-def console_line(values: Mapping[str, float], iteration: int) -> str:
-    """``iter 100 loss 0.1234 grad_norm 1.002 lr 0.0001 0.512 s/iter data 3% mem 12.1 GB``, without what is unknown."""
-    shown = [f"iter {iteration}"]
+def console_line(
+    values: Mapping[str, float], iteration: int, max_iter: int | None = None, left_s: float | None = None
+) -> str:
+    """``iter 100/3000 3 % loss 0.1234 grad_norm 1.002 lr 0.0001 0.21 s/iter, 9 min left data 3 % mem 12.1 GB``, without
+    what is unknown."""
+    shown = [f"iter {iteration}" if max_iter is None else f"iter {iteration}/{max_iter} {percent(iteration, max_iter)}"]
     for name, form in _CONSOLE:
         is_host_beside_gpu = name == "device/cpu_mem_gb" and "device/peak_gpu_mem_gb" in values
         if name in values and not is_host_beside_gpu:
             shown.append(form.format(values[name]))
+        if name == "train/s_per_iter" and left_s:
+            shown[-1] += f", {duration(left_s)} left"
     return " ".join(shown)
 
 

@@ -244,9 +244,7 @@ def test_a_missed_heart_beat_is_a_warning(tmp_path: Path, caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_progress_bar_shows_on_a_terminal_only(
-    is_terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bar_is_drawn_on_a_terminal_only(is_terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = io.StringIO()
     stderr.isatty = lambda: is_terminal  # type: ignore[method-assign]
     monkeypatch.setattr(sys, "stderr", stderr)

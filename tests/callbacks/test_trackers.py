@@ -115,7 +115,10 @@ def test_console_line_shows_what_is_known(tmp_path: Path, caplog: pytest.LogCapt
         "train/data_percent": 3.2,
         "device/cpu_mem_gb": 2.0,
     }
-    line = "iter 7 loss 0.1235 grad_norm 1.000 lr 0.0001 0.512 s/iter data 3%"
+    line = "iter 7 loss 0.1235 grad_norm 1.000 lr 0.0001 0.512 s/iter data 3 %"
+    begun = "iter 7/120 5 % loss 0.1235 grad_norm 1.000 lr 0.0001 0.512 s/iter, 9 min left data 3 % host mem 2.0 GB"
+    assert console_line(values, 7, 120, 540.0) == begun
+    assert "left" not in console_line(values, 120, 120, 0.0)
     assert console_line(values, 7) == line + " host mem 2.0 GB"
     assert console_line({**values, "device/peak_gpu_mem_gb": 12.14}, 7) == line + " mem 12.1 GB"
     metrics = new(tmp_path)

@@ -29,7 +29,7 @@ DEFAULTS = [
     {"optimizer": "fusedadamw"},
     {"scheduler": "constant"},
     {"model": None},
-    {"callbacks": ["basic", "progress_bar"]},
+    {"callbacks": ["basic"]},
     {"net": None},
     {"ema": None},
     {"checkpoint": None},

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from tqdm import tqdm
-
 from imaginaire import storage
 from imaginaire.errors import DataError
+from imaginaire.progress import Progress
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +55,7 @@ def fetch(remote: Remote, target: Path, *, wait: float = 2.0) -> Path:
     if remote.size is not None and _size(part) > remote.size:
         part.unlink()
     left = TRIES
-    with tqdm(total=remote.size, desc=target.name, unit="B", unit_scale=True, disable=None) as bar:
+    with Progress(target.name, remote.size, unit="B", done=_size(part)) as bar:
         while (have := _size(part)) != remote.size:
             try:
                 _get_more(remote, part, have, bar)
@@ -79,19 +78,19 @@ def fetch(remote: Remote, target: Path, *, wait: float = 2.0) -> Path:
     return target
 
 
-def _get_more(remote: Remote, part: Path, have: int, bar: Any) -> None:
+def _get_more(remote: Remote, part: Path, have: int, bar: Progress) -> None:
     """Append what follows ``have`` bytes, or write all of it where the server has no ranges."""
     headers = {"Range": f"bytes={have}-"} if have else {}
     if have and remote.version and not remote.version.startswith("W/"):
         headers["If-Range"] = remote.version
     with urllib.request.urlopen(urllib.request.Request(remote.url, headers=headers), timeout=TIMEOUT) as answer:
         goes_on = answer.status == 206
-        bar.n = have if goes_on else 0
+        bar.set(have if goes_on else 0)
         with part.open("ab" if goes_on else "wb") as file:
             _copy(answer, file, bar)
 
 
-def _copy(answer: IO[bytes], file: IO[bytes], bar: Any) -> None:
+def _copy(answer: IO[bytes], file: IO[bytes], bar: Progress) -> None:
     while block := answer.read(BLOCK):
         file.write(block)
         bar.update(len(block))

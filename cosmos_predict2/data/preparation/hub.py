@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
-from tqdm import tqdm
-
 from cosmos_predict2.data.jobs import require_space
 from imaginaire import hub, storage
 from imaginaire.errors import DataError, UserError
+from imaginaire.progress import Progress
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +130,7 @@ def fetch(listing: Listing, target: Path, names: Collection[str], *, progress: b
         if _size(place) != listing.sizes[name]:
             raise DataError(f"{name} arrived with {_size(place)} of {listing.sizes[name]} bytes; run it again")
 
-    bar = tqdm(total=len(names), desc=listing.repo_id, unit="file", disable=None if progress else True)
+    bar = Progress(listing.repo_id, len(names), unit="file", is_shown=progress)
     with ThreadPoolExecutor(min(THREADS, max(1, len(names)))) as pool, bar:
         try:
             jobs = {pool.submit(one, name): name for name in names}

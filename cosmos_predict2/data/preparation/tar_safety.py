@@ -15,10 +15,9 @@ from contextlib import contextmanager
 from lzma import LZMAError
 from pathlib import Path, PurePosixPath
 
-from tqdm import tqdm
-
 from imaginaire import storage
 from imaginaire.errors import DataError
+from imaginaire.progress import Progress
 
 COPY_BYTES = 2**20
 
@@ -37,7 +36,7 @@ def extract_checked(
     try:
         staging.mkdir(parents=True)
         files = []
-        bar = tqdm(desc=f"unpacking {archive.name}", unit="B", unit_scale=True, disable=None if progress else True)
+        bar = Progress(f"unpacking {archive.name}", unit="B", is_shown=progress)
         with _opened(archive) as members, bar:
             for member, tar in members:
                 path = checked_name(member, archive)
@@ -47,7 +46,7 @@ def extract_checked(
                 elif keep is None or keep(path):
                     _write(tar, member, staging / path)
                     files.append(path)
-                bar.update(max(0, member.offset_data + member.size - bar.n))
+                bar.set(max(bar.done, member.offset_data + member.size))
         _move_into(staging, target)
     except OSError as error:
         raise DataError(f"{archive} cannot be unpacked to {target}: {error.strerror or error}.") from error

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from tqdm import tqdm
 
 from cosmos_predict2.data.media import check_writable
 from cosmos_predict2.data.preparation.toy_forms import FORMS, layout_of, name_of, readable_json, write_text
@@ -28,6 +27,7 @@ from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
 from cosmos_predict2.toy_world.scene import COLUMNS, STATE_SIZE
 from imaginaire import storage
 from imaginaire.errors import ConfigError, DataError, near
+from imaginaire.progress import Progress
 
 FORMAT = "toy_world/1"
 _AT_ONCE = 256  # episodes simulated together
@@ -116,7 +116,7 @@ def write_folder(out: str, settings: ToyFolder, *, overwrite: bool = False, comm
     form = FORMS[settings.form]
     for place, _, _ in os.walk(root):
         storage.remove_stale_temporaries(place)
-    with tqdm(total=settings.episodes, desc="toy world", unit="episode", disable=None) as bar:
+    with Progress("toy world", settings.episodes, unit="episode") as bar:
         for first in range(0, settings.episodes, _AT_ONCE):
             episodes = settings.make(first, min(_AT_ONCE, settings.episodes - first))
             form.write(root, settings, episodes, bar.update)

@@ -21,10 +21,11 @@ BASIC = dict(
     grad_clip=L(GradClip)(clip_norm=1.0),
     self_checks=L(SelfChecks)(),
     action_following=L(ActionFollowing)(),  # of networks that take actions
+    progress_bar=L(ProgressBar)(),
 )
 LONG = dict(heart_beat=L(HeartBeat)())
 VIZ_ONLINE_SAMPLING = dict(draw_samples=L(DrawSamples)(every_n=5000))
-PROGRESS_BAR = dict(progress_bar=L(ProgressBar)())
+PROGRESS_BAR = dict(progress_bar=BASIC["progress_bar"])  # for configurations that name it
 DEBUG = dict(  # the profiler and the memory snapshots join by these switches
     trainer=dict(profiling=dict(enable_profiling=True, enable_memory_snapshot=True, profile_freq=10))
 )

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user sees of long work, on a terminal and in a log."""
+
+import io
+import logging
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from cosmos_predict2.configs.base.defaults.callbacks import BASIC
+from imaginaire import progress
+from imaginaire.callbacks.report import ProgressBar
+from imaginaire.progress import Pace, Progress, duration, tracked
+from imaginaire.watchdog import Watchdog
+
+
+class Clock:
+    """A clock that stands still until it is told how much time passes."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=clock.monotonic))
+    return clock
+
+
+def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """What is written to a terminal from now on."""
+    stderr = io.StringIO()
+    stderr.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stderr", stderr)
+    return stderr
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "0 s"), (89, "89 s"), (540, "9 min"), (12_000, "3 h 20 min"), (187_300, "2 days 4 h")],
+)
+def test_durations_are_said_as_people_say_them(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_the_time_left_counts_validations_and_leaves_out_the_first_step(clock: Clock) -> None:
+    pace = Pace(total=100)
+    clock.now += 600  # the first step compiles
+    pace.step(1)
+    assert pace.left_s() is None
+    for iteration in range(2, 12):
+        clock.now += 2
+        if iteration == 6:
+            clock.now += 30  # a validation
+        pace.step(iteration)
+    assert pace.left_s() == pytest.approx((10 * 2 + 30) / 10 * 89)
+    pace.step(100)
+    assert pace.left_s() == 0
+    assert Pace(total=None).left_s() is None
+
+
+def test_a_run_that_goes_on_is_judged_by_its_own_steps(clock: Clock) -> None:
+    pace = Pace(total=1000)
+    pace.step(901)
+    clock.now += 3
+    pace.step(902)
+    assert pace.left_s() == pytest.approx(3 * 98)
+
+
+def test_in_a_log_there_is_a_line_now_and_then(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        for _ in tracked(range(400), "embeddings", done=0):
+            clock.now += 1
+        with Progress("few", 10) as few:
+            few.update(10)
+        with Progress("no end") as endless:
+            clock.now += 20
+            endless.update(7)
+    said = [record.getMessage() for record in caplog.records]
+    assert said[:2] == ["embeddings: 15 of 400, 3 %, 6 min left", "embeddings: 45 of 400, 11 %, 6 min left"]
+    assert 10 < len(said) < 16 and said[-1] == "no end: 7 so far"
+
+
+def test_what_was_done_before_is_no_measure_of_speed(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO), Progress("file.bin", 10**9, unit="B", done=9 * 10**8) as bar:
+        clock.now += 100
+        bar.set(910_000_000)
+    assert [record.getMessage() for record in caplog.records] == ["file.bin: 910.0 MB of 1000.0 MB, 91 %, 15 min left"]
+
+
+def test_on_a_terminal_there_is_a_bar_and_no_line(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    screen = terminal(monkeypatch)
+    with caplog.at_level(logging.INFO):
+        for _ in tracked(range(3), "embeddings", unit="file"):
+            clock.now += 100
+    assert "embeddings: 100%" in screen.getvalue() and "3/3" in screen.getvalue()
+    assert caplog.records == []
+    shown = screen.getvalue()
+    with Progress("hidden", 3, is_shown=False) as hidden:
+        hidden.update(3)
+    assert screen.getvalue() == shown
+
+
+def test_a_terminal_that_is_closed_ends_the_bar_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = terminal(monkeypatch)
+    with Progress("training", 10**6) as bar:
+
+        def closed(text: str) -> int:
+            raise BrokenPipeError(32, "Broken pipe")
+
+        monkeypatch.setattr(screen, "write", closed)
+        bar._bar.mininterval = 0
+        bar.update(1)
+        bar.update(1)
+        assert bar.done == 2 and bar._bar is None
+
+
+def test_every_configuration_has_a_bar() -> None:
+    assert BASIC["progress_bar"]["_target_"] is ProgressBar
+
+
+def test_a_start_that_takes_long_says_where_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    watchdog = Watchdog(1800, str(tmp_path))
+    watchdog.close()  # its thread: this test looks itself
+    with caplog.at_level(logging.INFO):
+        watchdog.beat("building the model", long=True)
+        for late in (10, 16, 20, 31, 50, 65):
+            watchdog._look(watchdog._began + late, late_by=0)
+        watchdog.beat("iteration 2, backward")
+        watchdog._look(watchdog._began + 100, late_by=0)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["building the model, for 16 s so far", "building the model, for 50 s so far"]
