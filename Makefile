@@ -29,6 +29,8 @@ help:
 	@echo "make demo        set-up, then teach a small model a new task, and see one obey actions"
 
 setup: $(STAMP)
+	-@$(PY) -m scripts.doctor --brief
+	@echo "next:  source $(VENV)/bin/activate    then  make demo,  or  python -m scripts.train --list --long"
 
 $(STAMP): setup.py constraints.txt
 	@command -v $(PYTHON) >/dev/null || { \

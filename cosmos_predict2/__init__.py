@@ -1,1 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
+import imaginaire  # noqa: F401  (first of all: outside the environment it says how to enter it)

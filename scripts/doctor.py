@@ -5,6 +5,7 @@ there is room, and with --dist whether processes can talk and how fast."""
 import argparse
 import json
 import os
+import platform
 import sys
 import time
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ Exit code: 0 without faults, 1 with faults, 2 for wrong flags or settings.
 
 examples:
   python -m scripts.doctor
+  python -m scripts.doctor --brief                                   one line, as at the end of make setup
   python -m scripts.doctor --json
   python -m scripts.doctor --dist                                    starts its own processes: one per GPU, or two
   torchrun --nproc_per_node=2 -m scripts.doctor --dist               as many as the run will have
@@ -35,13 +37,14 @@ def parser(name: str = "scripts.doctor") -> command_line.Parser:
     made = command_line.parser(name, __doc__, _EPILOG)
     made.add_argument("--dist", action="store_true", help="look at processes and their collectives, and nothing else")
     made.add_argument("--limit", type=float, default=60.0, metavar="S", help="seconds to wait for processes (--dist)")
+    made.add_argument("--brief", action="store_true", help="print the faults, or one line where there are none")
     made.add_argument("--json", action="store_true", help="print what was found as JSON")
     return made
 
 
 def run(args: argparse.Namespace) -> int:
     if not args.dist:
-        return show(findings(), as_json=args.json)
+        return brief(findings()) if args.brief else show(findings(), as_json=args.json)
     if "RANK" not in os.environ:
         return collectives.start_here([f"--limit={args.limit:g}", *(["--json"] if args.json else [])])
     found, rank = collectives.examine(args.limit), int(os.environ["RANK"])
@@ -68,6 +71,21 @@ def show(found: Sequence[Finding], *, as_json: bool = False) -> int:
     else:
         print("\n".join(as_lines(found)))
     return int(worst(found) == "fault")
+
+
+def brief(found: Sequence[Finding]) -> int:
+    """Print the faults, or that there are none; the exit code."""
+    if faults := [finding for finding in found if finding.level == "fault"]:
+        print("\n".join([*as_lines(faults)][:-1]))
+        print(f"not ready: {len(faults)} faults (all that was looked at: python -m scripts.doctor)")
+        return 1
+    import torch
+
+    print(
+        f"ready: Python {platform.python_version()}, torch {torch.__version__}, device {distributed.device()}; a small"
+        " network ran forward and backward, a clip was written and read"
+    )
+    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -45,6 +45,30 @@ def test_lines_show_areas_levels_cures_and_a_verdict(capsys: pytest.CaptureFixtu
     assert json.loads(capsys.readouterr().out) == as_data(found)
 
 
+def test_one_line_is_enough_where_all_is_well(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [Finding("a", "x", "1"), Finding("a", "y", "2", "note", "better")]
+    monkeypatch.setattr("scripts.doctor.findings", lambda: found)
+    assert main(["--brief"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("ready: Python 3.") and torch.__version__ in said and said.count("\n") == 1
+    found.append(Finding("b", "z", "3", "fault", "mend it"))
+    assert main(["--brief"]) == 1
+    assert "FAULT z: 3\n        -> mend it\nnot ready: 1 faults" in capsys.readouterr().out
+
+
+def test_set_up_ends_with_that_line_and_what_comes_next(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").write_text('#!/bin/sh\necho "ran $@"\n')
+    (tmp_path / "bin/python").chmod(0o755)
+    (tmp_path / ".installed").touch()
+    command = ["make", "--no-print-directory", f"VENV={tmp_path}", "-o", str(tmp_path / ".installed"), "setup"]
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert lines[0] == "ran -m scripts.doctor --brief"
+    assert f"source {tmp_path}/bin/activate" in lines[1] and "make demo" in lines[1]
+
+
 # --- packages
 
 

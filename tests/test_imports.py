@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Importing starts nothing, and composing every experiment imports none of the heavy optional packages."""
 
+import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import imaginaire
 
 REPOSITORY = Path(__file__).parent.parent
 BASE = "cosmos_predict2/configs/base/config.py"
@@ -54,6 +58,38 @@ assert logging.root.handlers == handlers
 assert torch.equal(torch.get_rng_state(), state)
 """
     assert _python(code) == ""
+
+
+def test_outside_the_environment_every_program_says_in_one_line_how_to_enter_it() -> None:
+    """-S: an interpreter without any package, as that of a system. Files that find the checkout also run as files."""
+    files = [*REPOSITORY.glob("scripts/*.py"), *REPOSITORY.glob("examples/*.py")]
+    files = [path for path in files if "__main__" in path.read_text()]
+    assert len(files) > 25
+    runs = {}
+    for path in files:
+        as_file = "sys.path.insert" in path.read_text()
+        words = [str(path)] if as_file else ["-m", f"{path.parent.name}.{path.stem}", "--help"]
+        command = [sys.executable, "-S", *words]
+        runs[path.name] = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True)
+    for name, run in runs.items():
+        _, said = run.communicate(timeout=120)
+        assert run.returncode == 2 and said.count("\n") == 1, (name, said)
+        assert "has no torch, numpy, attrs and" in said and "source .venv/bin/activate" in said, (name, said)
+
+
+def test_a_library_user_outside_the_environment_gets_an_exception() -> None:
+    code = "try:\n    import cosmos_predict2\nexcept ImportError as error:\n    print(error)"
+    command = [sys.executable, "-S", "-c", code]
+    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=120)
+    assert "has no torch" in run.stdout
+
+
+def test_what_is_looked_for_is_what_the_core_needs() -> None:
+    text = (REPOSITORY / "setup.py").read_text()
+    core = next(node.value for node in ast.parse(text).body if isinstance(node, ast.Assign))  # the first is CORE
+    names = {re.split("[<>=]", requirement)[0] for requirement in ast.literal_eval(core)}
+    modules = {"hydra-core": "hydra", "PyYAML": "yaml", "pillow": "PIL"}
+    assert {modules.get(name, name) for name in names} == set(imaginaire._NEEDED)
 
 
 def _compose_all(config: str) -> tuple[int, list[str]]:

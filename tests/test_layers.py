@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     **{name: _BELOW_RL | {"cosmos_predict2.rl.interfaces"} for name in _INSIDE_RL},
     "cosmos_predict2.rl": _BELOW_RL,
     "cosmos_predict2.configs": {"imaginaire", "cosmos_predict2"},
-    "cosmos_predict2": set(),  # its __init__ alone
+    "cosmos_predict2": ENGINE,  # its __init__ alone, for programs outside the environment
     "scripts": {"imaginaire", "cosmos_predict2", "examples"},  # the choice of a model by its weights
     "examples": {"imaginaire", "cosmos_predict2"},
 }

@@ -124,6 +124,7 @@ def read_adapter(path: str, *, alpha: float | None = None, which: str = "auto") 
     file = next((below(path, name) for name in files if name == DIFFUSERS_FILE or len(files) == 1), path)
     source = weights.read(file)
     metadata = safetensors_metadata(file)
+    settings: PeftSettings | None
     if metadata.get("format") == FILE_FORMAT:
         settings = PeftSettings.of({"r": metadata.get("rank"), "lora_alpha": metadata.get("alpha")}, file)
     elif any(".lora_A.default." in name for name in source):
