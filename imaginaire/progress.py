@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far something long has come, and how long it will still take."""
 
+import contextlib
 import logging
 import math
 import sys
@@ -48,15 +49,16 @@ class Progress:
             from tqdm import tqdm
 
             self._lines = False
-            self._bar = tqdm(
-                desc=what,
-                total=total,
-                initial=done,
-                unit=unit,
-                unit_scale=self._in_bytes,
-                leave=leave,
-                dynamic_ncols=True,
-            )
+            with contextlib.suppress(OSError):
+                self._bar = tqdm(
+                    desc=what,
+                    total=total,
+                    initial=done,
+                    unit=unit,
+                    unit_scale=self._in_bytes,
+                    leave=leave,
+                    dynamic_ncols=True,
+                )
 
     def update(self, count: int = 1) -> None:
         self.set(self.done + count)
@@ -68,6 +70,7 @@ class Progress:
             try:
                 self._bar.update(step)
             except OSError:  # the terminal was closed
+                self._bar.disable = True  # or it is closed, which writes, when it is collected
                 self._bar = None
         elif self._lines and (now := time.monotonic()) >= self._next_line:
             self._next_line = now + max(LINES_S, (now - self._start) / 20)
@@ -85,10 +88,8 @@ class Progress:
     def close(self) -> None:
         if self._bar is not None:
             bar, self._bar = self._bar, None
-            try:
+            with contextlib.suppress(OSError):
                 bar.close()
-            except OSError:
-                return
 
     def __enter__(self) -> "Progress":
         return self

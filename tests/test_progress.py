@@ -109,18 +109,24 @@ def test_on_a_terminal_there_is_a_bar_and_no_line(
     assert screen.getvalue() == shown
 
 
-def test_a_terminal_that_is_closed_ends_the_bar_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = terminal(monkeypatch)
-    with Progress("training", 10**6) as bar:
+@pytest.mark.parametrize("closes_at", ["start", "update", "end"])
+def test_a_terminal_that_is_closed_ends_the_bar_only(monkeypatch: pytest.MonkeyPatch, closes_at: str) -> None:
+    screen, now = terminal(monkeypatch), "start"
 
-        def closed(text: str) -> int:
+    def write(text: str) -> int:
+        if now == closes_at:
             raise BrokenPipeError(32, "Broken pipe")
+        return len(text)
 
-        monkeypatch.setattr(screen, "write", closed)
-        bar._bar.mininterval = 0
+    monkeypatch.setattr(screen, "write", write)
+    with Progress("training", 10**6) as bar:
+        now = "update"
+        if bar._bar is not None:
+            bar._bar.mininterval = 0
         bar.update(1)
         bar.update(1)
-        assert bar.done == 2 and bar._bar is None
+        now = "end"
+    assert bar.done == 2 and bar._bar is None
 
 
 def test_every_configuration_has_a_bar() -> None:
