@@ -35,6 +35,7 @@ from imaginaire.typed_nodes import (
 )
 
 MARKS = ("_object_", "_partial_", "_call_", "_type_")
+MOST_REPEATED = 10_000  # values that aliases may repeat; what is saved here has none
 FOLDERS = "_import_from_"  # folders that a saved configuration needs on sys.path to find its targets
 
 _import_folders: list[str] = []
@@ -81,6 +82,8 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen = set()
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, (str, int)) and key in seen:
                 raise yaml.constructor.ConstructorError(
@@ -124,12 +127,46 @@ def load_yaml(path: str | Path, declared: type | None = None) -> Any:
     return from_yaml(text, str(path), declared)
 
 
-def from_yaml(text: str, source: str = "this YAML text", declared: type | None = None) -> Any:
-    """The node of a YAML text; ``source`` is what the messages call it."""
+def plain_data(text: str, source: str) -> Any:
+    """The scalars, lists and dictionaries of a YAML text; nothing that it names is looked for.
+
+    What aliases repeat is counted before it is written out: a few lines of them can say more than a memory holds.
+    """
     try:
-        data = yaml.load(text, Loader=_Loader)  # a subclass of SafeLoader
+        loader = _Loader(text)  # a subclass of SafeLoader
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        sizes: dict[int, int] = {}
+        repeated = _written_out(node, sizes) - len(sizes)
+        if repeated > MOST_REPEATED:
+            raise yaml.YAMLError(f"its aliases (*name) repeat {repeated} values; {MOST_REPEATED} are read at most")
+        return loader.construct_document(node)
     except yaml.YAMLError as error:
         raise ConfigError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{source} is not valid YAML: it is nested too deeply") from error
+    except (ValueError, LookupError, TypeError, AttributeError) as error:  # a value that its tag does not allow
+        raise ConfigError(f"{source} is not valid YAML: {type(error).__name__}: {str(error)[:200]}") from error
+
+
+def _written_out(node: Any, sizes: dict[int, int]) -> int:
+    """The number of nodes when every alias is replaced by what it names; ``sizes`` has each node once."""
+    if (known := sizes.get(id(node))) is not None:
+        if not known:
+            raise yaml.YAMLError("an alias (*name) lies within what it names")
+        return known
+    sizes[id(node)] = 0
+    children = node.value if isinstance(node, yaml.CollectionNode) else []
+    if isinstance(node, yaml.MappingNode):
+        children = [part for pair in children for part in pair]
+    sizes[id(node)] = 1 + sum(_written_out(child, sizes) for child in children)
+    return sizes[id(node)]
+
+
+def from_yaml(text: str, source: str = "this YAML text", declared: type | None = None) -> Any:
+    """The node of a YAML text; ``source`` is what the messages call it."""
+    data = plain_data(text, source)
     if isinstance(data, dict):
         for folder in data.pop(FOLDERS, None) or ():
             add_import_folder(Path(str(folder)))

@@ -312,6 +312,13 @@ def test_numbers_written_by_hand_are_numbers() -> None:
     assert node == {"a": 1e-4, "b": 5000.0, "c": 1000, "d": "2024-01-01"}
 
 
+def _bomb(levels: int, each: int, form: str = "[{}]") -> str:
+    """A few hundred bytes that say each ** levels values."""
+    lines = ["a0: &a0 {x: 1}"]
+    lines += [f"a{i}: &a{i} " + form.format(", ".join([f"*a{i - 1}"] * each)) for i in range(1, levels + 1)]
+    return "\n".join(lines)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -321,6 +328,16 @@ def test_numbers_written_by_hand_are_numbers() -> None:
         ("a: {_object_: os.no_such}", "os has no 'no_such'"),
         ("a: {_object_: 3}", "a._object_ must be a dotted name"),
         ("a: {_type_: os.path.join}", "which is no attrs class"),
+        (_bomb(9, 10), "aliases (*name) repeat"),
+        (_bomb(9, 10, "{{<<: [{}]}}"), "aliases (*name) repeat"),
+        (_bomb(60, 2), "aliases (*name) repeat"),
+        ("a: &a [1, *a]", "an alias (*name) lies within what it names"),
+        ("a: &a {b: *a}", "an alias (*name) lies within what it names"),
+        ("{a: " * 2_000, "is nested too deeply"),
+        ("a: " + "9" * 10_000, "is not valid YAML: ValueError"),
+        ("a: !!timestamp x", "is not valid YAML"),
+        ("a: !!bool x", "is not valid YAML"),
+        ("a: \x00", "is not valid YAML"),
         ("a: {_type_: tests.test_lazy_config.Settings, rnk: 3}", "Unknown key a.rnk: Settings has no such field. Did"),
     ],
 )  # fmt: skip
@@ -328,6 +345,15 @@ def test_a_bad_file_is_one_message(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         from_yaml(text, "run/config.yaml")
     assert message in str(error.value) and "run/config.yaml" in str(error.value)
+
+
+def test_aliases_may_repeat_what_they_name() -> None:
+    assert from_yaml("a: &a {x: 1, y: [2]}\nb: *a\nc: {<<: *a, x: 3}\nd: [*a, *a]") == {
+        "a": {"x": 1, "y": [2]},
+        "b": {"x": 1, "y": [2]},
+        "c": {"x": 3, "y": [2]},
+        "d": [{"x": 1, "y": [2]}] * 2,
+    }
 
 
 def test_marks_are_no_keys() -> None:

@@ -5,10 +5,9 @@ import logging
 import math
 from typing import Any
 
-import yaml
-
 from imaginaire import storage, weights
-from imaginaire.errors import CheckpointError
+from imaginaire.errors import CheckpointError, ConfigError
+from imaginaire.lazy_yaml import plain_data
 from imaginaire.weight_files import local_file, shape_of
 
 log = logging.getLogger(__name__)
@@ -87,9 +86,9 @@ def run_tree(path: str) -> dict[str, Any] | None:
         return None
     file = storage.join(folder, "config.yaml")
     try:
-        tree: Any = yaml.safe_load(storage.read_text(file))
-    except yaml.YAMLError as error:
-        log.warning("%s cannot be read: %s", file, error)
+        tree: Any = plain_data(storage.read_text(file), file)
+    except (ConfigError, CheckpointError) as error:
+        log.warning("the run's configuration is not read: %s", error)
         return None
     return tree if isinstance(tree, dict) else None
 

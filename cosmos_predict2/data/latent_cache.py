@@ -327,7 +327,7 @@ def _write(folder: Path, window: _Window, latents: Tensor, starts: Sequence[int]
 def _checksum(latents: Tensor, start: int, fps: float) -> int:
     """CRC-32 of a window: its bytes, and what says how to read them."""
     about = f"{latents.dtype} {list(latents.shape)} {start} {fps!r}"
-    return zlib.crc32(latents.contiguous().view(torch.uint8).numpy(), zlib.crc32(about.encode()))
+    return zlib.crc32(latents.contiguous().view(torch.uint8).numpy().data, zlib.crc32(about.encode()))
 
 
 def _is_done(path: Path, video: Path) -> bool:

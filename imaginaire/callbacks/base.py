@@ -5,6 +5,7 @@ A callback overrides the hooks it needs. ``iteration`` counts finished optimizer
 number before it; `on_training_step_end`, validation and saving get the number after it.
 """
 
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from imaginaire import distributed, lazy_config
 from imaginaire.errors import ConfigError
-from imaginaire.names import target_of
+from imaginaire.names import describe, target_of
 
 log = logging.getLogger(__name__)
 
@@ -128,10 +129,12 @@ class CallbackGroup:
 
     def __init__(self, config: Any, trainer: Any) -> None:
         self.callbacks: dict[str, Callback] = {}
-        nodes = dict((config.trainer.callbacks or {}).items())
-        for name, node in (_profiling_nodes(config) | nodes).items():
-            if node is not None:
-                self.callbacks[name] = _build(name, node, config, trainer)
+        nodes = _profiling_nodes(config) | dict((config.trainer.callbacks or {}).items())
+        nodes = {name: node for name, node in nodes.items() if node is not None}
+        for name, node in nodes.items():
+            _require_callback(f"trainer.callbacks.{name}", node)  # all of them, before one is called
+        for name, node in nodes.items():
+            self.callbacks[name] = _build(name, node, config, trainer)
         for name, callback in self.callbacks.items():
             callback.config, callback.trainer, callback.name = config, trainer, name
         for hook in HOOKS:
@@ -179,19 +182,26 @@ def _profiling_nodes(config: Any) -> dict[str, Any]:
     return nodes
 
 
-def _build(name: str, node: Any, config: Any, trainer: Any) -> Callback:
-    """The callback of a lazy node. ``config`` and ``trainer`` are passed where its constructor takes them."""
-    key = f"trainer.callbacks.{name}"
+def _require_callback(key: str, node: Any) -> None:
+    """Raise unless a node makes a callback: a class is told by its name, and nothing else is called to find out."""
     if isinstance(node, Callback):
-        return node
+        return
     if not isinstance(node, Mapping) or "_target_" not in node:
         raise ConfigError(f"{key} must be a lazy node such as L(GradClip)(clip_norm=1.0), or null; found {node!r}.")
-    parameters = lazy_config.signature(target_of(node, key))
+    target = target_of(node, key)
+    made = target.func if isinstance(target, functools.partial) else target
+    if not (isinstance(made, type) and issubclass(made, Callback)):
+        raise ConfigError(
+            f"{key}._target_ is {describe(made)}: no class of callbacks. Derive one from imaginaire.callbacks.Callback."
+        )
+
+
+def _build(name: str, node: Any, config: Any, trainer: Any) -> Callback:
+    """The callback of a lazy node. ``config`` and ``trainer`` are passed where its constructor takes them."""
+    if isinstance(node, Callback):
+        return node
+    parameters = lazy_config.signature(target_of(node, f"trainer.callbacks.{name}"))
     offered = {"config": config, "trainer": trainer}
     given = {k: v for k, v in offered.items() if k in parameters and node.get(k) is None}
-    callback = lazy_config.instantiate(node, **given)
-    if not isinstance(callback, Callback):
-        raise ConfigError(
-            f"{key} makes a {type(callback).__name__}: no callback. Derive it from imaginaire.callbacks.Callback."
-        )
+    callback: Callback = lazy_config.instantiate(node, **given)
     return callback

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import functools
 import inspect
 import logging
 from pathlib import Path
@@ -129,11 +130,21 @@ def test_every_n_fires(arguments: dict[str, Any], expected: list[int], tmp_path:
     assert isinstance(hits, Hits) and hits.hits == expected
 
 
+def test_no_target_is_called_before_all_are_known_to_be_callbacks(tmp_path: Path) -> None:
+    made = {"good": lazy(Hits, every_n=-1), "bad": {"_target_": "os.mkdir", "path": str(tmp_path / "made")}}
+    for nodes in (made, dict(reversed(made.items()))):
+        with pytest.raises(ConfigError, match=r"trainer.callbacks.bad._target_ is .*mkdir: no class of callbacks"):
+            CallbackGroup(make_config(nodes), None)
+    assert not (tmp_path / "made").exists()
+    CallbackGroup(make_config({"partial": lazy(functools.partial(Hits, every_n=2))}), None)
+
+
 @pytest.mark.parametrize(
     ("node", "message"),
     [
         ({"clip_norm": 1.0}, r"trainer.callbacks.bad must be a lazy node"),
-        (lazy(torch.nn.Identity), r"trainer.callbacks.bad makes a Identity: no callback"),
+        (lazy(torch.nn.Identity), r"trainer.callbacks.bad._target_ is torch.*Identity: no class of callbacks"),
+        (lazy(print), r"trainer.callbacks.bad._target_ is .*print: no class"),
         ({"_target_": "imaginaire.callbacks.train.GradKlip"}, r"(?s)trainer.callbacks.bad._target_.*GradClip"),
         (lazy(Hits, every_n=-1), r"every_n must be at least 0.*found every_n=-1"),
     ],

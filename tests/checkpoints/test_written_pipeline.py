@@ -11,6 +11,7 @@ import torch
 import yaml
 
 from cosmos_predict2.checkpoints.action_transforms import transform_tensor
+from cosmos_predict2.checkpoints.runs import run_tree
 from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.checkpoints.written_pipeline import KEY, UNTOLD, recorded_pipeline, written_pipeline
 from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
@@ -114,3 +115,22 @@ def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=KEY):
             written_pipeline(str(tmp_path / "model.pt"))
     assert written_pipeline(str(tmp_path / "absent.pt")) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [
+        (
+            b"b0: &b0 [1, 1]" + b"".join(b"\nb%d: &b%d [*b%d, *b%d]" % (i, i, i - 1, i - 1) for i in range(1, 40)),
+            "aliases",
+        ),
+        (b"\xff\xfe model", "should be text in UTF-8"),
+        (b"model: [", "is not valid YAML"),
+    ],
+)
+def test_a_config_beside_weights_that_cannot_be_read_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes, cause: str
+) -> None:
+    (tmp_path / "config.yaml").write_bytes(content)
+    assert run_tree(str(tmp_path / "checkpoints" / "model" / "iter_000000001.pt")) is None
+    assert cause in caplog.text and str(tmp_path / "config.yaml") in caplog.text
