@@ -71,6 +71,27 @@ class Figures:
         """By how many dB generated frames are nearer to the truth than the last given frame."""
         return self.psnr - self.psnr_repeat
 
+    @property
+    def verdict(self) -> str:
+        """What the training has done, from the controls measured beside it."""
+        linear = min(sum(losses) for losses in self.linear.values())
+        is_better, moves, is_real = self.ratio < 1, self.gain > 0, sum(self.after) < linear
+        if is_better and moves and is_real:
+            claim = "has learned these clips"
+        elif is_better:
+            claim = "has learned something, but " + (
+                "its frames are no nearer to the truth than the last conditioning frame repeated"
+                if not moves
+                else "a linear denoiser is as good"
+            )
+        else:
+            claim = "has learned nothing: its loss is no lower than before the training"
+        return (
+            f"{claim}: loss {self.ratio:.2f} of before, {sum(self.after) / linear:.2f} of the best linear denoiser;"
+            f" where something moves its frames are {self.gain:+.1f} dB nearer to the truth than the last conditioning"
+            " frame repeated"
+        )
+
 
 def evaluate(
     experiment: str,
@@ -149,7 +170,11 @@ def _dataset(config: Any, loader: str, num: int) -> Any:
 def as_text(figures: Figures) -> str:
     """A table with a row per noise level."""
     linear = list(figures.linear)
-    rows = [f"{'sigma':>8} {'before':>9} {'after':>9} " + " ".join(f"{'linear, ' + name:>20}" for name in linear)]
+    rows = [
+        figures.verdict,
+        "",
+        f"{'sigma':>8} {'before':>9} {'after':>9} " + " ".join(f"{'linear, ' + name:>20}" for name in linear),
+    ]
     for i, sigma in enumerate(figures.sigmas):
         others = " ".join(f"{figures.linear[name][i]:>20.4f}" for name in linear)
         rows.append(f"{sigma:>8.2f} {figures.before[i]:>9.4f} {figures.after[i]:>9.4f} {others}")
@@ -207,7 +232,7 @@ def run(args: argparse.Namespace) -> int:
     )
     print(as_text(figures))
     if args.json:
-        record = {**asdict(figures), "ratio": figures.ratio, "gain": figures.gain}
+        record = {"verdict": figures.verdict, **asdict(figures), "ratio": figures.ratio, "gain": figures.gain}
         Path(args.json).write_text(json.dumps(record, indent=2) + "\n")
     return 0
 

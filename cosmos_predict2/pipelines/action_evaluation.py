@@ -11,7 +11,7 @@
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from cosmos_predict2.conditioner import ACTION_KEY, TEXT_KEY, Condition, Conditioner
 from cosmos_predict2.pipelines import inverse_dynamics, video_quality
+from cosmos_predict2.pipelines.action_verdict import CODED, EXCHANGED, IMAGINED, TRUE, Verdict, verdict
 from cosmos_predict2.pipelines.controllability import (
     SIGMAS,
     ActionGap,
@@ -62,7 +63,7 @@ class Report:
     likeness: dict[str, dict[str, list[float]]]  # name -> "imagined" and "first frame repeated" -> by horizon
     gap: ActionGap | None
     distances: Distances | None  # in units of pixels' values, 0 to 255
-    following: dict[str, ActionFollowing]  # what is read of "true frames", "through the tokenizer", "imagined"
+    following: dict[str, ActionFollowing]  # what is read of which frames: action_verdict.TRUE and the other three
     by_chunk: dict[str, list[float]]
     seams: dict[str, float]  # the change at the first frame of a chunk, over that between other frames
     left_out: tuple[str, ...] = ()  # what was not measured, and why
@@ -76,27 +77,30 @@ class Report:
         return f"{self.num_steps} sampling step{'s' if self.num_steps > 1 else ''}"
 
     def as_dict(self) -> dict[str, Any]:
-        found = asdict(self)
+        found = {"verdict": asdict(self.verdict), **asdict(self)}
         if self.gap is not None:
             found["gap"] |= {"ratios": self.gap.ratios, "mean": self.gap.mean}
         if self.distances is not None:
             found["distances"] |= {"ratio": self.distances.ratio}
         return found
 
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the model follows its actions, and why."""
+        return verdict(self.gap, self.distances, self.following, "; ".join(self.left_out))
+
     def as_text(self) -> str:
-        """The figures as a few tables."""
+        """The verdict, and the figures as a few tables."""
         horizons = shown_horizons(self.num_actions)
-        title = f"{self.clips}, {self.steps}"
-        rows = [f"{title}\n{'frame':>48} " + " ".join(f"{h:>7}" for h in horizons)]
-        for name, by_kind in self.likeness.items():
-            rows += [
-                f"{name:>26} {kind:>21} " + " ".join(f"{values[h - 1]:>7.3f}" for h in horizons)
-                for kind, values in by_kind.items()
-            ]
-        rows.append(f"{'chunk':>48} " + " ".join(f"{i + 1:>7}" for i in range(len(self.by_chunk["PSNR"]))))
-        rows += [
-            f"{name:>48} " + " ".join(f"{value:>7.3f}" for value in values) for name, values in self.by_chunk.items()
+        likeness = [
+            (f"{name}, {kind}", [values[h - 1] for h in horizons])
+            for name, by_kind in self.likeness.items()
+            for kind, values in by_kind.items()
         ]
+        chunks = range(1, 1 + len(self.by_chunk["PSNR"]))
+        rows = [self.verdict.sentence, f"({self.clips}, {self.steps})", ""]
+        rows += [*aligned("frame", horizons, likeness), ""]
+        rows += [*aligned("chunk", chunks, self.by_chunk.items()), ""]
         return "\n".join([*rows, *self.findings()])
 
     def findings(self) -> list[str]:
@@ -118,6 +122,16 @@ class Report:
             seams = ", ".join(f"{kind} {value:.2f}" for kind, value in self.seams.items())
             found.append(f"change at the seams of chunks / elsewhere: {seams}")
         return found + [f"left out: {text}" for text in self.left_out]
+
+
+def aligned(head: str, columns: Iterable[int], rows: Iterable[tuple[str, Sequence[float]]]) -> list[str]:
+    """A table: names to the left, numbers to the right, each column as wide as its widest."""
+    cells = [[head, *map(str, columns)], *([name, *(f"{value:.3f}" for value in values)] for name, values in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))])
+        for row in cells
+    ]
 
 
 def shown_horizons(num_actions: int) -> list[int]:
@@ -278,12 +292,9 @@ def following(
     truth, action = recordings.video_B_C_F_H_W, recordings.action_B_L_D
     (known, known_action), asked = _fitted_and_asked(recordings)
     probe = inverse_dynamics.fit_probe(torch.cat([known, _coded(pipe, known)]), torch.cat([known_action] * 2))
-    frames = {
-        "true frames": truth[asked],
-        "through the tokenizer": _coded(pipe, truth[asked]),
-        "imagined": imagined_B_C_F_H_W[asked],
-    }
-    return {kind: probe.score(video, action[asked]) for kind, video in frames.items()}
+    frames = {TRUE: truth[asked], CODED: _coded(pipe, truth[asked]), IMAGINED: imagined_B_C_F_H_W[asked]}
+    found = {kind: probe.score(video, action[asked]) for kind, video in frames.items()}
+    return found | {EXCHANGED: probe.score(frames[IMAGINED], action[asked].roll(1, 0))}
 
 
 def why_not_read(recordings: Recordings) -> str:

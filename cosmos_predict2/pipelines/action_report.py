@@ -44,26 +44,14 @@ def write_report(
         [f"weights: {weights}", f"data: {report.clips}", _sampling(report)],
         video_width=width,
     )
-    page.findings(report.findings())
-    page.heading("Likeness to the true frames", "By frames after the first one, which is given.")
-    page.curves(report.likeness, "frames after the first")
-    horizons = shown_horizons(report.num_actions)
-    rows = [
-        [f"{name}, {kind}", *(f"{values[h - 1]:.3f}" for h in horizons)]
-        for name, by_kind in report.likeness.items()
-        for kind, values in by_kind.items()
-    ]
-    page.table(["frame", *(str(h) for h in horizons)], rows)
-    if len(report.by_chunk["PSNR"]) > 1:
-        page.heading("Drift over chunks", "Each chunk begins with the last frame that was imagined before.")
-        page.table(
-            ["chunk", *(str(i + 1) for i in range(len(report.by_chunk["PSNR"])))],
-            [[name, *(f"{value:.3f}" for value in values)] for name, values in report.by_chunk.items()],
-        )
+    page.verdict(f"The model {report.verdict.sentence}.")
     _show_clips(page, folder, recordings.video_B_C_F_H_W, imagined_B_C_F_H_W, fps)
     _show_tried(page, folder, tried, fps)
     if futures is not None:
         _show_futures(page, folder, futures, fps)
+    _show_likeness(page, report)
+    page.heading("All figures of obedience and seams")
+    page.findings(report.findings())
     if figures is not None:
         page.heading("Whole episodes of the toy world", "Whether they end as the simulator's do, judged from pixels.")
         page.text(figures.as_text())
@@ -81,6 +69,37 @@ def _sampling(report: Report) -> str:
     return f"{report.steps}, {chunks} chunk{'s' if chunks > 1 else ''} of {report.chunk_size} actions"
 
 
+def _show_likeness(page: Page, report: Report) -> None:
+    page.heading("Likeness to the true frames", "By frames after the first one, which is given.")
+    page.curves(report.likeness, "frames after the first")
+    page.note(_likeness_sentence(report))
+    horizons = shown_horizons(report.num_actions)
+    rows = [
+        [f"{name}, {kind}", *(f"{values[h - 1]:.3f}" for h in horizons)]
+        for name, by_kind in report.likeness.items()
+        for kind, values in by_kind.items()
+    ]
+    page.table(["frame", *(str(h) for h in horizons)], rows)
+    if (chunks := len(report.by_chunk["PSNR"])) > 1:
+        page.heading("Drift over chunks", "Each chunk begins with the last frame that was imagined before.")
+        page.table(
+            ["chunk", *(str(i + 1) for i in range(chunks))],
+            [[name, *(f"{value:.3f}" for value in values)] for name, values in report.by_chunk.items()],
+        )
+
+
+def _likeness_sentence(report: Report) -> str:
+    """What the curves of PSNR show: how long the imagined frames are nearer to the truth than a standstill."""
+    by_kind = report.likeness["PSNR (dB)"]
+    imagined, still = by_kind["imagined"], by_kind["first frame repeated"]
+    gains = [a - b for a, b in zip(imagined, still)]
+    nearer = sum(gain > 0 for gain in gains)
+    return (
+        f"Imagined frames are nearer to the truth than the first frame repeated at {nearer} of {len(gains)} frames: by"
+        f" {gains[0]:+.1f} dB at the first, {gains[-1]:+.1f} dB at the last."
+    )
+
+
 def _show_clips(page: Page, folder: Path, truth: Tensor, imagined: Tensor, fps: float) -> None:
     page.heading("Truth and imagined", "The clips in which most happens; both get the same first frame.")
     change = (truth[:, :, 1:].float() - truth[:, :, :1].float()).square().flatten(1).mean(1)
@@ -88,6 +107,7 @@ def _show_clips(page: Page, folder: Path, truth: Tensor, imagined: Tensor, fps: 
     for i in chosen:
         clips = [("true", truth[i]), ("imagined", imagined[i])]
         page.clips([_written(folder, f"clip_{i:02d}_{name}", f"clip {i}, {name}", clip, fps) for name, clip in clips])
+    page.note(f"Shown are {len(chosen)} of {len(truth)} clips; one that follows its actions moves as the truth does.")
 
 
 def _show_tried(page: Page, folder: Path, tried: Tried, fps: float) -> None:
@@ -101,6 +121,7 @@ def _show_tried(page: Page, folder: Path, tried: Tried, fps: float) -> None:
         shown = [("own actions" if k == i else f"actions of clip {k}", clip) for k, clip in zip(rows, videos[:, 0])]
         shown.append(("own actions, another seed", videos[0, 1]))
         page.clips([_written(folder, f"tried_{i:02d}_{j}", text, clip, fps) for j, (text, clip) in enumerate(shown)])
+    page.note("Where actions are followed, the videos of a row differ; those of the first and the last hardly.")
 
 
 def _show_futures(page: Page, folder: Path, futures: Futures, fps: float) -> None:

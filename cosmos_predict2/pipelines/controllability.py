@@ -53,6 +53,7 @@ class ActionGap:
     true: list[float]
     swapped: list[float]
     num_samples: int  # that have a partner with other actions
+    share: float  # of them, whose loss over all noise levels is larger with the other actions: half by chance
 
     @property
     def ratios(self) -> list[float]:
@@ -82,17 +83,21 @@ def action_gap(
         return None
     chosen = counts_B.nonzero()[:, 0]
     losses: dict[str, list[float]] = {"true": [], "swapped": []}
+    worse_B = torch.zeros(len(chosen), dtype=torch.float64)
     for sigma in sigmas:
         sums = {"true": 0.0, "swapped": 0.0}
-        for part_B in chosen.split(batch_size):
+        for part_B, worse in zip(chosen.split(batch_size), worse_B.split(batch_size)):
             rows = part_B.to(x0_B_C_T_H_W.device)
             x0, epsilon, own = x0_B_C_T_H_W[rows], epsilon_B_C_T_H_W[rows], rows_of(condition, rows)
             other = replace(own, action_B_A_D=action_B_A_D[partner_B[part_B].to(action_B_A_D.device)])
-            for name, told in (("true", own), ("swapped", other)):
-                sums[name] += float(predict.velocity_errors(x0, epsilon, sigma, told).double().sum())
+            for name, condition_of, sign in (("true", own, -1), ("swapped", other, 1)):
+                errors_B = predict.velocity_errors(x0, epsilon, sigma, condition_of).double().cpu()
+                sums[name] += float(errors_B.sum())
+                worse += sign * errors_B  # a view of its rows
         for name, total in sums.items():
             losses[name].append(total / len(chosen))
-    return ActionGap([float(sigma) for sigma in sigmas], losses["true"], losses["swapped"], len(chosen))
+    share = float(((worse_B > 0).double() + 0.5 * (worse_B == 0).double()).mean())
+    return ActionGap([float(sigma) for sigma in sigmas], losses["true"], losses["swapped"], len(chosen), share)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ figure { margin: 0; } figcaption { font-size: .85rem; color: #555; }
 .row { display: flex; flex-wrap: wrap; gap: .8rem; margin: .5rem 0 1rem; }
 video { width: WIDE_px; image-rendering: pixelated; background: #eee; display: block; }
 svg text { font-size: 11px; fill: #444; } pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; }
-button { font: inherit; }
+button { font: inherit; } .verdict { font-size: 1.1rem; font-weight: 600; } .note { color: #555; margin-top: 0; }
 """
 _SCRIPT = """
 const videos = [...document.querySelectorAll('video')];
@@ -58,9 +58,19 @@ class Page:
     def heading(self, text: str, note: str = "") -> None:
         self._parts.append(f"<h2>{html.escape(text)}</h2>" + (f"<p>{html.escape(note)}</p>" if note else ""))
 
+    def verdict(self, sentence: str) -> None:
+        self._parts.append(f'<p class="verdict">{html.escape(sentence)}</p>')
+
+    def note(self, sentence: str) -> None:
+        """What the figure above shows."""
+        self._parts.append(f'<p class="note">{html.escape(sentence)}</p>')
+
     def findings(self, sentences: Sequence[str]) -> None:
         items = "".join(f"<li>{html.escape(text)}</li>" for text in sentences)
         self._parts.append(f"<ul>{items}</ul>")
+
+    def link(self, text: str, file: str) -> None:
+        self._parts.append(f'<p><a href="{html.escape(file)}">{html.escape(text)}</a></p>')
 
     def text(self, lines: str) -> None:
         """Lines as they are, such as a table in letters of one width."""

@@ -68,10 +68,10 @@ class ImaginedFigures:
                 rows.append(f"{name:<14}" + "".join(f"{loss:>9.4f}" for loss in losses))
             ratios = "".join(f"{ratio:>9.2f}" for ratio in self.gap.ratios)
             rows.append(f"ratio         {ratios}   mean {self.gap.mean:.2f}")
-        rows.append(f"{'whole episodes':<28} {HEADER}")
+        rows.append(f"{'whole episodes':<31} {HEADER}")
         for name, ends in self.ends.items():
-            rows.append(f"{name:<28} {ends.as_row()}")
-            rows.append(f"{name + ', true pictures':<28} {self.detector[name].as_row()}")
+            rows.append(f"{name:<31} {ends.as_row()}")
+            rows.append(f"{name + ', true pictures':<31} {self.detector[name].as_row()}")
         return "\n".join(rows)
 
     def as_dict(self) -> dict[str, Any]:

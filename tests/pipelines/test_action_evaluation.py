@@ -107,6 +107,7 @@ def test_a_standstill_is_the_first_frame_repeated_and_obeys_nothing(pipe: Any, r
     assert report.following["imagined"].r2 < 0.1
     assert report.distances is not None and report.distances.actions == 0
     text = report.as_text()
+    assert text.startswith("ignores its actions: ")
     assert "R2 of the sums" in text and "gradient similarity" in text and "nan" not in text
     assert json.loads(json.dumps(report.as_dict()))["gap"]["mean"] == report.gap.mean  # type: ignore[union-attr]
 
@@ -115,7 +116,11 @@ def test_what_is_left_out_is_said_with_its_reason(pipe: Any, recordings: Recordi
     one = Recordings("one", recordings.video_B_C_F_H_W[:1], recordings.action_B_L_D[:1])
     report, imagined, tried = evaluate(knowing(pipe, one, moves=True), one, num_steps=1)
     text = report.as_text()
-    assert text.startswith("1 clip of one, 1 sampling step\n") and report.gap is report.distances is None
+    first, second, *_ = text.splitlines()
+    assert first.startswith(
+        "cannot say whether it follows its actions: what other actions change, as there is one clip"
+    )
+    assert second == "(1 clip of one, 1 sampling step)" and report.gap is report.distances is None
     assert "left out: what other actions change, as there is one clip: raise --num_clips" in text
     assert "left out: actions read from the frames, as the probe" in text
     page = write_report(tmp_path, report, one, imagined, tried, weights="w", fps=10.0)
@@ -358,8 +363,10 @@ def test_the_model_that_comes_with_the_code_obeys(recordings: Recordings) -> Non
     config.guardrail_config.enabled = False
     tiny = Video2WorldActionConditionedPipeline.from_config(config, tiny_action_path(), device="cpu")
     assert tiny.transform == TOY and tiny.config.timestamps.nfe == 1
-    gap = action_evaluation.gap_of(tiny, recordings)
-    assert gap is not None and gap.mean > 5
+    report, _, _ = evaluate(tiny, recordings, num_steps=1)
+    assert report.gap is not None and report.gap.mean > 5 and report.gap.share == 1
+    assert report.following["imagined, other clips' actions"].r2_of_sums < 0.1
+    assert report.as_text().startswith("follows its actions: with the actions of another clip its loss is")
     futures = imagine_futures(tiny, num_steps=1)
     assert futures.apart() > 1.5 * futures.error()
 
