@@ -178,6 +178,8 @@ def test_resuming_equals_no_interruption(dtype: torch.dtype, by_name: bool) -> N
         assert torch.equal(p, q)
         for key, value in optimizer.state[p].items():
             assert torch.equal(value, again.state[q][key]) and value.dtype == again.state[q][key].dtype
+    if not by_name:
+        return
     files = [io.BytesIO(), io.BytesIO()]
     torch.save(named_state(optimizer, straight), files[0])
     torch.save(named_state(again, resumed), files[1])
