@@ -52,3 +52,24 @@ def test_half_precision_is_rounded_once() -> None:
     wide = RMSNorm(24)
     wide.load_state_dict(norm.state_dict())
     assert torch.equal(norm(x), wide(x.float()).bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("of_x", "of_weight"),
+    [
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float32),
+        (torch.float32, torch.bfloat16),
+        (torch.float16, torch.bfloat16),
+    ],
+)
+def test_mixed_precision_is_computed_in_the_wider_one(of_x: torch.dtype, of_weight: torch.dtype) -> None:
+    """As under autocast, or with an embedding of time that is kept wide: neither input is rounded before."""
+    torch.manual_seed(0)
+    norm = RMSNorm(24)
+    torch.nn.init.normal_(norm.weight)
+    norm.to(of_weight)
+    x = (3 * torch.randn(64, 24)).to(of_x)
+    expected = F.rms_norm(x.float(), (24,), norm.weight.float(), EPS).to(of_x)
+    found = norm(x)
+    assert found.dtype == of_x and torch.equal(found, expected)
