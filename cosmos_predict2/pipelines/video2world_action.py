@@ -169,11 +169,13 @@ class Video2WorldActionConditionedPipeline(Video2WorldPipeline):
         num_latent = self._check(first_frames_B_C_F_H_W, actions_B_A_D, seeds)
         num_given = first_frames_B_C_F_H_W.shape[2]
         size, height, width = len(seeds), *first_frames_B_C_F_H_W.shape[3:]
-        texts = {TEXT_KEY: text_B_S_E, NEGATIVE_TEXT_KEY: negative_text_B_S_E}
+        given = {TEXT_KEY: text_B_S_E, NEGATIVE_TEXT_KEY: negative_text_B_S_E}
+        num_tokens = self.config.num_text_tokens
+        texts = {key: with_tokens(text, num_tokens) for key, text in given.items() if text is not None}
         if text_B_S_E is None:
             # One token does: all tokens of a text of zeros are alike, so that attention gives the same for any number.
             texts[TEXT_KEY] = torch.zeros(1, 1, self.dit.text_channels)
-        rows = {key: self._rows(text, size) for key, text in texts.items() if text is not None}
+        rows = {key: self._rows(text, size) for key, text in texts.items()}
         videos = []
         step = batch_size or self._most_at_once(num_latent, height, width)
         for start in range(0, size, step):
@@ -284,7 +286,7 @@ class Video2WorldActionConditionedPipeline(Video2WorldPipeline):
 
     def _rows(self, text_B_S_E: Tensor, size: int) -> Tensor:
         """The text of each sample, on the device; one for all is kept once."""
-        text = with_tokens(text_B_S_E, self.config.num_text_tokens).to(self.device, self.dit.dtype)
+        text = text_B_S_E.to(self.device, self.dit.dtype)
         if text.shape[0] not in (1, size):
             raise DataError(f"There are texts for {text.shape[0]} samples, but {size} samples: one each, or one.")
         return text if text.shape[0] == size else text.expand(size, -1, -1)

@@ -68,7 +68,7 @@ def trained_text(path: str) -> TrainedText | None:
         return None
     try:
         starts = [json.loads(line) for line in storage.read_text(file).splitlines() if line.strip()]
-        texts = next((start[KEY] for start in reversed(starts) if KEY in start), [])
+        texts: list[dict[str, Any]] = next((start[KEY] for start in reversed(starts) if KEY in start), [])
         found = [TrainedText(**text) for text in texts]
     except (ValueError, TypeError) as error:
         log.warning("%s: its '%s' cannot be read (%s): the text of training is unknown", file, KEY, error)

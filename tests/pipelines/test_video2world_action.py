@@ -209,19 +209,23 @@ def test_cross_attention_is_left_out_without_text_and_only_then(monkeypatch: pyt
 def test_one_text_for_all_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = make_pipeline()
     frames, actions, seeds = inputs()
-    rows: list[int] = []
+    rows: list[tuple[int, ...]] = []
     prepare = pipe.dit.prepare
 
     def counted(text: Tensor, **options: Any) -> Any:
-        rows.append(text.shape[0])
+        rows.append(tuple(text.shape[:2]))
         return prepare(text, **options)
 
     monkeypatch.setattr(pipe.dit, "prepare", counted)
     text = torch.randn(1, 4, 8)
     shared = pipe.generate_actions(frames, actions, seeds, num_steps=2, text_B_S_E=text, as_float=True)
     each = pipe.generate_actions(frames, actions, seeds, num_steps=2, text_B_S_E=text.repeat(3, 1, 1), as_float=True)
-    assert rows == [1, 3]
+    assert rows == [(1, 4), (3, 4)]
     assert torch.allclose(shared, each, atol=1e-5)
+    pipe.config.num_text_tokens = 6  # of the training; no text stays one token
+    pipe.generate_actions(frames, actions, seeds, num_steps=2, text_B_S_E=text)
+    pipe.generate_actions(frames, actions, seeds, num_steps=2)
+    assert rows[2:] == [(1, 6), (1, 1)]
 
 
 # ---- rollouts --------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A prompt reaches the network as the captions of its training did, or it is an error."""
 
+import argparse
 import json
 import logging
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
+from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.mock import MockVideos
 from cosmos_predict2.data.toy import ToyWorldVideos
 from cosmos_predict2.models.text_widths import data_text, text_of_config
@@ -24,6 +26,7 @@ from cosmos_predict2.text.reason1 import Reason1Encoder
 from cosmos_predict2.text.t5 import T5Encoder
 from cosmos_predict2.text.trained_text import TrainedText, follow_text, other_text, trained_text, with_tokens
 from examples.video2world import prepare
+from examples.video2world_action_choice import ActionChoice, read_texts
 from examples.video2world_choice import choose_model
 from examples.video2world_flags import parse
 from imaginaire import preflight, provenance
@@ -129,6 +132,27 @@ def test_embeddings_of_a_prompt_are_those_of_the_run_or_an_error(run_of_512: str
         assert words in str(error.value)
 
 
+def test_a_model_with_actions_is_asked_with_the_text_that_it_knows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Zeros in place of captions are told; embeddings of another encoder are refused."""
+    config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
+    follow_text(config, TrainedText("bytes-v1-64x8", 64, 64, 8), "the run")
+    choice = ActionChoice(config, "RUN", None, "", "tiny")
+    no_text = dict(prompt="", negative_prompt="", prompt_embeddings=None)
+    assert read_texts(argparse.Namespace(**no_text), choice, 8) == (None, None)
+    assert "RUN was trained with captions encoded by bytes-v1-64x8" in caplog.text
+    assert "--text_encoder bytes --num_tokens 64 --width 8" in caplog.text
+    path = tmp_path / "prompt.safetensors"
+    asked = argparse.Namespace(prompt=PROMPT, negative_prompt="", prompt_embeddings=str(path))
+    write_prompt_embeddings(path, BytesEncoder(512, 8), [PROMPT])
+    with pytest.raises(ConfigError, match=r"prompt\.safetensors has 512 tokens .*bytes-v1-64x8"):
+        read_texts(asked, choice, 8)
+    write_prompt_embeddings(path, BytesEncoder(64, 8), [PROMPT])
+    text, _ = read_texts(asked, choice, 8)
+    assert text.shape == (1, 64, 8)
+
+
 def test_an_encoder_of_other_texts_is_refused_where_it_meets_the_network(run_of_512: str) -> None:
     path = run_of_512
     config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
@@ -169,11 +193,15 @@ def test_the_last_start_counts_and_two_kinds_of_text_are_told(
     assert "texts of 2 kinds" in caplog.text and "by bytes-v1-512x64" in caplog.text
 
 
-def test_what_data_sets_say_of_their_text() -> None:
+def test_what_data_sets_say_of_their_text(tmp_path: Path) -> None:
     toy = dict(_target_=ToyWorldVideos, num_tokens=32, width=16)
     assert data_text(toy) == TrainedText("bytes-v1-32x16", 32, 32, 16)
     assert data_text({**toy, "captions": False}) == TrainedText("none", 32, 32, 16)
     assert data_text(dict(_target_=MockVideos)) is None, "random numbers are no encoder's"
+    robot = dict(_target_=LeRobotActionDataset, root=str(tmp_path), num_tokens=32, text_width=16)
+    assert data_text(robot) == TrainedText("none", 32, 32, 16)
+    embed_captions(tmp_path / "t5_xxl", {"episode_000000": "x"}, BytesEncoder(64, 8))
+    assert data_text({**robot, "load_t5_embeddings": True}) == TrainedText("bytes-v1-64x8", 64, 32, 8)
     assert data_text(dict(_target_="cosmos_predict2.data.dataset_video.Dataset", text_encoder="none")) is None
 
 
