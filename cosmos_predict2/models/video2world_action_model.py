@@ -58,7 +58,7 @@ from imaginaire.weight_files import is_hub
 log = logging.getLogger(__name__)
 
 FIRST_BATCH, START_WEIGHTS = "the first batch", "the file of the start weights"
-MANY_TIMES_ONE, FAR_FROM_ONE = 8.0, 50.0  # released weights have moves times 20
+LEAST, MOST = 0.01, 30.0  # of the largest action of a batch: released weights have grippers of 20
 
 _told: set[str] = set()  # what was said of start weights before anything was built, and is not said again
 
@@ -86,7 +86,7 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
         self._turns: dict[
             str, tuple[Tensor, Tensor] | None
         ] = {}  # by a sample's transform: how its actions become ours
-        self._is_compared = False  # with the start weights
+        self._is_compared = self._has_seen_size = False  # with the start weights; of the first actions
         self._has_loaded = False  # weights of a checkpoint, in place of those that the run started from
 
     @classmethod
@@ -218,12 +218,20 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
     def likely_causes(self, batch: Mapping[str, Any]) -> Iterator[str]:
         """Also actions that are far from the order of 1."""
         yield from super().likely_causes(batch)
-        largest = float(self._with_runs_transform(batch)[ACTION_KEY].abs().max())
-        if largest > MANY_TIMES_ONE:
-            yield (
-                f"the actions of this step reach {largest:.3g} as {self.action_transform}, where a network expects the"
-                " order of 1 (dataloader_train.dataset.action_transform, or action_scale of Bridge's layout)"
-            )
+        if (problem := self._far_from_one(self._with_runs_transform(batch)[ACTION_KEY])) is not None:
+            yield problem
+
+    def _far_from_one(self, action_B_A_D: Tensor) -> str | None:
+        """What is odd about the size of a batch's actions; zeros are hidden ones."""
+        largest = float(action_B_A_D.abs().max())
+        if LEAST <= largest <= MOST or largest == 0:
+            return None
+        return (
+            f"the largest action of the batch is {largest:.3g} as {self.action_transform}, where a network expects the"
+            f" order of 1: {'it hardly sees them' if largest < LEAST else 'they drown all else'}. Have the data the"
+            " units that this transform was made for? It is dataset.action_transform of LeRobot and LIBERO data"
+            " (statistics give one), action_scale of Bridge's layout"
+        )
 
     # --- the transform of the actions
 
@@ -283,13 +291,17 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
             if text not in self._turns:
                 self._turns[text] = self._turn_into(own, ActionTransform.from_json(text))
         turns = [self._turns[text] for text in of_samples]
-        if all(turn is None for turn in turns):
-            return batch
-        rows = [
-            row if turn is None else (row.float() * turn[0].to(row.device) + turn[1].to(row.device)).to(row.dtype)
-            for row, turn in zip(batch[ACTION_KEY], turns, strict=True)
-        ]
-        return {**batch, ACTION_KEY: torch.stack(rows)}
+        if any(turn is not None for turn in turns):
+            rows = [
+                row if turn is None else (row.float() * turn[0].to(row.device) + turn[1].to(row.device)).to(row.dtype)
+                for row, turn in zip(batch[ACTION_KEY], turns, strict=True)
+            ]
+            batch = {**batch, ACTION_KEY: torch.stack(rows)}
+        if self.training and not self._has_seen_size:
+            self._has_seen_size = True
+            if (problem := self._far_from_one(batch[ACTION_KEY])) is not None:
+                log.warning("%s.", problem)
+        return batch
 
     def _decide(self, of_samples: Sequence[str]) -> ActionTransform:
         """The run's transform: the first that data were told, else that of the start weights where it is one of such
@@ -327,14 +339,6 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
             )
         factor, summand = own.of_actions_by(found)
         log.info("actions: %s by the data's own statistics become %s, as %s has them", found, own, self._says_transform)
-        if (largest := float(abs(factor).max())) > FAR_FROM_ONE:
-            log.warning(
-                "actions as %s has them reach about %.3g in these data, where a network expects the order of 1: do the"
-                " data have the units that it began with? If not, say so by action_transform of the data set, or begin"
-                " a new run (job.name) without those weights.",
-                self._says_transform,
-                largest,
-            )
         return torch.from_numpy(factor).float(), torch.from_numpy(summand).float()
 
     def _compare_start(self, transform: ActionTransform) -> None:

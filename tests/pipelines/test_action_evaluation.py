@@ -268,6 +268,9 @@ def test_a_robot_folder_is_read_as_by_the_run_of_the_weights(tmp_path: Path) -> 
     once = read_recordings(str(tmp_path / "data"), TOY, **wanted)
     steps = once.action_B_L_D[0].unflatten(0, (6, 2)).sum(dim=1)[:, :2]
     assert torch.allclose(found.action_B_L_D[0, :6, :2], steps, atol=1e-5)
+    of_run = {"_target_": target, "root": str(tmp_path / "data"), "data_split": "val", "video_size": [48, 48]}
+    by_weights = recordings_of_run(of_run, controller(4, scale=20.0), num=2, num_actions=12)
+    assert torch.allclose(by_weights.action_B_L_D, 20 * once.action_B_L_D), "not by the data's own statistics"
 
 
 def test_a_folder_has_the_size_of_the_run(
