@@ -38,6 +38,7 @@ from imaginaire.registry import (
     package_of,
     prepare_store,
     register_experiment,
+    summary,
     uncopied_store,
     unknown_entry,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "import_all_modules_from_package",
     "register_experiment",
     "split_arguments",
+    "summary",
     "with_job_name",
 ]
 

@@ -159,6 +159,39 @@ def entries(group: str) -> list[str]:
     return sorted(name.removesuffix(".yaml") for name in node) if isinstance(node, dict) else []
 
 
+def summary(name: str) -> str:
+    """A line on an experiment, without composing it: what its file says of itself, its model, data and length."""
+    entry = _entry("experiment", name)
+    module = sys.modules.get(str(entry.provider)) if entry is not None else None
+    paragraph = " ".join((getattr(module, "__doc__", None) or "").partition("\n\n")[0].split())
+    about = paragraph.partition(". ")[0].rstrip(".").replace("``", "")
+    facts = ", ".join(f"{key}={value}" for key, value in _facts(name).items())
+    return " ".join(part for part in (about, f"({facts})" if facts else "") if part)
+
+
+def _facts(name: str) -> dict[str, Any]:
+    """Model, data and number of iterations of an experiment, its own or those of the one that it starts from."""
+    facts: dict[str, Any] = {}
+    entry = _entry("experiment", name)
+    tree = entry.node if entry is not None else None
+    if not isinstance(tree, DictConfig):
+        return facts
+    defaults: Any = OmegaConf.to_container(tree._get_node("defaults") or ListConfig([]), resolve=False)  # type: ignore[arg-type]
+    for item in defaults:
+        group, choice = next(iter(item.items())) if isinstance(item, dict) else str(item).rpartition("/")[::2]
+        group = _renamed(str(group)).removeprefix("override ").strip("/")
+        if group == "experiment" or (not group and is_registered("experiment", str(choice))):
+            facts |= _facts(str(choice))
+        elif group in ("model", "dataloader_train"):
+            facts[group] = choice
+    for key, inner in (("model", "model._target_"), ("dataloader_train", "dataloader_train.dataset._target_")):
+        if target := OmegaConf.select(tree, inner):
+            facts[key] = describe(target).rpartition(".")[2]
+    if iterations := OmegaConf.select(tree, "trainer.max_iter"):
+        facts["trainer.max_iter"] = iterations
+    return facts
+
+
 def is_registered(group: str, name: str) -> bool:
     return name in entries(group)
 

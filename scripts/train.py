@@ -29,6 +29,7 @@ overrides, after a bare '--' (the flags come before it):
   'key="a,b"'                a comma, '=' or bracket in a value: quotes of its own inside the shell's
 
 examples:
+  python -m scripts.train --list --long
   python -m scripts.train --config=examples/minimal/config.py --list
   python -m scripts.train --config=examples/minimal/config.py --dryrun -- experiment=minimal trainer.max_iter=10
   python -m scripts.train --config=examples/minimal/config.py -- experiment=minimal optimizer.lr=1e-4
@@ -56,7 +57,7 @@ class _Parser(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     made = _Parser(
         prog="python -m scripts.train",
-        usage="%(prog)s [--config PATH] [--list | --dryrun] [--debug] [-- OVERRIDE ...]",
+        usage="%(prog)s [--config PATH] [--list [--long] | --dryrun] [--debug] [-- OVERRIDE ...]",
         description="Train a model: compose a configuration and run it. One process, or as many as torchrun starts.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -70,6 +71,9 @@ def parser() -> argparse.ArgumentParser:
     )
     action = made.add_mutually_exclusive_group()
     action.add_argument("--list", action="store_true", help="print the names of all experiments, one per line")
+    made.add_argument(
+        "--long", action="store_true", help="with --list: a line on each, with its model, data and length"
+    )
     action.add_argument(
         "--dryrun",
         action="store_true",
@@ -107,9 +111,11 @@ def run(arguments: Sequence[str]) -> int:
     if OTHER_TREE in args.config and not os.path.exists(args.config):
         print(f"--config={args.config}: its experiments are in {DEFAULT_CONFIG} here, which is read", file=sys.stderr)
         args.config = DEFAULT_CONFIG
+    if args.long and not args.list:
+        raise ConfigError("--long says more with --list: python -m scripts.train --list --long")
     if args.list:
         names = compose.experiment_names(args.config)
-        sys.stdout.write("".join(f"{name}\n" for name in names))
+        sys.stdout.write("".join(f"{name}  {compose.summary(name)}\n" if args.long else f"{name}\n" for name in names))
         if not names:
             print(f"no experiments in {args.config}", file=sys.stderr)
         return 0

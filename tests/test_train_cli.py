@@ -48,6 +48,25 @@ def test_list_prints_names_and_nothing_else(
     assert all(line and " " not in line for line in lines)
 
 
+def test_the_long_list_has_a_line_on_each_experiment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert called(monkeypatch, tmp_path, ["--config=examples/minimal/config.py", "--list", "--long"]) == 0
+    lines = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    assert list(lines) == compose.experiment_names("examples/minimal/config.py")
+    assert all("model=" in words and "dataloader_train=" in words and words[0] != "(" for words in lines.values())
+    assert lines["minimal"].startswith("A complete project of one's own: registers the experiment minimal")
+    assert lines["minimal"].endswith("(model=MinimalModel, dataloader_train=Waves, trainer.max_iter=400)")
+    tiny = "(model=predict2_video2world_fsdp_tiny, dataloader_train=toy, trainer.max_iter=4000)"
+    assert lines["predict2_video2world_training_tiny_groot_gr1_480"].endswith(
+        f"clips, and its tiny twin on the toy world {tiny}"
+    )
+    inherited = lines["predict2_video2world_training_2b_agibot_head_center_fisheye_color_480p_10fps"]
+    assert inherited.endswith("trainer.max_iter=100000)"), "of the experiment that it starts from"
+    assert called(monkeypatch, tmp_path, ["--long"]) == 2
+    assert "--list --long" in capsys.readouterr().err
+
+
 def test_list_without_experiments_says_so_beside_the_list(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -180,6 +180,7 @@ def drop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drop]:
 def test_the_template_of_the_guide_composes_and_training_says_what_is_absent(drop: Drop) -> None:
     drop(mine=TEMPLATE)
     assert "your_custom_experiment" in experiment_names(BASE)
+    assert registry.summary("your_custom_experiment") == "(model=predict2_video2world_fsdp_2b)"
     config = compose(BASE, ["experiment=your_custom_experiment"])
     assert config.job.path == "your_project/your_group/your_experiment_name"
     assert list(config.dataloader_val.datasets) == ["image_data", "video_data"] and config.optimizer.lr == 1e-4
