@@ -11,7 +11,6 @@ import logging
 import os
 import pickle
 import re
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -250,7 +249,10 @@ def _not_weights(address: str, kind: str, local: Path) -> CheckpointError:
 
 
 def _damaged(address: str, local: Path, error: Exception) -> CheckpointError:
-    if _kind(local) == "torch" and not zipfile.is_zipfile(local):
+    with open(local, "rb") as file:
+        file.seek(max(0, local.stat().st_size - 2**16))
+        has_end = b"PK\5\6" in file.read()
+    if _kind(local) == "torch" and not has_end:
         return CheckpointError(
             f"{address} is cut short ({_megabytes(local)}): the end of the archive is missing. Fetch or save it again."
         )

@@ -5,7 +5,9 @@ import io
 import json
 import os
 import pickle
+import random
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -436,6 +438,51 @@ def _grow(metadata: Any, rows: int) -> None:
     """A few bytes of file that say terabytes."""
     entry = metadata.state_dict_metadata["net.a.weight"]
     entry.size = entry.chunks[0].sizes = torch.Size([rows, 3])
+
+
+FORMS: dict[str, Callable[[Path], Path]] = {  # the file of a set of weights that is written into an empty folder
+    "pt": lambda d: (torch.save(state(), d / "a.pt"), d / "a.pt")[1],
+    "old pt": lambda d: (torch.save(state(), d / "a.pt", _use_new_zipfile_serialization=False), d / "a.pt")[1],
+    "safetensors": lambda d: (save_file(state(), d / "a.safetensors"), d / "a.safetensors")[1],
+    "dcp metadata": lambda d: (save_dcp(d, state()), d / ".metadata")[1],
+    "dcp": lambda d: (save_dcp(d, state()), d / "__0_0.distcp")[1],
+}
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize("form", FORMS)
+def test_a_flipped_or_missing_byte_is_damage_or_read_and_no_other_error(tmp_path: Path, form: str) -> None:
+    file = FORMS[form](tmp_path)
+    intact = file.read_bytes()
+    draw = random.Random(form)
+    directory = intact.find(b"PK\1\2")  # of a zip: its fields are what readers trust
+    places = [*draw.sample(range(len(intact)), 50), *(range(directory, directory + 40) if directory > 0 else ())]
+    for place in [*places, *range(len(intact) - 22, len(intact))]:
+        flipped = intact[:place] + bytes([intact[place] ^ 1 << draw.randrange(8)]) + intact[place + 1 :]
+        for content in (flipped, intact[:place]):
+            file.write_bytes(content)
+            try:
+                dict(weights.read(str(tmp_path)))
+            except CheckpointError as error:
+                assert str(tmp_path) in str(error)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[1]",
+        b'{"weight_map": 3}',
+        b'{"weight_map": {"a": ["x"]}}',
+        b'{"weight_map": {"a": 1, "b": "x"}}',
+        b"[" * 100_000,
+        b"\xff",
+    ],
+)
+def test_an_index_of_other_content_is_named(tmp_path: Path, content: bytes) -> None:
+    save_file(state(), tmp_path / "m-00001-of-00001.safetensors")
+    (tmp_path / "m.safetensors.index.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"m\.safetensors\.index\.json is not an index of shards"):
+        weights.read(str(tmp_path))
 
 
 # Remote and hub -------------------------------------------------------------------------------------------------------
