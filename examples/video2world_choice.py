@@ -87,10 +87,13 @@ def choose_model(args: argparse.Namespace) -> Choice:
 def look_at_weights(args: argparse.Namespace, sizes: Mapping[str, Any]) -> Weights:
     """The run that the weights or the adapter lie in, else what names and shapes say; a released model by its name."""
     from cosmos_predict2.checkpoints import parse_lora
+    from cosmos_predict2.checkpoints.released import PREDICT25, not_yet_here
     from cosmos_predict2.pipelines.recorded_run import recorded_run
 
     if args.model:
         return Weights(None, True, args.model.partition("/")[0])
+    if args.dit_path.endswith(PREDICT25["2B/distilled"][1]):  # its shapes are those of the others
+        raise ConfigError(f"--dit_path {args.dit_path}: {not_yet_here('2B/distilled')}.")
     sources = [args.dit_path] if args.dit_path else [parse_lora(adapter)[0] for adapter in args.lora]
     run = next((found for path in sources if (found := recorded_run(path)) is not None), None)
     if run is not None:

@@ -55,6 +55,9 @@ def test_weights_are_recognised_by_their_text_projection(weights: str) -> None:
 def test_released_weights_that_are_not_there_are_recognised_by_their_place() -> None:
     path = "checkpoints/nvidia/Cosmos-Predict2.5-2B/base/post-trained/81edfebe-bd6a-4039-8c1d-737df1a790bf_ema_bf16.pt"
     assert chosen("--dit_path", path).config.flow is not None
+    path = "checkpoints/nvidia/Cosmos-Predict2.5-2B/base/distilled/575edf0f-d973-4c74-b52c-69929a08d0a5_ema_bf16.pt"
+    with pytest.raises(ConfigError, match=r"2B/distilled is not yet here"):
+        chosen("--dit_path", path)
 
 
 @pytest.mark.slow  # for the composition of a run
