@@ -15,7 +15,7 @@ from cosmos_predict2.data.lerobot.info import VAL_FRACTION
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.preparation.lerobot_export import SPLITS, export, fetch_source
 from imaginaire import command_line
-from imaginaire.errors import ConfigError
+from imaginaire.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +77,10 @@ def run(args: argparse.Namespace, command: str) -> int:
         command=command,
     )
     if not args.dry_run and not made.outcome.faults:
+        try:
+            _show_actions(LeRobotSource.open(root))
+        except DataError as error:  # the clips are good without
+            log.warning("%s", error)
         log.info("next: python -m scripts.get_t5_embeddings --dataset_path %s", Path(args.out) / args.splits[0])
     return made.outcome.report("clips")
 
@@ -100,10 +104,7 @@ def _look_at(root: Path, camera: str | None) -> int:
     log.info("cameras: %s", ", ".join(info.cameras) or "none")
     if source.modality is not None:
         log.info("parts of the action: %s", ", ".join(source.modality.action) or "none")
-    for table in lerobot_tables(source):
-        title, *rows = table.lines()
-        for line in (f"actions: {title}", *rows, *(f"note: {note}" for note in table.notes())):
-            log.info("%s", line)
+    _show_actions(source)
     cameras = info.cameras if camera is None else [source.camera(camera)]
     missing = sorted({path for key in cameras for path in source.missing_files(key)})
     for path in missing[:10]:
@@ -111,6 +112,14 @@ def _look_at(root: Path, camera: str | None) -> int:
     if missing:
         log.error("%d files are missing", len(missing))
     return int(bool(missing))
+
+
+def _show_actions(source: LeRobotSource) -> None:
+    """Log name, range and statistics of each number of the action."""
+    for table in lerobot_tables(source):
+        title, *rows = table.lines()
+        for line in (f"actions: {title}", *rows, *(f"note: {note}" for note in table.notes())):
+            log.info("%s", line)
 
 
 def main() -> int:
