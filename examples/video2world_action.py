@@ -100,6 +100,8 @@ def check_flags(args: argparse.Namespace) -> None:
         raise ConfigError(f"--input_annotation FILE or --input_root DIR: {both}, but one is needed.")
     if args.input_root and args.input_video:
         raise ConfigError("--input_video goes with --input_annotation; an --input_root has the videos below it.")
+    if os.path.isdir(args.input_annotation):
+        raise ConfigError(f"--input_annotation {args.input_annotation} is a folder: give it as --input_root.")
     if is_lerobot(args.input_root):
         for flag in ("action_load_fn", "camera_id"):
             if value := getattr(args, flag):

@@ -398,11 +398,11 @@ def test_the_true_video_is_shown_as_long_as_it_goes(
         (["--input_annotation", "ANNOTATION", "--action_load_fn", "absent.f"], "--action_load_fn absent.f"),
         (["--input_annotation", "ANNOTATION", "--action_load_fn", "os.getcwd"], "it must give a function"),
         (["--input_root", "x", "--start", "-5"], "--start -5 --end 100"),
+        (["--input_annotation", "LEROBOT"], "is a folder: give it as --input_root"),
         (["--input_root", "x", "--episodes", "3"], r"--episodes \[3\] is of LeRobot data sets"),
         (["--input_root", "LEROBOT", "--camera_id", "1"], "takes --episodes, --camera and --action_key"),
         (["--input_root", "LEROBOT", "--action_source", "state"], "LeRobot data set, whose rows are taken"),
-        (["--input_root", "LEROBOT", "--camera", "side"], "there is no camera 'side'"),
-        (["--input_root", "LEROBOT", "--camera", "front"], "4 numbers, but an action of this data set 3"),
+        (["--input_root", "LEROBOT", "--camera", "front"], "3 numbers, but this model was trained with 4"),
         (
             ["--input_annotation", "ANNOTATION", "--keep_reference"],
             "--keep_reference .* add --num_conditional_frames 5",

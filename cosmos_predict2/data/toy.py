@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from cosmos_predict2.data.action_conditioned.actions import ActionTransform, controller
 from cosmos_predict2.data.action_conditioned.items import TRANSFORM_KEY
-from cosmos_predict2.data.toy_states import PATTERN, read_states
+from cosmos_predict2.data.toy_states import PATTERN, action_width, read_states
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.trained_text import NO_TEXT
 from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
@@ -197,6 +197,11 @@ class ToyWorldStates(EpisodeVideos):
         folder = Path(arguments.get("folder", ""))
         if not folder.is_dir() or not any(folder.glob(PATTERN)):
             yield f"{folder} holds no {PATTERN}: python -m scripts.make_toy_world --form states writes them"
+
+    @classmethod
+    def declared_transform(cls, **arguments: Any) -> ActionTransform:
+        """The transform of the actions of a data set with these arguments."""
+        return controller(action_width(Path(arguments.get("folder", ""))), scale=1.0)
 
 
 def _embeddings(encoder: BytesEncoder, captions: Sequence[str]) -> dict[str, tuple[Tensor, Tensor]]:

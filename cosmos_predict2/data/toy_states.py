@@ -64,6 +64,12 @@ def read_states(folder: Path) -> tuple[Episodes, float]:
     return Episodes(**joined, **{name: first[name] for name in (*_SAME, "first")}), float(first["fps"])
 
 
+def action_width(folder: Path) -> int:
+    """How many numbers an action of a folder's episodes has, by its first file."""
+    path = next(iter(sorted(folder.glob(PATTERN))), path_of(folder, 0))
+    return int(_read(path)[0]["actions"].shape[2])
+
+
 def _read(path: Path) -> tuple[dict[str, numpy.ndarray], dict[str, Any]]:
     try:
         with numpy.load(path, allow_pickle=False) as content:

@@ -44,6 +44,11 @@ class LeRobotRecordings:
         if "stride" in said:
             own.pop("frame_rate", None)
             own["combine_actions"] = own.get("combine_actions") or "sum"
+        if (width := LeRobotActionDataset.declared_width(root=root, **own)) != transform.dim:
+            raise DataError(
+                f"{root}: an action has {width} numbers, but this model was trained with {transform.dim}. Choose"
+                " columns with --action_key, or give weights that were trained on such actions."
+            )
         own |= dict(num_frames=2, start_interval=1, skip_bad_samples=True)  # an episode that is broken says so itself
         return cls(LeRobotActionDataset(root, data_split="full", action_transform=transform, **own))
 

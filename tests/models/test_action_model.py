@@ -17,6 +17,8 @@ from cosmos_predict2.data.action_conditioned.actions import ActionTransform, con
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.latent_cache import LATENTS_KEY
 from cosmos_predict2.data.mock import MockImages, MockVideos
+from cosmos_predict2.data.toy import ToyWorldStates
+from cosmos_predict2.data.toy_states import path_of, write_states
 from cosmos_predict2.models.network import embedders_begin_anew
 from cosmos_predict2.models.video2world_action_model import Predict2Video2WorldActionConditionedModel
 from cosmos_predict2.models.video2world_model import Predict2ModelManagerConfig, Predict2Video2WorldModelConfig
@@ -25,6 +27,7 @@ from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.assembly import settle_attention
 from cosmos_predict2.pipelines.video2world import EMAConfig
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionPipelineConfig
+from cosmos_predict2.toy_world.episodes import make_episodes
 from imaginaire import distributed, lazy_config
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.lazy_config import LazyCall as L
@@ -432,6 +435,10 @@ def test_the_width_that_lerobot_data_have_is_told(tmp_path: Path) -> None:
     features["action"]["shape"] = [3]
     (tmp_path / "meta/info.json").write_text(json.dumps(info))
     assert [*model.preflight_data(data, config)] == []
+    write_states(path_of(tmp_path / "states", 0), make_episodes(1, 0, length=4, action_dim=4), slice(0, 1), 10.0)
+    states = dict(_target_=ToyWorldStates, folder=str(tmp_path / "states"), width=NET["crossattn_emb_channels"])
+    (problem,) = model.preflight_data(states, config)
+    assert "its actions have 4 numbers, but the network reads 3" in problem
     for wrong in (dict(camera="wrist"), dict(action_keys="acton")):
         assert "there is no" in "\n".join(LeRobotActionDataset.preflight(root=str(tmp_path), **wrong))
 

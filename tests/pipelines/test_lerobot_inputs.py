@@ -51,7 +51,9 @@ def test_flags_go_before_the_run_and_what_is_no_such_episode_is_told() -> None:
         one.read(1, Reading(OWN, size=(16, 32), start=6))
     with pytest.raises(DataError, match=r"frames of 16x24, but height and width must be multiples of 16"):
         one.read(0, Reading(OWN))
+    with pytest.raises(ConfigError, match="there is no camera 'side'"):
+        opened("lerobot_v3", camera="side")
     with pytest.raises(DataError, match=r"trained with relative_pose of 7 numbers.*Give recordings with poses"):
         LeRobotRecordings.open(str(FIXTURES / "lerobot_v3"), relative_pose())
-    with pytest.raises(ConfigError, match="2 numbers, but an action of this data set 3"):
+    with pytest.raises(DataError, match=r"an action has 3 numbers, but this model was trained with 2\. Choose columns"):
         LeRobotRecordings.open(str(FIXTURES / "lerobot_v3"), controller(2), camera="front")
