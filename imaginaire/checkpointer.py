@@ -3,7 +3,8 @@
 
 A save copies the state to the host while training stands still and writes it in the background; the next save waits
 for the one before. The four parts are written first and ``latest_checkpoint.txt`` last, each by rename, so the pointer
-always names a complete set and a killed run resumes from it. A failed write stops the run at its next step.
+always names a complete set and a killed run resumes from it. A failed write stops the run at its next step. Weights
+that are not finite stop the run before they are saved.
 """
 
 import logging
@@ -23,10 +24,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from imaginaire import checkpoint_layout, distributed, lazy_config, optim_state, parallel, resume, storage, weights
 from imaginaire.checkpoint_layout import KINDS, CheckpointSet, Tree
 from imaginaire.config import CheckpointConfig
-from imaginaire.errors import CheckpointError, ConfigError, UserError, near
+from imaginaire.errors import CheckpointError, ConfigError, TrainingError, UserError, near
 from imaginaire.memory import host_memory_available
 from imaginaire.model import ImaginaireModel
 from imaginaire.names import locate
+from imaginaire.step_guard import non_finite
 from imaginaire.weight_files import POINTER, LazyTensors
 
 log = logging.getLogger(__name__)
@@ -80,6 +82,7 @@ class Checkpointer(ABC):
         start = time.perf_counter()
         self._callbacks.on_save_checkpoint_start(state.model, iteration)
         self._wait()
+        self._require_finite(state.model, iteration)
         trees = self._snapshot(state)
         if distributed.is_rank0():
             self._callbacks.on_save_checkpoint(state.model, trees)
@@ -92,6 +95,19 @@ class Checkpointer(ABC):
         self._writer.start()
         self._saved_iteration = iteration
         self._callbacks.on_save_checkpoint_end(state.model, iteration)
+
+    def _require_finite(self, model: ImaginaireModel, iteration: int) -> None:
+        """Raise on all ranks when weights or their average are not finite. Buffers may be so, as masks of -inf are."""
+        buffers = {name for name, _ in model.named_buffers()}
+        state = model.checkpoint_state()
+        weights_of = {name: t for name, t in state.items() if name.replace("net_ema.", "net.", 1) not in buffers}
+        if names := non_finite(weights_of):
+            newest = checkpoint_layout.read_pointer(self.folder)
+            kept = f"The same command goes on from {newest.path('model')}." if newest else "Nothing is saved yet."
+            raise TrainingError(
+                f"Iteration {iteration} is not saved: {len(names)} of {len(weights_of)} tensors hold values that are"
+                f" not finite, such as {', '.join(names[:3])}. Lower optimizer.lr, or look at train/grad_norm. {kept}"
+            )
 
     @property
     def saved_iteration(self) -> int | None:

@@ -17,7 +17,7 @@ import tests.project.config as project
 from imaginaire import checkpoint_layout, checkpointer, storage
 from imaginaire.callbacks import Callback
 from imaginaire.checkpoint_layout import KINDS
-from imaginaire.errors import CheckpointError, ConfigError
+from imaginaire.errors import CheckpointError, ConfigError, TrainingError
 from scripts.convert import convert
 from tests.training import difference, run_dir, saved, train
 
@@ -282,6 +282,18 @@ def test_a_failed_write_stops_the_run_and_the_last_set_stays(tmp_path: Path, mon
     pointer = (checkpoints(tmp_path) / "latest_checkpoint.txt").read_text()
     assert pointer == "iter_000000002.pt\n"
     assert train(tmp_path, QUICK) == 0
+
+
+@pytest.mark.parametrize("ckpt_type", ["standard", "dcp"])
+def test_weights_that_are_not_finite_are_not_saved(copy: Path, ckpt_type: str) -> None:
+    """A rate beyond float32 leaves finite losses and gradients in the step that breaks the weights."""
+    with pytest.raises(TrainingError) as caught:
+        train(copy, [*QUICK, "trainer.max_iter=7", "optimizer.lr=1e39", f"ckpt_type={ckpt_type}"])
+    message = str(caught.value)
+    assert "Iteration 7 is not saved: " in message and "net.embed.weight" in message
+    assert str(checkpoints(copy) / "model/iter_000000006.pt") in message
+    assert saved(copy)["trainer"]["iteration"] == 6 and not [*checkpoints(copy).rglob("*iter_000000007*")]
+    assert train(copy, [*QUICK, "trainer.max_iter=7", f"ckpt_type={ckpt_type}"]) == 0, "the same run goes on"
 
 
 def test_too_little_memory_or_disk_is_refused_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from tests.training import run_dir, saved, train
 pytestmark = pytest.mark.slow
 
 QUICK = ["trainer.run_validation=False", "dataloader_train.num_workers=0", "trainer.max_iter=50"]
+FSDP = ["trainer.distributed_parallelism=fsdp", "model.fsdp_shard_size=2"]
 HERE = "tests.trainer.test_processes"
 
 
@@ -41,6 +42,15 @@ class DivergesOnOneRank(project.RestlessModel):
         return output, loss * float("nan") if iteration == 1 and distributed.rank() == 1 else loss
 
 
+class BreaksOneShard(project.RestlessModel):
+    """A shard of its second rank is not finite after the second step."""
+
+    def on_before_zero_grad(self, optimizer: Any, scheduler: Any, iteration: int) -> None:
+        super().on_before_zero_grad(optimizer, scheduler, iteration)
+        if iteration == 1 and distributed.rank() == 1:
+            parallel.to_local(next(self.net.parameters()).detach())[-1] = float("inf")
+
+
 def _several(root: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     found["asked"] = train(root / "asked", [*QUICK, f"model._target_={HERE}.AskedToStop"])
@@ -50,6 +60,11 @@ def _several(root: Path) -> dict[str, Any]:
         train(root / "stop", skip)
     except TrainingError as error:
         found["stopped"] = str(error)
+    broken = [*QUICK, *FSDP, f"model._target_={HERE}.BreaksOneShard", "trainer.max_iter=2", "checkpoint.save_iter=1"]
+    try:
+        train(root / "broken", broken)
+    except TrainingError as error:
+        found["broken"] = str(error)
     found["most held"] = _most_held(root / "gather")
     return found
 
@@ -65,8 +80,7 @@ def _most_held(root: Path) -> int:
         return trees
 
     checkpointer.StandardCheckpointer._snapshot = counting  # type: ignore[method-assign]
-    fsdp = ["trainer.distributed_parallelism=fsdp", "model.fsdp_shard_size=2"]
-    train(root, [*QUICK, *fsdp, "trainer.max_iter=1"])
+    train(root, [*QUICK, *FSDP, "trainer.max_iter=1"])
     checkpointer.StandardCheckpointer._snapshot = snapshot  # type: ignore[method-assign]
     return max(kept)
 
@@ -78,6 +92,8 @@ def test_ranks_act_together(tmp_path: Path) -> None:
     assert first["skipped"] == 0 and saved(tmp_path / "skip")["trainer"]["skipped_steps"] == 1
     assert "the loss of rank 1 is not finite" in first["stopped"]
     assert "the loss is nan" in second["stopped"]
+    assert first["broken"] == second["broken"] and "1 of " in first["broken"]
+    assert saved(tmp_path / "broken")["trainer"]["iteration"] == 1
     assert first["most held"] > 0 and second["most held"] == 0
 
 
