@@ -14,8 +14,8 @@ import attrs
 import torch
 from torch import Tensor
 
-from imaginaire.config import Section
-from imaginaire.errors import ConfigError, DataError
+from imaginaire.config import Section, at_least
+from imaginaire.errors import DataError
 
 TEXT_KEY = "t5_text_embeddings"
 NEGATIVE_TEXT_KEY = "neg_t5_text_embeddings"
@@ -76,11 +76,7 @@ def given_frames_mask(num_frames_B: Tensor, like_B_C_T_H_W: Tensor) -> Tensor:
 class DropoutConfig(Section):
     """How often an input is withheld in training, for a whole sample at a time."""
 
-    dropout_rate: float = 0.0
-
-    def __attrs_post_init__(self) -> None:
-        if isinstance(self.dropout_rate, (int, float)) and not 0 <= self.dropout_rate <= 1:
-            raise ConfigError(f"dropout_rate={self.dropout_rate}, but it is a probability, from 0 to 1.")
+    dropout_rate: float = attrs.field(default=0.0, validator=at_least(0, at_most=1))
 
 
 @attrs.define(kw_only=True, slots=False)

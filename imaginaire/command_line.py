@@ -48,6 +48,17 @@ def parser(name: str, description: str | None, epilog: str | None = None) -> Par
     )
 
 
+def at_least(least: int) -> Callable[[str], int]:
+    """The ``type`` of a flag that takes whole numbers from ``least`` on."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[+-]?\d+", text) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least {least}")
+        return int(text)
+
+    return parse
+
+
 def main(
     parser: argparse.ArgumentParser,
     run: Callable[[argparse.Namespace], int | None],

@@ -99,6 +99,7 @@ def compose(config_path: str, overrides: Sequence[str] = ()) -> Config:
     config_checks.resolve(tree)
     config_checks.check_lazy(tree, LAZY_MEMBERS)
     config_checks.check_targets(tree)
+    config_checks.check_numbers(tree, LAZY_MEMBERS)
     composed = config_checks.to_config(tree)
     freeze(composed)
     return composed

@@ -7,6 +7,7 @@ that exists for compatibility and has no effect here says so in its metadata: co
 """
 
 import functools
+import math
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -30,16 +31,31 @@ def _is_text_to_come(value: Any) -> bool:
     return isinstance(value, str) and ("${" in value or value == "???")
 
 
-def at_least(minimum: int) -> Validator:
-    """A validator: None where the field allows it, else a number of at least ``minimum``."""
+def at_least(minimum: float, at_most: float = math.inf) -> Validator:
+    """A validator: None where the field allows it, else a finite number of at least ``minimum``."""
+    limit = "" if at_most == math.inf else f" and at most {at_most}"
+    return _number(f"a number of at least {minimum}{limit}", lambda value: minimum <= value <= at_most)
 
+
+def above(bound: float) -> Validator:
+    """A validator: None where the field allows it, else a finite number above ``bound``."""
+    return _number(f"a number above {bound}", lambda value: value > bound)
+
+
+def _number(expected: str, is_allowed: Callable[[float], bool]) -> Validator:
     def check(instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
         if value is None or _is_text_to_come(value):
             return
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value < minimum:
-            raise ConfigError(f"{attribute.name}={value!r}, but it must be a number of at least {minimum}.")
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not is_finite(value) or not is_allowed(value):
+            raise ConfigError(f"{attribute.name}={value!r}, but it must be {expected}.")
 
     return check
+
+
+def is_finite(value: float) -> bool:
+    """Whether a number is neither NaN nor an infinity, also for whole numbers beyond those of a float."""
+    return isinstance(value, int) or math.isfinite(value)
 
 
 def one_of(*choices: str | None) -> Validator:
@@ -247,7 +263,7 @@ class TrainerConfig(Section):
     distributed_parallelism: str = attrs.field(default="ddp", validator=one_of("ddp", "fsdp"))  # ddp: replicate only
     ddp: DDPConfig = attrs.field(factory=DDPConfig)
     cudnn: CuDNNConfig = attrs.field(factory=CuDNNConfig)
-    seed: int = attrs.field(default=0, validator=at_least(0))
+    seed: int = attrs.field(default=0, validator=at_least(0, at_most=2**63 - 1))
     grad_scaler_args: dict[str, Any] = attrs.field(factory=lambda: {"enabled": False})
     max_iter: int = attrs.field(default=NEVER, validator=at_least(0))
     max_val_iter: int | None = attrs.field(default=None, validator=at_least(1))

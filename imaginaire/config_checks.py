@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, Node, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from imaginaire.config import Config, TrainerConfig
+from imaginaire.config import Config, TrainerConfig, is_finite
 from imaginaire.errors import ConfigError, near
 from imaginaire.names import describe, locate
 from imaginaire.typed_nodes import check_fields, default_of, fields_of, is_config_class, join, to_object, typed_class
@@ -56,6 +56,43 @@ def check_missing(tree: DictConfig) -> None:
         more = f"\n  and {len(missing) - 20} more" if len(missing) > 20 else ""
         count = "A value is missing" if len(missing) == 1 else f"{len(missing)} values are missing"
         raise ConfigError(f"{count} (marked ??? in the experiment). Give on the command line:{shown}{more}")
+
+
+# Arguments that mean the same in every class that is built, with the least that they can be.
+_LEAST = {"lr": 0.0, "adam_lr": 0.0, "weight_decay": 0.0, "eps": 0.0, "timeout": 0.0}
+_LEAST |= {"num_workers": 0, "batch_size": 1, "prefetch_factor": 1}
+
+
+def check_numbers(tree: DictConfig, members: Sequence[str]) -> None:
+    """No NaN anywhere, no infinity in what is built, and nothing below what any class could mean."""
+    for key, node in _everything(tree):
+        value = None if isinstance(node, (DictConfig, ListConfig)) else node._value()
+        if isinstance(value, float) and not is_finite(value) and (value != value or key.split(".")[0] in members):
+            raise ConfigError(f"{key}={value}, but it must be a finite number.")
+    for key, node in nodes(tree):
+        if "_target_" not in node:
+            continue
+        for name, least in _LEAST.items():
+            value, is_whole = node.get(name), isinstance(least, int)
+            is_wrong_kind = isinstance(value, bool) or (is_whole and isinstance(value, float))
+            if is_wrong_kind or (isinstance(value, int | float) and value < least):
+                kind = "whole number" if is_whole else "number"
+                raise ConfigError(f"{join(key, name)}={value!r}, but it must be a {kind} of at least {least:g}.")
+        if key == "optimizer":
+            _check_decays(node)
+
+
+def _check_decays(optimizer: DictConfig) -> None:
+    betas = optimizer.get("betas")
+    if betas is not None and not (isinstance(betas, ListConfig) and len(betas) == 2 and all(map(_is_decay, betas))):
+        raise ConfigError(f"optimizer.betas={betas}, but it must be two numbers of at least 0 and below 1.")
+    momentum = optimizer.get("momentum")
+    if isinstance(momentum, int | float) and not _is_decay(momentum):
+        raise ConfigError(f"optimizer.momentum={momentum}, but it must be a number of at least 0 and below 1.")
+
+
+def _is_decay(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
 
 
 def resolve(tree: DictConfig) -> None:
@@ -190,7 +227,8 @@ def check_job(config: Config) -> None:
             raise ConfigError(
                 f"job.{name} is empty. It is a part of the run folder project/group/name: give job.{name}=NAME."
             )
-        if value.startswith("/") or ".." in value.split("/") or any(ord(letter) < 32 for letter in value):
+        parts = value.split("/")  # a part that is empty or "." would make two names the same folder
+        if not {"", ".", ".."}.isdisjoint(parts) or any(ord(letter) < 32 for letter in value):
             raise ConfigError(
                 f"job.{name}={value!r} cannot be a part of the run folder project/group/name. Use a plain name."
             )

@@ -7,6 +7,7 @@ j < 1, so that the first update copies the weights. gamma follows from the relat
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy
 import torch
@@ -27,6 +28,12 @@ def power_ema_exponent(rate: float) -> float:
         if gamma > -1:  # at -1 and below, the decay would be 1 or more
             return gamma
     raise ConfigError(f"ema.rate is {rate}; the relative width of a power-function average lies between 0 and 0.3.")
+
+
+def check_rate(instance: Any, attribute: Any, value: Any) -> None:
+    """A validator of config fields: a relative width that an average can have."""
+    if isinstance(value, int | float):
+        power_ema_exponent(value)
 
 
 class PowerEMA:

@@ -207,9 +207,8 @@ def _call(cfg: Mapping[Any, Any], key: str, args: tuple[Any, ...], given: dict[s
     except TypeError as error:
         raise ConfigError(f"{at}{_why_refused(target, args, arguments, error)}") from error
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{at}{describe(target)} could not be built: {type(error).__name__}: {error}. (--debug shows where.)"
-        ) from error
+        why = f"{type(error).__name__}: {str(error).rstrip('.')}"
+        raise ConfigError(f"{at}{describe(target)} could not be built: {why}. (--debug shows where.)") from error
 
 
 def _sampler_repeats_dataset(cfg: Mapping[Any, Any]) -> bool:

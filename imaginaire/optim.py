@@ -12,6 +12,7 @@ value, so that updates below its resolution add up. Sharded parameters (DTensor)
 
 import importlib
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, overload
 
@@ -331,7 +332,7 @@ def _parameter_groups(model: nn.Module, weight_decay: float, decay_1d: bool) -> 
 
 def _check_hyperparameters(lr: float, betas: Sequence[float], eps: float, weight_decay: float) -> None:
     for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
-        if not value >= 0:
-            raise ConfigError(f"optimizer.{name} is {value}; expected a number of 0 or more.")
+        if not 0 <= value < math.inf:
+            raise ConfigError(f"optimizer.{name} is {value}; expected a finite number of 0 or more.")
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise ConfigError(f"optimizer.betas is {list(betas)}; expected two numbers of 0 or more and below 1.")

@@ -26,7 +26,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch.utils.data import Dataset
 
-from imaginaire import checkpoint_layout, config_checks, distributed, lint, parallel, run_folder, storage
+from imaginaire import checkpoint_layout, config_checks, distributed, lazy_config, lint, parallel, run_folder, storage
 from imaginaire.checkpointer import DummyCheckpointer
 from imaginaire.compose import experiment_names_registered
 from imaginaire.config import Config
@@ -153,6 +153,7 @@ def problems(config: Config) -> Iterator[tuple[str, str]]:
                 datasets.append({**_arguments(node), "_target_": node.get("_target_")})
                 for problem in of_model(datasets[-1], **_arguments(config.model)) if callable(of_model) else ():
                     yield key, problem if isinstance(problem, Note) else str(problem)
+    yield from _scheduler_problems(config)
     load_path = config.checkpoint.load_path
     own = storage.join(config.job.path_local, "checkpoints", POINTER)
     is_local = load_path.startswith((".", "/")) or load_path.endswith((".pt", ".safetensors"))
@@ -170,6 +171,14 @@ def data_sets(section: Any) -> list[dict[str, Any]]:
     """The arguments of every lazy node of a loader's section, each with its class as ``_target_``."""
     found = (node for _, node in config_checks.nodes(section) if node.get("_target_") is not None)
     return [{**_arguments(node), "_target_": node["_target_"]} for node in found]
+
+
+def _scheduler_problems(config: Config) -> Iterator[tuple[str, str]]:
+    """A schedule takes no model: it is made to see whether it can be."""
+    try:
+        lazy_config.instantiate(config.scheduler)
+    except UserError as error:
+        yield "scheduler", str(error).rstrip(".")
 
 
 def _by_key(key: str, problem: Any) -> tuple[str, str]:

@@ -167,8 +167,8 @@ def _cycles(*lists: Any) -> tuple[Cycle, ...]:
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigError(f"scheduler.{name} has {value!r}; expected a finite number.")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ConfigError(f"scheduler.{name} has {value!r}; expected a finite number of 0 or more.")
     return value
 
 

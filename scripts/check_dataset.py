@@ -52,7 +52,11 @@ def _parser() -> command_line.Parser:
         help="decode only the first and the last frame of each clip: quicker for long ones",
     )
     add("--json", metavar="FILE", help="write all that was found to this file too")
-    add("--workers", type=int, help="processes (default: one per core, or none where there is little to do)")
+    add(
+        "--workers",
+        type=command_line.at_least(0),
+        help="processes (default: one per core, or none where there is little to do)",
+    )
     return parser
 
 

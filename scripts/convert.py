@@ -4,6 +4,7 @@
 
 import argparse
 import logging
+import math
 import sys
 
 import torch
@@ -95,6 +96,10 @@ def run(args: argparse.Namespace) -> None:
         written = convert(args.source, args.destination, form)
         log.info("wrote %s in %s", written.name, written.folder)
         return
+    for flag, numbers in (("lora_alpha", [args.lora_alpha]), ("rope_scale", args.rope_scale or [])):
+        if any(number is not None and not 0 < number < math.inf for number in numbers):
+            shown = " ".join(f"{number:g}" for number in numbers)
+            raise ConfigError(f"--{flag} {shown}: finite numbers above 0.")
     which, dtype = _WHICH[args.weights], _DTYPES[args.dtype] if args.dtype else None
     if form in ADAPTER_FORMS:
         if args.merge_lora or args.rope_scale:

@@ -4,6 +4,7 @@ there is room, and with --dist whether processes can talk and how fast."""
 
 import argparse
 import json
+import math
 import os
 import platform
 import sys
@@ -17,6 +18,7 @@ sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/do
 from imaginaire import command_line, distributed
 from imaginaire.doctor import collectives, machine, packages
 from imaginaire.doctor.findings import Finding, as_data, as_lines, worst
+from imaginaire.errors import ConfigError
 
 _EPILOG = """\
 Every line is ok, a note (something could be better, or is not there) or a FAULT, with what to do about it.
@@ -43,6 +45,8 @@ def parser(name: str = "scripts.doctor") -> command_line.Parser:
 
 
 def run(args: argparse.Namespace) -> int:
+    if not 0 < args.limit < math.inf:
+        raise ConfigError(f"--limit {args.limit:g}: a number of seconds above 0, such as 60.")
     if not args.dist:
         return brief(findings()) if args.brief else show(findings(), as_json=args.json)
     if "RANK" not in os.environ:

@@ -34,7 +34,7 @@ def _parser() -> command_line.Parser:
     add("--output_dataset_dir", required=True, metavar="OUT", help="data set that gets images/")
     add("--stride", type=int, default=30, help="frames from one picture to the next")
     add("--copy_captions", action="store_true", help="give each picture its clip's IN/metas/NAME.txt as its caption")
-    add("--workers", type=int, help="processes (default: one per core; 0: in this one)")
+    add("--workers", type=command_line.at_least(0), help="processes (default: one per core; 0: in this one)")
     add("--dry-run", "--dry_run", action="store_true", help="say what would be done, and write nothing")
     return parser
 

@@ -53,6 +53,10 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=80, help="of the hidden layers (default: 80)")
     parser.add_argument("--num_blocks", type=int, default=2, help="blocks of each coder (default: 2)")
     arguments = parser.parse_args()
+    if not (
+        0 <= arguments.minutes < math.inf and arguments.seed >= 0 and min(arguments.width, arguments.num_blocks) >= 1
+    ):
+        parser.error("--minutes and --seed are 0 at least, --width and --num_blocks 1 at least")
 
     started_from = commit()
     torch.manual_seed(arguments.seed)

@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
         "--min-last-window", type=float, default=agibot_windows.MIN_LAST_WINDOW, metavar="S",
         help="a rest of up to so many seconds is not divided",
     )  # fmt: skip
-    add("--workers", type=int, help="processes (default: one a core; 0: only this one)")
+    add("--workers", type=command_line.at_least(0), help="processes (default: one a core; 0: only this one)")
     add("--dry-run", "--dry_run", action="store_true", help="say what would be fetched, deleted or cut, and do nothing")
     return parser
 

@@ -30,7 +30,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--source", default=bridge.URL, metavar="URL|FILE", help="the archive: an address, or a file that is here")
     add("--out", type=Path, default=Path("datasets/bridge"), metavar="FOLDER", help="where the data set goes")
     add("--keep_archive", action="store_true", help="keep the archive that was fetched, beside --out")
-    add("--workers", type=int, help="processes (default: one a core; 0: only this one)")
+    add("--workers", type=command_line.at_least(0), help="processes (default: one a core; 0: only this one)")
     add("--dry-run", "--dry_run", action="store_true", help="say what would be fetched and unpacked, and do nothing")
     return parser
 

@@ -3,6 +3,7 @@
 
 import argparse
 import logging
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -49,7 +50,9 @@ def _parser() -> command_line.Parser:
     )
     add("--annotation", metavar="NAME", help="take captions from this text of modality.json (default: the tasks)")
     add("--caption", metavar="TEXT", help="for episodes without a task (default: they are an error)")
-    add("--workers", type=int, metavar="N", help="processes that write clips (default: one a core)")
+    add(
+        "--workers", type=command_line.at_least(0), metavar="N", help="processes that write clips (default: one a core)"
+    )
     add("--dry-run", "--dry_run", action="store_true", help="say what would be done, and write nothing")
     return parser
 
@@ -57,6 +60,8 @@ def _parser() -> command_line.Parser:
 def run(args: argparse.Namespace, command: str) -> int:
     if args.source is None and args.repo_id is None:
         raise ConfigError("Give --source DIR, --repo_id NAME, or both.")
+    if args.repo_id is not None and not re.fullmatch(r"([\w.-]+/)?\w[\w.-]*", args.repo_id):
+        raise ConfigError(f"--repo_id {args.repo_id}: the name of a data set of the hub, such as lerobot/pusht.")
     root = Path(args.source or Path("datasets") / "lerobot" / args.repo_id.rpartition("/")[2])
     if args.repo_id is not None:
         is_there = fetch_source(args.repo_id, root, camera=args.camera, revision=args.revision, dry_run=args.dry_run)

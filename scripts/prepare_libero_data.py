@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
         "--val_every", type=int, default=default.val_every, metavar="N",
         help="of each task one demonstration in so many is for validation; 0: none",
     )  # fmt: skip
-    add("--workers", type=int, help="processes (default: one a core; 0: only this one)")
+    add("--workers", type=command_line.at_least(0), help="processes (default: one a core; 0: only this one)")
     add("--dry-run", "--dry_run", action="store_true", help="say what would be fetched and written, and do nothing")
     return parser
 

@@ -123,7 +123,7 @@ class ToyWorldVideos(EpisodeVideos):
     ) -> None:
         if split not in SPLITS:
             raise ConfigError(f"The toy world has no split '{split}'.{near(split, SPLITS)}")
-        if wrong := [*self.preflight(num_episodes=num_episodes, num_frames=num_frames)]:
+        if wrong := [*self.preflight(num_episodes=num_episodes, num_frames=num_frames, num_steps=num_steps, seed=seed)]:
             raise ConfigError(f"{wrong[0]}.")
         try:
             episodes = make_episodes(
@@ -156,7 +156,7 @@ class ToyWorldVideos(EpisodeVideos):
     @classmethod
     def preflight(cls, **arguments: Any) -> Iterator[str]:
         """What is wrong with the arguments, before any episode is made."""
-        for name, least in (("num_episodes", 1), ("num_frames", 1)):
+        for name, least in (("num_episodes", 1), ("num_frames", 1), ("num_steps", 1), ("seed", 0)):
             if isinstance(value := arguments.get(name), int) and value < least:
                 yield f"{name}={value}; at least {least} is needed"
 

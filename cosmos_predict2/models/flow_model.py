@@ -23,7 +23,7 @@ from cosmos_predict2.models.text_widths import text_of_config, text_problems
 from cosmos_predict2.models.training_text import TrainingText, TrainingTextConfig
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel, Predict2Video2WorldModelConfig
 from cosmos_predict2.text.trained_text import text_facts
-from imaginaire.config import one_of
+from imaginaire.config import above, one_of
 from imaginaire.errors import ConfigError
 from imaginaire.model import Note
 
@@ -76,20 +76,15 @@ def given_shares(value: Mapping[Any, Any]) -> dict[int, float]:
 class Predict2p5Video2WorldModelConfig(Predict2Video2WorldModelConfig):
     """``high_sigma_ratio`` is the share of videos that train at timesteps from 980 to 1000."""
 
-    loss_scale: float = 1.0
+    loss_scale: float = attrs.field(default=1.0, validator=above(0))
     train_time_distribution: str = attrs.field(default="logitnormal", validator=one_of(*flow_time.DISTRIBUTIONS))
-    train_time_shift: float = 5.0
+    train_time_shift: float = attrs.field(default=5.0, validator=above(0))
     train_time_table: bool = False  # times from a table of 1000, as in the first version of the family
     # How often so many latent frames are given; null: evenly from the pipeline's smallest to its largest number.
     conditional_frames_probs: Any = attrs.field(
         factory=lambda: {0: 0.5, 1: 0.25, 2: 0.25}, validator=check_probabilities
     )
     text: TrainingTextConfig = attrs.field(factory=TrainingTextConfig)
-
-    def __attrs_post_init__(self) -> None:
-        super().__attrs_post_init__()
-        if isinstance(self.train_time_shift, (int, float)) and not self.train_time_shift > 0:
-            raise ConfigError(f"train_time_shift={self.train_time_shift}, but it multiplies times: it is above 0.")
 
 
 class Predict2p5Video2WorldModel(Predict2Video2WorldModel):

@@ -38,7 +38,7 @@ from cosmos_predict2.pipelines.video2world import PRECISIONS, Video2WorldPipelin
 from cosmos_predict2.recompute import checked_keys, checked_policy
 from cosmos_predict2.text.trained_text import text_facts
 from imaginaire import distributed, lazy_config, lora, storage
-from imaginaire.config import Section, at_least, one_of
+from imaginaire.config import Section, above, at_least, one_of
 from imaginaire.data import POSITION_KEY, WEIGHT_KEY
 from imaginaire.ema import PowerEMA
 from imaginaire.errors import ConfigError, DataError
@@ -66,16 +66,16 @@ class Predict2ModelManagerConfig(Section):
 class Predict2Video2WorldModelConfig(Section):
     train_architecture: str = attrs.field(default="base", validator=one_of("base", "lora"))
     lora_rank: int = 16
-    lora_alpha: float = 16
+    lora_alpha: float = attrs.field(default=16, validator=at_least(0))
     lora_target_modules: str = LORA_TARGETS
     init_lora_weights: bool = True
     precision: str = attrs.field(default="bfloat16", validator=one_of(*PRECISIONS))
     input_video_key: str = "video"
     input_image_key: str = "images"
     loss_reduce: str = attrs.field(default="mean", validator=one_of("mean", "sum"))
-    loss_scale: float = 10.0
+    loss_scale: float = attrs.field(default=10.0, validator=above(0))
     adjust_video_noise: bool = True  # both here and in pipe_config, as in published configs: either may switch it off
-    high_sigma_ratio: float = 0.0  # share of the videos that train at noise levels from 200 to 100,000
+    high_sigma_ratio: float = attrs.field(default=0.0, validator=at_least(0, at_most=1))  # share at sigmas above 200
     # Noise levels at which validation measures every sample; none: one a sample, drawn as in training.
     validation_sigmas: list[float] = attrs.field(factory=lambda: list(RELEASED_SIGMAS), validator=check_sigmas)
     fsdp_shard_size: int = attrs.field(default=0, validator=at_least(-1))

@@ -63,6 +63,8 @@ class ActionDiT(Video2WorldDiT, ABC):
         self.action_inputs = action_inputs
         self.summed_action_dims = [int(dim) for dim in summed_action_dims]
         self.summed_action_scale = float(summed_action_scale)
+        if hidden_dim_in_action_embedder is not None and hidden_dim_in_action_embedder < 1:
+            raise ValueError(f"hidden_dim_in_action_embedder={hidden_dim_in_action_embedder} must be at least 1.")
         width = self.model_channels
         hidden = hidden_dim_in_action_embedder or 4 * width
         self.action_embedder_B_D = ActionMLP(action_inputs, hidden, width)

@@ -11,6 +11,7 @@ context parallelism and LoRA are applied from outside.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -113,6 +114,15 @@ class DiT(nn.Module):
     ) -> None:
         super().__init__()
         _check_sizes(model_channels, num_heads, num_blocks, mlp_ratio)
+        _check_at_least_1(
+            in_channels=in_channels,
+            out_channels=out_channels,
+            patch_spatial=patch_spatial,
+            patch_temporal=patch_temporal,
+            crossattn_emb_channels=crossattn_emb_channels,
+            crossattn_proj_in_channels=crossattn_proj_in_channels or 1,
+            adaln_lora_dim=adaln_lora_dim if use_adaln_lora else 1,
+        )
         if not reads_text and crossattn_proj_in_channels is not None:
             raise ValueError(
                 "reads_text=False, but crossattn_proj_in_channels is set: a projection makes something of zeros."
@@ -460,5 +470,11 @@ def _check_sizes(model_channels: int, num_heads: int, num_blocks: int, mlp_ratio
             f"model_channels={model_channels} over num_heads={num_heads} makes heads {head_dim} wide; rotary positions "
             "over three axes need an even width of at least 12."
         )
-    if int(model_channels * mlp_ratio) < 1:
+    if not 1 <= model_channels * mlp_ratio < math.inf:
         raise ValueError(f"mlp_ratio={mlp_ratio} leaves the MLP of width {model_channels} empty.")
+
+
+def _check_at_least_1(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name}={size} must be at least 1.")

@@ -98,6 +98,9 @@ class RotaryPositions(nn.Module):
     ) -> None:
         """``max_size`` and ``ratios`` are of (time, height, width); sizes count tokens, not latents."""
         super().__init__()
+        for axis, ratio in zip("thw", ratios):
+            if not 0 < ratio < math.inf:
+                raise ValueError(f"rope_{axis}_extrapolation_ratio={ratio} must be a finite number above 0.")
         spatial = head_dim // 6 * 2
         self.dims = (head_dim - 2 * spatial, spatial, spatial)
         self.thetas = tuple(MAX_PERIOD * r ** (dim / (dim - 2)) for r, dim in zip(ratios, self.dims))

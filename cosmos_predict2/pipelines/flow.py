@@ -23,7 +23,7 @@ from cosmos_predict2.diffusion.solvers import SOLVERS, sample
 from cosmos_predict2.diffusion.step import Step
 from cosmos_predict2.nn.dit import Prepared
 from cosmos_predict2.pipelines.denoiser import Denoiser
-from imaginaire.config import Section, one_of
+from imaginaire.config import Section, above, one_of
 from imaginaire.errors import ConfigError
 
 SOLVER = "unipc"
@@ -36,15 +36,15 @@ Velocity = Callable[[Tensor, Tensor], Tensor]  # (x_B_C_T_H_W, timesteps_B from 
 class FlowConfig(Section):
     """How a Predict2.5 network is asked, in training and in sampling."""
 
-    shift: float = 5.0  # of the sampling times: above 1 there are more near pure noise
-    timestep_scale: float = 0.001  # from timesteps, 0 to 1000, to what the network embeds
+    # Of the sampling times: above 1 there are more near pure noise, 1 leaves them as they are.
+    shift: float = attrs.field(default=5.0, validator=above(0))
+    # From timesteps, 0 to 1000, to what the network embeds.
+    timestep_scale: float = attrs.field(default=0.001, validator=above(0))
     conditional_frame_timestep: float = -1.0  # that of given frames; below 0: that of the other frames
     schedule: str = attrs.field(default="shift", validator=one_of("shift", "karras"))
     replace_given_frames: bool = True  # by their true velocity, in training too
 
     def __attrs_post_init__(self) -> None:
-        if isinstance(self.shift, (int, float)) and not self.shift > 0:
-            raise ConfigError(f"shift={self.shift}, but it multiplies times: above 0, and 1 leaves them as they are.")
         if isinstance(self.conditional_frame_timestep, (int, float)) and self.conditional_frame_timestep >= 1000:
             raise ConfigError(
                 f"conditional_frame_timestep={self.conditional_frame_timestep}, but timesteps are below 1000 (0.1: next"

@@ -36,7 +36,8 @@ from cosmos_predict2.pipelines.inputs import read_input
 from cosmos_predict2.pipelines.sampling import Sampler
 from cosmos_predict2.text.trained_text import NO_TEXT, other_text, with_tokens, with_trained_text
 from imaginaire import lazy_config
-from imaginaire.config import Section, at_least, one_of
+from imaginaire.config import Section, above, at_least, one_of
+from imaginaire.ema import check_rate
 from imaginaire.errors import ConfigError, UserError
 from imaginaire.names import target_of
 
@@ -54,7 +55,7 @@ class EMAConfig(Section):
     """The power-function average of the weights, kept in training."""
 
     enabled: bool = False
-    rate: float = 0.1
+    rate: float = attrs.field(default=0.1, validator=check_rate)
     iteration_shift: int = attrs.field(default=0, validator=at_least(0))
 
 
@@ -63,9 +64,14 @@ class SolverConfig(Section):
     """Noise levels of sampling: from t_max down to t_min, evenly spaced in their 1/order-th powers."""
 
     nfe: int = attrs.field(default=35, validator=at_least(1))
-    t_min: float = 0.002
-    t_max: float = 80.0
-    order: float = 7.0
+    t_min: float = attrs.field(default=0.002, validator=above(0))
+    t_max: float = attrs.field(default=80.0, validator=above(0))
+    order: float = attrs.field(default=7.0, validator=above(0))
+
+    def __attrs_post_init__(self) -> None:
+        levels = (self.t_min, self.t_max)
+        if all(isinstance(level, int | float) for level in levels) and self.t_min >= self.t_max:
+            raise ConfigError(f"t_min={self.t_min}, but it must be below t_max={self.t_max}.")
 
 
 @attrs.define(kw_only=True, slots=False)
@@ -82,17 +88,19 @@ class Video2WorldPipelineConfig(Section):
     )
     min_num_conditional_frames: int = attrs.field(default=1, validator=at_least(0))  # latent frames, in training
     max_num_conditional_frames: int = attrs.field(default=2, validator=at_least(0))
-    sigma_conditional: float = 1e-4  # noise level that the network is told for given frames
-    sigma_data: float = 1.0
-    state_ch: int = 16
+    # The noise level that the network is told for given frames.
+    sigma_conditional: float = attrs.field(default=1e-4, validator=at_least(0))
+    sigma_data: float = attrs.field(default=1.0, validator=above(0))
+    state_ch: int = attrs.field(default=16, validator=at_least(1))
     state_t: int = attrs.field(default=24, validator=at_least(1))  # latent frames
     resolution: str = "720"
     fps: int = attrs.field(default=16, validator=at_least(1))
     precision: str = attrs.field(default="bfloat16", validator=one_of(*PRECISIONS))
     adjust_video_noise: bool = True  # training noise of videos times sqrt(state_t)
-    video_noise_factor: float | None = None  # given: this factor in place of sqrt(state_t)
+    # Given: this factor in place of sqrt(state_t).
+    video_noise_factor: float | None = attrs.field(default=None, validator=above(0))
     resize_online: bool = True  # cut a longer training clip to the frames of state_t
-    rectified_flow_t_scaling_factor: float = 1.0
+    rectified_flow_t_scaling_factor: float = attrs.field(default=1.0, validator=above(0))
     rectified_flow_loss_weight_uniform: bool = True
     timestamps: SolverConfig = attrs.field(factory=SolverConfig)
     flow: FlowConfig | None = None  # of a Predict2.5 network; None: it is asked by noise levels

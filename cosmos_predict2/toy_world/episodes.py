@@ -93,8 +93,8 @@ def make_episodes(
     ``length`` is the number of actions, the setting's own by default. ``ring_elsewhere`` replaces the mix's share: 0
     keeps every ring where the driver saw it.
     """
-    if num < 1 or first < 0 or seed < 0:
-        raise ValueError(f"make_episodes needs num >= 1, first >= 0 and seed >= 0; got {num}, {first}, {seed}.")
+    if num < 1 or first < 0 or not 0 <= seed < 2**63:
+        raise ValueError(f"make_episodes needs num >= 1, first >= 0 and 0 <= seed < 2**63; got {num}, {first}, {seed}.")
     mix = MIXES[find("mix", mix, MIXES)] if isinstance(mix, str) else mix
     for driver in mix.drivers:
         find("driver", driver, DRIVERS)

@@ -57,6 +57,10 @@ def captions_of_csv(path: Path, prefix: str = "") -> Captions:
         raise DataError(
             f"{path} begins with a clip, '{lines[0][:60]}'; its first line is for the names of the columns."
         )
+    if (columns := lines[0].split(","))[2:]:
+        raise DataError(
+            f"{path} has {len(columns)} columns, {lines[0][:80]}; expected two: a clip's file name, its prompt."
+        )
     captions, texts = Captions(), dict[str, str]()
     for number, line in enumerate(lines[1:], start=2):
         if not line.strip():
@@ -69,6 +73,10 @@ def captions_of_csv(path: Path, prefix: str = "") -> Captions:
         if not comma or not stem or not prompt:
             captions.faults.append(f"{path}:{number} is '{line[:60]}'; expected a file name, a comma and a prompt.")
             continue
+        if Path(prompt).suffix.lower() in VIDEO_SUFFIXES:
+            raise DataError(
+                f"{path}:{number} has a clip, '{prompt[:60]}', in place of its prompt: the name comes first."
+            )
         text = (prefix + prompt).strip()
         if texts.setdefault(stem, text) != text:
             captions.faults.append(f"{path}:{number} has a second, different prompt for '{stem}'.")

@@ -42,7 +42,7 @@ class ToyFolder:
     frames: int = attrs.field(default=25, validator=attrs.validators.ge(2))
     size: int = 48
     fps: float = attrs.field(default=10.0, validator=attrs.validators.gt(0))
-    seed: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    seed: int = attrs.field(default=0, validator=[attrs.validators.ge(0), attrs.validators.lt(2**63)])
     mix: str = "mixed"
     setting: str = "default"
     tasks: tuple[str, ...] = ("push_puck",)

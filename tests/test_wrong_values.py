@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values that cannot be meant, one table a program: arguments, exit code, and the key, flag or file that is named."""
+
+import importlib
+import math
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from cosmos_predict2.conditioner import DropoutConfig
+from cosmos_predict2.models.flow_model import Predict2p5Video2WorldModelConfig
+from cosmos_predict2.models.video2world_model import Predict2Video2WorldModelConfig
+from cosmos_predict2.nn.action_dit import ChunkActionDiT
+from cosmos_predict2.nn.dit import Video2WorldDiT
+from cosmos_predict2.pipelines.flow import FlowConfig
+from cosmos_predict2.pipelines.video2world import EMAConfig, SolverConfig, Video2WorldPipelineConfig
+from imaginaire import config_checks
+from imaginaire.config import TrainerConfig
+from imaginaire.errors import ConfigError
+from imaginaire.trainer import ImaginaireTrainer
+from scripts import train
+from tests.data.video_files import write_stream
+
+TINY = "experiment=predict2_video2world_training_tiny_groot_gr1_480"
+LORA = "experiment=predict2_video2world_lora_training_tiny_cosmos_nemo_assets"
+NET = "model.config.pipe_config.net"
+
+TRAIN = [  # overrides, what the message names
+    ([TINY, "optimizer.lr=inf"], "ConfigError: optimizer.lr=inf"),
+    ([TINY, "optimizer.lr=-1"], "ConfigError: optimizer.lr=-1"),
+    ([TINY, "optimizer.betas=[0.9,nan]"], "ConfigError: optimizer.betas[1]=nan"),
+    ([TINY, "scheduler.f_max=[-1]"], "- scheduler: scheduler.f_max has -1"),
+    ([TINY, "trainer.callbacks.grad_clip.clip_norm=nan"], "ConfigError: trainer.callbacks.grad_clip.clip_norm=nan"),
+    ([TINY, "dataloader_train.num_workers=-1"], "ConfigError: dataloader_train.num_workers=-1"),
+    (
+        [TINY, "dataloader_train.dataset.seed=-1"],
+        "DataError: The run cannot start:\n  - dataloader_train.dataset: seed",
+    ),
+    ([TINY, f"{NET}.rope_h_extrapolation_ratio=0"], f"ConfigError: {NET}: "),
+    ([LORA, "model.config.lora_alpha=inf"], "ConfigError: model.config.lora_alpha=inf"),
+    ([TINY, "job.name=../x"], "ConfigError: job.name='../x'"),
+    ([TINY, "job.project=."], "ConfigError: job.project='.'"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "named"), TRAIN)
+def test_training_does_not_start(
+    overrides: list[str],
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("IMAGINAIRE_OUTPUT_ROOT", str(tmp_path))
+    monkeypatch.setattr(ImaginaireTrainer, "__init__", lambda self, config: pytest.fail("a trainer was made"))
+    assert train.main(["--", *overrides]) == train.EXIT_USER_ERROR
+    assert named in capsys.readouterr().err
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+NUMBERS: dict[str, list[Any]] = {  # of what is built, under names that mean the same in every class
+    **{f"optimizer.{name}": [-1, True, math.inf] for name in ("lr", "adam_lr", "weight_decay", "eps")},
+    "optimizer.betas": [[0.9], [0.9, 1.5], [-0.1, 0.9], "text"],
+    "optimizer.momentum": [1, -0.1, True],
+    "dataloader_train.num_workers": [-1, 1.0, True],
+    "dataloader_val.batch_size": [0, 1.5],
+    "dataloader_train.prefetch_factor": [0],
+    "dataloader_train.timeout": [-1, math.inf],
+    "model.list": [[1.0, [math.nan]], [-math.inf]],
+    "trainer.callbacks.clip.norm": [math.nan],
+}
+
+
+def test_a_configuration_refuses_them() -> None:
+    members = ("model", "optimizer", "dataloader_train", "dataloader_val")
+    fine = {"trainer": {"callbacks": {"clip": {"norm": math.inf}}}, "optimizer": {"lr": 0, "betas": (0.9, 0.99)}}
+    config_checks.check_numbers(OmegaConf.create({**fine, "dataloader_train": {"batch_size": None}}), members)
+    for key, values in NUMBERS.items():
+        for value in values:
+            tree = OmegaConf.create({})
+            OmegaConf.update(tree, f"{key.rpartition('.')[0]}._target_", "some.Class")
+            OmegaConf.update(tree, key, value)
+            with pytest.raises(ConfigError, match=re.escape(key)):
+                config_checks.check_numbers(tree, members)
+
+
+SECTIONS: list[tuple[Callable[..., Any], dict[str, list[Any]]]] = [
+    (TrainerConfig, {"seed": [-1, 2**63, 1.5e30], "grad_accum_iter": [0, math.nan], "max_iter": [-1, math.inf]}),
+    (EMAConfig, {"rate": [0.0, 0.5, -0.1, math.nan]}),
+    (DropoutConfig, {"dropout_rate": [-0.1, 1.1, math.nan]}),
+    (SolverConfig, {"t_min": [0.0, -1.0, 80.0, math.nan], "t_max": [math.inf], "order": [0.0]}),
+    (FlowConfig, {"shift": [0.0, math.inf], "timestep_scale": [0.0, -1.0], "conditional_frame_timestep": [1000.0]}),
+    (
+        Video2WorldPipelineConfig,
+        {
+            "sigma_data": [0.0],
+            "sigma_conditional": [-1.0, math.nan],
+            "state_ch": [0],
+            "state_t": [0],
+            "fps": [0],
+            "video_noise_factor": [0.0],
+            "rectified_flow_t_scaling_factor": [0.0, math.inf],
+        },
+    ),
+    (
+        Predict2Video2WorldModelConfig,
+        {"loss_scale": [0.0, -1.0, math.inf], "high_sigma_ratio": [-0.1, 1.1], "lora_alpha": [-1.0, math.nan]},
+    ),
+    (Predict2p5Video2WorldModelConfig, {"loss_scale": [0.0], "train_time_shift": [0.0, math.inf]}),
+]
+
+
+@pytest.mark.parametrize(("section", "wrong"), SECTIONS, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_section_refuses_them(section: Callable[..., Any], wrong: dict[str, list[Any]]) -> None:
+    section()
+    for key, values in wrong.items():
+        for value in values:
+            with pytest.raises(ConfigError, match=key):
+                section(**{key: value})
+
+
+TINY_NET: dict[str, Any] = dict(
+    model_channels=24, num_blocks=1, num_heads=2, max_img_h=4, max_img_w=4, max_frames=4, adaln_lora_dim=4
+)
+SIZES: dict[str, list[Any]] = {
+    "model_channels": [0, -2, 23],
+    **{key: [0, -2] for key in ("num_blocks", "num_heads", "in_channels", "out_channels", "adaln_lora_dim")},
+    **{key: [0, -2] for key in ("patch_spatial", "patch_temporal", "max_img_h", "max_frames")},
+    **{key: [-2] for key in ("crossattn_emb_channels", "crossattn_proj_in_channels")},
+    **{f"rope_{axis}_extrapolation_ratio": [0.0, -1.0, math.nan, math.inf] for axis in "thw"},
+    "mlp_ratio": [0.0, -1.0, math.nan, math.inf],
+}
+
+
+def test_a_network_refuses_them() -> None:
+    Video2WorldDiT(**TINY_NET)
+    for key, values in SIZES.items():
+        for value in values:
+            with pytest.raises(ValueError, match=key):
+                Video2WorldDiT(**{**TINY_NET, key: value})
+    with pytest.raises(ValueError, match="hidden_dim_in_action_embedder"):
+        ChunkActionDiT(action_dim=2, hidden_dim_in_action_embedder=-1, **TINY_NET)
+
+
+PROGRAMS = [  # program, arguments, what the message names; each ends with code 2 unless it says another
+    ("scripts.make_toy_world", "--out OUT --seed -1", "--seed"),
+    ("scripts.make_toy_world", f"--out OUT --seed {2**63}", "--seed"),
+    ("scripts.make_toy_world", "--out OUT --episodes 0", "--episodes"),
+    ("scripts.cache_latents", "--dataset_path DATA --tokenizer tiny --workers -1", "--workers"),
+    ("scripts.cache_latents", "--dataset_path DATA --tokenizer tiny --size 0 0", "size=(0, 0)"),
+    ("scripts.cache_latents", "--dataset_path DATA --tokenizer tiny --size 50 48", "size=(50, 48)"),
+    ("scripts.get_t5_embeddings", "--dataset_path DATA --text_encoder bytes --width 0", "--width"),
+    ("scripts.get_t5_embeddings", "--dataset_path DATA --text_encoder bytes --batch_size 0", "--batch_size"),
+    ("scripts.encode_prompts", "--prompt x --text_encoder bytes --output OUT.safetensors --width -1", "width"),
+    (
+        "scripts.extract_images_from_videos",
+        "--input_dataset_dir DATA --output_dataset_dir OUT --workers -1",
+        "--workers",
+    ),
+    ("scripts.check_dataset", "DATA --workers -1", "--workers"),
+    ("scripts.check_dataset", "DATA --video_size 0 0", "video_size"),
+    ("scripts.caption_videos", "--dataset_path DATA --command 'echo {video}' --workers -1", "--workers"),
+    ("scripts.caption_videos", "--dataset_path DATA --command 'echo {video}' --timeout nan", "--timeout"),
+    ("scripts.prepare_lerobot_data", "--repo_id me/.. --out OUT", "--repo_id"),
+    ("scripts.prepare_agibot_fisheye_data", "--split-only --data_dir DATA --window-size nan", "--window-size"),
+    ("scripts.prepare_agibot_fisheye_data", "--data_dir DATA --task_ids ../x", "--task_ids"),
+    ("scripts.prepare_agibot_fisheye_data", "--data_dir DATA --camera ../x", "--camera"),
+    ("scripts.convert", "RUN OUT.pt --merge-lora --lora_alpha nan", "--lora_alpha"),
+    ("scripts.convert", "RUN OUT --to diffusers --rope_scale 0 1 1", "--rope_scale"),
+    ("scripts.doctor", "--limit -1", "--limit"),
+    ("scripts.fit_tiny_tokenizer", "--out OUT --minutes 0 --seed -1", "--seed"),
+    ("scripts.plan", "--gpu_memory nan", "--gpu_memory"),
+    ("scripts.evaluate_world_model", "--dit_path RUN --num_clips 0", "--num_clips"),
+    ("examples.video2world", "--model_size tiny --input_path IN.png --prompt x --seed -1", "seed"),
+    ("examples.video2world", "--model_size tiny --input_path IN.png --prompt x --guidance nan", "--guidance"),
+]
+
+
+@pytest.mark.parametrize(("program", "arguments", "named"), PROGRAMS)
+def test_a_program_refuses_them(
+    program: str,
+    arguments: str,
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "DATA/videos").mkdir(parents=True)
+    write_stream(tmp_path / "DATA/videos/a.mp4", 5)
+    monkeypatch.chdir(tmp_path)
+    words = [word.strip("'") for word in arguments.replace("'echo {video}'", "'echo_{video}'").split()]
+    monkeypatch.setattr(sys, "argv", [program, *(word.replace("echo_", "echo ") for word in words)])
+    try:
+        code = importlib.import_module(program).main()
+    except SystemExit as left:  # by argparse
+        code = left.code
+    error = capsys.readouterr().err
+    assert (code, named in error) == (2, True), (code, error)
+    assert "Traceback" not in error
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["a.mp4"]
+
+
+@pytest.mark.parametrize(
+    ("table", "named"),
+    [
+        ("id,file_name,text\n0,a.mp4,wave\n", "3 columns"),
+        ("text,file_name\nwave,a.mp4\n", "the name comes first"),
+        ("file_name\na.mp4\n", "expected a file name, a comma and a prompt"),
+    ],
+)
+def test_a_table_without_the_columns_writes_nothing(
+    table: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "videos").mkdir()
+    (tmp_path / "metadata.csv").write_text(table)
+    program = "scripts.get_t5_embeddings_from_groot_dataset"
+    monkeypatch.setattr(sys, "argv", [program, "--dataset_path", str(tmp_path), "--text_encoder", "bytes"])
+    assert importlib.import_module(program).main() == 1
+    assert named in caplog.text and "metadata.csv" in caplog.text
+    assert not (tmp_path / "metas").exists() and not (tmp_path / "t5_xxl").exists()
