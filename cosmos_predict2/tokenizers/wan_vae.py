@@ -25,6 +25,7 @@ from cosmos_predict2.tokenizers.wan_network import (
     from_diffusers_name,
 )
 from imaginaire import storage, weights
+from imaginaire.archives import FAULTS
 from imaginaire.errors import CheckpointError, ConfigError, near
 from imaginaire.memory import host_memory_available
 
@@ -334,10 +335,13 @@ def _refuse_torchscript(vae_pth: str) -> None:
     import zipfile
 
     local = storage.local_copy(vae_pth)
-    if not zipfile.is_zipfile(local):
-        return
-    with zipfile.ZipFile(local) as archive:
-        is_program = any(name.split("/")[1:2] == ["constants.pkl"] for name in archive.namelist())
+    try:
+        if not zipfile.is_zipfile(local):
+            return
+        with zipfile.ZipFile(local) as archive:
+            is_program = any(name.split("/")[1:2] == ["constants.pkl"] for name in archive.namelist())
+    except FAULTS:
+        return  # reading its tensors says what is wrong
     if not is_program:
         content = weights.load_pt(vae_pth)
         is_program = isinstance(content, Mapping) and isinstance(content.get("encoder"), bytes)

@@ -309,6 +309,15 @@ def test_the_fast_image_tokenizer_is_refused(tmp_path: Path) -> None:
             WanTokenizer(str(tmp_path / name), config=TINY)
 
 
+@pytest.mark.parametrize("change", [(b"PK\1\2", b"PK\1\3"), (b"PK\5\6\0\0\0\0", b"PK\5\6\1\0\1\0")])
+def test_a_damaged_directory_is_named(tmp_path: Path, change: tuple[bytes, bytes]) -> None:
+    path = tmp_path / "tokenizer.pth"
+    torch.save({"conv1.weight": torch.zeros(2)}, path)
+    path.write_bytes(path.read_bytes().replace(*change))
+    with pytest.raises(CheckpointError, match=r"tokenizer\.pth"):
+        WanTokenizer(str(path), config=TINY)
+
+
 @pytest.mark.slow
 def test_diffusers_agrees_with_the_real_architecture() -> None:
     """Names, shapes and numbers of the full depth at a small width, by diffusers' own code."""
