@@ -69,8 +69,6 @@ def test_other_data_leave_the_batch_size_of_the_experiment(experiment: str, othe
     assert config.dataloader_train.batch_size == size
     if "tiny" in experiment:
         assert config.dataloader_val.batch_size == size
-    own = compose(BASE, [*options, "dataloader_train.batch_size=5"])
-    assert own.dataloader_train.batch_size == 5
 
 
 @pytest.mark.parametrize("name", ["mock", "latents"])

@@ -35,6 +35,7 @@ from imaginaire.model import Note
 log = logging.getLogger(__name__)
 
 COMBINATIONS = ("sum", "first", "last")
+HELD_OUT = ("val", "test")
 SHOWN = 8  # numbers of an action in a line of the log
 
 
@@ -108,7 +109,8 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
         self.episodes = self._with_files(chosen, skip_bad_samples)
         if not len(self.episodes):
             raise DataError(f"{root} has no episode for data_split='{data_split}' with val_fraction={val_fraction}.")
-        self.action_transform = given or self._from_statistics(skip_bad=skip_bad_samples)
+        is_said = data_split not in HELD_OUT  # once, by the data of training, which has the same
+        self.action_transform = given or self._from_statistics(skip_bad=skip_bad_samples, is_said=is_said)
         lengths = self.source.episodes.lengths[self.episodes]
         self.windows = Windows(lengths, num_frames, self.stride, start_interval, what=str(root))
         self._bad = BadSamples(skip=skip_bad_samples, most=most_bad_samples)
@@ -225,10 +227,12 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
 
         return sampled_statistics(self.source.episodes.lengths, rows_of)
 
-    def _from_statistics(self, *, skip_bad: bool) -> ActionTransform:
+    def _from_statistics(self, *, skip_bad: bool, is_said: bool) -> ActionTransform:
         """The transform that the actions' own statistics give, with a line of the log that shows both."""
         statistics = self.action_statistics(skip_bad=skip_bad)
-        transform = order_one_transform(statistics.action)
+        transform = attrs.evolve(order_one_transform(statistics.action), proposed=True)
+        if not is_said:
+            return transform
         for k, value in outliers(statistics.action, transform).items():
             log.warning(
                 "%s: number %d of the actions has a row with %g, where 98 %% lie between %g and %g: look at that"
@@ -251,7 +255,7 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
             ", ..." if len(columns.q01) > SHOWN else "",
             transform,
         )
-        return attrs.evolve(transform, proposed=True)
+        return transform
 
     def _with_files(self, episodes: NDArray[numpy.int64], skip: bool) -> NDArray[numpy.int64]:
         """The episodes whose files are there; with ``skip`` those without are left out, else they are an error."""

@@ -206,6 +206,8 @@ def test_actions_of_any_scale_come_out_in_the_order_of_one(root: Path, caplog: p
         caplog.clear()
         with caplog.at_level(logging.INFO):
             data = dataset(root)
+            of_splits = [dataset(root, data_split=split).action_transform for split in ("train", "val")]
+        assert caplog.text.count("actions are normalised") == 2, "the data of validation do not say it again"
         assert "actions are normalised by their own statistics: 98 % of 18 rows of 3 episodes lie in" in caplog.text
         actions = torch.stack([item["action"] for item in data])
         assert actions.abs().amax((0, 1)).min() > 0.5 and actions.abs().max() < 1.5
@@ -213,8 +215,7 @@ def test_actions_of_any_scale_come_out_in_the_order_of_one(root: Path, caplog: p
             assert torch.equal(data[0]["action"], torch.from_numpy(made.action(0)[:3]))
         transform = data.action_transform
         assert transform.proposed and transform.stats is not None and '"proposed"' in data[0]["action_transform"]
-        for split in ("train", "val"):  # one data set has one transform
-            assert dataset(root, data_split=split).action_transform.to_json() == transform.to_json()
+        assert [one.to_json() for one in of_splits] == [transform.to_json()] * 2, "one data set has one transform"
         assert not dataset(root, action_transform=controller(3)).action_transform.proposed
 
 
