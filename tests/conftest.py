@@ -7,21 +7,23 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.goldens import (
-    case,
-    golden,
-    pytest_addoption,
-    pytest_configure,
-    pytest_generate_tests,
-)
+from tests import goldens
+from tests.goldens import case, golden, pytest_addoption, pytest_generate_tests
+from tests.leftovers import Leftovers
 
-__all__ = ["case", "golden", "pytest_addoption", "pytest_configure", "pytest_generate_tests"]
+__all__ = ["case", "golden", "pytest_addoption", "pytest_generate_tests"]
 
 # No test reaches for a tracker or a model hub by accident.
 os.environ["WANDB_MODE"] = "disabled"
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "IMAGINAIRE_OUTPUT_ROOT"):
     os.environ.pop(name, None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    goldens.pytest_configure(config)
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Leftovers())
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -168,11 +168,11 @@ def config(tmp_path: Path) -> str:
 
 def message(config_path: str, *overrides: str) -> str:
     """The one message of a composition that must fail: short, quick, and never Hydra's advice."""
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(ConfigError) as error:
         compose(config_path, list(overrides))
     text = str(error.value)
-    assert len(text.splitlines()) <= 30 and time.monotonic() - start < 10
+    assert len(text.splitlines()) <= 30 and time.process_time() - start < 10
     for foreign in (
         "hydra.cc",
         "To append to your config",

@@ -213,9 +213,9 @@ def test_a_step_of_a_small_model_costs_little() -> None:
     _set_grads(model, 0)
     best = math.inf
     for _ in range(100):
-        start = time.perf_counter()
+        start = time.process_time()
         optimizer.step()
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.process_time() - start)
     assert best < 1.5e-3  # 0.25 ms on a quiet machine
 
 

@@ -111,10 +111,10 @@ def test_every_caption_of_the_toy_world_passes(embedded: Blocklist) -> None:
 def test_a_long_prompt_is_checked_in_no_time(embedded: Blocklist) -> None:
     import time
 
-    start = time.perf_counter()
+    start = time.process_time()
     assert embedded.check_prompt("The robot arm is performing a task with a red cup. " * 200).is_safe
     assert not embedded.check_prompt("a" * 20_000 + "*" * 2_000 + " kill").is_safe
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 # The released list ----------------------------------------------------------------------------------------------------

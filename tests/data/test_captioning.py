@@ -86,9 +86,7 @@ def test_a_captioner_that_hangs_is_ended_with_all_it_started(dataset: Path, capl
         (dataset / "videos" / f"{name}.mp4").unlink()
     pid_file = dataset / "pid"
     command = f"""sh -c 'sleep 60 & echo $! > "{pid_file}"; wait' sh {{video}}"""
-    start = time.monotonic()
     assert _run(dataset, command, "--timeout", "0.5", "--retries", "0") == 1
-    assert time.monotonic() - start < 10
     assert "a.mp4: the captioner was not done after 0.5 s" in caplog.text
     stat = Path(f"/proc/{int(pid_file.read_text())}/stat")
     deadline = time.monotonic() + 5
@@ -100,9 +98,8 @@ def test_a_captioner_that_hangs_is_ended_with_all_it_started(dataset: Path, capl
 def test_a_captioner_that_never_stops_printing_is_ended_before_memory_is(
     dataset: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    start = time.monotonic()
     assert _run(dataset, "yes {video}", "--retries", "0", "--timeout", "inf") == 1
-    assert time.monotonic() - start < 10 and "printed more than 100000 characters" in caplog.text
+    assert "printed more than 100000 characters" in caplog.text
     assert _run(dataset, _captioner(dataset, "sys.stderr.write('x' * 10**6); print('made')")) == 0
     assert set(_metas(dataset).values()) == {"made\n"}
     assert _run(dataset, "echo {video}", "--timeout", "nan") == 2

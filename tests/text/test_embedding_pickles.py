@@ -163,10 +163,10 @@ def _doubled(depth: int) -> bytes:
 )
 def test_a_small_file_takes_little_time_and_memory(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "bad.pickle").write_bytes(content)
-    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     with pytest.raises(DataError, match=r"bad\.pickle"):
         embedding_pickles.read(tmp_path / "bad.pickle")
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
 
 
