@@ -74,4 +74,5 @@ def test_device_time_is_measured_on_the_device() -> None:
             x @ x
     launched = time.perf_counter()
     torch.cuda.synchronize()
-    assert timers.read_and_reset()["forward"] >= 0.5 * (time.perf_counter() - launched)
+    waited = time.perf_counter() - launched
+    assert timers.read_and_reset()["forward"] >= 0.5 * waited  # of two clocks, however busy the machine

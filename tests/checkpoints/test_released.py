@@ -126,6 +126,59 @@ def test_the_manifests_hold_the_published_number_of_parameters(network: str) -> 
     assert family is not None and family.network == network
 
 
+def published_entries(
+    width: int, blocks: int, heads: int, inputs: int = 17, *, text: int = 1024, projected: int = 0
+) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a published network as its description gives them, counters and position tables included.
+
+    Patches are of 2 x 2 latents of one frame; ``inputs`` channels and the padding mask enter, 16 leave.
+    """
+    head = width // heads
+    spatial = head // 6 * 2  # of each rotary axis, in pairs: time has what is left of a head
+    entries: dict[str, tuple[int, ...]] = {
+        **dict.fromkeys(
+            ["accum_video_sample_counter", "accum_image_sample_counter", "accum_iteration", "accum_train_in_hours"], ()
+        ),
+        "x_embedder.proj.1.weight": (width, (inputs + 1) * 2 * 2),
+        "pos_embedder.seq": (128,),
+        "pos_embedder.dim_spatial_range": (spatial // 2,),
+        "pos_embedder.dim_temporal_range": ((head - 2 * spatial) // 2,),
+        "t_embedder.1.linear_1.weight": (width, width),
+        "t_embedder.1.linear_2.weight": (3 * width, width),
+        "t_embedding_norm.weight": (width,),
+        "final_layer.linear.weight": (2 * 2 * 16, width),
+        "final_layer.adaln_modulation.1.weight": (256, width),
+        "final_layer.adaln_modulation.2.weight": (2 * width, 256),
+    }
+    if projected:
+        entries |= {"crossattn_proj.0.weight": (text, projected), "crossattn_proj.0.bias": (text,)}
+    for i in range(blocks):
+        for attention, read in (("self_attn", width), ("cross_attn", text)):
+            at = f"blocks.{i}.{attention}"
+            entries |= {f"{at}.q_proj.weight": (width, width), f"{at}.output_proj.weight": (width, width)}
+            entries |= {f"{at}.{name}_proj.weight": (width, read) for name in "kv"}
+            entries |= {f"{at}.{name}_norm.weight": (head,) for name in "qk"}
+        entries[f"blocks.{i}.mlp.layer1.weight"] = (4 * width, width)
+        entries[f"blocks.{i}.mlp.layer2.weight"] = (width, 4 * width)
+        for part in ("self_attn", "cross_attn", "mlp"):
+            entries[f"blocks.{i}.adaln_modulation_{part}.1.weight"] = (256, width)
+            entries[f"blocks.{i}.adaln_modulation_{part}.2.weight"] = (3 * width, 256)
+    return entries
+
+
+@pytest.mark.parametrize(
+    ("network", "expected"),
+    [
+        ("2B Video2World", published_entries(2048, 28, 16)),
+        ("14B Video2World", published_entries(5120, 36, 40)),
+        ("14B Text2Image", published_entries(5120, 36, 40, inputs=16)),
+        ("14B Predict2.5", published_entries(5120, 36, 40, projected=100_352)),
+    ],
+)
+def test_the_manifests_hold_the_published_names_and_shapes(network: str, expected: dict[str, tuple[int, ...]]) -> None:
+    assert {name: tuple(tensor.shape) for name, tensor in dit_manifest(network).items()} == expected
+
+
 @pytest.mark.parametrize(
     ("network", "count"),
     [

@@ -162,6 +162,8 @@ def test_a_released_size_has_what_all_of_them_share(name: str) -> None:
     assert (model.high_sigma_ratio, model.loss_scale, model.loss_reduce) == (0.05, 10.0, "mean")
     assert (model.adjust_video_noise, model.precision, pipe.state_ch) == (True, "bfloat16", 16)
     assert model.lora_target_modules == "q_proj,k_proj,v_proj,output_proj,mlp.layer1,mlp.layer2"
+    rates = {key: embedder.dropout_rate for key, embedder in pipe.conditioner.items()}
+    assert rates == {"text": 0.2, "fps": 0.0, "padding_mask": 0.0, "use_video_condition": 0.0}
     assert pipe.conditioning_strategy == "frame_replace" and pipe.sigma_conditional == 1e-4
     assert pipe.text_encoder is None and pipe.tokenizer.chunk_duration == 81 and pipe.tokenizer.temporal_window == 16
     net = pipe.net

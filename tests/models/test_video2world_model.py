@@ -165,6 +165,18 @@ def test_text_is_dropped_as_often_as_configured() -> None:
     assert keep["use_video_condition"].shape == (1,)
 
 
+def test_a_training_step_drops_the_texts_that_are_drawn_and_validation_none() -> None:
+    model, count = make_model(), 60
+    batch = make_batch(count, positions=list(range(count)))
+    keep = model.conditioner.draw_keep(model._generators(batch, "train").each("condition"))["text"].bool()
+    assert 4 <= int((~keep).sum()) <= 20  # one in five
+    output, _ = model.training_step(batch, 0)
+    text = output["condition"].crossattn_emb_B_S_E
+    assert torch.equal(text.any(dim=2).any(dim=1), keep) and torch.equal(text[keep], batch["t5_text_embeddings"][keep])
+    _, condition = model.data_and_condition(batch, model._generators(batch, "validation"), is_fixed=True)
+    assert torch.equal(condition.crossattn_emb_B_S_E, batch["t5_text_embeddings"])
+
+
 def test_lora_trains_adapters_alone_and_keeps_them_in_float32() -> None:
     model = make_model(train_architecture="lora", lora_rank=2, lora_alpha=4, precision="bfloat16")
     before = {name: value.clone() for name, value in model.net.state_dict().items() if "lora_A" in name}
