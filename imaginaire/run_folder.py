@@ -37,7 +37,7 @@ def check_writable(path: str) -> None:
 
 def claim(path: str, config: str) -> IO[str] | None:
     """Make the run folder, lock it and write its config.yaml; what `unlock` takes."""
-    whole, nearest = Path(path).absolute(), _nearest(path)
+    whole, nearest = Path(storage.join(path)).absolute(), _nearest(path)
     new = [str(place) for place in (whole, *whole.parents) if nearest in place.parents]
     if storage.is_remote(path):
         new = [] if storage.is_folder(path) else [path]
@@ -112,7 +112,7 @@ def _lock_name(path: str) -> str:
 
 def _nearest(path: str) -> Path:
     """The folder itself, or the nearest one above it that exists."""
-    place = Path(path).absolute()
+    place = Path(storage.join(path)).absolute()  # without file://
     while not place.exists():
         place = place.parent
     return place

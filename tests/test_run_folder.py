@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""imaginaire.run_folder: a start that is refused leaves nothing, and never takes what was there before."""
+
+from pathlib import Path
+
+import pytest
+
+from imaginaire import run_folder
+from imaginaire.errors import CheckpointError, ConfigError
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_folder_is_removed_with_the_parents_that_were_made_for_it(tmp_path: Path, scheme: str) -> None:
+    run_folder.check_writable(f"{scheme}{tmp_path}/project/group/run")
+    assert not list(tmp_path.iterdir())
+    path = f"{scheme}{tmp_path}/project/group/run"
+    for _ in range(2):  # the name is free again
+        held = run_folder.claim(path, "a: 1")
+        assert held is not None and (tmp_path / "project/group/run/config.yaml").read_text() == "a: 1"
+        held.close()
+        run_folder.discard_new(path)
+        assert not list(tmp_path.iterdir())
+    (tmp_path / "project/other").mkdir(parents=True)
+    run_folder.claim(path, "")
+    run_folder.discard_new(path)
+    assert [found.name for found in (tmp_path / "project").iterdir()] == ["other"]
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_folder_that_was_there_stays(tmp_path: Path, scheme: str) -> None:
+    path = f"{scheme}{tmp_path}/run"
+    (tmp_path / "run").mkdir()
+    held = run_folder.claim(path, "")
+    with pytest.raises(ConfigError, match="in use by this process"):
+        run_folder.claim(path, "")
+    assert held is not None
+    run_folder.discard_new(path)
+    run_folder.unlock(held)
+    assert (tmp_path / "run/config.yaml").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="a part of this path is a file"):
+        run_folder.check_writable(f"{scheme}{tmp_path}/file/run")
