@@ -89,6 +89,7 @@ class Board:
         self._store = dist.distributed_c10d.PrefixStore("places", store.clone())
         self._store.set_timeout(timedelta(seconds=10))
         self.lost_since: float | None = None  # when the store first did not answer, by the monotonic clock
+        self._is_given_up = False
 
     def publish(self, place: Place) -> None:
         self._set(str(self.rank), {"host": self._host, "at": place.text, "since": place.since, "time": time.time()})
@@ -136,7 +137,13 @@ class Board:
             return None
         return Seen(rank, value["host"], Place(value["at"], value["since"]), value["time"])
 
+    def give_up(self) -> None:
+        """Ask the store no more: each time torch would print its own stack."""
+        self._is_given_up = True
+
     def _set(self, key: str, value: dict[str, Any]) -> None:
+        if self._is_given_up:
+            return
         try:
             self._store.set(key, json.dumps(value))
             self.lost_since = None
@@ -144,6 +151,8 @@ class Board:
             self._note_loss(error)
 
     def _get(self, key: str) -> Any:
+        if self.lost_since is not None:  # the next write finds out whether it is there again
+            return None
         try:
             return json.loads(self._store.get(key)) if self._store.check([key]) else None
         except RuntimeError as error:

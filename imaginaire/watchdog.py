@@ -142,17 +142,20 @@ class Watchdog:
         if self._has_reported_alone:
             return
         self._has_reported_alone = True
-        path = self._write(reason)
+        if self._board is not None:
+            self._board.give_up()
+        path, place = self._write(reason), places.here()
         log.error(
             "hang report of rank %d alone (%s).\nThe store of the process group does not answer (%s). It lives on the "
-            "machine of the first torchrun (MASTER_ADDR): that machine, its launcher or its network is gone, and the "
-            "ranks on it with it.\n  %s (%s): %s%s",
+            "machine of the first torchrun (MASTER_ADDR): that machine with its ranks, its launcher or its network is "
+            "gone.\n  rank %d (%s): %s, for %.0f s%s",
             distributed.rank(),
             reason,
             _store_address(),
-            places.ranks([distributed.rank()]),
+            distributed.rank(),
             socket.gethostname(),
-            self._where(),
+            place.text,
+            time.time() - place.since,
             "" if path is None else f"\nThe stacks of this rank are in {path}.",
         )
 
