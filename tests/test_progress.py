@@ -8,9 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from cosmos_predict2.configs.base.defaults.callbacks import BASIC
 from imaginaire import progress
+from imaginaire.callbacks import report
 from imaginaire.callbacks.report import ProgressBar
 from imaginaire.progress import Pace, Progress, duration, tracked
 from imaginaire.watchdog import Watchdog
@@ -94,6 +96,24 @@ def test_what_was_done_before_is_no_measure_of_speed(clock: Clock, caplog: pytes
     assert [record.getMessage() for record in caplog.records] == ["file.bin: 910.0 MB of 1000.0 MB, 91 %, 15 min left"]
 
 
+def test_a_validation_before_the_first_step_is_no_time_of_the_training(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = terminal(monkeypatch)
+    bar = ProgressBar()
+    bar.config = SimpleNamespace(trainer=SimpleNamespace(max_iter=10, max_val_iter=1))
+    bar.on_train_start(None, 3)
+    bar.on_validation_start(None, [], 3)
+    training = bar._shown["training"]
+    training._bar.start_t -= 3600  # an hour ago
+    training._bar.last_print_t -= 3600
+    training._bar._time = lambda start=training._bar.start_t: start + 3600
+    bar.on_validation_end(None, 3)
+    assert training._bar.format_dict["elapsed"] == 0
+    bar.on_train_end(None, 3)
+    assert "3/10" in screen.getvalue()
+
+
 def test_on_a_terminal_there_is_a_bar_and_no_line(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -144,3 +164,19 @@ def test_a_start_that_takes_long_says_where_it_is(tmp_path: Path, caplog: pytest
         watchdog._look(watchdog._began + 100, late_by=0)
     said = [record.getMessage() for record in caplog.records]
     assert said == ["building the model, for 16 s so far", "building the model, for 50 s so far"]
+
+
+def test_the_first_steps_are_timed_without_the_validation_before_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(report, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    speed = report.IterSpeed()
+    speed.on_train_start(None)
+    speed.on_validation_start(None, [])
+    now[0] += 3600
+    speed.on_validation_end(None)
+    now[0] += 2
+    with caplog.at_level(logging.INFO):
+        speed.on_training_step_end(None, {}, {}, torch.tensor(0.5), 1)
+    assert "Time: 2.00s" in caplog.text

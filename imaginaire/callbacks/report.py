@@ -236,7 +236,9 @@ class IterSpeed(EveryN):
 
     def _resume(self) -> None:
         if self._pause_start is not None:
-            self._paused += time.perf_counter() - self._pause_start
+            paused = time.perf_counter() - self._pause_start
+            self._paused += paused
+            self._last_step = None if self._last_step is None else self._last_step + paused
             self._pause_start = None
 
     def on_validation_start(self, model: Any, dataloader: Any, iteration: int = 0) -> None:
@@ -305,6 +307,7 @@ class ProgressBar(Callback):
 
     def __init__(self) -> None:
         self._shown: dict[str, Progress] = {}
+        self._start = 0
 
     def _open(self, name: str, total: int | None, done: int = 0) -> None:
         if distributed.is_rank0():
@@ -317,6 +320,7 @@ class ProgressBar(Callback):
 
     def on_train_start(self, model: Any, iteration: int = 0) -> None:
         max_iter = self.config.trainer.max_iter
+        self._start = iteration
         self._open("training", max_iter if max_iter < NEVER else None, iteration)
 
     def on_training_step_end(
@@ -338,6 +342,9 @@ class ProgressBar(Callback):
 
     def on_validation_end(self, model: Any, iteration: int = 0) -> None:
         self._close("validation")
+        training = self._shown.get("training")
+        if training is not None and iteration == self._start:  # before the first step
+            training.restart()
 
     def on_train_end(self, model: Any, iteration: int = 0) -> None:
         self._close("training")
