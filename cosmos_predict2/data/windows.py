@@ -88,21 +88,6 @@ class FrameRule:
         return (num_starts - 1) // 2 if self.sampling == "center" else 0
 
 
-def choose_frames(
-    total: int,
-    num_frames: int,
-    *,
-    native_fps: float,
-    draw: Callable[[int], int],
-    fps: float | None = None,
-    stride: int = 1,
-    sampling: str = "random",
-) -> list[int]:
-    """The frames that one sample takes from a clip of ``total`` frames; see `FrameRule`."""
-    rule = FrameRule(num_frames=num_frames, fps=fps, stride=stride, sampling=sampling)
-    return rule.choose(total, native_fps, draw)
-
-
 def action_windows(num_states: int, num_frames: int, stride: int = 1, every: int = 1) -> list[list[int]]:
     """All windows of ``num_frames`` states, ``stride`` apart, that begin at every ``every``-th state and fit."""
     for name, value in (("num_frames", num_frames), ("stride", stride), ("every", every)):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cosmos_predict2.diffusion.step import Evaluate, Step, randn_like
+from cosmos_predict2.diffusion.step import Evaluate, Step
 
 SMALLEST_STEP = 1e-6  # in lambda
 
@@ -80,19 +80,6 @@ class Heun:
         x0_next = self.evaluate(euler(x_B_C_T_H_W, x0_B_C_T_H_W, sigma, sigma_next), sigma_next)
         mean = (x0_B_C_T_H_W.double() + x0_next.double()) / 2
         x_next = euler(x_B_C_T_H_W, mean, sigma, sigma_next)
-        return Step(x_B_C_T_H_W, x0_B_C_T_H_W, x_next, sigma, sigma_next)
-
-
-class Renoise:
-    """Jump to the estimate, add new noise of the next level: the sampler of distilled networks, in float64."""
-
-    def __init__(self, generator: torch.Generator | None = None) -> None:
-        self._generator = generator
-
-    def step(self, x_B_C_T_H_W: Tensor, x0_B_C_T_H_W: Tensor, sigma: float, sigma_next: float) -> Step:
-        x_next = x0_B_C_T_H_W.double()
-        if sigma_next > 0:
-            x_next = x_next + sigma_next * randn_like(x_next, self._generator)
         return Step(x_B_C_T_H_W, x0_B_C_T_H_W, x_next, sigma, sigma_next)
 
 

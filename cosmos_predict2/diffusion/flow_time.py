@@ -97,13 +97,3 @@ def velocity(x0_B_C_T_H_W: Tensor, epsilon_B_C_T_H_W: Tensor) -> Tensor:
 def x0_of_velocity(x_t_B_C_T_H_W: Tensor, velocity_B_C_T_H_W: Tensor, t_B_T: Tensor) -> Tensor:
     """x_t - t v, the clean estimate that belongs to a velocity."""
     return x_t_B_C_T_H_W - per_frame(at_least_float32(t_B_T)) * velocity_B_C_T_H_W
-
-
-def velocity_of_x0(x_t_B_C_T_H_W: Tensor, x0_B_C_T_H_W: Tensor, t_B_T: Tensor) -> Tensor:
-    """(x_t - x_0) / t, the inverse of ``x0_of_velocity`` for t > 0."""
-    return (x_t_B_C_T_H_W - x0_B_C_T_H_W) / per_frame(at_least_float32(t_B_T))
-
-
-def velocity_error(velocity_B_C_T_H_W: Tensor, target_B_C_T_H_W: Tensor) -> Tensor:
-    """The mean squared error of each sample, (B,); the loss is its mean."""
-    return ((velocity_B_C_T_H_W - target_B_C_T_H_W) ** 2).flatten(1).mean(dim=1)

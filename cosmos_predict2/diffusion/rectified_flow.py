@@ -7,7 +7,6 @@ Levels may be given per sample, (B,) or (B, 1), or per latent frame, (B, T).
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -53,12 +52,6 @@ def rectified_flow_weight(sigma_B_T: Tensor) -> Tensor:
     return ((1 + sigma) / sigma).square()
 
 
-def edm_weight(sigma_B_T: Tensor, sigma_data: float = 1.0) -> Tensor:
-    """(sigma^2 + sigma_data^2) / (sigma sigma_data)^2: unit weight on what an EDM network predicts."""
-    sigma = at_least_float32(sigma_B_T)
-    return (sigma**2 + sigma_data**2) / (sigma * sigma_data).square()
-
-
 def nonuniform_weight(sigma_B_T: Tensor) -> Tensor:
     """A bell over the flow time, looked up in 1000 bins: 0 at both ends, 1 on average, largest at t = 1/2."""
     t = flow_time(sigma_B_T)
@@ -100,16 +93,6 @@ def draw_sigma(
         low, high = map(math.log, HIGH_SIGMA_RANGE)
         sigma = torch.where(pick_B < high_sigma_ratio, (low + high_B.double() * (high - low)).exp(), sigma)
     return sigma.to(torch.promote_types(uniform_B.dtype, torch.float32))
-
-
-def weighted_error(
-    x0_pred_B_C_T_H_W: Tensor,
-    x0_B_C_T_H_W: Tensor,
-    sigma_B_T: Tensor,
-    weight: Callable[[Tensor], Tensor] = rectified_flow_weight,
-) -> Tensor:
-    """(x0_pred - x0)^2 * weight(sigma), element by element."""
-    return (x0_pred_B_C_T_H_W - x0_B_C_T_H_W) ** 2 * per_frame(weight(sigma_B_T))
 
 
 def reduce_loss(

@@ -10,8 +10,6 @@ from torch import Tensor
 from cosmos_predict2.diffusion.flow_time import NUM_TIMESTEPS, shift_time
 from cosmos_predict2.diffusion.rectified_flow import flow_time
 
-DISTILLED_SIGMAS = (80.0, 3.6, 1.5574, 0.684)
-
 
 @dataclass(frozen=True, slots=True)
 class FlowSchedule:
@@ -64,13 +62,6 @@ def flow_sigmas(
         raise ValueError(f"There is no flow schedule '{kind}'; there are 'shift' and 'karras'.")
     with_end = torch.cat([times, times.new_zeros(1)])
     return FlowSchedule(sigmas=with_end.float().double(), timesteps=(times * NUM_TIMESTEPS).long())
-
-
-def distilled_sigmas(num_steps: int) -> Tensor:
-    """The levels of a network distilled to 1-4 steps, ending in 0; sample with ``solvers.Renoise``."""
-    if not 1 <= num_steps <= len(DISTILLED_SIGMAS):
-        raise ValueError(f"A distilled network takes 1 to {len(DISTILLED_SIGMAS)} steps, not {num_steps}.")
-    return torch.tensor([*DISTILLED_SIGMAS[:num_steps], 0.0], dtype=torch.float64)
 
 
 def _check_num_steps(num_steps: int) -> None:

@@ -1,30 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
-from torch.utils.data import DistributedSampler
 
-from cosmos_predict2.data.loaders import distributed_indices, get_sampler
+from cosmos_predict2.data.loaders import get_sampler
 from cosmos_predict2.data.toy import ToyWorldVideos
 from imaginaire import parallel
 from imaginaire.data import DataStream, ResumableLoader
-from imaginaire.errors import ConfigError
 from imaginaire.parallel import ParallelDims
 from tests.multiprocess import run_distributed
-
-
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize(("dataset_len", "num_replicas"), [(1, 1), (1, 4), (3, 8), (10, 3), (64, 8), (65, 8)])
-def test_the_division_is_that_of_torch(dataset_len: int, num_replicas: int, shuffle: bool) -> None:
-    for epoch in (0, 3):
-        for rank in range(num_replicas):
-            sampler: DistributedSampler[int] = DistributedSampler(
-                range(dataset_len),  # type: ignore[arg-type]
-                num_replicas,
-                rank,
-                shuffle=shuffle,
-                seed=5,
-            )
-            sampler.set_epoch(epoch)
-            assert distributed_indices(dataset_len, num_replicas, rank, 5, epoch, shuffle) == list(sampler)
 
 
 def test_the_sampler_divides_among_data_parallel_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,14 +16,6 @@ def test_the_sampler_divides_among_data_parallel_ranks(monkeypatch: pytest.Monke
         read.append(list(get_sampler(range(8))))
     assert read[0] == read[1] != read[2] == read[3]
     assert sorted(read[0] + read[2]) == list(range(8))
-    assert read[0] == distributed_indices(8, 2, 0)
-
-
-def test_impossible_divisions_are_errors() -> None:
-    with pytest.raises(ConfigError, match="dataset_len=0"):
-        distributed_indices(0, 1, 0)
-    with pytest.raises(ConfigError, match="rank=2 of num_replicas=2"):
-        distributed_indices(4, 2, 2)
 
 
 def _first_samples(context_parallel_size: int) -> tuple[list[str], list[int]]:

@@ -3,12 +3,19 @@
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import numpy
 import pytest
 
-from cosmos_predict2.data.windows import SAMPLINGS, FrameRule, action_windows, choose_frames
+from cosmos_predict2.data.windows import SAMPLINGS, FrameRule, action_windows
 from imaginaire.errors import ConfigError, DataError
+
+
+def choose_frames(
+    total: int, num_frames: int, *, native_fps: float, draw: Callable[[int], int], **rule: Any
+) -> list[int]:
+    return FrameRule(num_frames=num_frames, **rule).choose(total, native_fps, draw)
 
 
 def _draw(value: int) -> Callable[[int], int]:

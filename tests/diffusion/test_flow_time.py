@@ -50,15 +50,12 @@ def test_high_noise_replaces_exactly_the_picked_samples() -> None:
 
 
 @pytest.mark.parametrize("shape", [(2,), (2, 1), (2, 3)])
-def test_velocity_and_clean_estimate_are_interchangeable(shape: tuple[int, ...]) -> None:
+def test_the_clean_estimate_follows_from_the_velocity(shape: tuple[int, ...]) -> None:
     generator = torch.Generator().manual_seed(0)
     x0, epsilon = torch.randn(2, 2, 4, 3, 5, 6, dtype=torch.float64, generator=generator)
     t = torch.rand(shape, dtype=torch.float64, generator=generator) * 0.9 + 0.05
     x_t, velocity = flow_time.interpolate(x0, epsilon, t), flow_time.velocity(x0, epsilon)
     torch.testing.assert_close(flow_time.x0_of_velocity(x_t, velocity, t), x0)
-    torch.testing.assert_close(flow_time.velocity_of_x0(x_t, x0, t), velocity)
-    assert flow_time.velocity_error(velocity, velocity).tolist() == [0, 0]
-    torch.testing.assert_close(flow_time.velocity_error(velocity + 2, velocity), torch.full((2,), 4.0).double())
 
 
 def test_training_draws_are_functions_of_uniform_numbers() -> None:

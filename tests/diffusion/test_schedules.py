@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from cosmos_predict2.diffusion.schedules import distilled_sigmas, flow_sigmas, karras_sigmas
+from cosmos_predict2.diffusion.schedules import flow_sigmas, karras_sigmas
 
 
 @pytest.mark.parametrize("num_steps", [1, 6, 35])
@@ -41,11 +41,6 @@ def test_timesteps_are_found_by_level(num_steps: int, dtype: torch.dtype) -> Non
     assert found.dtype == dtype and found.tolist() == schedule.timesteps.tolist()
 
 
-def test_distilled_lists() -> None:
-    assert distilled_sigmas(1).tolist() == [80, 0]
-    assert distilled_sigmas(4).tolist() == [80, 3.6, 1.5574, 0.684, 0]
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -53,7 +48,6 @@ def test_distilled_lists() -> None:
         (lambda: karras_sigmas(5, 2.0, 1.0), "sigma_max to sigma_min"),
         (lambda: flow_sigmas(5, "linear"), "'linear'"),  # type: ignore[arg-type]
         (lambda: flow_sigmas(0), "at least 1 step"),
-        (lambda: distilled_sigmas(5), "1 to 4 steps"),
     ],
 )
 def test_wrong_settings_are_refused(make, words: str) -> None:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.diffusion.exponential import AdamsBashforth2, Renoise
+from cosmos_predict2.diffusion.exponential import AdamsBashforth2
 from cosmos_predict2.diffusion.rectified_flow import flow_time
-from cosmos_predict2.diffusion.schedules import distilled_sigmas, flow_sigmas, karras_sigmas
+from cosmos_predict2.diffusion.schedules import flow_sigmas, karras_sigmas
 from cosmos_predict2.diffusion.solvers import SOLVERS, Churn, guide, sample
 from cosmos_predict2.diffusion.step import Step, Stepper
 from cosmos_predict2.diffusion.unipc import UniPC
@@ -232,23 +232,6 @@ def test_a_stepper_of_ones_own_plugs_in() -> None:
     levels, stepper = karras_sigmas(8), _Ancestral(torch.Generator().manual_seed(0))
     result = sample(Gaussian().x0, _noise() * 80, levels, stepper, on_step)
     assert torch.isfinite(result).all() and torch.stack(log_probs).shape == (8, 2)
-
-
-def test_distilled_sampling_adds_exactly_the_noise_of_the_next_level() -> None:
-    states: list[Tensor] = []
-    generator = torch.Generator().manual_seed(3)
-    stepper = Renoise(generator)
-    result = sample(
-        lambda x, sigma: torch.full_like(x, 0.5),
-        _noise(dtype=torch.float32) * 80,
-        distilled_sigmas(3),
-        stepper,
-        lambda i, step: states.append(step.x_next_B_C_T_H_W),
-    )
-    assert result.dtype == torch.float32 and (result == 0.5).all()
-    assert states[0].std().item() == pytest.approx(3.6, rel=0.2)
-    again = torch.randn(SHAPE, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    torch.testing.assert_close(states[0], 0.5 + 3.6 * again)
 
 
 def test_churn_raises_the_level_where_asked_and_repeats_by_its_generator() -> None:

@@ -3,16 +3,21 @@
 
 import pytest
 
-from cosmos_predict2.data.loaders import distributed_indices
+from cosmos_predict2.data.loaders import get_sampler
+from imaginaire import parallel
+from imaginaire.parallel import ParallelDims
 from tests.goldens import Value
 
 AREA = "training"
 
 
 @pytest.mark.golden_cases("frame_selection.json", "distributed_sampler")
-def test_ranks_get_these_samples(case: Value) -> None:
-    options = {key: case[key].use() for key in ("dataset_len", "num_replicas", "seed", "epoch")}
-    by_rank = case["indices_by_rank"]
-    assert sorted(map(int, by_rank)) == list(range(options["num_replicas"]))
+def test_ranks_get_these_samples(case: Value, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_replicas, by_rank = case["num_replicas"].use(), case["indices_by_rank"]
+    assert sorted(map(int, by_rank)) == list(range(num_replicas))
     for rank in by_rank:
-        by_rank[rank].compare(distributed_indices(rank=int(rank), **options))
+        monkeypatch.setattr(parallel, "_current", ParallelDims(world_size=num_replicas, rank=int(rank)))
+        sampler = get_sampler(range(case["dataset_len"].use()))
+        case["seed"].compare(sampler.seed)
+        sampler.set_epoch(case["epoch"].use())
+        by_rank[rank].compare(list(sampler))

@@ -4,7 +4,7 @@
 import numpy
 import pytest
 
-from cosmos_predict2.data.windows import action_windows, choose_frames
+from cosmos_predict2.data.windows import FrameRule, action_windows
 from imaginaire.errors import DataError
 from tests.goldens import Value
 
@@ -13,8 +13,8 @@ RATE = 30.0  # of consecutive frames any will do
 
 
 def _draws(total: int, num_frames: int, count: int) -> list[list[int]]:
-    options = dict(native_fps=RATE, draw=numpy.random.randint, sampling="reference")
-    return [choose_frames(total, num_frames, **options) for _ in range(count)]
+    rule = FrameRule(num_frames=num_frames, sampling="reference")
+    return [rule.choose(total, RATE, numpy.random.randint) for _ in range(count)]
 
 
 @pytest.mark.golden_cases("frame_selection.json", "video_dataset")
@@ -43,7 +43,7 @@ def test_our_own_draw_reaches_every_start_and_no_other(case: Value) -> None:
             assert count == total - num_frames + 1
             return start
 
-        frames = choose_frames(total, num_frames, native_fps=RATE, draw=draw)
+        frames = FrameRule(num_frames=num_frames).choose(total, RATE, draw)
         assert frames == list(range(start, start + num_frames))
 
 
