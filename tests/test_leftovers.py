@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests themselves are held to: nothing left in the temporary folder, and no clock on a wall."""
+"""What the tests themselves are held to: nothing left in the temporary folder, no clock on a wall, and no product code
+that runs in tests alone.
+"""
 
 import ast
 import os
+import re
 import tempfile
+from collections import Counter
 from pathlib import Path
 from unittest import mock
 
@@ -42,3 +46,33 @@ def test_no_test_asserts_wall_clock_time() -> None:
     asserts = [(path, node) for path, text in texts.items() for node in ast.walk(ast.parse(text))]
     found = [f"{path}:{node.lineno}" for path, node in asserts if isinstance(node, ast.Assert) and _clocks(node)]
     assert found == []
+
+
+# Named nowhere but where they are defined, in tests and in a caller's own program.
+CALLED_FROM_OUTSIDE = {
+    *("make_freezable", "PowerEMAConfig", "NVTXConfig", "MultiviewDataset", "reset_dtype"),  # published names
+    *("create_video_guardrail_runner", "run_text_guardrail", "get_cosmos_reason1_model_dir"),
+    *(f"get_cosmos_predict2_{name}_checkpoint" for name in ("text2image", "gr00t", "multiview")),
+    *("save_adapter", "load_adapter", "copy_from"),  # what the engine offers: adapters as files, an average begun anew
+    *("integrate", "from_unit", "write_statistics", "expert_action"),  # the ways back from actions, and to them
+    "num_parameters",  # the formula beside that of the operations
+    "ignore_aliases",  # PyYAML calls it
+}
+HOOKS = ("on_", "visit_", "__")  # called by name
+
+
+def test_product_code_is_used_by_more_than_tests() -> None:
+    """What a golden or a test is compared with must be what runs. A name that is common escapes this."""
+    folders = ("imaginaire", "cosmos_predict2", "scripts", "examples", "benchmarks")
+    texts = {path: path.read_text() for folder in folders for path in Path(folder).rglob("*.py")}
+    words = Counter(word for text in texts.values() for word in re.findall(r"\w+", text))
+    words.update(word for path in Path("documentations").rglob("*.md") for word in re.findall(r"\w+", path.read_text()))
+    found = {
+        node.name
+        for path, text in texts.items()
+        if path.parts[0] in folders[:2]
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and words[node.name] == 1
+        if not node.name.startswith(HOOKS)
+    }
+    assert found == CALLED_FROM_OUTSIDE

@@ -12,9 +12,8 @@ Here T is the number of frames at the resolution in time that the layer works at
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -49,13 +48,6 @@ class WanConfig:
             )
         if self.attn_scales:
             raise ValueError(f"attn_scales={list(self.attn_scales)}: attention inside the stages is not supported.")
-
-    @classmethod
-    def from_diffusers(cls, config: dict[str, Any]) -> "WanConfig":
-        """The sizes that a ``vae/config.json`` names."""
-        own = {"dim": config.get("base_dim", cls.dim)}
-        own |= {f.name: config[f.name] for f in fields(cls) if f.name in config}
-        return cls(**own)
 
     @property
     def spatial_factor(self) -> int:

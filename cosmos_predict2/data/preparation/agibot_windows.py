@@ -89,11 +89,6 @@ def cut_windows(duration: float, window_size: float = WINDOW_SIZE, min_last: flo
     return windows
 
 
-def window_file_name(task: str, episode: str, index: int, window: Window, fps: float) -> str:
-    first, last = window.frames(fps)
-    return f"{Clip(task, episode, index, first, last).stem}.mp4"
-
-
 # Splitting ------------------------------------------------------------------------------------------------------------
 
 
