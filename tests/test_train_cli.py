@@ -130,7 +130,7 @@ def test_base_values_and_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (config.trainer.max_iter, config.trainer.logging_iter, config.trainer.validation_iter) == (400_000, 10, 100)
     assert not config.trainer.run_validation and config.model is None
     basic = ["low_prec", "iter_speed", "device_monitor", "manual_gc", "loss_log", "grad_clip", "self_checks"]
-    basic += ["action_following"]
+    basic += ["action_following", "progress_bar"]
     assert list(config.trainer.callbacks) == [*basic, "heart_beat"]
     assert config.trainer.callbacks.iter_speed.every_n == 10 and config.trainer.profiling.enable_profiling
     assert config.scheduler.warm_up_steps == [1000] and config.optimizer.betas == [0.9, 0.99]
