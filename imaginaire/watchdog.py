@@ -193,7 +193,8 @@ class Watchdog:
         elif (path := self._write(message)) is not None:
             message += f" The stacks of all threads are below and in {path}."
             faulthandler.dump_traceback(sys.stderr, all_threads=True)
-        log.error("%s Exit code %d.", message, EXIT_TIMEOUT)
+        cure = "Where a step may take so long, raise trainer.timeout_period (999999999: no limit)."
+        log.error("%s %s Exit code %d.", message, cure, EXIT_TIMEOUT)
         sys.stderr.flush()
         os._exit(EXIT_TIMEOUT)
 
