@@ -4,6 +4,7 @@
 With several workers the folder is the controller's, and the workers inherit it.
 """
 
+import multiprocessing.util
 import os
 import shutil
 import tempfile
@@ -25,6 +26,8 @@ class Leftovers:
         user = os.environ.get("USER") or str(os.getuid())
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(self._usual, f"torchinductor_{user}"))
         self._folder = Path(tempfile.mkdtemp(prefix="tests-"))
+        # At the end of the process, behind multiprocessing, which removes its own folder (priority -100) from this one.
+        self.remove = multiprocessing.util.Finalize(None, shutil.rmtree, (str(self._folder), True), exitpriority=-200)
         os.environ["TMPDIR"] = tempfile.tempdir = str(self._folder)
 
     def found(self) -> list[str]:
@@ -44,4 +47,3 @@ class Leftovers:
     def pytest_unconfigure(self) -> None:
         tempfile.tempdir = self._usual
         os.environ["TMPDIR"] = self._usual
-        shutil.rmtree(self._folder, ignore_errors=True)

@@ -28,6 +28,7 @@ def test_a_run_that_leaves_something_in_the_temporary_folder_fails() -> None:
             plugin.pytest_sessionfinish(session)
             assert session.exitstatus == expected
             plugin.pytest_unconfigure()
+            plugin.remove()
             assert tempfile.gettempdir() == usual and not left.exists()
 
 

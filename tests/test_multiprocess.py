@@ -94,6 +94,7 @@ def test_an_error_is_raised_again_with_rank_name_and_traceback() -> None:
 
 
 def test_a_hang_ends_with_the_rank_and_its_stack() -> None:
+    run_distributed(os.getpid, world_size=2)  # the imports, which take long on a busy machine
     with pytest.raises(TimeoutError, match=r"rank 1 of 2 still ran after 8 s(?s:.*)in _hang_on_rank_1"):
         run_distributed(_hang_on_rank_1, world_size=2, timeout=8)
 
