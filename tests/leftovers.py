@@ -40,8 +40,9 @@ class Leftovers:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if (names := self.found()) and session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if names := self.found():
+            if session.exitstatus == pytest.ExitCode.OK:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
             print(f"\nThe tests left {len(names)} in the temporary folder, use tmp_path: {', '.join(names[:20])}")
 
     def pytest_unconfigure(self) -> None:
