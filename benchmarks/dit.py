@@ -168,6 +168,11 @@ def product_rates(device: torch.device, dtype: torch.dtype) -> tuple[float, floa
     return best[0], best[1]
 
 
+def ceiling(device: torch.device, dtype: torch.dtype) -> float:
+    """The most operations per second that a square matrix product reaches here."""
+    return max(product_rates(device, dtype))
+
+
 def _stand_in_for_torchvision() -> None:
     """diffusers' transformer needs torchvision for one resize of the padding mask, and says so only when it runs."""
     from diffusers.models.transformers import transformer_cosmos
