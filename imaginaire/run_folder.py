@@ -56,19 +56,30 @@ def keep(path: str) -> None:
 
 
 def discard_new(path: str) -> None:
-    """End the log of a run that was refused before its first step, and remove its folder where it was made for it."""
+    """End the log of a run that was refused before its first step, and remove its folder where it was made for it.
+
+    Not where another process holds it by now, and never with checkpoints.
+    """
     new = _made.pop(path, [])
     if distributed.is_rank0() and not new:
         return
     logs.setup(None, distributed.rank())
     _locked.discard(_lock_name(path))
+    if not new:
+        return
+    file = None
     try:
-        if new:
-            storage.remove(path)
+        file = lock(path)
+        if storage.listdir(storage.join(path, "checkpoints")):
+            raise CheckpointError("it holds checkpoints")
+        storage.remove(path)
         for parent in new[1:]:
             os.rmdir(parent)  # as far as no other run has come to lie in it
     except (OSError, UserError) as error:
         log.info("%s is left: %s", path, error)
+    finally:
+        if file is not None:
+            unlock(file)
 
 
 def lock(path: str) -> IO[str] | None:

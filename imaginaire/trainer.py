@@ -60,6 +60,7 @@ def launch(config: Config) -> int:
     config = compose.with_job_name(config, distributed.broadcast_object(config.job.name))
     logs.setup(None, distributed.rank())
     preflight.check_launch(config)
+    run_folder.keep(config.job.path_local)  # what a trainer of this process made before
     trainer = None
     is_refused = False
     try:

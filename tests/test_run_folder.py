@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """imaginaire.run_folder: a start that is refused leaves nothing, and never takes what was there before."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,3 +42,26 @@ def test_a_folder_that_was_there_stays(tmp_path: Path, scheme: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="a part of this path is a file"):
         run_folder.check_writable(f"{scheme}{tmp_path}/file/run")
+
+
+def test_a_new_folder_is_left_to_who_holds_it_by_now(tmp_path: Path) -> None:
+    path = str(tmp_path / "run")
+    held = run_folder.claim(path, "")
+    assert held is not None
+    run_folder.unlock(held)  # as a trainer does on its way out, before its readers have ended
+    other = "import fcntl, sys; f = open(sys.argv[1], 'a+'); fcntl.lockf(f, 2); print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", other, f"{path}/run.lock"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        run_folder.discard_new(path)
+        assert Path(path, "config.yaml").exists()
+        process.communicate()
+
+
+def test_a_new_folder_with_checkpoints_is_left(tmp_path: Path) -> None:
+    path = str(tmp_path / "run")
+    run_folder.claim(path, "")
+    Path(path, "checkpoints").mkdir()
+    Path(path, "checkpoints/latest_checkpoint.txt").write_text("iter_000000010.pt")
+    run_folder.discard_new(path)
+    assert Path(path, "checkpoints/latest_checkpoint.txt").exists()

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import tests.project.config as project
-from imaginaire import compose, parallel
+from imaginaire import compose, parallel, run_folder
 from imaginaire.callbacks import Callback
 from imaginaire.callbacks.base import HOOKS
 from imaginaire.errors import CheckpointError, ConfigError, DataError, TrainingError
@@ -291,6 +291,13 @@ def test_a_refused_start_leaves_the_folder_that_was_there(tmp_path: Path) -> Non
     with pytest.raises(DataError):
         train(tmp_path, no_batches)
     assert {"kept", "config.yaml", "stdout.log"} <= {path.name for path in run_dir(tmp_path).iterdir()}
+    mine = run_dir(tmp_path, "mine")  # of a trainer of this process that was used without launch
+    held = run_folder.claim(str(mine), "")
+    assert held is not None
+    run_folder.unlock(held)
+    with pytest.raises(ConfigError, match=r"no\.module"):
+        train(tmp_path, [*QUICK, "job.name=mine", "trainer.type=no.module.Trainer"])
+    assert (mine / "config.yaml").exists()
 
 
 def test_a_run_that_saves_nothing_needs_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
