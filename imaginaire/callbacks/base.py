@@ -7,6 +7,7 @@ number before it; `on_training_step_end`, validation and saving get the number a
 
 import functools
 import logging
+import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -183,25 +184,38 @@ def _profiling_nodes(config: Any) -> dict[str, Any]:
 
 
 def _require_callback(key: str, node: Any) -> None:
-    """Raise unless a node makes a callback: a class is told by its name, and nothing else is called to find out."""
+    """Raise unless a node makes a callback, by its class or what its function says to return: nothing is called."""
     if isinstance(node, Callback):
         return
     if not isinstance(node, Mapping) or "_target_" not in node:
         raise ConfigError(f"{key} must be a lazy node such as L(GradClip)(clip_norm=1.0), or null; found {node!r}.")
     target = target_of(node, key)
     made = target.func if isinstance(target, functools.partial) else target
-    if not (isinstance(made, type) and issubclass(made, Callback)):
+    kind = made if isinstance(made, type) else _returned(made)
+    if not (isinstance(kind, type) and issubclass(kind, Callback)):
         raise ConfigError(
-            f"{key}._target_ is {describe(made)}: no class of callbacks. Derive one from imaginaire.callbacks.Callback."
+            f"{key}._target_ is {describe(made)}: no class of callbacks. Derive one from imaginaire.callbacks.Callback;"
+            " a function that makes one must say so: def make(...) -> Callback."
         )
+
+
+def _returned(function: Any) -> Any:
+    """The annotated type of what a function returns; None where it has none that can be told."""
+    try:
+        return typing.get_type_hints(function).get("return")
+    except (TypeError, NameError, AttributeError):
+        return None
 
 
 def _build(name: str, node: Any, config: Any, trainer: Any) -> Callback:
     """The callback of a lazy node. ``config`` and ``trainer`` are passed where its constructor takes them."""
     if isinstance(node, Callback):
         return node
-    parameters = lazy_config.signature(target_of(node, f"trainer.callbacks.{name}"))
+    key = f"trainer.callbacks.{name}"
+    parameters = lazy_config.signature(target_of(node, key))
     offered = {"config": config, "trainer": trainer}
     given = {k: v for k, v in offered.items() if k in parameters and node.get(k) is None}
-    callback: Callback = lazy_config.instantiate(node, **given)
+    callback = lazy_config.instantiate(node, **given)
+    if not isinstance(callback, Callback):
+        raise ConfigError(f"{key} makes a {type(callback).__name__}, although its function says a callback.")
     return callback

@@ -3,7 +3,7 @@ import functools
 import inspect
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -137,6 +137,17 @@ def test_no_target_is_called_before_all_are_known_to_be_callbacks(tmp_path: Path
             CallbackGroup(make_config(nodes), None)
     assert not (tmp_path / "made").exists()
     CallbackGroup(make_config({"partial": lazy(functools.partial(Hits, every_n=2))}), None)
+
+
+def make_hits(every_n: int) -> "Hits":
+    return Hits(every_n=every_n) if every_n else cast(Hits, None)
+
+
+def test_a_function_that_says_to_make_a_callback_is_called() -> None:
+    made = CallbackGroup(make_config({"made": lazy(make_hits, every_n=2)}), None).callbacks["made"]
+    assert isinstance(made, Hits) and made.every_n == 2
+    with pytest.raises(ConfigError, match=r"trainer.callbacks.made makes a NoneType"):
+        CallbackGroup(make_config({"made": lazy(make_hits, every_n=0)}), None)
 
 
 @pytest.mark.parametrize(
