@@ -58,19 +58,25 @@ def check_missing(tree: DictConfig) -> None:
         raise ConfigError(f"{count} (marked ??? in the experiment). Give on the command line:{shown}{more}")
 
 
-# Arguments that mean the same in every class that is built, with the least that they can be.
+# Arguments that mean the same in every class of ours and of torch's, with the least that they can be.
 _LEAST = {"lr": 0.0, "adam_lr": 0.0, "weight_decay": 0.0, "eps": 0.0, "timeout": 0.0}
 _LEAST |= {"num_workers": 0, "batch_size": 1, "prefetch_factor": 1}
+_KNOWN = ("imaginaire", "cosmos_predict2", "torch")
 
 
 def check_numbers(tree: DictConfig, members: Sequence[str]) -> None:
-    """No NaN anywhere, no infinity in what is built, and nothing below what any class could mean."""
+    """No NaN, no infinity in what is built, and nothing below what a class could mean.
+
+    A class from elsewhere may mean something by them (-1: all, inf: no limit), but not as an optimizer.
+    """
     for key, node in _everything(tree):
         value = None if isinstance(node, (DictConfig, ListConfig)) else node._value()
         if isinstance(value, float) and not is_finite(value) and (value != value or key.split(".")[0] in members):
-            raise ConfigError(f"{key}={value}, but it must be a finite number.")
+            name = key.rpartition(".")[2]
+            if _is_known(node) or (key.startswith("optimizer.") and name in _LEAST):
+                raise ConfigError(f"{key}={value}, but it must be a finite number.")
     for key, node in nodes(tree):
-        if "_target_" not in node:
+        if "_target_" not in node or not (_is_known(node) or key == "optimizer"):
             continue
         for name, least in _LEAST.items():
             value, is_whole = node.get(name), isinstance(least, int)
@@ -78,8 +84,19 @@ def check_numbers(tree: DictConfig, members: Sequence[str]) -> None:
             if is_wrong_kind or (isinstance(value, int | float) and value < least):
                 kind = "whole number" if is_whole else "number"
                 raise ConfigError(f"{join(key, name)}={value!r}, but it must be a {kind} of at least {least:g}.")
-        if key == "optimizer":
+        if key == "optimizer" and _is_known(node):
             _check_decays(node)
+
+
+def _is_known(node: Any) -> bool:
+    """Whether what takes a value, or is built of a node, is of this project or of torch; plain settings are."""
+    while node is not None:
+        if isinstance(node, DictConfig) and "_target_" in node:
+            target = node._get_node("_target_")._value()  # type: ignore[union-attr]
+            module = target if isinstance(target, str) else getattr(target, "__module__", "")
+            return str(module).split(".")[0] in _KNOWN
+        node = node._get_parent()
+    return True
 
 
 def _check_decays(optimizer: DictConfig) -> None:

@@ -83,10 +83,28 @@ def test_a_configuration_refuses_them() -> None:
     for key, values in NUMBERS.items():
         for value in values:
             tree = OmegaConf.create({})
-            OmegaConf.update(tree, f"{key.rpartition('.')[0]}._target_", "some.Class")
+            OmegaConf.update(tree, f"{key.rpartition('.')[0]}._target_", "torch.Class")
             OmegaConf.update(tree, key, value)
             with pytest.raises(ConfigError, match=re.escape(key)):
                 config_checks.check_numbers(tree, members)
+
+
+def test_classes_from_elsewhere_have_numbers_of_their_own() -> None:
+    members = ("model", "optimizer", "dataloader_train")
+    dataset = {"_target_": "my.Clips", "timeout": -1, "longest_s": math.inf, "fill": [math.nan]}
+    tree = OmegaConf.create(
+        {
+            "dataloader_train": {"_target_": "torch.utils.data.DataLoader", "num_workers": 0, "dataset": dataset},
+            "model": {"_target_": "my.Model", "net": {"masked": -math.inf}},
+            "optimizer": {"_target_": "adan.Adan", "betas": [0.98, 0.92, 0.99], "max_grad_norm": math.inf},
+        }
+    )
+    config_checks.check_numbers(tree, members)
+    for key, value in {"optimizer.lr": math.inf, "dataloader_train.num_workers": -1}.items():
+        wrong = tree.copy()
+        OmegaConf.update(wrong, key, value)
+        with pytest.raises(ConfigError, match=key):
+            config_checks.check_numbers(wrong, members)
 
 
 SECTIONS: list[tuple[Callable[..., Any], dict[str, list[Any]]]] = [
