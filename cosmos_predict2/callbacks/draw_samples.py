@@ -129,7 +129,7 @@ class DrawSamples(EveryN):
 
     def _drawn(self, model: Any, iteration: int) -> tuple[list[FixedClip], dict[int, Drawing]]:
         if self._clips is None:
-            self._clips = first_clips(self._loader(), model, self.num_clips)
+            self._clips = first_clips(self._loader, model, self.num_clips)
         return self._clips, self._draw(model, self._clips, iteration)
 
     # --- what is drawn

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first clips of a loader, the same ones for any number of processes: what samples are drawn of."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,21 +50,13 @@ class FixedClip:
 
 
 def first_clips(loader: Any, model: Any, count: int) -> list[FixedClip]:
-    """The first video clips that a pass over the loader gives to all ranks together, in order (a collective)."""
-    dims = current_dims()
+    """The first video clips that a pass over the loader gives to all ranks together, in order (a collective).
+
+    ``loader`` may be a function that makes it.
+    """
     # As many on every rank: those of another may all come later, behind images.
-    mine: list[FixedClip] = []
-    failure: Exception | None = None
-    try:
-        mine = _read(loader, model, count) if dims.cp_rank == 0 else []
-    except Exception as error:  # raised below, on all ranks: none must wait for the clips of another
-        failure = error
-    reason = None if failure is None else f"{type(failure).__name__}: {failure}"
-    said = distributed.all_gather_object((reason, [clip.position for clip in mine]))
-    for rank, (reason, _) in enumerate(said):
-        if reason is not None:
-            raise failure or DataError(f"Rank {rank} cannot read the clips that samples are drawn of: {reason}")
-    everyone = [positions for _, positions in said]
+    mine = _on_all_ranks(lambda: _read(loader() if callable(loader) else loader, model, count))
+    everyone = distributed.all_gather_object([clip.position for clip in mine])
     chosen = sorted({position for positions in everyone for position in positions})[:count]
     if not chosen:
         raise DataError(
@@ -80,14 +72,32 @@ def first_clips(loader: Any, model: Any, count: int) -> list[FixedClip]:
 def clips_of_step(batch: Mapping[str, Any], model: Any, count: int) -> list[FixedClip]:
     """The first video clips, at most so many, that all ranks have in a step's batch, without pixels (a collective)."""
     dims = current_dims()
-    mine: list[FixedClip] = []
-    if dims.cp_rank == 0 and not model.is_image_batch(batch):
+
+    def find() -> list[FixedClip]:
+        if model.is_image_batch(batch):
+            return []
         size = len(batch["fps"])
         positions = batch.get(POSITION_KEY, torch.arange(size) * dims.dp_size + dims.dp_rank)
-        batch = {**batch, POSITION_KEY: positions}
-        mine = [replace(clip, video_1_C_F_H_W=None) for clip in _singly(model, batch)]
-    parts = distributed.all_gather_object(mine[:count])
+        clips = _singly(model, {**batch, POSITION_KEY: positions})
+        return [replace(clip, video_1_C_F_H_W=None) for clip in clips][:count]
+
+    parts = distributed.all_gather_object(_on_all_ranks(find))
     return sorted((clip for part in parts for clip in part), key=lambda clip: clip.position)[:count]
+
+
+def _on_all_ranks(find: Callable[[], list[FixedClip]]) -> list[FixedClip]:
+    """This rank's clips, of one context-parallel rank alone. Where a rank fails all raise: none waits for it."""
+    found: list[FixedClip] = []
+    failure: Exception | None = None
+    try:
+        found = find() if current_dims().cp_rank == 0 else []
+    except Exception as error:
+        failure = error
+    reasons = distributed.all_gather_object(None if failure is None else f"{type(failure).__name__}: {failure}")
+    for rank, reason in enumerate(reasons):
+        if reason is not None:
+            raise failure or DataError(f"Rank {rank} cannot read the clips that samples are drawn of: {reason}")
+    return found
 
 
 def _read(loader: Any, model: Any, count: int) -> list[FixedClip]:

@@ -15,7 +15,7 @@ import torch
 
 from cosmos_predict2.callbacks import draw_samples, fixed_clips
 from cosmos_predict2.callbacks.draw_samples import DrawSamples
-from cosmos_predict2.callbacks.fixed_clips import first_clips
+from cosmos_predict2.callbacks.fixed_clips import clips_of_step, first_clips
 from cosmos_predict2.data import media
 from cosmos_predict2.pipelines.video2world import EMAConfig, Video2WorldPipeline
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
@@ -151,11 +151,25 @@ def test_images_of_other_ranks_do_not_change_which_clips_are_first(monkeypatch: 
     model, one = make_model(), make_batch(positions=[1, 3])
     others = [part(make_batch(positions=[6, 8]), i) for i in range(2)]
     far = [first_clips([batch], model, 1)[0] for batch in others]
-    answers = iter([(None, [clip.position for clip in far]), far])
+    answers = iter([None, [clip.position for clip in far], far])
     monkeypatch.setattr(fixed_clips, "current_dims", lambda: ParallelDims(world_size=2, rank=1))
     monkeypatch.setattr(fixed_clips.distributed, "all_gather_object", lambda mine: [next(answers), mine])
     clips = first_clips([part(one, 0), part(one, 1)], model, 2)
     assert [clip.position for clip in clips] == [1, 3]
+
+
+@pytest.mark.parametrize("find", ["the loader", "the clips", "the step"])
+def test_a_rank_that_fails_alone_keeps_no_other_waiting(find: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it tells the others comes before it leaves: else they wait for its clips until their time is up."""
+    said: list[Any] = []
+    monkeypatch.setattr(fixed_clips.distributed, "all_gather_object", lambda mine: said.append(mine) or [None, mine])
+    monkeypatch.setattr(fixed_clips, "_singly", lambda *_: pytest.fail("never called") if find[4] == "l" else 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        if find == "the step":
+            clips_of_step(make_batch(size=2), make_model(), 2)
+        else:
+            first_clips((lambda: 1 / 0) if find == "the loader" else [make_batch(size=2)], make_model(), 2)
+    assert said == ["ZeroDivisionError: division by zero"]
 
 
 def test_a_loader_without_positions_gives_them_in_its_order() -> None:
