@@ -61,7 +61,9 @@ def data_text(data: Mapping[str, Any]) -> TrainedText | None:
     parameters = lazy_config.signature(target)
     if "num_tokens" not in parameters or data.get("text_encoder") == NO_ENCODER:
         return None
-    num_tokens = int(data.get("num_tokens", parameters["num_tokens"].default))
+    num_tokens = data.get("num_tokens", parameters["num_tokens"].default)
+    if not isinstance(num_tokens, int):
+        return None  # a class from elsewhere, which means something else by it
     made = data_text_width(data)
     if callable(declared := getattr(target, "declared_encoder", None)):
         assert made is not None

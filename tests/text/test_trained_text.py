@@ -203,6 +203,8 @@ def test_what_data_sets_say_of_their_text(tmp_path: Path) -> None:
     embed_captions(tmp_path / "t5_xxl", {"episode_000000": "x"}, BytesEncoder(64, 8))
     assert data_text({**robot, "load_t5_embeddings": True}) == TrainedText("bytes-v1-64x8", 64, 32, 8)
     assert data_text(dict(_target_="cosmos_predict2.data.dataset_video.Dataset", text_encoder="none")) is None
+    for number in (None, "all"):  # of a class from elsewhere
+        assert data_text(dict(_target_=MockVideos, num_tokens=number, dataset_dir=str(tmp_path))) is None
 
 
 def test_what_a_run_that_encodes_its_captions_says(tmp_path: Path) -> None:
