@@ -24,6 +24,7 @@ from cosmos_predict2.pipelines.video2world_action import (
     chunk_starts,
 )
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
+from cosmos_predict2.text.trained_text import with_tokens
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.lazy_config import LazyCall as L
 from tests.models.parts import PooledPixels
@@ -190,6 +191,20 @@ def test_no_text_is_a_text_of_any_number_of_zeros(projection: int | None) -> Non
     zeros = torch.zeros(2, 7, projection or 8)
     assert torch.allclose(without, pipe.generate_actions(frames, actions, seeds, num_steps=2, text_B_S_E=zeros,
                                                          as_float=True), atol=1e-5)  # fmt: skip
+
+
+def test_both_texts_are_cut_and_padded_as_in_training() -> None:
+    pipe = make_pipeline()
+    frames, actions, seeds = inputs(2)
+    texts = torch.randn(1, 4, 8), torch.randn(1, 9, 8)
+
+    def sample(text: Tensor, negative: Tensor) -> Tensor:
+        arguments = dict(num_steps=2, guidance=3.0, text_B_S_E=text, negative_text_B_S_E=negative, as_float=True)
+        return pipe.generate_actions(frames, actions, seeds, **arguments)  # type: ignore[arg-type]
+
+    expected = sample(*(with_tokens(text, 6) for text in texts))
+    pipe.config.num_text_tokens = 6
+    assert torch.equal(sample(*texts), expected)
 
 
 def test_cross_attention_is_left_out_without_text_and_only_then(monkeypatch: pytest.MonkeyPatch) -> None:

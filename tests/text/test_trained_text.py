@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, TEXT_KEY
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.mock import MockVideos
@@ -24,7 +25,14 @@ from cosmos_predict2.text.encoder_names import encode_command, is_same_encoder, 
 from cosmos_predict2.text.prompt_embeddings import write_prompt_embeddings
 from cosmos_predict2.text.reason1 import Reason1Encoder
 from cosmos_predict2.text.t5 import T5Encoder
-from cosmos_predict2.text.trained_text import TrainedText, follow_text, other_text, trained_text, with_tokens
+from cosmos_predict2.text.trained_text import (
+    TrainedText,
+    follow_text,
+    other_text,
+    trained_text,
+    with_tokens,
+    with_trained_text,
+)
 from examples.video2world import prepare
 from examples.video2world_action_choice import ActionChoice, read_texts
 from examples.video2world_choice import choose_model
@@ -40,6 +48,7 @@ from tests.data.video_files import write_clip
 CAPTION = "a box slides to the right over a dark table, and nothing else in the whole scene moves"  # above 63 bytes
 PROMPT = "a box slides to the right over a bright table, and nothing else in the whole scene moves"
 FOLDER = "dataloader_train.dataset"
+TEXTS = (TEXT_KEY, NEGATIVE_TEXT_KEY)
 
 
 def _run(folder: Path, encoder_tokens: int, *overrides: str) -> tuple[str, Any]:
@@ -102,10 +111,11 @@ def test_a_caption_of_the_training_is_the_same_text_at_inference(
     trained = dataset[0]["t5_text_embeddings"]
     given: list[torch.Tensor] = []
     for pipe in pipes:
-        pipe.generate_latents = lambda batch, *_, **__: given.append(batch["t5_text_embeddings"])  # type: ignore
+        pipe.generate_latents = lambda batch, *_, **__: given.extend(batch[key] for key in TEXTS)  # type: ignore
         pipe.decode = lambda latent: latent  # type: ignore[method-assign]
-        pipe.generate(torch.zeros(1, 3, 1, 48, 48, dtype=torch.uint8), pipe.encode_text([CAPTION]))
-    assert len(given) == 2 and all(torch.equal(text[0], trained) for text in given)
+        text = pipe.encode_text([CAPTION])
+        pipe.generate(torch.zeros(1, 3, 1, 48, 48, dtype=torch.uint8), text, text)
+    assert len(given) == 4 and all(torch.equal(text[0], trained) for text in given)
 
 
 def test_adapters_were_trained_last_and_their_text_counts(run_of_512: str, tmp_path: Path) -> None:
@@ -113,6 +123,8 @@ def test_adapters_were_trained_last_and_their_text_counts(run_of_512: str, tmp_p
     adapter = _bare_run(tmp_path, json.dumps({"text": [later]}))
     config = choose_model(parse(["--model_size", "tiny", "--dit_path", run_of_512, "--lora", f"{adapter}:0.5"])).config
     assert (config.text_encoder.num_tokens, config.num_text_tokens) == (64, 64)
+    own = with_trained_text(get_cosmos_predict2_video2world_pipeline(model_size="tiny"), [run_of_512, adapter])
+    assert own.num_text_tokens == 64, "from Python, too"
 
 
 def test_embeddings_of_a_prompt_are_those_of_the_run_or_an_error(run_of_512: str, tmp_path: Path) -> None:
