@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from imaginaire import checkpoint_layout, resume, weights
+from imaginaire import archives, checkpoint_layout, resume, weights
 from imaginaire.checkpoint_layout import KINDS, CheckpointSet
 from imaginaire.errors import CheckpointError
 from tests.training import difference
@@ -92,6 +92,18 @@ def test_the_numbers_of_a_tensor_are_checked_and_fallback_goes_on_from_the_set_b
     assert older is not None and older.iteration == 1
     assert resume.own_set(str(tmp_path), ["model"], fallback=False) == saved, "what is not read is not checked"
     assert [len(saved.damage(KINDS, (i, 3))) for i in range(3)].count(1) == 1, "three processes share the reading"
+
+
+def test_a_record_is_read_to_its_end_however_large_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "CHUNK_BYTES", 4096)  # of a record of 20 kB
+    file = tmp_path / "model.pt"
+    torch.save({"w": torch.arange(5000.0)}, file)
+    assert archives.damage([archives.Archive(file, "it")]) == []
+    content, last = file.read_bytes(), torch.tensor(4999.0).numpy().tobytes()
+    assert content.count(last) == 1
+    file.write_bytes(content.replace(last, bytes(4)))
+    (sentence,) = archives.damage([archives.Archive(file, "it")])
+    assert sentence.startswith("it is damaged")
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"iter_\x00000000002.pt", b"\n", b"\xc3\x28" * 500])
