@@ -178,7 +178,7 @@ def _diffusers(folder: Path, net: Any, **config: Any) -> str:
 )
 def test_patterns_and_rank_stabilisation_are_followed(write: Any, mlp: str, first: str, tmp_path: Path) -> None:
     """The first pattern that fits counts: the name of a layer, its end from a word on, or an expression."""
-    alphas = {mlp: 6.0, f"{first}.*": 2.0, "t1.to_q": 1.0, "attn.q": 1.0}
+    alphas = {mlp[1:]: 9.0, mlp: 6.0, f"{first}.*": 2.0, "t1.to_q": 1.0, "attn.q": 1.0}
     layers = read_adapter(write(tmp_path, _trained(), alpha_pattern=alphas, use_rslora=True)).layers
     assert layers["blocks.0.mlp.layer1"].scaling == pytest.approx(6 / 3**0.5)
     assert layers["blocks.0.self_attn.q_proj"].scaling == pytest.approx(2 / 3**0.5)
