@@ -65,3 +65,13 @@ def test_a_new_folder_with_checkpoints_is_left(tmp_path: Path) -> None:
     Path(path, "checkpoints/latest_checkpoint.txt").write_text("iter_000000010.pt")
     run_folder.discard_new(path)
     assert Path(path, "checkpoints/latest_checkpoint.txt").exists()
+
+
+def test_a_folder_that_this_process_made_for_a_run_before_stays(tmp_path: Path) -> None:
+    path = f"{tmp_path}/run"
+    for _ in range(2):  # two trainers, one after the other; the second is refused
+        held = run_folder.claim(path, "")
+        assert held is not None
+        run_folder.unlock(held)
+    run_folder.discard_new(path)
+    assert (tmp_path / "run/config.yaml").exists()
