@@ -14,6 +14,7 @@ from cosmos_predict2.configs.base.defaults.callbacks import BASIC
 from imaginaire import progress
 from imaginaire.callbacks import report
 from imaginaire.callbacks.report import ProgressBar
+from imaginaire.callbacks.trackers import Metrics
 from imaginaire.progress import Pace, Progress, duration, tracked
 from imaginaire.watchdog import Watchdog
 
@@ -73,6 +74,22 @@ def test_a_run_that_goes_on_is_judged_by_its_own_steps(clock: Clock) -> None:
     clock.now += 3
     pace.step(902)
     assert pace.left_s() == pytest.approx(3 * 98)
+
+
+def test_the_log_of_a_run_does_not_count_what_was_before_its_first_step(
+    clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = SimpleNamespace(project="p", group="g", name="n", wandb_mode=None)
+    metrics = Metrics(str(tmp_path), job, is_writer=True, max_iter=110)
+    metrics.open(10)
+    with caplog.at_level(logging.INFO):
+        metrics.flush(10)  # after a validation
+        for iteration, seconds in ((11, 600), (12, 2)):
+            clock.now += seconds
+            metrics.log({"train/loss": 1.0, "train/s_per_iter": 2.0}, iteration)
+            metrics.flush(iteration)
+    metrics.close()
+    assert "iter 12/110" in caplog.messages[-1] and "2 s/iter, 3 min left" in caplog.messages[-1]
 
 
 def test_in_a_log_there_is_a_line_now_and_then(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
