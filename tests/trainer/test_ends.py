@@ -90,11 +90,12 @@ def test_weights_that_nobody_wants_are_not_saved(tmp_path: Path, monkeypatch: py
 
 
 def test_a_terminal_that_is_closed_asks_to_stop_unless_nohup_says_otherwise(caplog: pytest.LogCaptureFixture) -> None:
-    with StopRequests() as stop, caplog.at_level(logging.WARNING):
-        signal.raise_signal(signal.SIGHUP)
-        assert stop.wanted and "SIGHUP: saving after this step" in caplog.text
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup themselves
     try:
+        with StopRequests() as stop, caplog.at_level(logging.WARNING):
+            signal.raise_signal(signal.SIGHUP)
+            assert stop.wanted and "SIGHUP: saving after this step" in caplog.text
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         with StopRequests() as stop:
             signal.raise_signal(signal.SIGHUP)
             assert not stop.wanted
