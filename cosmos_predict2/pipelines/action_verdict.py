@@ -69,7 +69,7 @@ def _of_distance(distances: Distances | None) -> Sign | None:
     if distances is None:
         return None
     return Sign(
-        distances.actions > 0 and distances.ratio >= LEAST_DISTANCE,
+        distances.ratio >= LEAST_DISTANCE,
         f"other actions change a video by {distances.actions:.2f} of 255, another seed by {distances.seeds:.2f} (0 for"
         " a model that ignores them)",
     )
