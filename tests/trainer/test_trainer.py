@@ -2,6 +2,7 @@
 """The loop: order of hooks, accumulation, precision, what is not finite, what hangs, what runs out."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -132,6 +133,23 @@ def test_a_loss_that_is_not_finite_stops_with_a_report(tmp_path: Path, monkeypat
     assert "non-finite gradients" in message and "trainer.non_finite=skip" in message
 
 
+def test_the_losses_of_all_micro_batches_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(project.Explosive, "bad", ())
+    losses: list[float] = []
+    given = iter([1.0, math.inf, 1.0, 1.0])
+    compute = project.Explosive.training_step
+
+    def step(model: Any, *arguments: Any) -> Any:
+        output, loss = compute(model, *arguments)
+        losses.append(next(given))
+        return output, loss * losses[-1]
+
+    monkeypatch.setattr(project.Explosive, "training_step", step)
+    with pytest.raises(TrainingError, match=r"stopped at iteration 1 .*the loss is inf"):
+        train(tmp_path, [*EXPLODE, "trainer.grad_accum_iter=4"])
+    assert len(losses) == 4
+
+
 def test_such_a_step_is_left_out_and_counted_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(project.Explosive, "bad", (3, 4))
     train(tmp_path, [*EXPLODE, "trainer.non_finite=skip"])
@@ -151,9 +169,11 @@ def test_such_a_step_is_left_out_under_a_gradient_scaler_too(tmp_path: Path, mon
 
 
 def test_too_many_in_a_row_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(project.Explosive, "bad", tuple(range(2, 9)))
-    with pytest.raises(TrainingError, match="4 steps in a row were skipped"):
-        train(tmp_path, [*EXPLODE, "trainer.non_finite=skip", "trainer.max_non_finite=3"])
+    monkeypatch.setattr(project.Explosive, "bad", (2, 3, 4, 5))
+    skip = [*EXPLODE, "trainer.non_finite=skip", "trainer.max_non_finite=3"]
+    train(tmp_path, [*skip, "trainer.max_iter=3"])
+    with pytest.raises(TrainingError, match="4 steps in a row were skipped"):  # also where it went on in between
+        train(tmp_path, skip)
 
 
 # --- validation
