@@ -31,6 +31,7 @@ CONFIG = "cosmos_predict2/configs/base/config.py"
 NUM_TRAINING_CLIPS = 256  # that the linear denoisers are fitted to
 NUM_STEPS = 35
 NUM_SHOWN, MAGNIFIED = 4, 4  # clips in the video, and how many times larger
+SHOWN = "truth, before and after the training, side by side"
 NUM_EPISODES = 400  # whole ones of the toy world
 
 _EPILOG = """\
@@ -120,10 +121,18 @@ def evaluate(
         return held_out.read_clips(_dataset(config, loader, num), tokenizer, pipe_config, num)
 
     clips, training = clips_of("dataloader_val", num_clips), clips_of("dataloader_train", NUM_TRAINING_CLIPS)
+    linear = held_out.linear_losses(training, clips, sigmas)
     losses, videos = {}, {"truth": clips.video_B_C_F_H_W}
     weights = (("before", model.model_manager_config.dit_path, "auto"), ("after", dit_path, which))
     for name, path, part in weights:
-        net = build_net(pipe_config.net, device=torch.device("cpu"), dtype=torch.float32, path=path, which=part)
+        net = build_net(
+            pipe_config.net,
+            device=torch.device("cpu"),
+            dtype=torch.float32,
+            path=path,
+            which=part,
+            is_baseline=name == "before",
+        )
         losses[name] = held_out.losses(pipe_config, net, clips, sigmas)
         pipe = Video2WorldPipeline(pipe_config, net, tokenizer)
         videos[name] = held_out.generate(pipe, clips, num_steps=num_steps)
@@ -133,7 +142,7 @@ def evaluate(
         sigmas=list(sigmas),
         before=losses["before"],
         after=losses["after"],
-        linear=held_out.linear_losses(training, clips, sigmas),
+        linear=linear,
         psnr=held_out.moving_psnr(videos["after"], clips),
         psnr_before=held_out.moving_psnr(videos["before"], clips),
         psnr_repeat=held_out.moving_psnr(held_out.repeated(clips), clips),
@@ -151,7 +160,12 @@ def show(videos: Mapping[str, Tensor], movement: Sequence[float], path: Path, fp
     picture = picture.repeat_interleave(MAGNIFIED, dim=2).repeat_interleave(MAGNIFIED, dim=3)
     media.write_video(path, picture, fps)
     clips = [video[chosen[0]] for video in videos.values()]
-    media.write_image(path.with_suffix(".png"), media.contact_sheet(clips, list(videos), columns=8))
+    media.write_image(_sheet(path), media.contact_sheet(clips, list(videos), columns=8))
+
+
+def _sheet(path: Path) -> Path:
+    """Where the contact sheet of a video lies."""
+    return path.with_suffix(".png")
 
 
 def _dataset(config: Any, loader: str, num: int) -> Any:
@@ -231,6 +245,8 @@ def run(args: argparse.Namespace) -> int:
         overrides=args.overrides,
     )
     print(as_text(figures))
+    if args.save_path:
+        print(f"video: {args.save_path} ({SHOWN}); contact sheet: {_sheet(Path(args.save_path))}")
     if args.json:
         record = {"verdict": figures.verdict, **asdict(figures), "ratio": figures.ratio, "gain": figures.gain}
         Path(args.json).write_text(json.dumps(record, indent=2) + "\n")

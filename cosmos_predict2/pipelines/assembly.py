@@ -19,9 +19,19 @@ log = logging.getLogger(__name__)
 
 
 def build_net(
-    node: Any, *, device: torch.device, dtype: torch.dtype, path: str = "", which: str = "auto", seed: int = 0
+    node: Any,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    path: str = "",
+    which: str = "auto",
+    seed: int = 0,
+    is_baseline: bool = False,
 ) -> DiT:
-    """The network of a lazy node, in evaluation mode, with weights from ``path`` or random ones."""
+    """The network of a lazy node, in evaluation mode, with weights from ``path`` or random ones.
+
+    Of a baseline, random weights are no cause for a warning.
+    """
     with torch.device("meta"):
         net: DiT = lazy_config.instantiate(node)
     net = net.to(dtype).to_empty(device=device)
@@ -32,7 +42,10 @@ def build_net(
         log.info("weights: %s (%s)", path, report.summary())
     else:
         net.init_weights(torch.Generator(device).manual_seed(seed))
-        log.warning("weights: random, as asked for: what is generated is noise")
+        if is_baseline:
+            log.info("weights: random, as before the training")
+        else:
+            log.warning("weights: random, as asked for: what is generated is noise")
     return net.eval().requires_grad_(False)
 
 

@@ -23,6 +23,7 @@ from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, Video2WorldPipelineConfig, to_uint8
 from imaginaire import random
+from imaginaire.errors import ConfigError
 
 SIGMAS = tuple(float(sigma) for sigma in numpy.geomspace(1.0, 80.0, 8).round(3))  # where the tiny models are trained
 MOVES = 32  # a pixel moves where a colour differs by more than this, of 255, from the last given frame
@@ -46,6 +47,11 @@ class Clips:
 
     def __len__(self) -> int:
         return len(self.captions)
+
+    @property
+    def shape(self) -> str:
+        """Of each clip, in pixels."""
+        return "x".join(map(str, self.video_B_C_F_H_W.shape[2:]))
 
     def part(self, start: int, stop: int) -> "Clips":
         """Some of them."""
@@ -109,6 +115,12 @@ def linear_losses(
     With mean m and variance v of the latents, a = v / (v + sigma^2) and b = (1 - a) m are best. See LINEAR for what
     shares one a and b.
     """
+    if training.shape != clips.shape:
+        raise ConfigError(
+            f"Training clips are {training.shape}, held-out clips {clips.shape} (frames x height x width), and can only"
+            " be compared at one size: make dataloader_train.dataset and dataloader_val.dataset alike, such as --"
+            f" dataloader_val.dataset.video_size=[{','.join(map(str, training.video_B_C_F_H_W.shape[-2:]))}]."
+        )
     found = {}
     x0 = training.x0_B_C_T_H_W[:, :, training.num_given :]
     for name, shared in LINEAR.items():

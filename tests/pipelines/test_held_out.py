@@ -18,6 +18,7 @@ from cosmos_predict2.pipelines import held_out
 from cosmos_predict2.pipelines.assembly import build_net
 from cosmos_predict2.pipelines.held_out import Clips
 from imaginaire import lazy_config
+from imaginaire.errors import ConfigError
 from scripts import evaluate_world_model
 
 SIGMAS = (1.0, 10.0)
@@ -86,13 +87,32 @@ def test_the_loss_of_given_frames_is_left_out(clips: Clips) -> None:
     assert held_out.linear_losses(part, part, [1.0]) == held_out.linear_losses(clips, clips, [1.0])
 
 
+def test_training_clips_of_another_size_are_told(clips: Clips) -> None:
+    wide = replace(clips, video_B_C_F_H_W=clips.video_B_C_F_H_W.repeat_interleave(2, dim=4))
+    told = r"Training clips are 13x48x96, held-out clips 13x48x48 .*dataloader_val\.dataset\.video_size=\[48,96\]"
+    with pytest.raises(ConfigError, match=told):
+        held_out.linear_losses(wide, clips, [1.0])
+
+
+def test_random_weights_of_a_baseline_are_no_cause_for_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    net = get_cosmos_predict2_video2world_pipeline(model_size="tiny").net
+    for is_baseline, warnings in ((True, 0), (False, 1)):
+        caplog.clear()
+        build_net(net, device=torch.device("cpu"), dtype=torch.float32, is_baseline=is_baseline)
+        assert sum(record.levelname == "WARNING" for record in caplog.records) == warnings
+
+
 @pytest.mark.slow
-def test_the_command_writes_figures_and_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_writes_figures_and_pictures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     experiment = "predict2_video2world_lora_training_tiny_cosmos_nemo_assets"
     words = ["--experiment", experiment, "--dit_path", tiny_video2world_path(), "--num_clips", "3", "--num_steps", "2"]
     words += ["--json", str(tmp_path / "out.json"), "--save_path", str(tmp_path / "out.mp4")]
     monkeypatch.setattr(sys, "argv", ["evaluate_world_model", *words])
     assert evaluate_world_model.main() == 0
+    printed = capsys.readouterr().out
+    assert f"video: {tmp_path / 'out.mp4'} (truth" in printed and f"contact sheet: {tmp_path / 'out.png'}" in printed
     figures = json.loads((tmp_path / "out.json").read_text())
     assert figures["before"] == figures["after"]  # the adapters of this experiment start from the base
     assert figures["ratio"] == 1 and figures["num_clips"] == 3 and len(figures["sigmas"]) == 8
