@@ -28,6 +28,7 @@ from cosmos_predict2.checkpoints.presence import problem_with
 from cosmos_predict2.conditioner import ACTION_KEY, Condition
 from cosmos_predict2.data.action_conditioned.actions import ActionTransform
 from cosmos_predict2.data.action_conditioned.items import TRANSFORM_KEY
+from cosmos_predict2.data.action_conditioned.statistics import other_range, recorded_columns
 from cosmos_predict2.data.latent_cache import LATENTS_KEY
 from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.models.action_checks import (
@@ -338,6 +339,9 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
                 + (of_one_run if self._says_transform == FIRST_BATCH else OTHER_TRANSFORM)
             )
         factor, summand = own.of_actions_by(found)
+        columns = recorded_columns(found)
+        if columns is not None and (problem := other_range(columns, own, is_whole=True)) is not None:
+            log.warning("actions: %s.", problem)
         log.info("actions: %s by the data's own statistics become %s, as %s has them", found, own, self._says_transform)
         return torch.from_numpy(factor).float(), torch.from_numpy(summand).float()
 

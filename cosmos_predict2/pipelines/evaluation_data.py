@@ -8,7 +8,7 @@ What a run's config.yaml names is built only where the class is one of those kno
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditi
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.action_conditioned.dataset_libero import LiberoDataset
 from cosmos_predict2.data.action_conditioned.items import TRANSFORM_KEY
+from cosmos_predict2.data.action_conditioned.statistics import dataset_statistics, other_range, recorded_columns
 from cosmos_predict2.data.checks.dataset_forms import ANNOTATIONS, SPLITS
 from cosmos_predict2.data.sizes import size_of
 from cosmos_predict2.data.toy import SPLITS as TOY_SPLITS
@@ -43,6 +44,8 @@ OF_FILES = {f"{cls.__module__}.{cls.__name__}": cls for cls in (LeRobotActionDat
 BRIDGE = f"{ActionConditionedDataset.__module__}.{ActionConditionedDataset.__name__}"
 LIBERO = f"{LiberoDataset.__module__}.{LiberoDataset.__name__}"
 TOY_DIM = 4  # numbers of an action of the toy world, unless a model was trained with more
+ROWS_FOR_RANGES = 100_000  # of a data set's actions, which say in which range they lie
+LEAST_RECORDINGS = 4  # in fewer, a number may hardly move by chance
 NUM_FOR_PROBE = 64  # training episodes of the toy world
 # Arguments of a run's data that belong to its place, or are told by the weights: other folders have their own.
 OF_PLACE = {
@@ -226,6 +229,7 @@ def of_dataset(name: str, dataset: Any, transform: ActionTransform, num: int) ->
             f"The actions of {name} have {items[0]['action'].shape[1]} numbers, but the model takes {transform.dim}."
             f" {OTHER}"
         )
+    warn_of_other_range(name, dataset, transform, [item["action"] for item in items])
     size = "x".join(str(side) for side in items[0]["video"].shape[-2:])
     log.info("data: %s, %d of %d clips, %s (height x width)", name, len(items), len(dataset), size)
     return Recordings(
@@ -234,6 +238,23 @@ def of_dataset(name: str, dataset: Any, transform: ActionTransform, num: int) ->
         torch.stack([item["action"] for item in items]),
         origins=tuple(str(item.get("__key__", i)) for i, item in zip(chosen, items)),
     )
+
+
+def warn_of_other_range(name: str, dataset: Any, transform: ActionTransform, shown: Sequence[Tensor] = ()) -> None:
+    """Warn of raw actions in other ranges than the weights' own: of the whole data set where it has statistics, else
+    of clips that are ``shown``, as the model sees them."""
+    if recorded_columns(transform) is None:
+        return
+    if isinstance(dataset, LeRobotActionDataset):
+        try:
+            found = dataset.action_statistics(skip_bad=True, most_rows=ROWS_FOR_RANGES)
+        except DataError:  # none of the recordings that were chosen for it is here
+            return
+    else:
+        found = dataset_statistics(transform.undo(action.numpy()) for action in shown)
+    is_whole = isinstance(dataset, LeRobotActionDataset) and found.num_trajectories >= LEAST_RECORDINGS
+    if (problem := other_range(found.action, transform, is_whole=is_whole)) is not None:
+        log.warning("%s: %s. What the model imagines of them says little about the model.", name, problem)
 
 
 def _of_folder(

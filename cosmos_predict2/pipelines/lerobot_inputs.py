@@ -15,7 +15,7 @@ from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActio
 from cosmos_predict2.data.clips import stretch
 from cosmos_predict2.data.lerobot.info import VAL_FRACTION, choose_episodes
 from cosmos_predict2.pipelines.action_inputs import Episode, Reading, chosen_frames, require_sixteenths
-from cosmos_predict2.pipelines.evaluation_data import own_arguments
+from cosmos_predict2.pipelines.evaluation_data import own_arguments, warn_of_other_range
 from imaginaire.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,9 @@ class LeRobotRecordings:
                 " columns with --action_key, or give weights that were trained on such actions."
             )
         own |= dict(num_frames=2, start_interval=1, skip_bad_samples=True)  # an episode that is broken says so itself
-        return cls(LeRobotActionDataset(root, data_split="full", action_transform=transform, **own))
+        data = LeRobotActionDataset(root, data_split="full", action_transform=transform, **own)
+        warn_of_other_range(root, data, transform)
+        return cls(data)
 
     def chosen(self, numbers: Sequence[int], trained: Mapping[str, Any] | None = None) -> list[int]:
         """These episodes, by the numbers that the files have; without numbers those that training holds out."""

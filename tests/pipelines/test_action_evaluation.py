@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -17,6 +18,8 @@ from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
 from cosmos_predict2.data import media
 from cosmos_predict2.data.action_conditioned.actions import controller, relative_pose
+from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
+from cosmos_predict2.data.action_conditioned.statistics import NAMES
 from cosmos_predict2.data.preparation.toy_folder import ToyFolder, write_folder
 from cosmos_predict2.pipelines import action_evaluation, evaluation_data
 from cosmos_predict2.pipelines.action_evaluation import Report, evaluate, seam_change
@@ -259,7 +262,7 @@ def test_a_folder_is_read_as_by_the_run_of_the_weights(tmp_path: Path) -> None:
             read_recordings(str(tmp_path / "data"), relative_pose(), trained=trained, **wanted)
 
 
-def test_a_robot_folder_is_read_as_by_the_run_of_the_weights(tmp_path: Path) -> None:
+def test_a_robot_folder_is_read_as_by_the_run_of_the_weights(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_folder(str(tmp_path / "data"), ToyFolder(episodes=4, frames=26, form="lerobot", val_fraction=0.5))
     target = "cosmos_predict2.data.action_conditioned.dataset_lerobot.LeRobotActionDataset"
     own = {"_target_": target, "root": "elsewhere", "stride": 2, "combine_actions": "sum", "data_split": "train"}
@@ -271,6 +274,12 @@ def test_a_robot_folder_is_read_as_by_the_run_of_the_weights(tmp_path: Path) -> 
     of_run = {"_target_": target, "root": str(tmp_path / "data"), "data_split": "val", "video_size": [48, 48]}
     by_weights = recordings_of_run(of_run, controller(4, scale=20.0), num=2, num_actions=12)
     assert torch.allclose(by_weights.action_B_L_D, 20 * once.action_B_L_D), "not by the data's own statistics"
+
+    everything = LeRobotActionDataset(str(tmp_path / "data"), data_split="full").action_statistics().action
+    for factor, is_told in ((1.0, False), (1000.0, True)):  # the weights were trained on millimetres
+        columns = {name: (getattr(everything, name) * factor).tolist() for name in NAMES}
+        read_recordings(str(tmp_path / "data"), attrs.evolve(TOY, stats=columns), **wanted)
+        assert ("data: the raw actions lie in other ranges" in caplog.text) == is_told
 
 
 def test_a_folder_has_the_size_of_the_run(

@@ -4,12 +4,14 @@
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy
 import pytest
 import torch
 
 from cosmos_predict2.data.action_conditioned.actions import controller, relative_pose
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
+from cosmos_predict2.data.action_conditioned.statistics import column_statistics
 from cosmos_predict2.pipelines.action_inputs import Reading
 from cosmos_predict2.pipelines.lerobot_inputs import LeRobotRecordings, dataset_of_run
 from imaginaire.errors import ConfigError, DataError
@@ -57,3 +59,11 @@ def test_flags_go_before_the_run_and_what_is_no_such_episode_is_told() -> None:
         LeRobotRecordings.open(str(FIXTURES / "lerobot_v3"), relative_pose())
     with pytest.raises(DataError, match=r"an action has 3 numbers, but this model was trained with 2\. Choose columns"):
         LeRobotRecordings.open(str(FIXTURES / "lerobot_v3"), controller(2), camera="front")
+
+
+def test_actions_in_other_units_than_those_of_the_weights_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    raw = numpy.concatenate([made.action(episode) for episode in range(3)])
+    for factor, is_told in ((1.0, False), (1e-3, True)):  # what the weights were trained with, beside these
+        own = attrs.evolve(OWN, stats=column_statistics(raw * factor).to_dict())
+        LeRobotRecordings.open(str(FIXTURES / "lerobot_v3"), own, camera="front")
+        assert ("lerobot_v3: the raw actions lie in other ranges" in caplog.text) == is_told

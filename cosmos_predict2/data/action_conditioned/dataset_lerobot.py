@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from cosmos_predict2.data.action_conditioned.actions import ActionTransform, summed_actions
 from cosmos_predict2.data.action_conditioned.items import ACTION_FPS, Windows, action_item, shape_problems
 from cosmos_predict2.data.action_conditioned.statistics import (
+    MOST_ROWS,
     DatasetStatistics,
     order_one_transform,
     outliers,
@@ -211,8 +212,9 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
             return summed_actions(rows, frames)
         return rows[frames[:-1]] if self.combine_actions == "first" else rows[frames[1:] - 1]
 
-    def action_statistics(self, *, skip_bad: bool = False) -> DatasetStatistics:
-        """Statistics of the unscaled actions of all episodes, whatever the split is, as they lead along its frames."""
+    def action_statistics(self, *, skip_bad: bool = False, most_rows: int = MOST_ROWS) -> DatasetStatistics:
+        """Statistics of the unscaled actions of all episodes, whatever the split is, as they lead along its frames; of
+        evenly spaced ones where there are more rows than ``most_rows``."""
 
         def rows_of(i: int) -> NDArray[Any]:
             frames = numpy.arange(0, int(self.source.episodes.lengths[i]), self.stride)
@@ -225,7 +227,7 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
                     return numpy.empty((0, 1))
                 raise
 
-        return sampled_statistics(self.source.episodes.lengths, rows_of)
+        return sampled_statistics(self.source.episodes.lengths, rows_of, most_rows)
 
     def _from_statistics(self, *, skip_bad: bool, is_said: bool) -> ActionTransform:
         """The transform that the actions' own statistics give, with a line of the log that shows both."""

@@ -26,6 +26,8 @@ NAMES = ("mean", "std", "min", "max", "q01", "q99")
 MOST_ROWS = 500_000  # that statistics are computed of: more would not change a figure, but take minutes to read
 CONSTANT = 1e-6, 1e-4  # a column that varies by less, absolutely or beside its mean, is noise around a constant
 OUTLIER = 100.0  # a normalised number above it is hardly meant
+FAR_OFF = 5.0  # how many times wider or narrower a usual range is not by chance: units are factors of 10 and more
+NUM_NAMED = 4  # numbers of an action in a warning
 
 
 def _floats(values: ArrayLike) -> Floats:
@@ -177,8 +179,7 @@ def order_one_transform(columns: ColumnStatistics, kind: str = "controller") -> 
     are added. Where q01 and q99 are equal, as of a gripper that hardly ever moves, min and max take their place. A
     constant is only shifted.
     """
-    is_rare = columns.q01 == columns.q99
-    low, high = numpy.where(is_rare, columns.min, columns.q01), numpy.where(is_rare, columns.max, columns.q99)
+    low, high = _usual(columns)
     near_zero = 0.1 * (high - low)
     has_zero = (low <= near_zero) & (high >= -near_zero)
     centre = numpy.where(has_zero, 0.0, (low + high) / 2)
@@ -196,6 +197,50 @@ def outliers(columns: ColumnStatistics, transform: ActionTransform) -> dict[int,
     normalised = numpy.abs(transform.apply(ends))
     largest = normalised.argmax(0)
     return {int(k): float(ends[largest[k], k]) for k in range(len(largest)) if normalised[largest[k], k] > OUTLIER}
+
+
+def recorded_columns(transform: ActionTransform) -> ColumnStatistics | None:
+    """The statistics of raw actions that a transform carries, None where it has none."""
+    stats = transform.stats or {}
+    if any(numpy.shape(stats.get(name)) != (transform.dim,) for name in NAMES):
+        return None
+    return ColumnStatistics(**{name: stats[name] for name in NAMES})
+
+
+def other_range(columns: ColumnStatistics, transform: ActionTransform, *, is_whole: bool) -> str | None:
+    """Which numbers of raw actions lie in another range than the one that a transform records, by a factor or a place
+    that hints at other units; None where none does, or it records nothing.
+
+    In less than a whole data set (``is_whole``) a number may hardly move, or do mostly what is rare elsewhere.
+    """
+    if (theirs := recorded_columns(transform)) is None:
+        return None
+    (low, high), (their_low, their_high) = _usual(columns), _usual(theirs)
+    noise = numpy.maximum(CONSTANT[0], CONSTANT[1] * numpy.abs(their_low))  # of a number that is constant there
+    width, their_width = high - low, numpy.maximum(their_high - their_low, noise)
+    is_far = (low < theirs.min - their_width) | (high > theirs.max + their_width)
+    if is_whole:
+        is_narrower = (width * FAR_OFF < their_width) & (width > CONSTANT[0])  # a constant number is not in use here
+        is_far |= (width > FAR_OFF * their_width) | is_narrower
+    far_off = numpy.flatnonzero(is_far).tolist()
+    if not far_off:
+        return None
+    named = ", ".join(
+        f"number {k} in {low[k]:.3g}..{high[k]:.3g} (the weights: {their_low[k]:.3g}..{their_high[k]:.3g})"
+        for k in far_off[:NUM_NAMED]
+    )
+    more = f" and {len(far_off) - NUM_NAMED} more" if len(far_off) > NUM_NAMED else ""
+    return (
+        f"the raw actions lie in other ranges than those that the weights were trained with: {named}{more}. Are they in"
+        " other units (metres for millimetres, degrees for radians)? Convert them to the units of the weights' data,"
+        " which the scale of the weights was made for"
+    )
+
+
+def _usual(columns: ColumnStatistics) -> tuple[Floats, Floats]:
+    """Where the usual values of each column lie: all of them where q01 and q99 are equal."""
+    is_rare = columns.q01 == columns.q99
+    return numpy.where(is_rare, columns.min, columns.q01), numpy.where(is_rare, columns.max, columns.q99)
 
 
 def column_lines(columns: ColumnStatistics, names: Sequence[str] = ()) -> list[str]:

@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy
 import pytest
 
-from cosmos_predict2.data.action_conditioned.actions import ActionTransform
+from cosmos_predict2.data.action_conditioned.actions import ActionTransform, controller
 from cosmos_predict2.data.action_conditioned.statistics import (
     column_lines,
     column_statistics,
     dataset_statistics,
     order_one_transform,
+    other_range,
     outliers,
     read_statistics,
     sampled_statistics,
@@ -140,6 +141,35 @@ def test_an_outlier_does_not_shrink_the_others_and_is_named() -> None:
     columns = column_statistics(rows)
     transform = order_one_transform(columns)
     assert transform.scale == (1.0, 1.0) and outliers(columns, transform) == {1: -1e6}
+
+
+UNITS = {  # of the numbers of an action: the change, what is said of all episodes, and of a single one
+    "a held-out part": (lambda a: a[::7], None, None),
+    "half as far": (lambda a: a * 0.5, None, None),
+    "metres": (lambda a: a * [1e-3, 1, 1, 1], "number 0 in -0.392..0.392 (the weights: -392..392).", None),
+    "micrometres": (lambda a: a * [1e3, 1, 1, 1], "number 0 in -3.92e+05..3.92e+05 (the", "number 0 in -3.92e+05.."),
+    "targets in metres": (lambda a: a * [1, 1e-3, 1, 1], "number 1 in 0.302..0.498 (the", "number 1 in 0.302..0.498"),
+    "an unused gripper": (lambda a: a * [1, 1, 0, 1], None, None),
+    "a constant that moves": (lambda a: a + [[0, 0, 0, k % 2] for k in range(len(a))], "number 3 in 0..1 (the", "3 in"),
+    "all in other units": (
+        lambda a: a * 1e-3,
+        "number 0 in -0.392..0.392 (the weights: -392..392), number 1 in",
+        "1 in",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", UNITS)
+def test_actions_in_other_units_than_the_recorded_are_named_with_both_ranges(change: str) -> None:
+    turn, of_all, of_one = UNITS[change]
+    unit = numpy.linspace(-1, 1, 1001)
+    rows = numpy.stack([400 * unit, 400 + 100 * unit, (unit > 0.995) * 1.0, 0 * unit], axis=1)
+    transform = ActionTransform.from_json(order_one_transform(column_statistics(rows)).to_json())
+    columns = column_statistics(turn(rows))
+    for is_whole, text in ((True, of_all), (False, of_one)):
+        said = other_range(columns, transform, is_whole=is_whole)
+        assert (said is None) if text is None else (said is not None and text in said), said
+    assert other_range(columns, controller(4), is_whole=True) is None, "nothing is recorded"
 
 
 def test_statistics_of_many_recordings_read_evenly_spaced_ones() -> None:
