@@ -27,7 +27,7 @@ from cosmos_predict2.data.packed_strings import PackedStrings
 from cosmos_predict2.data.windows import FrameRule
 from cosmos_predict2.text.embedding_folder import FOLDER_NAMES, EmbeddingFolder, find_embedding_dir
 from cosmos_predict2.text.embedding_record import caption_hash
-from cosmos_predict2.text.encoder_names import encode_command
+from cosmos_predict2.text.encoder_names import encode_commands
 from imaginaire import storage
 from imaginaire.errors import DataError
 from imaginaire.object_store import StrPath
@@ -130,7 +130,7 @@ def open_embeddings(dataset_dir: Path, text_encoder: str | None) -> EmbeddingFol
     if folder is None:
         raise DataError(
             f"{dataset_dir} has no text embeddings ({' or '.join(FOLDER_NAMES)}). Write them:"
-            f" {encode_command(dataset_dir, text_encoder or '')}"
+            f" {encode_commands(dataset_dir, text_encoder or '')}"
         )
     return opened_embeddings(folder, text_encoder)
 

@@ -43,7 +43,7 @@ from cosmos_predict2.text.embedding_record import (
     remove_parts,
     write_record,
 )
-from cosmos_predict2.text.encoder_names import encode_command, parse_name
+from cosmos_predict2.text.encoder_names import encode_commands, parse_name
 from imaginaire import storage
 from imaginaire.errors import ConfigError, DataError, near
 from imaginaire.progress import Progress
@@ -82,7 +82,8 @@ class EmbeddingFolder:
         self.folder = Path(folder)
         if not self.folder.is_dir():
             raise DataError(
-                f"There is no folder {self.folder} with text embeddings. Write it: {encode_command(self.folder.parent)}"
+                f"There is no folder {self.folder} with text embeddings. Write it:"
+                f" {encode_commands(self.folder.parent)}"
             )
         self._record: EncoderRecord | None = None
         self._has_record: bool | None = None  # None: not looked at yet
@@ -152,13 +153,13 @@ class EmbeddingFolder:
             raise DataError(
                 f"{self.folder} holds embeddings by {record.encoder}, but {name} was asked for. Ask for that one"
                 f" (text_encoder={parse_name(record.encoder).kind}) if the model takes it, or delete the folder and"
-                f" encode the captions again: {encode_command(self.folder.parent, name)}"
+                f" encode the captions again: {encode_commands(self.folder.parent, name)}"
             )
 
     def command(self) -> str:
         """The command that adds what is missing, with the encoder of the folder."""
         record = self.record()
-        return encode_command(self.folder.parent, record.encoder if record else "")
+        return encode_commands(self.folder.parent, record.encoder if record else "")
 
     def _width_of_files(self) -> int:
         fault: DataError | None = None

@@ -11,6 +11,7 @@ from pathlib import Path
 
 _FORM = re.compile(r"(?P<kind>\w+)-(?P<weights>\w+)-(?P<num_tokens>\d+)x(?P<width>\d+)(?:-(?P<rest>.+))?")
 _DEFAULT_TOKENS = 512
+TINY_ENCODER = "bytes-v1-512x64"  # what the tiny models take, with as many tokens as data sets read
 
 
 @dataclass(frozen=True)
@@ -63,3 +64,15 @@ def encode_command(dataset_dir: Path | str, encoder: str = "") -> str:
     flags = parse_name(encoder).flags()
     command = f"python -m scripts.get_t5_embeddings --dataset_path {shlex.quote(str(dataset_dir))}"
     return f"{command} {flags}" if flags else command
+
+
+def encode_commands(dataset_dir: Path | str, encoder: str = "") -> str:
+    """The same where the model, which decides the width, is not known: a command for each kind of model.
+
+    Of the bytes encoder only the tiny models take texts, so that this kind alone means theirs.
+    """
+    name = parse_name(encoder)
+    tiny = encode_command(dataset_dir, TINY_ENCODER)
+    if name.width or name.kind not in ("", "t5", "bytes"):
+        return encode_command(dataset_dir, encoder)
+    return tiny if name.kind == "bytes" else f"{encode_command(dataset_dir, encoder)} (for a tiny model: {tiny})"

@@ -4,6 +4,7 @@
 import argparse
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,16 @@ import torch
 from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, TEXT_KEY
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
+from cosmos_predict2.data.dataset_video import Dataset
 from cosmos_predict2.data.mock import MockVideos
 from cosmos_predict2.data.toy import ToyWorldVideos
-from cosmos_predict2.models.text_widths import data_text, text_of_config
+from cosmos_predict2.models.text_widths import data_text, data_text_problems, text_of_config
 from cosmos_predict2.models.training_text import TrainingTextConfig
 from cosmos_predict2.pipelines.recorded_run import recorded_run
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.text.embedding_folder import embed_captions
-from cosmos_predict2.text.encoder_names import encode_command, is_same_encoder, parse_name
+from cosmos_predict2.text.embedding_folder import EmbeddingFolder, embed_captions
+from cosmos_predict2.text.encoder_names import encode_command, encode_commands, is_same_encoder, parse_name
 from cosmos_predict2.text.prompt_embeddings import write_prompt_embeddings
 from cosmos_predict2.text.reason1 import Reason1Encoder
 from cosmos_predict2.text.t5 import T5Encoder
@@ -43,6 +45,7 @@ from imaginaire.errors import ConfigError
 from imaginaire.lazy_config import LazyCall as L
 from imaginaire.lazy_config import instantiate, to_yaml
 from imaginaire.names import target_of
+from scripts import get_t5_embeddings
 from tests.data.video_files import write_clip
 
 CAPTION = "a box slides to the right over a dark table, and nothing else in the whole scene moves"  # above 63 bytes
@@ -267,6 +270,32 @@ def test_names_tell_encoders_apart_but_for_tokens_and_rounding() -> None:
     assert encode_command("a b", "bytes-v1-64x32").endswith(
         "--dataset_path 'a b' --text_encoder bytes --num_tokens 64 --width 32"
     )
+    assert encode_commands("a", "bytes-v1-64x32") == encode_command("a", "bytes-v1-64x32")
+
+
+@pytest.mark.parametrize("kind", ["bytes", "t5", None])
+def test_the_command_for_missing_embeddings_is_one_that_the_tiny_model_takes(tmp_path: Path, kind: str | None) -> None:
+    """Followed to the letter, it gives embeddings of the width that the network reads: a start accepts them."""
+    (tmp_path / "videos").mkdir()
+    (tmp_path / "videos" / "a.mp4").touch()
+    (tmp_path / "metas").mkdir()
+    (tmp_path / "metas" / "a.txt").write_text("push the red puck")
+    data = dict(dataset_dir=str(tmp_path), text_encoder=kind, _target_=Dataset)
+    net = get_cosmos_predict2_video2world_pipeline(model_size="tiny").net
+    said = " ".join(Dataset.preflight(**{key: value for key, value in data.items() if key != "_target_"}))
+    commands = re.findall(r"get_t5_embeddings (--dataset_path \S+ --text_encoder bytes [^)]*)", said)
+    assert len(commands) == 1 and ("for a tiny model" in said) == (kind != "bytes")
+    assert get_t5_embeddings.run(get_t5_embeddings._parser().parse_args(commands[0].split())) == 0
+    data["text_encoder"] = "bytes" if kind else None
+    assert [*data_text_problems(data, net)] == []
+    record = EmbeddingFolder(tmp_path / "t5_xxl").record()
+    assert record is not None and (record.num_tokens, record.width) == (512, 64)
+
+
+def test_a_network_of_another_width_names_its_own(tmp_path: Path) -> None:
+    data = dict(dataset_dir=str(tmp_path), text_encoder="bytes", _target_=Dataset)
+    (problem,) = data_text_problems(data, {"crossattn_emb_channels": 32})
+    assert "--text_encoder bytes --num_tokens 512 --width 32" in problem
 
 
 def test_texts_are_cut_and_padded_as_the_data_set_does() -> None:

@@ -16,7 +16,7 @@ from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embedding_folder import read_embedding
 from cosmos_predict2.text.embedding_pickles import trimmed
 from cosmos_predict2.text.embedding_record import caption_hash
-from cosmos_predict2.text.encoder_names import encode_command
+from cosmos_predict2.text.encoder_names import encode_commands
 from imaginaire.errors import DataError, UserError
 
 
@@ -143,7 +143,7 @@ def _embedding(job: ClipJob, text: str | None, faults: list[Fault]) -> Tensor | 
     except (UserError, OSError) as error:
         faults.append(Fault(str(job.embedding), "embedding", str(error)))
         return None
-    command = encode_command(job.embedding.parent.parent, job.encoder or "")
+    command = encode_commands(job.embedding.parent.parent, job.encoder or "")
     again = f"Delete it and encode its caption again: {command}"
     if not rows.any():
         fault("embedding", f"holds nothing but zeros. {again}")

@@ -23,7 +23,7 @@ from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embedding_folder import EmbeddingFolder, embedding_files, find_embedding_dir
 from cosmos_predict2.text.embedding_pickles import NUM_TOKENS
 from cosmos_predict2.text.embedding_record import EncoderRecord
-from cosmos_predict2.text.encoder_names import encode_command
+from cosmos_predict2.text.encoder_names import encode_commands
 from imaginaire.errors import ConfigError, DataError
 
 _SMALL = 64 * 2**20  # bytes of clips that one process looks through sooner than others start
@@ -247,10 +247,10 @@ def _compare_stems(
     if embeddings and wanted.needs_embeddings:
         for stem in sorted(clips - set(embeddings)):
             path = next(iter(embeddings.values())).parent / f"{stem}.pickle"
-            cure = encode_command(folder, wanted.encoder_name if record is None else record.encoder)
+            cure = encode_commands(folder, wanted.encoder_name if record is None else record.encoder)
             report.fault(path, "no_embedding", f"{path} is missing: training leaves '{stem}' out. Write it: {cure}")
     elif clips and wanted.needs_embeddings and not camera:
-        message = f"{folder / 't5_xxl'} holds no embeddings: {encode_command(folder, wanted.encoder_name)}"
+        message = f"{folder / 't5_xxl'} holds no embeddings: {encode_commands(folder, wanted.encoder_name)}"
         report.fault(folder / "t5_xxl", "no_embedding", message)
 
 
@@ -264,13 +264,13 @@ def _compare_embeddings(
     most = record.num_tokens if record else max(facts.num_tokens for facts in have)
     usual = record.width if record else Counter(facts.text_width for facts in have).most_common(1)[0][0]
     place = Path(have[0].embedding).parent
-    again = encode_command(folder, record.encoder if record else wanted.encoder_name)
+    again = encode_commands(folder, record.encoder if record else wanted.encoder_name)
     if any(fault.file == str(place) for fault in report.faults):
         pass  # said already
     elif wanted.text_width is not None and usual != wanted.text_width:
         by = f" by {record.encoder}" if record else ""
         message = f"{place} holds embeddings of width {usual}{by}, but the model takes {wanted.text_width}. Delete the"
-        message += f" folder and encode with the model's encoder: {encode_command(folder, wanted.encoder_name)}"
+        message += f" folder and encode with the model's encoder: {encode_commands(folder, wanted.encoder_name)}"
         report.fault(place, "wrong_encoder", message)
     elif wanted.num_tokens is not None and most > wanted.num_tokens:
         report.notes.append(
