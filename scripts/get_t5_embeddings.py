@@ -11,6 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/get_t5_embeddings.py
 
+from cosmos_predict2.data.checks.dataset_forms import split_folders
 from cosmos_predict2.data.preparation.caption_embeddings import (
     Captions,
     captions_of_metas,
@@ -152,13 +153,29 @@ def _shard(text: str) -> tuple[int, int]:
 
 def _parser() -> command_line.Parser:
     parser = command_line.parser("scripts.get_t5_embeddings", __doc__, EPILOG + _EXAMPLES)
-    parser.add_argument("--dataset_path", default="datasets/hdvila", metavar="DIR", help="the folder with metas/")
+    parser.add_argument(
+        "--dataset_path",
+        default="datasets/hdvila",
+        metavar="DIR",
+        help="the folder with metas/, or with train/ and val/",
+    )
     add_flags(parser)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    return run_with(args, captions_of_metas, has_metas=True)
+    """Encode a folder with metas/, or each of the folders train/, val/ and test/ that has one; the worst exit code."""
+    folder = Path(args.dataset_path)
+    splits = [part for part in split_folders(folder) if (part / "metas").is_dir()]
+    if (folder / "metas").is_dir():
+        splits = []
+    codes = []
+    for part in splits or [folder]:
+        if splits:
+            log.info("%s:", part)
+        of_part = argparse.Namespace(**vars(args) | {"dataset_path": str(part)})
+        codes.append(run_with(of_part, captions_of_metas, has_metas=True))
+    return max(codes)
 
 
 def main() -> int:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from cosmos_predict2.conditioner import ACTION_KEY, TEXT_KEY, Condition, Conditioner
 from cosmos_predict2.pipelines import inverse_dynamics, video_quality
-from cosmos_predict2.pipelines.action_verdict import CODED, EXCHANGED, IMAGINED, TRUE, Verdict, verdict
+from cosmos_predict2.pipelines.action_verdict import CODED, EXCHANGED, IMAGINED, READABLE, TRUE, Verdict, verdict
 from cosmos_predict2.pipelines.controllability import (
     SIGMAS,
     ActionGap,
@@ -118,6 +118,8 @@ class Report:
         if self.following:
             read = ", ".join(f"{kind} {of.r2_of_sums:.3f} ({of.r2:.3f})" for kind, of in self.following.items())
             found.append(f"actions read from the frames, R2 of the sums of four (of each): {read}")
+            if self.following[CODED].r2_of_sums < READABLE:
+                found.append("the probe cannot read these actions from true frames either: no sign of the model's")
         if self.seams:
             seams = ", ".join(f"{kind} {value:.2f}" for kind, value in self.seams.items())
             found.append(f"change at the seams of chunks / elsewhere: {seams}")

@@ -121,7 +121,9 @@ def _show_tried(page: Page, folder: Path, tried: Tried, fps: float) -> None:
         shown = [("own actions" if k == i else f"actions of clip {k}", clip) for k, clip in zip(rows, videos[:, 0])]
         shown.append(("own actions, another seed", videos[0, 1]))
         page.clips([_written(folder, f"tried_{i:02d}_{j}", text, clip, fps) for j, (text, clip) in enumerate(shown)])
-    page.note("Where actions are followed, the videos of a row differ; those of the first and the last hardly.")
+    page.note(
+        "Where actions are followed, videos of a row differ; the first and the last, with equal actions, hardly do."
+    )
 
 
 def _show_futures(page: Page, folder: Path, futures: Futures, fps: float) -> None:

@@ -78,6 +78,16 @@ def test_captions_become_embeddings(call, tmp_path: Path, caplog: pytest.LogCapt
     assert embeddings.find("two") == folder / "t5_xxl" / "two.safetensors"
 
 
+def test_the_splits_of_a_folder_are_encoded_by_one_command(call, tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        dataset(tmp_path / split, CAPTIONS)
+    assert call(get_t5_embeddings, "--dataset_path", tmp_path, *BYTES) == 0
+    for split in ("train", "val"):
+        assert sorted(path.stem for path in (tmp_path / split / "t5_xxl").glob("*.pickle")) == sorted(CAPTIONS)
+    (tmp_path / "val/metas/two.txt").write_text("")  # the worst of both is the exit code
+    assert call(get_t5_embeddings, "--dataset_path", tmp_path, *BYTES) == 1
+
+
 def test_the_guides_command_encodes_with_t5_at_its_usual_place(
     call, t5: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,12 +126,12 @@ def test_weights_that_are_not_there_are_an_error_with_the_cures(
 def test_without_captions_nothing_is_written_and_the_exit_code_is_1(
     call, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    dataset(tmp_path / "split" / "train", CAPTIONS)
+    dataset(tmp_path / "split" / "part", CAPTIONS)
     (tmp_path / "bare" / "videos").mkdir(parents=True)
     (tmp_path / "empty" / "metas").mkdir(parents=True)
     dataset(tmp_path / "blank", {"a": "", "b": " "})
     for name, words in {
-        "split": ["no folder", "metas", str(tmp_path / "split" / "train")],
+        "split": ["no folder", "metas", str(tmp_path / "split" / "part")],
         "bare": ["no folder", str(tmp_path / "bare" / "metas")],
         "empty": [str(tmp_path / "empty" / "metas"), "no captions"],
         "blank": [str(Path("metas") / "a.txt") + " is empty", "2 of 2 captions failed", "no caption that can be used"],

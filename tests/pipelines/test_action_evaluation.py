@@ -90,6 +90,7 @@ def of_the_truth(pipe: Any, recordings: Recordings) -> tuple[Report, Tensor, Any
 
 def test_the_truth_is_near_itself_obedient_and_lasting(of_the_truth: tuple[Report, Tensor, Any]) -> None:
     report, _, tried = of_the_truth
+    assert "the probe cannot read" not in report.as_text()
     assert min(report.likeness["SSIM"]["imagined"]) > 0.999 and len(report.likeness["SSIM"]["imagined"]) == 24
     assert report.by_chunk["sharpness"] == pytest.approx([1.0, 1.0])
     assert report.seams["imagined"] == report.seams["true"]

@@ -23,7 +23,7 @@ def as_text(report: Report, most_faults: int = MOST_FAULTS) -> str:
     faults = report.all_faults()
     if faults:
         kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(fault.kind for fault in faults).most_common())
-        lines += ["", f"{len(faults)} faults: {kinds}"]
+        lines += ["", f"{len(faults)} fault{'s' if len(faults) > 1 else ''}: {kinds}"]
         lines += [f"  {fault.kind}: {fault.message}" for fault in faults[:most_faults]]
         if len(faults) > most_faults:
             lines.append(f"  ... and {len(faults) - most_faults} more; --json FILE writes all of them")
