@@ -66,6 +66,7 @@ def choose_model(args: argparse.Namespace) -> Choice:
     aspect_ratio = args.aspect_ratio or aspect_ratio
     if run is not None:
         aspect_ratio = follow(run, config, args) or aspect_ratio
+        warn_of_size(run, config.resolution, aspect_ratio)
     for path in (parse_lora(adapter)[0] for adapter in args.lora if args.dit_path):
         if (text := trained_text(path)) is not None:  # adapters were trained last, so theirs counts
             follow_text(config, text, path)
@@ -128,12 +129,15 @@ def latent_frames_of(num_frames: int) -> int:
 def follow(run: Any, config: Any, args: argparse.Namespace) -> str | None:
     """Make the config that of the run but for what the flags say, and tell where they differ; the aspect ratio of the
     run where the flags give none."""
+    from cosmos_predict2.data.sizes import pixel_frames
+
     state_t, fps = config.state_t, config.fps
     resolution, aspect_ratio = run.shape
     run.apply_to(config)
     log.info("run: %s: %s", run.folder, run)
     asked = [("--resolution", args.resolution, resolution), ("--fps", args.fps, run.fps)]
     asked += [("--aspect_ratio", args.aspect_ratio, aspect_ratio)]
+    asked += [("--num_frames", args.num_frames, pixel_frames(run.state_t))]
     for flag, wanted, trained in asked:
         if wanted is not None and trained is not None and wanted != trained:
             log.warning("%s %s, but %s was trained at %s: %s", flag, wanted, run.folder, trained, run)
@@ -141,3 +145,18 @@ def follow(run: Any, config: Any, args: argparse.Namespace) -> str | None:
         config.state_t, config.fps = state_t, fps
     config.resolution = args.resolution or resolution
     return args.aspect_ratio or aspect_ratio
+
+
+def warn_of_size(run: Any, resolution: str, aspect_ratio: str) -> None:
+    """Warn of frames of another size than the run's clips, where no resolution and aspect ratio name theirs: where they
+    do, `follow` compares the flags."""
+    from cosmos_predict2.data.sizes import size_of
+
+    if run.video_size is None or run.shape[1] is not None:
+        return
+    if (size := size_of(resolution, aspect_ratio)) != run.video_size:
+        (height, width), (own_height, own_width) = size, run.video_size
+        log.warning(
+            "frames of %dx%d (--resolution %s, --aspect_ratio %s), but %s was trained at %dx%d (width x height): %s",
+            *(width, height, resolution, aspect_ratio, run.folder, own_width, own_height, run),
+        )

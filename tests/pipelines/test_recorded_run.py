@@ -63,6 +63,25 @@ def test_a_request_that_differs_is_told_with_both_values(agibot: str, caplog: py
     for text in ("--resolution 720, but", "trained at 480", "--fps 16, but", "at 10", "--aspect_ratio 1:1", "at 16:9"):
         assert text in caplog.text
     assert choice.config.net.rope_h_extrapolation_ratio == 2.0  # what the weights are stays
+    caplog.clear()
+    assert _chosen("--dit_path", agibot, "--num_frames", "93").config.state_t == 24
+    assert "--num_frames 93, but" in caplog.text and "was trained at 61: resolution 480 (768x432)" in caplog.text
+
+
+def test_a_size_that_no_flags_name_is_compared_in_pixels(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever the flags are, a run of 64x64 is not followed: they name 48x64 at least."""
+    pipe = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
+    tree = {"model": {"config": {"pipe_config": pipe}}, "dataloader_train": {"dataset": {"video_size": [64, 64]}}}
+    (tmp_path / "config.yaml").write_text(to_yaml(tree))
+    (tmp_path / "checkpoints/model").mkdir(parents=True)
+    path = str(tmp_path / "checkpoints/model/iter_000000010.pt")
+    _chosen("--dit_path", path, "--aspect_ratio", "3:4", "--num_frames", "61")
+    assert f"frames of 48x64 (--resolution 48, --aspect_ratio 3:4), but {tmp_path} was trained at 64x64" in caplog.text
+    assert f"--num_frames 61, but {tmp_path} was trained at 13" in caplog.text
+    caplog.clear()
+    _chosen("--dit_path", path)
+    (record,) = caplog.records
+    assert "frames of 48x48 (--resolution 48, --aspect_ratio 1:1)" in record.message
 
 
 def test_the_same_request_is_no_warning(agibot: str, caplog: pytest.LogCaptureFixture) -> None:
