@@ -5,8 +5,9 @@ A model with actions (--dit_path alone): how near what it imagines is to the tru
 and whether it obeys its actions; a page shows it beside the truth. On the toy world also whether whole episodes end as
 the simulator's do.
 
-A tiny Video2World model (--experiment): its loss at fixed noise levels before and after training and that of linear
-denoisers, and its generated frames against the last given frame repeated, where something moves.
+A tiny Video2World model (the folder of its run, or --experiment): its loss at fixed noise levels before and after
+training and that of linear denoisers, and its generated frames against the last given frame repeated, where something
+moves.
 """
 
 import argparse
@@ -38,14 +39,17 @@ _EPILOG = """\
 With actions, --data says which recordings: toy, toy:hard, or a folder in Bridge's or LeRobot's layout, of which the
 held-out split is taken; without it, those that the run of the weights was validated on.
 
-With --experiment, it says which clips: training ones for the linear denoisers, those of dataloader_val for everything
-else. Words after -- are overrides of it, as in scripts.train. "Before" are the weights that its training begins with.
+Without actions, the config.yaml of the run says which clips: those of dataloader_train for the linear denoisers, those
+of dataloader_val for everything else. --data FOLDER takes these from another folder of the training data's kind;
+--experiment takes all from an experiment, for weights that lie in no run. Words after -- are overrides, as in
+scripts.train. "Before" are the weights that the training began with.
 
 examples:
   python -m scripts.evaluate_world_model --dit_path checkpoints/PROJECT/GROUP/NAME --out outputs/NAME
   python -m scripts.evaluate_world_model --model_size 2B --data datasets/bridge --num_clips 32 --device cuda
-  python -m scripts.evaluate_world_model --experiment NAME --dit_path checkpoints/PROJECT/GROUP/NAME --load_ema
-  python -m scripts.evaluate_world_model --experiment NAME --dit_path RUN --json out.json --save_path out.mp4
+  python -m scripts.evaluate_world_model --dit_path RUN --load_ema --json out.json --save_path out.mp4
+  python -m scripts.evaluate_world_model --dit_path RUN -- dataloader_val.dataset.dataset_dir=datasets/NAME/val
+  python -m scripts.evaluate_world_model --experiment NAME --dit_path model.pt
 """
 
 
@@ -61,6 +65,8 @@ class Figures:
     psnr_before: float
     psnr_repeat: float
     num_clips: int
+    data: str  # what they are of
+    training_data: str  # that the linear denoisers were fitted to
 
     @property
     def ratio(self) -> float:
@@ -90,7 +96,7 @@ class Figures:
         return (
             f"{claim}: loss {self.ratio:.2f} of before, {sum(self.after) / linear:.2f} of the best linear denoiser;"
             f" where something moves its frames are {self.gain:+.1f} dB nearer to the truth than the last conditioning"
-            " frame repeated"
+            f" frame repeated; measured on {self.data}"
         )
 
 
@@ -98,6 +104,7 @@ def evaluate(
     experiment: str,
     dit_path: str,
     *,
+    data: str = "",
     which: str = "auto",
     num_clips: int = 64,
     num_steps: int = NUM_STEPS,
@@ -105,20 +112,29 @@ def evaluate(
     overrides: Sequence[str] = (),
     config_path: str = CONFIG,
 ) -> Figures:
-    """The figures of the weights at ``dit_path``; with ``save_path`` a video and a contact sheet are written too."""
+    """The figures of the weights at ``dit_path``; with ``save_path`` a video and a contact sheet are written too.
+
+    Without ``experiment`` they lie in a run, which says its data. ``data`` is another folder of held-out clips.
+    """
     from cosmos_predict2.pipelines import held_out
     from cosmos_predict2.pipelines.assembly import build_net
+    from cosmos_predict2.pipelines.composed_run import dataset_node, described_dataset, held_out_node
     from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
     from imaginaire import lazy_config
-    from imaginaire.compose import compose
 
-    config = compose(config_path, [f"experiment={experiment}", *overrides])
+    config = _configuration(experiment, dit_path, overrides, config_path)
+    nodes = {
+        "dataloader_train": dataset_node(config, "dataloader_train"),
+        "dataloader_val": held_out_node(config, data),
+    }
     model = lazy_config.instantiate(config.model["config"])
     sigmas, pipe_config = model.validation_sigmas, model.pipe_config
     tokenizer = lazy_config.instantiate(pipe_config.tokenizer)
 
     def clips_of(loader: str, num: int) -> held_out.Clips:
-        return held_out.read_clips(_dataset(config, loader, num), tokenizer, pipe_config, num)
+        made = {"num_episodes": num} if "num_episodes" in nodes[loader] else {}  # no more than needed
+        dataset = lazy_config.instantiate({**nodes[loader], **made})
+        return held_out.read_clips(dataset, tokenizer, pipe_config, num)
 
     clips, training = clips_of("dataloader_val", num_clips), clips_of("dataloader_train", NUM_TRAINING_CLIPS)
     linear = held_out.linear_losses(training, clips, sigmas)
@@ -147,6 +163,8 @@ def evaluate(
         psnr_before=held_out.moving_psnr(videos["before"], clips),
         psnr_repeat=held_out.moving_psnr(held_out.repeated(clips), clips),
         num_clips=len(clips),
+        data=described_dataset(nodes["dataloader_val"]),
+        training_data=described_dataset(nodes["dataloader_train"]),
     )
 
 
@@ -168,17 +186,20 @@ def _sheet(path: Path) -> Path:
     return path.with_suffix(".png")
 
 
-def _dataset(config: Any, loader: str, num: int) -> Any:
-    """The data set of a loader, no larger than needed where it makes its clips."""
-    from imaginaire import lazy_config
+def _configuration(experiment: str, dit_path: str, overrides: Sequence[str], config_path: str) -> Any:
+    """The configuration of an experiment, or that of the run that the weights lie in."""
+    from cosmos_predict2.pipelines.composed_run import composed_run, data_differences, video2world_folder
+    from imaginaire.compose import compose
 
-    node = getattr(config, loader)
-    if node is None or node.get("dataset") is None:
-        raise ConfigError(f"{loader} has no dataset to take clips from: choose one with {loader}=toy or another entry.")
-    dataset = dict(node["dataset"])
-    if "num_episodes" in dataset:
-        dataset["num_episodes"] = num
-    return lazy_config.instantiate(dataset)
+    folder = video2world_folder(dit_path)
+    if experiment:
+        config = compose(config_path, [f"experiment={experiment}", *overrides])
+        for difference in data_differences(config, folder) if folder is not None else ():
+            log.warning("--experiment %s: %s. Leave it out to take the run's own data.", experiment, difference)
+        return config
+    if folder is None:
+        raise ConfigError(f"{dit_path} lies in no Video2World run on this machine: give --experiment NAME, too.")
+    return composed_run(folder, list(overrides))
 
 
 def as_text(figures: Figures) -> str:
@@ -186,6 +207,7 @@ def as_text(figures: Figures) -> str:
     linear = list(figures.linear)
     rows = [
         figures.verdict,
+        f"data: {figures.num_clips} clips of {figures.data}; linear denoisers fitted to {figures.training_data}",
         "",
         f"{'sigma':>8} {'before':>9} {'after':>9} " + " ".join(f"{'linear, ' + name:>20}" for name in linear),
     ]
@@ -204,12 +226,12 @@ def _parser() -> command_line.Parser:
     parser = command_line.parser("scripts.evaluate_world_model", __doc__, _EPILOG)
     add = parser.add_argument
     add("--dit_path", default="", metavar="PATH", help="the weights: a run's folder, a .pt or a safetensors file")
+    add("--data", default="", metavar="DATA", help="a folder; with actions also toy, toy:hard (default: of the run)")
     add("--load_ema", action="store_true", help="take the averaged weights (net_ema.) of the file")
     add("--num_clips", type=int, default=64, help="held-out clips")
     add("--num_steps", type=int, default=None, help="sampling steps (default 35; with actions, those of the run)")
     add("--json", metavar="FILE", help="write the figures to this file too")
     actions = parser.add_argument_group("a model with actions").add_argument
-    actions("--data", default="", metavar="DATA", help="toy, toy:hard or a folder (default: as the run's validation)")
     actions("--out", default="outputs/evaluation", metavar="DIR", help="the folder of the page and its videos")
     actions("--num_chunks", type=int, default=2, help="chunks of a rollout, each from the last imagined frame")
     actions("--resolution", default="", metavar="H,W", help="size of a folder's frames (default: that of the run)")
@@ -222,14 +244,17 @@ def _parser() -> command_line.Parser:
     actions("--toy_episodes", type=int, default=None, help="whole episodes of the toy world (default 400; 0: none)")
     actions("--lpips", action="store_true", help="with the package lpips in place of the similarity of gradients")
     others = parser.add_argument_group("a tiny Video2World model").add_argument
-    others("--experiment", default="", help="whose model and clips")
+    others("--experiment", default="", help="whose model and clips (default: those of the run of the weights)")
     others("--save_path", default="", metavar="FILE", help="an mp4 of truth, before and after, and a .png beside it")
-    others("overrides", nargs="*", metavar="OVERRIDE", help="of the experiment, after --")
+    others("overrides", nargs="*", metavar="OVERRIDE", help="of the run's configuration or the experiment's, after --")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    if not args.experiment:
+    from cosmos_predict2.pipelines.composed_run import video2world_folder
+
+    _check_flags(args)
+    if not args.experiment and video2world_folder(args.dit_path) is None:
         return evaluate_actions(args)
     if not args.dit_path:
         raise ConfigError(
@@ -238,6 +263,7 @@ def run(args: argparse.Namespace) -> int:
     figures = evaluate(
         args.experiment,
         args.dit_path,
+        data=args.data,
         which="net_ema" if args.load_ema else "auto",
         num_clips=args.num_clips,
         num_steps=args.num_steps or NUM_STEPS,
@@ -266,8 +292,10 @@ def evaluate_actions(args: argparse.Namespace) -> int:
     from examples.video2world_action_choice import choose_action_model, read_texts
 
     if args.overrides or args.save_path:
-        raise ConfigError(f"{(args.overrides or ['--save_path'])[0]} goes with --experiment NAME, which is not given.")
-    _check_flags(args)
+        raise ConfigError(
+            f"{(args.overrides or ['--save_path'])[0]} goes with Video2World models without actions:"
+            " the folder of a run, or --experiment NAME."
+        )
     check_device(args.device or "cpu")
     if args.lpips:
         lpips_package()
@@ -370,8 +398,8 @@ def _require_actions(dit_path: str) -> None:
 
     if dit_path and not holds(dit_path, ACTION_EMBEDDERS):
         raise CheckpointError(
-            f"{dit_path} is of a model without actions. Of a tiny Video2World model give --experiment NAME, too, the"
-            " one that it was trained by; otherwise weights of an action-conditioned model."
+            f"{dit_path} is of a model without actions, and lies in no run of one. Of a tiny Video2World model give"
+            " --experiment NAME, too, the one that it was trained by; otherwise weights of an action-conditioned model."
         )
 
 

@@ -112,6 +112,7 @@ def test_the_command_writes_figures_and_pictures(
     monkeypatch.setattr(sys, "argv", ["evaluate_world_model", *words])
     assert evaluate_world_model.main() == 0
     printed = capsys.readouterr().out
+    assert printed.partition("\n")[0].endswith("measured on ToyWorldVideos")
     assert f"video: {tmp_path / 'out.mp4'} (truth" in printed and f"contact sheet: {tmp_path / 'out.png'}" in printed
     figures = json.loads((tmp_path / "out.json").read_text())
     assert figures["before"] == figures["after"]  # the adapters of this experiment start from the base
@@ -128,4 +129,4 @@ def test_an_experiment_without_held_out_clips_is_told(
     words = ["--experiment", "predict2_video2world_training_tiny_groot_gr1_480", "--dit_path", tiny_video2world_path()]
     monkeypatch.setattr(sys, "argv", ["evaluate_world_model", *words, "--", "dataloader_val=mock"])
     assert evaluate_world_model.main() == 2
-    assert "dataloader_val has no dataset to take clips from" in capsys.readouterr().err
+    assert "dataloader_val has no dataset to take clips from: give --data FOLDER" in capsys.readouterr().err

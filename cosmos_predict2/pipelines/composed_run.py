@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole configuration of a Video2World run, from the config.yaml that its weights lie below.
+
+The file may come with weights from anywhere: before anything that it names is looked for, all names are held to be of
+this code. A run of other code is composed from its experiment.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cosmos_predict2.checkpoints.runs import run_config, run_folder, run_tree
+from cosmos_predict2.pipelines.recorded_run import NETWORKS, WITH_ACTIONS
+from imaginaire.compose import compose
+from imaginaire.config import Config
+from imaginaire.errors import ConfigError
+from imaginaire.lazy_yaml import FOLDERS, MARKS, to_data
+from imaginaire.names import locate, target_of
+
+log = logging.getLogger(__name__)
+
+OURS = ("cosmos_predict2", "imaginaire")
+PLACES = ("dataset_dir", "folder", "root", "video_path")  # arguments of data sets: where they lie
+
+
+def video2world_folder(path: str) -> str | None:
+    """The local folder of the Video2World run, without actions, that weights lie in; None for any others."""
+    folder = run_folder(path) if path else None
+    if folder is None or "://" in folder:
+        return None
+    net = ((run_config(path) or {}).get("pipe_config") or {}).get("net") or {}
+    name = net.get("_target_")
+    return folder if name in NETWORKS and name not in WITH_ACTIONS else None
+
+
+def composed_run(folder: str, overrides: list[str]) -> Config:
+    """The frozen configuration of a run, as its ``config.yaml`` has it, with overrides."""
+    file = f"{folder}/config.yaml"
+    tree = run_tree(folder) or {}
+    if other := tree.get(FOLDERS) or next((name for name in _names(tree) if not _is_ours(name)), None):
+        raise ConfigError(
+            f"{file} names {other}, which is not of this code, and is not imported for a file that came with weights."
+            " Of a run of your own code give --experiment NAME, too."
+        )
+    return compose(file, overrides)
+
+
+def described_dataset(node: Mapping[str, Any]) -> str:
+    """The class of a data set's node and the folder that it reads, where it reads one."""
+    target = node["_target_"]
+    name = target.rpartition(".")[2] if isinstance(target, str) else target.__name__
+    place = next((str(node[key]) for key in PLACES if node.get(key)), "")
+    return f"{name} ({place})" if place else str(name)
+
+
+def data_differences(config: Config, folder: str) -> Iterator[str]:
+    """Where the data of a configuration are not those of a run, in words."""
+    tree = run_tree(folder) or {}
+    for loader in ("dataloader_train", "dataloader_val"):
+        ours = (getattr(config, loader) or {}).get("dataset")
+        theirs = (tree.get(loader) or {}).get("dataset")
+        if ours and theirs and to_data(ours) != theirs:
+            names = described_dataset(ours), described_dataset(theirs)
+            others = " with other arguments" if names[0] == names[1] else ""
+            yield f"its {loader} is {names[0]}, but the run of the weights has {names[1]}{others}"
+
+
+def dataset_node(config: Config, loader: str) -> Mapping[str, Any]:
+    """The node of a loader's data set."""
+    node = (getattr(config, loader) or {}).get("dataset")
+    if node is None:
+        folder = "--data FOLDER with clips like the training ones, or, " if loader == "dataloader_val" else ""
+        raise ConfigError(
+            f"{loader} has no dataset to take clips from: give {folder}with --experiment NAME, another entry"
+            f" ({loader}=toy)."
+        )
+    found: Mapping[str, Any] = node
+    return found
+
+
+def held_out_node(config: Config, data: str) -> Mapping[str, Any]:
+    """The node of the held-out clips: of dataloader_val, or of the folder ``data``, read as the training clips are."""
+    training = dataset_node(config, "dataloader_train")
+    if not data:
+        node = dataset_node(config, "dataloader_val")
+        if target_of(node) is not target_of(training):
+            log.warning(
+                "the validation data are %s, the training data %s: to measure on clips like these, give --data FOLDER",
+                described_dataset(node),
+                described_dataset(training),
+            )
+        return node
+    if "dataset_dir" not in training:
+        raise ConfigError(
+            f"--data {data}: a folder is read as the training data are, but these are {described_dataset(training)}"
+            " (dataloader_train.dataset). Leave --data out."
+        )
+    if not Path(data).is_dir():
+        raise ConfigError(f"--data {data}: there is no such folder. Give one like {training['dataset_dir']}.")
+    if Path(data).resolve() == Path(str(training["dataset_dir"])).resolve():
+        log.warning("--data %s: what is measured on are the training clips", data)
+    return {**training, "dataset_dir": data}
+
+
+def _names(tree: Any) -> Iterator[str]:
+    """Everything that a saved configuration names."""
+    if isinstance(tree, list):
+        tree = dict(enumerate(tree))
+    if isinstance(tree, dict):
+        yield from (str(tree[mark]) for mark in ("_target_", *MARKS) if mark in tree)
+        for value in tree.values():
+            yield from _names(value)
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a name is of this code, and what is found there, too: a module's ``os`` is not. Of torch, classes are."""
+    if name.startswith("torch."):
+        found = locate(name)
+        return isinstance(found, torch.dtype) or (isinstance(found, type) and found.__module__.startswith("torch"))
+    if name.partition(".")[0] not in OURS:
+        return False
+    return str(getattr(locate(name), "__module__", "")).partition(".")[0] in OURS

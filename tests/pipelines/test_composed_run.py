@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluating a Video2World run on its own data, as its config.yaml has them."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cosmos_predict2.pipelines.composed_run import composed_run, held_out_node, video2world_folder
+from imaginaire.compose import compose
+from imaginaire.errors import ConfigError
+from imaginaire.lazy_yaml import save_yaml
+from scripts import evaluate_world_model
+
+CONFIG = "cosmos_predict2/configs/base/config.py"
+EXPERIMENT = "predict2_video2world_training_tiny_video2world_data"
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The config.yaml of a run on a user's folders."""
+    loaders = [
+        word
+        for loader, split in (("dataloader_train", "train"), ("dataloader_val", "val"))
+        for word in (f"{loader}=folder", f"{loader}.dataset.dataset_dir=own/{split}")
+    ]
+    path = tmp_path_factory.mktemp("text") / "config.yaml"
+    save_yaml(compose(CONFIG, [f"experiment={EXPERIMENT}", *loaders]), path)
+    return path.read_text()
+
+
+@pytest.fixture
+def run(tmp_path: Path, text: str) -> Path:
+    (tmp_path / "run" / "checkpoints" / "model").mkdir(parents=True)
+    (tmp_path / "run" / "config.yaml").write_text(text)
+    return tmp_path / "run"
+
+
+def evaluated(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["evaluate_world_model", *words])
+    return evaluate_world_model.main()
+
+
+def test_a_run_is_measured_on_its_own_data(run: Path) -> None:
+    model = str(run / "checkpoints" / "model" / "iter_000000001.pt")
+    assert video2world_folder(str(run)) == video2world_folder(model) == str(run)
+    config = composed_run(str(run), ["dataloader_train.dataset.stride=2"])
+    assert held_out_node(config, "")["dataset_dir"] == "own/val"
+    other = held_out_node(config, str(run))
+    assert other["dataset_dir"] == str(run) and other["stride"] == 2, "read as the training data are"
+    with pytest.raises(ConfigError, match=r"--data nowhere: there is no such folder\. Give one like own/train"):
+        held_out_node(config, "nowhere")
+
+
+def test_the_command_takes_the_run_without_an_experiment(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluated(monkeypatch, "--dit_path", str(run)) == 2
+    assert "own/val" in capsys.readouterr().err  # which is not there
+
+
+def test_an_experiment_with_other_data_than_the_run_is_warned_of(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    evaluate_world_model._configuration(EXPERIMENT, str(run), [], CONFIG)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2 and "its dataloader_val is ToyWorldVideos, but" in told[1] and "(own/val)" in told[1]
+
+
+@pytest.mark.parametrize("name", ["os.system", "cosmos_predict2.checkpoints.presence.logging.os.system", "torch.load"])
+def test_nothing_else_is_imported_for_a_run(run: Path, text: str, name: str) -> None:
+    tree: dict[str, Any] = yaml.safe_load(text)
+    tree["dataloader_val"]["dataset"] = {"_target_": name, "command": "true"}
+    (run / "config.yaml").write_text(yaml.safe_dump(tree))
+    with pytest.raises(ConfigError, match=f"names {name}, which is not of this code"):
+        composed_run(str(run), [])
+    tree = {"_import_from_": ["/elsewhere"], **yaml.safe_load(text)}
+    (run / "config.yaml").write_text(yaml.safe_dump(tree))
+    with pytest.raises(ConfigError, match="elsewhere"):
+        composed_run(str(run), [])
