@@ -37,6 +37,8 @@ from imaginaire.lazy_config import signature
 log = logging.getLogger(__name__)
 
 TOY = "toy"
+# Why a run on other data would be measured on the toy world.
+OF_EXPERIMENT = "The run has no validation data of its own (its dataloader_val is the toy world, as in its experiment)"
 TOY_RESOLUTION = "48"  # of models of the toy world
 OTHER = "Give --data with recordings of such actions (toy: the toy world), or weights that were trained on these."
 HELD_OUT = ("val", "validation", "test")  # of a folder's splits, the first that is there
@@ -135,6 +137,7 @@ def recordings_of_run(
             mix=world.get("mix", "expert"),
             ring_elsewhere=world.get("ring_elsewhere"),
             num_steps=world.get("num_steps"),
+            asked=OF_EXPERIMENT,
         )
     if target != BRIDGE and target not in OF_FILES:
         known = ", ".join(name.rpartition(".")[2] for name in (BRIDGE, *OF_FILES))
@@ -180,15 +183,19 @@ def toy_recordings(
     mix: str = "mixed",
     ring_elsewhere: float | None = 0.0,
     num_steps: int | None = None,
+    asked: str = f"--data {TOY}",
 ) -> Recordings:
-    """Held-out episodes from their first step on, every ring where the driver saw it unless ``ring_elsewhere``."""
+    """Held-out episodes from their first step on, every ring where the driver saw it unless ``ring_elsewhere``.
+
+    ``asked`` is what chose the toy world, for messages.
+    """
     if setting not in SETTINGS:
         raise ConfigError(f"--data {TOY}:{setting}: the toy world has no such setting.{near(setting, SETTINGS)}")
     dim = transform.dim if transform.kind == "controller" else TOY_DIM
     if transform != (own := controller(dim, scale=1.0)):
         raise DataError(
-            f"The toy world's actions are {own}, but the model was trained with {transform}. Give --data FOLDER with"
-            " recordings of such actions, or weights that were trained on the toy world."
+            f"{asked}: The toy world's actions are {own}, but the model was trained with {transform}. Give --data"
+            " FOLDER with recordings of such actions, or weights that were trained on the toy world."
         )
 
     def made(split: str, count: int) -> tuple[Episodes, Tensor, Tensor]:
@@ -212,7 +219,7 @@ def toy_recordings(
         episodes, video, actions = made("val", num)
         _, others, their_actions = made("train", NUM_FOR_PROBE)
     except ValueError as error:
-        raise ConfigError(f"--data {TOY}: {error}") from error
+        raise ConfigError(f"{asked}: {error} Give --data FOLDER with recordings of such actions.") from error
     return Recordings(f"the toy world ({setting})", video, actions, (others, their_actions), episodes)
 
 

@@ -328,6 +328,13 @@ def test_weights_without_actions_are_told_before_their_actions_are_asked_for(
     assert "is of a model without actions" in told and "--experiment" in told and "--action_transform" not in told
 
 
+def test_a_run_without_validation_data_of_its_own_is_told() -> None:
+    node = {"_target_": "cosmos_predict2.data.toy.ToyWorldVideos"}
+    for transform in (controller(6, scale=1.0), controller(6, scale=20.0), relative_pose()):
+        with pytest.raises((ConfigError, DataError), match=r"^The run has no validation data.*Give --data FOLDER"):
+            recordings_of_run(node, transform, num=2, num_actions=12)
+
+
 def test_the_toy_world_of_a_run_is_its_own() -> None:
     node = {
         "_target_": "cosmos_predict2.data.toy.ToyWorldVideos",
