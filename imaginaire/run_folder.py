@@ -8,14 +8,19 @@ import os
 import socket
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from imaginaire import distributed, storage
 from imaginaire import log as logs
 from imaginaire.errors import CheckpointError, ConfigError, UserError
+from imaginaire.lazy_yaml import plain_data
 
 log = logging.getLogger(__name__)
+
+_COMPARED = ("dataloader_train", "model")  # sections that say what a checkpoint's weights are of
+_SHOWN = 8  # changes in a message
 
 _locked: set[str] = set()  # a second lock of one process would replace the first, and end with it
 _made: dict[str, list[str]] = {}  # run folders that this process made, with the parents so made, the deepest first
@@ -48,6 +53,41 @@ def claim(path: str, config: str) -> IO[str] | None:
         _made[path] = new
     storage.write_atomically(storage.join(path, "config.yaml"), lambda out: out.write(config.encode()))
     return file
+
+
+def changes(path: str, config: str) -> str:
+    """What to say of a run with checkpoints whose data or model differ from its config.yaml, which `claim` will replace
+    by ``config``; empty where there is nothing to say."""
+    saved = storage.join(path, "config.yaml")
+    if not (storage.exists(saved) and storage.listdir(storage.join(path, "checkpoints"))):
+        return ""
+    try:
+        before, now = dict(_leaves(plain_data(storage.read_text(saved), saved))), dict(_leaves(plain_data(config, "")))
+    except (OSError, UserError) as error:
+        log.info("%s is replaced, and was not compared: %s", saved, error)
+        return ""
+    changed = [
+        f"\n  {key}: {before.get(key, 'not set')} -> {now.get(key, 'not set')}"
+        for key in dict.fromkeys((*before, *now))
+        if key.partition(".")[0] in _COMPARED and before.get(key, "not set") != now.get(key, "not set")
+    ]
+    if not changed:
+        return ""
+    more = f"\n  ... and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
+    return (
+        f"{path} is continued with other settings than it was trained with:{''.join(changed[:_SHOWN])}{more}\n"
+        "Its config.yaml has the new ones from now on, and inference takes them for its older checkpoints too. Where"
+        " that is not meant, give this run another job.name, or its settings from before."
+    )
+
+
+def _leaves(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a tree of dictionaries by their dotted keys; a list is one value."""
+    if isinstance(tree, dict) and (tree or not key):
+        for name, value in tree.items():
+            yield from _leaves(value, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, tree
 
 
 def keep(path: str) -> None:

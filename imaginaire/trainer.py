@@ -493,10 +493,15 @@ class ImaginaireTrainer:
         return torch.autocast(self.device.type, torch.float16, enabled=model.precision == torch.float16)
 
     def _make_run_dir(self) -> None:
+        changes = ""
         if distributed.is_rank0():
-            self._lock = run_folder.claim(self.run_dir, lazy_config.to_yaml(self.config))
+            text = lazy_config.to_yaml(self.config)
+            changes = run_folder.changes(self.run_dir, text)
+            self._lock = run_folder.claim(self.run_dir, text)
         distributed.barrier("run folder")
         logs.setup(self.run_dir, distributed.rank())
+        if changes:
+            log.warning("%s", changes)  # now that the run's own log has it, too
 
     def _record_run(self, model: ImaginaireModel) -> None:
         """Add this start to ``runs.jsonl``: command, commit, versions, backends, sizes."""

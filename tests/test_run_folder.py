@@ -75,3 +75,28 @@ def test_a_folder_that_this_process_made_for_a_run_before_stays(tmp_path: Path) 
         run_folder.unlock(held)
     run_folder.discard_new(path)
     assert (tmp_path / "run/config.yaml").exists()
+
+
+def test_a_run_that_goes_on_with_other_data_says_which_keys_changed(tmp_path: Path) -> None:
+    old = "{dataloader_train: {dataset: {dir: a, video_size: [64, 64], fps: null}}, trainer: {max_iter: 4}}"
+    new = "{dataloader_train: {dataset: {dir: b, video_size: [48, 48], crop: center, fps: null}}, model_parallel: 2}"
+    path = str(tmp_path / "run")
+    assert run_folder.changes(path, new) == ""
+    held = run_folder.claim(path, old)
+    assert held is not None
+    run_folder.unlock(held)
+    assert run_folder.changes(path, new) == "", "nothing was saved, so nothing is continued"
+    (tmp_path / "run/checkpoints/model").mkdir(parents=True)
+    assert run_folder.changes(path, old) == ""
+    said = run_folder.changes(path, new)
+    assert f"{path} is continued with other settings" in said
+    keys = [line.strip() for line in said.splitlines() if "->" in line]
+    section = "dataloader_train.dataset"
+    assert keys == [
+        f"{section}.dir: a -> b", f"{section}.video_size: [64, 64] -> [48, 48]", f"{section}.crop: not set -> center"
+    ]  # fmt: skip
+    many = "{model: {" + ", ".join(f"k{i}: 1" for i in range(20)) + "}}"
+    said = run_folder.changes(path, many)
+    assert said.count("->") == 8 and "... and 15 more" in said  # 20, and the 3 that are gone
+    (tmp_path / "run/config.yaml").write_text("{a: ")
+    assert run_folder.changes(path, new) == "", "a damaged file is replaced"
