@@ -6,7 +6,7 @@ this code. A run of other code is composed from its experiment.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,9 @@ def composed_run(folder: str, overrides: list[str]) -> Config:
             f"{file} names {other}, which is not of this code, and is not imported for a file that came with weights."
             " Of a run of your own code give --experiment NAME, too."
         )
+    for built in _built(tree):
+        if name := next((name for name in _names(built, ("_target_",)) if not _is_buildable(name)), None):
+            raise ConfigError(f"{file} builds its model or data by {name}, which is none of the classes for that.")
     return compose(file, overrides)
 
 
@@ -105,14 +108,26 @@ def held_out_node(config: Config, data: str) -> Mapping[str, Any]:
     return {**training, "dataset_dir": data}
 
 
-def _names(tree: Any) -> Iterator[str]:
+def _built(tree: Mapping[str, Any]) -> Iterator[Any]:
+    """The parts of a saved configuration that an evaluation builds."""
+    yield (tree.get("model") or {}).get("config")
+    for loader in ("dataloader_train", "dataloader_val"):
+        yield (tree.get(loader) or {}).get("dataset")
+
+
+def _is_buildable(name: str) -> bool:
+    """A function could do anything with its arguments; the classes of models and data sets only keep them."""
+    return name.startswith("cosmos_predict2.") and isinstance(locate(name), type)
+
+
+def _names(tree: Any, marks: Sequence[str] = ("_target_", *MARKS)) -> Iterator[str]:
     """Everything that a saved configuration names."""
     if isinstance(tree, list):
         tree = dict(enumerate(tree))
     if isinstance(tree, dict):
-        yield from (str(tree[mark]) for mark in ("_target_", *MARKS) if mark in tree)
+        yield from (str(tree[mark]) for mark in marks if mark in tree)
         for value in tree.values():
-            yield from _names(value)
+            yield from _names(value, marks)
 
 
 def _is_ours(name: str) -> bool:

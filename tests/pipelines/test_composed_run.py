@@ -78,3 +78,15 @@ def test_nothing_else_is_imported_for_a_run(run: Path, text: str, name: str) -> 
     (run / "config.yaml").write_text(yaml.safe_dump(tree))
     with pytest.raises(ConfigError, match="elsewhere"):
         composed_run(str(run), [])
+
+
+@pytest.mark.parametrize(
+    "name", ["imaginaire.storage.remove", "cosmos_predict2.data.media.write_video", "torch.nn.Linear"]
+)
+def test_only_classes_of_models_and_data_are_built_for_a_run(run: Path, text: str, name: str) -> None:
+    for part in ("dataset", "config"):
+        tree: dict[str, Any] = yaml.safe_load(text)
+        tree["dataloader_val" if part == "dataset" else "model"][part]["extra"] = {"_target_": name}
+        (run / "config.yaml").write_text(yaml.safe_dump(tree))
+        with pytest.raises(ConfigError, match=f"by {name}"):
+            composed_run(str(run), [])

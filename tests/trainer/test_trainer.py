@@ -420,7 +420,7 @@ def test_a_bug_ends_the_process_with_workers_too(tmp_path: Path, bug: str) -> No
     command = [sys.executable, "-m", "scripts.train", "--config=tests/project/config.py", "--", "experiment=restless"]
     environment = {**os.environ, "IMAGINAIRE_OUTPUT_ROOT": str(tmp_path), "WANDB_MODE": "disabled"}
     command += [bug.format("tests.trainer.test_trainer"), "dataloader_train.num_workers=2"]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=40)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert result.returncode == 1
     assert "a bug in the" in result.stderr
 
@@ -437,7 +437,7 @@ def test_ctrl_c_saves_and_a_second_start_of_a_running_run_is_refused(tmp_path: P
     with pytest.raises(ConfigError, match=rf"in use by .* pid {process.pid} since .*another job.name"):
         train(tmp_path)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=40)
+    _, errors = process.communicate(timeout=240)
     assert process.returncode == EXIT_INTERRUPTED, errors[-2000:]
     assert "SIGINT: saving after this step, then leaving. Ctrl-C again quits at once." in errors
     assert saved(tmp_path)["trainer"]["iteration"] > 0
