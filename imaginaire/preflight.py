@@ -6,6 +6,8 @@ a model class ``checkpoint_bytes(**arguments)``, the size of one of its checkpoi
 call as they stand in the config, and must be quick. A model class may also offer ``preflight_data(data, **arguments)``,
 problems of a data set with it: ``data`` are the arguments of a class that one of the loaders names, with its
 ``_target_``;
+``preflight_validation_data(data, training, **arguments)``, the same for a data set of ``dataloader_val``, with a list
+of those of ``dataloader_train``;
 ``preflight_parallel(world_size, context_parallel_size, shards, **arguments)``, pairs of a config key and a sentence,
 with a world size of None where it is not known yet;
 ``preflight_start(load_path, data, **arguments)``, such pairs for the weights that a new run starts from with these
@@ -14,6 +16,9 @@ data sets, a list of such ``data`` (``load_path`` is ``checkpoint.load_path``, o
 continued; and
 ``checkpoint_switches(path)``: the values, by key of the class's own arguments, that the run had which wrote the
 weights at a path; a run folder is not continued with others.
+
+A class of data sets may have a ``data_kind``, a word for what it gives: training on one kind and validating on another
+is a `Note`.
 
 A problem that is a `Note` refuses nothing: it is said once, as a warning, before anything is built.
 """
@@ -26,7 +31,17 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch.utils.data import Dataset
 
-from imaginaire import checkpoint_layout, config_checks, distributed, lazy_config, lint, parallel, run_folder, storage
+from imaginaire import (
+    checkpoint_layout,
+    config_checks,
+    distributed,
+    lazy_config,
+    lint,
+    parallel,
+    registry,
+    run_folder,
+    storage,
+)
 from imaginaire.checkpointer import DummyCheckpointer
 from imaginaire.compose import experiment_names_registered
 from imaginaire.config import Config
@@ -140,18 +155,23 @@ def parallel_problems(config: Config, world_size: int | None = None) -> list[tup
 
 def problems(config: Config) -> Iterator[tuple[str, str]]:
     """(config key, sentence) of everything that is wrong."""
-    of_model = getattr(target_of(config.model, "model"), "preflight_data", None)
-    datasets = []
+    target, arguments = target_of(config.model, "model"), _arguments(config.model)
+    datasets: list[dict[str, Any]] = []
     for section in _SECTIONS:
-        if section == "dataloader_val" and not config.trainer.run_validation:
-            continue  # it is not built
+        of_model, known = getattr(target, "preflight_data", None), arguments
+        if section == "dataloader_val":
+            if not config.trainer.run_validation:
+                continue  # it is not built
+            if callable(of_val := getattr(target, "preflight_validation_data", None)):
+                of_model, known = of_val, {**arguments, "training": [*datasets]}
+            yield from _other_kind(config)
         for key, node in config_checks.nodes(getattr(config, section), section):
             if callable(preflight := getattr(target_of(node, key), "preflight", None)):
                 for problem in preflight(**_arguments(node)):
                     yield _by_key(key, problem)
             if section != "model":
                 datasets.append({**_arguments(node), "_target_": node.get("_target_")})
-                for problem in of_model(datasets[-1], **_arguments(config.model)) if callable(of_model) else ():
+                for problem in of_model(datasets[-1], **known) if callable(of_model) else ():
                     yield key, problem if isinstance(problem, Note) else str(problem)
     yield from _scheduler_problems(config)
     load_path = config.checkpoint.load_path
@@ -171,6 +191,36 @@ def data_sets(section: Any) -> list[dict[str, Any]]:
     """The arguments of every lazy node of a loader's section, each with its class as ``_target_``."""
     found = (node for _, node in config_checks.nodes(section) if node.get("_target_") is not None)
     return [{**_arguments(node), "_target_": node["_target_"]} for node in found]
+
+
+def _other_kind(config: Config) -> Iterator[tuple[str, str]]:
+    """Validation on data of another kind than those of training, as where only the latter were chosen."""
+    trained, validated = _kinds(config.dataloader_train), _kinds(config.dataloader_val)
+    is_known = any(hasattr(cls, "data_kind") for cls in (*trained.values(), *validated.values()))
+    if not trained or not validated or trained.keys() & validated.keys() or not is_known:
+        return
+    names = registry.entries("dataloader_val")
+    fitting = [name for name in names if _kinds(registry.node_of("dataloader_val", name)).keys() == trained.keys()]
+    choices = " or ".join(f"dataloader_val={name}" for name in fitting[:4]) or "dataloader_val"
+    yield (
+        "dataloader_val",
+        Note(
+            f"validation is on {_listed(validated)}, but training on {_listed(trained)}: the validation loss will say"
+            f" little about this training. Choose data like those of training ({choices}, with the same overrides of"
+            " dataset), or trainer.run_validation=False"
+        ),
+    )
+
+
+def _kinds(section: Any) -> dict[str, type]:
+    """The kinds of data sets in a loader's section, each with its class; that of a class without one is its name."""
+    targets = (target_of(node, key) for key, node in config_checks.nodes(section))
+    classes = [cls for cls in targets if isinstance(cls, type) and issubclass(cls, Dataset)]
+    return {str(getattr(cls, "data_kind", cls.__name__)): cls for cls in classes}
+
+
+def _listed(kinds: dict[str, type]) -> str:
+    return ", ".join(f"{kind} ({cls.__name__})" if kind != cls.__name__ else kind for kind, cls in kinds.items())
 
 
 def _scheduler_problems(config: Config) -> Iterator[tuple[str, str]]:

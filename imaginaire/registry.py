@@ -111,6 +111,11 @@ def _own_name(group: str, name: str, node: Any, module: str) -> str:
     return own
 
 
+def node_of(group: str, name: str) -> Any:
+    """What is registered under a name, before it is composed; None where nothing is."""
+    return None if (entry := _entry(group, name)) is None else entry.node
+
+
 def _entry(group: str, name: str) -> ConfigNode | None:
     node: Any = ConfigStore.instance().repo
     for part in (*group.strip("/").split("/"), f"{name}.yaml"):

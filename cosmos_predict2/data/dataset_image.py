@@ -36,6 +36,8 @@ class ImageDataset(Dataset[dict[str, Any]]):
     ``skip_bad_samples`` replaced by the next good one; `image_name` says which picture a sample is of.
     """
 
+    data_kind = "a folder of clips or pictures"
+
     def __init__(
         self,
         dataset_dir: str,

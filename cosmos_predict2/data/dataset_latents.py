@@ -50,6 +50,8 @@ class LatentDataset(Dataset[dict[str, Any]]):
     themselves need not be there; one that is must be the one that was encoded.
     """
 
+    data_kind = "a folder of clips or pictures"
+
     def __init__(
         self,
         dataset_dir: str,

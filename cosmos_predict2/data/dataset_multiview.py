@@ -49,6 +49,8 @@ class MultiviewDataset(Dataset[dict[str, Any]]):
     cameras that ran for different times count as long as the shortest.
     """
 
+    data_kind = "clips of several cameras"
+
     def __init__(
         self,
         dataset_dir: str,

@@ -43,6 +43,8 @@ class Dataset(MapDataset[dict[str, Any]]):
     metas/NAME.txt, or with caption_format ``json`` those of captions/NAME.json that are called ``prompt_type``.
     """
 
+    data_kind = "a folder of clips or pictures"
+
     def __init__(
         self,
         dataset_dir: str,

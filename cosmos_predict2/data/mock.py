@@ -22,6 +22,8 @@ NUM_ITEMS = 32768
 class MockVideos(Dataset[dict[str, Any]]):
     """Noise in the form of video clips: ``video`` uint8 [3, num_frames, height, width]."""
 
+    data_kind = "mock data"
+
     def __init__(
         self,
         num_items: int = NUM_ITEMS,
@@ -79,6 +81,8 @@ class MockVideos(Dataset[dict[str, Any]]):
 
 class MockImages(Dataset[dict[str, Any]]):
     """Noise in the form of images: ``images`` float32 [3, height, width] in [-1, 1]."""
+
+    data_kind = "mock data"
 
     def __init__(
         self,

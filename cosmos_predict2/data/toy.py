@@ -101,6 +101,8 @@ class EpisodeVideos(Dataset[dict[str, Any]]):
 class ToyWorldVideos(EpisodeVideos):
     """``num_episodes`` simulated episodes. Only compact states are kept, so a large data set costs little memory."""
 
+    data_kind = "the toy world"
+
     def __init__(
         self,
         num_episodes: int = 2048,
@@ -168,6 +170,8 @@ class ToyWorldVideos(EpisodeVideos):
 
 class ToyWorldStates(EpisodeVideos):
     """Episodes from a folder with the states of the toy world (``OUT/train`` of the form "states")."""
+
+    data_kind = "the toy world"
 
     def __init__(
         self,

@@ -36,6 +36,8 @@ class ToyWorldLatents(Dataset[dict[str, Any]]):
     declared_transform = ToyWorldVideos.declared_transform
     preflight = ToyWorldVideos.preflight
 
+    data_kind = "the toy world"
+
     def __init__(
         self,
         tokenizer: VideoTokenizer,

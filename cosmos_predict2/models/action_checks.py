@@ -96,6 +96,28 @@ def declared_width(data: Mapping[str, Any]) -> int | None:
     return found
 
 
+def width_problem(
+    data: Mapping[str, Any], pipe: Mapping[str, Any], training: Sequence[Mapping[str, Any]]
+) -> str | None:
+    """Why actions of a data set have another size than the network reads; None where they have not, or it cannot tell.
+
+    ``training``: the data sets of training, where this is one of validation. If those fit, the network stays.
+    """
+    width = declared_width(data)
+    size, _ = action_size(pipe["net"], pipe["state_t"])
+    if width is None or size is None or width == size:
+        return None
+    told = f"its actions have {width} numbers, but the network reads {size}"
+    if any(declared_width(one) == size for one in training):
+        return (
+            f"{told}, as many as those of training have: choose validation data like these (the dataloader_val that"
+            " belongs to them, such as dataloader_val=lerobot_val with its dataset.root), or"
+            " trainer.run_validation=False"
+        )
+    fitting = pipe["net"]["action_dim"] // size * width  # of some networks it counts all actions of a clip
+    return f"{told}: set model.config.pipe_config.net.action_dim={fitting}, or choose other data"
+
+
 def transform_problems(pipe: Mapping[str, Any]) -> Iterator[str]:
     """What is wrong with the transform that a pipeline's section names, by itself and for its network."""
     try:

@@ -37,13 +37,13 @@ from cosmos_predict2.models.action_checks import (
     action_size,
     chunk_problem,
     declared_transform,
-    declared_width,
     gives_images,
     known_transform,
     load_problem,
     start_notes,
     transform_of_start,
     transform_problems,
+    width_problem,
 )
 from cosmos_predict2.models.draws import Draws
 from cosmos_predict2.models.flow_model import Predict2p5Video2WorldModel
@@ -104,26 +104,29 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
             yield from transform_problems(pipe)
 
     @classmethod
-    def preflight_data(cls, data: Mapping[str, Any], config: Any) -> Iterator[str]:
+    def preflight_data(
+        cls, data: Mapping[str, Any], config: Any, *, training: Sequence[Mapping[str, Any]] = ()
+    ) -> Iterator[str]:
         """Also pictures, and actions of another size than the network's or with another transform than the config's."""
         yield from super().preflight_data(data, config)
         if gives_images(data):
             yield NO_IMAGES
         pipe = config["pipe_config"]
-        width, transform = declared_width(data), declared_transform(data)
-        if pipe["net"] is None or width is None:
+        if pipe["net"] is None:
             return
-        size, _ = action_size(pipe["net"], pipe["state_t"])
-        if size is not None and size != width:
-            fitting = pipe["net"]["action_dim"] // size * width  # of some networks it counts all actions of a clip
-            yield (
-                f"its actions have {width} numbers, but the network reads {size}: set"
-                f" model.config.pipe_config.net.action_dim={fitting}, or choose other data"
-            )
+        transform = declared_transform(data)
+        if (problem := width_problem(data, pipe, training)) is not None:
+            yield problem
         elif transform is not None and pipe.get(KEY) is not None and not [*transform_problems(pipe)]:
             own = ActionTransform.from_dict(pipe[KEY])
             if own != transform:
                 yield f"its actions are {transform}, but {CONFIG_KEY} says {own}"
+
+    @classmethod
+    def preflight_validation_data(
+        cls, data: Mapping[str, Any], training: Sequence[Mapping[str, Any]], config: Any
+    ) -> Iterator[str]:
+        return cls.preflight_data(data, config, training=training)
 
     @classmethod
     def preflight_start(

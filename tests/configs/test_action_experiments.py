@@ -14,6 +14,7 @@ from imaginaire import preflight
 from imaginaire.compose import compose
 from imaginaire.errors import ConfigError
 from imaginaire.lazy_config import to_yaml
+from imaginaire.model import Note
 from scripts import train
 from tests.configs.test_experiments import ALL, composed
 
@@ -120,7 +121,14 @@ def test_the_tiny_experiment_takes_other_data_with_a_text_of_its_width(name: str
     config = compose(BASE, words)
     assert not [text for _, text in preflight.problems(config) if "texts have width" in text]
     assert config.dataloader_train["dataset"].get("text_width", 64) == 64
+    others = [text for key, text in preflight.problems(config) if key == "dataloader_val"]
+    assert [isinstance(text, Note) for text in others] == ([] if name.startswith("toy") else [True])
+    assert not others or others[0].startswith("validation is on the toy world (ToyWorldVideos), but training on ")
     if name.startswith("lerobot"):
+        assert "training on LeRobot recordings (LeRobotActionDataset)" in others[0]
+        assert "dataloader_val=lerobot_val" in others[0] and "trainer.run_validation=False" in others[0]
+        without = compose(BASE, [*words, "trainer.run_validation=False"])
+        assert not [text for key, text in preflight.problems(without) if key == "dataloader_val"]
         size = [text for key, text in preflight.problems(config) if "video_size" in text]
         assert size and size[0].endswith("set a smaller one, [48,48] for one of the tiny models")
 

@@ -1,15 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Data whose actions do not fit what the weights or the training data have: what is said of them."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import attrs
 import numpy
 import pytest
 
 from cosmos_predict2.checkpoints.action_transforms import KEY, transform_tensor
+from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.action_conditioned.statistics import column_statistics, order_one_transform
-from tests.models.test_action_model import _saved, loss_of, make_model, proposed_batch
+from cosmos_predict2.models.video2world_action_model import Predict2Video2WorldActionConditionedModel
+from imaginaire import preflight
+from imaginaire.lazy_config import LazyCall as L
+from tests.models.parts import NET
+from tests.models.test_action_model import _saved, loss_of, make_config, make_model, proposed_batch
 
 
 @pytest.mark.parametrize("where", ["resumed", "start weights"])
@@ -35,3 +42,23 @@ def test_data_in_other_units_than_the_weights_are_warned_of_before_the_first_ste
         loss_of(model, proposed_batch(metres))
     (told,) = [record for record in caplog.records if "other ranges" in record.message]
     assert told.levelname == "WARNING" and "number 0 in -0.392..0.392 (the weights: -392..392)" in told.message
+
+
+def test_validation_data_are_at_fault_where_the_network_reads_what_training_has(tmp_path: Path) -> None:
+    def data(width: int) -> dict[str, Any]:
+        features = {"action": {"dtype": "float32", "shape": [width]}, "front": {"dtype": "video"}}
+        info = dict(codebase_version="v3.0", fps=10, data_path="data/{episode_index}.parquet", features=features)
+        (meta := tmp_path / str(width) / "meta").mkdir(parents=True)
+        (meta / "info.json").write_text(json.dumps(info))
+        text_width = NET["crossattn_emb_channels"]
+        return dict(_target_=LeRobotActionDataset, root=str(meta.parent), text_width=text_width)
+
+    three, four, model = data(3), data(4), L(Predict2Video2WorldActionConditionedModel)
+    told = dict(training=[three], **preflight._arguments(model(config=make_config(), _recursive_=False)))
+    (problem,) = Predict2Video2WorldActionConditionedModel.preflight_validation_data(four, **told)
+    assert "4 numbers, but the network reads 3, as many as those of training" in problem
+    assert "dataloader_val=lerobot_val" in problem and "run_validation=False" in problem and "=4" not in problem
+    (problem,) = Predict2Video2WorldActionConditionedModel.preflight_validation_data(
+        four, **{**told, "training": [four]}
+    )
+    assert "net.action_dim=4" in problem, "the network is at fault"

@@ -59,6 +59,8 @@ class ActionConditionedDataset(Dataset[dict[str, Any]]):
     ``num_action_per_chunk`` and ``fps_downsample_ratio`` are the newer names of num_frames - 1 and sequence_interval.
     """
 
+    data_kind = "recordings in Bridge's layout"
+
     def __init__(
         self,
         train_annotation_path: str = "",

@@ -56,6 +56,8 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
     told); without it the text is zeros. ``fps`` is the label in the items, whatever the rate of the recording.
     """
 
+    data_kind = "LeRobot recordings"
+
     def __init__(
         self,
         root: str,

@@ -51,6 +51,8 @@ class LiberoDataset(Dataset[dict[str, Any]]):
     ROOT/t5_xxl/<task>.pickle; without it the text is zeros.
     """
 
+    data_kind = "LIBERO's files"
+
     def __init__(
         self,
         root: str,

@@ -202,7 +202,7 @@ def outliers(columns: ColumnStatistics, transform: ActionTransform) -> dict[int,
 def recorded_columns(transform: ActionTransform) -> ColumnStatistics | None:
     """The statistics of raw actions that a transform carries, None where it has none."""
     stats = transform.stats or {}
-    if any(numpy.shape(stats.get(name)) != (transform.dim,) for name in NAMES):
+    if any(numpy.shape(stats.get(name, ())) != (transform.dim,) for name in NAMES):
         return None
     return ColumnStatistics(**{name: stats[name] for name in NAMES})
 
