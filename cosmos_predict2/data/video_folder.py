@@ -10,7 +10,7 @@ Where captions are encoded in training (text_encoder "none"), there are no embed
 
 import logging
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -38,6 +38,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 SHOWN = 5  # names in a message
+SAME_RATE = 0.01  # relative: 29.97 and 30 are taken for one
 SPLITS = ("train", "val", "test")
 NO_ENCODER = "none"  # captions are encoded in training
 
@@ -274,6 +275,7 @@ def leave_out(faults: Sequence[str], total: int, skip_bad: bool, what: str) -> N
 
 def _long_enough(paths: Sequence[Path], stems: Sequence[str], rule: FrameRule, skip_bad: bool) -> list[str]:
     good, faults = [], []
+    rates: dict[float, str] = {}  # of clips that are good, each with the first of them
     for stem, path, found in zip(stems, paths, in_threads(probed, paths), strict=True):
         if isinstance(found, str):
             faults.append(found)
@@ -283,8 +285,32 @@ def _long_enough(paths: Sequence[Path], stems: Sequence[str], rule: FrameRule, s
             faults.append(f"{path} has {num_frames} frames, but {rule.in_words(fps)}.")
         else:
             good.append(stem)
+            rates.setdefault(fps, str(path))
     leave_out(faults, len(stems), skip_bad, "clips")
+    if said := _rate_note(rates, rule):
+        log.warning("%s", said)
     return good
+
+
+def _rate_note(rates: Mapping[float, str], rule: FrameRule) -> str | None:
+    """What to say of the clips' rates, each with a clip of it: that frames repeat, or that rates differ."""
+    if not rates or rule.sampling == "uniform":
+        return None
+    slowest, fastest = min(rates), max(rates)
+    if rule.fps is not None:
+        if rule.fps <= slowest * (1 + SAME_RATE):
+            return None
+        return (
+            f"fps={rule.fps:g}, but {rates[slowest]} has {slowest:g} frames per second: its frames repeat, and"
+            f" the model learns motion that halts. Set fps={slowest:g} at most, or leave slower clips out."
+        )
+    if fastest <= slowest * (1 + SAME_RATE):
+        return None
+    return (
+        f"the clips have different rates, from {slowest:g} ({rates[slowest]}) to {fastest:g} frames per second"
+        f" ({rates[fastest]}), and fps is not set: equal motion looks slower or faster. Set fps={slowest:g} to"
+        " bring all to one rate."
+    )
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -280,6 +280,28 @@ def test_a_rate_counts_in_what_a_clip_needs(folder: Path) -> None:
         _dataset(folder, fps=15)
 
 
+def test_rates_at_which_frames_repeat_or_that_differ_are_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = video_folder(tmp_path, {"a": 20, "b": 20}, rate=24)
+    (folder / "videos/a.mp4").unlink()
+    write_clip(folder / "videos/a.mp4", 20, rate=15)
+
+    def said(**options: Any) -> list[str]:
+        caplog.clear()
+        Dataset(str(folder), 5, SIZE, **options)[0]
+        return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+    (repeats,) = said(fps=60)
+    assert repeats.startswith(f"fps=60, but {folder}/videos/a.mp4 has 15 frames per second: its frames repeat")
+    assert "Set fps=15 at most" in repeats
+    (mixed,) = said()
+    assert f"different rates, from 15 ({folder}/videos/a.mp4) to 24 frames per second ({folder}/videos/b.mp4)" in mixed
+    assert said(fps=15) == said(fps=10) == said(sampling="uniform") == []
+    write_clip(folder / "videos/a.mp4", 20, rate=24)
+    assert said() == said(fps=24) == []
+
+
 def _malicious(path: Path) -> None:
     path.write_bytes(b"cos\nsystem\n(S'true'\ntR.")
 

@@ -19,6 +19,7 @@ from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from cosmos_predict2.data.media_files import files_by_stem
 from cosmos_predict2.data.sizes import swapped_size
+from cosmos_predict2.data.video_folder import SAME_RATE
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embedding_folder import EmbeddingFolder, embedding_files, find_embedding_dir
 from cosmos_predict2.text.embedding_pickles import NUM_TOKENS
@@ -27,7 +28,6 @@ from cosmos_predict2.text.encoder_names import encode_commands
 from imaginaire.errors import ConfigError, DataError
 
 _SMALL = 64 * 2**20  # bytes of clips that one process looks through sooner than others start
-_SAME_RATE = 0.01  # relative: 29.97 and 30 are taken for one
 _DISTORTED = 1.1  # ratio of aspect ratios from which on it shows
 _SAMPLES = {  # form: folder, suffixes, what they are
     "video": ("videos", VIDEO_SUFFIXES, "clips"),
@@ -406,7 +406,7 @@ def _compare_rates(report: Report, wanted: Wanted) -> None:
     usual = wanted.fps or Counter(round(facts.fps, 3) for facts in have).most_common(1)[0][0]
     whose = "are asked for" if wanted.fps else "is the most frequent rate"
     for facts in have:
-        if abs(facts.fps - usual) > _SAME_RATE * usual:
+        if abs(facts.fps - usual) > SAME_RATE * usual:
             message = f"{facts.path} has {facts.fps:g} frames per second, {usual:g} {whose}. Encode it at"
             message += " one rate with the others, or train with dataset.fps=RATE and check with --any_fps."
             report.fault(facts.path, "mixed_fps", message)
