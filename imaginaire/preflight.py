@@ -155,7 +155,8 @@ def parallel_problems(config: Config, world_size: int | None = None) -> list[tup
 
 def problems(config: Config) -> Iterator[tuple[str, str]]:
     """(config key, sentence) of everything that is wrong."""
-    target, arguments = target_of(config.model, "model"), _arguments(config.model)
+    target = None if config.model is None else target_of(config.model, "model")
+    arguments = {} if config.model is None else _arguments(config.model)
     datasets: list[dict[str, Any]] = []
     for section in _SECTIONS:
         of_model, known = getattr(target, "preflight_data", None), arguments
