@@ -22,8 +22,7 @@ for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "
 
 def pytest_configure(config: pytest.Config) -> None:
     goldens.pytest_configure(config)
-    if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Leftovers())
+    config.pluginmanager.register(Leftovers(getattr(config, "workerinput", {}).get("workerid", "")))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

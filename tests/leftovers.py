@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A temporary folder for the whole test run, removed at its end; the run fails when a test left something in it.
+"""A temporary folder for the whole test run, removed at its end; the run fails when a test left something in it, and
+names the test.
 
-With several workers the folder is the controller's, and the workers inherit it.
+With several workers the folder is the controller's, and each worker has one of its own inside.
 """
 
 import multiprocessing.util
@@ -9,6 +10,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,33 +19,58 @@ OF_ENDED_PROCESSES = ("pymp-*", "torch_*", "torchelastic_*")
 
 
 class Leftovers:
-    """The plugin; it exists in the process that began the run alone."""
+    """The plugin, in the process that began the run and in each of its workers."""
 
-    def __init__(self) -> None:
+    def __init__(self, worker: str = "") -> None:
         self._usual = tempfile.gettempdir()
         # What outlives a run: pytest's folders of the last three, and torch's cache of compiled code.
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", self._usual)
         user = os.environ.get("USER") or str(os.getuid())
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(self._usual, f"torchinductor_{user}"))
-        self._folder = Path(tempfile.mkdtemp(prefix="tests-"))
+        self._worker = worker
+        self._folder = Path(tempfile.mkdtemp(prefix=f"worker-{worker}-" if worker else "tests-"))
         # At the end of the process, behind multiprocessing, which removes its own folder (priority -100) from this one.
         self.remove = multiprocessing.util.Finalize(None, shutil.rmtree, (str(self._folder), True), exitpriority=-200)
         os.environ["TMPDIR"] = tempfile.tempdir = str(self._folder)
+        self._after: dict[str, str] = {}  # a name in the folder: the test that it was first seen behind
+        self._of_workers: dict[str, str] = {}
 
-    def found(self) -> list[str]:
-        """What lies in the folder and should not."""
-        return sorted(
+    def found(self) -> dict[str, str]:
+        """What lies in the folder and should not: path -> the test behind which it was first seen."""
+        names = [
             path.name
             for path in self._folder.iterdir()
-            if not any(path.match(pattern) for pattern in OF_ENDED_PROCESSES)
-        )
+            if not any(path.match(pattern) for pattern in (*OF_ENDED_PROCESSES, "worker-*"))
+        ]
+        here = {f"{self._folder.name}/{name}": self._after.get(name, "outside a test") for name in sorted(names)}
+        return {**here, **self._of_workers}
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        for path in self._folder.iterdir():
+            self._after.setdefault(path.name, nodeid)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """The controller hears what a worker found."""
+        self._of_workers.update(getattr(node, "workeroutput", {}).get("leftovers", {}))
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if names := self.found():
-            if session.exitstatus == pytest.ExitCode.OK:
-                session.exitstatus = pytest.ExitCode.TESTS_FAILED
-            print(f"\nThe tests left {len(names)} in the temporary folder, use tmp_path: {', '.join(names[:20])}")
+        if self._worker:
+            session.config.workeroutput["leftovers"] = self.found()  # type: ignore[attr-defined]
+        elif self.found() and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """In the last lines, where the cause of a red run is looked for."""
+        if left := self.found():
+            rows = [f"{path}: {test}" for path, test in left.items()]
+            text = "\n".join(["The temporary folder is not empty. Use tmp_path, and end what a test starts.", *rows])
+            report = pytest.TestReport("leftovers", ("tests", None, "leftovers"), {}, "failed", text, "teardown")
+            terminalreporter.stats.setdefault("error", []).append(report)
+            terminalreporter.section("left in the temporary folder", red=True)
+            terminalreporter.write_line(text)
 
     def pytest_unconfigure(self) -> None:
         tempfile.tempdir = self._usual
