@@ -8,7 +8,6 @@ Levels may be given per sample, (B,) or (B, 1), or per latent frame, (B, T).
 
 import math
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal
 
 import torch
@@ -16,6 +15,11 @@ from torch import Tensor
 
 HIGH_SIGMA_RANGE = (200.0, 100_000.0)
 NUM_WEIGHT_BINS = 1000
+_BELL_AT_ENDS = math.exp(-0.5)
+_BELL_MEAN = (
+    sum(math.exp(-2 * (k / (NUM_WEIGHT_BINS - 1) - 0.5) ** 2) for k in range(NUM_WEIGHT_BINS)) / NUM_WEIGHT_BINS
+    - _BELL_AT_ENDS
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +57,11 @@ def rectified_flow_weight(sigma_B_T: Tensor) -> Tensor:
 
 
 def nonuniform_weight(sigma_B_T: Tensor) -> Tensor:
-    """A bell over the flow time, looked up in 1000 bins: 0 at both ends, 1 on average, largest at t = 1/2."""
+    """A bell over the flow time in 1000 bins: 0 at both ends, 1 on average, largest at t = 1/2."""
     t = flow_time(sigma_B_T)
-    bins = (t * NUM_WEIGHT_BINS).round().clamp(0, NUM_WEIGHT_BINS - 1).long()
-    return _bell().to(t, non_blocking=True)[bins]
-
-
-@cache
-def _bell() -> Tensor:
-    t = torch.linspace(0, 1, NUM_WEIGHT_BINS, dtype=torch.float64)
-    bell = torch.exp(-2 * (t - 0.5) ** 2)
-    bell = bell - bell.min()
-    return bell / bell.mean()
+    bins = (t * NUM_WEIGHT_BINS).round().clamp(0, NUM_WEIGHT_BINS - 1).double()
+    bell = torch.exp(-2 * (bins / (NUM_WEIGHT_BINS - 1) - 0.5) ** 2)
+    return ((bell - _BELL_AT_ENDS) / _BELL_MEAN).to(t)
 
 
 def add_noise(x0_B_C_T_H_W: Tensor, epsilon_B_C_T_H_W: Tensor, sigma_B_T: Tensor) -> Tensor:

@@ -2,11 +2,13 @@
 """Scalings, weights, draws and the loss of rectified flow in noise levels."""
 
 import math
+import runpy
 
 import pytest
 import torch
 from torch import Tensor
 
+from cosmos_predict2.diffusion import rectified_flow
 from cosmos_predict2.diffusion.rectified_flow import (
     add_noise,
     draw_sigma,
@@ -76,6 +78,13 @@ def test_the_bell_is_one_on_average_and_zero_at_both_ends() -> None:
     assert weights[0] == pytest.approx(0, abs=1e-12)
     assert weights.argmax().item() in (499, 500)
     assert nonuniform_weight(torch.tensor([1e9])).item() == pytest.approx(0, abs=1e-6)
+
+
+def test_the_bell_is_of_the_device_of_its_levels_whichever_came_first() -> None:
+    fresh = runpy.run_path(str(rectified_flow.__file__))["nonuniform_weight"]  # of a process that had no other
+    with torch.device("meta"):
+        assert fresh(torch.rand(2)).is_meta
+    assert torch.equal(fresh(torch.tensor([0.5])), nonuniform_weight(torch.tensor([0.5])))
 
 
 @pytest.mark.parametrize("function", [rectified_flow_weight, nonuniform_weight, flow_time])
