@@ -107,7 +107,8 @@ class Sampler:
         use_cuda_graphs: bool,
         predict: Predict = clean_latents,
     ) -> Callable[[Tensor, Tensor], Tensor]:
-        """What is predicted, with guidance; both halves in one batch where memory allows."""
+        """What is predicted, with guidance; both halves in one batch where memory allows and their texts are equally
+        long."""
         given = conditional.gt_frames_B_C_T_H_W
         assert given is not None
         shape = (given.shape[2], given.shape[3], given.shape[4])
@@ -125,7 +126,8 @@ class Sampler:
 
         if unconditional is None:
             return run(conditional)
-        if self.fits_twice(given):
+        lengths = {one.crossattn_emb_B_S_E.shape[1] for one in (conditional, unconditional)}
+        if len(lengths) == 1 and self.fits_twice(given):
             both = run(conditional.stacked_with(unconditional))
 
             def guided_together(x: Tensor, level_B: Tensor) -> Tensor:

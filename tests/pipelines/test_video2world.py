@@ -84,9 +84,11 @@ def test_both_halves_of_the_guidance_in_one_batch_or_one_after_the_other(monkeyp
     positive, negative = text(pipe, "push"), text(pipe, "blurred")
     arguments = dict(num_steps=3, guidance=3.0)
     together = pipe.generate(frames(), positive, negative, **arguments)  # type: ignore[arg-type]
+    uneven = pipe.generate(frames(), positive, negative[:, :3], **arguments)  # type: ignore[arg-type]
     monkeypatch.setattr(pipe.sampler, "fits_twice", lambda latent: False)
     apart = pipe.generate(frames(), positive, negative, **arguments)  # type: ignore[arg-type]
     assert torch.allclose(together, apart, atol=1e-4)
+    assert torch.equal(uneven, pipe.generate(frames(), positive, negative[:, :3], **arguments))  # type: ignore[arg-type]
     assert not torch.equal(together, pipe.generate(frames(), positive, None, **arguments))  # type: ignore[arg-type]
 
 
