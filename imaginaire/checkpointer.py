@@ -97,10 +97,12 @@ class Checkpointer(ABC):
         self._callbacks.on_save_checkpoint_end(state.model, iteration)
 
     def _require_finite(self, model: ImaginaireModel, iteration: int) -> None:
-        """Raise on all ranks when weights or their average are not finite. Buffers may be so, as masks of -inf are."""
-        buffers = {name for name, _ in model.named_buffers()}
+        """Raise on all ranks when trained weights or their average are not finite. What training does not change may be
+        so, as masks of -inf are: buffers and frozen parameters."""
+        constant = {name for name, _ in model.named_buffers()}
+        constant |= {name for name, p in model.named_parameters() if not p.requires_grad}
         state = model.checkpoint_state()
-        weights_of = {name: t for name, t in state.items() if name.replace("net_ema.", "net.", 1) not in buffers}
+        weights_of = {name: t for name, t in state.items() if name.replace("net_ema.", "net.", 1) not in constant}
         if names := non_finite(weights_of):
             newest = checkpoint_layout.read_pointer(self.folder)
             kept = f"The same command goes on from {newest.path('model')}." if newest else "Nothing is saved yet."

@@ -54,6 +54,7 @@ class PowerEMA:
         self.exponent = power_ema_exponent(rate)
         self._module = module
         self._scope_device = torch.device(scope_device) if scope_device is not None else None
+        self._settled: set[str] | None = None  # frozen parameters that are their average
         with torch.no_grad():
             parameters = _parameters(module)
             self.shadows = {
@@ -73,7 +74,13 @@ class PowerEMA:
         if beta == 0.0:
             torch._foreach_copy_([shadow for shadow, _ in pairs], [weight for _, weight in pairs])
             return
-        for chunk in _chunks(pairs):
+        frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
+        if self._settled is None:  # of an infinite one, a step of the average would be a NaN
+            named = zip(self.shadows, pairs, strict=True)
+            self._settled = {name for name, (a, b) in named if name in frozen and torch.equal(a, b.to(a.dtype))}
+        still = self._settled & frozen
+        moving = [pair for name, pair in zip(self.shadows, pairs, strict=True) if name not in still]
+        for chunk in _chunks(moving) if moving else ():
             weights = [weight.to(shadow.dtype) for shadow, weight in chunk]
             torch._foreach_lerp_([shadow for shadow, _ in chunk], weights, 1.0 - beta)
 

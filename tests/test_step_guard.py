@@ -18,7 +18,7 @@ from imaginaire.step_guard import non_finite
 
 
 class Masked(ImaginaireModel):
-    """Holds what may be in a checkpoint beside weights: a mask of -inf, a count, and an average of all."""
+    """Holds what may be in a checkpoint beside weights: masks of -inf, a count, and an average of all."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,14 +26,17 @@ class Masked(ImaginaireModel):
         self.net.register_buffer("mask", torch.full((2,), -math.inf))
         self.net.register_buffer("count", torch.tensor(7))
         self.net.register_parameter("empty", nn.Parameter(torch.zeros(0)))
+        self.net.register_parameter("frozen", nn.Parameter(torch.full((2,), -math.inf), requires_grad=False))
         self.ema = PowerEMA(self.net)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("part", ["net.weight", "net.bias", "net_ema.weight"])
-def test_each_part_counts_but_for_buffers(tmp_path: Path, part: str, value: float) -> None:
+def test_each_part_counts_but_for_what_training_does_not_change(tmp_path: Path, part: str, value: float) -> None:
     checkpointer = StandardCheckpointer(CheckpointConfig(), str(tmp_path), callbacks=CallbackGroup)
     model = Masked()
+    model.ema.update(model.net, 3)
+    assert torch.equal(model.ema.shadows["frozen"], model.net.frozen), "no NaN, of inf - inf"
     checkpointer._require_finite(model, 5)
     model.checkpoint_state()[part].view(-1)[-1] = value
     with pytest.raises(TrainingError, match=rf"Iteration 5 is not saved: 1 of 6 tensors .*such as {part}\. .*Nothing"):
