@@ -24,7 +24,7 @@ from imaginaire.errors import DataError
 from imaginaire.parallel import ParallelDims, current_dims
 from imaginaire.workers import Indices, close_readers
 
-__all__ = ["WEIGHT_KEY", "DataStream", "ResumableLoader", "close_readers", "move_to", "open_pass"]
+__all__ = ["WEIGHT_KEY", "DataStream", "ResumableLoader", "close_readers", "data_sets", "move_to", "open_pass"]
 
 log = logging.getLogger(__name__)
 
@@ -254,6 +254,22 @@ def open_pass(loader: Any) -> Iterator[Any]:
     """One pass over a loader of any kind, as for validation, with workers that `close_readers` can end."""
     workers.leave_signals_alone(loader)
     return iter(loader)
+
+
+def data_sets(*loaders: Any) -> list[Any]:
+    """Every data set that loaders read, also those inside data sets that join or cut others."""
+    found: dict[int, Any] = {}
+    waiting = [*loaders]
+    while waiting:
+        holder = waiting.pop(0)
+        for inner in (getattr(holder, name, None) for name in ("dataset", "datasets", "members")):
+            each = (
+                inner.values() if isinstance(inner, Mapping) else inner if isinstance(inner, list | tuple) else [inner]
+            )
+            new = {id(one): one for one in each if one is not None and id(one) not in found}
+            found |= new
+            waiting += new.values()
+    return list(found.values())
 
 
 def _block(start: int, batch_size: int, dims: ParallelDims) -> range:

@@ -57,6 +57,10 @@ class ImaginaireModel(nn.Module):
         """Called with ``checkpoint.load_path`` before its weights are loaded: the place to read what lies beside them,
         as in the header of a file."""
 
+    def on_data(self, *loaders: Any) -> None:
+        """Called with the loaders of training and validation before either is read, with the weights loaded: the place
+        to tell data sets (`imaginaire.data.data_sets`) what the run or its checkpoint settled."""
+
     def parallelize(self, dims: ParallelDims) -> None:
         """Shard, split, recompute, compile: called once, before the optimizer exists.
 

@@ -4,7 +4,7 @@
 A batch has ``action`` [B, pixel frames - 1, d] beside its clips: row k leads from frame k to frame k + 1. A clip that
 is longer than the model's is cut with its actions. Which transform the actions went through comes with the data
 (``action_transform``), must be that of the config and of a resumed checkpoint, and is saved in every checkpoint, since
-the weights are of use with no other.
+the weights are of use with no other. Data sets that only propose one are given the run's before the first batch.
 """
 
 import logging
@@ -50,7 +50,8 @@ from cosmos_predict2.models.flow_model import Predict2p5Video2WorldModel
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionPipelineConfig
-from imaginaire import distributed, storage, weights
+from imaginaire import storage, weights
+from imaginaire.data import data_sets
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.lazy_config import to_yaml
 from imaginaire.model import Note
@@ -58,7 +59,7 @@ from imaginaire.weight_files import is_hub
 
 log = logging.getLogger(__name__)
 
-FIRST_BATCH, START_WEIGHTS = "the first batch", "the file of the start weights"
+FIRST, START_WEIGHTS = "the first data set", "the file of the start weights"
 LEAST, MOST = 0.01, 30.0  # of the largest action of a batch: released weights have grippers of 20
 
 _told: set[str] = set()  # what was said of start weights before anything was built, and is not said again
@@ -83,11 +84,8 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
         self._says_transform = CONFIG_KEY
         facts = written_pipeline.pipeline_facts(yaml.safe_load(to_yaml(pipe)))
         self._pipeline_facts = written_pipeline.facts_tensor(facts)
-        self._provisional: ActionTransform | None = None  # of a validation before the first step
-        self._turns: dict[
-            str, tuple[Tensor, Tensor] | None
-        ] = {}  # by a sample's transform: how its actions become ours
-        self._is_compared = self._has_seen_size = False  # with the start weights; of the first actions
+        self._compared: set[str] = set()  # transforms of samples that are the run's
+        self._has_seen_size = False  # of the first actions
         self._has_loaded = False  # weights of a checkpoint, in place of those that the run started from
 
     @classmethod
@@ -193,8 +191,7 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
                 f"The batch's actions have {action.shape[2]} numbers, but the network reads {size} in each of its"
                 f" {wanted - 1} (model.config.pipe_config.net.action_dim)."
             )
-        batch = self._with_runs_transform(batch)
-        action = batch[ACTION_KEY]
+        self._check_actions(batch)
         if have <= wanted or not (has_latents or self.pipe_config.resize_online):
             return batch  # what is wrong with its length, its pixels say
         self._require_cuttable(have, wanted, at_front=not has_latents)
@@ -222,7 +219,7 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
     def likely_causes(self, batch: Mapping[str, Any]) -> Iterator[str]:
         """Also actions that are far from the order of 1."""
         yield from super().likely_causes(batch)
-        if (problem := self._far_from_one(self._with_runs_transform(batch)[ACTION_KEY])) is not None:
+        if (problem := self._far_from_one(batch[ACTION_KEY])) is not None:
             yield problem
 
     def _far_from_one(self, action_B_A_D: Tensor) -> str | None:
@@ -272,81 +269,76 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
             )
         self.action_transform, self._says_transform = saved, "the checkpoint"
 
-    def _with_runs_transform(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The batch with its actions as the run has them.
+    def on_data(self, *loaders: Any) -> None:
+        """Have data sets give actions by the run's transform that were not told one.
 
-        The config, the checkpoint or the first batch say which transform that is. Samples with another one are refused,
-        unless theirs is proposed: those are turned into the run's.
+        It is that of the config or the checkpoint, else the first that data were told, else that of the start weights
+        where it is one of such actions, else the first that data propose.
         """
+        data = [one for one in data_sets(*loaders) if isinstance(getattr(one, KEY, None), ActionTransform)]
+        found = list(dict.fromkeys(one.action_transform for one in data))
+        proposed = [one for one in found if one.proposed]
+        if proposed and self.action_transform is None:
+            self._decide(found)
+        settled = {one: self._in_place_of(one) for one in proposed}
+        for one in data:
+            if one.action_transform in settled:
+                one.action_transform = settled[one.action_transform]
+
+    def _check_actions(self, batch: Mapping[str, Any]) -> None:
+        """Take over the transform of a first batch whose data sets `on_data` did not find; raise where samples have
+        another than the run."""
         texts = batch.get(TRANSFORM_KEY)
         if texts is None and self.action_transform is None:
             raise DataError(
                 f"The batch does not say which transform its actions went through ('{TRANSFORM_KEY}'), and {CONFIG_KEY}"
                 " is not set. Set it, {kind: controller, scale: [...]} for instance: inference needs it."
             )
-        of_samples = [texts] * len(batch[ACTION_KEY]) if isinstance(texts, str) else list(texts or ())
-        own = self.action_transform or (None if self.training else self._provisional)
-        if own is None:
-            own = self._decide(of_samples)
-        if not self._is_compared and of_samples:
-            self._is_compared = True
-            self._compare_start(own)
-        for text in of_samples:
-            if text not in self._turns:
-                self._turns[text] = self._turn_into(own, ActionTransform.from_json(text))
-        turns = [self._turns[text] for text in of_samples]
-        if any(turn is not None for turn in turns):
-            rows = [
-                row if turn is None else (row.float() * turn[0].to(row.device) + turn[1].to(row.device)).to(row.dtype)
-                for row, turn in zip(batch[ACTION_KEY], turns, strict=True)
-            ]
-            batch = {**batch, ACTION_KEY: torch.stack(rows)}
+        new = dict.fromkeys([texts] if isinstance(texts, str) else texts or ())
+        for text in [text for text in new if text not in self._compared]:
+            found = ActionTransform.from_json(text)
+            own = self.action_transform or self._decide([found])
+            if found != own:
+                raise self._other(found, own)
+            if not self._compared:
+                self._compare_start(own)
+            self._compared.add(text)
         if self.training and not self._has_seen_size:
             self._has_seen_size = True
             if (problem := self._far_from_one(batch[ACTION_KEY])) is not None:
                 log.warning("%s.", problem)
-        return batch
 
-    def _decide(self, of_samples: Sequence[str]) -> ActionTransform:
-        """The run's transform: the first that data were told, else that of the start weights where it is one of such
-        actions, else the first that data propose.
-
-        The first training step fixes it, the same for all ranks. A validation before that goes by its own data.
-        """
-        texts = list(dict.fromkeys(of_samples))
-        if self.training:
-            texts = [text for of_rank in distributed.all_gather_object(texts) for text in of_rank]
-        found = [ActionTransform.from_json(text) for text in texts]
-        own, self._says_transform = next((one for one in found if not one.proposed), None), FIRST_BATCH
+    def _decide(self, found: Sequence[ActionTransform]) -> ActionTransform:
+        """The run's transform, of those that its data have."""
+        own, self._says_transform = next((one for one in found if not one.proposed), None), FIRST
         if own is None:
             own = transform_of_start(self.config.model_manager_config.dit_path, found[0])
-            self._says_transform = START_WEIGHTS if own else FIRST_BATCH
-        own = self._provisional = attrs.evolve(own or found[0], proposed=False)
-        self._turns.clear()
-        if self.training:
-            self.action_transform = own
-            log.info(
-                "actions: %s, as the %s say", own, "data" if self._says_transform == FIRST_BATCH else "start weights"
-            )
-        return own
+            self._says_transform = START_WEIGHTS if own else FIRST
+        self.action_transform = attrs.evolve(own or found[0], proposed=False)
+        log.info("actions: %s, as %s has them", self.action_transform, self._says_transform)
+        return self.action_transform
 
-    def _turn_into(self, own: ActionTransform, found: ActionTransform) -> tuple[Tensor, Tensor] | None:
-        """Factor and summand that turn proposed actions into those of the run; None where they are these. Raise where
-        data were told another transform."""
-        if found == own:
-            return None
-        if not found.proposed or (found.kind, found.dim) != (own.kind, own.dim):
-            of_one_run = "All data of a run must have the same, for validation too (dataloader_train, dataloader_val)."
+    def _in_place_of(self, proposed: ActionTransform) -> ActionTransform:
+        """The run's transform, for data that propose another."""
+        own = self.action_transform
+        assert own is not None
+        if (proposed.kind, proposed.dim) != (own.kind, own.dim):
             raise DataError(
-                f"The data have actions {found}, but {self._says_transform} has {own}. "
-                + (of_one_run if self._says_transform == FIRST_BATCH else OTHER_TRANSFORM)
+                f"The data have actions {proposed}, but {self._says_transform} has {own}. {OTHER_TRANSFORM}"
             )
-        factor, summand = own.of_actions_by(found)
-        columns = recorded_columns(found)
+        columns = recorded_columns(proposed)
         if columns is not None and (problem := other_range(columns, own, is_whole=True)) is not None:
             log.warning("actions: %s.", problem)
-        log.info("actions: %s by the data's own statistics become %s, as %s has them", found, own, self._says_transform)
-        return torch.from_numpy(factor).float(), torch.from_numpy(summand).float()
+        if own != proposed:
+            log.info(
+                "actions: %s, as %s has them, not %s by the data's own statistics", own, self._says_transform, proposed
+            )
+        return attrs.evolve(own, proposed=True)  # another model may be trained on the same data set
+
+    def _other(self, found: ActionTransform, own: ActionTransform) -> DataError:
+        of_one_run = "All data of a run must have the same, for validation too (dataloader_train, dataloader_val)."
+        cure = of_one_run if self._says_transform == FIRST else OTHER_TRANSFORM
+        return DataError(f"The data have actions {found}, but {self._says_transform} has {own}. {cure}")
 
     def _compare_start(self, transform: ActionTransform) -> None:
         if self._has_loaded:

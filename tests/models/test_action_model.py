@@ -4,6 +4,7 @@
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -28,7 +29,7 @@ from cosmos_predict2.pipelines.assembly import settle_attention
 from cosmos_predict2.pipelines.video2world import EMAConfig
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionPipelineConfig
 from cosmos_predict2.toy_world.episodes import make_episodes
-from imaginaire import distributed, lazy_config
+from imaginaire import lazy_config
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.lazy_config import LazyCall as L
 from imaginaire.model import Note
@@ -172,7 +173,7 @@ def test_the_datas_transform_is_taken_over_and_saved(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             loss_of(model, action_batch())
-    assert caplog.text.count("as the data say") == 1
+    assert caplog.text.count("as the first data set has them") == 1
     assert torch.equal(model.checkpoint_state()[KEY], transform_tensor(OWN))
 
 
@@ -182,37 +183,46 @@ def test_data_under_another_transform_are_refused() -> None:
         loss_of(model, action_batch())
     mixed = action_batch()
     mixed["action_transform"] = [OWN.to_json(), controller(3, 2.0).to_json()]
-    with pytest.raises(DataError, match=r"the first batch has .* for validation too"):
+    with pytest.raises(DataError, match=r"the first data set has .* for validation too"):
         loss_of(make_model(), mixed)
 
 
 PROPOSED = attrs.evolve(controller(3, 0.25), proposed=True)
 
 
-def proposed_batch(transform: ActionTransform = PROPOSED) -> dict[str, Any]:
-    """`action_batch`, its actions by a transform that the data set computed."""
-    batch = action_batch(transform=transform)
-    return {**batch, "action": torch.from_numpy(transform.apply(OWN.undo(batch["action"]))).float()}
+def proposed_batches(model: Predict2Video2WorldActionConditionedModel, *proposed: ActionTransform) -> list[Any]:
+    """`action_batch` by data sets that propose these transforms, in a mixture that the model was shown."""
+    sets = [SimpleNamespace(action_transform=one) for one in proposed]
+    model.on_data(SimpleNamespace(dataset=SimpleNamespace(members=SimpleNamespace(datasets=sets))))
+    batches = [action_batch(transform=one.action_transform) for one in sets]
+    return [
+        {**batch, "action": torch.from_numpy(one.action_transform.apply(OWN.undo(batch["action"]))).float()}
+        for one, batch in zip(sets, batches)
+    ]
 
 
 def test_what_data_propose_is_taken_over_by_a_new_run_only() -> None:
     new = make_model()
-    loss = loss_of(new, proposed_batch())
-    assert new.action_transform == PROPOSED and not new.action_transform.proposed
+    grown = attrs.evolve(controller(3, 2.0), proposed=True)  # by other statistics
+    loss, of_another_set = (loss_of(new, batch) for batch in proposed_batches(new, PROPOSED, grown))
+    assert new.action_transform == PROPOSED and not new.action_transform.proposed and of_another_set == loss
     assert b"proposed" not in bytes(new.checkpoint_state()[KEY].tolist())
     resumed = make_model()
     resumed.load_checkpoint_state(new.checkpoint_state())
-    grown = attrs.evolve(controller(3, 2.0), proposed=True)  # by other statistics
-    for batch in (proposed_batch(), proposed_batch(grown)):
+    for batch in proposed_batches(resumed, grown, PROPOSED):
         assert torch.equal(loss_of(resumed, batch), loss), "the same bits, whatever is proposed later"
+    for other in (controller(3, 2.0), grown):  # the second of a data set that was not found
+        with pytest.raises(DataError, match="the checkpoint has"):
+            loss_of(resumed, action_batch(transform=other))
     with pytest.raises(DataError, match="the checkpoint has"):
-        loss_of(resumed, action_batch(transform=controller(3, 2.0)))
-    mixed = {**proposed_batch(), "action_transform": [PROPOSED.to_json(), grown.to_json()]}
-    mixed["action"] = torch.stack([proposed_batch()["action"][0], proposed_batch(grown)["action"][1]])
-    assert torch.equal(loss_of(resumed, mixed), loss)
+        proposed_batches(resumed, attrs.evolve(controller(4), proposed=True))
     told = make_model(action_transform=OWN.to_dict())
-    loss_of(told, proposed_batch())
+    loss_of(told, *proposed_batches(told, PROPOSED))
     assert told.action_transform == OWN
+    beside = make_model()  # a data set that was told one
+    assert [loss_of(beside, batch) for batch in proposed_batches(beside, PROPOSED, OWN)] == [
+        loss_of(told, action_batch())
+    ] * 2
 
 
 def test_a_run_that_starts_from_weights_with_actions_keeps_their_transform(
@@ -220,11 +230,11 @@ def test_a_run_that_starts_from_weights_with_actions_keeps_their_transform(
 ) -> None:
     path = _saved(make_model().net, tmp_path / "action.pt", **{KEY: transform_tensor(OWN)})
     model = make_model(dit_path=path)
-    assert torch.equal(loss_of(model, proposed_batch()), loss_of(make_model(), action_batch()))
+    assert torch.equal(loss_of(model, *proposed_batches(model, PROPOSED)), loss_of(make_model(), action_batch()))
     assert model.action_transform == OWN and "learnt anew" not in caplog.text
     of_poses = _saved(make_model().net, tmp_path / "poses.pt", **{KEY: transform_tensor(relative_pose())})
     other = make_model(dit_path=of_poses)
-    loss_of(other, proposed_batch())
+    loss_of(other, *proposed_batches(other, PROPOSED))
     assert other.action_transform == PROPOSED and "learnt anew" in caplog.text
 
 
@@ -241,21 +251,6 @@ def test_actions_far_from_the_order_of_one_are_told_at_the_first_step(
     assert len(told) == len(causes) == (says is not None)
     if says is not None:
         assert f"is {factor:.3g} as controller" in told[0] and says in told[0] and told[0] == f"{causes[0]}."
-
-
-def test_ranks_agree_on_the_transform_and_a_validation_before_them_decides_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    other = attrs.evolve(controller(3, 8.0), proposed=True).to_json()
-    for of_rank_0, expected in ((other, controller(3, 8.0)), (OWN.to_json(), OWN)):
-        model = make_model().eval()
-        monkeypatch.setattr(distributed, "all_gather_object", lambda texts: pytest.fail("other ranks may have no clip"))
-        model.clean_clips(proposed_batch())
-        assert model.action_transform is None
-        monkeypatch.setattr(distributed, "all_gather_object", lambda texts, first=of_rank_0: [[first], texts])
-        loss_of(model.train(), proposed_batch())
-        assert model.action_transform == expected
-        monkeypatch.undo()
 
 
 def test_data_that_do_not_say_it_need_a_config_that_does() -> None:

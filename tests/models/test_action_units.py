@@ -16,7 +16,7 @@ from cosmos_predict2.models.video2world_action_model import Predict2Video2WorldA
 from imaginaire import preflight
 from imaginaire.lazy_config import LazyCall as L
 from tests.models.parts import NET
-from tests.models.test_action_model import _saved, loss_of, make_config, make_model, proposed_batch
+from tests.models.test_action_model import _saved, loss_of, make_config, make_model, proposed_batches
 
 
 @pytest.mark.parametrize("where", ["resumed", "start weights"])
@@ -28,7 +28,7 @@ def test_data_in_other_units_than_the_weights_are_warned_of_before_the_first_ste
         attrs.evolve(order_one_transform(column_statistics(rows * factor)), proposed=True) for factor in (1, 0.4, 1e-3)
     )
     before = make_model()
-    loss_of(before, proposed_batch(own))
+    loss_of(before, *proposed_batches(before, own))
     if where == "resumed":
         model = make_model()
         model.load_checkpoint_state(before.checkpoint_state())
@@ -36,10 +36,9 @@ def test_data_in_other_units_than_the_weights_are_warned_of_before_the_first_ste
         saved = before.action_transform
         assert saved is not None
         model = make_model(dit_path=_saved(before.net, tmp_path / "mm.pt", **{KEY: transform_tensor(saved)}))
-    loss_of(model, proposed_batch(half))
+    proposed_batches(model, half)
     assert "other ranges" not in caplog.text, "ordinary differences"
-    for _ in range(2):
-        loss_of(model, proposed_batch(metres))
+    proposed_batches(model, metres, metres)
     (told,) = [record for record in caplog.records if "other ranges" in record.message]
     assert told.levelname == "WARNING" and "number 0 in -0.392..0.392 (the weights: -392..392)" in told.message
 

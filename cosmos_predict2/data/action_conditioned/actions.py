@@ -92,13 +92,6 @@ class ActionTransform:
         """Raw actions of what the model sees."""
         return (self._checked(actions) - self._offset()) / numpy.asarray(self.scale)
 
-    def of_actions_by(self, other: "ActionTransform") -> tuple[Floats, Floats]:
-        """Factor and summand of each number that turn actions by ``other`` into those by this transform."""
-        if (self.kind, self.dim) != (other.kind, other.dim):
-            raise DataError(f"Actions {other} cannot be turned into {self}.")
-        factor = numpy.asarray(self.scale) / numpy.asarray(other.scale)
-        return factor, self._offset() - other._offset() * factor
-
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON or YAML values."""
         row = attrs.asdict(self)
