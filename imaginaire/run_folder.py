@@ -23,7 +23,8 @@ _COMPARED = ("dataloader_train", "model")  # sections that say what a checkpoint
 _SHOWN = 8  # changes in a message
 
 _locked: set[str] = set()  # a second lock of one process would replace the first, and end with it
-_made: dict[str, list[str]] = {}  # run folders that this process made, with the parents so made, the deepest first
+# run folders that this process made, with the parents so made, the deepest first, and the config.yaml it wrote there
+_made: dict[str, tuple[list[str], str]] = {}
 
 
 def check_writable(path: str) -> None:
@@ -50,7 +51,7 @@ def claim(path: str, config: str) -> IO[str] | None:
     file = lock(path)
     keep(path)  # what an earlier run of this process made is not this one's to remove
     if new:  # of two that begin it at once, the one that holds it
-        _made[path] = new
+        _made[path] = new, config
     storage.write_atomically(storage.join(path, "config.yaml"), lambda out: out.write(config.encode()))
     return file
 
@@ -98,9 +99,10 @@ def keep(path: str) -> None:
 def discard_new(path: str) -> None:
     """End the log of a run that was refused before its first step, and remove its folder where it was made for it.
 
-    Not where another process holds it by now, and never with checkpoints.
+    Not where another process holds it by now, and never with checkpoints. In an object store, which has no locks, only
+    where it holds nothing but the config.yaml of this start.
     """
-    new = _made.pop(path, [])
+    new, config = _made.pop(path, ([], ""))
     if distributed.is_rank0() and not new:
         return
     logs.setup(None, distributed.rank())
@@ -112,6 +114,12 @@ def discard_new(path: str) -> None:
         file = lock(path)
         if storage.listdir(storage.join(path, "checkpoints")):
             raise CheckpointError("it holds checkpoints")
+        if storage.is_remote(path):
+            own = storage.join(path, "config.yaml")
+            if storage.listdir(path) != ["config.yaml"] or storage.read_text(own) != config:
+                raise CheckpointError("another process may have begun the run")
+            storage.remove(own)
+            return
         storage.remove(path)
         for parent in new[1:]:
             os.rmdir(parent)  # as far as no other run has come to lie in it

@@ -3,11 +3,12 @@
 
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
 
-from imaginaire import run_folder
+from imaginaire import run_folder, storage
 from imaginaire.errors import CheckpointError, ConfigError
 
 
@@ -65,6 +66,19 @@ def test_a_new_folder_with_checkpoints_is_left(tmp_path: Path) -> None:
     Path(path, "checkpoints/latest_checkpoint.txt").write_text("iter_000000010.pt")
     run_folder.discard_new(path)
     assert Path(path, "checkpoints/latest_checkpoint.txt").exists()
+
+
+@pytest.mark.parametrize("name", ["runs.jsonl", "config.yaml"])
+def test_an_object_store_keeps_what_another_process_wrote(name: str) -> None:
+    path = f"memory://{uuid.uuid4().hex}/run"
+    run_folder.claim(path, "mine: 1")
+    run_folder.discard_new(path)
+    assert not storage.listdir(path)
+    run_folder.claim(path, "mine: 1")
+    storage.write_atomically(f"{path}/{name}", lambda file: file.write(b"theirs: 1"))
+    run_folder.discard_new(path)
+    assert storage.read_text(f"{path}/{name}") == "theirs: 1"
+    storage.remove(path)
 
 
 def test_a_folder_that_this_process_made_for_a_run_before_stays(tmp_path: Path) -> None:
