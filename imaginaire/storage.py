@@ -191,7 +191,7 @@ def local_copy(path: StrPath) -> Path:
     version = [str(info.get(key)) for key in ("ETag", "etag", "size", "LastModified", "created", "mtime")]
     key = hashlib.sha256("\n".join([os.fspath(path), *version]).encode()).hexdigest()[:32]
     # ranks that one launcher started share their copies, other runs have their own
-    folder = Path(tempfile.gettempdir()) / f"imaginaire-cache-{os.getuid()}" / f"{os.getppid()}-{key}"
+    folder = Path(tempfile.gettempdir()) / f"imaginaire-cache-{os.getuid()}-{os.getppid()}-{key}"
     target = folder / os.path.basename(os.fspath(path).rstrip("/"))
     _copies.add(folder)
     if target.exists():

@@ -16,6 +16,7 @@ import pytest
 
 # Of processes that a test kills, or that leave by os._exit: Python and torch have no moment to tidy up.
 OF_ENDED_PROCESSES = ("pymp-*", "torch_*", "torchelastic_*")
+AT_EXIT = ("*wandb-media", "*wandb-artifacts")  # W&B's, which go with the process that imported it
 
 
 class Leftovers:
@@ -40,7 +41,7 @@ class Leftovers:
         names = [
             path.name
             for path in self._folder.iterdir()
-            if not any(path.match(pattern) for pattern in (*OF_ENDED_PROCESSES, "worker-*"))
+            if not any(path.match(pattern) for pattern in (*OF_ENDED_PROCESSES, *AT_EXIT, "worker-*"))
         ]
         here = {f"{self._folder.name}/{name}": self._after.get(name, "outside a test") for name in sorted(names)}
         return {**here, **self._of_workers}

@@ -54,7 +54,8 @@ def test_ranks_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         f"run_distributed(_leave_pid_and_sleep, world_size=2, args=(Path({str(tmp_path)!r}),))\n"
     )
     root = Path(__file__).resolve().parents[1]
-    with subprocess.Popen([sys.executable, "-c", code], cwd=root) as parent:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}  # its folder stays, as it has no moment to tidy up
+    with subprocess.Popen([sys.executable, "-c", code], cwd=root, env=environment) as parent:
         until(lambda: len([p for p in tmp_path.glob("*.pid") if p.read_text()]) == 2)
         ranks = [int(p.read_text()) for p in tmp_path.glob("*.pid")]
         parent.kill()
