@@ -4,7 +4,7 @@
 python -m benchmarks.trainer_overhead [--quick] [--record]
 
 Both loops take the same model, data stream, optimizer, clipping and weight average; blocks of bare and trainer steps
-alternate in one process. Saving: steps of about 0.5 s, a 50 MB checkpoint every 10 steps, against the same without.
+alternate in one process. Saving: steps of about 0.5 s, a 50 MB checkpoint before every other ten, against the rest.
 """
 
 import argparse
@@ -117,20 +117,21 @@ def overhead(steps: int, rounds: int) -> None:
     print(f"overhead        {median:7.3f} ms/step (blocks: {lowest:.3f} to {highest:.3f})")
 
 
-def saving(steps: int, rounds: int, step_s: float) -> float:
-    """Print what saving costs; the time with a save every 10 steps over the time without."""
+def saving(pairs: int, step_s: float) -> float:
+    """Print what saving costs; the time of ten steps that begin with a save over that of the ten after them.
+
+    Both halves of a pair come from one run, seconds apart: what else the machine does meets both.
+    """
     heavy = ["model._target_=benchmarks.trainer_overhead.HeavyModel", f"+model.step_s={step_s}"]
     heavy += ["+model.ballast=6.0"]  # weights and average: 2 x 24 MB
-    ratios = []
-    for _ in range(rounds):
-        without = sum(trainer_loop(steps, *heavy, "checkpoint.save_iter=1000000"))
-        every10 = sum(trainer_loop(steps, *heavy, "checkpoint.save_iter=10", "checkpoint.keep_last=2"))
-        ratios.append(every10 / without - 1)
-        print(
-            f"  {steps} steps: {without:.2f} s without saves, {every10:.2f} s with a save every 10 ({ratios[-1]:+.1%})"
-        )
-    print(f"saving          {statistics.median(ratios):+.1%} (median of {rounds})")
-    return 1 + statistics.median(ratios)
+    times = trainer_loop(20 * (pairs + 1), *heavy, "checkpoint.save_iter=20", "checkpoint.keep_last=2")[19:]
+    halves = [sum(times[first : first + 10]) for first in range(0, 20 * pairs, 10)]
+    ratios = sorted(with_save / without for with_save, without in zip(halves[::2], halves[1::2], strict=True))
+    median = statistics.median(ratios)
+    quarters = f"{ratios[pairs // 4] - 1:+.1%} to {ratios[-1 - pairs // 4] - 1:+.1%}"
+    print(f"saving          {median - 1:+.1%} with a save every 10 steps of {sum(halves) / len(halves) / 10:.2f} s")
+    print(f"                (median of {pairs} pairs of ten steps; the middle half: {quarters})")
+    return median
 
 
 def main() -> None:
@@ -145,7 +146,7 @@ def main() -> None:
     os.chdir(Path(__file__).resolve().parents[1])
     print(machine.described(torch.device("cpu")))
     overhead(steps=100 if quick else 500, rounds=1 if quick else 5)
-    ratio = saving(steps=11 if quick else 41, rounds=1 if quick else 3, step_s=0.1 if quick else 0.5)
+    ratio = saving(pairs=2 if quick else 24, step_s=0.1 if quick else 0.5)
     machine.compare("trainer_overhead", {"a save every 10 steps": ratio}, torch.device("cpu"), record=arguments.record)
 
 
