@@ -95,6 +95,8 @@ def nothing_to_do(skipped: int) -> int:
 
 def check_flags(args: argparse.Namespace) -> None:
     """Raise for flags that cannot be meant."""
+    from cosmos_predict2.data.lerobot.info import sets_below
+
     if bool(args.input_annotation) == bool(args.input_root):
         both = "both are given" if args.input_root else "neither is given"
         raise ConfigError(f"--input_annotation FILE or --input_root DIR: {both}, but one is needed.")
@@ -113,7 +115,10 @@ def check_flags(args: argparse.Namespace) -> None:
             raise ConfigError(f"--action_source state: {args.input_root} is a LeRobot data set, whose rows are taken.")
     elif args.episodes or args.camera:
         flag, value = ("--episodes", args.episodes) if args.episodes else ("--camera", args.camera)
-        raise ConfigError(f"{flag} {value} is of LeRobot data sets: give one as --input_root (it has meta/info.json).")
+        below = sets_below(Path(args.input_root)) if args.input_root else ""
+        raise ConfigError(
+            f"{flag} {value} is of LeRobot data sets: give one as --input_root (it has meta/info.json).{below}"
+        )
     if args.num_gpus != 1:
         raise ConfigError(
             f"--num_gpus {args.num_gpus}: a chunk is too short to be spread. Start one program for each GPU, with"

@@ -400,6 +400,8 @@ def test_the_true_video_is_shown_as_long_as_it_goes(
         (["--input_root", "x", "--start", "-5"], "--start -5 --end 100"),
         (["--input_annotation", "LEROBOT"], "is a folder: give it as --input_root"),
         (["--input_root", "x", "--episodes", "3"], r"--episodes \[3\] is of LeRobot data sets"),
+        (["--input_root", "ABOVE", "--episodes", "3"], "below it, of which it takes one: .*fixtures/lerobot_v"),
+        (["--input_root", "ABOVE"], "annotation/test does not exist. LeRobot data sets below it, .*fixtures/lerobot_v"),
         (["--input_root", "LEROBOT", "--camera_id", "1"], "takes --episodes, --camera and --action_key"),
         (["--input_root", "LEROBOT", "--action_source", "state"], "LeRobot data set, whose rows are taken"),
         (["--input_root", "LEROBOT", "--camera", "front"], "3 numbers, but this model was trained with 4"),
@@ -422,7 +424,7 @@ def test_mistakes_are_told_before_anything_is_built(
     monkeypatch.chdir(tmp_path)
     video = str(bridge / "videos/val" / annotation(bridge).stem / "rgb.mp4")
     named = {"ANNOTATION": str(annotation(bridge)), "VIDEO": video}
-    named["LEROBOT"] = str(ROOT / "tests/data/fixtures/lerobot_v3")
+    named |= {"LEROBOT": str(ROOT / "tests/data/fixtures/lerobot_v3"), "ABOVE": str(ROOT / "tests/data/fixtures")}
     named |= {"SHORT": str(tmp_path / "short.mp4"), "PICTURE": str(tmp_path / "first.png")}
     media.write_video(named["SHORT"], torch.zeros(3, 7, 48, 48, dtype=torch.uint8), 10)
     media.write_image(named["PICTURE"], torch.zeros(3, 48, 48, dtype=torch.uint8))

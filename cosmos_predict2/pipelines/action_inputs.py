@@ -28,6 +28,7 @@ from cosmos_predict2.data.action_conditioned.actions import (
 )
 from cosmos_predict2.data.action_conditioned.recordings import read_annotation
 from cosmos_predict2.data.clips import open_clip, probe, read_frames, stretch
+from cosmos_predict2.data.lerobot.info import sets_below
 from imaginaire.errors import ConfigError, DataError, near
 
 SOURCES = ("auto", "state", "action")
@@ -175,7 +176,7 @@ def find_annotations(root: str, folder: str, start: int, end: int) -> list[str]:
     place = Path(root, folder)
     if not place.is_dir():
         below = [str(path.relative_to(root)) for path in sorted(Path(root).glob("annotation*/*")) if path.is_dir()]
-        raise DataError(f"The folder {place} does not exist.{near(folder, below) if below else ''}")
+        raise DataError(f"The folder {place} does not exist.{near(folder, below) if below else sets_below(Path(root))}")
     found = sorted(str(path) for path in place.glob("*.json"))
     if not found[start:end]:
         raise DataError(f"{place} has {len(found)} annotations (*.json); none is left from {start} to {end}.")

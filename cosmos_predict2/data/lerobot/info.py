@@ -66,7 +66,8 @@ def read_info(root: Path) -> Info:
     """The data set at ``root``; a folder that is none says where one is."""
     path = root / "meta" / "info.json"
     if not path.is_file():
-        raise DataError(f"{root} is not a LeRobot data set: it has no meta/info.json.{_below(root)}")
+        where = sets_below(root) if root.is_dir() else " The folder does not exist."
+        raise DataError(f"{root} is not a LeRobot data set: it has no meta/info.json.{where}")
     content = read_json(path)
     version = str(content.get("codebase_version", ""))
     if not version.startswith("v"):
@@ -158,8 +159,10 @@ def _range(text: str) -> tuple[int, int]:
         raise DataError(f"meta/info.json: the split '{text}' is not of the form '0:50'.") from error
 
 
-def _below(root: Path) -> str:
-    if not root.is_dir():
-        return " The folder does not exist."
+def sets_below(root: Path) -> str:
+    """A sentence that names the data sets below a folder that is none; empty where there are none."""
     found = sorted({path.parent.parent for pattern in ("*", "*/*") for path in root.glob(f"{pattern}/meta/info.json")})
-    return f" There is one in {', '.join(str(path) for path in found[:3])}." if found else ""
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return (
+        f" LeRobot data sets below it, of which it takes one: {', '.join(map(str, found[:3]))}{more}." if found else ""
+    )

@@ -241,7 +241,7 @@ def test_an_episode_of_several_tasks_tells_the_one_of_the_frame(
 
 
 def test_a_folder_that_is_none_says_where_one_is(v2: Path) -> None:
-    with pytest.raises(DataError, match=r"has no meta/info\.json\. There is one in .*v2\."):
+    with pytest.raises(DataError, match=r"has no meta/info\.json\. LeRobot data sets below it, .*v2\."):
         LeRobotSource.open(v2.parent)
     with pytest.raises(DataError, match="The folder does not exist"):
         LeRobotSource.open(v2 / "absent")
