@@ -13,6 +13,7 @@ log = logging.getLogger(__name__)
 _BRIEF = "[%(asctime)s|%(levelname)s] %(message)s"
 _FORMAT = "[%(asctime)s|%(levelname)s|%(location)s] %(message)s"
 _ROTATE_BYTES = 100 * 2**20
+_EARLY = 100  # records before the run folder is known
 
 
 def _level() -> str:
@@ -82,15 +83,30 @@ class _LogFile(_SideChannel, logging.handlers.RotatingFileHandler):
         super().emit(record)
 
 
+class _Early(logging.Handler):
+    """Keeps the first records of a program, for the log of its run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if len(self.records) < _EARLY:
+            self.records.append(record)
+
+
 def setup(run_dir: str | None = None, rank: int = 0) -> None:
     """Send records to stderr and, once there is a local run folder, to ``stdout.log`` in it.
 
-    May be called again when the run folder becomes known. ``IMAGINAIRE_LOG_LEVEL`` (INFO) sets what rank 0 says.
+    May be called again when the run folder becomes known: its log begins with what was said since the call without.
+    ``IMAGINAIRE_LOG_LEVEL`` (INFO) sets what rank 0 says.
     """
     root = logging.getLogger()
+    early: list[logging.LogRecord] = []
     for handler in [h for h in root.handlers if getattr(h, "of_imaginaire", False)]:
         root.removeHandler(handler)
         handler.close()
+        early += getattr(handler, "records", ())
     handlers: list[logging.Handler] = [_Terminal(sys.stderr)]
     if run_dir is not None and "://" not in run_dir:
         with contextlib.suppress(OSError):  # the file then fails, with a warning
@@ -98,11 +114,16 @@ def setup(run_dir: str | None = None, rank: int = 0) -> None:
         name = "stdout.log" if rank == 0 else f"stdout_rank{rank}.log"
         path = os.path.join(run_dir, name)
         handlers.append(_LogFile(path, maxBytes=_ROTATE_BYTES, backupCount=3, delay=True))
+    elif run_dir is None:
+        handlers.append(_Early())
     level = _level() if rank == 0 else "ERROR"
     for handler in handlers:
         handler.of_imaginaire = True  # type: ignore[attr-defined]
         handler.setFormatter(_Formatter(rank, with_place=not isinstance(handler, _Terminal)))
         root.addHandler(handler)
+        if isinstance(handler, _LogFile):
+            for record in early:
+                handler.handle(record)
     root.setLevel(level)
     logging.getLogger("httpx").setLevel("WARNING")  # a line for every request to the hub
     logging.captureWarnings(True)
