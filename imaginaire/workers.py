@@ -6,6 +6,7 @@ cause. A worker that dies without a word (most often: killed because memory ran 
 do.
 """
 
+import functools
 import logging
 import multiprocessing.util
 import os
@@ -67,10 +68,15 @@ def _in_one_line(num_workers: int) -> Iterator[None]:
     """Says that there are more workers than cores in one line, where torch takes six."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if num_workers > cores:
-        log.info("%d workers read data on %d cores; num_workers=%d may be as fast", num_workers, cores, cores)
+        _tell_of_cores(num_workers, cores)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         yield
+
+
+@functools.cache  # once, not in every validation
+def _tell_of_cores(num_workers: int, cores: int) -> None:
+    log.info("%d workers read data on %d cores; num_workers=%d may be as fast", num_workers, cores, cores)
 
 
 def explained(error: BaseException, num_workers: int | None = None) -> DataError | None:

@@ -124,6 +124,14 @@ def test_a_worker_that_hangs_is_an_error_after_the_timeout() -> None:
     assert len(read("", num_workers=0, timeout=1)) == 12
 
 
+def test_more_workers_than_cores_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        for _ in range(2):  # training, and every validation
+            with workers._in_one_line(9_999):
+                pass
+    assert caplog.text.count("9999 workers read data on") == 1
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_samples_that_do_not_fit_into_a_batch_are_named(num_workers: int) -> None:
     with pytest.raises(DataError) as caught:

@@ -17,11 +17,15 @@ def status_line(
     refiner_config: PromptRefinerConfig,
     guardrail: GuardrailRunner | None,
     refiner: PromptRefiner | None = None,
+    *,
+    is_released: bool = True,
 ) -> str:
-    """``guardrail: blocklist (...), asked: on; prompt refiner: off, asked: on (not built in yet)``."""
+    """``guardrail: blocklist (...), asked: on; prompt refiner: off, asked: on (not built in yet)``.
+
+    Without a guardrail, a word on the licence where the weights are a released file."""
     if guardrail is None:
         first = f"guardrail: off, asked: {_asked(guardrail_config)}"
-        first += "" if guardrail_config.enabled else f" ({LICENCE_NOTICE})"
+        first += f" ({LICENCE_NOTICE})" if is_released and not guardrail_config.enabled else ""
     else:
         parts = ", ".join(_described(part) for part in guardrail.guardrails) or "nothing"
         missing = ", ".join(dict.fromkeys(NOT_BUILT_IN.values()))

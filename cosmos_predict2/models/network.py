@@ -123,7 +123,9 @@ def fill_network(net: DiT, config: Any, device: torch.device | str, seed: int) -
         trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
         log.info("lora: %s, %s trained parameters", lora.lora_spec(net), f"{trained:,}")
     if not path:
-        log.info("start weights: random (model.config.model_manager_config.dit_path is not set)")
+        log.info(
+            "weights before any checkpoint is read: random (model.config.model_manager_config.dit_path is not set)"
+        )
         if adapters:
             log.warning(
                 "adapters on random weights learn little: the weights below them stay random. Name trained ones in "

@@ -42,7 +42,7 @@ TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-5, torch.bfloat16: 2e-2, to
 
 
 class AttentionChoice(NamedTuple):
-    """An operator, the name of its backend, and why it was taken, for a line in the log."""
+    """An operator, the name of its backend, and why it was taken where it was not asked for, for a line in the log."""
 
     op: AttentionOp
     name: str
@@ -107,15 +107,15 @@ def choose_attention(name: str, device: torch.device | str, dtype: torch.dtype, 
             return choice._replace(reason=f"dense in place of {name}'s windows; {choice.reason}")
         return choice
     if asked == "math":
-        return AttentionChoice(attend_by_products, "math", "asked for")
+        return AttentionChoice(attend_by_products, "math", "")
     if asked == "torch":
-        return _torch(device, dtype, "asked for")
+        return _torch(device, dtype, "")
     _require_half_on_cuda(name, device, dtype, head_dim)
     if asked == "transformer_engine":
-        return AttentionChoice(_TransformerEngine(), asked, "asked for")
+        return AttentionChoice(_TransformerEngine(), asked, "")
     if asked == "flash":
         asked = "flash3" if _is_hopper(device) and _has_flash3() else "flash2"
-    return AttentionChoice(_flash3() if asked == "flash3" else _flash2(), asked, "asked for")
+    return AttentionChoice(_flash3() if asked == "flash3" else _flash2(), asked, "")
 
 
 def check_attention(op: AttentionOp, head_dim: int, device: torch.device | str, dtype: torch.dtype) -> None:
@@ -157,7 +157,8 @@ def _torch(device: torch.device, dtype: torch.dtype, reason: str) -> AttentionCh
     else:
         order = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
     names = ", ".join(backend.name.removesuffix("_ATTENTION").lower() for backend in order)
-    return AttentionChoice(_Prioritised(order), "torch", f"{reason}; kernels in this order: {names}")
+    kernels = f"kernels in this order: {names}"
+    return AttentionChoice(_Prioritised(order), "torch", f"{reason}; {kernels}" if reason else kernels)
 
 
 class _Prioritised:

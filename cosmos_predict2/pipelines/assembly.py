@@ -81,4 +81,5 @@ def settle_attention(net: DiT, device: torch.device, dtype: torch.dtype) -> None
         check_attention(choice.op, net.head_dim, device, dtype)
     except (ImportError, ValueError) as error:
         raise ConfigError(f"net.atten_backend={net.atten_backend}: {error}") from error
-    log.info("attention: %s (asked: %s; %s)", choice.name, net.atten_backend, choice.reason)
+    why = f"; {choice.reason}" if choice.reason else ""
+    log.info("attention: %s (asked: %s%s)", choice.name, net.atten_backend, why)

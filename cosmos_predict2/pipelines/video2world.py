@@ -23,6 +23,7 @@ from cosmos_predict2.auxiliary.guardrail.runner import GuardrailConfig, Guardrai
 from cosmos_predict2.auxiliary.prompt_refiner import PromptRefinerConfig, create_prompt_refiner
 from cosmos_predict2.auxiliary.status import status_line
 from cosmos_predict2.checkpoints import apply_lora, parse_lora
+from cosmos_predict2.checkpoints.released import download_command
 from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, TEXT_KEY, Condition, Conditioner, ConditionerConfig
 from cosmos_predict2.data.sizes import latent_frames, pixel_frames, size_of
 from cosmos_predict2.interfaces import PromptRefiner, TextEncoder, VideoTokenizer
@@ -190,7 +191,8 @@ class Video2WorldPipeline:
         dtype = torch_dtype or (config.dtype if device.type != "cpu" else torch.float32)
         guardrail = create_guardrail(config.guardrail_config)
         refiner = create_prompt_refiner(config.prompt_refiner_config, is_explicit=load_prompt_refiner)
-        log.info("%s", status_line(config.guardrail_config, config.prompt_refiner_config, guardrail, refiner))
+        parts = config.guardrail_config, config.prompt_refiner_config, guardrail, refiner
+        log.info("%s", status_line(*parts, is_released=download_command(dit_path) is not None))
         net = build_net(
             config.net, device=device, dtype=dtype, path=dit_path, which="net_ema" if load_ema_to_reg else "auto"
         )

@@ -226,3 +226,4 @@ def test_one_line_says_what_was_asked_and_what_is_at_work() -> None:
     line = status_line(off, PromptRefinerConfig(enabled=False), None)
     assert "guardrail: off, asked: off" in line and "licence" in line
     assert line.endswith("prompt refiner: off, asked: off")
+    assert "licence" not in status_line(off, PromptRefinerConfig(enabled=False), None, is_released=False)
