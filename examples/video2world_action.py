@@ -175,6 +175,8 @@ def lerobot_requests_of(args: argparse.Namespace, choice: ActionChoice) -> tuple
         said["action_keys"] = args.action_key.split(",")
     if args.fps_downsample_ratio != 1:
         said["stride"] = args.fps_downsample_ratio
+    if args.combine_actions:
+        said["combine_actions"] = args.combine_actions
     recordings = LeRobotRecordings.open(args.input_root, choice.config.transform, trained, **said)
     found = recordings.chosen(args.episodes or [], trained)
     if not (asked := found if args.episodes else found[args.start : args.end]):
@@ -205,6 +207,7 @@ def reading_of(args: argparse.Namespace, choice: ActionChoice) -> Any:
         gripper_key=args.gripper_key,
         action_key=args.action_key,
         stride=args.fps_downsample_ratio,
+        combine=args.combine_actions,
         start=args.start_frame_idx,
         camera=args.camera_id,
         num_given=args.num_conditional_frames,

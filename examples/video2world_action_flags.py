@@ -3,7 +3,8 @@
 
 import argparse
 
-from imaginaire.command_line import Help, Parser
+from cosmos_predict2.data.action_conditioned.actions import COMBINATIONS
+from imaginaire.command_line import Help, Parser, above_zero
 
 DEFAULT_SAVE_PATH = "output/imagined.mp4"
 DEFAULT_SAVE_ROOT = "results/action2world"
@@ -30,6 +31,13 @@ examples:
       --input_json_sub_folder annotation/val --save_root output/val --side_by_side
   python examples/video2world_action.py --dit_path checkpoints/.../NAME --input_root datasets/my_lerobot --episodes 3
 """
+
+
+def combinations(text: str) -> str | list[str]:
+    """The ``type`` of --combine_actions."""
+    if unknown := [word for word in text.split(",") if word not in COMBINATIONS]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]} is none of {', '.join(COMBINATIONS)}")
+    return text.split(",") if "," in text else text
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -105,6 +113,15 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     request("--camera_id", type=int, default=0, help="which of an annotation's videos")
     request("--start_frame_idx", type=int, default=0, help="the frame of the recording to begin with")
     request("--fps_downsample_ratio", type=int, default=1, help="take every so many frames of the recording")
+    request(
+        "--combine_actions",
+        type=combinations,
+        default=None,
+        metavar="WORD",
+        help="what becomes of the actions in between: sum for moves, last (or first) for absolute targets, or with"
+        " commas a word for each number (default: the run's, or what a LeRobot data set says; of an annotation's rows:"
+        " sum)",
+    )
     request(
         "--resolution",
         default="",

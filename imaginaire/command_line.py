@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 faults were found or some items failed, 2 wrong flags, set
 import argparse
 import io
 import logging
+import math
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -57,6 +58,17 @@ def at_least(least: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def above_zero(text: str) -> float:
+    """The ``type`` of a flag that takes finite numbers above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return value
 
 
 def main(

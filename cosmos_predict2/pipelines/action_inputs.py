@@ -23,6 +23,7 @@ from cosmos_predict2.data.action_conditioned.actions import (
     Floats,
     actions_from_field,
     check_poses,
+    combined_actions,
     pose_differences,
     summed_actions,
 )
@@ -47,6 +48,7 @@ class Reading:
     gripper_key: str = "continuous_gripper_state"
     action_key: str = ""  # empty: the first of ACTION_KEYS whose rows have as many numbers as the transform
     stride: int = 1  # every so many frames
+    combine: str | Sequence[str] | None = None  # a controller's rows in between; None: added up
     start: int = 0
     camera: int = 0
     num_given: int = 1  # frames that a rollout begins with
@@ -150,7 +152,7 @@ def raw_actions(annotation: dict[str, Any], reading: Reading) -> RawActions:
     length = (f"{len(rows)} rows of '{key}'", (len(rows) + 1, len(rows)))
     if transform.kind == "controller":
         frames = chosen_frames(len(rows) + 1, reading)
-        return RawActions(summed_actions(rows, frames), f"rows of '{key}'", frames, *length)
+        return RawActions(combined_actions(rows, frames, reading.combine or "sum"), f"rows of '{key}'", frames, *length)
     if transform.accumulate is not None:
         raise DataError(
             f"'{key}' has the pose differences of neighbouring frames, but this model takes those to a frame further"

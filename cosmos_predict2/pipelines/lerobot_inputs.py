@@ -32,7 +32,7 @@ class LeRobotRecordings:
         cls, root: str, transform: ActionTransform, trained: Mapping[str, Any] | None = None, **said: Any
     ) -> "LeRobotRecordings":
         """The data set of a folder, read as ``trained`` says, the data set of the model's run as plain data, where that
-        is a LeRobot data set; what is ``said`` (camera, action_keys, stride) goes first."""
+        is a LeRobot data set; what is ``said`` (camera, action_keys, stride, combine_actions) goes first."""
         if transform.kind != "controller":
             raise DataError(
                 f"{root} is a LeRobot data set, which holds what a controller was told, but this model was trained with"
@@ -43,7 +43,6 @@ class LeRobotRecordings:
             own.pop("embodiment", None)
         if "stride" in said:
             own.pop("frame_rate", None)
-            own["combine_actions"] = own.get("combine_actions") or "sum"
         if (width := LeRobotActionDataset.declared_width(root=root, **own)) != transform.dim:
             raise DataError(
                 f"{root}: an action has {width} numbers, but this model was trained with {transform.dim}. Choose"
@@ -96,7 +95,8 @@ class LeRobotRecordings:
         require_sixteenths(name, size)
         actions = data.action_transform.apply(data.actions(place, frames))
         columns = ", ".join(repr(part.column) for part in data.action_parts)
-        combined = f", {data.combine_actions} of every {data.stride} rows" if data.stride > 1 else ""
+        how = data.combine_actions if isinstance(data.combine_actions, str) else ", ".join(data.combine_actions)
+        combined = f", {how} of every {data.stride} rows" if data.stride > 1 else ""
         return Episode(
             first,
             torch.from_numpy(numpy.asarray(actions)).float(),

@@ -63,6 +63,10 @@ def test_a_controller_s_actions_are_those_with_as_many_numbers() -> None:
     raw, _, frames, *_ = raw_actions(toy, Reading(controller(7), stride=2))
     assert numpy.allclose(raw[0, :6], FIELD[:2, :6].sum(axis=0)) and raw[0, 6] == FIELD[1, 6]
     assert frames.tolist() == list(range(0, 20, 2))
+    raw, *_ = raw_actions(toy, Reading(controller(7), stride=2, combine="last"))
+    assert numpy.array_equal(raw, numpy.asarray(FIELD)[1::2][: len(raw)])
+    with pytest.raises(ConfigError, match="combine_actions has 2 words, but an action 7 numbers"):
+        raw_actions(toy, Reading(controller(7), stride=2, combine=["sum", "last"]))
 
 
 @pytest.mark.parametrize(

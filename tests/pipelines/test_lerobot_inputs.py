@@ -53,6 +53,10 @@ def test_flags_go_before_the_run_and_what_is_no_such_episode_is_told() -> None:
         one.read(1, Reading(OWN, size=(16, 32), start=6))
     with pytest.raises(DataError, match=r"frames of 16x24, but height and width must be multiples of 16"):
         one.read(0, Reading(OWN))
+    of_run = LeRobotRecordings.open(str(FIXTURES / "lerobot_v3"), OWN, TRAINED, stride=3)
+    assert of_run.data.combine_actions == "last"
+    with pytest.raises(ConfigError, match=r"With stride 3, say .*--combine_actions\) is last for absolute targets"):
+        LeRobotRecordings.open(str(FIXTURES / "lerobot_v3"), OWN, camera="front", stride=3)
     with pytest.raises(ConfigError, match="there is no camera 'side'"):
         opened("lerobot_v3", camera="side")
     with pytest.raises(DataError, match=r"trained with relative_pose of 7 numbers.*Give recordings with poses"):

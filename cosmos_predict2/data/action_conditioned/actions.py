@@ -29,6 +29,7 @@ Accumulate = str | int | None
 # Data sets, inference and environments share it: published action-conditioned weights were trained with it.
 ACTION_SCALE = 20.0
 KINDS = ("relative_pose", "controller")
+COMBINATIONS = ("sum", "first", "last")
 
 
 # ---- the transform, as a model's settings keep it --------------------------------------------------------------------
@@ -249,6 +250,21 @@ def summed_actions(rows: ArrayLike, frames: ArrayLike) -> Floats:
     moved[is_next] = table[places[:-1][is_next]]  # exactly, without the rounding of a sum
     moved[:, -1] = table[places[1:] - 1, -1]
     return moved
+
+
+def combined_actions(rows: Floats, frames: NDArray[numpy.int64], how: str | Sequence[str]) -> Floats:
+    """Actions [F - 1, d] that lead along F frames, of rows [T, d] of which row t leads from frame t on: moves add up
+    ("sum", as `summed_actions` does it); of absolute targets one is taken, the "last" before the next frame or the
+    "first". A list says it of each number."""
+    if how == "sum":
+        return summed_actions(rows, frames)
+    if isinstance(how, str):
+        return rows[frames[:-1]] if how == "first" else rows[frames[1:] - 1]
+    if len(how) != rows.shape[1]:
+        raise ConfigError(f"combine_actions has {len(how)} words, but an action {rows.shape[1]} numbers.")
+    no_gripper = numpy.pad(rows, ((0, 0), (0, 1)))
+    by_word = {word: combined_actions(no_gripper, frames, word) for word in set(how)}
+    return numpy.stack([by_word[word][:, k] for k, word in enumerate(how)], axis=1)
 
 
 def integrate(

@@ -13,7 +13,7 @@ import numpy
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from cosmos_predict2.data.action_conditioned.actions import ActionTransform, summed_actions
+from cosmos_predict2.data.action_conditioned.actions import COMBINATIONS, ActionTransform, combined_actions
 from cosmos_predict2.data.action_conditioned.items import ACTION_FPS, Windows, action_item, shape_problems
 from cosmos_predict2.data.action_conditioned.statistics import (
     MOST_ROWS,
@@ -25,8 +25,8 @@ from cosmos_predict2.data.action_conditioned.statistics import (
 )
 from cosmos_predict2.data.bad_samples import BadSamples
 from cosmos_predict2.data.clips import choose_decoder, stretch
-from cosmos_predict2.data.lerobot.info import SPLITS, VAL_FRACTION, choose_episodes, read_info
-from cosmos_predict2.data.lerobot.modality import EMBODIMENTS
+from cosmos_predict2.data.lerobot.info import SPLITS, VAL_FRACTION, Info, choose_episodes, read_info
+from cosmos_predict2.data.lerobot.modality import EMBODIMENTS, Part, is_absolute, read_modality
 from cosmos_predict2.data.lerobot.reader import LeRobotSource, choose_action, choose_camera, part_width
 from cosmos_predict2.data.sizes import swapped_size
 from cosmos_predict2.text.embedding_folder import EmbeddingFolder, find_embedding_dir
@@ -35,7 +35,6 @@ from imaginaire.model import Note
 
 log = logging.getLogger(__name__)
 
-COMBINATIONS = ("sum", "first", "last")
 HELD_OUT = ("val", "test")
 SHOWN = 8  # numbers of an action in a line of the log
 
@@ -49,7 +48,8 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
     Row k of the action leads from frame k to frame k + 1, scaled by ``action_transform``; unless told, by one that the
     actions of all episodes give (`order_one_transform`), whatever the split is. With a stride, ``combine_actions`` says
     what becomes of the rows in between: "sum" adds moves up and keeps the last number, a gripper's, of the last row;
-    "first" and "last" take one row, as is right for absolute targets.
+    "first" and "last" take one row, as is right for absolute targets; a list says it of each number. Unless told, it is
+    "last" or "sum" where modality.json says of every number whether it is absolute, and an error where it does not.
     ``frame_rate`` asks for a stride by frames per second.
 
     ``load_t5_embeddings`` takes the text from episode_000000.pickle and so on in ``embedding_dir`` (ROOT/t5_xxl unless
@@ -72,7 +72,7 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
         action_transform: ActionTransform | Mapping[str, Any] | None = None,
         stride: int = 1,
         frame_rate: float | None = None,
-        combine_actions: str | None = None,
+        combine_actions: str | Sequence[str] | None = None,
         start_interval: int = 1,
         annotation: str | None = None,
         load_t5_embeddings: bool = False,
@@ -94,8 +94,8 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
         self.source = LeRobotSource.open(root)
         self.camera = self.source.camera(camera)
         self.stride = _stride(self.source.info.fps, stride, frame_rate)
-        self.combine_actions = _combination(combine_actions, self.stride)
         self.action_parts = self.source.action_parts(action_keys, embodiment)
+        self.combine_actions = _combination(combine_actions, self.stride, self.source.info, self.action_parts)
         given = _given_transform(action_transform, self.source.width(self.action_parts))
         self.video_size = (int(video_size[0]), int(video_size[1]))
         self._fit = partial(stretch, size=self.video_size)
@@ -141,7 +141,8 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
         try:
             info = read_info(Path(arguments.get("root", "")))
             stride = _stride(info.fps, arguments.get("stride", 1), arguments.get("frame_rate"))
-            _combination(arguments.get("combine_actions"), stride)
+            parts = choose_action(info, arguments.get("action_keys"), arguments.get("embodiment"))
+            _combination(arguments.get("combine_actions"), stride, info, parts)
             camera = choose_camera(info, arguments.get("camera"))
             size, have = arguments.get("video_size", (256, 320)), info.picture_size(camera)
             if have is not None and (note := swapped_size("video_size", tuple(size), have, f"camera {camera}")):
@@ -210,9 +211,7 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
             raise DataError(
                 f"{self.source.layout.rows(i).path}: {self.source.name(i)} has actions that are not finite."
             )
-        if self.combine_actions == "sum":
-            return summed_actions(rows, frames)
-        return rows[frames[:-1]] if self.combine_actions == "first" else rows[frames[1:] - 1]
+        return combined_actions(rows, frames, self.combine_actions)
 
     def action_statistics(self, *, skip_bad: bool = False, most_rows: int = MOST_ROWS) -> DatasetStatistics:
         """Statistics of the unscaled actions of all episodes, whatever the split is, as they lead along its frames; of
@@ -288,8 +287,9 @@ def _problems(
         yield f"data_split is '{data_split}'.{near(str(data_split), SPLITS)}"
     if embodiment is not None and embodiment not in EMBODIMENTS:
         yield f"there is no embodiment '{embodiment}'.{near(str(embodiment), EMBODIMENTS)}"
-    if combine_actions is not None and combine_actions not in COMBINATIONS:
-        yield f"combine_actions is '{combine_actions}'.{near(str(combine_actions), COMBINATIONS)}"
+    for word in [combine_actions] if isinstance(combine_actions, str | int | None) else combine_actions:
+        if word is not None and word not in COMBINATIONS:
+            yield f"combine_actions is '{word}'.{near(str(word), COMBINATIONS)}"
     for name, value in (("stride", stride), ("start_interval", start_interval)):
         if not isinstance(value, int) or value < 1:
             yield f"{name}={value}; a whole number of 1 at least is needed"
@@ -308,13 +308,20 @@ def _stride(fps: float, stride: int, frame_rate: float | None) -> int:
     return round(fps / frame_rate)
 
 
-def _combination(wanted: str | None, stride: int) -> str:
-    if wanted is None and stride > 1:
+def _combination(wanted: str | Sequence[str] | None, stride: int, info: Info, parts: Sequence[Part]) -> str | list[str]:
+    if wanted is not None or stride == 1:
+        return list(wanted) if wanted is not None and not isinstance(wanted, str) else wanted or "first"
+    places = [(part.column, part.start + k) for part in parts for k in range(part_width(info, part))]
+    modality = read_modality(info.root)
+    kinds = [is_absolute(modality, column, place) for column, place in places]
+    if None in kinds:
         raise ConfigError(
-            f"With stride {stride}, say what becomes of the actions in between: combine_actions='sum' for moves,"
-            " 'last' or 'first' for absolute targets."
+            f"With stride {stride}, say what becomes of the actions in between: combine_actions (--combine_actions) is"
+            " last for absolute targets, such as positions of joints, sum for moves, which add up, or a list with a"
+            ' word for each number, [sum,sum,last]. The data set does not say which they are ("absolute" of each'
+            " part in meta/modality.json)."
         )
-    return wanted or "first"
+    return ["last" if kind else "sum" for kind in kinds]
 
 
 def _given_transform(given: ActionTransform | Mapping[str, Any] | None, width: int) -> ActionTransform | None:

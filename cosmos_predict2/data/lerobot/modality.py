@@ -28,6 +28,7 @@ class Part:
     column: str
     start: int = 0
     end: int | None = None
+    absolute: bool | None = None  # targets (True) or moves (False), where modality.json says it
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,22 @@ def read_modality(root: Path) -> Modality | None:
     )
 
 
+def is_absolute(modality: Modality | None, column: str, place: int) -> bool | None:
+    """Whether a number of an action's column is a target (True) or a move (False); None where nothing says it."""
+    known = modality.action.values() if modality else ()
+    found = (part.absolute for part in known if part.column == column and part.start <= place < (part.end or 0))
+    return next((one for one in found if one is not None), None)
+
+
 def _parts(content: Mapping[str, Any], kind: str, path: Path) -> dict[str, Part]:
     parts = {}
     for name, entry in _entries(content, kind, path):
         start, end = entry.get("start"), entry.get("end")
         if not isinstance(start, int) or not isinstance(end, int) or not 0 <= start < end:
             raise DataError(f"{path}: {kind}.{name} goes from {start} to {end}; two ascending numbers are needed.")
-        parts[name] = Part(str(entry.get("original_key") or _COLUMNS[kind]), start, end)
+        absolute = entry.get("absolute")
+        column = str(entry.get("original_key") or _COLUMNS[kind])
+        parts[name] = Part(column, start, end, absolute if isinstance(absolute, bool) else None)
     return parts
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """cosmos_predict2.data.action_conditioned.dataset_lerobot: clips with actions from every version of the format."""
 
+import json
 import logging
 import shutil
 from pathlib import Path
@@ -80,6 +81,22 @@ def test_moves_add_up_and_the_gripper_keeps_the_last(original: Path) -> None:
     assert numpy.allclose(data[0]["action"].numpy(), expected, atol=1e-6)
 
 
+def test_a_stride_combines_actions_by_what_modality_says_of_them(root: Path) -> None:
+    place = root / "meta/modality.json"
+    modality = json.loads(place.read_text())
+    for said in ([True, True], [False, False], [False, True], [True, None]):
+        for part, absolute in zip(modality["action"].values(), said, strict=True):
+            part["absolute"] = absolute
+        place.write_text(json.dumps(modality))
+        told = "".join(LeRobotActionDataset.preflight(root=str(root), camera="front", stride=3, **SHAPE))
+        assert ("combine_actions (--combine_actions)" in told) == (None in said)
+        if None not in said:
+            data, rows = dataset(root, num_frames=3, stride=3, action_transform=controller(3, 1.0)), made.action(0)
+            moves, targets = [rows[0:3].sum(0), rows[3:6].sum(0)], rows[[2, 5]]
+            is_move = numpy.array([not absolute for absolute in said])[[0, 0, 1]]
+            assert numpy.allclose(data[0]["action"].numpy(), numpy.where(is_move, moves, targets), atol=1e-6)
+
+
 def test_parts_of_the_action_by_name(original: Path) -> None:
     data = dataset(original, action_keys=["grip"], action_transform={"kind": "controller", "scale": [2.0]})
     assert numpy.allclose(data[0]["action"].numpy(), 2 * made.action(0)[:3, 2:])
@@ -132,6 +149,7 @@ def test_a_size_across_the_pictures_is_told(original: Path) -> None:
         (dict(action_transform=relative_pose()), "kind is 'relative_pose'"),
         (dict(stride=2), "say what becomes of the actions in between"),
         (dict(combine_actions="sums"), "Did you mean sum"),
+        (dict(combine_actions=["sum", "lost"]), "combine_actions is 'lost'"),
         (dict(frame_rate=4), "take 10, 5, 3.33333"),
         (dict(frame_rate=5, stride=2), "two ways to say the same"),
         (dict(num_frames=1), "num_frames=1"),
