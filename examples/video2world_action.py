@@ -138,8 +138,6 @@ def check_flags(args: argparse.Namespace) -> None:
             raise ConfigError(f"--{name} {value}: at least 1.")
     if args.start < 0 or args.end <= args.start:
         raise ConfigError(f"--start {args.start} --end {args.end}: 0 at least, and the end behind the start.")
-    if args.save_fps is not None and not args.save_fps > 0:
-        raise ConfigError(f"--save_fps {args.save_fps}: above 0.")
 
 
 def check_solver(name: str | None, config: Any) -> None:
@@ -213,6 +211,7 @@ def reading_of(args: argparse.Namespace, choice: ActionChoice) -> Any:
         num_given=args.num_conditional_frames,
         most_actions=None if is_whole(args) else config.chunk_size,
         size=size_asked(args.resolution, choice.video_size),
+        fps=choice.fps,
         load=load_function(args.action_load_fn) if args.action_load_fn else None,
         arguments=args,
     )
@@ -229,7 +228,7 @@ def settings_of(args: argparse.Namespace, choice: ActionChoice) -> Any:
     from cosmos_predict2.pipelines.requests import fingerprint
 
     return RolloutSettings(
-        save_fps=args.save_fps or float(choice.config.fps),
+        save_fps=args.save_fps,
         weights=fingerprint(choice.dit_path),
         guidance=args.guidance,
         num_steps=args.num_steps or choice.config.timestamps.nfe,

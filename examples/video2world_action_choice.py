@@ -25,6 +25,11 @@ class ActionChoice:
     model_size: str
     run: Any = None  # RecordedRun, where the weights come from one or say the same
 
+    @property
+    def fps(self) -> float:
+        """Frames per second of the clips that the run was trained on, or of the model's."""
+        return float(self.config.fps if self.run is None else self.run.fps)
+
 
 def choose_action_model(args: argparse.Namespace) -> ActionChoice:
     """The pipeline's config and weights: what no flag says is as in the run, or as the shapes of the weights tell."""

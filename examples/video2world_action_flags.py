@@ -207,7 +207,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     sampling("--seed", type=int, default=0, help="of the first chunk's noise; a later one's: plus its first action")
     output = parser.add_argument_group("output").add_argument
-    output("--save_fps", type=float, default=None, help="of the mp4 (default: the model's rate, 4; tiny: 10)")
+    output(
+        "--save_fps",
+        type=above_zero,
+        default=None,
+        help="of the mp4 (default: that of the frames taken of the recording; of a picture the run's)",
+    )
     output("--side_by_side", action="store_true", help="also write NAME_side_by_side.mp4: true on the left")
     output("--contact_sheet", action="store_true", help="also write frames of both as one picture, NAME.png")
     machine = parser.add_argument_group("machine").add_argument

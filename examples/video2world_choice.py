@@ -51,7 +51,9 @@ def choose_model(args: argparse.Namespace) -> Choice:
             f"--model_size {size}, but {whose} a {found.model_size} model. Leave --model_size out, or give weights of a"
             f" {size} model."
         )
-    variant: dict[str, Any] = dict(model_size=size, resolution=args.resolution or "", fps=args.fps or 0)
+    rates = (config_predict2p5 if found.is_predict2p5 else config_video2world).SIZES[size].rates
+    fps = int(args.fps) if args.fps in rates else 0
+    variant: dict[str, Any] = dict(model_size=size, resolution=args.resolution or "", fps=fps)
     if found.is_predict2p5:
         if args.natten:
             raise ConfigError("--natten is a variant of Predict2; Predict2.5 has none.")
@@ -70,6 +72,10 @@ def choose_model(args: argparse.Namespace) -> Choice:
     for path in (parse_lora(adapter)[0] for adapter in args.lora if args.dit_path):
         if (text := trained_text(path)) is not None:  # adapters were trained last, so theirs counts
             follow_text(config, text, path)
+    if args.fps is not None:
+        if run is None and not fps:
+            log.warning("--fps %g is the rate of the mp4: the weights make %g frames per second", args.fps, config.fps)
+        config.fps = args.fps
     if args.num_frames is not None:
         config.state_t = latent_frames_of(args.num_frames)
     dit_path = args.dit_path
@@ -135,14 +141,14 @@ def follow(run: Any, config: Any, args: argparse.Namespace) -> str | None:
     resolution, aspect_ratio = run.shape
     run.apply_to(config)
     log.info("run: %s: %s", run.folder, run)
-    asked = [("--resolution", args.resolution, resolution), ("--fps", args.fps, run.fps)]
+    asked = [("--resolution", args.resolution, resolution), ("--fps", args.fps and f"{args.fps:g}", f"{run.fps:g}")]
     asked += [("--aspect_ratio", args.aspect_ratio, aspect_ratio)]
     asked += [("--num_frames", args.num_frames, pixel_frames(run.state_t))]
     for flag, wanted, trained in asked:
         if wanted is not None and trained is not None and wanted != trained:
             log.warning("%s %s, but %s was trained at %s: %s", flag, wanted, run.folder, trained, run)
-    if args.fps is not None and args.fps != run.fps:
-        config.state_t, config.fps = state_t, fps
+    if fps == args.fps != run.fps:  # the length of the released model of this rate
+        config.state_t = state_t
     config.resolution = args.resolution or resolution
     return args.aspect_ratio or aspect_ratio
 

@@ -4,7 +4,7 @@
 import argparse
 import sys
 
-from imaginaire.command_line import Help, Parser
+from imaginaire.command_line import Help, Parser, above_zero
 
 DEFAULT_INPUT = "assets/video2world/input0.jpg"
 TINY_INPUT = "assets/toy_world/first_frame.png"
@@ -38,10 +38,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     model.add_argument(
         "--fps",
-        type=int,
-        choices=[10, 16],
+        type=above_zero,
         default=None,
-        help="default 16 (93 frames; Predict2.5: 77), or the run's; 10: 61 frames; tiny: 10, 13 frames",
+        metavar="RATE",
+        help="frames per second: default 16 (93 frames; Predict2.5: 77), or those of the run's clips; 10: the released"
+        " weights for 61 frames; tiny: 10; any other is the rate of the mp4",
     )
     model.add_argument(
         "--num_frames",

@@ -109,6 +109,7 @@ def evaluate(
     num_clips: int = 64,
     num_steps: int = NUM_STEPS,
     save_path: str = "",
+    fps: float | None = None,
     overrides: Sequence[str] = (),
     config_path: str = CONFIG,
 ) -> Figures:
@@ -116,6 +117,7 @@ def evaluate(
 
     Without ``experiment`` they lie in a run, which says its data. ``data`` is another folder of held-out clips.
     """
+    from cosmos_predict2.data.sizes import frame_rate
     from cosmos_predict2.pipelines import held_out
     from cosmos_predict2.pipelines.assembly import build_net
     from cosmos_predict2.pipelines.composed_run import dataset_node, described_dataset, held_out_node
@@ -153,7 +155,8 @@ def evaluate(
         pipe = Video2WorldPipeline(pipe_config, net, tokenizer)
         videos[name] = held_out.generate(pipe, clips, num_steps=num_steps)
     if save_path:
-        show(videos, held_out.movement(clips), Path(save_path), pipe_config.fps)
+        fps = fps or frame_rate(nodes["dataloader_val"]) or pipe_config.fps
+        show(videos, held_out.movement(clips), Path(save_path), fps)
     return Figures(
         sigmas=list(sigmas),
         before=losses["before"],
@@ -168,7 +171,7 @@ def evaluate(
     )
 
 
-def show(videos: Mapping[str, Tensor], movement: Sequence[float], path: Path, fps: int) -> None:
+def show(videos: Mapping[str, Tensor], movement: Sequence[float], path: Path, fps: float) -> None:
     """Write the clips in which most moves: four below each other as a video, the first of them as a contact sheet."""
     from cosmos_predict2.data import media
 
@@ -230,6 +233,7 @@ def _parser() -> command_line.Parser:
     add("--load_ema", action="store_true", help="take the averaged weights (net_ema.) of the file")
     add("--num_clips", type=int, default=64, help="held-out clips")
     add("--num_steps", type=int, default=None, help="sampling steps (default 35; with actions, those of the run)")
+    add("--fps", type=command_line.above_zero, help="frames per second of the videos (default: as the clips have)")
     add("--json", metavar="FILE", help="write the figures to this file too")
     actions = parser.add_argument_group("a model with actions").add_argument
     actions("--out", default="outputs/evaluation", metavar="DIR", help="the folder of the page and its videos")
@@ -268,6 +272,7 @@ def run(args: argparse.Namespace) -> int:
         num_clips=args.num_clips,
         num_steps=args.num_steps or NUM_STEPS,
         save_path=args.save_path,
+        fps=args.fps,
         overrides=args.overrides,
     )
     print(as_text(figures))
@@ -345,7 +350,7 @@ def evaluate_actions(args: argparse.Namespace) -> int:
         imagined,
         tried,
         weights=choice.dit_path,
-        fps=choice.config.fps,
+        fps=args.fps or choice.fps,
         futures=futures,
         figures=figures,
     )

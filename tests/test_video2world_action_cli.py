@@ -283,13 +283,15 @@ RECORDED = {  # by flag: another value than the usual one
 }  # fmt: skip
 
 
-def test_the_record_is_enough_to_repeat_a_video(bridge: Path, tmp_path: Path) -> None:
+def test_the_record_is_enough_to_repeat_a_video(bridge: Path, tmp_path: Path, caplog: Any) -> None:
     video = str(bridge / "videos/val" / annotation(bridge).stem / "rgb.mp4")
     path = weights(tmp_path / "run", controller(4, 1.0))
     flags = [text for name, value in RECORDED.items() for text in ((f"--{name}", value) if value else (f"--{name}",))]
     flags += ["--input_annotation", str(annotation(bridge)), "--input_video", video]
     assert main(["--dit_path", path, *flags, "--device", "cpu", "--save_path", str(tmp_path / "one.mp4")]) == 0
     record = json.loads((tmp_path / "one.json").read_text())
+    assert media.probe_video(tmp_path / "one.mp4").fps == record["fps"] == 5  # every second frame of 10 in a second
+    assert "adds up the actions in between" in caplog.text and "--combine_actions last" in caplog.text
     assert {name for name, value in vars(parse([])).items() if name not in record} == NOT_RECORDED
     assert all(str(record[name]) == (value or "True") for name, value in RECORDED.items())
     known = [name for name in vars(parse([])) if name in record and record[name] not in (None, "", False, [])]

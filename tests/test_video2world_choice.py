@@ -76,13 +76,26 @@ def test_a_run_says_how_its_network_is_asked(tmp_path: Path) -> None:
         (["--model", "2B/post-trained", "--dit_path", "x.pt"], "both name weights"),
         (["--model", "2B/post-trained", "--model_size", "14B"], "is of a 2B model"),
         (["--model", "2B/post-trained", "--natten"], "natten"),
-        (["--model", "2B/post-trained", "--fps", "10"], "no variant"),
+        (["--model", "2B/post-trained", "--resolution", "48"], "no variant"),
         (["--model_size", "tiny", "--num_frames", "8"], "1 \\+ 4k"),
     ],
 )
 def test_flags_that_do_not_go_together(flags: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         chosen(*flags)
+
+
+def test_any_rate_can_be_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    for flags in (["--model_size", "tiny"], ["--model_size", "2B", "--random_weights"]):
+        caplog.clear()
+        config = chosen(*flags).config
+        (state_t, fps), other = (config.state_t, config.fps), chosen(*flags, "--fps", "15").config
+        assert (other.state_t, other.fps) == (state_t, 15)
+        assert f"--fps 15 is the rate of the mp4: the weights make {fps:g} frames per second" in caplog.text
+    assert chosen("--random_weights", "--fps", "10").config.state_t == 16  # the released model of this rate
+    for rate in ("0", "nan", "x"):
+        with pytest.raises(SystemExit):
+            parse(["--fps", rate])
 
 
 def test_inference_types_are_numbers_of_given_frames() -> None:

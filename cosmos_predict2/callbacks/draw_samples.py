@@ -28,11 +28,11 @@ from torch import Tensor, nn
 from cosmos_predict2.callbacks.fixed_clips import FixedClip, first_clips
 from cosmos_predict2.callbacks.side_by_side import side_by_side
 from cosmos_predict2.data import media
-from cosmos_predict2.data.sizes import pixel_frames
+from cosmos_predict2.data.sizes import frame_rate, pixel_frames
 from cosmos_predict2.diffusion.rectified_flow import add_noise
 from cosmos_predict2.pipelines.held_out import Clips, moving_psnr, repeated
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, to_uint8
-from imaginaire import distributed, lazy_config, parallel, random, storage
+from imaginaire import distributed, lazy_config, parallel, preflight, random, storage
 from imaginaire.callbacks import EveryN
 from imaginaire.errors import ConfigError
 from imaginaire.progress import tracked
@@ -59,7 +59,7 @@ class DrawSamples(EveryN):
 
     ``is_ema`` chooses the averaged weights (True), those as they are (False) or both (None). ``is_sample`` draws whole
     videos with ``num_sampling_step`` steps, once for each ``guidance``; ``is_x0`` predictions in one step at
-    ``n_x0_level`` noise levels. ``fps`` is that of the clip unless given. The ranks share the clips, and those of a
+    ``n_x0_level`` noise levels. ``fps`` is that of the clips unless given. The ranks share the clips, and those of a
     context-parallel group each of theirs.
     """
 
@@ -140,6 +140,11 @@ class DrawSamples(EveryN):
             return self.trainer.dataloader_val
         return lazy_config.instantiate(self.config.dataloader_val or self.config.dataloader_train)
 
+    def _fps(self, clips: Sequence[FixedClip]) -> float:
+        """That of the data's frames, whose label may be another."""
+        sets = preflight.data_sets(self.config.dataloader_val or self.config.dataloader_train)
+        return self.fps or next(filter(None, map(frame_rate, sets)), clips[0].fps)
+
     def _kinds(self, model: Any) -> list[str]:
         both = ["reg"] if model.ema is None else ["ema", "reg"]
         return both if self.is_ema is None else ["ema"] if self.is_ema else ["reg"]
@@ -217,7 +222,7 @@ class DrawSamples(EveryN):
             videos = [[decoded(drawing.samples[kind, guidance]) for kind in kinds] for drawing in drawings]
             values |= _quality(clips, truths, kinds, videos, suffix)
             rows = [[truth[0], *(video[0] for video in row)] for truth, row in zip(truths, videos)]
-            self._write(f"guidance_{guidance:g}", rows, ["truth", *kinds], self.fps or clips[0].fps, iteration)
+            self._write(f"guidance_{guidance:g}", rows, ["truth", *kinds], self._fps(clips), iteration)
         if self.num_levels:
             self._write_predictions(truths, drawings, decoded, iteration)
         for place in drawings[0].errors:

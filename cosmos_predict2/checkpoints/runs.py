@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a training run recorded beside its checkpoints, and the names that it saved without what wrappers add."""
 
+import json
 import logging
 import math
 from typing import Any
@@ -12,6 +13,8 @@ from imaginaire.weight_files import local_file, shape_of
 
 log = logging.getLogger(__name__)
 
+STARTS = "runs.jsonl"  # a line of facts for each start of a run
+RATE_KEY = "frame_rate"  # there: frames per second of the clips
 ALPHA_KEY = "lora_alpha"  # in an exported .pt, beside the weights
 WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.", "_fsdp_wrapped_module.")  # of recomputation, compile, FSDP1
 
@@ -91,6 +94,20 @@ def run_tree(path: str) -> dict[str, Any] | None:
         log.warning("the run's configuration is not read: %s", error)
         return None
     return tree if isinstance(tree, dict) else None
+
+
+def recorded_fact(path: str, key: str) -> Any:
+    """What the run that a checkpoint lies in recorded of its data, at the last start that says it; else None."""
+    folder = run_folder(path) if path else None
+    file = storage.join(folder, STARTS) if folder is not None else ""
+    if not file or not storage.exists(file):
+        return None
+    try:
+        starts = [json.loads(line) for line in storage.read_text(file).splitlines() if line.strip()]
+        return next((start[key] for start in reversed(starts) if key in start), None)
+    except (ValueError, TypeError) as error:
+        log.warning("%s: its '%s' cannot be read (%s)", file, key, error)
+        return None
 
 
 def run_folder(path: str) -> str | None:

@@ -93,6 +93,14 @@ class LatentDataset(Dataset[dict[str, Any]]):
         except DataError as error:
             yield str(error)
 
+    @classmethod
+    def declared_rate(cls, dataset_dir: str = "", **_: Any) -> float:
+        """Frames per second of a window, told by the first clip's latents."""
+        folder, _record = _opened(dataset_dir)
+        first = next(iter(media_by_stem(folder / FOLDER, (SUFFIX,)).values()))
+        with open_latents(folder / FOLDER / first) as clip:
+            return clip.fps
+
     def _note_absent_checksums(self) -> None:
         with contextlib.suppress(DataError), open_latents(self._folder / f"{self.stems[0]}{SUFFIX}") as clip:
             if clip.checksums is None:

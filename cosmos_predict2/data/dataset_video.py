@@ -120,6 +120,14 @@ class Dataset(MapDataset[dict[str, Any]]):
         except UserError as error:
             yield str(error)
 
+    @classmethod
+    def declared_rate(cls, dataset_dir: str = "", *, fps: float | None = None, stride: int = 1, **_: Any) -> float:
+        """Frames per second of an item, told by the header of the first clip."""
+        if fps is not None:
+            return float(fps)
+        place = existing_folder(dataset_dir, "videos") / "videos"
+        return clips.probe(place / next(iter(media_by_stem(place, VIDEO_SUFFIXES).values())))[1] / stride
+
     def __len__(self) -> int:
         return len(self.folder)
 

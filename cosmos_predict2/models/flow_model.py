@@ -146,9 +146,9 @@ class Predict2p5Video2WorldModel(Predict2Video2WorldModel):
             for problem in super()._text_of_data(data, config):
                 yield f"{problem}. Or set model.config.text.encoder or constant_path: their texts replace these"
 
-    def data_facts(self, data_sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def _text_facts(self, data_sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if not self.config.text.is_set:
-            return super().data_facts(data_sets)
+            return super()._text_facts(data_sets)
         text = text_of_config(self.config.text)
         return text_facts([] if text is None else [text])
 

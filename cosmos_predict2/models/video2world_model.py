@@ -21,10 +21,10 @@ from torch import Tensor
 
 from cosmos_predict2.checkpoints.dit_weights import require_alpha
 from cosmos_predict2.checkpoints.presence import problem_with
-from cosmos_predict2.checkpoints.runs import switches_of
+from cosmos_predict2.checkpoints.runs import RATE_KEY, switches_of
 from cosmos_predict2.conditioner import TEXT_KEY, Condition, Conditioner
 from cosmos_predict2.data.latent_cache import LATENTS_KEY, check_tokenizer
-from cosmos_predict2.data.sizes import pixel_frames
+from cosmos_predict2.data.sizes import frame_rate, pixel_frames
 from cosmos_predict2.diffusion import rectified_flow
 from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.models.draws import Draws
@@ -213,6 +213,10 @@ class Predict2Video2WorldModel(ImaginaireModel):
         return {f"config.{key}": value for key, value in switches_of(path).items()}
 
     def data_facts(self, data_sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        rates = [rate for data in data_sets if (rate := frame_rate(data)) is not None]
+        return self._text_facts(data_sets) | ({RATE_KEY: rates[0]} if rates else {})
+
+    def _text_facts(self, data_sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return text_facts(text for data in data_sets if (text := data_text(data)) is not None)
 
     # --- set-up

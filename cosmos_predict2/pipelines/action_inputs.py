@@ -8,7 +8,7 @@ Actions are computed from the recorded states, as they are for training, or take
 them is said with every episode, and always they go through the transform that the weights were trained with.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +25,6 @@ from cosmos_predict2.data.action_conditioned.actions import (
     check_poses,
     combined_actions,
     pose_differences,
-    summed_actions,
 )
 from cosmos_predict2.data.action_conditioned.recordings import read_annotation
 from cosmos_predict2.data.clips import open_clip, probe, read_frames, stretch
@@ -54,6 +53,7 @@ class Reading:
     num_given: int = 1  # frames that a rollout begins with
     most_actions: int | None = None
     size: tuple[int, int] | None = None  # (height, width); None: of the video
+    fps: float = 10.0  # of a rollout that begins with a picture
     load: LoadActions | None = None  # in place of all this: scaled actions and a first frame from code of one's own
     arguments: Any = None  # what that code is given
 
@@ -84,6 +84,7 @@ class Episode:
     video: str
     frames: list[int]  # the numbers of the true frames, 1 + L of them
     read: Callable[[list[int]], Tensor] | None = None  # true frames by their numbers, where no file of its own has them
+    fps: float = 10.0  # of the frames
 
     @property
     def has_truth(self) -> bool:
@@ -131,7 +132,7 @@ def read_episode(annotation_path: str, reading: Reading, video: str = "", root: 
     except DataError as error:
         raise DataError(f"{annotation_path}: {error}") from error
     given = _first_frames(video, raw, reading, annotation_path)
-    return Episode(given, actions, raw.source, video, raw.frames.tolist())
+    return Episode(given, actions, raw.source, video, raw.frames.tolist(), fps=_rate(video, reading))
 
 
 def raw_actions(annotation: dict[str, Any], reading: Reading) -> RawActions:
@@ -298,6 +299,12 @@ def require_sixteenths(video: str, size: tuple[int, int]) -> None:
         )
 
 
+def _rate(video: str, reading: Reading) -> float:
+    """Frames per second of those that are taken of a video; of a picture what is asked for."""
+    is_video = Path(video).is_file() and media.kind_of(video) == "video"
+    return probe(video)[1] / reading.stride if is_video else reading.fps
+
+
 def _loaded(load: LoadActions, annotation: dict[str, Any], video: str, reading: Reading) -> Episode:
     """What code of the user's own makes of an annotation: {actions, initial_frame, ...}, the actions already scaled."""
     found = load(annotation, video, reading.arguments)
@@ -313,4 +320,4 @@ def _loaded(load: LoadActions, annotation: dict[str, Any], video: str, reading: 
     frames = reading.start + reading.stride * numpy.arange(1 + len(actions))
     size = reading.size or (given.shape[2], given.shape[3])
     video = str(found.get("video_path", video))
-    return Episode(stretch(given, size), actions, "action_load_fn", video, frames.tolist())
+    return Episode(stretch(given, size), actions, "action_load_fn", video, frames.tolist(), fps=_rate(video, reading))

@@ -61,7 +61,7 @@ class ActionRequest:
 class RolloutSettings:
     """What all rollouts of a run share; recorded beside every result."""
 
-    save_fps: float
+    save_fps: float | None  # None: as the recording's frames follow each other
     weights: str  # path and fingerprint
     guidance: float = 0.0
     num_steps: int = 35
@@ -251,13 +251,14 @@ def save(
     """The video, and beside it what repeats it, and what shows it next to the true one; how near it comes to that, as
     `compared` says it."""
     stem = os.path.splitext(job.request.save_path)[0]
+    fps = settings.save_fps or job.episode.fps
     _, num_frames, height, width = frames.shape
     shared = {**settings.asked, **{key: value for key, value in asdict(settings).items() if key != "asked"}}
     record = {**shared, **asdict(job.request), "video": job.episode.video, "actions": job.episode.source}
     record |= {"action_transform": pipe.transform.to_dict(), "chunk_size": pipe.config.chunk_size}
     record |= {"solver": settings.solver or default_solver(pipe.config.flow), "resolution": f"{height},{width}"}
     record |= {"dtype": str(pipe.dit.dtype).removeprefix("torch."), "device": str(pipe.device)}
-    record |= {"num_frames": num_frames, "height": height, "width": width, "seconds": round(seconds, 3)}
+    record |= {"num_frames": num_frames, "height": height, "width": width, "seconds": round(seconds, 3), "fps": fps}
     record["frames_sha256"] = hashlib.sha256(frames.contiguous().numpy().tobytes()).hexdigest()
     true = _true_frames(job, num_frames)
     likeness = None if true is None else compared(frames, true, job.episode.first_frames_C_F_H_W.shape[1])
@@ -277,8 +278,8 @@ def save(
         if settings.side_by_side:
             shown = min(row.shape[1] for row in rows)
             both = torch.cat([row[:, :shown] for row in rows], dim=3)
-            media.write_video(f"{stem}_side_by_side.mp4", both, settings.save_fps)
-    media.write_video(job.request.save_path, frames, settings.save_fps)  # last: where it is, all the rest is
+            media.write_video(f"{stem}_side_by_side.mp4", both, fps)
+    media.write_video(job.request.save_path, frames, fps)  # last: where it is, all the rest is
     return likeness
 
 

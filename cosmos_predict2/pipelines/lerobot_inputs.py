@@ -104,6 +104,7 @@ class LeRobotRecordings:
             str(source.file_of(place, data.camera)),
             frames.tolist(),
             lambda numbers: source.frames(place, data.camera, numbers, fit=partial(stretch, size=size)),
+            source.info.fps / data.stride,
         )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from cosmos_predict2.checkpoints.runs import run_folder, run_tree
+from cosmos_predict2.checkpoints.runs import RATE_KEY, recorded_fact, run_folder, run_tree
 from cosmos_predict2.checkpoints.written_pipeline import OF_THE_MACHINE, video_sizes, written_pipeline
 from cosmos_predict2.conditioner import ConditionerConfig, DropoutConfig
 from cosmos_predict2.data.sizes import VIDEO_SIZES, pixel_frames
@@ -63,6 +63,7 @@ class RecordedRun:
     is_file: bool = False
     most_given: int | None = None  # latent frames that were given in training at most, where that is known
     text: TrainedText | None = None  # where it recorded that
+    frame_rate: float | None = None  # likewise
 
     @property
     def net(self) -> Mapping[str, Any]:
@@ -78,8 +79,9 @@ class RecordedRun:
         return int(self.pipe["state_t"])
 
     @property
-    def fps(self) -> int:
-        return int(self.pipe["fps"])
+    def fps(self) -> float:
+        """Frames per second of its clips; where it did not record them, what its model's config says."""
+        return self.frame_rate or float(self.pipe["fps"])
 
     @property
     def shape(self) -> tuple[str, str | None]:
@@ -98,7 +100,7 @@ class RecordedRun:
     def __str__(self) -> str:
         resolution, _ = self.shape
         size = f" ({self.video_size[1]}x{self.video_size[0]})" if self.video_size else ""
-        return f"resolution {resolution}{size}, {self.fps} frames per second, {self.state_t} latent frames"
+        return f"resolution {resolution}{size}, {self.fps:g} frames per second, {self.state_t} latent frames"
 
     def model_size(self, sizes: Mapping[str, Any]) -> str | None:
         """The key of ``sizes`` whose network is as large; None for a network of another size."""
@@ -117,6 +119,8 @@ class RecordedRun:
         for key in _SAME:
             if key in self.pipe:
                 setattr(config, key, self.pipe[key])
+        if not self.takes_actions:  # whose clips have a label in place of their rate
+            config.fps = self.fps
         config.timestamps = SolverConfig(**_known(SolverConfig, self.pipe.get("timestamps")))
         flow = self.pipe.get("flow")
         config.flow = FlowConfig(**_known(FlowConfig, flow)) if flow else None
@@ -170,6 +174,7 @@ def recorded_run(path: str) -> RecordedRun | None:
         is_file,
         _most_given(config, pipe),
         None if is_file else trained_text(path),
+        None if is_file else recorded_fact(path, RATE_KEY),
     )
 
 

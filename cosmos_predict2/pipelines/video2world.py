@@ -95,7 +95,7 @@ class Video2WorldPipelineConfig(Section):
     state_ch: int = attrs.field(default=16, validator=at_least(1))
     state_t: int = attrs.field(default=24, validator=at_least(1))  # latent frames
     resolution: str = "720"
-    fps: int = attrs.field(default=16, validator=at_least(1))
+    fps: float = attrs.field(default=16, validator=above(0))
     precision: str = attrs.field(default="bfloat16", validator=one_of(*PRECISIONS))
     adjust_video_noise: bool = True  # training noise of videos times sqrt(state_t)
     # Given: this factor in place of sqrt(state_t).

@@ -6,7 +6,6 @@ many tokens of them the network read. For released weights, and for runs that re
 encoder of the pipeline's config as it is.
 """
 
-import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,13 +16,12 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.checkpoints.released import get_reason1_encoder_dir, get_t5_model_dir
-from cosmos_predict2.checkpoints.runs import run_folder
+from cosmos_predict2.checkpoints.runs import recorded_fact, run_folder
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embedding_pickles import trimmed
 from cosmos_predict2.text.encoder_names import EncoderName, is_same_encoder, parse_name
 from cosmos_predict2.text.reason1 import Reason1Encoder
 from cosmos_predict2.text.t5 import T5Encoder
-from imaginaire import storage
 from imaginaire.lazy_config import LazyCall
 from imaginaire.names import target_of
 
@@ -31,7 +29,7 @@ log = logging.getLogger(__name__)
 
 Config = TypeVar("Config", bound=Any)  # of a pipeline
 
-RECORD, KEY = "runs.jsonl", "text"
+KEY = "text"  # in the run's record of its starts
 NO_TEXT = "none"  # in place of an encoder's name: every sample had the same text, as a rule zeros
 KINDS: dict[str, type] = {"bytes": BytesEncoder, "t5": T5Encoder, "reason1": Reason1Encoder}
 
@@ -62,21 +60,15 @@ def text_facts(texts: Iterable[TrainedText]) -> dict[str, Any]:
 
 def trained_text(path: str) -> TrainedText | None:
     """The text of the run that a checkpoint lies in; None where nothing says it."""
-    folder = run_folder(path) if path else None
-    file = storage.join(folder, RECORD) if folder is not None else ""
-    if not file or not storage.exists(file):
-        return None
     try:
-        starts = [json.loads(line) for line in storage.read_text(file).splitlines() if line.strip()]
-        texts: list[dict[str, Any]] = next((start[KEY] for start in reversed(starts) if KEY in start), [])
-        found = [TrainedText(**text) for text in texts]
-    except (ValueError, TypeError) as error:
-        log.warning("%s: its '%s' cannot be read (%s): the text of training is unknown", file, KEY, error)
+        found = [TrainedText(**text) for text in recorded_fact(path, KEY) or ()]
+    except TypeError as error:
+        log.warning("%s: its '%s' cannot be read (%s): the text of training is unknown", path, KEY, error)
         return None
     if len(found) > 1:
         log.warning(
             "%s: trained with texts of %d kinds (%s): a prompt is encoded as the first",
-            folder,
+            run_folder(path),
             len(found),
             "; ".join(map(str, found)),
         )

@@ -17,6 +17,7 @@ from cosmos_predict2.callbacks import draw_samples, fixed_clips
 from cosmos_predict2.callbacks.draw_samples import DrawSamples
 from cosmos_predict2.callbacks.fixed_clips import clips_of_step, first_clips
 from cosmos_predict2.data import media
+from cosmos_predict2.data.mock import MockVideos
 from cosmos_predict2.pipelines.video2world import EMAConfig, Video2WorldPipeline
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from imaginaire import distributed, parallel, random, side_channel
@@ -32,7 +33,7 @@ CHEAP = dict(every_n=1, num_sampling_step=1, n_x0_level=2, n_viz_sample=2)
 
 def make_trainer(folder: Path, model: Any, batches: list[Any], **options: Any) -> Any:
     config = make_config({"draw_samples": lazy(DrawSamples, **{**CHEAP, **options})}, seed=0)
-    config.dataloader_val = None
+    config.dataloader_val = config.dataloader_train = None
     trainer: Any = Trainer(config, folder, model)
     trainer.device, trainer.dims = torch.device("cpu"), ParallelDims()
     trainer.watchdog = SimpleNamespace(beat=lambda text, long=False: None)
@@ -60,6 +61,7 @@ def averaged_model(**options: Any) -> Any:
 
 def test_files_and_metrics_of_a_drawing(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, averaged_model(), [make_batch(positions=[0, 1])], guidance=[0.0, 3.0])
+    trainer.config.dataloader_val = lazy(MockVideos, fps=15.0)  # the batch is labelled as 10
     trainer.images = {}
     trainer.metrics.log_image = lambda name, image, iteration: trainer.images.update({name: image.shape})
     trainer.metrics.log_video = lambda name, video, iteration, fps: trainer.images.update({name: (*video.shape, fps)})
@@ -70,7 +72,7 @@ def test_files_and_metrics_of_a_drawing(tmp_path: Path) -> None:
         for name in ("guidance_0.mp4", "guidance_0.png", "guidance_3.mp4", "guidance_3.png", "x0.png")
     ]
     video, fps = media.read_video(tmp_path / "samples/iter_000000500_guidance_0.mp4")
-    assert video.shape[1] == 9 and fps == 10.0  # columns: truth, ema, reg
+    assert video.shape[1] == 9 and fps == 15.0  # columns: truth, ema, reg
     assert video.shape[3] > 3 * 192 and video.shape[2] > 2 * 192
     for kind in ("ema", "reg"):
         for guidance in (0, 3):
@@ -83,7 +85,7 @@ def test_files_and_metrics_of_a_drawing(tmp_path: Path) -> None:
         "samples/guidance_0", "samples/guidance_0_video", "samples/guidance_3", "samples/guidance_3_video", "samples/x0"
     }  # fmt: skip
     assert trainer.images["samples/guidance_0_video"][:2] == (9, 3)
-    assert trainer.images["samples/guidance_0_video"][-1] == 10
+    assert trainer.images["samples/guidance_0_video"][-1] == 15
 
 
 def test_what_is_measured_is_the_distance_to_the_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import torch
 from cosmos_predict2.data import clips
 from cosmos_predict2.data.dataset_video import Dataset
 from cosmos_predict2.data.media import resize_and_crop
+from cosmos_predict2.data.sizes import frame_rate
 from cosmos_predict2.data.video_folder import VideoFolder
 from cosmos_predict2.text import embedding_folder, embedding_pickles
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
@@ -47,6 +48,9 @@ def _dataset(folder: Path, **options: Any) -> Dataset:
 def test_a_sample_has_the_published_form(folder: Path) -> None:
     dataset = _dataset(folder)
     assert len(dataset) == 3
+    node = dict(_target_=Dataset, dataset_dir=str(folder), num_frames=13, video_size=SIZE)
+    assert [frame_rate({**node, **own}) for own in ({}, dict(stride=2), dict(fps=5.0))] == [20, 10, 5]
+    assert frame_rate({**node, "dataset_dir": "elsewhere"}) is None
     for i, stem in enumerate(LENGTHS):
         item = dataset[i]
         assert item["video"].dtype == torch.uint8 and item["video"].shape == (3, 13, *SIZE)

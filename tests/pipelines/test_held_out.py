@@ -109,6 +109,7 @@ def test_the_command_writes_figures_and_pictures(
     experiment = "predict2_video2world_lora_training_tiny_cosmos_nemo_assets"
     words = ["--experiment", experiment, "--dit_path", tiny_video2world_path(), "--num_clips", "3", "--num_steps", "2"]
     words += ["--json", str(tmp_path / "out.json"), "--save_path", str(tmp_path / "out.mp4")]
+    words += ["--", "dataloader_val.dataset.fps=5"]
     monkeypatch.setattr(sys, "argv", ["evaluate_world_model", *words])
     assert evaluate_world_model.main() == 0
     printed = capsys.readouterr().out
@@ -117,7 +118,8 @@ def test_the_command_writes_figures_and_pictures(
     figures = json.loads((tmp_path / "out.json").read_text())
     assert figures["before"] == figures["after"]  # the adapters of this experiment start from the base
     assert figures["ratio"] == 1 and figures["num_clips"] == 3 and len(figures["sigmas"]) == 8
-    video, _ = media.read_video(tmp_path / "out.mp4")
+    video, fps = media.read_video(tmp_path / "out.mp4")
+    assert fps == 5, "that of the clips"
     assert video.shape == (3, 13, 3 * 48 * 4, 3 * 48 * 4)  # three clips below each other: truth, before, after
     assert (tmp_path / "out.png").is_file()
 

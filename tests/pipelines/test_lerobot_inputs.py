@@ -32,7 +32,11 @@ def opened(name: str, **said: Any) -> LeRobotRecordings:
 def test_an_episode_is_read_as_the_run_read_it(name: str) -> None:
     recordings = LeRobotRecordings.open(str(FIXTURES / name), OWN, dataset_of_run({"dataloader_train": {"x": TRAINED}}))
     episode = recordings.read(2, Reading(OWN, size=(32, 48), start=1))
-    assert episode.frames == [1, 3, 5, 7] and episode.first_frames_C_F_H_W.shape == (3, 1, 32, 48)
+    assert (
+        episode.frames == [1, 3, 5, 7]
+        and episode.fps == made.FPS / 2
+        and episode.first_frames_C_F_H_W.shape == (3, 1, 32, 48)
+    )
     raw = made.action(2)[[2, 4, 6]].astype(numpy.float64)
     assert torch.equal(episode.actions_L_D, torch.from_numpy(2 * raw).float())
     true = episode.true_frames(4)

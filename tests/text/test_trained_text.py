@@ -200,6 +200,8 @@ def test_the_last_start_counts_and_two_kinds_of_text_are_told(
     run_of_512: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     line = (Path(run_of_512).parent.parent.parent / "runs.jsonl").read_text()
+    run, config = recorded_run(run_of_512), choose_model(parse(["--dit_path", run_of_512])).config
+    assert json.loads(line)["frame_rate"] == config.fps == ActionChoice(None, "", None, "", "tiny", run).fps == 20
     fact = json.loads(line)["text"][0]
     assert fact == dict(encoder="bytes-v1-512x64", encoder_tokens=512, num_tokens=512, width=64, constant_path="")
     later = json.dumps({"text": [{**fact, "encoder": "t5"}, fact]})

@@ -30,9 +30,9 @@ from cosmos_predict2.data.action_conditioned.items import (
     action_item,
     shape_problems,
 )
-from cosmos_predict2.data.action_conditioned.recordings import annotation_files, read_recordings
+from cosmos_predict2.data.action_conditioned.recordings import annotation_files, read_recording, read_recordings
 from cosmos_predict2.data.bad_samples import BadSamples
-from cosmos_predict2.data.clips import read_frames, stretch
+from cosmos_predict2.data.clips import probe, read_frames, stretch
 from cosmos_predict2.text.embedding_pickles import padded
 from imaginaire.errors import ConfigError, DataError, near
 
@@ -176,6 +176,17 @@ class ActionConditionedDataset(Dataset[dict[str, Any]]):
             accumulate=_accumulate(arguments.get("accumulate_action", False)),
             quaternion=arguments.get("quaternion", False),
         )
+
+    @classmethod
+    def declared_rate(cls, **arguments: Any) -> float:
+        """Frames per second of the frames of an item, told by the header of the first video."""
+        first = annotation_files(Path(arguments.get(f"{arguments.get('mode', 'train')}_annotation_path", "")))[0]
+        camera = arguments["cam_id"] if arguments.get("cam_id") is not None else arguments.get("cam_ids", (0,))[0]
+        keys = {key: arguments[key] for key in ("state_key", "gripper_key") if key in arguments}
+        recording = read_recording(first, camera_ids=(camera,), **keys)
+        assert recording is not None  # no choice of rollouts was asked for
+        stride = arguments.get("fps_downsample_ratio") or arguments.get("sequence_interval", 1)
+        return probe(Path(arguments.get("video_path", "")) / recording.videos[0])[1] / stride
 
     def __len__(self) -> int:
         return len(self.windows)

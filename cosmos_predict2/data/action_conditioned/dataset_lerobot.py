@@ -168,6 +168,12 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
         parts = choose_action(info, arguments.get("action_keys"), arguments.get("embodiment"))
         return sum(part_width(info, part) for part in parts)
 
+    @classmethod
+    def declared_rate(cls, **arguments: Any) -> float:
+        """Frames per second of the frames of an item, whatever its label ``fps`` is."""
+        info = read_info(Path(arguments.get("root", "")))
+        return info.fps / _stride(info.fps, arguments.get("stride", 1), arguments.get("frame_rate"))
+
     def __len__(self) -> int:
         return len(self.windows)
 

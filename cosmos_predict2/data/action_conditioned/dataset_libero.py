@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from cosmos_predict2.data.action_conditioned.actions import ActionTransform, controller, summed_actions
 from cosmos_predict2.data.action_conditioned.items import ACTION_FPS, Windows, action_item, shape_problems
 from cosmos_predict2.data.action_conditioned.libero_files import (
+    FPS,
     SUFFIX,
     Demo,
     find_suites,
@@ -126,6 +127,11 @@ class LiberoDataset(Dataset[dict[str, Any]]):
     def declared_transform(cls, **arguments: Any) -> ActionTransform:
         """The transform of the actions of a data set with these arguments."""
         return _transform(arguments.get("action_transform"))
+
+    @classmethod
+    def declared_rate(cls, **arguments: Any) -> float:
+        """Frames per second of the frames of an item, whatever its label ``fps`` is."""
+        return FPS / int(arguments.get("stride", 1))
 
     def __len__(self) -> int:
         return len(self.windows)

@@ -14,6 +14,8 @@ import torch
 from cosmos_predict2.data.action_conditioned.actions import actions_from_field, relative_actions
 from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditionedDataset
 from cosmos_predict2.data.action_conditioned.recordings import read_recording
+from cosmos_predict2.data.clips import probe
+from cosmos_predict2.data.sizes import frame_rate
 from imaginaire.data import ResumableLoader
 from imaginaire.errors import ConfigError, DataError
 from tests.data.sources_bridge import bridge_tree, frame_value, recording
@@ -90,10 +92,16 @@ def test_accumulated_actions_and_the_other_options(bridge: Path) -> None:
     assert "action" not in _dataset(bridge, load_action=False)[0]
 
 
+RATIOS = ("sequence_interval", "fps_downsample_ratio")
+
+
 def test_the_newer_names_mean_the_same(bridge: Path) -> None:
     old = _dataset(bridge, num_frames=5, sequence_interval=2)
     new = _dataset(bridge, num_action_per_chunk=4, fps_downsample_ratio=2)
     assert len(old) == len(new) and torch.equal(old[3]["video"], new[3]["video"])
+    node = dict(_target_=ActionConditionedDataset, train_annotation_path=str(bridge / "annotation/train"))
+    rates = [frame_rate({**node, "video_path": str(bridge), name: 2}) for name in RATIOS]
+    assert rates == [probe(bridge / "videos/train/0/rgb.mp4")[1] / 2] * 2
     with pytest.raises(ConfigError, match="num_frames=5 and num_action_per_chunk=12"):
         _dataset(bridge, num_frames=5, num_action_per_chunk=12)
 
@@ -119,7 +127,7 @@ def test_batches_are_on_the_cpu_and_workers_give_the_same(bridge: Path) -> None:
 
 def test_the_index_of_a_data_set_holds_no_object_per_sample(bridge: Path) -> None:
     dataset = _dataset(bridge)
-    assert all(isinstance(v, numpy.ndarray) for v in vars(dataset.windows).values())
+    assert all(isinstance(v, numpy.ndarray | int) for v in vars(dataset.windows).values())
     lists = [k for k, v in vars(dataset.recordings).items() if isinstance(v, (list, dict))]
     assert not lists
     assert torch.equal(pickle.loads(pickle.dumps(dataset))[1]["video"], dataset[1]["video"])

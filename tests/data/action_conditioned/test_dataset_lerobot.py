@@ -16,6 +16,7 @@ from cosmos_predict2.data.action_conditioned.actions import controller, relative
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.action_conditioned.statistics import dataset_statistics
 from cosmos_predict2.data.lerobot.writer import write_table
+from cosmos_predict2.data.sizes import frame_rate
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embedding_folder import embed_captions
 from imaginaire.errors import ConfigError, DataError
@@ -70,6 +71,7 @@ def test_a_stride_takes_frames_and_one_row_of_actions(combine: str, rows: list, 
         data = dataset(original, num_frames=3, combine_actions=combine, action_transform=controller(3, 1.0), **stride)
         assert len(data) == sum(length - 4 for length in LENGTHS)
         assert numpy.array_equal(data[0]["action"].numpy(), made.action(0)[rows])
+        assert frame_rate(dict(_target_=LeRobotActionDataset, root=str(original), fps=4.0, **stride)) == made.FPS / 2
         assert data[0]["video"].float().mean((0, 2, 3)).tolist() == pytest.approx([20, 40, 60], abs=5)
 
 

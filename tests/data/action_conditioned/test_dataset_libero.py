@@ -12,6 +12,7 @@ from cosmos_predict2.configs.action_conditioned.defaults.data import libero_with
 from cosmos_predict2.data.action_conditioned.dataset_libero import LiberoDataset
 from cosmos_predict2.data.action_conditioned.libero_files import caption, find_suites, list_demos, read_poses
 from cosmos_predict2.data.action_conditioned.rotations import axis_angle_to_matrix, euler_to_matrix
+from cosmos_predict2.data.sizes import frame_rate
 from cosmos_predict2.text import embedding_pickles
 from imaginaire import lazy_config
 from imaginaire.data import ResumableLoader
@@ -67,6 +68,7 @@ def test_with_a_stride_moves_add_up_and_the_gripper_is_the_last(libero: Path) ->
     actions = demo(0, 16)["actions"][1:10].reshape(3, 3, 7)
     expected = numpy.concatenate([actions[:, :, :6].sum(1), actions[:, -1, 6:]], axis=1) * 20
     assert numpy.allclose(item["action"], expected, atol=1e-5)
+    assert frame_rate(dict(_target_=LiberoDataset, root=str(libero), stride=4)) == 5
     assert item["video"][0, :, 15, 0].tolist() == [20 + 5 * k for k in (1, 4, 7, 10)]
 
 
