@@ -97,6 +97,12 @@ def action_windows(num_states: int, num_frames: int, stride: int = 1, every: int
     return [list(range(start, start + span + 1, stride)) for start in range(0, num_states - span, every)]
 
 
+def evenly(length: int, num: int) -> list[int]:
+    """At most ``num`` places in ``length``, from the first to the last."""
+    last = min(num, length) - 1
+    return [k * (length - 1) // max(1, last) for k in range(last + 1)]
+
+
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 

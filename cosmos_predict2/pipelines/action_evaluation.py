@@ -167,7 +167,7 @@ def evaluate(
     left_out = [f"actions read from the frames, as {unreadable}"] if unreadable else []
     if gap is None or distances is None:
         found = "there is one clip" if len(recordings) == 1 else "no two clips have different ones"
-        left_out.insert(0, f"what other actions change, as {found}: raise --num_clips")
+        left_out.insert(0, f"what other actions change, as {found}: {recordings.where_more_are}")
     report = Report(
         data=recordings.name,
         num_clips=len(recordings),
@@ -308,8 +308,8 @@ def why_not_read(recordings: Recordings) -> str:
         if recordings.others is not None:
             return f"{len(asked)} recording is too few: raise --num_clips to 2 at least"
         return (
-            f"the probe that reads them is fitted to {least} clips at least and asked of 2 others, and there are"
-            f" {len(known)} and {len(asked)}: raise --num_clips, or give more recordings"
+            f"the probe that reads them is fitted to {least} clips at least and asked of 2 others, of other recordings,"
+            f" and of the {len(recordings)} clips there are {len(known)} and {len(asked)}: {recordings.where_more_are}"
         )
     if float(known_action.std(dim=(0, 1)).max()) == 0 or float(action.std(dim=(0, 1)).max()) == 0:
         return "they are all the same"

@@ -29,6 +29,8 @@ from cosmos_predict2.data.sizes import size_of
 from cosmos_predict2.data.toy import SPLITS as TOY_SPLITS
 from cosmos_predict2.data.toy import ToyWorldStates
 from cosmos_predict2.data.toy_states import PATTERN
+from cosmos_predict2.data.windows import evenly
+from cosmos_predict2.pipelines.composed_run import described_dataset
 from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
 from cosmos_predict2.toy_world.scene import SETTINGS
 from imaginaire.errors import ConfigError, DataError, near
@@ -68,6 +70,7 @@ class Recordings:
     others: tuple[Tensor, Tensor] | None = None
     episodes: Episodes | None = None  # of the toy world: what the simulator knows of them
     origins: tuple[str, ...] = ()  # of each clip the recording that it is a part of; empty: each of its own
+    num_apart: int | None = None  # clips that there are without any that overlap; None: as many as are asked for
 
     def __len__(self) -> int:
         return len(self.video_B_C_F_H_W)
@@ -79,6 +82,17 @@ class Recordings:
     @property
     def num_actions(self) -> int:
         return self.action_B_L_D.shape[1]
+
+    @property
+    def where_more_are(self) -> str:
+        """What gives more clips than these, for messages."""
+        if self.num_apart is None or len(self) < self.num_apart:
+            return f"raise --num_clips above {len(self)}"
+        return (
+            f"these recordings have no more than {self.num_apart} clips that do not overlap, and a --num_clips above"
+            f" {len(self)} is of no use: give --data with more recordings, or hold more of them out of training"
+            " (dataloader_val.dataset.val_fraction of LeRobot data)"
+        )
 
     def halves(self) -> tuple[list[int], list[int]]:
         """The clips of every second recording, and those of the others: no recording is in both."""
@@ -149,7 +163,7 @@ def recordings_of_run(
         arguments["action_transform"] = transform  # in place of what their statistics would propose
     with _others_can_be_named():
         dataset = cls(**arguments, num_frames=num_actions + 1)
-    return of_dataset(target.rpartition(".")[2], dataset, transform, num)
+    return of_dataset(described_dataset(node), dataset, transform, num)
 
 
 @contextmanager
@@ -224,8 +238,9 @@ def toy_recordings(
 
 
 def of_dataset(name: str, dataset: Any, transform: ActionTransform, num: int) -> Recordings:
-    """Items of a data set of clips with actions, evenly spread over it."""
-    chosen = sorted({round(i) for i in numpy.linspace(0, len(dataset) - 1, min(num, len(dataset)))})
+    """Items of a data set of clips with actions, evenly spread over its recordings."""
+    windows = getattr(dataset, "windows", None)
+    chosen = evenly(len(dataset), num) if windows is None else windows.spread(num)
     items = [dataset[i] for i in chosen]
     for item in items:
         text = item.get(TRANSFORM_KEY)
@@ -239,11 +254,19 @@ def of_dataset(name: str, dataset: Any, transform: ActionTransform, num: int) ->
     warn_of_other_range(name, dataset, transform, [item["action"] for item in items])
     size = "x".join(str(side) for side in items[0]["video"].shape[-2:])
     log.info("data: %s, %d of %d clips, %s (height x width)", name, len(items), len(dataset), size)
+    num_apart = len(dataset)
+    if windows is not None:
+        num_apart, used = windows.num_apart, len({windows[i][0] for i in chosen})
+        total = len(dataset.source) if isinstance(dataset, LeRobotActionDataset) else 0
+        held_out = f" held out of {total}" if total > windows.num_recordings else ""
+        overlap = "; some clips overlap" if len(chosen) > num_apart else ""
+        name = f"{name}, from {used} of {windows.num_recordings} recordings{held_out}{overlap}"
     return Recordings(
         name,
         torch.stack([item["video"] for item in items]),
         torch.stack([item["action"] for item in items]),
         origins=tuple(str(item.get("__key__", i)) for i, item in zip(chosen, items)),
+        num_apart=num_apart,
     )
 
 

@@ -4,6 +4,7 @@
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -165,7 +166,9 @@ def test_a_seam_is_seen() -> None:
 def test_few_recordings_of_other_data_have_no_probe(pipe: Any, recordings: Recordings) -> None:
     few = Recordings("few", recordings.video_B_C_F_H_W[:4], recordings.action_B_L_D[:4])
     assert action_evaluation.following(pipe, few, few.video_B_C_F_H_W) == {}
-    assert "there are 2 and 2: raise --num_clips" in action_evaluation.why_not_read(few)
+    assert "of the 4 clips there are 2 and 2: raise --num_clips above 4" in action_evaluation.why_not_read(few)
+    said = action_evaluation.why_not_read(replace(few, num_apart=3))
+    assert "no more than 3 clips that do not overlap" in said and "a --num_clips above 4 is of no use: give" in said
     assert action_evaluation.why_not_read(recordings) == ""
     more = toy_recordings("default", TOY, num=16, num_actions=12)
     more = Recordings("other data", more.video_B_C_F_H_W, more.action_B_L_D)
@@ -274,6 +277,10 @@ def test_a_robot_folder_is_read_as_by_the_run_of_the_weights(tmp_path: Path, cap
     assert torch.allclose(found.action_B_L_D[0, :6, :2], steps, atol=1e-5)
     of_run = {"_target_": target, "root": str(tmp_path / "data"), "data_split": "val", "video_size": [48, 48]}
     by_weights = recordings_of_run(of_run, controller(4, scale=20.0), num=2, num_actions=12)
+    whole = f"LeRobotActionDataset ({tmp_path / 'data'}), from 2 of 2 recordings held out of 4"
+    assert by_weights.name == whole and set(by_weights.origins) == {"episode_000002", "episode_000003"}
+    more = recordings_of_run(of_run, TOY, num=6, num_actions=12)
+    assert (len(more), more.num_apart, more.name) == (6, 4, f"{whole}; some clips overlap")
     assert torch.allclose(by_weights.action_B_L_D, 20 * once.action_B_L_D), "not by the data's own statistics"
 
     everything = LeRobotActionDataset(str(tmp_path / "data"), data_split="full").action_statistics().action

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cosmos_predict2.data.action_conditioned.actions import ActionTransform
 from cosmos_predict2.data.bad_samples import BadSamples
-from cosmos_predict2.data.windows import action_windows
+from cosmos_predict2.data.windows import action_windows, evenly
 from imaginaire.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -99,6 +99,7 @@ class Windows:
         most: int | None = None,
     ) -> None:
         self._frames = stride * numpy.arange(num_frames)
+        self._next = -(-(int(self._frames[-1]) + 1) // every)  # from one window to the first that it does not overlap
         rows = [
             (i, frames[0])
             for i, length in enumerate(lengths)
@@ -122,6 +123,32 @@ class Windows:
         """The recording of a window, and its frames."""
         recording, start = (int(number) for number in self.rows[index])
         return recording, start + self._frames
+
+    @property
+    def num_recordings(self) -> int:
+        """How many recordings have windows."""
+        return len(self._firsts)
+
+    @property
+    def num_apart(self) -> int:
+        """How many windows there are that do not overlap."""
+        return int((1 + (self._counts() - 1) // self._next).sum())
+
+    def spread(self, num: int) -> list[int]:
+        """At most ``num`` windows, of as many recordings as can be and evenly apart in each; they overlap only where
+        there are too few others."""
+        counts = self._counts()
+        most = counts if num > self.num_apart else 1 + (counts - 1) // self._next
+        shares = numpy.zeros_like(counts)
+        while (left := min(num, int(most.sum())) - int(shares.sum())) > 0:
+            more = numpy.flatnonzero(shares < most)
+            shares[more[numpy.linspace(0, len(more) - 1, min(left, len(more))).round().astype(int)]] += 1
+        of_each = zip(self._firsts.tolist(), counts.tolist(), shares.tolist())
+        return [first + place for first, count, share in of_each for place in evenly(count, share)]
+
+    def _counts(self) -> NDArray[numpy.int64]:
+        """Windows of each recording that has some."""
+        return numpy.diff(self._firsts, append=len(self))
 
     def read(self, index: int, bad: BadSamples, item: Callable[[int], Item]) -> Item:
         """``item(index)``; where that fails and may be skipped, of the first window of the recordings that follow.
