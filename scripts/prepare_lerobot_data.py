@@ -104,7 +104,7 @@ def _look_at(root: Path, camera: str | None) -> int:
         info.fps,
         len(source.tasks) or len(source.episodes.texts),
     )
-    if (note := source.episodes.several_tasks()) is not None:
+    for note in filter(None, (source.rate_note(), source.episodes.several_tasks())):
         log.warning("%s", note)
     log.info("cameras: %s", ", ".join(info.cameras) or "none")
     if source.modality is not None:
@@ -123,8 +123,10 @@ def _show_actions(source: LeRobotSource) -> None:
     """Log name, range and statistics of each number of the action."""
     for table in lerobot_tables(source):
         title, *rows = table.lines()
-        for line in (f"actions: {title}", *rows, *(f"note: {note}" for note in table.notes())):
+        for line in (f"actions: {title}", *rows):
             log.info("%s", line)
+        for note in table.notes():
+            log.warning("%s", note)
 
 
 def main() -> int:

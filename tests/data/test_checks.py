@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from cosmos_predict2.data import media
+from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.checks.check_report import as_text
 from cosmos_predict2.data.checks.dataset_checks import Report
 from cosmos_predict2.data.latent_cache import cache_latents
@@ -511,6 +512,24 @@ def test_the_actions_of_a_lerobot_data_set_are_shown(robot: Path, capsys: Any, c
     caplog.set_level("INFO")
     assert prepare_lerobot_data._look_at(robot, None) == 0
     assert "actions: 'action': 3 numbers" in caplog.text and "move[1] " in caplog.text
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_rates_that_contradict_each_other_and_constant_numbers_are_told(robot: Path, caplog: Any) -> None:
+    info = json.loads((robot / "meta/info.json").read_text())
+    made.write_json(robot / "meta/info.json", {**info, "fps": 2 * info["fps"]})
+    for i in range(3):
+        table = made.table(robot, i)
+        table["action"] = made.action(i) * np.float32([1, 0, 1])
+        write_table(robot / f"data/chunk-000/episode_{i:06d}.parquet", table)
+    told = f"meta/info.json has fps 20, but the videos of '{made.FRONT}' have 10 frames per second", "never changes"
+    notes = "; ".join(check(robot)[1]["notes"])
+    assert prepare_lerobot_data._look_at(robot, None) == 0
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert all(words in notes and sum(words in line for line in warnings) == 1 for words in told)
+    caplog.clear()
+    LeRobotActionDataset(str(robot), "front", num_frames=4, data_split="full")
+    assert told[0] in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,8 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
         if not len(self.episodes):
             raise DataError(f"{root} has no episode for data_split='{data_split}' with val_fraction={val_fraction}.")
         is_said = data_split not in HELD_OUT  # once, by the data of training, which has the same
+        if is_said and (note := self.source.rate_note()) is not None:
+            log.warning("%s: %s", root, note)
         self.action_transform = given or self._from_statistics(skip_bad=skip_bad_samples, is_said=is_said)
         lengths = self.source.episodes.lengths[self.episodes]
         self.windows = Windows(lengths, num_frames, self.stride, start_interval, what=str(root))

@@ -382,6 +382,8 @@ def _check_lerobot(report: Report, folder: Path, wanted: Wanted) -> None:
     report.notes += [note for table in report.actions for note in table.notes()]
     report.counts = {"episodes": len(source), "frames": int(source.episodes.lengths.sum())}
     report.counts |= {"tasks": len(source.tasks) or len(source.episodes.texts), "videos": len(report.clips)}
+    if (note := source.rate_note()) is not None:
+        report.notes.append(note)
     if (note := source.episodes.several_tasks()) is not None:
         report.notes.append(f"{note}: a clip or an embedding of a whole episode has the text of its first frame")
     report.notes.insert(0, f"version {source.info.version}, cameras {', '.join(source.info.cameras) or 'none'}")

@@ -5,6 +5,7 @@ Opening one reads its index only. Rows and pictures are read when they are asked
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy
 from torch import Tensor
 
-from cosmos_predict2.data.clips import Fit, open_clip
+from cosmos_predict2.data.clips import Fit, open_clip, probe
 from cosmos_predict2.data.lerobot.episodes import Clip, Episodes, Layout
 from cosmos_predict2.data.lerobot.info import Info, read_info
 from cosmos_predict2.data.lerobot.layout_v2 import LayoutV2
@@ -183,6 +184,20 @@ class LeRobotSource:
                 f"{path} has {fps:g} frames per second, but meta/info.json says {stated:g} for '{camera}' (features,"
                 " info, video.fps; else the data set's fps): its frames would not be those of the table."
             )
+
+    def rate_note(self) -> str | None:
+        """What to say where a camera's videos have another rate than the table's rows; None where they agree."""
+        for camera in filter(self.info.is_video, self.info.cameras):
+            rate, num_frames = self.info.video_fps(camera), int(self.episodes.lengths[0])
+            with suppress(DataError):  # what is wrong with a file is said where it is read
+                num_frames, rate = probe(self.file_of(0, camera))
+            if abs(rate / self.info.fps - 1) > 0.02 + 1.5 / num_frames:
+                return (
+                    f"meta/info.json has fps {self.info.fps:g}, but the videos of '{camera}' have {rate:g} frames per"
+                    f" second: row k of the table is held to be {rate / self.info.fps:.3g} k frames into its"
+                    f" video. If each row has a frame of its own, set fps to {rate:g} there"
+                )
+        return None
 
     def file_of(self, i: int, camera: str) -> Path:
         """The file that holds the pictures of episode i."""
