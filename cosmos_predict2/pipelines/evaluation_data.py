@@ -25,7 +25,7 @@ from cosmos_predict2.data.action_conditioned.dataset_libero import LiberoDataset
 from cosmos_predict2.data.action_conditioned.items import TRANSFORM_KEY
 from cosmos_predict2.data.action_conditioned.statistics import dataset_statistics, other_range, recorded_columns
 from cosmos_predict2.data.checks.dataset_forms import ANNOTATIONS, SPLITS
-from cosmos_predict2.data.sizes import size_of
+from cosmos_predict2.data.sizes import TOY_RESOLUTION, size_of
 from cosmos_predict2.data.toy import SPLITS as TOY_SPLITS
 from cosmos_predict2.data.toy import ToyWorldStates
 from cosmos_predict2.data.toy_states import PATTERN
@@ -41,7 +41,6 @@ log = logging.getLogger(__name__)
 TOY = "toy"
 # Why a run on other data would be measured on the toy world.
 OF_EXPERIMENT = "The run has no validation data of its own (its dataloader_val is the toy world, as in its experiment)"
-TOY_RESOLUTION = "48"  # of models of the toy world
 OTHER = "Give --data with recordings of such actions (toy: the toy world), or weights that were trained on these."
 HELD_OUT = ("val", "validation", "test")  # of a folder's splits, the first that is there
 OF_FILES = {f"{cls.__module__}.{cls.__name__}": cls for cls in (LeRobotActionDataset, LiberoDataset)}

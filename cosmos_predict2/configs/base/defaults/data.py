@@ -17,7 +17,7 @@ from cosmos_predict2.data.dataset_latents import LatentDataset
 from cosmos_predict2.data.dataset_video import Dataset
 from cosmos_predict2.data.mixing import MixedLoader
 from cosmos_predict2.data.mock import MockImages, MockVideos
-from cosmos_predict2.data.sizes import pixel_frames, size_of
+from cosmos_predict2.data.sizes import TOY_RESOLUTION, pixel_frames, size_of
 from cosmos_predict2.data.toy import ToyWorldVideos
 from cosmos_predict2.models.text_widths import RELEASED_WIDTH
 from imaginaire.data import ResumableLoader
@@ -33,7 +33,7 @@ if not OmegaConf.has_resolver("pixel_frames"):
 if not OmegaConf.has_resolver("zero_text_width"):
     OmegaConf.register_new_resolver("zero_text_width", lambda width, projected: min(projected or width, RELEASED_WIDTH))
 if not OmegaConf.has_resolver("video_size"):
-    OmegaConf.register_new_resolver("video_size", lambda resolution: ListConfig(list(size_of(str(resolution), "16:9"))))
+    OmegaConf.register_new_resolver("video_size", lambda resolution: ListConfig(list(_usual_size(str(resolution)))))
 
 
 def frames_of_model(otherwise: int) -> str:
@@ -84,8 +84,12 @@ def from_files(dataset: Any, split: str, *, num_workers: int = 8) -> Any:
     )
 
 
+def _usual_size(resolution: str) -> tuple[int, int]:
+    return size_of(resolution, "1:1" if resolution == TOY_RESOLUTION else "16:9")
+
+
 def size_of_model() -> str:
-    """The model's resolution at 16:9, as (height, width); that of 720 where there is no model."""
+    """The model's resolution at 16:9 (of the tiny ones square), as (height, width); that of 720 where there is none."""
     return "${video_size:${oc.select:model.config.pipe_config.resolution,720}}"
 
 
