@@ -279,8 +279,9 @@ def test_a_robot_folder_is_read_as_by_the_run_of_the_weights(tmp_path: Path, cap
     by_weights = recordings_of_run(of_run, controller(4, scale=20.0), num=2, num_actions=12)
     whole = f"LeRobotActionDataset ({tmp_path / 'data'}), from 2 of 2 recordings held out of 4"
     assert by_weights.name == whole and set(by_weights.origins) == {"episode_000002", "episode_000003"}
-    more = recordings_of_run(of_run, TOY, num=6, num_actions=12)
-    assert (len(more), more.num_apart, more.name) == (6, 4, f"{whole}; some clips overlap")
+    four, every = (recordings_of_run(of_run, TOY, num=num, num_actions=12) for num in (4, 99))
+    assert torch.equal(four.video_B_C_F_H_W, every.video_B_C_F_H_W[[0, 13, 14, 27]]) and four.name == whole
+    assert (len(every), every.num_apart, every.name) == (28, 4, f"{whole}; some clips overlap")
     assert torch.allclose(by_weights.action_B_L_D, 20 * once.action_B_L_D), "not by the data's own statistics"
 
     everything = LeRobotActionDataset(str(tmp_path / "data"), data_split="full").action_statistics().action
