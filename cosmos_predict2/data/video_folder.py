@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -81,7 +81,7 @@ class VideoFolder:
         self._files = PackedStrings([files[stem] for stem in stems])
         self._metas = captions_of(self.dataset_dir, stems) if self._captions is None else None
         if self.embeddings is not None:
-            _tell_changed(self.embeddings, self._metas, stems)
+            _tell_changed(self.embeddings, self._metas, stems, skip_bad)
         log.info("%s: %d clips", self.dataset_dir, len(stems))
 
     def __len__(self) -> int:
@@ -195,14 +195,14 @@ def captions_of(dataset_dir: Path, stems: Sequence[str]) -> Path | None:
     return metas
 
 
-def _tell_changed(embeddings: EmbeddingFolder, metas: Path | None, stems: Sequence[str]) -> None:
-    """Warn of captions that are not those that were encoded."""
+def _tell_changed(embeddings: EmbeddingFolder, metas: Path | None, stems: Sequence[str], skip_bad: bool) -> None:
+    """Warn of captions that are not those that were encoded; raise for one that is empty by now."""
     record = embeddings.record()
     if record is None or metas is None:
         return
     changed = []
     for stem in stems:
-        with suppress(DataError):  # an unreadable caption is told when it is wanted
+        with suppress(DataError) if skip_bad else nullcontext():  # left out and told when it is wanted
             encoded = record.captions.get(stem)
             if encoded is not None and encoded != caption_hash(read_caption(metas / f"{stem}.txt")):
                 changed.append(stem)

@@ -379,6 +379,10 @@ def test_a_changed_caption_is_told_when_training_opens_the_folder(
     (tmp_path / "metas" / "b.txt").write_text("something else")
     Dataset(str(tmp_path), 5, (32, 48))
     assert "1 captions in" in caplog.text and "(b)" in caplog.text
+    (tmp_path / "metas" / "a.txt").write_text("")
+    with pytest.raises(DataError, match=r"a\.txt is empty"):
+        Dataset(str(tmp_path), 5, (32, 48))
+    assert Dataset(str(tmp_path), 5, (32, 48), skip_bad_samples=True)[0]["video_name"]["video_path"].endswith("b.mp4")
 
 
 def test_a_file_in_place_of_the_folder_is_told(tmp_path: Path) -> None:
