@@ -37,6 +37,7 @@ def choose_model(args: argparse.Namespace) -> Choice:
     from cosmos_predict2.checkpoints import parse_lora
     from cosmos_predict2.checkpoints.released import get_cosmos_predict25_checkpoint
     from cosmos_predict2.configs.base import config_predict2p5, config_video2world
+    from cosmos_predict2.data import media
     from cosmos_predict2.text.trained_text import follow_text, trained_text
 
     if args.random_weights and args.dit_path:
@@ -76,6 +77,8 @@ def choose_model(args: argparse.Namespace) -> Choice:
         if run is None and not fps:
             log.warning("--fps %g is the rate of the mp4: the weights make %g frames per second", args.fps, config.fps)
         config.fps = args.fps
+    elif run is not None and run.frame_rate is None and args.input_path and media.kind_of(args.input_path) == "video":
+        config.fps = media.probe_video(args.input_path).fps  # the run did not record that of its clips
     if args.num_frames is not None:
         config.state_t = latent_frames_of(args.num_frames)
     dit_path = args.dit_path

@@ -18,6 +18,7 @@ from examples.video2world_flags import parse
 from imaginaire.compose import compose
 from imaginaire.errors import CheckpointError, ConfigError
 from imaginaire.lazy_config import instantiate, to_yaml
+from tests.data.video_files import write_clip
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
 PREFIX = "experiment=predict2_video2world_training"
@@ -66,6 +67,13 @@ def test_a_request_that_differs_is_told_with_both_values(agibot: str, caplog: py
     caplog.clear()
     assert _chosen("--dit_path", agibot, "--num_frames", "93").config.state_t == 24
     assert "--num_frames 93, but" in caplog.text and "was trained at 61: resolution 480 (768x432)" in caplog.text
+
+
+def test_a_run_that_recorded_no_rate_has_that_of_the_clip_to_go_on_with(agibot: str, tmp_path: Path) -> None:
+    write_clip(tmp_path / "clip.mp4", 5, rate=15)
+    flags = ["--dit_path", agibot, "--input_path", str(tmp_path / "clip.mp4")]
+    assert (_chosen(*flags).config.fps, _chosen(*flags, "--fps", "12").config.fps) == (15, 12)
+    assert _chosen("--random_weights", *flags[2:]).config.fps == 16  # released weights have theirs
 
 
 def test_a_size_that_no_flags_name_is_compared_in_pixels(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
