@@ -150,6 +150,13 @@ def plain_data(text: str, source: str) -> Any:
         raise ConfigError(f"{source} is not valid YAML: {type(error).__name__}: {str(error)[:200]}") from error
 
 
+def refuse_interpolations(data: Any, source: str) -> None:
+    """Raise where plain data of a file that may come from anywhere hold a ``${...}``: in a node it would be computed,
+    to a call of anything that it names. Saved configurations have values in their place."""
+    if "${" in str(data):
+        raise ConfigError(f"{source} holds an interpolation (${{...}}), which is not computed here: give its value.")
+
+
 def _written_out(node: Any, sizes: dict[int, int]) -> int:
     """The number of nodes when every alias is replaced by what it names; ``sizes`` has each node once."""
     if (known := sizes.get(id(node))) is not None:

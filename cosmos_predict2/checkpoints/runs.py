@@ -8,7 +8,7 @@ from typing import Any
 
 from imaginaire import storage, weights
 from imaginaire.errors import CheckpointError, ConfigError
-from imaginaire.lazy_yaml import plain_data
+from imaginaire.lazy_yaml import plain_data, refuse_interpolations
 from imaginaire.weight_files import local_file, shape_of
 
 log = logging.getLogger(__name__)
@@ -90,6 +90,7 @@ def run_tree(path: str) -> dict[str, Any] | None:
     file = storage.join(folder, "config.yaml")
     try:
         tree: Any = plain_data(storage.read_text(file), file)
+        refuse_interpolations(tree, file)
     except (ConfigError, CheckpointError) as error:
         log.warning("the run's configuration is not read: %s", error)
         return None
@@ -104,8 +105,10 @@ def recorded_fact(path: str, key: str) -> Any:
         return None
     try:
         starts = [json.loads(line) for line in storage.read_text(file).splitlines() if line.strip()]
-        return next((start[key] for start in reversed(starts) if key in start), None)
-    except (ValueError, TypeError) as error:
+        found = next((start[key] for start in reversed(starts) if key in start), None)
+        refuse_interpolations(found, file)
+        return found
+    except (ValueError, TypeError, RecursionError) as error:
         log.warning("%s: its '%s' cannot be read (%s)", file, key, error)
         return None
 

@@ -19,6 +19,7 @@ from cosmos_predict2.checkpoints.dit_weights import inside_a_pipeline
 from cosmos_predict2.checkpoints.runs import run_config, run_tree, safetensors_metadata
 from imaginaire import storage, weights
 from imaginaire.errors import CheckpointError
+from imaginaire.lazy_yaml import refuse_interpolations
 
 KEY = "action_pipeline"  # in checkpoints and in metadata; of pipe_config what follows
 FACTS = (
@@ -73,7 +74,8 @@ def written_pipeline(path: str) -> dict[str, Any] | None:
         return None
     try:
         facts = json.loads(text)
-    except ValueError as error:
+        refuse_interpolations(facts, KEY)
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: its '{KEY}' cannot be read: {error}") from error
     if not isinstance(facts, dict) or not isinstance(facts.get("net"), dict):
         raise CheckpointError(f"{path}: its '{KEY}' is not of a pipeline: an object with 'net' is expected.")

@@ -39,8 +39,11 @@ def video2world_folder(path: str) -> str | None:
 def composed_run(folder: str, overrides: list[str]) -> Config:
     """The frozen configuration of a run, as its ``config.yaml`` has it, with overrides."""
     file = f"{folder}/config.yaml"
-    tree = run_tree(folder) or {}
-    if other := tree.get(FOLDERS) or next((name for name in _names(tree) if not _is_ours(name)), None):
+    if (tree := run_tree(folder)) is None:
+        raise ConfigError(f"{file} cannot be read. Give --experiment NAME, the one that the run trained.")
+    types = [section.get("type") for section in _sections(tree, "trainer", "checkpoint")]
+    names = [*_names(tree), *(name for name in types if isinstance(name, str))]
+    if other := tree.get(FOLDERS) or next((name for name in names if not _is_ours(name)), None):
         raise ConfigError(
             f"{file} names {other}, which is not of this code, and is not imported for a file that came with weights."
             " Of a run of your own code give --experiment NAME, too."
@@ -110,9 +113,12 @@ def held_out_node(config: Config, data: str) -> Mapping[str, Any]:
 
 def _built(tree: Mapping[str, Any]) -> Iterator[Any]:
     """The parts of a saved configuration that an evaluation builds."""
-    yield (tree.get("model") or {}).get("config")
-    for loader in ("dataloader_train", "dataloader_val"):
-        yield (tree.get(loader) or {}).get("dataset")
+    for section in _sections(tree, "model", "dataloader_train", "dataloader_val"):
+        yield section.get("config"), section.get("dataset")
+
+
+def _sections(tree: Mapping[str, Any], *names: str) -> list[dict[str, Any]]:
+    return [section for name in names if isinstance(section := tree.get(name), dict)]
 
 
 def _is_buildable(name: str) -> bool:
@@ -122,7 +128,7 @@ def _is_buildable(name: str) -> bool:
 
 def _names(tree: Any, marks: Sequence[str] = ("_target_", *MARKS)) -> Iterator[str]:
     """Everything that a saved configuration names."""
-    if isinstance(tree, list):
+    if isinstance(tree, list | tuple):
         tree = dict(enumerate(tree))
     if isinstance(tree, dict):
         yield from (str(tree[mark]) for mark in marks if mark in tree)

@@ -80,6 +80,23 @@ def test_nothing_else_is_imported_for_a_run(run: Path, text: str, name: str) -> 
         composed_run(str(run), [])
 
 
+@pytest.mark.parametrize("section", ["trainer", "checkpoint"])
+def test_no_class_of_the_trainer_is_imported_for_a_run(run: Path, text: str, section: str) -> None:
+    tree: dict[str, Any] = yaml.safe_load(text)
+    tree[section]["type"] = "checkpoints.run.payload.Trainer"
+    (run / "config.yaml").write_text(yaml.safe_dump(tree))
+    with pytest.raises(ConfigError, match=r"names checkpoints\.run\.payload\.Trainer, which is not of this code"):
+        composed_run(str(run), [])
+
+
+def test_nothing_is_computed_for_a_run(run: Path, text: str) -> None:
+    tree: dict[str, Any] = yaml.safe_load(text)
+    tree["dataloader_val"]["dataset"]["fps"] = "${oc.create:{_target_:os.system,command:false}}"
+    (run / "config.yaml").write_text(yaml.safe_dump(tree))
+    with pytest.raises(ConfigError, match=r"config\.yaml cannot be read"):
+        composed_run(str(run), [])
+
+
 @pytest.mark.parametrize(
     "name", ["imaginaire.storage.remove", "cosmos_predict2.data.media.write_video", "torch.nn.Linear"]
 )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inference with a run's weights takes the run's own numbers, and says where the request differs."""
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 import yaml
 
+from cosmos_predict2.checkpoints import written_pipeline
 from cosmos_predict2.configs.base.config_video2world import SIZES, get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.recorded_run import recorded_run
@@ -180,6 +182,25 @@ def test_nothing_that_a_file_beside_weights_names_is_imported(
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(CheckpointError, match=error):
         _chosen("--dit_path", path)
+
+
+def test_nothing_that_weights_bring_is_computed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An interpolation can make a call: ``_target_`` need not even stand in its text."""
+    call = '${oc.decode:"{_tar${oc.decode:get_}: os.system, command: false}"}'
+    folder = tmp_path / "run"
+    path = _run(folder, f"{PREFIX}_tiny_groot_gr1_480")
+    text = {"encoder": "bytes", "encoder_tokens": call, "num_tokens": 64, "width": 64}
+    (folder / "runs.jsonl").write_text(json.dumps({"text": [text]}))
+    assert _chosen("--dit_path", path).config.text_encoder.num_tokens != call
+    tree = yaml.safe_load((folder / "config.yaml").read_text())
+    tree["model"]["config"]["pipe_config"]["net"]["max_frames"] = call
+    (folder / "config.yaml").write_text(yaml.safe_dump(tree))
+    assert recorded_run(path) is None
+    assert caplog.text.count("holds an interpolation") >= 2
+    facts = written_pipeline.facts_tensor({"net": {"max_frames": call}})
+    torch.save({written_pipeline.KEY: facts}, tmp_path / "model.pt")
+    with pytest.raises(CheckpointError, match=r"'action_pipeline' cannot be read: .* holds an interpolation"):
+        recorded_run(str(tmp_path / "model.pt"))
 
 
 def test_weights_outside_a_run_have_no_numbers(tmp_path: Path) -> None:
