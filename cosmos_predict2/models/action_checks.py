@@ -24,7 +24,7 @@ from imaginaire.weight_files import is_hub
 RATIO = 4  # pixel frames, and so actions, that make a latent frame
 CHUNK = attrs.fields(Video2WorldActionPipelineConfig).chunk_size.default  # stands where nobody set it
 OTHER_TRANSFORM = (
-    "Weights fit one transform only. Give the data the same (action_transform, or action_scale of the Bridge layout),"
+    "Weights fit one transform only. Give the data the same (dataset.action_transform),"
     " or start a new run (job.name) from the weights alone, by model.config.model_manager_config.dit_path."
 )
 NO_IMAGES = (
@@ -146,7 +146,7 @@ def start_notes(path: str, net: Mapping[str, Any], transform: ActionTransform | 
         for difference in written_pipeline.untold_differences(path, net)
     ]
     theirs = None if transform is None else recorded_transform(path)
-    if theirs not in (None, transform):
+    if transform is not None and theirs is not None and not transform.yields_to(theirs):
         notes.append(
             f"the start weights {path} were trained with actions {theirs}, the data have {transform}: what the weights"
             " know of actions must be learnt anew"
@@ -160,8 +160,7 @@ def transform_of_start(path: str, proposed: ActionTransform) -> ActionTransform 
     if not path or not holds(path, ACTION_EMBEDDERS):
         return None
     theirs = recorded_transform(path)
-    fits = theirs is not None and (theirs.kind, theirs.dim) == (proposed.kind, proposed.dim)
-    return theirs if fits else None
+    return theirs if theirs is not None and theirs.raw_form == proposed.raw_form else None
 
 
 def known_transform(data: Sequence[Mapping[str, Any]], pipe: Mapping[str, Any]) -> ActionTransform | None:
@@ -180,6 +179,6 @@ def load_problem(path: str, transform: ActionTransform | None) -> str | None:
         theirs = recorded_transform(path)
     except CheckpointError as error:
         return str(error).rstrip(".")
-    if theirs in (None, transform):
+    if theirs is None or transform.yields_to(theirs):
         return None
     return f"{path} was trained with actions {theirs}, the data have {transform}. {OTHER_TRANSFORM.rstrip('.')}"

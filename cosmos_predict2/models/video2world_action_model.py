@@ -117,7 +117,7 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
             yield problem
         elif transform is not None and pipe.get(KEY) is not None and not [*transform_problems(pipe)]:
             own = ActionTransform.from_dict(pipe[KEY])
-            if own != transform:
+            if not transform.yields_to(own):
                 yield f"its actions are {transform}, but {CONFIG_KEY} says {own}"
 
     @classmethod
@@ -224,14 +224,16 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
 
     def _far_from_one(self, action_B_A_D: Tensor) -> str | None:
         """What is odd about the size of a batch's actions; zeros are hidden ones."""
+        if self.action_transform is not None and self.action_transform.kind == "relative_pose":
+            action_B_A_D = action_B_A_D[..., :-1]  # the gripper's state says nothing about how far poses are apart
         largest = float(action_B_A_D.abs().max())
         if LEAST <= largest <= MOST or largest == 0:
             return None
         return (
             f"the largest action of the batch is {largest:.3g} as {self.action_transform}, where a network expects the"
             f" order of 1: {'it hardly sees them' if largest < LEAST else 'they drown all else'}. Have the data the"
-            " units that this transform was made for? It is dataset.action_transform of LeRobot and LIBERO data"
-            " (statistics give one), action_scale of Bridge's layout"
+            " units that this transform was made for? dataloader_train.dataset.action_transform=statistics computes one"
+            " from the data, for a run that starts from no weights with actions"
         )
 
     # --- the transform of the actions
@@ -280,7 +282,7 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
         proposed = [one for one in found if one.proposed]
         if proposed and self.action_transform is None:
             self._decide(found)
-        settled = {one: self._in_place_of(one) for one in proposed}
+        settled = {one: self._in_place_of(one, is_whole=one is found[0]) for one in proposed}
         for one in data:
             if one.action_transform in settled:
                 one.action_transform = settled[one.action_transform]
@@ -318,21 +320,19 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
         log.info("actions: %s, as %s has them", self.action_transform, self._says_transform)
         return self.action_transform
 
-    def _in_place_of(self, proposed: ActionTransform) -> ActionTransform:
-        """The run's transform, for data that propose another."""
+    def _in_place_of(self, proposed: ActionTransform, *, is_whole: bool) -> ActionTransform:
+        """The run's transform, for data that propose another; ``is_whole``: those of training, not a part beside."""
         own = self.action_transform
         assert own is not None
-        if (proposed.kind, proposed.dim) != (own.kind, own.dim):
+        if not proposed.yields_to(own):
             raise DataError(
                 f"The data have actions {proposed}, but {self._says_transform} has {own}. {OTHER_TRANSFORM}"
             )
         columns = recorded_columns(proposed)
-        if columns is not None and (problem := other_range(columns, own, is_whole=True)) is not None:
+        if columns is not None and (problem := other_range(columns, own, is_whole=is_whole)) is not None:
             log.warning("actions: %s.", problem)
         if own != proposed:
-            log.info(
-                "actions: %s, as %s has them, not %s by the data's own statistics", own, self._says_transform, proposed
-            )
+            log.info("actions: %s, as %s has them, not %s, as data propose", own, self._says_transform, proposed)
         return attrs.evolve(own, proposed=True)  # another model may be trained on the same data set
 
     def _other(self, found: ActionTransform, own: ActionTransform) -> DataError:

@@ -158,8 +158,9 @@ def recordings_of_run(
     cls = ActionConditionedDataset if target == BRIDGE else OF_FILES[target]
     for name in ("num_action_per_chunk", "num_frames"):
         arguments.pop(name, None)
-    if cls is LeRobotActionDataset and arguments.get("action_transform") is None:
-        arguments["action_transform"] = transform  # in place of what their statistics would propose
+    declared = cls.declared_transform(**arguments)
+    if declared is None or (declared.proposed and declared.yields_to(transform)):
+        arguments["action_transform"] = transform  # in place of what they would propose
     with _others_can_be_named():
         dataset = cls(**arguments, num_frames=num_actions + 1)
     return of_dataset(described_dataset(node), dataset, transform, num)
@@ -330,8 +331,7 @@ def _of_folder(
         num_frames=num_frames,
         accumulate_action=transform.accumulate,
         quaternion=transform.quaternion,
-        action_scale=transform.scale[0],
-        gripper_rescale_factor=transform.scale[-1],
+        action_transform=transform,
         **own_arguments(ActionConditionedDataset, trained, shape),
     )
 

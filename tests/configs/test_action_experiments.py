@@ -104,7 +104,8 @@ ROBOTS = [name for name in data.entries("train") if not name.startswith("toy")]
     [pytest.param(n, marks=pytest.mark.slow if n == "libero_spatial_rollouts" else pytest.mark.long) for n in ROBOTS],
 )
 def test_every_loader_with_actions_composes_and_says_all_of_itself(name: str) -> None:
-    where = ["dataloader_train.dataset.root=datasets/mine"] if name == "lerobot_train" else []
+    place = {"lerobot_train": "root", "libero_hdf5_train": "root", "bridge_json_train": "video_path"}.get(name)
+    where = [f"dataloader_train.dataset.{place}=datasets/mine"] if place else []
     loader = compose(BASE, [f"dataloader_train={name}", *where]).dataloader_train
     assert "${" not in to_yaml(loader)
     nodes = [loader.dataset] if "dataset" in loader else list(loader.datasets.values())
@@ -114,13 +115,16 @@ def test_every_loader_with_actions_composes_and_says_all_of_itself(name: str) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["lerobot_train", "bridge_train", "libero_spatial_train", "toy_action_hard"])
+@pytest.mark.parametrize("name", ["lerobot_train", "bridge_json_train", "libero_hdf5_train", "toy_action_hard"])
 def test_the_tiny_experiment_takes_other_data_with_a_text_of_its_width(name: str) -> None:
     words = [TINY, f"dataloader_train={name}"]
-    words += ["dataloader_train.dataset.root=here"] if name.startswith("lerobot") else []
+    place = "video_path" if name.startswith("bridge") else "root"
+    words += [] if name.startswith("toy") else [f"dataloader_train.dataset.{place}=here"]
     config = compose(BASE, words)
     assert not [text for _, text in preflight.problems(config) if "texts have width" in text]
     assert config.dataloader_train["dataset"].get("text_width", 64) == 64
+    if name.startswith("bridge"):  # the folder of the user, for all splits
+        assert config.dataloader_train["dataset"]["train_annotation_path"] == "here/annotation/train"
     others = [text for key, text in preflight.problems(config) if key == "dataloader_val"]
     assert [isinstance(text, Note) for text in others] == ([] if name.startswith("toy") else [True])
     assert not others or others[0].startswith("validation is on the toy world (ToyWorldVideos), but training on ")

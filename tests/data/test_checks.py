@@ -481,12 +481,16 @@ def test_the_numbers_of_poses_are_shown_with_units_that_are_hardly_meant(bridge:
     (table,) = record["actions"]
     assert table["names"][:2] == ["dx (m)", "dy (m)"] and table["num_transitions"] == 15
     assert table["action"]["mean"][:2] == pytest.approx([0.1 * np.cos(0.1), -0.1 * np.sin(0.1)])
-    assert "dx (m)      0.0995" in capsys.readouterr().out and "0.1" not in "".join(record["notes"])
+    printed = capsys.readouterr().out
+    assert "dx (m)      0.0995" in printed and "0.1" not in "".join(record["notes"])
+    assert "relative_pose of 7 numbers, scale [8, 128, 1" in printed
+    assert "dataset.action_transform=statistics); with bridge_train as" in printed
     states = [[100.0 * k, 0, 0, 0, 0, 90.0] for k in range(6)]
     _edit(bridge / "annotation/train/1.json", state=states, continuous_gripper_state=[80.0] * 6)
     notes = "; ".join(check(bridge)[1]["notes"])
     assert "position changes by 100; metres are expected" in notes and "states lie between 0 and 80" in notes
     assert "angles reach 90; radians are expected" in notes
+    assert "differences of 'state' reach 1.8e+03" in notes and "train with dataloader_train=bridge_json_train" in notes
 
 
 @pytest.fixture

@@ -232,6 +232,8 @@ def test_a_run_that_starts_from_weights_with_actions_keeps_their_transform(
     model = make_model(dit_path=path)
     assert torch.equal(loss_of(model, *proposed_batches(model, PROPOSED)), loss_of(make_model(), action_batch()))
     assert model.action_transform == OWN and "learnt anew" not in caplog.text
+    longer = attrs.evolve(PROPOSED, kind="relative_pose", scale=(20.0,) * 7)
+    assert longer.yields_to(relative_pose()) and not longer.yields_to(relative_pose(accumulate=4)), "other raw actions"
     of_poses = _saved(make_model().net, tmp_path / "poses.pt", **{KEY: transform_tensor(relative_pose())})
     other = make_model(dit_path=of_poses)
     loss_of(other, *proposed_batches(other, PROPOSED))
@@ -251,6 +253,9 @@ def test_actions_far_from_the_order_of_one_are_told_at_the_first_step(
     assert len(told) == len(causes) == (says is not None)
     if says is not None:
         assert f"is {factor:.3g} as controller" in told[0] and says in told[0] and told[0] == f"{causes[0]}."
+    model.action_transform = relative_pose()
+    closed = torch.tensor([[[1e-3] * 6 + [1.0]]])
+    assert "hardly sees" in (model._far_from_one(closed) or ""), "the gripper does not hide how small moves are"
 
 
 def test_data_that_do_not_say_it_need_a_config_that_does() -> None:

@@ -4,6 +4,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import attrs
 import pytest
 import torch
 
@@ -54,6 +55,11 @@ def bridge(folder: Path) -> list[str]:
     return [BRIDGE, TINY, f"{NET}.action_dim=7", *SHORT, *paths]
 
 
+def bridge_own(folder: Path) -> list[str]:
+    """The same, as a user's own data."""
+    return [*bridge(folder)[:-2], "dataloader_train=bridge_json_train", f"{DATA}.video_path={folder}"]
+
+
 def bridge_p25(folder: Path) -> list[str]:
     return [PREDICT2P5, TINY_P25, *bridge(folder)[2:], "trainer.callbacks.draw_samples=null"]
 
@@ -71,6 +77,7 @@ def lerobot(folder: Path) -> list[str]:
 FORMS: list[tuple[Callable[[Path], list[str]], ActionTransform]] = [
     (bridge, relative_pose()),
     (bridge_p25, relative_pose()),
+    (bridge_own, attrs.evolve(relative_pose(), scale=(64.0, 64.0, *[1.0] * 5))),  # by their statistics
     (libero, controller()),
     (lerobot, controller(4, 1.0)),  # by its statistics
 ]

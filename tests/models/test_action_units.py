@@ -24,8 +24,9 @@ def test_data_in_other_units_than_the_weights_are_warned_of_before_the_first_ste
     where: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = numpy.linspace(-400, 400, 101)[:, None] * [1.0, 1.0, 1.0]
-    own, half, metres = (
-        attrs.evolve(order_one_transform(column_statistics(rows * factor)), proposed=True) for factor in (1, 0.4, 1e-3)
+    own, half, tenth, metres = (
+        attrs.evolve(order_one_transform(column_statistics(rows * factor)), proposed=True)
+        for factor in (1, 0.4, 0.1, 1e-3)
     )
     before = make_model()
     loss_of(before, *proposed_batches(before, own))
@@ -36,8 +37,8 @@ def test_data_in_other_units_than_the_weights_are_warned_of_before_the_first_ste
         saved = before.action_transform
         assert saved is not None
         model = make_model(dit_path=_saved(before.net, tmp_path / "mm.pt", **{KEY: transform_tensor(saved)}))
-    proposed_batches(model, half)
-    assert "other ranges" not in caplog.text, "ordinary differences"
+    proposed_batches(model, half, tenth)
+    assert "other ranges" not in caplog.text, "ordinary differences, and few clips for validation that hardly move"
     proposed_batches(model, metres, metres)
     (told,) = [record for record in caplog.records if "other ranges" in record.message]
     assert told.levelname == "WARNING" and "number 0 in -0.392..0.392 (the weights: -392..392)" in told.message

@@ -258,6 +258,13 @@ def test_a_folder_is_read_as_by_the_run_of_the_weights(tmp_path: Path) -> None:
     wanted: dict[str, Any] = dict(num=2, num_actions=12, size=(48, 48))
     found = read_recordings(str(tmp_path / "data"), relative_pose(), trained=own, **wanted)
     assert found.video_B_C_F_H_W.shape == (2, 3, 13, 48, 48) and len(set(found.origins)) == 2
+    own_scale = attrs.evolve(relative_pose(), scale=(64.0, 32.0, *[1.0] * 5))  # of the weights, by their statistics
+    place = {"val_annotation_path": str(tmp_path / "data/annotation/val"), "video_path": str(tmp_path / "data")}
+    of_run = {key: value for key, value in own.items() if key != "action_scale"} | place
+    for given in (None, "statistics"):
+        by_weights = recordings_of_run({**of_run, "action_transform": given}, own_scale, num=2, num_actions=12)
+        factor = torch.tensor(own_scale.scale) / torch.tensor(relative_pose().scale)
+        assert torch.allclose(by_weights.action_B_L_D, found.action_B_L_D * factor, atol=1e-5)
     every = {**own, "fps_downsample_ratio": 1}
     once = read_recordings(str(tmp_path / "data"), relative_pose(), trained=every, **wanted)
     assert torch.equal(found.video_B_C_F_H_W[0, :, :7], once.video_B_C_F_H_W[0, :, ::2])  # every second frame

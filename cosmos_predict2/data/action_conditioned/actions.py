@@ -57,7 +57,7 @@ class ActionTransform:
     quaternion: bool = False
     # What is known of the raw actions, as dataset_statistics.json has it: a note, which two transforms may differ in.
     stats: dict[str, Any] | None = attrs.field(default=None, eq=False)
-    # Computed by a data set that was not told one: a run whose weights or config have another keeps theirs.
+    # Of a data set that was not told one: a run whose weights or config have another keeps theirs.
     proposed: bool = attrs.field(default=False, eq=False)
 
     def __attrs_post_init__(self) -> None:
@@ -84,6 +84,15 @@ class ActionTransform:
     def dim(self) -> int:
         """Numbers per action."""
         return len(self.scale)
+
+    @property
+    def raw_form(self) -> tuple[str, int, Accumulate]:
+        """What raw actions are: transforms that share it differ in factors and summands alone."""
+        return self.kind, self.dim, self.accumulate
+
+    def yields_to(self, own: "ActionTransform") -> bool:
+        """Whether a run with its ``own`` transform takes actions by this one: the same, or a proposal for such ones."""
+        return self == own or (self.proposed and self.raw_form == own.raw_form)
 
     def apply(self, raw: ArrayLike) -> Floats:
         """What the model sees of raw actions [..., d]."""

@@ -7,10 +7,11 @@ BRIDGE/annotation/{train,val,test}/NAME.npy     embeddings of the captions, read
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from cosmos_predict2.data.action_conditioned.actions import (
     ACTION_SCALE,
     Accumulate,
     ActionTransform,
+    Floats,
     pose_differences,
     relative_pose,
 )
@@ -31,6 +33,12 @@ from cosmos_predict2.data.action_conditioned.items import (
     shape_problems,
 )
 from cosmos_predict2.data.action_conditioned.recordings import annotation_files, read_recording, read_recordings
+from cosmos_predict2.data.action_conditioned.statistics import (
+    STATISTICS,
+    proposed_transform,
+    sampled_statistics,
+    transform_of,
+)
 from cosmos_predict2.data.bad_samples import BadSamples
 from cosmos_predict2.data.clips import probe, read_frames, stretch
 from cosmos_predict2.text.embedding_pickles import padded
@@ -55,6 +63,9 @@ class ActionConditionedDataset(Dataset[dict[str, Any]]):
     makes them relative to the first frame (True), or to a base that moves up every so many frames (4, say). In training
     a window begins at every frame, otherwise at every ``val_start_frame_interval``-th. ``cam_id`` chooses the camera;
     without it one of ``cam_ids`` is drawn for each item in training, and they take turns otherwise.
+
+    Position and angles are multiplied by ``action_scale`` (20), the gripper by ``gripper_rescale_factor``; or all of
+    them as ``action_transform`` says, "statistics": as the actions of all recordings give it (`order_one_transform`).
 
     ``num_action_per_chunk`` and ``fps_downsample_ratio`` are the newer names of num_frames - 1 and sequence_interval.
     """
@@ -88,6 +99,7 @@ class ActionConditionedDataset(Dataset[dict[str, Any]]):
         gripper_key: str = "continuous_gripper_state",
         gripper_rescale_factor: float = 1.0,
         action_scale: float = ACTION_SCALE,
+        action_transform: ActionTransform | Mapping[str, Any] | str | None = None,
         quaternion: bool = False,
         is_rollout: bool | None = None,
         fps: float = ACTION_FPS,
@@ -113,9 +125,8 @@ class ActionConditionedDataset(Dataset[dict[str, Any]]):
         self.video_size = (int(video_size[0]), int(video_size[1]))
         self.fps = float(fps)
         self.load_action = load_action
-        self.action_transform = relative_pose(
-            action_scale, gripper_rescale_factor, accumulate=_accumulate(accumulate_action), quaternion=quaternion
-        )
+        form = {"accumulate": _accumulate(accumulate_action), "quaternion": quaternion}
+        given = _transform(action_transform, action_scale, gripper_rescale_factor, form)
         self._load_t5_embeddings = load_t5_embeddings
         self._num_tokens, self._text_width = num_tokens, text_width
         self._decoder, self._num_threads = decoder, num_threads
@@ -140,6 +151,7 @@ class ActionConditionedDataset(Dataset[dict[str, Any]]):
             most=NUM_DEBUG if debug else None,
         )
         self._bad = BadSamples(skip=skip_bad_samples, most=most_bad_samples)
+        self.action_transform = given or self._from_statistics(form)
 
     @classmethod
     def preflight(cls, **arguments: Any) -> Iterator[str]:
@@ -167,15 +179,21 @@ class ActionConditionedDataset(Dataset[dict[str, Any]]):
 
     @classmethod
     def declared_transform(cls, **arguments: Any) -> ActionTransform | None:
-        """The transform of the actions of a data set with these arguments; None where it has none."""
+        """The transform of the actions of a data set with these arguments; None where it has none, or where only its
+        files can tell."""
         if not arguments.get("load_action", True):
             return None
-        return relative_pose(
-            arguments.get("action_scale", ACTION_SCALE),
-            arguments.get("gripper_rescale_factor", 1.0),
-            accumulate=_accumulate(arguments.get("accumulate_action", False)),
-            quaternion=arguments.get("quaternion", False),
-        )
+        form = {
+            "accumulate": _accumulate(arguments.get("accumulate_action", False)),
+            "quaternion": arguments.get("quaternion", False),
+        }
+        scales = arguments.get("action_scale", ACTION_SCALE), arguments.get("gripper_rescale_factor", 1.0)
+        return _transform(arguments.get("action_transform"), *scales, form)
+
+    @classmethod
+    def declared_width(cls, **arguments: Any) -> int:
+        """How many numbers an action of a data set with these arguments has."""
+        return 8 if arguments.get("quaternion", False) else 7
 
     @classmethod
     def declared_rate(cls, **arguments: Any) -> float:
@@ -226,15 +244,31 @@ class ActionConditionedDataset(Dataset[dict[str, Any]]):
 
     def actions(self, i: int, frames: Sequence[int] | numpy.ndarray) -> numpy.ndarray:
         """Scaled actions [len(frames) - 1, d] that lead along these frames of recording i."""
-        poses = self.recordings.poses(i)[frames]
         transform = self.action_transform
+        form = {"accumulate": transform.accumulate, "quaternion": transform.quaternion}
+        return transform.apply(self._differences(i, frames, form)).astype(numpy.float32)
+
+    def _differences(self, i: int, frames: Sequence[int] | numpy.ndarray, form: Mapping[str, Any]) -> Floats:
+        poses = self.recordings.poses(i)[frames]
         try:
-            raw = pose_differences(
-                poses[:, :6], poses[:, 6], accumulate=transform.accumulate, quaternion=transform.quaternion
-            )
+            return pose_differences(poses[:, :6], poses[:, 6], **form)
         except DataError as error:
             raise DataError(f"{self.recordings.path(i)}: {error}") from error
-        return transform.apply(raw).astype(numpy.float32)
+
+    def _from_statistics(self, form: Mapping[str, Any]) -> ActionTransform:
+        """The transform that the actions along all recordings give."""
+
+        def rows_of(i: int) -> Floats:
+            frames = numpy.arange(0, int(self.recordings.lengths[i]), self.stride)
+            size = self.num_frames - 1  # of a window, to whose first frame actions may be relative
+            parts = [frames[first : first + size + 1] for first in range(0, len(frames) - 1, size)]
+            return numpy.concatenate(
+                [numpy.empty((0, 7 + form["quaternion"])), *(self._differences(i, part, form) for part in parts)]
+            )
+
+        statistics = sampled_statistics(self.recordings.lengths, rows_of)
+        what, is_said = str(self.recordings.folder), self.mode == "train"
+        return proposed_transform(statistics, what=what, is_said=is_said, kind="relative_pose", **form)
 
     def _camera(self, index: int) -> int:
         count = self.recordings.num_cameras
@@ -282,6 +316,30 @@ def _accumulate(value: bool | Accumulate) -> Accumulate:
     if isinstance(value, bool):
         return "window" if value else None
     return value
+
+
+def _transform(
+    given: ActionTransform | Mapping[str, Any] | str | None,
+    scale: float,
+    gripper_scale: float,
+    form: Mapping[str, Any],
+) -> ActionTransform | None:
+    """The transform that a data set is told, or proposes as the published one; None where its statistics give it."""
+    is_scaled = (scale, gripper_scale) != (ACTION_SCALE, 1.0)
+    published = relative_pose(scale, gripper_scale, **form)
+    if given is None:
+        return attrs.evolve(published, proposed=not is_scaled)
+    if is_scaled:
+        raise ConfigError("action_transform says the scales too: leave out action_scale and gripper_rescale_factor.")
+    if given == STATISTICS:
+        return None
+    transform = transform_of(given)
+    if transform.raw_form != published.raw_form:
+        raise ConfigError(
+            f"action_transform is {transform}, but poses with accumulate_action={form['accumulate']} and"
+            f" quaternion={form['quaternion']} give actions such as {published}."
+        )
+    return transform
 
 
 def _problems(normalize: bool, pre_encode: bool, mode: str) -> Iterator[str]:

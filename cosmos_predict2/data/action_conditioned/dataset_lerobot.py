@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import attrs
 import numpy
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
@@ -17,9 +16,9 @@ from cosmos_predict2.data.action_conditioned.actions import COMBINATIONS, Action
 from cosmos_predict2.data.action_conditioned.items import ACTION_FPS, Windows, action_item, shape_problems
 from cosmos_predict2.data.action_conditioned.statistics import (
     MOST_ROWS,
+    STATISTICS,
     DatasetStatistics,
-    order_one_transform,
-    outliers,
+    proposed_transform,
     sampled_statistics,
     transform_of,
 )
@@ -36,7 +35,6 @@ from imaginaire.model import Note
 log = logging.getLogger(__name__)
 
 HELD_OUT = ("val", "test")
-SHOWN = 8  # numbers of an action in a line of the log
 
 
 class LeRobotActionDataset(Dataset[dict[str, Any]]):
@@ -45,11 +43,12 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
     ``camera`` and ``action_keys`` may be left out where the data set has only one camera and one column ``action`` or
     ``actions``. ``action_keys`` are columns or the names that modality.json gives to parts of the action;
     ``embodiment`` is a list of such names: "gr1" is left arm, left hand, right arm, right hand and waist, 29 numbers.
-    Row k of the action leads from frame k to frame k + 1, scaled by ``action_transform``; unless told, by one that the
-    actions of all episodes give (`order_one_transform`), whatever the split is. With a stride, ``combine_actions`` says
-    what becomes of the rows in between: "sum" adds moves up and keeps the last number, a gripper's, of the last row;
-    "first" and "last" take one row, as is right for absolute targets; a list says it of each number. Unless told, it is
-    "last" or "sum" where modality.json says of every number whether it is absolute, and an error where it does not.
+    Row k of the action leads from frame k to frame k + 1, scaled by ``action_transform``; unless told (or
+    "statistics"), by one that the actions of all episodes give (`order_one_transform`), whatever the split is. With a
+    stride, ``combine_actions`` says what becomes of the rows in between: "sum" adds moves up and keeps the last number,
+    a gripper's, of the last row; "first" and "last" take one row, as is right for absolute targets; a list says it of
+    each number. Unless told, it is "last" or "sum" where modality.json says of every number whether it is absolute, and
+    an error where it does not.
     ``frame_rate`` asks for a stride by frames per second.
 
     ``load_t5_embeddings`` takes the text from episode_000000.pickle and so on in ``embedding_dir`` (ROOT/t5_xxl unless
@@ -69,7 +68,7 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
         val_fraction: float = VAL_FRACTION,
         action_keys: str | Sequence[str] | None = None,
         embodiment: str | None = None,
-        action_transform: ActionTransform | Mapping[str, Any] | None = None,
+        action_transform: ActionTransform | Mapping[str, Any] | str | None = None,
         stride: int = 1,
         frame_rate: float | None = None,
         combine_actions: str | Sequence[str] | None = None,
@@ -115,7 +114,9 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
         is_said = data_split not in HELD_OUT  # once, by the data of training, which has the same
         if is_said and (note := self.source.rate_note()) is not None:
             log.warning("%s: %s", root, note)
-        self.action_transform = given or self._from_statistics(skip_bad=skip_bad_samples, is_said=is_said)
+        self.action_transform = given or proposed_transform(
+            self.action_statistics(skip_bad=skip_bad_samples), what=root, is_said=is_said
+        )
         lengths = self.source.episodes.lengths[self.episodes]
         self.windows = Windows(lengths, num_frames, self.stride, start_interval, what=str(root))
         self._bad = BadSamples(skip=skip_bad_samples, most=most_bad_samples)
@@ -161,7 +162,7 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
     def declared_transform(cls, **arguments: Any) -> ActionTransform | None:
         """The transform of the actions of a data set with these arguments; None where only its files can tell."""
         given = arguments.get("action_transform")
-        return None if given is None else transform_of(given)
+        return None if given in (None, STATISTICS) else transform_of(given)
 
     @classmethod
     def declared_width(cls, **arguments: Any) -> int:
@@ -238,36 +239,6 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
 
         return sampled_statistics(self.source.episodes.lengths, rows_of, most_rows)
 
-    def _from_statistics(self, *, skip_bad: bool, is_said: bool) -> ActionTransform:
-        """The transform that the actions' own statistics give, with a line of the log that shows both."""
-        statistics = self.action_statistics(skip_bad=skip_bad)
-        transform = attrs.evolve(order_one_transform(statistics.action), proposed=True)
-        if not is_said:
-            return transform
-        for k, value in outliers(statistics.action, transform).items():
-            log.warning(
-                "%s: number %d of the actions has a row with %g, where 98 %% lie between %g and %g: look at that"
-                " recording, which the model will see times %g",
-                self.source.info.root,
-                k,
-                value,
-                statistics.action.q01[k],
-                statistics.action.q99[k],
-                transform.scale[k],
-            )
-        columns = statistics.action
-        ranges = [f"{low:.3g}..{high:.3g}" for low, high in zip(columns.q01[:SHOWN], columns.q99[:SHOWN])]
-        log.info(
-            "%s: actions are normalised by their own statistics: 98 %% of %d rows of %d episodes lie in %s%s; %s",
-            self.source.info.root,
-            statistics.num_transitions,
-            statistics.num_trajectories,
-            ", ".join(ranges),
-            ", ..." if len(columns.q01) > SHOWN else "",
-            transform,
-        )
-        return transform
-
     def _with_files(self, episodes: NDArray[numpy.int64], skip: bool) -> NDArray[numpy.int64]:
         """The episodes whose files are there; with ``skip`` those without are left out, else they are an error."""
         missing = set(self.source.missing_files(self.camera, episodes.tolist()))
@@ -332,8 +303,8 @@ def _combination(wanted: str | Sequence[str] | None, stride: int, info: Info, pa
     return ["last" if kind else "sum" for kind in kinds]
 
 
-def _given_transform(given: ActionTransform | Mapping[str, Any] | None, width: int) -> ActionTransform | None:
-    if given is None:
+def _given_transform(given: ActionTransform | Mapping[str, Any] | str | None, width: int) -> ActionTransform | None:
+    if given is None or given == STATISTICS:
         return None
     transform = transform_of(given)
     if transform.kind != "controller":

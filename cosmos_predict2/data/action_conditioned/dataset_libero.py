@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy
 import torch
 from torch.utils.data import Dataset
 
-from cosmos_predict2.data.action_conditioned.actions import ActionTransform, controller, summed_actions
+from cosmos_predict2.data.action_conditioned.actions import ActionTransform, Floats, controller, summed_actions
 from cosmos_predict2.data.action_conditioned.items import ACTION_FPS, Windows, action_item, shape_problems
 from cosmos_predict2.data.action_conditioned.libero_files import (
     FPS,
@@ -23,7 +24,12 @@ from cosmos_predict2.data.action_conditioned.libero_files import (
     read_actions,
     read_pictures,
 )
-from cosmos_predict2.data.action_conditioned.statistics import transform_of
+from cosmos_predict2.data.action_conditioned.statistics import (
+    STATISTICS,
+    proposed_transform,
+    sampled_statistics,
+    transform_of,
+)
 from cosmos_predict2.data.bad_samples import BadSamples
 from cosmos_predict2.data.clips import stretch
 from cosmos_predict2.data.packed_strings import PackedStrings
@@ -47,9 +53,9 @@ class LiberoDataset(Dataset[dict[str, Any]]):
     ``outcome`` takes only what ended in success or in failure, by its ``rewards``: of a policy's own attempts in this
     layout, say.
 
-    Actions are those of the controller, scaled by ``action_transform`` (all seven by 20 unless told); with a stride,
-    moves in between are added up and the gripper's number is the last. ``load_t5_embeddings`` takes the text from
-    ROOT/t5_xxl/<task>.pickle; without it the text is zeros.
+    Actions are those of the controller, scaled by ``action_transform`` (all seven by 20 unless told; "statistics": by
+    their own); with a stride, moves in between are added up and the gripper's number is the last.
+    ``load_t5_embeddings`` takes the text from ROOT/t5_xxl/<task>.pickle; without it the text is zeros.
     """
 
     data_kind = "LIBERO's files"
@@ -68,7 +74,7 @@ class LiberoDataset(Dataset[dict[str, Any]]):
         outcome: str | None = None,
         stride: int = 1,
         start_interval: int = 1,
-        action_transform: ActionTransform | Mapping[str, Any] | None = None,
+        action_transform: ActionTransform | Mapping[str, Any] | str | None = None,
         load_t5_embeddings: bool = False,
         num_tokens: int = 512,
         text_width: int = 1024,
@@ -84,7 +90,7 @@ class LiberoDataset(Dataset[dict[str, Any]]):
         self.stride = stride
         self.mode = mode
         self.fps = float(fps)
-        self.action_transform = _transform(action_transform)
+        given = _transform(action_transform)
         self._num_tokens, self._text_width = num_tokens, text_width
         self._embeddings = _embeddings(root) if load_t5_embeddings else None
         demos = [
@@ -101,6 +107,9 @@ class LiberoDataset(Dataset[dict[str, Any]]):
         self._lengths = numpy.asarray([demo.length for demo in demos], dtype=numpy.int32)
         self.windows = Windows(self._lengths, num_frames, stride, start_interval, what=root)
         self._bad = BadSamples(skip=skip_bad_samples, most=most_bad_samples)
+        self.action_transform = given or proposed_transform(
+            sampled_statistics(self._lengths, self._rows), what=root, is_said=mode == "train"
+        )
         log.info("%s: %d windows of %d demonstrations for %s", root, len(self.windows), len(demos), mode)
 
     @classmethod
@@ -124,8 +133,8 @@ class LiberoDataset(Dataset[dict[str, Any]]):
             yield str(error)
 
     @classmethod
-    def declared_transform(cls, **arguments: Any) -> ActionTransform:
-        """The transform of the actions of a data set with these arguments."""
+    def declared_transform(cls, **arguments: Any) -> ActionTransform | None:
+        """The transform of the actions of a data set with these arguments; None where only its files can tell."""
         return _transform(arguments.get("action_transform"))
 
     @classmethod
@@ -143,6 +152,16 @@ class LiberoDataset(Dataset[dict[str, Any]]):
         """Demonstration i of those that are used."""
         file = Path(self._files[i])
         return Demo(file.parent.name, file, f"demo_{self._numbers[i]}", int(self._lengths[i]))
+
+    def _rows(self, i: int) -> Floats:
+        """Unscaled actions that lead along demonstration i."""
+        frames = numpy.arange(0, int(self._lengths[i]), self.stride)
+        try:
+            return summed_actions(read_actions(self.demo(i)), frames)
+        except DataError:
+            if self._bad.skip:
+                return numpy.empty((0, 1))
+            raise
 
     def _item(self, index: int) -> dict[str, Any]:
         i, frames = self.windows[index]
@@ -193,9 +212,10 @@ def _all_demos(root: Path, suites: Sequence[str] | None, skip_bad: bool) -> list
     return demos
 
 
-def _transform(given: ActionTransform | Mapping[str, Any] | None) -> ActionTransform:
-    if given is None:
-        return controller()
+def _transform(given: ActionTransform | Mapping[str, Any] | str | None) -> ActionTransform | None:
+    """None where the actions' own statistics give it."""
+    if given is None or given == STATISTICS:
+        return None if given == STATISTICS else attrs.evolve(controller(), proposed=True)
     transform = transform_of(given)
     if transform.kind != "controller":
         raise ConfigError(

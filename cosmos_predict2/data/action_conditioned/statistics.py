@@ -8,6 +8,7 @@ or the same once more nested, under the name of each data set.
 """
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from cosmos_predict2.data.action_conditioned.actions import ActionTransform
 from imaginaire import storage
 from imaginaire.errors import ConfigError, DataError, near
 
+log = logging.getLogger(__name__)
+
 Floats = NDArray[numpy.float64]
 
 NAMES = ("mean", "std", "min", "max", "q01", "q99")
@@ -28,6 +31,8 @@ CONSTANT = 1e-6, 1e-4  # a column that varies by less, absolutely or beside its 
 OUTLIER = 100.0  # a normalised number above it is hardly meant
 FAR_OFF = 5.0  # how many times wider or narrower a usual range is not by chance: units are factors of 10 and more
 NUM_NAMED = 4  # numbers of an action in a warning
+SHOWN = 8  # numbers of an action in a line of the log
+STATISTICS = "statistics"  # in place of an action_transform: one that the data give
 
 
 def _floats(values: ArrayLike) -> Floats:
@@ -170,25 +175,60 @@ def unit_transform(columns: ColumnStatistics, kind: str = "controller") -> Actio
     return ActionTransform(kind=kind, scale=scale.tolist(), offset=offset.tolist(), stats=columns.to_dict())
 
 
-def order_one_transform(columns: ColumnStatistics, kind: str = "controller") -> ActionTransform:
+def order_one_transform(columns: ColumnStatistics, kind: str = "controller", **form: Any) -> ActionTransform:
     """The transform that brings the usual values of each column (q01 to q99) to the order of 1, with the statistics.
+    ``form``: accumulate and quaternion of raw actions that have them.
 
     Each column is multiplied by the power of two that brings its largest usual value between 0.7 and 1.4. Zero stays
-    zero, as a motion of zero means no motion; only a column whose usual values lie apart from it (joint targets,
-    positions) is centred. Powers of two change no digit of a number, and stay the same where a few recordings
+    zero, as a motion of zero means no motion; only a column of a controller whose usual values lie apart from it (joint
+    targets, positions) is centred. Powers of two change no digit of a number, and stay the same where a few recordings
     are added. Where q01 and q99 are equal, as of a gripper that hardly ever moves, min and max take their place. A
     constant is only shifted.
     """
     low, high = _usual(columns)
     near_zero = 0.1 * (high - low)
-    has_zero = (low <= near_zero) & (high >= -near_zero)
+    has_zero = (kind == "relative_pose") | ((low <= near_zero) & (high >= -near_zero))
     centre = numpy.where(has_zero, 0.0, (low + high) / 2)
     size = numpy.where(has_zero, numpy.maximum(numpy.abs(low), numpy.abs(high)), (high - low) / 2)
     is_constant = size <= numpy.maximum(CONSTANT[0], CONSTANT[1] * numpy.abs(centre))
     size = numpy.where(is_constant, numpy.maximum(size, 1.0), size)
     scale = numpy.exp2(-numpy.round(numpy.log2(size)))
     offset = -numpy.round(8 * centre * scale) / 8
-    return ActionTransform(kind=kind, scale=scale.tolist(), offset=offset.tolist(), stats=columns.to_dict())
+    stats = columns.to_dict()
+    return ActionTransform(kind=kind, scale=scale.tolist(), offset=offset.tolist(), stats=stats, **form)
+
+
+def proposed_transform(
+    statistics: DatasetStatistics, *, what: str, is_said: bool, kind: str = "controller", **form: Any
+) -> ActionTransform:
+    """The transform that the statistics of the data set ``what`` give, which a run may replace by its own;
+    ``is_said``: with a line of the log that shows both."""
+    columns = statistics.action
+    transform = attrs.evolve(order_one_transform(columns, kind, **form), proposed=True)
+    if not is_said:
+        return transform
+    for k, value in outliers(columns, transform).items():
+        log.warning(
+            "%s: number %d of the actions has a row with %g, where 98 %% lie between %g and %g: look at that"
+            " recording, which the model will see times %g",
+            what,
+            k,
+            value,
+            columns.q01[k],
+            columns.q99[k],
+            transform.scale[k],
+        )
+    ranges = [f"{low + 0:.3g}..{high + 0:.3g}" for low, high in zip(columns.q01[:SHOWN], columns.q99[:SHOWN])]
+    log.info(
+        "%s: actions are normalised by their own statistics: 98 %% of %d rows of %d episodes lie in %s%s; %s",
+        what,
+        statistics.num_transitions,
+        statistics.num_trajectories,
+        ", ".join(ranges),
+        ", ..." if len(columns.q01) > SHOWN else "",
+        transform,
+    )
+    return transform
 
 
 def outliers(columns: ColumnStatistics, transform: ActionTransform) -> dict[int, float]:
@@ -253,11 +293,13 @@ def column_lines(columns: ColumnStatistics, names: Sequence[str] = ()) -> list[s
     return [f"{'number':<{width}} {head}", *(f"{label:<{width}} {row}" for label, row in zip(labels, rows))]
 
 
-def transform_of(given: ActionTransform | Mapping[str, Any]) -> ActionTransform:
+def transform_of(given: ActionTransform | Mapping[str, Any] | str) -> ActionTransform:
     """The transform that a data set is told: itself, its values, or kind and ``statistics``, the file whose quantiles
     q01 and q99 become -1 and 1 (``statistics_name``: of which data set in it)."""
     if isinstance(given, ActionTransform):
         return given
+    if isinstance(given, str):
+        raise ConfigError(f"action_transform is '{given}'; it is {STATISTICS}, or kind and scale as in a YAML mapping.")
     if "statistics" not in given:
         return ActionTransform.from_dict(given)
     known = ("kind", "statistics", "statistics_name")

@@ -2,7 +2,7 @@
 """The actions of a data set as a table: what each number is called, in which range it lies, and what a model will see.
 
 For controller actions (LeRobot) these are the recorded rows; for poses (Bridge's layout) the differences of successive
-ones, in metres and radians, before they are multiplied by 20.
+ones, in metres and radians, before they are scaled.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +30,8 @@ from imaginaire.errors import ConfigError, DataError
 POSE_NAMES = ("dx (m)", "dy (m)", "dz (m)", "droll", "dpitch", "dyaw", "gripper")
 MOST_RECORDINGS = 2000  # of Bridge's layout that statistics are computed of, evenly spread
 ROUNDING = 1e-9
+OF_OWN = "dataloader_train=bridge_json_train (or dataloader_train.dataset.action_transform=statistics)"
+LEAST_SEEN, MOST_SEEN = 0.1, 10.0  # of what a network sees of usual differences
 FARTHEST = 0.5  # metres from one frame to the next that an arm hardly moves
 
 
@@ -40,8 +42,9 @@ class ActionTable:
     title: str
     names: tuple[str, ...]
     statistics: DatasetStatistics
-    transform: ActionTransform  # that training gives them unless it is told another
+    transform: ActionTransform  # that training gives own data, unless told another
     of_units: tuple[str, ...] = ()  # notes on units that are hardly meant
+    published: str = ""  # what becomes of this layout in published training
 
     def lines(self) -> list[str]:
         """For people: what they are, a row for each number, and what the model will see."""
@@ -51,6 +54,7 @@ class ActionTable:
             " recordings",
             *column_lines(counted.action, self.names),
             f"seen by a model as {self.transform}",
+            *([self.published] if self.published else []),
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -60,8 +64,7 @@ class ActionTable:
         """What may be wrong with the numbers."""
         yield from self.of_units
         columns = self.statistics.action
-        far = outliers(columns, self.transform) if self.transform.kind == "controller" else {}
-        for k, value in far.items():
+        for k, value in outliers(columns, self.transform).items():
             yield (
                 f"{self.title}: {self.names[k]} has a row with {value:g}, where 98 % lie between {columns.q01[k]:g} and"
                 f" {columns.q99[k]:g}: look at that recording"
@@ -133,8 +136,18 @@ def bridge_table(annotations: Sequence[Path]) -> ActionTable | None:
             largest_angle = max(largest_angle, float(numpy.abs(recording.poses[:, 3:6]).max()))
     if not rows:
         return None
-    notes = tuple(_unit_notes(numpy.concatenate(rows), largest_angle))
-    return ActionTable("differences of 'state'", POSE_NAMES, dataset_statistics(rows), relative_pose(), notes)
+    statistics, published = dataset_statistics(rows), relative_pose()
+    notes = [*_unit_notes(numpy.concatenate(rows), largest_angle)]
+    columns = statistics.action
+    seen = numpy.abs(published.apply([columns.q01, columns.q99]))[:, :6].max()
+    if seen and not LEAST_SEEN <= seen <= MOST_SEEN:
+        notes.append(
+            f"times 20, as released weights have them, 98 % of the differences of 'state' reach {seen:.2g}, where a"
+            f" network expects the order of 1: train with {OF_OWN}"
+        )
+    said = f"with {OF_OWN}; with bridge_train as {published}, which released weights have"
+    transform = order_one_transform(columns, "relative_pose")
+    return ActionTable("differences of 'state'", POSE_NAMES, statistics, transform, tuple(notes), said)
 
 
 def _unit_notes(rows: Floats, largest_angle: float) -> Iterator[str]:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy
 import pytest
 import torch
@@ -90,6 +91,40 @@ def test_accumulated_actions_and_the_other_options(bridge: Path) -> None:
         assert numpy.array_equal(dataset[0]["action"], expected), options
         assert dataset.action_transform.dim == expected.shape[1]
     assert "action" not in _dataset(bridge, load_action=False)[0]
+
+
+def test_statistics_bring_recordings_of_any_scale_to_the_order_of_one(tmp_path: Path) -> None:
+    root = bridge_tree(tmp_path, episodes={"train": 2, "val": 1})
+    for path in (root / "annotation").rglob("*.json"):  # millimetres
+        content = json.loads(path.read_text())
+        content["state"] = [[*(1000 * x for x in row[:3]), *row[3:]] for row in content["state"]]
+        path.write_text(json.dumps(content))
+    for options in (
+        {},
+        dict(accumulate_action=True),
+        dict(accumulate_action=4, sequence_interval=1),
+        dict(quaternion=True),
+    ):
+        times_20, data = (_dataset(root, **options, action_transform=given) for given in (None, "statistics"))
+        transform = data.action_transform
+        assert transform.proposed and times_20.action_transform.proposed, "nobody told them"
+        assert not transform.offset, "no motion stays 0"
+        assert transform.yields_to(times_20.action_transform) and times_20.action_transform.yields_to(transform)
+        actions = numpy.concatenate([data[i]["action"] for i in (0, len(data) - 1)])
+        assert 0.3 < numpy.abs(actions[:, :3]).max() < 2 and numpy.abs(actions).max() < 3, options
+        raw = times_20.action_transform.undo(times_20[0]["action"])
+        assert numpy.allclose(data[0]["action"], transform.apply(raw), atol=1e-4)
+        told = _dataset(root, **options, mode="val", action_transform=attrs.evolve(transform, proposed=False).to_dict())
+        assert told.action_transform == transform and not told.action_transform.proposed
+    assert not transform.yields_to(_dataset(root).action_transform), "other raw numbers"
+    assert not _dataset(root, action_scale=10.0).action_transform.proposed
+    for options, message in [
+        (dict(action_transform="statistic"), "it is statistics, or"),
+        (dict(action_transform="statistics", action_scale=2.0), "leave out action_scale"),
+        (dict(action_transform=transform), "quaternion=False give actions such as relative_pose of 7"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            _dataset(root, **options)
 
 
 RATIOS = ("sequence_interval", "fps_downsample_ratio")

@@ -76,6 +76,10 @@ def test_a_transform_may_be_given_as_plain_values(libero: Path) -> None:
     row = {"kind": "controller", "scale": [1.0] * 6 + [0.5]}
     item = _dataset(libero, suites=["libero_10"], action_transform=row)[0]
     assert numpy.allclose(item["action"][:, 6], 0.5 * demo(0, 16)["actions"][:12, 6])
+    own = _dataset(libero, suites=["libero_10"], action_transform="statistics")
+    raw = own.action_transform.undo(own[0]["action"])
+    assert own.action_transform.proposed and numpy.allclose(raw, demo(0, 16)["actions"][:12], atol=1e-6)
+    assert 0.3 < own[0]["action"].abs().max() < 3
     with pytest.raises(ConfigError, match="hold controller actions"):
         _dataset(libero, action_transform={"kind": "relative_pose", "scale": [20.0] * 6 + [1.0]})
     with pytest.raises(DataError, match=r"\[12, 7\].*3 numbers"):

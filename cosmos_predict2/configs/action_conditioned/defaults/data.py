@@ -14,6 +14,7 @@ from cosmos_predict2.configs.base.defaults.data import (
     text_width_of_model,
 )
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
+from cosmos_predict2.data.action_conditioned.statistics import STATISTICS
 from cosmos_predict2.data.lerobot.modality import EMBODIMENTS
 from cosmos_predict2.data.mixing import MixedLoader
 from cosmos_predict2.data.mock import MockVideos
@@ -32,6 +33,18 @@ def bridge_of(split: str, video_size: list[int]) -> Any:
     node = bridge(split)
     node.dataset.video_size = video_size
     return node
+
+
+def of_a_user(node: Any, **place: Any) -> Any:
+    """The same layout for a user's own data: normalised by their statistics, not as released weights have them."""
+    node.dataset.update(action_transform=STATISTICS, **place)
+    return node
+
+
+def bridge_json(split: str) -> Any:
+    """A user's own recordings in Bridge's layout; give the folder that holds annotation/ and videos/ as video_path."""
+    of_split = {f"{name}_annotation_path": f"${{.video_path}}/annotation/{name}" for name in ("train", "val", "test")}
+    return of_a_user(bridge(split), video_path="???", **of_split)
 
 
 def gr1(split: str, data_split: str = "") -> Any:
@@ -109,6 +122,8 @@ def entries(split: str) -> dict[str, Any]:
         f"gr00t_customiezed_gr1_{split}": gr1(split),  # the published spelling
         "gr00t_customiezed_gr1_full": gr1(split, "full"),
         f"lerobot_{split}": lerobot(split),
+        f"bridge_json_{split}": bridge_json(split),
+        f"libero_hdf5_{split}": of_a_user(libero("spatial", split), root="???", suites=None),
         "mock_action": mock(),
         "toy_action": toy(split),
         "toy_action_hard": toy(split, "hard"),
