@@ -30,7 +30,15 @@ import torch.distributed as dist
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["imaginaire.trainer", "torch.distributed.tensor.parallel", "tests.training", "cosmos_predict2.models.flow_model"]
+    [
+        *(
+            "torch._dynamo",
+            "torch.distributed.checkpoint",
+            "torch.distributed.tensor.parallel",
+            "torch.utils.tensorboard",
+        ),
+        *("cosmos_predict2.models.flow_model", "tests.preloaded"),
+    ]
 )
 
 
