@@ -17,6 +17,7 @@ from imaginaire.compose import compose, experiment_names, register_experiment, s
 from imaginaire.config import Config
 from imaginaire.errors import ConfigError
 from imaginaire.lazy_config import instantiate, load_yaml, save_yaml, to_yaml
+from tests.programs import python
 
 PARTS = """
 import attrs
@@ -768,5 +769,5 @@ def test_an_experiment_of_a_config_without_any_is_unknown_by_name(tmp_path: Path
         "try: compose(sys.argv[1], ['experiment=NAME'])\n"
         "except ValueError as error: print(error)"
     )
-    result = subprocess.run([sys.executable, "-c", script, str(config)], capture_output=True, text=True)
+    result = subprocess.run([python(), "-c", script, str(config)], capture_output=True, text=True)
     assert result.stdout.strip() == "No experiment is called 'NAME'. None is registered.", result.stderr

@@ -20,6 +20,7 @@ from imaginaire.doctor import collectives, machine, packages
 from imaginaire.doctor.findings import Finding, as_data, as_lines, worst
 from scripts.doctor import main, show
 from tests.multiprocess import run_distributed
+from tests.programs import python
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
@@ -345,7 +346,7 @@ def test_the_commands_run(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--json"]) in (0, 1)  # a machine may have a fault
     areas = {finding["area"] for finding in json.loads(capfd.readouterr().out)["findings"]}
     assert {"packages", "device", "machine", "attention", "network", "videos", "weights"} <= areas
-    command = [sys.executable, "scripts/test_environment.py", "--training"]
+    command = [python(), "scripts/test_environment.py", "--training"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert ("[SUCCESS]" in result.stdout) == (result.returncode == 0), result.stderr
     assert main(["--dist", "--limit", "60"]) == 0

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from examples.video2world import parse
+from tests.programs import python
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "documentations").glob("*.md"))]
@@ -39,14 +40,14 @@ def run(language: str, block: str, folder: Path) -> None:
     bin_dir = str(Path(sys.executable).parent)
     environment = {
         **os.environ,
-        "PATH": f"{bin_dir}:{os.environ['PATH']}",
+        "PATH": f"{Path(python()).parent}:{bin_dir}:{os.environ['PATH']}",
         "IMAGINAIRE_OUTPUT_ROOT": str(folder),
         "WANDB_MODE": "disabled",
         "OMP_NUM_THREADS": "1",
     }
-    text = text.replace(".venv/bin/", f"{bin_dir}/")
+    text = text.replace(".venv/bin/python ", "python ").replace(".venv/bin/", f"{bin_dir}/")
     result = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", text] if language == "bash" else [sys.executable, "-c", text],
+        ["bash", "-euo", "pipefail", "-c", text] if language == "bash" else [python(), "-c", text],
         cwd=ROOT,
         env=environment,
         capture_output=True,

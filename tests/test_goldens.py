@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from safetensors.torch import save_file
 
 from tests import goldens
 from tests.goldens import DEFAULT, Golden
+from tests.programs import python
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -87,7 +87,7 @@ def test_a_wrong_number_or_shape_is_told_with_its_entry(tmp_path: Path) -> None:
 
 
 def _parity(folder: Path, *arguments: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "pytest", "tests/parity", "-p", "no:cacheprovider", *arguments]
+    command = [python(), "-m", "pytest", "tests/parity", "-p", "no:cacheprovider", *arguments]
     run = subprocess.run(
         [*command, "--goldens", str(folder)], cwd=REPOSITORY, capture_output=True, text=True, timeout=120
     )

@@ -3,7 +3,6 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 import benchmarks.train_step as train_step
 from imaginaire.compose import experiment_names
 from imaginaire.errors import ConfigError, TrainingError
+from tests.programs import python
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "scripts" / "gpu_check.sh"
@@ -51,7 +51,7 @@ def test_the_script_parses() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 @pytest.mark.slow
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
-    result = run(tmp_path, PYTHON=sys.executable)
+    result = run(tmp_path, PYTHON=python())
     assert result.returncode == 2
     assert "no GPU here" in result.stderr and "scripts.doctor" in result.stderr
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from cosmos_predict2.data import media
+from tests.programs import python
 from tests.test_documentation import ROOT
 
 # What the guides print. A test puts other names and numbers in place and leaves the rest as it is.
@@ -79,7 +80,7 @@ def checkout(tmp_path: Path) -> Iterator[Path]:
 def start(checkout: Path, text: str, **variables: str) -> subprocess.Popen[str]:
     environment = {
         **os.environ,
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{Path(python()).parent}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
         **variables,

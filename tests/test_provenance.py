@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from imaginaire import provenance
+from tests.programs import python
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -19,7 +20,7 @@ def _foreign(path: list[Path], folder: Path = REPOSITORY) -> list[str]:
     code = "import json; from imaginaire import provenance; print(json.dumps(provenance.foreign_packages()))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
     run = subprocess.run(
-        [sys.executable, "-c", code],
+        [python(), "-c", code],
         cwd=folder,
         env=environment,
         capture_output=True,

@@ -17,14 +17,17 @@ from imaginaire import compose, trainer
 from imaginaire import log as logs
 from imaginaire.errors import ConfigError, TrainingError
 from scripts import train
+from tests.programs import python
 
 ROOT = Path(__file__).resolve().parent.parent
 BASE = "cosmos_predict2/configs/base/config.py"
 
 
-def run(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: str, cwd: Path = ROOT, interpreter: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "scripts.train", *arguments],
+        [interpreter or python(), "-m", "scripts.train", *arguments],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
@@ -273,7 +276,7 @@ def test_list_of_a_noisy_config_file_is_clean(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_dryrun_is_quick_and_mistakes_have_no_traceback(tmp_path: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = run("--dryrun", IMAGINAIRE_OUTPUT_ROOT=str(tmp_path))
+    done = run("--dryrun", interpreter=sys.executable, IMAGINAIRE_OUTPUT_ROOT=str(tmp_path))
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
     assert after.ru_utime - before.ru_utime < 10  # 2.5 s as a rule; of the processor, for other work may be going on
@@ -286,7 +289,7 @@ def test_dryrun_is_quick_and_mistakes_have_no_traceback(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_torchrun_hands_the_arguments_through(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", "--standalone"]
+    command = [python(), "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", "--standalone"]
     command += ["-m", "scripts.train", "--dryrun", "--config=examples/minimal/config.py", "--", "experiment=minimal"]
     environment = {**os.environ, "IMAGINAIRE_OUTPUT_ROOT": str(tmp_path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)

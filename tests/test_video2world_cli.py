@@ -19,6 +19,7 @@ from cosmos_predict2.text.prompt_embeddings import write_prompt_embeddings
 from examples.video2world import check_processes, main
 from examples.video2world_flags import parse
 from imaginaire.errors import ConfigError
+from tests.programs import python
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = "examples/video2world.py"
@@ -27,7 +28,7 @@ TINY = ["--model_size", "tiny", "--prompt", "push the red puck to the green ring
 
 def run(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(ROOT / SCRIPT), *arguments],
+        [python(), str(ROOT / SCRIPT), *arguments],
         cwd=cwd,
         env={**os.environ, **environment},
         capture_output=True,

@@ -15,6 +15,7 @@ from imaginaire.callbacks import wandb_tracker
 from imaginaire.callbacks.trackers import Metrics
 from imaginaire.callbacks.wandb_tracker import WandbTracker, asked_mode, chosen_mode
 from imaginaire.errors import ConfigError
+from tests.programs import python
 
 
 def job(mode: str | None = None) -> Any:
@@ -125,7 +126,7 @@ RUN = """
 def run_in_a_process(folder: Path, *arguments: str, **environment: str) -> tuple[str, str]:
     """stdout and stderr; a process because W&B starts a service that lives until its process ends."""
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(RUN), str(folder), *arguments],
+        [python(), "-c", textwrap.dedent(RUN), str(folder), *arguments],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,

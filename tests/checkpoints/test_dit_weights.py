@@ -5,7 +5,6 @@ import io
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from imaginaire.errors import CheckpointError
 from imaginaire.lazy_config import LazyCall as L
 from tests.checkpoints.hub_server import Hub, serve
 from tests.checkpoints.nets import SMALL, assert_same_parameters, call, parameters_of, random_net, released_state
+from tests.programs import python
 
 EMA = random_net(seed=9)
 
@@ -335,7 +335,7 @@ def test_addresses_on_a_hub_load_like_folders(tmp_path: Path) -> None:
     )
     with serve(hub):
         run = subprocess.run(
-            [sys.executable, "-c", _FROM_A_HUB],
+            [python(), "-c", _FROM_A_HUB],
             env={**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"},
             capture_output=True,
             text=True,

@@ -18,6 +18,7 @@ from imaginaire.errors import ConfigError
 from scripts import download_checkpoints
 from tests.checkpoints.hub_server import Hub, serve
 from tests.checkpoints.nets import SMALL, random_net, released_state
+from tests.programs import python
 
 VIDEO_2B = "nvidia/Cosmos-Predict2-2B-Video2World"
 ACTION = "nvidia/Cosmos-Predict2-2B-Sample-Action-Conditioned"
@@ -250,7 +251,7 @@ def _command(hub: Hub, folder: Path, *words: str, **environment: str) -> subproc
         *words,
     ]
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+        [python(), "-c", code, *arguments],
         env={**os.environ, **settings},
         capture_output=True,
         text=True,

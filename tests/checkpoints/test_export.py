@@ -3,7 +3,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +21,7 @@ from imaginaire import lora
 from imaginaire.errors import CheckpointError, ConfigError
 from tests.checkpoints.nets import assert_same_parameters, call, inputs_of, parameters_of, random_net, released_state
 from tests.checkpoints.test_dit_weights import FORMS
+from tests.programs import python
 
 ROPE = (20 / 24, 2.0, 3.0)
 
@@ -247,9 +247,7 @@ def test_the_command_says_what_it_wrote_and_refuses_what_cannot_be(tmp_path: Pat
 
 
 def _command(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "scripts.convert", *words], capture_output=True, text=True, timeout=120
-    )
+    return subprocess.run([python(), "-m", "scripts.convert", *words], capture_output=True, text=True, timeout=120)
 
 
 def _loaded(path: str) -> Any:

@@ -2,7 +2,6 @@
 """Paths of the released files, the folder setting, and the manifests."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from cosmos_predict2.nn.flops import PARAMETERS
 from imaginaire.errors import ConfigError
 from imaginaire.weights import is_extra
 from tests.checkpoints.nets import random_net, released_state
+from tests.programs import python
 
 # Where the folder is --------------------------------------------------------------------------------------------------
 
@@ -55,7 +55,7 @@ def test_importing_reads_no_environment() -> None:
         "import cosmos_predict2.checkpoints, cosmos_predict2.auxiliary.guardrail, sys\n"
         "print([m for m in ('huggingface_hub', 'diffusers', 'transformers') if m in sys.modules])"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    run = subprocess.run([python(), "-c", code], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0 and run.stdout.strip() == "[]", run.stdout + run.stderr
 
 

@@ -12,6 +12,7 @@ from hydra.core.config_store import ConfigStore
 
 from imaginaire import lazy_yaml, registry
 from imaginaire.compose import compose, experiment_names
+from tests.programs import python
 
 DATA = """
 from cosmos_predict2.data.toy import ToyWorldVideos
@@ -81,7 +82,7 @@ def test_a_child_has_its_own_data_and_all_else_of_its_parent(config: str) -> Non
 def test_it_trains_from_a_folder_of_its_own(config: str) -> None:
     folder = Path(config).parent
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "scripts.train", "--config=my_config.py", "--", "experiment=mine_tiny"]
+    command = [python(), "-m", "scripts.train", "--config=my_config.py", "--", "experiment=mine_tiny"]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     assert (folder / "checkpoints/mine/video2world/mine_tiny/checkpoints/model/iter_000000002.pt").is_file()

@@ -16,6 +16,7 @@ from imaginaire import config_files, preflight, registry
 from imaginaire.compose import compose, experiment_names
 from imaginaire.errors import ConfigError
 from imaginaire.lazy_config import save_yaml, to_yaml
+from tests.programs import python
 
 ROOT = Path(__file__).parent.parent.parent
 BASE = "cosmos_predict2/configs/base/config.py"
@@ -329,7 +330,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, *arguments], cwd=root, env=environment, capture_output=True, text=True, timeout=600, check=True
+        [python(), *arguments], cwd=root, env=environment, capture_output=True, text=True, timeout=600, check=True
     )
 
 

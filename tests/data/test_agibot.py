@@ -29,6 +29,7 @@ from scripts import prepare_agibot_fisheye_data as command
 from tests.checkpoints.hub_server import Hub, serve
 from tests.data import sources_agibot as sources
 from tests.data.sources_agibot import CAMERA, EPISODES
+from tests.programs import python
 
 REPOSITORY = Path(__file__).parents[2]
 WINDOW = "task_327_episode_{}_window_0_frame_0-59"
@@ -499,7 +500,7 @@ def _command(tmp_path: Path, form: str, *flags: str) -> subprocess.CompletedProc
     if form == "module":
         environment["PYTHONPATH"] = str(REPOSITORY)
     return subprocess.run(
-        [sys.executable, *start, *flags], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        [python(), *start, *flags], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
     )
 
 

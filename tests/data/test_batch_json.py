@@ -4,7 +4,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import torch
 from cosmos_predict2.data import media
 from cosmos_predict2.pipelines.requests import Request, read_batch
 from scripts import prepare_batch_input_json as script
+from tests.programs import python
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -103,7 +103,7 @@ def test_both_forms_of_the_command_run(tmp_path: Path, command: list[str]) -> No
     flags = ["--dataset_path", tmp_path / "in", "--save_path", tmp_path / "out", "--output_path", tmp_path / "b.json"]
     without_path = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
-        [sys.executable, *command, *flags], cwd=ROOT, env=without_path, capture_output=True, text=True, timeout=120
+        [python(), *command, *flags], cwd=ROOT, env=without_path, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "b.json").is_file()

@@ -16,6 +16,7 @@ from imaginaire.errors import DataError
 from scripts import prepare_bridge_data
 from tests.data.file_server import Served, serve
 from tests.data.sources_bridge import bridge_archive, bridge_tree
+from tests.programs import python
 
 REPOSITORY = Path(__file__).parent.parent.parent
 
@@ -140,7 +141,7 @@ def test_looking_through_what_is_not_there_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("form", [["-m", "scripts.prepare_bridge_data"], ["scripts/prepare_bridge_data.py"]])
 def test_both_forms_of_the_command_work(archive: Path, tmp_path: Path, form: list[str]) -> None:
-    command = [sys.executable, *form, "--source", str(archive), "--out", str(tmp_path / "bridge")]
+    command = [python(), *form, "--source", str(archive), "--out", str(tmp_path / "bridge")]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "2 train" in done.stderr + done.stdout

@@ -6,7 +6,6 @@ import os
 import pickle
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from scripts import check_dataset as script
 from scripts import get_t5_embeddings, prepare_lerobot_data
 from tests.data import sources_lerobot as made
+from tests.programs import python
 
 ROOT = Path(__file__).resolve().parents[2]
 ENCODER = BytesEncoder(64, 32)
@@ -612,7 +612,7 @@ def test_both_forms_of_the_command_and_several_workers_agree(folder: Path) -> No
     outputs = []
     for command in (["scripts/check_dataset.py"], ["-m", "scripts.check_dataset"]):
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        command = [sys.executable, *command, str(folder), "--workers", str(2 * len(outputs))]
+        command = [python(), *command, str(folder), "--workers", str(2 * len(outputs))]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
         assert done.returncode == 1, done.stderr
         outputs.append(done.stdout)

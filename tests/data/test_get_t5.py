@@ -21,6 +21,7 @@ from scripts import (
     get_t5_embeddings_from_cosmos_nemo_assets,
     get_t5_embeddings_from_groot_dataset,
 )
+from tests.programs import python
 from tests.text.folders import t5_folder
 
 ROOT = Path(__file__).parents[2]
@@ -306,7 +307,7 @@ def test_both_forms_of_the_command_work_and_the_file_from_any_folder(t5: Path, t
 
     def run(*command: str, cwd: Path, pythonpath: bool = False) -> subprocess.CompletedProcess:
         env = clean | ({"PYTHONPATH": str(ROOT)} if pythonpath else {})
-        return subprocess.run([sys.executable, *command], cwd=cwd, env=env, capture_output=True, text=True)
+        return subprocess.run([python(), *command], cwd=cwd, env=env, capture_output=True, text=True)
 
     dataset(tmp_path / GUIDE / "train", CAPTIONS)
     shutil.copytree(t5, tmp_path / "checkpoints/google-t5/t5-11b")

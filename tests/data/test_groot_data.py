@@ -4,7 +4,6 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from scripts import check_dataset, get_t5_embeddings_from_groot_dataset
 from scripts import prepare_groot_data as script
 from tests.checkpoints.hub_server import Hub, serve
 from tests.data.sources_groot import NAME, PROMPTS, groot_files
+from tests.programs import python
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -142,7 +142,7 @@ def test_both_forms_of_the_command_run(hub: Hub, tmp_path: Path, command: list[s
     flags = ["--dataset_path", str(tmp_path / "gr1"), "--download_dir", str(tmp_path / "hf_gr1")]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
-        [sys.executable, *command, *flags], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+        [python(), *command, *flags], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     assert _names(tmp_path / "gr1") == WANTED

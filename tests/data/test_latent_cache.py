@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from imaginaire.data import ResumableLoader
 from imaginaire.errors import ConfigError, DataError
 from tests.models.parts import PooledPixels, make_model
+from tests.programs import python
 
 ROOT = Path(__file__).parent.parent.parent
 SHAPE: dict[str, Any] = dict(num_frames=9, size=(32, 48))
@@ -291,7 +291,7 @@ def test_the_record_survives_being_written_and_read(cached: Path) -> None:
 @pytest.mark.slow
 def test_the_script_writes_what_training_reads(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "train")
-    command = [sys.executable, "scripts/cache_latents.py", "--dataset_path", str(folder), "--tokenizer", "tiny"]
+    command = [python(), "scripts/cache_latents.py", "--dataset_path", str(folder), "--tokenizer", "tiny"]
     command += ["--num_frames", "9", "--size", "32", "48", "--workers", "1", "--device", "cpu"]
     first, second = (subprocess.run(command, cwd=ROOT, capture_output=True, text=True) for _ in range(2))
     assert (first.returncode, second.returncode) == (0, 0), first.stderr

@@ -19,6 +19,7 @@ from cosmos_predict2.data.preparation import libero
 from scripts import prepare_libero_data
 from tests.checkpoints.hub_server import Hub, serve
 from tests.data.sources_libero import CAMERAS, demo, libero_tree
+from tests.programs import python
 
 pytest.importorskip("h5py", reason="h5py is not installed")
 REPOSITORY = Path(__file__).parent.parent.parent
@@ -190,6 +191,6 @@ def test_suites_are_fetched_from_the_hub(source: Path, tmp_path: Path, monkeypat
     ("form", "workers"), [(["-m", "scripts.prepare_libero_data"], "2"), (["scripts/prepare_libero_data.py"], "0")]
 )
 def test_both_forms_of_the_command_work(source: Path, tmp_path: Path, form: list[str], workers: str) -> None:
-    command = [sys.executable, *form, "--source", str(source), "--out", str(tmp_path / "out"), "--workers", workers]
+    command = [python(), *form, "--source", str(source), "--out", str(tmp_path / "out"), "--workers", workers]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "6 demonstrations are ready" in done.stderr + done.stdout, done.stderr

@@ -3,7 +3,6 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from scripts import check_dataset, extract_images_from_videos, get_t5_embeddings
 from scripts import prepare_cosmos_nemo_data as script
 from tests.checkpoints.hub_server import Hub, serve
 from tests.data.sources_nemo import NAME, STEMS, nemo_files
+from tests.programs import python
 
 ROOT = Path(__file__).resolve().parents[2]
 WANTED = {"source.json", *(f"videos/{name}.mp4" for name in STEMS)}
@@ -78,7 +78,7 @@ def test_a_repository_of_another_layout_is_described(
 )
 def test_both_forms_of_the_command_run(hub: Hub, tmp_path: Path, command: list[str]) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    command = [sys.executable, *command, "--dataset_path", str(tmp_path / "nemo")]
+    command = [python(), *command, "--dataset_path", str(tmp_path / "nemo")]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert _names(tmp_path / "nemo") == WANTED

@@ -16,6 +16,7 @@ from imaginaire.compose import compose
 from scripts import plan
 from tests.models.rank_bytes import CONFIG
 from tests.planning.test_memory import AGIBOT
+from tests.programs import python
 
 TINY = "experiment=predict2_video2world_training_tiny_groot_gr1_480"
 GROOT = "experiment=predict2_video2world_training_2b_groot_gr1_480"
@@ -108,7 +109,7 @@ def test_what_training_would_refuse_is_an_error(
 
 @pytest.mark.slow
 def test_the_file_runs_by_its_path() -> None:
-    done = subprocess.run([sys.executable, plan.__file__, "--", TINY], capture_output=True, text=True, check=True)
+    done = subprocess.run([python(), plan.__file__, "--", TINY], capture_output=True, text=True, check=True)
     assert "memory of a GPU" in done.stdout
 
 

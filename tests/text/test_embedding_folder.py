@@ -6,7 +6,6 @@ import logging
 import os
 import pickle
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from cosmos_predict2.text.embedding_folder import EmbeddingFolder, embed_caption
 from cosmos_predict2.text.embedding_record import caption_hash
 from cosmos_predict2.text.t5 import T5Encoder
 from imaginaire.errors import ConfigError, DataError
+from tests.programs import python
 from tests.text.folders import t5_folder
 
 ROOT = Path(__file__).parents[2]
@@ -397,7 +397,7 @@ def test_processes_at_the_same_time_of_which_one_is_killed_end_as_one_run(tmp_pa
     folder = tmp_path / "parts"
 
     def start(i: int) -> subprocess.Popen:
-        command = [sys.executable, "-c", _PROCESS, str(folder), str(i)]
+        command = [python(), "-c", _PROCESS, str(folder), str(i)]
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
 
     killed, other = start(0), start(1)

@@ -18,6 +18,7 @@ from imaginaire.callbacks import Callback
 from imaginaire.errors import TrainingError
 from imaginaire.watchdog import EXIT_INTERRUPTED
 from tests.multiprocess import run_distributed
+from tests.programs import python
 from tests.training import run_dir, saved, train
 
 pytestmark = pytest.mark.slow
@@ -165,7 +166,7 @@ def test_gradients_do_not_depend_on_how_the_samples_of_a_step_are_split(tmp_path
 
 
 def _torchrun(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command = [python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     command += ["-m", "scripts.train", "--config=tests/project/config.py", "--", "experiment=restless", *arguments]
     environment = {**os.environ, "IMAGINAIRE_OUTPUT_ROOT": str(root), "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)

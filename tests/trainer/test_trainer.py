@@ -21,6 +21,7 @@ from imaginaire.callbacks.base import HOOKS
 from imaginaire.errors import CheckpointError, ConfigError, DataError, TrainingError
 from imaginaire.model import ImaginaireModel, Note
 from imaginaire.watchdog import EXIT_INTERRUPTED, EXIT_TIMEOUT
+from tests.programs import python
 from tests.training import difference, losses, run_dir, saved, train
 
 pytestmark = pytest.mark.slow
@@ -362,7 +363,7 @@ class Hanging(project.RestlessModel):
 
 
 def test_a_hang_ends_with_stacks_and_its_own_exit_code(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "scripts.train", "--config=tests/project/config.py", "--", "experiment=restless"]
+    command = [python(), "-m", "scripts.train", "--config=tests/project/config.py", "--", "experiment=restless"]
     command += ["model._target_=tests.trainer.test_trainer.Hanging", *QUICK, "trainer.timeout_period=2"]
     environment = {**os.environ, "IMAGINAIRE_OUTPUT_ROOT": str(tmp_path), "WANDB_MODE": "disabled"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)

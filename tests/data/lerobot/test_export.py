@@ -20,6 +20,7 @@ from tests.checkpoints.hub_server import Hub, serve
 from tests.data import sources_lerobot as made
 from tests.data.lerobot.conftest import BY_LEROBOT
 from tests.data.sources_lerobot import FRONT, LENGTHS, TASKS, WRIST, grey
+from tests.programs import python
 
 V3 = BY_LEROBOT["v3.0 by lerobot"]
 NAME = "robots/arm"
@@ -219,6 +220,6 @@ def test_both_forms_of_the_command_work_in_several_processes(tmp_path: Path) -> 
     root = Path(__file__).resolve().parents[3]
     arguments = ["--source", str(V3), "--camera", "front", "--workers", "2", "--out"]
     for k, command in enumerate((["scripts/prepare_lerobot_data.py"], ["-m", "scripts.prepare_lerobot_data"])):
-        done = subprocess.run([sys.executable, *command, *arguments, str(tmp_path / str(k))], cwd=root)
+        done = subprocess.run([python(), *command, *arguments, str(tmp_path / str(k))], cwd=root)
         assert done.returncode == 0
         check_clips(tmp_path / str(k), SPLIT)

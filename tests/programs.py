@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes of Python that need not import torch first, which is most of what a short program does.
+
+    subprocess.run([python(), "-m", "scripts.train", "--list"])
+
+``python()`` is the path of a stand-in for this interpreter. It has a server fork, one that has imported what belongs to
+others; modules of this repository are imported anew in each process, so that their order, their paths and what they do
+at import are those of a new interpreter. A test of how an interpreter ends, of its flags, of processor time, of a
+process's id or of what is imported takes ``sys.executable``.
+"""
+
+import atexit
+import contextlib
+import functools
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import types
+from multiprocessing import util
+from pathlib import Path
+from typing import Any, NoReturn
+
+IMPORTED = (
+    *("torch.distributed.tensor.parallel", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch._dynamo"),
+    *("torch.utils.tensorboard", "torch.distributed.run", "hydra", "attrs", "av", "PIL.Image", "safetensors.torch"),
+)  # without huggingface_hub, and what imports it: it reads its settings from the environment at import
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+@functools.cache
+def python() -> str:
+    """A stand-in for ``sys.executable``; ``torchrun`` lies beside it. Its server ends with this process."""
+    folder = Path(util.get_temp_dir())  # removed at the end
+    command = [sys.executable, "-m", __name__, str(folder / "programs")]
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    root = Path(__file__).parent.parent
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    server = subprocess.Popen(command, cwd=root, env={**os.environ, **one_thread}, **pipes)
+    assert server.stdin is not None and server.stdout is not None
+    assert server.stdout.readline() == b"ready\n"
+    server.stdout.close()
+    atexit.register(lambda: (server.stdin.close(), server.wait()))
+    for name, words in (("python", ""), ("torchrun", "-m torch.distributed.run")):
+        text = f'exec {shlex.quote(sys.executable)} -IS {__file__} {shlex.quote(str(folder / "programs"))} {words} "$@"'
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o700)
+    return str(folder / "python")
+
+
+def _client(path: str, words: list[str]) -> NoReturn:
+    """Have the server run the words, hand signals through, and leave as the program left."""
+    for number in FORWARDED:
+        signal.signal(number, lambda number, frame: os.kill(program, number))
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # until there is a program to hand them to
+    with socket.socket(socket.AF_UNIX) as server:
+        server.connect(path)
+        request = json.dumps([words, os.getcwd(), dict(os.environ)]).encode()
+        socket.send_fds(server, [len(request).to_bytes(8, "big")], [0, 1, 2])
+        server.sendall(request)
+        answers = server.makefile()
+        program = int(answers.readline())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        status = int(answers.readline())
+    if os.WIFSIGNALED(status):
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+        os.kill(os.getpid(), os.WTERMSIG(status))
+    os._exit(os.waitstatus_to_exitcode(status))
+
+
+def _serve(path: str) -> list[str]:
+    """Fork for each request; returns in the forked process, with the words that it is to run."""
+    for name in IMPORTED:
+        try:
+            importlib.import_module(name)
+        except ImportError:  # of an extra
+            continue
+    gc.freeze()  # a collection in a fork would copy the pages of all that is imported
+    assert len(os.listdir("/proc/self/task")) == 1, "a thread would not live on in a fork"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen(64)
+        os.write(1, b"ready\n")
+        while True:
+            ready, _, _ = select.select([listening, 0], [], [])
+            if 0 in ready:  # its end: that of the tests
+                os._exit(0)
+            while _reap():
+                pass
+            connection, _ = listening.accept()
+            if os.fork() == 0:
+                listening.close()
+                return _attend(connection, f"{path.rpartition('/')[0]}/python")
+            connection.close()
+
+
+def _reap() -> bool:
+    try:
+        return os.waitpid(-1, os.WNOHANG)[0] != 0
+    except ChildProcessError:
+        return False
+
+
+def _attend(connection: socket.socket, interpreter: str) -> list[str]:
+    """In a process of its own: fork the program, say its status, and end it when nobody waits for it any more."""
+    size, fds, _, _ = socket.recv_fds(connection, 8, 3)
+    with connection.makefile("rb") as stream:
+        words, folder, environment = json.loads(stream.read(int.from_bytes(size, "big")))
+    program = os.fork()
+    if program == 0:
+        connection.close()
+        os.setsid()
+        for target, fd in enumerate(fds):
+            os.dup2(fd, target)
+            os.close(fd)
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update({"PYTHON_EXEC": interpreter, **environment})  # what torchrun starts its ranks with
+        return list(words)
+    for fd in (0, 1, 2, *fds):
+        os.close(fd)
+    try:
+        connection.sendall(b"%d\n" % program)
+        ended = os.pidfd_open(program)
+        if ended in select.select([ended, connection], [], [])[0]:
+            connection.sendall(b"%d\n" % os.waitpid(program, 0)[1])
+        else:
+            os.killpg(program, signal.SIGKILL)
+    finally:
+        os._exit(0)
+
+
+def _run(words: list[str]) -> None:
+    """Run the words to their end; without taking torch apart, which would take as long as a short program."""
+    code: Any = 0
+    try:
+        _become(words)
+    except SystemExit as left:
+        code = left.code or 0
+    if not isinstance(code, int):
+        sys.exit(code)
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 0xFF)
+
+
+def _become(words: list[str]) -> None:
+    """Run the words as a new interpreter would."""
+    is_unbuffered = "-u" in words[:1]
+    words = words[1:] if is_unbuffered else words
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        mode = "r" if number == 0 else "w"
+        buffered = dict(line_buffering=number == 2 or os.isatty(number), write_through=is_unbuffered) if number else {}
+        stream: Any = open(number, mode, closefd=False)  # noqa: SIM115
+        stream.reconfigure(**buffered)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = main
+    importlib.invalidate_caches()
+    form, *arguments = words
+    first = {"-m": os.getcwd(), "-c": ""}.get(form, os.path.dirname(os.path.abspath(form)))
+    given = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[:] = [first, *given, *sys.path]
+    if form == "-m":
+        sys.argv = ["-m", *arguments[1:]]
+        runpy._run_module_as_main(arguments[0])
+    elif form == "-c":
+        sys.argv = ["-c", *arguments[1:]]
+        exec(compile(arguments[0], "<string>", "exec"), main.__dict__)
+    else:
+        sys.argv = words
+        main.__file__ = form
+        exec(compile(Path(form).read_text(), form, "exec"), main.__dict__)
+
+
+if __name__ == "__main__":
+    if sys.flags.isolated:
+        _client(sys.argv[1], sys.argv[2:])
+    else:
+        sys.path.remove(str(Path(__file__).parent.parent))
+        del sys.modules["tests"]
+        _run(_serve(sys.argv[1]))
