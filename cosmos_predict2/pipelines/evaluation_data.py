@@ -86,11 +86,11 @@ class Recordings:
     def where_more_are(self) -> str:
         """What gives more clips than these, for messages."""
         if self.num_apart is None or len(self) < self.num_apart:
-            return f"raise --num_clips above {len(self)}"
+            there_are = "" if self.num_apart is None else f" (there are {self.num_apart} that do not overlap)"
+            return f"raise --num_clips above {len(self)}{there_are}"
         return (
-            f"these recordings have no more than {self.num_apart} clips that do not overlap, and a --num_clips above"
-            f" {len(self)} is of no use: give --data with more recordings, or hold more of them out of training"
-            " (dataloader_val.dataset.val_fraction of LeRobot data)"
+            f"no more than {self.num_apart} clips of these recordings do not overlap, so give --data with more"
+            " recordings, or hold more of them out of training (dataset.val_fraction of LeRobot data)"
         )
 
     def halves(self) -> tuple[list[int], list[int]]:
