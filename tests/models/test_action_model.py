@@ -240,7 +240,7 @@ def test_a_run_that_starts_from_weights_with_actions_keeps_their_transform(
     assert other.action_transform == PROPOSED and "learnt anew" in caplog.text
 
 
-@pytest.mark.parametrize(("factor", "says"), [(1.0, None), (0.0, None), (100.0, "drown"), (1e-3, "hardly sees")])
+@pytest.mark.parametrize(("factor", "says"), [(1.0, None), (0.0, None), (100.0, "drown"), (0.015, "hardly sees")])
 def test_actions_far_from_the_order_of_one_are_told_at_the_first_step(
     factor: float, says: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
