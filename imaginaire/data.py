@@ -259,16 +259,15 @@ def open_pass(loader: Any) -> Iterator[Any]:
 def data_sets(*loaders: Any) -> list[Any]:
     """Every data set that loaders read, also those inside data sets that join or cut others."""
     found: dict[int, Any] = {}
-    waiting = [*loaders]
-    while waiting:
-        holder = waiting.pop(0)
+    holders = [*loaders]
+    for holder in holders:  # it grows meanwhile, by every sample of a data set that keeps them in such a list
         for inner in (getattr(holder, name, None) for name in ("dataset", "datasets", "members")):
             each = (
                 inner.values() if isinstance(inner, Mapping) else inner if isinstance(inner, list | tuple) else [inner]
             )
             new = {id(one): one for one in each if one is not None and id(one) not in found}
             found |= new
-            waiting += new.values()
+            holders += new.values()
     return list(found.values())
 
 
