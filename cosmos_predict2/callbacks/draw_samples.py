@@ -129,16 +129,18 @@ class DrawSamples(EveryN):
 
     def _drawn(self, model: Any, iteration: int) -> tuple[list[FixedClip], dict[int, Drawing]]:
         if self._clips is None:
-            self._clips = first_clips(self._loader, model, self.num_clips)
+            self._clips = first_clips(lambda: self._loader(model), model, self.num_clips)
         return self._clips, self._draw(model, self._clips, iteration)
 
     # --- what is drawn
 
-    def _loader(self) -> Any:
+    def _loader(self, model: Any) -> Any:
         """The validation data, or, where the run has none, that of training."""
         if self.trainer.dataloader_val is not None:
             return self.trainer.dataloader_val
-        return lazy_config.instantiate(self.config.dataloader_val or self.config.dataloader_train)
+        loader = lazy_config.instantiate(self.config.dataloader_val or self.config.dataloader_train)
+        model.on_data(loader)
+        return loader
 
     def _fps(self, clips: Sequence[FixedClip]) -> float:
         """That of the data's frames, whose label may be another."""

@@ -194,8 +194,10 @@ def test_without_validation_data_the_clips_are_those_of_training(tmp_path: Path)
     trainer = make_trainer(tmp_path, make_model(), [], is_sample=False)
     trainer.dataloader_val = None
     trainer.config.dataloader_train = lazy(_batches)
+    trainer.model.on_data = mock.Mock()
     record = draw(trainer)
     assert "samples/x0_mse_reg_sigma_80" in record
+    assert len(trainer.model.on_data.call_args.args[0]) == 1, "its actions are the run's, as those of training are"
     assert [path.name for path in (tmp_path / "samples").iterdir()] == ["iter_000000001_x0.png"]
 
 
