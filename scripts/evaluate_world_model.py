@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 CONFIG = "cosmos_predict2/configs/base/config.py"
 NUM_TRAINING_CLIPS = 256  # that the linear denoisers are fitted to
 NUM_STEPS = 35
+BETTER = 0.99  # of the loss before the training: a run that starts from good weights is good without learning
+WIDEST = 1024  # network that is evaluated here
+WITH_ACTIONS = "a model with actions"  # the flags of these alone
 NUM_SHOWN, MAGNIFIED = 4, 4  # clips in the video, and how many times larger
 SHOWN = "truth, before and after the training, side by side"
 NUM_EPISODES = 400  # whole ones of the toy world
@@ -82,7 +85,7 @@ class Figures:
     def verdict(self) -> str:
         """What the training has done, from the controls measured beside it."""
         linear = min(sum(losses) for losses in self.linear.values())
-        is_better, moves, is_real = self.ratio < 1, self.gain > 0, sum(self.after) < linear
+        is_better, moves, is_real = self.ratio < BETTER, self.gain > 0, sum(self.after) < linear
         if is_better and moves and is_real:
             claim = "has learned these clips"
         elif is_better:
@@ -92,7 +95,7 @@ class Figures:
                 else "a linear denoiser is as good"
             )
         else:
-            claim = "has learned nothing: its loss is no lower than before the training"
+            claim = "has learned next to nothing: its loss is as before the training, or higher"
         return (
             f"{claim}: loss {self.ratio:.2f} of before, {sum(self.after) / linear:.2f} of the best linear denoiser;"
             f" where something moves its frames are {self.gain:+.1f} dB nearer to the truth than the last conditioning"
@@ -125,6 +128,11 @@ def evaluate(
     from imaginaire import lazy_config
 
     config = _configuration(experiment, dit_path, overrides, config_path)
+    if (width := config.model["config"]["pipe_config"]["net"].get("model_channels") or 0) > WIDEST:
+        raise ConfigError(
+            f"The network is {width} wide, but this evaluation computes on the CPU with all clips in memory, which tiny"
+            " models allow. See clips beside the truth: examples/video2world.py --input_path CLIP --compare_to CLIP."
+        )
     nodes = {
         "dataloader_train": dataset_node(config, "dataloader_train"),
         "dataloader_val": held_out_node(config, data),
@@ -235,7 +243,7 @@ def _parser() -> command_line.Parser:
     add("--num_steps", type=int, default=None, help="sampling steps (default 35; with actions, those of the run)")
     add("--fps", type=command_line.above_zero, help="frames per second of the videos (default: as the clips have)")
     add("--json", metavar="FILE", help="write the figures to this file too")
-    actions = parser.add_argument_group("a model with actions").add_argument
+    actions = parser.add_argument_group(WITH_ACTIONS).add_argument
     actions("--out", default="outputs/evaluation", metavar="DIR", help="the folder of the page and its videos")
     actions("--num_chunks", type=int, default=2, help="chunks of a rollout, each from the last imagined frame")
     actions("--resolution", default="", metavar="H,W", help="size of a folder's frames (default: that of the run)")
@@ -264,6 +272,13 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             "--dit_path says which weights of the experiment are measured: give a run's folder or a file."
         )
+    of_actions = next(group for group in _parser()._action_groups if group.title == WITH_ACTIONS)._group_actions
+    for flag in of_actions:
+        if getattr(args, flag.dest) not in (flag.default, "cpu"):
+            raise ConfigError(
+                f"{flag.option_strings[0]} goes with action-conditioned models, and {args.dit_path} is of one without"
+                " actions. Leave it out: its figures are printed, --json and --save_path write files."
+            )
     figures = evaluate(
         args.experiment,
         args.dit_path,

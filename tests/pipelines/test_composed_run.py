@@ -13,6 +13,7 @@ from imaginaire.compose import compose
 from imaginaire.errors import ConfigError
 from imaginaire.lazy_yaml import save_yaml
 from scripts import evaluate_world_model
+from scripts.evaluate_world_model import Figures
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
 EXPERIMENT = "predict2_video2world_training_tiny_video2world_data"
@@ -55,10 +56,22 @@ def test_a_run_is_measured_on_its_own_data(run: Path) -> None:
 
 
 def test_the_command_takes_the_run_without_an_experiment(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert evaluated(monkeypatch, "--dit_path", str(run)) == 2
     assert "own/val" in capsys.readouterr().err  # which is not there
+    assert evaluated(monkeypatch, "--dit_path", str(run), "--out", "outputs/page") == 2
+    assert "--out goes with action-conditioned models" in capsys.readouterr().err
+    (run / "config.yaml").write_text(text.replace("model_channels: 128", "model_channels: 2048"))
+    assert evaluated(monkeypatch, "--dit_path", str(run)) == 2
+    assert "The network is 2048 wide" in capsys.readouterr().err
+
+
+def test_a_run_that_starts_from_good_weights_has_to_improve_on_them() -> None:
+    losses = dict(sigmas=[1.0], before=[0.5], linear={"scalar": [1.0]}, psnr=10.0, psnr_before=10.0, psnr_repeat=8.0)
+    told = dict(num_clips=1, data="x", training_data="x")
+    claims = [Figures(after=[after], **losses, **told).verdict for after in (0.499, 0.4)]  # type: ignore[arg-type]
+    assert claims[0].startswith("has learned next to nothing: ") and claims[1].startswith("has learned these clips: ")
 
 
 def test_an_experiment_with_other_data_than_the_run_is_warned_of(run: Path, caplog: pytest.LogCaptureFixture) -> None:
