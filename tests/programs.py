@@ -6,7 +6,7 @@
 ``python()`` is the path of a stand-in for this interpreter. It has a server fork, one that has imported what belongs to
 others; modules of this repository are imported anew in each process, so that their order, their paths and what they do
 at import are those of a new interpreter. A test of how an interpreter ends, of its flags, of processor time, of a
-process's id or of what is imported takes ``sys.executable``.
+process's id or group, or of what is imported takes ``sys.executable``.
 """
 
 import atexit

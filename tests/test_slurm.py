@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,6 @@ import psutil
 import pytest
 
 from imaginaire import distributed
-from tests.programs import python
 from tests.training import run_dir, saved
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -172,7 +172,7 @@ def test_a_wrong_folder_and_missing_overrides_are_told(slurm: dict[str, str], tm
 
 @pytest.mark.long
 def test_two_machines_train_are_stopped_and_go_on(slurm: dict[str, str], tmp_path: Path) -> None:
-    slurm |= {"PYTHON": python(), "CONFIG": "tests/project/config.py", "OMP_NUM_THREADS": "1"}
+    slurm |= {"PYTHON": sys.executable, "CONFIG": "tests/project/config.py", "OMP_NUM_THREADS": "1"}
     slurm |= {"IMAGINAIRE_OUTPUT_ROOT": str(tmp_path), "WANDB_MODE": "disabled"}
     quick = ["experiment=restless", "trainer.run_validation=False", "dataloader_train.num_workers=0"]
     log = run_dir(tmp_path) / "stdout.log"
