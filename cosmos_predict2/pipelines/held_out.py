@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from cosmos_predict2.conditioner import Condition, Conditioner
+from cosmos_predict2.conditioner import TEXT_KEY, Condition, Conditioner
 from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.diffusion.rectified_flow import add_noise, per_frame, rectified_flow_weight
 from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, Video2WorldPipelineConfig, to_uint8
 from imaginaire import random
-from imaginaire.errors import ConfigError
+from imaginaire.errors import ConfigError, DataError
 
 SIGMAS = tuple(float(sigma) for sigma in numpy.geomspace(1.0, 80.0, 8).round(3))  # where the tiny models are trained
 MOVES = 32  # a pixel moves where a colour differs by more than this, of 255, from the last given frame
@@ -86,6 +86,12 @@ def read_clips(
             items.append(dataset[i])
     finally:
         numpy.random.set_state(state)
+    if missing := [key for key in ("video", TEXT_KEY) if key not in items[0]]:
+        raise DataError(
+            f"{type(dataset).__name__} gives no '{missing[0]}', which figures are measured on (cached latents, pictures"
+            " and captions that training encodes do not do). Choose clips with embeddings: --experiment NAME --"
+            " dataloader_train=folder dataloader_val=folder, each with its dataset.dataset_dir."
+        )
     batch = default_collate([{k: v for k, v in item.items() if isinstance(v, Tensor | float | int)} for item in items])
     video = batch["video"][:, :, : pixel_frames(config.state_t)]
     latents = [tokenizer.encode(part.float() / 127.5 - 1) for part in video.split(BATCH)]

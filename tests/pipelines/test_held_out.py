@@ -18,7 +18,7 @@ from cosmos_predict2.pipelines import held_out
 from cosmos_predict2.pipelines.assembly import build_net
 from cosmos_predict2.pipelines.held_out import Clips
 from imaginaire import lazy_config
-from imaginaire.errors import ConfigError
+from imaginaire.errors import ConfigError, DataError
 from scripts import evaluate_world_model
 
 SIGMAS = (1.0, 10.0)
@@ -85,6 +85,13 @@ def test_the_loss_of_given_frames_is_left_out(clips: Clips) -> None:
     wrong[:, :, 0] += 100  # a linear denoiser returns given frames as they are; their own error would be seen at once
     part = replace(clips, x0_B_C_T_H_W=wrong)
     assert held_out.linear_losses(part, part, [1.0]) == held_out.linear_losses(clips, clips, [1.0])
+
+
+@pytest.mark.parametrize("item", [{"latents": torch.zeros(1)}, {"video": torch.zeros(1)}])
+def test_data_without_frames_or_embeddings_are_told(item: dict[str, Tensor]) -> None:
+    config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
+    with pytest.raises(DataError, match=r"list gives no '(video|t5_text_embeddings)', .* --experiment NAME --"):
+        held_out.read_clips([item], lazy_config.instantiate(config.tokenizer), config, 1)
 
 
 def test_training_clips_of_another_size_are_told(clips: Clips) -> None:
