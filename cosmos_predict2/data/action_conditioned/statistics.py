@@ -241,10 +241,13 @@ def outliers(columns: ColumnStatistics, transform: ActionTransform) -> dict[int,
 
 def recorded_columns(transform: ActionTransform) -> ColumnStatistics | None:
     """The statistics of raw actions that a transform carries, None where it has none."""
-    stats = transform.stats or {}
-    if any(numpy.shape(stats.get(name, ())) != (transform.dim,) for name in NAMES):
+    stats: Any = transform.stats  # a note of the weights, which nothing has looked at
+    try:
+        columns = ColumnStatistics(**{name: stats[name] for name in NAMES})
+    except (TypeError, ValueError, LookupError):
         return None
-    return ColumnStatistics(**{name: stats[name] for name in NAMES})
+    is_fitting = all(getattr(columns, name).shape == (transform.dim,) for name in NAMES)
+    return columns if is_fitting else None
 
 
 def other_range(columns: ColumnStatistics, transform: ActionTransform, *, is_whole: bool) -> str | None:

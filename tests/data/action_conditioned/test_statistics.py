@@ -4,6 +4,7 @@
 import json
 from pathlib import Path
 
+import attrs
 import numpy
 import pytest
 
@@ -170,6 +171,8 @@ def test_actions_in_other_units_than_the_recorded_are_named_with_both_ranges(cha
         said = other_range(columns, transform, is_whole=is_whole)
         assert (said is None) if text is None else (said is not None and text in said), said
     assert other_range(columns, controller(4), is_whole=True) is None, "nothing is recorded"
+    for damaged in ([1], {name: ["a"] * 4 for name in transform.stats or ()}, {"mean": [[1], 2]}):
+        assert other_range(columns, attrs.evolve(transform, stats=damaged), is_whole=True) is None  # type: ignore[arg-type]
 
 
 def test_statistics_of_many_recordings_read_evenly_spaced_ones() -> None:
