@@ -9,6 +9,7 @@ The file may come with weights from anywhere: nothing that it names is imported,
 """
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -166,6 +167,7 @@ def recorded_run(path: str) -> RecordedRun | None:
         return None
     start = _below(config, "model_manager_config") or {}
     size = next(video_sizes(pipe if is_file else _below(tree, "dataloader_train")), None)
+    rate = None if is_file else recorded_fact(path, RATE_KEY)
     return RecordedRun(
         path if is_file else str(run_folder(path)),
         pipe,
@@ -174,7 +176,7 @@ def recorded_run(path: str) -> RecordedRun | None:
         is_file,
         _most_given(config, pipe),
         None if is_file else trained_text(path),
-        None if is_file else recorded_fact(path, RATE_KEY),
+        rate if isinstance(rate, int | float) and 0 < rate < math.inf else None,
     )
 
 

@@ -190,7 +190,7 @@ def test_nothing_that_weights_bring_is_computed(tmp_path: Path, caplog: pytest.L
     folder = tmp_path / "run"
     path = _run(folder, f"{PREFIX}_tiny_groot_gr1_480")
     text = {"encoder": "bytes", "encoder_tokens": call, "num_tokens": 64, "width": 64}
-    (folder / "runs.jsonl").write_text(json.dumps({"text": [text]}))
+    (folder / "runs.jsonl").write_text(json.dumps({"text": [text], "frame_rate": "many"}))
     assert _chosen("--dit_path", path).config.text_encoder.num_tokens != call
     tree = yaml.safe_load((folder / "config.yaml").read_text())
     tree["model"]["config"]["pipe_config"]["net"]["max_frames"] = call
