@@ -278,13 +278,13 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
         where it is one of such actions, else the first that data propose.
         """
         data = [one for one in data_sets(*loaders) if isinstance(getattr(one, KEY, None), ActionTransform)]
-        found = list(dict.fromkeys(one.action_transform for one in data))
+        found = [one.action_transform for one in data]
         proposed = [one for one in found if one.proposed]
         if proposed and self.action_transform is None:
             self._decide(found)
-        settled = {one: self._in_place_of(one, is_whole=one is found[0]) for one in proposed}
+        settled = {one: self._in_place_of(one, is_whole=one is found[0]) for one in dict.fromkeys(proposed)}
         for one in data:
-            if one.action_transform in settled:
+            if one.action_transform.proposed:
                 one.action_transform = settled[one.action_transform]
 
     def _check_actions(self, batch: Mapping[str, Any]) -> None:

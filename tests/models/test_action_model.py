@@ -211,6 +211,9 @@ def test_what_data_propose_is_taken_over_by_a_new_run_only() -> None:
     resumed.load_checkpoint_state(new.checkpoint_state())
     for batch in proposed_batches(resumed, grown, PROPOSED):
         assert torch.equal(loss_of(resumed, batch), loss), "the same bits, whatever is proposed later"
+    told = SimpleNamespace(action_transform=controller(3, 2.0))
+    resumed.on_data(SimpleNamespace(dataset=[SimpleNamespace(action_transform=grown), told]))
+    assert told.action_transform == grown, "told what another data set proposes: it is not the run's, and refused below"
     for other in (controller(3, 2.0), grown):  # the second of a data set that was not found
         with pytest.raises(DataError, match="the checkpoint has"):
             loss_of(resumed, action_batch(transform=other))
