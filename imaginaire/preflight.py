@@ -25,10 +25,12 @@ A problem that is a `Note` refuses nothing: it is said once, as a warning, befor
 
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from torch.utils.data import Dataset
 
 from imaginaire import (
@@ -200,8 +202,11 @@ def _other_kind(config: Config) -> Iterator[tuple[str, str]]:
     is_known = any(hasattr(cls, "data_kind") for cls in (*trained.values(), *validated.values()))
     if not trained or not validated or trained.keys() & validated.keys() or not is_known:
         return
-    names = registry.entries("dataloader_val")
-    fitting = [name for name in names if _kinds(registry.node_of("dataloader_val", name)).keys() == trained.keys()]
+    fitting = []
+    for name in registry.entries("dataloader_val"):
+        with suppress(UserError, OmegaConfBaseException):  # this run does not use it
+            if _kinds(registry.node_of("dataloader_val", name)).keys() == trained.keys():
+                fitting.append(name)
     choices = " or ".join(f"dataloader_val={name}" for name in fitting[:4]) or "dataloader_val"
     yield (
         "dataloader_val",

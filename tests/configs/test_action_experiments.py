@@ -2,9 +2,11 @@
 """Experiments with actions: published names and values, data of another robot, and the commands of published guides."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from omegaconf import DictConfig
 
 from cosmos_predict2.configs.action_conditioned import config as public
 from cosmos_predict2.configs.action_conditioned.defaults import data
@@ -135,6 +137,17 @@ def test_the_tiny_experiment_takes_other_data_with_a_text_of_its_width(name: str
         assert not [text for key, text in preflight.problems(without) if key == "dataloader_val"]
         size = [text for key, text in preflight.problems(config) if "video_size" in text]
         assert size and size[0].endswith("set a smaller one, [48,48] for one of the tiny models")
+
+
+def test_an_entry_that_cannot_be_imported_is_proposed_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight.registry, "entries", lambda group: ["broken"])
+    monkeypatch.setattr(preflight.registry, "node_of", lambda group, name: DictConfig({"_target_": "absent.Loader"}))
+    loaders = [
+        DictConfig({"_target_": f"cosmos_predict2.data.{name}"}) for name in ("mock.MockVideos", "toy.ToyWorldVideos")
+    ]
+    config: Any = SimpleNamespace(dataloader_train=loaders[0], dataloader_val=loaders[1])
+    ((_, note),) = preflight._other_kind(config)
+    assert "Choose data like those of training (dataloader_val, " in note
 
 
 def test_a_text_of_zeros_is_never_as_wide_as_that_of_predict2p5() -> None:
