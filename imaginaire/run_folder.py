@@ -20,6 +20,8 @@ from imaginaire.lazy_yaml import plain_data
 log = logging.getLogger(__name__)
 
 _COMPARED = ("dataloader_train", "model")  # sections that say what a checkpoint's weights are of
+# Of them, what another machine sets anew.
+_OF_THE_MACHINE = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "timeout", "fsdp_shard_size")
 _SHOWN = 8  # changes in a message
 
 _locked: set[str] = set()  # a second lock of one process would replace the first, and end with it
@@ -70,7 +72,9 @@ def changes(path: str, config: str) -> str:
     changed = [
         f"\n  {key}: {before.get(key, 'not set')} -> {now.get(key, 'not set')}"
         for key in dict.fromkeys((*before, *now))
-        if key.partition(".")[0] in _COMPARED and before.get(key, "not set") != now.get(key, "not set")
+        if key.partition(".")[0] in _COMPARED
+        and key.rpartition(".")[2] not in _OF_THE_MACHINE
+        and before.get(key, "not set") != now.get(key, "not set")
     ]
     if not changed:
         return ""

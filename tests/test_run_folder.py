@@ -93,7 +93,7 @@ def test_a_folder_that_this_process_made_for_a_run_before_stays(tmp_path: Path) 
 
 def test_a_run_that_goes_on_with_other_data_says_which_keys_changed(tmp_path: Path) -> None:
     old = "{dataloader_train: {dataset: {dir: a, video_size: [64, 64], fps: null}}, trainer: {max_iter: 4}}"
-    new = "{dataloader_train: {dataset: {dir: b, video_size: [48, 48], crop: center, fps: null}}, model_parallel: 2}"
+    new = "{dataloader_train: {dataset: {dir: b, video_size: [48, 48], crop: center, fps: null}, num_workers: 2}, x: 2}"
     path = str(tmp_path / "run")
     assert run_folder.changes(path, new) == ""
     held = run_folder.claim(path, old)
