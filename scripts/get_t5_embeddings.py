@@ -2,6 +2,7 @@
 """Encode the captions of a data set, metas/NAME.txt, into t5_xxl/NAME.pickle, which training reads."""
 
 import argparse
+import functools
 import logging
 import re
 import sys
@@ -76,8 +77,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--dry-run", "--dry_run", action="store_true", help="say what would be done, and write nothing")
 
 
-def run_with(args: argparse.Namespace, find: Callable[[Path], Captions], *, has_metas: bool) -> int:
-    """Find the captions, write the ``metas/`` that are not there, encode; the exit code."""
+def run_with(
+    args: argparse.Namespace,
+    find: Callable[[Path], Captions],
+    *,
+    has_metas: bool,
+    make: Callable[[], TextEncoder] | None = None,
+) -> int:
+    """Find the captions, write the ``metas/`` that are not there, encode; the exit code. ``make`` gives the encoder."""
+    make = make or functools.partial(make_encoder, args)
     dataset = Path(args.dataset_path)
     if args.width is not None and args.text_encoder != "bytes":
         raise ConfigError("--width is for --text_encoder bytes; T5 has the width of its weights.")
@@ -101,7 +109,7 @@ def run_with(args: argparse.Namespace, find: Callable[[Path], Captions], *, has_
     counts = embed_dataset(
         dataset,
         captions,
-        make_encoder(args) if args.text_encoder == "bytes" else lambda: make_encoder(args),
+        make() if args.text_encoder == "bytes" else make,
         kind=args.text_encoder,
         form=args.form,
         shard=args.shard,
@@ -169,12 +177,13 @@ def run(args: argparse.Namespace) -> int:
     splits = [part for part in split_folders(folder) if (part / "metas").is_dir()]
     if (folder / "metas").is_dir():
         splits = []
+    make = functools.cache(lambda: make_encoder(args))  # T5 takes minutes to load, and is the same for all splits
     codes = []
     for part in splits or [folder]:
         if splits:
             log.info("%s:", part)
         of_part = argparse.Namespace(**vars(args) | {"dataset_path": str(part)})
-        codes.append(run_with(of_part, captions_of_metas, has_metas=True))
+        codes.append(run_with(of_part, captions_of_metas, has_metas=True, make=make))
     return max(codes)
 
 

@@ -79,10 +79,15 @@ def test_captions_become_embeddings(call, tmp_path: Path, caplog: pytest.LogCapt
     assert embeddings.find("two") == folder / "t5_xxl" / "two.safetensors"
 
 
-def test_the_splits_of_a_folder_are_encoded_by_one_command(call, tmp_path: Path) -> None:
+def test_the_splits_of_a_folder_are_encoded_by_one_command(
+    call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, make = [], get_t5_embeddings.make_encoder
+    monkeypatch.setattr(get_t5_embeddings, "make_encoder", lambda args: made.append(args) or make(args))
     for split in ("train", "val"):
         dataset(tmp_path / split, CAPTIONS)
     assert call(get_t5_embeddings, "--dataset_path", tmp_path, *BYTES) == 0
+    assert len(made) == 1, "an encoder that takes minutes to load"
     for split in ("train", "val"):
         assert sorted(path.stem for path in (tmp_path / split / "t5_xxl").glob("*.pickle")) == sorted(CAPTIONS)
     (tmp_path / "val/metas/two.txt").write_text("")  # the worst of both is the exit code
