@@ -102,9 +102,7 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
             yield from transform_problems(pipe)
 
     @classmethod
-    def preflight_data(
-        cls, data: Mapping[str, Any], config: Any, *, training: Sequence[Mapping[str, Any]] = ()
-    ) -> Iterator[str]:
+    def preflight_data(cls, data: Mapping[str, Any], config: Any) -> Iterator[str]:
         """Also pictures, and actions of another size than the network's or with another transform than the config's."""
         yield from super().preflight_data(data, config)
         if gives_images(data):
@@ -113,7 +111,7 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
         if pipe["net"] is None:
             return
         transform = declared_transform(data)
-        if (problem := width_problem(data, pipe, training)) is not None:
+        if (problem := width_problem(data, pipe, ())) is not None:
             yield problem
         elif transform is not None and pipe.get(KEY) is not None and not [*transform_problems(pipe)]:
             own = ActionTransform.from_dict(pipe[KEY])
@@ -124,7 +122,11 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
     def preflight_validation_data(
         cls, data: Mapping[str, Any], training: Sequence[Mapping[str, Any]], config: Any
     ) -> Iterator[str]:
-        return cls.preflight_data(data, config, training=training)
+        """As of training data, but where those fit the network, it is not the network that has to change."""
+        pipe = config["pipe_config"]
+        of_network = None if pipe["net"] is None else width_problem(data, pipe, ())
+        for problem in cls.preflight_data(data, config):
+            yield (width_problem(data, pipe, training) or problem) if problem == of_network else problem
 
     @classmethod
     def preflight_start(

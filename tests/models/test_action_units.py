@@ -62,3 +62,10 @@ def test_validation_data_are_at_fault_where_the_network_reads_what_training_has(
         four, **{**told, "training": [four]}
     )
     assert "net.action_dim=4" in problem, "the network is at fault"
+
+    class Own(Predict2Video2WorldActionConditionedModel):
+        @classmethod
+        def preflight_data(cls, data: Any, config: Any) -> Any:
+            return ["of its own"]
+
+    assert [*Own.preflight_validation_data(four, **told)] == ["of its own"]
