@@ -54,7 +54,7 @@ class PowerEMA:
         self.exponent = power_ema_exponent(rate)
         self._module = module
         self._scope_device = torch.device(scope_device) if scope_device is not None else None
-        self._settled: set[str] | None = None  # frozen parameters that are their average
+        self._infinite: set[str] | None = None  # frozen parameters that a step of the average would make NaN
         with torch.no_grad():
             parameters = _parameters(module)
             self.shadows = {
@@ -71,15 +71,14 @@ class PowerEMA:
         """One step of the average, after the optimizer's."""
         pairs = self._pairs(module)
         beta = self.beta(iteration)
+        if self._infinite is None:  # known at the first step: a look at every one would make the host wait
+            self._infinite = _infinite(module)
+        copied = [pair for name, pair in zip(self.shadows, pairs, strict=True) if beta == 0.0 or name in self._infinite]
+        if copied:
+            torch._foreach_copy_([shadow for shadow, _ in copied], [weight for _, weight in copied])
         if beta == 0.0:
-            torch._foreach_copy_([shadow for shadow, _ in pairs], [weight for _, weight in pairs])
             return
-        frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
-        if self._settled is None:  # of an infinite one, a step of the average would be a NaN
-            named = zip(self.shadows, pairs, strict=True)
-            self._settled = {name for name, (a, b) in named if name in frozen and torch.equal(a, b.to(a.dtype))}
-        still = self._settled & frozen
-        moving = [pair for name, pair in zip(self.shadows, pairs, strict=True) if name not in still]
+        moving = [pair for name, pair in zip(self.shadows, pairs, strict=True) if name not in self._infinite]
         for chunk in _chunks(moving) if moving else ():
             weights = [weight.to(shadow.dtype) for shadow, weight in chunk]
             torch._foreach_lerp_([shadow for shadow, _ in chunk], weights, 1.0 - beta)
@@ -135,6 +134,15 @@ def _parameters(module: nn.Module) -> dict[str, Tensor]:
         if isinstance(child, FSDPModule):
             child.reshard()
     return {name: parameter.detach() for name, parameter in module.named_parameters()}
+
+
+def _infinite(module: nn.Module) -> set[str]:
+    """The frozen parameters with numbers that are not finite (here, of sharded ones)."""
+    frozen = {name: to_local(p.detach()) for name, p in module.named_parameters() if not p.requires_grad}
+    if not frozen:
+        return set()
+    finite = torch.stack([p.isfinite().all() for p in frozen.values()]).tolist()
+    return {name for name, is_finite in zip(frozen, finite, strict=True) if not is_finite}
 
 
 def _chunks(pairs: list[tuple[Tensor, Tensor]]) -> Iterable[list[tuple[Tensor, Tensor]]]:
