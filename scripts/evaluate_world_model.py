@@ -17,6 +17,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,7 @@ def evaluate(
     Without ``experiment`` they lie in a run, which says its data. ``data`` is another folder of held-out clips.
     """
     from cosmos_predict2.data.sizes import frame_rate
+    from cosmos_predict2.models.training_text import TrainingText
     from cosmos_predict2.pipelines import held_out
     from cosmos_predict2.pipelines.assembly import build_net
     from cosmos_predict2.pipelines.composed_run import dataset_node, described_dataset, held_out_node
@@ -140,11 +142,13 @@ def evaluate(
     model = lazy_config.instantiate(config.model["config"])
     sigmas, pipe_config = model.validation_sigmas, model.pipe_config
     tokenizer = lazy_config.instantiate(pipe_config.tokenizer)
+    text = getattr(model, "text", None)
+    with_text = partial(TrainingText(text).added_to, device=torch.device("cpu")) if text and text.is_set else None
 
     def clips_of(loader: str, num: int) -> held_out.Clips:
         made = {"num_episodes": num} if "num_episodes" in nodes[loader] else {}  # no more than needed
         dataset = lazy_config.instantiate({**nodes[loader], **made})
-        return held_out.read_clips(dataset, tokenizer, pipe_config, num)
+        return held_out.read_clips(dataset, tokenizer, pipe_config, num, with_text=with_text)
 
     clips, training = clips_of("dataloader_val", num_clips), clips_of("dataloader_train", NUM_TRAINING_CLIPS)
     linear = held_out.linear_losses(training, clips, sigmas)

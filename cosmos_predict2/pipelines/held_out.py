@@ -7,7 +7,7 @@
 Given frames count nowhere: they cost the model nothing.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,9 +72,11 @@ def read_clips(
     num: int,
     *,
     num_given: int | None = None,
+    with_text: Callable[[Mapping[str, Any], int], Mapping[str, Any]] | None = None,
 ) -> Clips:
     """The first ``num`` items of a data set, each cut at random but always in the same way.
 
+    ``with_text`` puts the embeddings of training into a batch of so many clips, where the data's are not those.
     As few frames are given as in training, but one at least: from text alone nothing follows that could be compared.
     """
     num_given = max(1, config.min_num_conditional_frames) if num_given is None else num_given
@@ -86,7 +88,8 @@ def read_clips(
             items.append(dataset[i])
     finally:
         numpy.random.set_state(state)
-    if missing := [key for key in ("video", TEXT_KEY) if key not in items[0]]:
+    needed = ("video",) if with_text else ("video", TEXT_KEY)
+    if missing := [key for key in needed if key not in items[0]]:
         raise DataError(
             f"{type(dataset).__name__} gives no '{missing[0]}', which figures are measured on (cached latents, pictures"
             " and captions that training encodes do not do). Choose clips with embeddings: --experiment NAME --"
@@ -96,9 +99,12 @@ def read_clips(
     video = batch["video"][:, :, : pixel_frames(config.state_t)]
     latents = [tokenizer.encode(part.float() / 127.5 - 1) for part in video.split(BATCH)]
     x0 = torch.cat(latents).float() * config.sigma_data
+    captions = [str(item.get("ai_caption", "")) for item in items]
+    if with_text:
+        batch = with_text({**batch, "ai_caption": captions}, len(items))
     condition = Conditioner(config.conditioner).condition(batch, is_image=False)
     condition = condition.with_given_frames(x0, torch.full((len(items),), num_given))
-    return Clips(video, x0, condition, [str(item.get("ai_caption", "")) for item in items], num_given)
+    return Clips(video, x0, condition, captions, num_given)
 
 
 def losses(

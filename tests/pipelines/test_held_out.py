@@ -4,6 +4,7 @@
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.data import media
 from cosmos_predict2.data.toy import ToyWorldVideos
+from cosmos_predict2.models.training_text import TrainingText, TrainingTextConfig
 from cosmos_predict2.pipelines import held_out
 from cosmos_predict2.pipelines.assembly import build_net
 from cosmos_predict2.pipelines.held_out import Clips
@@ -37,6 +39,17 @@ def test_the_same_clips_are_read_each_time(clips: Clips) -> None:
     again = held_out.read_clips(dataset, lazy_config.instantiate(config.tokenizer), config, 4)
     assert torch.equal(again.video_B_C_F_H_W, clips.video_B_C_F_H_W[:4])
     assert len(clips) == 8 and clips.num_given == 1
+
+
+def test_clips_have_the_text_that_training_puts_in_place_of_theirs(tmp_path: Path) -> None:
+    config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
+    dataset = ToyWorldVideos(num_episodes=2, num_steps=16, split="val")
+    constant = torch.randn(1, 5, 64)
+    torch.save(constant, tmp_path / "text.pt")
+    text = TrainingText(TrainingTextConfig(constant_path=str(tmp_path / "text.pt")))
+    with_text = partial(text.added_to, device=torch.device("cpu"))
+    read = held_out.read_clips(dataset, lazy_config.instantiate(config.tokenizer), config, 2, with_text=with_text)
+    assert torch.equal(read.condition.crossattn_emb_B_S_E, constant.expand(2, -1, -1))
 
 
 def test_the_base_that_ships_beats_random_weights_and_every_linear_denoiser(clips: Clips) -> None:
