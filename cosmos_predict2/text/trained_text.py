@@ -44,6 +44,12 @@ class TrainedText:
     width: int
     constant_path: str = ""  # the file of the one embedding that every sample had
 
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            wanted = str if name in ("encoder", "constant_path") else int
+            if type(value) is not wanted:
+                raise TypeError(f"{name}={value!r}, expected {wanted.__name__}")
+
     def __str__(self) -> str:
         if self.constant_path:
             return f"the embedding of {self.constant_path} for every clip"

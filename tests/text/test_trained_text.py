@@ -185,7 +185,12 @@ def test_an_encoder_of_other_texts_is_refused_where_it_meets_the_network(run_of_
 
 @pytest.mark.parametrize(
     ("starts", "said"),
-    [('{"start_iteration": 0}\n', ""), ("{", "cannot be read"), ('{"text": [{"x": 1}]}', "cannot be read")],
+    [
+        ('{"start_iteration": 0}\n', ""),
+        ("{", "cannot be read"),
+        ('{"text": [{"x": 1}]}', "cannot be read"),
+        ('{"text": [{"encoder": "bytes", "encoder_tokens": "x", "num_tokens": 4, "width": 8}]}', "expected int"),
+    ],
 )
 def test_a_run_that_recorded_nothing_is_asked_as_before(
     starts: str, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
