@@ -27,7 +27,6 @@ from cosmos_predict2.checkpoints.diffusers_names import diffusers_config, to_dif
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from cosmos_predict2.nn.flops import forward_flops
 from cosmos_predict2.nn.linear import product
-from imaginaire import memory
 
 LARGEST_DIFFERENCE = 1e-5  # relative to the largest output, in float32
 
@@ -226,8 +225,6 @@ def main() -> None:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     device, dtype = machine.device_and_dtype()
-    if device.type == "cpu":
-        memory.keep_freed_memory()  # as training does
     rounds = arguments.rounds or (6 if arguments.quick else 40)
     torchs, ours = product_rates(device, dtype)
     peak = max(torchs, ours)

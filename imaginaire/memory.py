@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much host memory there is, how it is kept between steps, and what to do when memory ran out."""
+"""How much host memory there is, and what to do when memory ran out."""
 
-import ctypes
 from pathlib import Path
 
 import psutil
@@ -13,7 +12,6 @@ _CGROUPS = (  # folder; file of what a container may use, and of what it uses; e
     ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of mallopt, in malloc.h
 
 
 def host_memory_available() -> int:
@@ -29,17 +27,6 @@ def host_memory_available() -> int:
             cache = int(stat.get(cache_entry, 0))  # counted as used, but given back on demand
             available = min(available, int(limit) - int(used) + cache)
     return max(available, 0)
-
-
-def keep_freed_memory() -> None:
-    """Let this process keep what it frees, up to 2 GB, for a computation on the CPU.
-
-    A step allocates the same large tensors as the step before, and a save the same copy. By default glibc returns each
-    of them to the kernel, which then clears every page anew.
-    """
-    if hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        libc.mallopt(_M_MMAP_MAX, 0)
-        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

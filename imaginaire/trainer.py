@@ -57,8 +57,6 @@ def launch(config: Config) -> int:
     """Run a composed configuration to its end; the exit code (0, or 75 when a signal asked to stop)."""
     is_ours = not distributed.is_initialized()  # a caller's process group is the caller's to end
     distributed.init()
-    if distributed.device().type == "cpu":
-        memory.keep_freed_memory()
     config = compose.with_job_name(config, distributed.broadcast_object(config.job.name))
     logs.setup(None, distributed.rank())
     preflight.check_launch(config)
