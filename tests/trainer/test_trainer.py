@@ -287,14 +287,14 @@ def test_a_note_is_a_warning_once_and_weights_that_do_not_fit_stop_the_run(
     assert train(tmp_path, [*options, "job.name=next", f"checkpoint.load_path={path}"]) == 0
     assert _loaded == [path]
     assert "is continued with other settings" not in capfd.readouterr().err
-    options += ["job.name=next", "dataloader_train.prefetch_factor=3"]
+    options += ["job.name=next", "dataloader_train.batch_size=3"]
     assert train(tmp_path, [*options, "checkpoint.load_path=hf://a/b"]) == 0, "it resumes its own"
     assert _loaded == [path]
     own_log = (run_dir(tmp_path, "next") / "stdout.log").read_text()
     assert own_log.count("model: this is known") == 2, "once a start, though said before there is a run folder"
     for said in (capfd.readouterr().err, own_log):
         assert "is continued with other settings than it was trained with" in said
-        assert "dataloader_train.prefetch_factor: " in said
+        assert "dataloader_train.batch_size: " in said
 
 
 class NoBatches(project.RestlessModel):
