@@ -192,7 +192,8 @@ def rgb_planes(frame: Any, reformatter: Any, num_threads: int = 1) -> list[np.nd
     One ``av.video.reformatter.VideoReformatter`` for all frames of a clip saves the tables that each would make anew.
     """
     options = {**_colours(frame), **_thread_option(num_threads)}
-    if frame.format.name in PLANAR_FORMATS and not (frame.height % 2 or frame.width % 2):
+    # Of other widths swscale leaves the last columns of a plane unwritten.
+    if frame.format.name in PLANAR_FORMATS and frame.height % 2 == 0 and frame.width % 16 == 0:
         planes = reformatter.reformat(frame, format="gbrp", **options).planes
         green, blue, red = (
             np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)[: plane.height, : plane.width]

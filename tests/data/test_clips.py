@@ -301,7 +301,7 @@ def test_frames_that_are_not_there_are_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["yuv420p", "yuvj420p", "yuv422p", "yuv444p", "yuv420p10le", "nv12", "gray", "rgb24"])
-@pytest.mark.parametrize("size", [(32, 48), (33, 47), (720, 16)])
+@pytest.mark.parametrize("size", [(32, 48), (33, 47), (720, 16), (48, 200), (48, 854)])
 def test_planes_are_the_pixels_that_one_step_gives(form: str, size: tuple[int, int]) -> None:
     import av
     from av.video.reformatter import VideoReformatter
