@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folder of a run: whether it can be written, who holds it, and that a start which is refused leaves none."""
 
+import contextlib
 import errno
 import fcntl
 import logging
@@ -27,6 +28,7 @@ _SHOWN = 8  # changes in a message
 _locked: set[str] = set()  # a second lock of one process would replace the first, and end with it
 # run folders that this process made, with the parents so made, the deepest first, and the config.yaml it wrote there
 _made: dict[str, tuple[list[str], str]] = {}
+_replaced: dict[str, tuple[str, str]] = {}  # run folders that were there before: their config.yaml, and the new one
 
 
 def check_writable(path: str) -> None:
@@ -54,7 +56,11 @@ def claim(path: str, config: str) -> IO[str] | None:
     keep(path)  # what an earlier run of this process made is not this one's to remove
     if new:  # of two that begin it at once, the one that holds it
         _made[path] = new, config
-    storage.write_atomically(storage.join(path, "config.yaml"), lambda out: out.write(config.encode()))
+    saved = storage.join(path, "config.yaml")
+    with contextlib.suppress(OSError, UserError):
+        if storage.exists(saved):
+            _replaced[path] = storage.read_text(saved), config
+    storage.write_atomically(saved, lambda out: out.write(config.encode()))
     return file
 
 
@@ -98,15 +104,34 @@ def _leaves(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 def keep(path: str) -> None:
     """The run has begun: its folder stays, also when a later start in it is refused."""
     _made.pop(path, None)
+    _replaced.pop(path, None)
+
+
+def _put_back(path: str, before: str, config: str) -> None:
+    """The config.yaml of a run that a refused start replaced by ``config``, unless another process has it by now."""
+    saved = storage.join(path, "config.yaml")
+    file = None
+    try:
+        file = lock(path)
+        if storage.read_text(saved) == config:
+            storage.write_atomically(saved, lambda out: out.write(before.encode()))
+    except (OSError, UserError) as error:
+        log.warning("%s has the settings of the start that was refused: %s", saved, error)
+    finally:
+        if file is not None:
+            unlock(file)
 
 
 def discard_new(path: str) -> None:
-    """End the log of a run that was refused before its first step, and remove its folder where it was made for it.
+    """End the log of a run that was refused before its first step, and remove its folder where it was made for it; one
+    that was there before gets its config.yaml back.
 
     Not where another process holds it by now, and never with checkpoints. In an object store, which has no locks, only
     where it holds nothing but the config.yaml of this start.
     """
     new, config = _made.pop(path, ([], ""))
+    if not new and path in _replaced:
+        _put_back(path, *_replaced.pop(path))
     if distributed.is_rank0() and not new:
         return
     logs.setup(None, distributed.rank())

@@ -4,6 +4,7 @@
 import subprocess
 import sys
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,16 @@ def test_a_folder_that_was_there_stays(tmp_path: Path, scheme: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="a part of this path is a file"):
         run_folder.check_writable(f"{scheme}{tmp_path}/file/run")
+
+
+@pytest.mark.parametrize("ends", [run_folder.discard_new, run_folder.keep])
+def test_a_refused_start_puts_the_settings_of_the_run_back(tmp_path: Path, ends: Callable[[str], None]) -> None:
+    path = str(tmp_path / "run")
+    for config, end in (("old: 1\n", run_folder.keep), ("new: 1\n", ends)):
+        run_folder.unlock(run_folder.claim(path, config))
+        end(path)
+    expected = "old: 1\n" if ends is run_folder.discard_new else "new: 1\n"
+    assert (tmp_path / "run" / "config.yaml").read_text() == expected
 
 
 def test_a_new_folder_is_left_to_who_holds_it_by_now(tmp_path: Path) -> None:
