@@ -190,7 +190,9 @@ def captions_of(dataset_dir: Path, stems: Sequence[str]) -> Path | None:
     names = set(os.listdir(metas))
     missing = [stem for stem in stems if f"{stem}.txt" not in names]
     if missing:
-        log.info("%d of %d have no caption in %s: samples go without ai_caption", len(missing), len(stems), metas)
+        level = logging.INFO if len(missing) == len(stems) else logging.WARNING  # of some, a name may be mistyped
+        text = "%d of %d have no caption in %s: samples go without ai_caption: %s"
+        log.log(level, text, len(missing), len(stems), metas, _listed(missing))
         return None
     return metas
 

@@ -176,9 +176,9 @@ def test_clips_without_an_embedding_are_left_out_and_told(own: Path, caplog: pyt
 
 def test_without_all_captions_there_is_no_caption(own: Path, caplog: pytest.LogCaptureFixture) -> None:
     (own / "metas/b.txt").unlink()
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.WARNING):
         assert "ai_caption" not in _dataset(own)[0]
-    assert "1 of 3 have no caption" in caplog.text
+    assert "1 of 3 have no caption" in caplog.text and "ai_caption: b" in caplog.text
 
 
 def _no_embeddings(folder: Path) -> None:
