@@ -245,16 +245,19 @@ def test_an_episode_is_cut_at_the_frames_that_the_names_say(tmp_path: Path) -> N
     outcome = split(_source(tmp_path), window_size=1.0, min_last=1.2, workers=0)
     (cut,) = outcome.results
     assert [stem.partition("frame_")[2] for stem in cut.stems] == ["0-29", "30-59", "60-89", "90-104"]
-    frames = sources.episode_frames(105).float()
     for stem in cut.stems:
-        clip = Clip.of(stem)
-        assert clip is not None and clip.stem == stem
-        path = tmp_path / f"agibot_{CAMERA}/train/videos/{stem}.mp4"
-        video, fps = read_video(path)
-        expected = frames[:, clip.first : clip.last + 1]
-        assert fps == 30 and video.shape == expected.shape
-        error = (video.float() - expected).square().mean()
-        assert 10 * torch.log10(255**2 / error) > 35  # one frame further: 17
+        _has_its_frames(tmp_path / f"agibot_{CAMERA}/train/videos/{stem}.mp4", of=105)
+
+
+def _has_its_frames(path: Path, of: int) -> None:
+    """The bytes may differ from one encoding to the next: x264 reads memory that nobody wrote."""
+    clip = Clip.of(path.stem)
+    assert clip is not None and clip.stem == path.stem
+    video, fps = read_video(path)
+    expected = sources.episode_frames(of)[:, clip.first : clip.last + 1].float()
+    assert fps == 30 and video.shape == expected.shape
+    error = (video.float() - expected).square().mean()
+    assert 10 * torch.log10(255**2 / error) > 35  # one frame further: 17
 
 
 def test_a_second_split_cuts_nothing_and_what_is_missing_is_cut_alone(tmp_path: Path) -> None:
@@ -263,12 +266,11 @@ def test_a_second_split_cuts_nothing_and_what_is_missing_is_cut_alone(tmp_path: 
     assert split(_source(tmp_path), **how).results[0].num_written == 3
     videos = sorted((tmp_path / f"agibot_{CAMERA}/train/videos").iterdir())
     times = [path.stat().st_mtime_ns for path in videos]
-    before = videos[1].read_bytes()
     videos[1].unlink()
     assert split(_source(tmp_path), **how, dry_run=True).results[0].num_written == 1
     assert not videos[1].exists()
     assert split(_source(tmp_path), **how).results[0].num_written == 1
-    assert videos[1].read_bytes() == before
+    _has_its_frames(videos[1], of=90)
     assert [videos[i].stat().st_mtime_ns for i in (0, 2)] == [times[0], times[2]]
 
 
