@@ -29,10 +29,10 @@ MIXED = [
     "checkpoint.save_iter=100",
 ]
 LAYOUTS = {  # of two processes
-    "replicated": ["{batch}.image_data=2", "{batch}.video_data=1"],
-    "spread": ["{batch}.image_data=4", "{batch}.video_data=2", "model_parallel.context_parallel_size=2"],
+    "replicated": ["{batch}={{image_data:2,video_data:1}}"],
+    "spread": ["{batch}={{image_data:4,video_data:2}}", "model_parallel.context_parallel_size=2"],
 }
-ONE = ["{batch}.image_data=4", "{batch}.video_data=2"]
+ONE = ["{batch}={{image_data:4,video_data:2}}"]
 
 
 def mock(loader: str) -> list[str]:
