@@ -40,6 +40,8 @@ from imaginaire.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
+NUM_LOOKED_INTO = 8  # clips, before the start; the others are when they are drawn
+
 
 class LatentDataset(Dataset[dict[str, Any]]):
     """The clips that have latents and a text embedding; an item is one of a clip's cached windows, drawn at random.
@@ -74,22 +76,31 @@ class LatentDataset(Dataset[dict[str, Any]]):
         stems = with_embedding(files, self._embeddings.stems(), self._embeddings.folder, "latents")
         tell_left_out(files, stems, self._embeddings.folder, "latents")
         self.stems = PackedStrings(stems)
-        self._note_absent_checksums()
+        self._note_earlier_version()
         self._metas = captions_of(self.dataset_dir, stems)
         self._bad = BadSamples(skip_bad_samples, most_bad_samples)
 
     @classmethod
     def preflight(
-        cls, dataset_dir: str = "", num_frames: int | None = None, *, text_encoder: str | None = None, **_: Any
+        cls,
+        dataset_dir: str = "",
+        num_frames: int | None = None,
+        *,
+        skip_bad_samples: bool = False,
+        text_encoder: str | None = None,
+        **_: Any,
     ) -> Iterator[str]:
-        """What can be known to be wrong without opening the latents of a clip."""
+        """What can be known to be wrong without opening the latents of more than a few clips."""
         try:
             folder, record = _opened(dataset_dir)
             if problem := _length_problem(num_frames, record):
                 yield problem
             embeddings = open_embeddings(folder, text_encoder)
             files = media_by_stem(folder / FOLDER, (SUFFIX,))
-            with_embedding(files, embeddings.stems(), embeddings.folder, "latents")
+            stems = with_embedding(files, embeddings.stems(), embeddings.folder, "latents")
+            for stem in () if skip_bad_samples else stems[:: -(-len(stems) // NUM_LOOKED_INTO)]:
+                with open_latents(folder / FOLDER / f"{stem}{SUFFIX}") as clip:
+                    clip.require_video(folder / "videos")
         except DataError as error:
             yield str(error)
 
@@ -101,12 +112,15 @@ class LatentDataset(Dataset[dict[str, Any]]):
         with open_latents(folder / FOLDER / first) as clip:
             return clip.fps
 
-    def _note_absent_checksums(self) -> None:
+    def _note_earlier_version(self) -> None:
         with contextlib.suppress(DataError), open_latents(self._folder / f"{self.stems[0]}{SUFFIX}") as clip:
+            again = f"To have them, delete it and: {self.record.command(self.dataset_dir)}"
             if clip.checksums is None:
-                log.info(
-                    "%s was written without checksums: bytes that a disk changes are not noticed. To have them, delete"
-                    " it and run python -m scripts.cache_latents again.",
+                log.info("%s has no checksums: bytes that a disk changes are not noticed. %s", self._folder, again)
+            if not clip.reads_any_width and not clip.require_video(self.dataset_dir / "videos").is_file():
+                log.warning(
+                    "%s was written by an earlier version, and its clips are not there. If their width is no multiple"
+                    " of 16, their last columns have wrong pixels: encode them again.",
                     self._folder,
                 )
 

@@ -22,6 +22,7 @@ from cosmos_predict2.text.embedding_folder import embed_captions
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from imaginaire.data import ResumableLoader
 from imaginaire.errors import ConfigError, DataError
+from scripts import cache_latents as script
 from tests.models.parts import PooledPixels, make_model
 from tests.programs import python
 
@@ -29,14 +30,14 @@ ROOT = Path(__file__).parent.parent.parent
 SHAPE: dict[str, Any] = dict(num_frames=9, size=(32, 48))
 
 
-def make_folder(folder: Path, lengths: tuple[int, ...] = (9, 14, 30)) -> Path:
+def make_folder(folder: Path, lengths: tuple[int, ...] = (9, 14, 30), width: int = 48) -> Path:
     """Clips of noise that moves slowly, with captions and embeddings."""
     (folder / "videos").mkdir(parents=True)
     (folder / "metas").mkdir()
     captions = {}
     for i, length in enumerate(lengths):
         generator = torch.Generator().manual_seed(i)
-        video = torch.randint(0, 256, (3, 1, 32, 48), dtype=torch.uint8, generator=generator)
+        video = torch.randint(0, 256, (3, 1, 32, width), dtype=torch.uint8, generator=generator)
         video = torch.cat([video.roll(k, dims=3) for k in range(length)], dim=1)
         write_video(folder / "videos" / f"clip_{i}.mp4", video, 10)
         captions[f"clip_{i}"] = f"clip number {i}"
@@ -213,6 +214,40 @@ def test_a_flipped_byte_is_found_or_changes_nothing(tmp_path: Path, dtype: str) 
     assert len(harmless) < len(places) / 3
 
 
+def without(path: Path, key: str) -> None:
+    """Leave out of a file of latents what earlier versions did not write."""
+    with safe_open(path, "pt") as file:
+        metadata = {name: value for name, value in file.metadata().items() if name != key}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    save_file(tensors, path, metadata)
+
+
+@pytest.mark.parametrize("width", [48, 56])
+def test_latents_with_wrong_last_columns_are_to_be_made_again(
+    width: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_folder(tmp_path / "train", (9, 9), width)
+    cache_latents(folder, TinyTokenizer(), **SHAPE, windows_per_clip=1)
+    path = folder / "latents" / "clip_1.safetensors"
+    without(path, "reading")
+    found = [*LatentDataset.preflight(str(folder))]
+    if width == 48:  # which was read as it is now
+        assert found == [] and cache_latents(folder, TinyTokenizer(), **SHAPE, windows_per_clip=1).results == []
+        return
+    assert len(found) == 1 and "clip_1.safetensors was made by an earlier version" in found[0]
+    options = found[0].split("python -m scripts.cache_latents ")[1].split()
+    args = script._parser().parse_args(options)
+    assert args.dataset_path == str(folder) and (args.num_frames, args.size, args.windows_per_clip) == (9, [32, 48], 1)
+    with pytest.raises(DataError, match=r"no multiple of 16, as of .*clip_1.mp4"):
+        LatentDataset(str(folder), num_tokens=4)[1]
+    assert cache_latents(folder, TinyTokenizer(), **SHAPE, windows_per_clip=1).results == ["clip_1"]
+    assert [*LatentDataset.preflight(str(folder))] == []
+    without(folder / "latents" / "clip_0.safetensors", "reading")
+    (folder / "videos" / "clip_0.mp4").unlink()
+    LatentDataset(str(folder), num_tokens=4)
+    assert "earlier version, and its clips are not there" in caplog.text
+
+
 def test_a_cache_without_checksums_is_read_with_a_note(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = make_folder(tmp_path / "train", (9,))
     cache_latents(folder, TinyTokenizer(), **SHAPE)
@@ -220,12 +255,9 @@ def test_a_cache_without_checksums_is_read_with_a_note(tmp_path: Path, caplog: p
     with caplog.at_level("INFO"):
         expected = LatentDataset(str(folder), num_tokens=4)[0]
         assert "checksums" not in caplog.text
-        with safe_open(path, "pt") as file:
-            metadata = {name: value for name, value in file.metadata().items() if name != "crc32"}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        save_file(tensors, path, metadata)
+        without(path, "crc32")
         assert LatentDataset(str(folder), num_tokens=4)[0]["latents"].equal(expected["latents"])
-    assert "latents was written without checksums" in caplog.text
+    assert "latents has no checksums" in caplog.text
     record = folder / "latents" / "latents.json"
     record.write_text(record.read_text().replace('"num_frames": 9', '"num_frames": 5'))
     with pytest.raises(DataError, match=r"3 latent frames, but .*latents.json says num_frames=5: 2"):
