@@ -202,12 +202,16 @@ def _other_kind(config: Config) -> Iterator[tuple[str, str]]:
     is_known = any(hasattr(cls, "data_kind") for cls in (*trained.values(), *validated.values()))
     if not trained or not validated or trained.keys() & validated.keys() or not is_known:
         return
-    fitting = []
+    fitting: dict[str, int] = {}
     for name in registry.entries("dataloader_val"):
         with suppress(UserError, OmegaConfBaseException):  # this run does not use it
-            if _kinds(registry.node_of("dataloader_val", name)).keys() == trained.keys():
-                fitting.append(name)
-    choices = " or ".join(f"dataloader_val={name}" for name in fitting[:4]) or "dataloader_val"
+            entry = registry.node_of("dataloader_val", name)
+            if (kinds := _kinds(entry)).keys() == trained.keys():
+                is_open = "???" in _texts(entry)  # of a user's own data
+                is_same_place = bool(_folders(entry) & _folders(config.dataloader_train))
+                fitting[name] = 3 * is_same_place + 2 * (is_open and kinds == trained) + is_open
+    nearest = [name for name in fitting if fitting[name] == max(fitting.values())]
+    choices = " or ".join(f"dataloader_val={name}" for name in nearest[:4]) or "dataloader_val"
     yield (
         "dataloader_val",
         Note(
@@ -223,6 +227,17 @@ def _kinds(section: Any) -> dict[str, type]:
     targets = (target_of(node, key) for key, node in config_checks.nodes(section))
     classes = [cls for cls in targets if isinstance(cls, type) and issubclass(cls, Dataset)]
     return {str(getattr(cls, "data_kind", cls.__name__)): cls for cls in classes}
+
+
+def _texts(section: Any) -> list[str]:
+    """The strings among the arguments of a section's lazy nodes, as they stand there."""
+    nodes = [OmegaConf.to_container(node, resolve=False) for _, node in config_checks.nodes(section)]
+    return [value for node in nodes if isinstance(node, dict) for value in node.values() if isinstance(value, str)]
+
+
+def _folders(section: Any) -> set[str]:
+    """The data sets' folders, each by the two uppermost."""
+    return {"/".join(text.split("/")[:2]) for text in _texts(section) if "/" in text and "$" not in text}
 
 
 def _listed(kinds: dict[str, type]) -> str:
