@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from imaginaire import foreign_loader, random, workers
 from imaginaire.errors import DataError
@@ -257,15 +257,19 @@ def open_pass(loader: Any) -> Iterator[Any]:
 
 
 def data_sets(*loaders: Any) -> list[Any]:
-    """Every data set that loaders read, also those inside data sets that join or cut others."""
+    """Every data set that loaders read, also those inside data sets that join or cut others: under the usual names
+    whatever it is, under any other name a torch ``Dataset``."""
+    usual = ("dataset", "datasets", "members")
     found: dict[int, Any] = {}
     holders = [*loaders]
     for holder in holders:  # it grows meanwhile, by every sample of a data set that keeps them in such a list
-        for inner in (getattr(holder, name, None) for name in ("dataset", "datasets", "members")):
+        for name in dict.fromkeys((*usual, *getattr(holder, "__dict__", ()))):
+            inner = getattr(holder, name, None)
             each = (
                 inner.values() if isinstance(inner, Mapping) else inner if isinstance(inner, list | tuple) else [inner]
             )
-            new = {id(one): one for one in each if one is not None and id(one) not in found}
+            held = [one for one in each if isinstance(one, Dataset) or (name in usual and one is not None)]
+            new = {id(one): one for one in held if id(one) not in found}
             found |= new
             holders += new.values()
     return list(found.values())

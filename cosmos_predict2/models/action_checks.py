@@ -27,6 +27,7 @@ OTHER_TRANSFORM = (
     "Weights fit one transform only. Give the data the same (dataset.action_transform),"
     " or start a new run (job.name) from the weights alone, by model.config.model_manager_config.dit_path."
 )
+ONE_RUN = "All data of a run must have the same, for validation too (dataloader_train, dataloader_val)."
 NO_IMAGES = (
     "they are pictures, which no action leads to: the embedders of actions would get no gradient, for which the"
     " processes of a run would wait. Leave them out (a loader of clips alone), or choose a model without actions"
@@ -116,6 +117,19 @@ def width_problem(
         )
     fitting = pipe["net"]["action_dim"] // size * width  # of some networks it counts all actions of a clip
     return f"{told}: set model.config.pipe_config.net.action_dim={fitting}, or choose other data"
+
+
+def other_transform_problem(
+    data: Mapping[str, Any], pipe: Mapping[str, Any], training: Sequence[Mapping[str, Any]]
+) -> str | None:
+    """Why a data set for validation has other actions than those of training; None where it has not, or it cannot tell.
+    A transform that the config says is compared with all data by itself."""
+    own, trained = declared_transform(data), known_transform(training, pipe)
+    if pipe.get(KEY) is not None or own is None or trained is None or own.dim != trained.dim:
+        return None
+    if own.yields_to(trained) or trained.yields_to(own):
+        return None
+    return f"its actions are {own}, but those of dataloader_train {trained}. {ONE_RUN.rstrip('.')}"
 
 
 def transform_problems(pipe: Mapping[str, Any]) -> Iterator[str]:

@@ -33,6 +33,7 @@ from cosmos_predict2.data.latent_cache import LATENTS_KEY
 from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.models.action_checks import (
     NO_IMAGES,
+    ONE_RUN,
     OTHER_TRANSFORM,
     action_size,
     chunk_problem,
@@ -40,6 +41,7 @@ from cosmos_predict2.models.action_checks import (
     gives_images,
     known_transform,
     load_problem,
+    other_transform_problem,
     start_notes,
     transform_of_start,
     transform_problems,
@@ -50,7 +52,7 @@ from cosmos_predict2.models.flow_model import Predict2p5Video2WorldModel
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionPipelineConfig
-from imaginaire import storage, weights
+from imaginaire import distributed, storage, weights
 from imaginaire.data import data_sets
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.lazy_config import to_yaml
@@ -86,6 +88,7 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
         self._pipeline_facts = written_pipeline.facts_tensor(facts)
         self._compared: set[str] = set()  # transforms of samples that are the run's
         self._has_seen_size = False  # of the first actions
+        self._has_agreed = False  # with the other processes
         self._has_loaded = False  # weights of a checkpoint, in place of those that the run started from
 
     @classmethod
@@ -127,6 +130,8 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
         of_network = None if pipe["net"] is None else width_problem(data, pipe, ())
         for problem in cls.preflight_data(data, config):
             yield (width_problem(data, pipe, training) or problem) if problem == of_network else problem
+        if (problem := other_transform_problem(data, pipe, training)) is not None:
+            yield problem
 
     @classmethod
     def preflight_start(
@@ -282,12 +287,28 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
         data = [one for one in data_sets(*loaders) if isinstance(getattr(one, KEY, None), ActionTransform)]
         found = [one.action_transform for one in data]
         proposed = [one for one in found if one.proposed]
-        if proposed and self.action_transform is None:
+        if found and self.action_transform is None:
             self._decide(found)
         settled = {one: self._in_place_of(one, is_whole=one is found[0]) for one in dict.fromkeys(proposed)}
         for one in data:
             if one.action_transform.proposed:
                 one.action_transform = settled[one.action_transform]
+            elif self.action_transform is not None and one.action_transform != self.action_transform:
+                raise self._other(one.action_transform, self.action_transform)
+
+    def on_after_backward(self) -> None:
+        """After the first batch the processes compare what they took over: each may have read another data set."""
+        super().on_after_backward()
+        if self._has_agreed or self.action_transform is None:
+            return
+        self._has_agreed = True
+        first, *others = distributed.all_gather_object(attrs.evolve(self.action_transform, stats=None))
+        if (other := next((one for one in others if one != first), None)) is not None:
+            raise DataError(
+                f"One process reads actions {other}, the first one {first}: their data sets differ, or were not found"
+                f" in the loader. Say the transform in the config ({CONFIG_KEY}), or keep the data sets as attributes"
+                " of what wraps them."
+            )
 
     def _check_actions(self, batch: Mapping[str, Any]) -> None:
         """Take over the transform of a first batch whose data sets `on_data` did not find; raise where samples have
@@ -338,8 +359,7 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
         return attrs.evolve(own, proposed=True)  # another model may be trained on the same data set
 
     def _other(self, found: ActionTransform, own: ActionTransform) -> DataError:
-        of_one_run = "All data of a run must have the same, for validation too (dataloader_train, dataloader_val)."
-        cure = of_one_run if self._says_transform == FIRST else OTHER_TRANSFORM
+        cure = ONE_RUN if self._says_transform == FIRST else OTHER_TRANSFORM
         return DataError(f"The data have actions {found}, but {self._says_transform} has {own}. {cure}")
 
     def _compare_start(self, transform: ActionTransform) -> None:

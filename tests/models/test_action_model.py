@@ -29,7 +29,7 @@ from cosmos_predict2.pipelines.assembly import settle_attention
 from cosmos_predict2.pipelines.video2world import EMAConfig
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionPipelineConfig
 from cosmos_predict2.toy_world.episodes import make_episodes
-from imaginaire import lazy_config
+from imaginaire import distributed, lazy_config
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.lazy_config import LazyCall as L
 from imaginaire.model import Note
@@ -212,8 +212,8 @@ def test_what_data_propose_is_taken_over_by_a_new_run_only() -> None:
     for batch in proposed_batches(resumed, grown, PROPOSED):
         assert torch.equal(loss_of(resumed, batch), loss), "the same bits, whatever is proposed later"
     told = SimpleNamespace(action_transform=controller(3, 2.0))
-    resumed.on_data(SimpleNamespace(dataset=[SimpleNamespace(action_transform=grown), told]))
-    assert told.action_transform == grown, "told what another data set proposes: it is not the run's, and refused below"
+    with pytest.raises(DataError, match="the checkpoint has"):  # though another data set proposes the same
+        resumed.on_data(SimpleNamespace(dataset=[SimpleNamespace(action_transform=grown), told]))
     for other in (controller(3, 2.0), grown):  # the second of a data set that was not found
         with pytest.raises(DataError, match="the checkpoint has"):
             loss_of(resumed, action_batch(transform=other))
@@ -226,6 +226,43 @@ def test_what_data_propose_is_taken_over_by_a_new_run_only() -> None:
     assert [loss_of(beside, batch) for batch in proposed_batches(beside, PROPOSED, OWN)] == [
         loss_of(told, action_batch())
     ] * 2
+
+
+class Own(torch.utils.data.Dataset[Any]):
+    """A data set of a user's that reads others."""
+
+    def __init__(self, *inner: Any) -> None:
+        self.first, self.others = inner[0], list(inner[1:])
+
+
+class Reading(torch.utils.data.Dataset[Any]):
+    def __init__(self, transform: ActionTransform) -> None:
+        self.action_transform = transform
+
+
+def test_data_sets_in_those_of_a_user_are_given_the_runs_transform() -> None:
+    model, grown = make_model(), attrs.evolve(controller(3, 2.0), proposed=True)
+    sets = [Reading(one) for one in (PROPOSED, grown, grown)]
+    model.on_data(SimpleNamespace(dataset=Own(sets[0], Own(*sets[1:]))))
+    assert model.action_transform == PROPOSED and {one.action_transform for one in sets} == {PROPOSED}
+    with pytest.raises(DataError, match=r"the first data set has .* for validation too"):
+        make_model().on_data(Own(Reading(OWN)), Own(Reading(controller(3, 2.0))))
+
+
+def test_processes_with_other_actions_are_told_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model()
+    loss_of(model, action_batch())  # of data sets that were not found
+    of_all: list[Any] = []
+    monkeypatch.setattr(distributed, "all_gather_object", lambda own: [own, *of_all])
+    of_all.append(controller(3, 2.0))
+    with pytest.raises(DataError, match=r"scale 2, the first one controller of 3 numbers, scale 1: .*\(model.config"):
+        model.on_after_backward()
+    model = make_model()
+    loss_of(model, action_batch())
+    of_all[0] = attrs.evolve(OWN, stats={"mean": [0.0] * 3})  # a note alone
+    model.on_after_backward()
+    monkeypatch.setattr(distributed, "all_gather_object", None)
+    model.on_after_backward()  # said once
 
 
 def test_a_run_that_starts_from_weights_with_actions_keeps_their_transform(

@@ -62,6 +62,21 @@ def test_validation_data_are_at_fault_where_the_network_reads_what_training_has(
         four, **{**told, "training": [four]}
     )
     assert "net.action_dim=4" in problem, "the network is at fault"
+    scaled = [{**three, "action_transform": dict(kind="controller", scale=[scale] * 3)} for scale in (1.0, 20.0)]
+    for training, data_of_validation, is_same in (
+        (scaled[:1], scaled[1], False),
+        (scaled[:1], scaled[0], True),
+        (scaled[:1], three, True),  # which takes that of training
+        ([three], scaled[0], True),  # which training takes
+    ):
+        found = [
+            *Predict2Video2WorldActionConditionedModel.preflight_validation_data(
+                data_of_validation, **{**told, "training": training}
+            )
+        ]
+        assert ["scale 20, but those of dataloader_train controller of 3 numbers, scale 1" in one for one in found] == (
+            [] if is_same else [True]
+        )
 
     class Own(Predict2Video2WorldActionConditionedModel):
         @classmethod
