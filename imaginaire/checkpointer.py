@@ -260,7 +260,7 @@ class Checkpointer(ABC):
         if "optim" in kinds:
             tree = saved.read("optim", _like_parameters(state.model))
             for note in optim_state.load_named_state(state.optimizer, state.model, tree):
-                log.info("%s", note)
+                log.warning("%s", note)
             if "model" not in kinds or from_average:  # the saved masters belong to other weights
                 getattr(state.optimizer, "reset_masters", lambda: None)()
         if "scheduler" in kinds:

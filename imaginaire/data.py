@@ -21,10 +21,20 @@ from torch.utils.data import DataLoader, Dataset
 
 from imaginaire import foreign_loader, random, workers
 from imaginaire.errors import DataError
+from imaginaire.model import ImaginaireModel
 from imaginaire.parallel import ParallelDims, current_dims
 from imaginaire.workers import Indices, close_readers
 
-__all__ = ["WEIGHT_KEY", "DataStream", "ResumableLoader", "close_readers", "data_sets", "move_to", "open_pass"]
+__all__ = [
+    "WEIGHT_KEY",
+    "DataStream",
+    "ResumableLoader",
+    "close_readers",
+    "data_sets",
+    "move_to",
+    "open_pass",
+    "without_end",
+]
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +137,7 @@ class DataStream:
         dims: ParallelDims,
         state: Mapping[str, int | None] | None = None,
     ) -> None:
-        self._loader = loader
+        self.loader = loader
         self._seed = seed
         self._dims = dims
         state = state or {}
@@ -153,14 +163,14 @@ class DataStream:
         }
 
     def __iter__(self) -> Iterator[Any]:
-        if isinstance(self._loader, ResumableLoader):
+        if isinstance(self.loader, ResumableLoader):
             return self._own()
-        if foreign_loader.is_map_style(self._loader):
+        if foreign_loader.is_map_style(self.loader):
             return self._foreign()
         return self._opaque()
 
     def _own(self) -> Iterator[Any]:
-        loader: ResumableLoader = self._loader
+        loader: ResumableLoader = self.loader
         drawn: deque[Indices] = deque()
         source = _remember(loader.batches(self._seed, self.samples_seen, self._dims), drawn)
         for batch in workers.load(loader.dataset, source, self._seed, "sample", loader._options):
@@ -175,7 +185,7 @@ class DataStream:
         them out. So another number of ranks may stop inside a batch: its rest comes first, as a shorter batch, or when
         it has not a sample for each rank, with the batch that follows.
         """
-        loader: DataLoader[Any] = self._loader
+        loader: DataLoader[Any] = self.loader
         dp_size, dp_rank = self._dims.dp_size, self._dims.dp_rank
         drawn: deque[tuple[tuple[int, int, int], Indices]] = deque()  # (the place after the batch, the batch)
 
@@ -229,15 +239,15 @@ class DataStream:
                 "fixed or come from the global generators of Python, NumPy and torch, which are seeded for each epoch, "
                 "and if num_workers and the number of ranks are what they were. What follows from a generator of the "
                 "data set's own, from the clock or from workers that outlive an epoch (persistent_workers) does not.",
-                type(self._loader).__name__,
+                type(self.loader).__name__,
                 skip,
             )
-        workers.leave_signals_alone(self._loader)
+        workers.leave_signals_alone(self.loader)
         purpose = f"loader of rank {self._dims.dp_rank}"
         while True:
             seen = 0
-            foreign_loader.start_epoch(self._loader, self._seed, self.epoch)
-            for batch in foreign_loader.drawn_apart(self._loader, self._seed, self.epoch, purpose):
+            foreign_loader.start_epoch(self.loader, self._seed, self.epoch)
+            for batch in foreign_loader.drawn_apart(self.loader, self._seed, self.epoch, purpose):
                 count = _batch_length(batch) * self._dims.dp_size
                 seen += count
                 if seen <= skip:
@@ -246,7 +256,7 @@ class DataStream:
                 self.samples_in_epoch = seen
                 yield batch
             if seen == 0:
-                raise DataError(f"{type(self._loader).__name__} gave no batch at all in epoch {self.epoch}.")
+                raise DataError(f"{type(self.loader).__name__} gave no batch at all in epoch {self.epoch}.")
             self.epoch, self.samples_in_epoch, skip = self.epoch + 1, 0, 0
 
 
@@ -254,6 +264,17 @@ def open_pass(loader: Any) -> Iterator[Any]:
     """One pass over a loader of any kind, as for validation, with workers that `close_readers` can end."""
     workers.leave_signals_alone(loader)
     return iter(loader)
+
+
+def without_end(model: ImaginaireModel, stream: DataStream) -> Iterator[Any]:
+    """Training batches without end: whatever the model makes of the stream, again and again."""
+    while True:
+        empty = True
+        for batch in model.train_batches(stream):
+            empty = False
+            yield batch
+        if empty:
+            raise DataError(f"{type(model).__name__}.train_batches gave no batch from {type(stream.loader).__name__}.")
 
 
 def data_sets(*loaders: Any) -> list[Any]:

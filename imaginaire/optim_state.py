@@ -233,7 +233,9 @@ def _hyperparameters(
                 if old == new or (key == "lr" and math.isclose(old, new, rel_tol=1e-6)):  # a rate may have been float32
                     continue
                 winner = "the config's" if config_wins else "the checkpoint's"
-                notes[f"optimizer.{key}: checkpoint {_shown(old)}, config {_shown(new)}; using {winner}"] = None
+                notes[
+                    f"optimizer.{key}: checkpoint {_shown(old)}, config {_shown(new)}; using {winner} from now on"
+                ] = None
                 if not config_wins:
                     _set(group, key, old)
     return sorted(notes)

@@ -7,11 +7,13 @@ Another distribution can provide packages of the same names; an import then take
 import importlib.metadata
 import importlib.util
 import json
+import logging
 import os
 import platform
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from torch.optim import Optimizer
 from imaginaire import distributed, storage
 from imaginaire.model import ImaginaireModel
 from imaginaire.parallel import ParallelDims
+
+log = logging.getLogger(__name__)
 
 DISTRIBUTION = "cosmos-posttrain"
 PACKAGES = ("imaginaire", "cosmos_predict2")
@@ -147,12 +151,18 @@ def run_record() -> dict[str, Any]:
     }
 
 
-def training_facts(
-    model: ImaginaireModel, optimizer: Optimizer, dims: ParallelDims, device: torch.device, start_iteration: int
-) -> dict[str, Any]:
-    """What a start of training adds to the record of a run."""
+def record_start(
+    run_dir: str,
+    model: ImaginaireModel,
+    optimizer: Optimizer,
+    dims: ParallelDims,
+    device: torch.device,
+    start_iteration: int,
+    data_sets: Sequence[Mapping[str, Any]],
+) -> None:
+    """Log a start of training, and add it to the ``runs.jsonl`` of the run."""
     parameters = list(model.parameters())
-    return {
+    facts = {
         "start_iteration": start_iteration,
         "device": str(device),
         "backend": torch.distributed.get_backend() if distributed.is_initialized() else "none",
@@ -163,6 +173,14 @@ def training_facts(
         "parameters": sum(p.numel() for p in parameters),
         "trained_parameters": sum(p.numel() for p in parameters if p.requires_grad),
     }
+    log.info(
+        "training {model}: {parameters:,} parameters ({trained_parameters:,} trained), {device} x{world_size}, "
+        "precision {precision}, run folder {folder}".format(
+            model=type(model).__name__, folder=run_dir, **{**facts, "device": device.type}
+        )
+    )
+    if distributed.is_rank0():
+        add_start(run_dir, facts | model.data_facts(data_sets))
 
 
 def add_start(run_dir: str, facts: dict[str, Any]) -> None:

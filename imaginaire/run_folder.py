@@ -20,7 +20,7 @@ from imaginaire.lazy_yaml import plain_data
 
 log = logging.getLogger(__name__)
 
-_COMPARED = ("dataloader_train", "model")  # sections that say what a checkpoint's weights are of
+_COMPARED = ("dataloader_train", "model", "scheduler")  # sections that say what a checkpoint's weights are of
 # Of them, what another machine sets anew.
 _OF_THE_MACHINE = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "timeout", "fsdp_shard_size")
 _SHOWN = 8  # changes in a message
@@ -65,8 +65,8 @@ def claim(path: str, config: str) -> IO[str] | None:
 
 
 def changes(path: str, config: str) -> str:
-    """What to say of a run with checkpoints whose data or model differ from its config.yaml, which `claim` will replace
-    by ``config``; empty where there is nothing to say."""
+    """What to say of a run with checkpoints whose data, model or schedule differ from its config.yaml, which `claim`
+    will replace by ``config``; empty where there is nothing to say."""
     saved = storage.join(path, "config.yaml")
     if not (storage.exists(saved) and storage.listdir(storage.join(path, "checkpoints"))):
         return ""
@@ -87,8 +87,8 @@ def changes(path: str, config: str) -> str:
     more = f"\n  ... and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
     return (
         f"{path} is continued with other settings than it was trained with:{''.join(changed[:_SHOWN])}{more}\n"
-        "Its config.yaml has the new ones from now on, and inference takes them for its older checkpoints too. Where"
-        " that is not meant, give this run another job.name, or its settings from before."
+        "The new ones count from now on. Its config.yaml has them, and inference takes them for its older checkpoints"
+        " too. Where that is not meant, give this run another job.name, or its settings from before."
     )
 
 

@@ -21,6 +21,8 @@ from imaginaire.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
 
+_MUCH_LONGER = 5  # than the run, of a schedule whose end hardly counts
+
 
 class Schedule(Protocol):
     """f(n), and the number of steps after which it no longer changes (None: never ends)."""
@@ -88,16 +90,21 @@ class CycleSchedule:
     verbosity_interval: int = 0
 
     @property
-    def length(self) -> float | None:
+    def length(self) -> float:
         return sum(cycle.length for cycle in self.cycles)
 
     def __call__(self, n: int) -> float:
-        f = self._value(n)
+        f = self.value(n)
         if self.verbosity_interval > 0 and n % self.verbosity_interval == 0:
             log.info("learning-rate multiplier at step %d: %g", n, f)
         return f
 
-    def _value(self, n: int) -> float:
+    def is_beyond(self, max_iter: int) -> bool:
+        """Whether a run of so many steps ends in the first warm-up, or long before the rates fall as they should."""
+        falls = any(cycle.f_min != cycle.f_max for cycle in self.cycles)
+        return max_iter < 2 * self.cycles[0].warm_up or (falls and _MUCH_LONGER * max_iter <= self.length)
+
+    def value(self, n: int) -> float:
         start = 0.0
         for cycle, end in zip(self.cycles, accumulate(cycle.length for cycle in self.cycles), strict=True):
             if n <= end:  # a boundary belongs to the earlier cycle
@@ -173,12 +180,27 @@ def _number(name: str, value: Any) -> float:
 
 
 def note_end(scheduler: LRScheduler, max_iter: int) -> None:
-    """Log when the schedule ends before the run does."""
-    lengths = [getattr(f, "length", None) for f in getattr(scheduler, "lr_lambdas", [])]
-    shortest = min((length for length in lengths if length is not None), default=math.inf)
-    if shortest < max_iter:
-        log.info(
-            "scheduler: the schedule ends after %d steps, trainer.max_iter is %d; its last value holds from there on",
-            shortest,
-            max_iter,
-        )
+    """Log when the schedule ends before the run does, and warn when it is made for a much longer run."""
+    for f in dict.fromkeys(getattr(scheduler, "lr_lambdas", [])):
+        length = getattr(f, "length", None)
+        if length is not None and length < max_iter:
+            log.info(
+                "scheduler: the schedule ends after %d steps, trainer.max_iter is %d; its last value holds from there "
+                "on",
+                length,
+                max_iter,
+            )
+        if isinstance(f, CycleSchedule) and max_iter and f.is_beyond(max_iter):
+            cycles = f.cycles
+            found = f"scheduler.warm_up_steps={[c.warm_up for c in cycles]}"
+            found += f" and scheduler.cycle_lengths={[c.length for c in cycles]}"
+            fit = max_iter // len(cycles)
+            log.warning(
+                "scheduler: %s are for a longer run than trainer.max_iter=%d, which ends at %.2g of optimizer.lr."
+                " Values of its length: scheduler.warm_up_steps=%s scheduler.cycle_lengths=%s",
+                found,
+                max_iter,
+                f.value(max_iter),
+                [fit // 10] * len(cycles),
+                [fit] * len(cycles),
+            )

@@ -200,11 +200,19 @@ class ImaginaireTrainer:
         model.on_data(dataloader_train, *([] if self.dataloader_val is None else [self.dataloader_val]))
         schedules.note_end(self.scheduler, config.trainer.max_iter)
         self.metrics.open(self.iteration)
-        self._record_run(model)
+        provenance.record_start(
+            self.run_dir,
+            model,
+            self.optimizer,
+            self.dims,
+            self.device,
+            self.iteration,
+            preflight.data_sets(config.dataloader_train),
+        )
 
     def _loop(self, model: ImaginaireModel, dataloader_val: Any) -> None:
         config, callbacks = self.config.trainer, self.callbacks
-        batches = self._batches(model)
+        batches = data.without_end(model, self.stream)
         callbacks.on_train_start(model, self.iteration)
         is_first = self.iteration == 0 and config.max_iter > 0
         if config.run_validation and (is_first or self._validation_due):
@@ -217,7 +225,8 @@ class ImaginaireTrainer:
             self.iteration += 1
             self.watchdog.beat(f"callbacks at iteration {self.iteration}")
             callbacks.on_training_step_end(model, batch, output, loss, self.iteration)
-            if config.run_validation and self.iteration % config.validation_iter == 0:
+            is_last = self.iteration == config.max_iter
+            if config.run_validation and (is_last or self.iteration % config.validation_iter == 0):
                 self.validate(model, dataloader_val)
             self.metrics.flush(self.iteration)
             self.checkpointer.check()
@@ -442,10 +451,11 @@ class ImaginaireTrainer:
     def _finish(self, model: ImaginaireModel) -> None:
         self.watchdog.beat(f"finishing at iteration {self.iteration}", long=True)
         if self.iteration == self.resumed_iteration and not self.interrupted:
-            log.info(
-                "nothing to do: iteration %d has reached trainer.max_iter. Raise it to go on, or begin anew under "
-                "another job.name.",
+            log.warning(
+                "nothing to do: the run's newest checkpoint is of iteration %d, and trainer.max_iter=%d. Set a larger "
+                "trainer.max_iter to go on, or another job.name to begin anew.",
                 self.iteration,
+                self.config.trainer.max_iter,
             )
         if self._has_progress():
             self._save()
@@ -467,18 +477,6 @@ class ImaginaireTrainer:
     def _beat(self, place: str) -> None:
         """A sign of life within a step; the first of a process compiles, and fills caches."""
         self.watchdog.beat(place, long=self.iteration == self.resumed_iteration)
-
-    def _batches(self, model: ImaginaireModel) -> Any:
-        """Training batches without end: whatever the model makes of the stream, again and again."""
-        while True:
-            empty = True
-            for batch in model.train_batches(self.stream):
-                empty = False
-                yield batch
-            if empty:
-                raise DataError(
-                    f"{type(model).__name__}.train_batches gave no batch from {type(self._dataloader_train).__name__}."
-                )
 
     def _place(self) -> str:
         newest = self.checkpointer.saved_iteration or self.resumed_iteration
@@ -503,16 +501,3 @@ class ImaginaireTrainer:
         logs.setup(self.run_dir, distributed.rank())
         if changes:
             log.warning("%s", changes)  # now that the run's own log has it, too
-
-    def _record_run(self, model: ImaginaireModel) -> None:
-        """Add this start to ``runs.jsonl``: command, commit, versions, backends, sizes."""
-        facts = provenance.training_facts(model, self.optimizer, self.dims, self.device, self.iteration)
-        log.info(
-            "training {model}: {parameters:,} parameters ({trained_parameters:,} trained), {device} x{world_size}, "
-            "precision {precision}, run folder {folder}".format(
-                model=type(model).__name__, folder=self.run_dir, **{**facts, "device": self.device.type}
-            )
-        )
-        if distributed.is_rank0():
-            data_sets = preflight.data_sets(self.config.dataloader_train)
-            provenance.add_start(self.run_dir, facts | model.data_facts(data_sets))

@@ -419,8 +419,8 @@ def test_the_configs_hyper_parameters_win_and_differences_are_noted() -> None:
     again = fused_adamw(model, lr=5e-3, weight_decay=0.2)
     notes = load_named_state(again, model, state)
     assert notes == [
-        "optimizer.lr: checkpoint 0.01, config 0.005; using the config's",
-        "optimizer.weight_decay: checkpoint 0.1, config 0.2; using the config's",
+        "optimizer.lr: checkpoint 0.01, config 0.005; using the config's from now on",
+        "optimizer.weight_decay: checkpoint 0.1, config 0.2; using the config's from now on",
     ]
     assert again.param_groups[0]["lr"] == 5e-3
     load_named_state(again, model, state, config_wins=False)

@@ -209,7 +209,7 @@ def test_validation_keeps_frozen_parts_in_their_mode_and_uses_averaged_weights(t
     overrides = ["model._target_=tests.trainer.test_trainer.Watching", "dataloader_train.num_workers=0"]
     train(tmp_path, [*overrides, "trainer.max_iter=3", "trainer.validation_iter=2"])
     assert set(Watching.modes) == {(True, False), (False, False)}
-    assert len(Watching.weights) == 4
+    assert len(Watching.weights) == 6, "at 0, at 2, and at the end"
     assert all(used.equal(averaged) for used, averaged in Watching.weights)
 
 
@@ -392,7 +392,11 @@ def test_a_run_folder_tells_what_ran(tmp_path: Path) -> None:
     log = (folder / "stdout.log").read_text()
     assert "the schedule ends after 5 steps, trainer.max_iter is 7" in log
     assert log.count("the schedule ends") == 1
-    assert "optimizer.lr: checkpoint 0.003, config 0.001" in log
+    rate = next(line for line in log.splitlines() if "optimizer.lr: " in line)
+    assert "|WARNING|" in rate and "checkpoint 0.003, config 0.001; using the config's" in rate
+    assert "scheduler.cycle_lengths: [5] -> [1000]\nThe new ones count" in log
+    assert log.count("scheduler.cycle_lengths=[1000] are for a longer run than trainer.max_iter=9, which ends at ") == 1
+    assert " scheduler.warm_up_steps=[0] scheduler.cycle_lengths=[9]" in log
     config = compose.compose(str(folder / "config.yaml"), [])
     assert config.trainer.max_iter == 9 and config.optimizer.lr == 0.001
 
