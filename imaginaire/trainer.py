@@ -200,15 +200,8 @@ class ImaginaireTrainer:
         model.on_data(dataloader_train, *([] if self.dataloader_val is None else [self.dataloader_val]))
         schedules.note_end(self.scheduler, config.trainer.max_iter)
         self.metrics.open(self.iteration)
-        provenance.record_start(
-            self.run_dir,
-            model,
-            self.optimizer,
-            self.dims,
-            self.device,
-            self.iteration,
-            preflight.data_sets(config.dataloader_train),
-        )
+        sets = preflight.data_sets(config.dataloader_train)
+        provenance.record_start(self.run_dir, model, self.optimizer, self.dims, self.device, self.iteration, sets)
 
     def _loop(self, model: ImaginaireModel, dataloader_val: Any) -> None:
         config, callbacks = self.config.trainer, self.callbacks

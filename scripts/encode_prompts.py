@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> None:
 
     if not args.output.endswith(".safetensors"):
         raise ConfigError(f"--output {args.output}: the file is a safetensors file, so its name ends in .safetensors.")
-    check_writable(args.output, (".safetensors",))
+    check_writable(args.output, (".safetensors",), flag="--output")
     prompts = prompts_of(args)
     negative = args.negative_prompt
     if negative is None:

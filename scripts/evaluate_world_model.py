@@ -267,6 +267,7 @@ def _parser() -> command_line.Parser:
 
 
 def run(args: argparse.Namespace) -> int:
+    from cosmos_predict2.data.media import WRITTEN_VIDEO_SUFFIXES, check_writable
     from cosmos_predict2.pipelines.composed_run import video2world_folder
 
     _check_flags(args)
@@ -283,6 +284,8 @@ def run(args: argparse.Namespace) -> int:
                 f"{flag.option_strings[0]} goes with action-conditioned models, and {args.dit_path} is of one without"
                 " actions. Leave it out: its figures are printed, --json and --save_path write files."
             )
+    if args.save_path:
+        check_writable(args.save_path, WRITTEN_VIDEO_SUFFIXES, flag="--save_path")
     figures = evaluate(
         args.experiment,
         args.dit_path,
@@ -305,6 +308,7 @@ def run(args: argparse.Namespace) -> int:
 
 def evaluate_actions(args: argparse.Namespace) -> int:
     """Measure a model with actions: print its figures and write the page."""
+    from cosmos_predict2.data.media import check_writable
     from cosmos_predict2.pipelines.action_evaluation import evaluate as measured
     from cosmos_predict2.pipelines.action_report import FIGURES, write_report
     from cosmos_predict2.pipelines.imagined_figures import measure
@@ -320,6 +324,7 @@ def evaluate_actions(args: argparse.Namespace) -> int:
             f"{(args.overrides or ['--save_path'])[0]} goes with Video2World models without actions:"
             " the folder of a run, or --experiment NAME."
         )
+    check_writable(Path(args.out, "trial.mp4"), flag="--out")
     check_device(args.device or "cpu")
     if args.lpips:
         lpips_package()

@@ -96,6 +96,10 @@ def test_several_gpus_need_torchrun_and_the_error_says_how(monkeypatch: pytest.M
         ),
         (["--prompt", "x", "--input_path", "absent.png"], "absent.png"),
         (["--prompt", "x", "--save_path", "out.gif"], ".gif"),
+        (
+            [*TINY, "--save_path", "/proc/x/y.mp4"],
+            "folder /proc/x (No such file or directory). Choose another --save_path",
+        ),
         (["--prompt", ""], "prompt is empty"),
         (["--prompt", "x", "--natten", "--resolution", "480"], "natten"),
         (["--prompt", "x", "--natten", "--aspect_ratio", "1:1"], "16:9"),

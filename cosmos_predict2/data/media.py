@@ -245,7 +245,9 @@ def _existing(path: StrPath, suffixes: Sequence[str], kind: str) -> Path:
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 
-def check_writable(path: StrPath, suffixes: Sequence[str] = (*IMAGE_SUFFIXES, *WRITTEN_VIDEO_SUFFIXES)) -> None:
+def check_writable(
+    path: StrPath, suffixes: Sequence[str] = (*IMAGE_SUFFIXES, *WRITTEN_VIDEO_SUFFIXES), *, flag: str = "place for it"
+) -> None:
     """Make the folder of an output and raise unless a file can be written there; call it before heavy work."""
     suffix = os.path.splitext(os.fspath(path))[1].lower()
     if suffix not in suffixes:
@@ -262,9 +264,10 @@ def check_writable(path: StrPath, suffixes: Sequence[str] = (*IMAGE_SUFFIXES, *W
             pass
         trial.unlink()
     except OSError as error:
+        why = f"no file can be made in the folder {local.parent} ({error.strerror or error})"
         if (file := next((above for above in local.parents if above.is_file()), None)) is not None:
-            raise DataError(f"Output {path} cannot be written: {file} is a file, not a folder.") from error
-        raise DataError(f"Output {path} cannot be written: {error.strerror or error}.") from error
+            why = f"{file} is a file, not a folder"
+        raise DataError(f"Output {path} cannot be written: {why}. Choose another {flag}.") from error
 
 
 def write_image(path: StrPath, image: Tensor, *, quality: int = 95) -> None:

@@ -45,7 +45,7 @@ class ActionRequest:
         """Raise where the output cannot be written or would replace an input."""
         if not 0 <= self.seed < 2**31:
             raise ConfigError(f"The seed is {self.seed}; it must be from 0 to {2**31 - 1}.")
-        media.check_writable(self.save_path, media.WRITTEN_VIDEO_SUFFIXES)
+        media.check_writable(self.save_path, media.WRITTEN_VIDEO_SUFFIXES, flag="--save_path (or --save_root)")
         outputs = [os.path.realpath(path) for path in self.outputs(settings)]
         for path in (self.annotation, self.video):
             if path and os.path.realpath(path) in outputs:

@@ -63,7 +63,7 @@ class Request:
             check_input(self.input_path, self.num_conditional_frames, self.start_frame_idx)
         if self.compare_to:
             media.probe_video(self.compare_to)
-        media.check_writable(self.save_path, media.WRITTEN_VIDEO_SUFFIXES)
+        media.check_writable(self.save_path, media.WRITTEN_VIDEO_SUFFIXES, flag="--save_path")
         self.check_overwrites(contact_sheet=contact_sheet)
 
     def check_overwrites(self, *others: str, contact_sheet: bool = False) -> None:

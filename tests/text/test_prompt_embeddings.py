@@ -125,7 +125,7 @@ def test_the_command_runs_the_real_encoders(kind: str, make, tmp_path: Path, mon
         ([], "nothing to encode"),
         (["--prompts_file", "nowhere.txt"], "nowhere.txt does not exist"),
         (["--prompt", "a", "--output", "x.pt"], "ends in .safetensors"),
-        (["--prompt", "a", "--output", "/proc/nowhere/x.safetensors"], "cannot be written"),
+        (["--prompt", "a", "--output", "/proc/nowhere/x.safetensors"], "Choose another --output"),
         (["--prompt", "a", "--text_encoder", "bytes", "--device", "meta"], "--device meta"),
         (["--prompt", "a", "--width", "8"], "--width is for"),
         (["--prompt", "a", "--text_encoder", "bytes", "--encoder_path", "x"], "has no weights"),

@@ -136,7 +136,7 @@ def export(
     if dry_run:
         log.info("would write %s (%s)", text, ", ".join(f"{count} {split}" for split, count in counts.items()))
         return Export(counts, Outcome())
-    check_writable(out / "trial.mp4")
+    check_writable(out / "trial.mp4", flag="--out")
     require_space(out, needed, f"{len(todo)} clips")
     if not todo and _read_record(out).get("is_complete"):
         log.info("%s: all %d clips are there", out, len(jobs))

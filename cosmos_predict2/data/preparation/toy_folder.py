@@ -102,7 +102,7 @@ def write_folder(out: str, settings: ToyFolder, *, overwrite: bool = False, comm
     root = Path(out)
     settings.make(0, 1)  # wrong settings show before anything is touched
     _make_room(root, settings, overwrite)
-    check_writable(root / "trial.mp4")
+    check_writable(root / "trial.mp4", flag="--out")
     free, needed = storage.free_bytes(root), settings.bytes_needed()
     if free is not None and free < needed:
         raise DataError(
