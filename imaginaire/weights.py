@@ -9,6 +9,7 @@ piece. Nothing is skipped in silence: what did not match is in the report, and `
 """
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -139,14 +140,25 @@ class LoadReport:
             )
         elif self.missing and self.unexpected and (prefix := _constant_prefix(self.missing, self.unexpected)):
             hints.append(prefix)
-        if self.wrong_shape and not hints:
+        layers = _layers(different)
+        is_depth = layers and not hints and layers.isdisjoint({"", *_layers(self.matched)})
+        if is_depth or len(self.wrong_shape) > 3:
+            hints.append(
+                "These weights are of another model, or of another size of it (width or depth), which this one cannot "
+                "take over. Set the sizes of the run that wrote them, as in its config.yaml, or begin anew under "
+                "another job.name."
+            )
+        elif self.wrong_shape and not hints:
             hints.append(
                 "Give another model its own folder with job.name. To leave out what does not fit: "
                 "checkpoint.strict_resume=False, or checkpoint.dcp_allow_mismatched_size=True for other shapes alone."
             )
-        if len(self.wrong_shape) > 3:
-            hints.append("So many other shapes mean another size of model: compare its width and depth in the config.")
         return hints
+
+
+def _layers(names: Iterable[str]) -> set[str]:
+    """The numbered layers that names begin with, such as ``net.blocks.3.``; "" for a name without one."""
+    return {found[0] if (found := re.match(r".*?\.\d+\.", name)) else "" for name in names}
 
 
 def read(path_or_id: str, *, prefix: str | None = None) -> Mapping[str, Tensor]:
