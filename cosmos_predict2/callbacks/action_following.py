@@ -7,8 +7,9 @@
     val/action_distance      how far a prediction from pure noise moves with other actions, over how far it moves with
                              other noise
 
-are of the first validation clips with averaged weights, at every validation: the same clips, partners and noise every
-time and in every layout of processes. ``train/...`` are of the clips of a step, for runs without validation.
+are of a few validation clips with averaged weights, of as many recordings as can be, at every validation: the same
+clips, partners and noise every time and in every layout of processes. A partner is of another recording where there is
+one. ``train/...`` are of the clips of a step, for runs without validation.
 """
 
 import logging
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import Subset
 
 from cosmos_predict2.callbacks.draw_samples import evaluating
 from cosmos_predict2.callbacks.fixed_clips import FixedClip, clips_of_step, first_clips
@@ -32,6 +34,7 @@ from cosmos_predict2.pipelines.controllability import (
 )
 from imaginaire import parallel, random
 from imaginaire.callbacks import Callback
+from imaginaire.data import ResumableLoader
 from imaginaire.errors import ConfigError
 from imaginaire.side_channel import SideChannel
 
@@ -84,7 +87,8 @@ class ActionFollowing(Callback):
 
     def _validation_clips(self, model: Any) -> list[FixedClip]:
         if self._clips is None:
-            self._clips = first_clips(self.trainer.dataloader_val, model, self.num_clips)
+            loader = _of_many_recordings(self.trainer.dataloader_val, self.num_clips)
+            self._clips = first_clips(loader, model, self.num_clips)
         return self._clips
 
     def state_dict(self) -> dict[str, Any]:
@@ -117,8 +121,9 @@ class ActionFollowing(Callback):
             with scope():
                 x0, epsilon, condition = _stacked(clips, self.trainer.device)
                 predict = Predictor(model.pipe_config, model.net, model.context_parallel)
-                gap = action_gap(predict, x0, epsilon, condition, self.sigmas)
-                return condition.action_B_A_D, gap, prediction_distance(predict, x0, epsilon, condition)
+                origins = [clip.origin for clip in clips]
+                gap = action_gap(predict, x0, epsilon, condition, self.sigmas, origins=origins)
+                return condition.action_B_A_D, gap, prediction_distance(predict, x0, epsilon, condition, origins)
 
         if self.trainer.interrupted:
             return
@@ -201,6 +206,14 @@ class ActionFollowing(Callback):
         node = getattr(self.config, f"dataloader_{split}", None)
         size = node.get("batch_size") if isinstance(node, Mapping) else None
         return f"dataloader_{split}.batch_size" + ("" if size is None else f"={size}")
+
+
+def _of_many_recordings(loader: Any, num: int) -> Any:
+    """The loader, of as many recordings as can be where its data set knows them: its first clips are windows of one."""
+    dataset = getattr(loader, "dataset", None)
+    if (windows := getattr(dataset, "windows", None)) is None:
+        return loader
+    return ResumableLoader(Subset(dataset, windows.spread(num)), batch_size=1, shuffle=False, num_workers=0)
 
 
 def _takes_actions(model: Any) -> bool:

@@ -26,6 +26,7 @@ class FixedClip:
     negative_text_1_S_E: Tensor | None
     fps: float
     video_1_C_F_H_W: Tensor | None  # uint8
+    origin: str  # the recording that it is a part of, its position where the data do not say
 
     @property
     def num_given(self) -> int:
@@ -123,7 +124,7 @@ def _read(loader: Any, model: Any, count: int) -> list[FixedClip]:
 
 def _singly(model: Any, batch: Mapping[str, Any]) -> Iterator[FixedClip]:
     video, x0, condition = model.clean_clips(batch)
-    negative = batch.get(NEGATIVE_TEXT_KEY)
+    negative, origins = batch.get(NEGATIVE_TEXT_KEY), batch.get("__key__")
     for i, position in enumerate(batch[POSITION_KEY].tolist()):
 
         def part(value: Tensor, i: int = i) -> Tensor:
@@ -136,6 +137,7 @@ def _singly(model: Any, batch: Mapping[str, Any]) -> Iterator[FixedClip]:
             negative_text_1_S_E=None if negative is None else part(negative),
             fps=float(batch["fps"][i]),
             video_1_C_F_H_W=None if video is None else to_uint8(part(video)),
+            origin=str(position if origins is None else origins[i]),
         )
 
 

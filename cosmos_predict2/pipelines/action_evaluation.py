@@ -28,6 +28,8 @@ from cosmos_predict2.pipelines.controllability import (
     Predictor,
     action_gap,
     differing,
+    lending_order,
+    partners,
     video_distances,
 )
 from cosmos_predict2.pipelines.evaluation_data import Recordings
@@ -245,7 +247,7 @@ def gap_of(
     epsilon = torch.cat([initial_noise((1, *x0.shape[1:]), seed + i) for i in range(len(x0))]).to(x0)
     condition = _condition(pipe, video, action.to(x0), text_1_S_E)
     condition = condition.with_given_frames(x0, torch.ones(len(x0), device=x0.device))
-    return action_gap(Predictor(pipe.config, pipe.dit), x0, epsilon, condition, SIGMAS)
+    return action_gap(Predictor(pipe.config, pipe.dit), x0, epsilon, condition, SIGMAS, origins=recordings.origins)
 
 
 def tried_actions(
@@ -254,11 +256,11 @@ def tried_actions(
     """Videos of the first chunk from a few first frames, each with its own actions and those of others."""
     chunk = pipe.config.chunk_size
     action = recordings.action_B_L_D[:, :chunk]
-    differs_B_B = differing(action)
+    differs_B_B, order_B_B = differing(action), lending_order(recordings.origins, len(action))
     scenes, borrowed, videos = [], [], []
     for i in range(min(NUM_SCENES, len(recordings))):
         rows = [i]
-        for k in [*range(i + 1, len(recordings)), *range(i)]:  # the next ones whose actions differ from all so far
+        for k in order_B_B[i].tolist():  # the first ones whose actions differ from all so far
             if len(rows) < NUM_SEQUENCES and bool(differs_B_B[k, rows].all()):
                 rows.append(k)
         if len(rows) < 2:
@@ -296,7 +298,8 @@ def following(
     probe = inverse_dynamics.fit_probe(torch.cat([known, _coded(pipe, known)]), torch.cat([known_action] * 2))
     frames = {TRUE: truth[asked], CODED: _coded(pipe, truth[asked]), IMAGINED: imagined_B_C_F_H_W[asked]}
     found = {kind: probe.score(video, action[asked]) for kind, video in frames.items()}
-    return found | {EXCHANGED: probe.score(frames[IMAGINED], action[asked].roll(1, 0))}
+    other, _ = partners(action[asked], [recordings.origins[i] for i in asked] if recordings.origins else ())
+    return found | {EXCHANGED: probe.score(frames[IMAGINED], action[asked][other])}
 
 
 def why_not_read(recordings: Recordings) -> str:

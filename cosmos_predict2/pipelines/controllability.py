@@ -12,6 +12,7 @@ Whether a video also does what its actions say is a question for `inverse_dynami
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,10 +37,27 @@ def differing(action_B_A_D: Tensor) -> Tensor:
     return apart_B_B > max(least, 1e-9)
 
 
-def partners(action_B_A_D: Tensor) -> tuple[Tensor, Tensor]:
-    """For each sample the next one whose actions differ: its index [B], and whether there is one [B]."""
-    size = len(action_B_A_D)
-    order_B_B = (torch.arange(size)[:, None] + torch.arange(size)) % size  # each sample, then those after it
+def lending_order(origins: Sequence[str], size: int) -> Tensor:
+    """[B, B], for each sample all others in the order in which their actions are lent to it, at last itself.
+
+    Those of the next recordings come first, whose windows are no neighbours of its own; then those of its own, the
+    farthest in time first. ``origins`` names the recording of each; empty: each sample is one of its own.
+    """
+    names = list(origins) or [str(i) for i in range(size)]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    places = [names[:i].count(name) for i, name in enumerate(names)]  # of each sample in its recording
+
+    def rank(i: int, k: int) -> tuple[bool, int, int]:
+        if names[i] == names[k]:
+            return True, -abs(places[k] - places[i]), 0
+        return False, (places[k] - places[i]) % size, (numbers[names[k]] - numbers[names[i]]) % len(numbers)
+
+    return torch.tensor([sorted(range(size), key=partial(rank, i)) for i in range(size)])
+
+
+def partners(action_B_A_D: Tensor, origins: Sequence[str] = ()) -> tuple[Tensor, Tensor]:
+    """For each sample the first in `lending_order` with other actions: its index [B], and whether there is one [B]."""
+    order_B_B = lending_order(origins, len(action_B_A_D))
     differs_B_B = differing(action_B_A_D).gather(1, order_B_B)
     first_B = differs_B_B.int().argmax(dim=1)
     return order_B_B.gather(1, first_B[:, None])[:, 0], differs_B_B.any(dim=1)
@@ -74,11 +92,13 @@ def action_gap(
     sigmas: Sequence[float] = SIGMAS,
     *,
     batch_size: int = 32,
+    origins: Sequence[str] = (),
 ) -> ActionGap | None:
-    """The gap on these clips, whose given frames do not count; None where no two have different actions."""
+    """The gap on these clips, whose given frames do not count; None where no two have different actions. ``origins``
+    names their recordings, as in `lending_order`."""
     action_B_A_D = condition.action_B_A_D
     assert action_B_A_D is not None, "a condition without actions"
-    partner_B, counts_B = partners(action_B_A_D)
+    partner_B, counts_B = partners(action_B_A_D, origins)
     if not counts_B.any():
         return None
     chosen = counts_B.nonzero()[:, 0]
@@ -115,13 +135,17 @@ class Distances:
 
 @torch.no_grad()
 def prediction_distance(
-    predict: "Predictor", x0_B_C_T_H_W: Tensor, epsilon_B_C_T_H_W: Tensor, condition: Condition
+    predict: "Predictor",
+    x0_B_C_T_H_W: Tensor,
+    epsilon_B_C_T_H_W: Tensor,
+    condition: Condition,
+    origins: Sequence[str] = (),
 ) -> Distances | None:
     """How far the clean latents that are predicted of pure noise move with another sample's actions, and with another
     sample's noise; None where no two have different actions."""
     action_B_A_D = condition.action_B_A_D
     assert action_B_A_D is not None, "a condition without actions"
-    partner_B, counts_B = partners(action_B_A_D)
+    partner_B, counts_B = partners(action_B_A_D, origins)
     if not counts_B.any():
         return None
     other = replace(condition, action_B_A_D=action_B_A_D[partner_B.to(action_B_A_D.device)])

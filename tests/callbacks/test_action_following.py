@@ -13,12 +13,14 @@ import torch
 from cosmos_predict2.callbacks import action_following
 from cosmos_predict2.callbacks.action_following import ActionFollowing
 from cosmos_predict2.callbacks.fixed_clips import clips_of_step
+from cosmos_predict2.data.action_conditioned.items import Windows
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel, Predict2Video2WorldModelConfig
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.parallelize import ContextParallel
-from cosmos_predict2.pipelines.controllability import Predictor, action_gap
+from cosmos_predict2.pipelines.controllability import Predictor, action_gap, partners
 from cosmos_predict2.pipelines.video2world import EMAConfig, Video2WorldPipelineConfig
 from imaginaire import distributed, random
+from imaginaire.data import POSITION_KEY, ResumableLoader
 from imaginaire.errors import ConfigError
 from imaginaire.lazy_config import LazyCall as L
 from imaginaire.parallel import ParallelDims
@@ -95,6 +97,27 @@ def test_every_validation_finds_the_same_of_the_same_weights(tmp_path: Path) -> 
     )
     found, expected = validate(other, 1)[0], validate(same, 1)[0]
     assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_clips_of_a_validation_are_of_many_recordings(tmp_path: Path) -> None:
+    class TwoRecordings:
+        windows = Windows([20, 20], 9, what="two")
+
+        def __len__(self) -> int:
+            return len(self.windows)
+
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            clip = {key: value[0] for key, value in make_action_batch([index]).items() if key != POSITION_KEY}
+            return {**clip, "__key__": f"recording {self.windows[index][0]}"}
+
+    trainer = make_trainer(tmp_path, make_action_model(obeys=True), [], num_clips=4)
+    trainer.dataloader_val = ResumableLoader(TwoRecordings(), shuffle=False)
+    assert "val/action_gap" in validate(trainer, 1)[0]
+    clips = trainer.callbacks["action_following"]._clips
+    origins = [clip.origin for clip in clips]
+    assert origins == ["recording 0"] * 2 + ["recording 1"] * 2, "not the first windows, which overlap"
+    actions = torch.cat([clip.condition.action_B_A_D for clip in clips])
+    assert partners(actions, origins)[0].tolist() == [2, 3, 0, 1]
 
 
 def test_ignored_actions_are_a_warning_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -155,6 +155,18 @@ def test_the_page_shows_what_was_measured_and_needs_no_network(
     assert (page.parent / "futures.png").is_file()
 
 
+def test_other_actions_are_those_of_other_recordings(
+    pipe: Any, recordings: Recordings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = replace(recordings, origins=tuple("aaabbb"))
+    asked: list[Any] = []
+    monkeypatch.setattr(action_evaluation, "action_gap", lambda *_, **options: asked.append(options["origins"]))
+    action_evaluation.gap_of(pipe, two)
+    assert asked == [two.origins]
+    tried = action_evaluation.tried_actions(knowing(pipe, two, moves=True), two)
+    assert [rows[1] for rows in tried.borrowed] == [3, 4, 5, 0]
+
+
 def test_a_seam_is_seen() -> None:
     frames = torch.arange(25.0)
     frames[13:] += 9  # between the chunks it jumps by ten

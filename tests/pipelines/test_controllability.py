@@ -13,6 +13,7 @@ from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.pipelines.controllability import (
     Predictor,
     action_gap,
+    lending_order,
     partners,
     prediction_distance,
     rows_of,
@@ -61,6 +62,15 @@ def test_a_partner_has_other_actions() -> None:
     assert not differs.any()
     nearly = a + 1e-3
     assert partners(torch.stack([a, nearly, b]))[0].tolist() == [2, 2, 0]  # a hair is no difference
+
+
+def test_a_partner_is_of_another_recording_or_far_away_in_time() -> None:
+    action_B_A_D = torch.arange(6.0)[:, None, None].expand(6, 2, 1)
+    assert partners(action_B_A_D)[0].tolist() == [1, 2, 3, 4, 5, 0], "each a recording of its own"
+    assert partners(action_B_A_D, "aaabbb")[0].tolist() == [3, 4, 5, 0, 1, 2]
+    assert partners(action_B_A_D, "aabbbc")[0].tolist() == [2, 3, 5, 1, 5, 0]
+    assert partners(action_B_A_D, "aaaaaa")[0].tolist() == [5, 5, 5, 0, 0, 0], "the farthest of one recording"
+    assert lending_order("aabbb", 5)[0].tolist() == [2, 3, 4, 1, 0]
 
 
 def test_a_network_that_ignores_its_actions_has_a_gap_of_one_and_no_distance() -> None:
