@@ -33,6 +33,7 @@ ACTIONS = OUTPUT / "actions"
 IMAGINE = ["-m", "scripts.evaluate_world_model", "--dit_path", os.path.relpath(tiny_action_path()), "--data", "toy"]
 IMAGINE += ["--num_clips", "32", "--toy_episodes", "0", "--out", str(ACTIONS)]
 EVALUATE = ["-m", "scripts.evaluate_world_model", "--experiment", EXPERIMENT, "--num_clips", "32"]
+EVALUATE += ["--out", str(OUTPUT / "clips")]
 
 
 def main() -> int:
@@ -92,6 +93,7 @@ def write_page(
     page.verdict(f"Adapters on the tiny model: it {figures['verdict']}.")
     page.clips([Clip("truth; before; after", "truth_before_after.mp4")])
     page.note(f"Held-out clips of a box pushed, which the base has never seen. {learned(figures)}")
+    page.link("its evaluation, with all figures and videos", "clips/index.html")
     page.heading("Interrupted and resumed")
     shown = thinned(losses)
     page.curves({"training loss": {"loss": [loss for _, loss in shown]}}, f"{len(shown)} of {len(losses)} log lines")

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure a world model on clips that it never saw.
+"""Measure a world model on clips that it never saw; a page shows it beside the truth, its verdict first.
 
 A model with actions (--dit_path alone): how near what it imagines is to the truth, frame by frame and chunk by chunk,
-and whether it obeys its actions; a page shows it beside the truth. On the toy world also whether whole episodes end as
-the simulator's do.
+and whether it obeys its actions. On the toy world also whether whole episodes end as the simulator's do.
 
 A tiny Video2World model (the folder of its run, or --experiment): its loss at fixed noise levels before and after
 training and that of linear denoisers, and its generated frames against the last given frame repeated, where something
@@ -11,19 +10,18 @@ moves.
 """
 
 import argparse
-import json
 import logging
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from cosmos_predict2.pipelines.evaluation_page import FIGURES
+from cosmos_predict2.pipelines.held_out_report import AFTER, BEFORE, TRUTH, Figures, sheet_of, show, write_report
 from imaginaire import command_line
 from imaginaire.errors import CheckpointError, ConfigError
 
@@ -32,10 +30,8 @@ log = logging.getLogger(__name__)
 CONFIG = "cosmos_predict2/configs/base/config.py"
 NUM_TRAINING_CLIPS = 256  # that the linear denoisers are fitted to
 NUM_STEPS = 35
-BETTER = 0.99  # of the loss before the training: a run that starts from good weights is good without learning
 WIDEST = 1024  # network that is evaluated here
 WITH_ACTIONS = "a model with actions"  # the flags of these alone
-NUM_SHOWN, MAGNIFIED = 4, 4  # clips in the video, and how many times larger
 SHOWN = "truth, before and after the training, side by side"
 NUM_EPISODES = 400  # whole ones of the toy world
 
@@ -51,57 +47,10 @@ scripts.train. "Before" are the weights that the training began with.
 examples:
   python -m scripts.evaluate_world_model --dit_path checkpoints/PROJECT/GROUP/NAME --out outputs/NAME
   python -m scripts.evaluate_world_model --model_size 2B --data datasets/bridge --num_clips 32 --device cuda
-  python -m scripts.evaluate_world_model --dit_path RUN --load_ema --json out.json --save_path out.mp4
+  python -m scripts.evaluate_world_model --dit_path RUN --load_ema --out outputs/NAME --save_path out.mp4
   python -m scripts.evaluate_world_model --dit_path RUN -- dataloader_val.dataset.dataset_dir=datasets/NAME/val
   python -m scripts.evaluate_world_model --experiment NAME --dit_path model.pt
 """
-
-
-@dataclass(frozen=True)
-class Figures:
-    """What was measured. Losses are of the velocity, one per noise level; PSNR is in dB, over what moves."""
-
-    sigmas: list[float]
-    before: list[float]
-    after: list[float]
-    linear: dict[str, list[float]]
-    psnr: float
-    psnr_before: float
-    psnr_repeat: float
-    num_clips: int
-    data: str  # what they are of
-    training_data: str  # that the linear denoisers were fitted to
-
-    @property
-    def ratio(self) -> float:
-        """The mean loss after training, as a share of that before."""
-        return sum(self.after) / sum(self.before)
-
-    @property
-    def gain(self) -> float:
-        """By how many dB generated frames are nearer to the truth than the last given frame."""
-        return self.psnr - self.psnr_repeat
-
-    @property
-    def verdict(self) -> str:
-        """What the training has done, from the controls measured beside it."""
-        linear = min(sum(losses) for losses in self.linear.values())
-        is_better, moves, is_real = self.ratio < BETTER, self.gain > 0, sum(self.after) < linear
-        if is_better and moves and is_real:
-            claim = "has learned these clips"
-        elif is_better:
-            claim = "has learned something, but " + (
-                "its frames are no nearer to the truth than the last conditioning frame repeated"
-                if not moves
-                else "a linear denoiser is as good"
-            )
-        else:
-            claim = "has learned next to nothing: its loss is as before the training, or higher"
-        return (
-            f"{claim}: loss {self.ratio:.2f} of before, {sum(self.after) / linear:.2f} of the best linear denoiser;"
-            f" where something moves its frames are {self.gain:+.1f} dB nearer to the truth than the last conditioning"
-            f" frame repeated; measured on {self.data}"
-        )
 
 
 def evaluate(
@@ -112,15 +61,18 @@ def evaluate(
     which: str = "auto",
     num_clips: int = 64,
     num_steps: int = NUM_STEPS,
+    out: str = "",
     save_path: str = "",
     fps: float | None = None,
     overrides: Sequence[str] = (),
     config_path: str = CONFIG,
 ) -> Figures:
-    """The figures of the weights at ``dit_path``; with ``save_path`` a video and a contact sheet are written too.
+    """The figures of the weights at ``dit_path``; with ``out`` a page is written into that folder, with ``save_path`` a
+    video and a contact sheet.
 
     Without ``experiment`` they lie in a run, which says its data. ``data`` is another folder of held-out clips.
     """
+    from cosmos_predict2.checkpoints.presence import described_weights
     from cosmos_predict2.data.sizes import frame_rate
     from cosmos_predict2.models.training_text import TrainingText
     from cosmos_predict2.pipelines import held_out
@@ -128,6 +80,7 @@ def evaluate(
     from cosmos_predict2.pipelines.composed_run import dataset_node, described_dataset, held_out_node
     from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
     from imaginaire import lazy_config
+    from imaginaire.weight_files import latest
 
     config = _configuration(experiment, dit_path, overrides, config_path)
     if (width := config.model["config"]["pipe_config"]["net"].get("model_channels") or 0) > WIDEST:
@@ -152,53 +105,43 @@ def evaluate(
 
     clips, training = clips_of("dataloader_val", num_clips), clips_of("dataloader_train", NUM_TRAINING_CLIPS)
     linear = held_out.linear_losses(training, clips, sigmas)
-    losses, videos = {}, {"truth": clips.video_B_C_F_H_W}
-    weights = (("before", model.model_manager_config.dit_path, "auto"), ("after", dit_path, which))
-    for name, path, part in weights:
+    losses, videos = {}, {TRUTH: clips.video_B_C_F_H_W}
+    start = config.checkpoint.load_path or model.model_manager_config.dit_path
+    of_start = "net_ema" if config.checkpoint.load_ema_to_reg else "auto"
+    weights = {BEFORE: (start, of_start), AFTER: (latest(dit_path), which)}
+    for name, (path, part) in weights.items():
         net = build_net(
             pipe_config.net,
             device=torch.device("cpu"),
             dtype=torch.float32,
             path=path,
             which=part,
-            is_baseline=name == "before",
+            is_baseline=name == BEFORE,
         )
         losses[name] = held_out.losses(pipe_config, net, clips, sigmas)
         pipe = Video2WorldPipeline(pipe_config, net, tokenizer)
         videos[name] = held_out.generate(pipe, clips, num_steps=num_steps)
-    if save_path:
-        fps = fps or frame_rate(nodes["dataloader_val"]) or pipe_config.fps
-        show(videos, held_out.movement(clips), Path(save_path), fps)
-    return Figures(
+    figures = Figures(
         sigmas=list(sigmas),
-        before=losses["before"],
-        after=losses["after"],
+        before=losses[BEFORE],
+        after=losses[AFTER],
         linear=linear,
-        psnr=held_out.moving_psnr(videos["after"], clips),
-        psnr_before=held_out.moving_psnr(videos["before"], clips),
+        psnr=held_out.moving_psnr(videos[AFTER], clips),
+        psnr_before=held_out.moving_psnr(videos[BEFORE], clips),
         psnr_repeat=held_out.moving_psnr(held_out.repeated(clips), clips),
         num_clips=len(clips),
         data=described_dataset(nodes["dataloader_val"]),
         training_data=described_dataset(nodes["dataloader_train"]),
+        weights=described_weights(*weights[AFTER]),
+        start=described_weights(*weights[BEFORE]),
+        num_steps=num_steps,
     )
-
-
-def show(videos: Mapping[str, Tensor], movement: Sequence[float], path: Path, fps: float) -> None:
-    """Write the clips in which most moves: four below each other as a video, the first of them as a contact sheet."""
-    from cosmos_predict2.data import media
-
-    chosen = sorted(range(len(movement)), key=lambda i: -movement[i])[:NUM_SHOWN]
-    rows = [torch.cat([video[i] for video in videos.values()], dim=3) for i in chosen]
-    picture = torch.cat(rows, dim=2)
-    picture = picture.repeat_interleave(MAGNIFIED, dim=2).repeat_interleave(MAGNIFIED, dim=3)
-    media.write_video(path, picture, fps)
-    clips = [video[chosen[0]] for video in videos.values()]
-    media.write_image(_sheet(path), media.contact_sheet(clips, list(videos), columns=8))
-
-
-def _sheet(path: Path) -> Path:
-    """Where the contact sheet of a video lies."""
-    return path.with_suffix(".png")
+    fps = fps or frame_rate(nodes["dataloader_val"]) or pipe_config.fps
+    if save_path:
+        show(videos, held_out.movement(clips), Path(save_path), fps)
+    if out:
+        write_report(Path(out), figures, videos, held_out.movement(clips), fps)
+    return figures
 
 
 def _configuration(experiment: str, dit_path: str, overrides: Sequence[str], config_path: str) -> Any:
@@ -217,26 +160,6 @@ def _configuration(experiment: str, dit_path: str, overrides: Sequence[str], con
     return composed_run(folder, list(overrides))
 
 
-def as_text(figures: Figures) -> str:
-    """A table with a row per noise level."""
-    linear = list(figures.linear)
-    rows = [
-        figures.verdict,
-        f"data: {figures.num_clips} clips of {figures.data}; linear denoisers fitted to {figures.training_data}",
-        "",
-        f"{'sigma':>8} {'before':>9} {'after':>9} " + " ".join(f"{'linear, ' + name:>20}" for name in linear),
-    ]
-    for i, sigma in enumerate(figures.sigmas):
-        others = " ".join(f"{figures.linear[name][i]:>20.4f}" for name in linear)
-        rows.append(f"{sigma:>8.2f} {figures.before[i]:>9.4f} {figures.after[i]:>9.4f} {others}")
-    rows.append(f"mean loss after / before: {figures.ratio:.3f} ({figures.num_clips} clips, given frames not counted)")
-    rows.append(
-        f"PSNR where something moves: {figures.psnr:.2f} dB; before {figures.psnr_before:.2f} dB; last given frame"
-        f" repeated {figures.psnr_repeat:.2f} dB: {figures.gain:+.2f} dB"
-    )
-    return "\n".join(rows)
-
-
 def _parser() -> command_line.Parser:
     parser = command_line.parser("scripts.evaluate_world_model", __doc__, _EPILOG)
     add = parser.add_argument
@@ -246,9 +169,9 @@ def _parser() -> command_line.Parser:
     add("--num_clips", type=int, default=64, help="held-out clips")
     add("--num_steps", type=int, default=None, help="sampling steps (default 35; with actions, those of the run)")
     add("--fps", type=command_line.above_zero, help="frames per second of the videos (default: as the clips have)")
+    add("--out", default="outputs/evaluation", metavar="DIR", help="the folder of the page and its videos")
     add("--json", metavar="FILE", help="write the figures to this file too")
     actions = parser.add_argument_group(WITH_ACTIONS).add_argument
-    actions("--out", default="outputs/evaluation", metavar="DIR", help="the folder of the page and its videos")
     actions("--num_chunks", type=int, default=2, help="chunks of a rollout, each from the last imagined frame")
     actions("--resolution", default="", metavar="H,W", help="size of a folder's frames (default: that of the run)")
     actions("--model_size", choices=["2B", "tiny"], default=None, help="of weights that lie in no run (default 2B)")
@@ -282,7 +205,7 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, flag.dest) not in (flag.default, "cpu"):
             raise ConfigError(
                 f"{flag.option_strings[0]} goes with action-conditioned models, and {args.dit_path} is of one without"
-                " actions. Leave it out: its figures are printed, --json and --save_path write files."
+                " actions. Leave it out."
             )
     if args.save_path:
         check_writable(args.save_path, WRITTEN_VIDEO_SUFFIXES, flag="--save_path")
@@ -293,24 +216,31 @@ def run(args: argparse.Namespace) -> int:
         which="net_ema" if args.load_ema else "auto",
         num_clips=args.num_clips,
         num_steps=args.num_steps or NUM_STEPS,
+        out=args.out,
         save_path=args.save_path,
         fps=args.fps,
         overrides=args.overrides,
     )
-    print(as_text(figures))
+    print(figures.as_text())
     if args.save_path:
-        print(f"video: {args.save_path} ({SHOWN}); contact sheet: {_sheet(Path(args.save_path))}")
+        print(f"video: {args.save_path} ({SHOWN}); contact sheet: {sheet_of(Path(args.save_path))}")
+    return _finished(args)
+
+
+def _finished(args: argparse.Namespace) -> int:
+    """Write --json as the page has it, and say where the page is."""
     if args.json:
-        record = {"verdict": figures.verdict, **asdict(figures), "ratio": figures.ratio, "gain": figures.gain}
-        Path(args.json).write_text(json.dumps(record, indent=2) + "\n")
+        Path(args.json).write_text((Path(args.out) / FIGURES).read_text())
+    print(f"page: {Path(args.out) / 'index.html'}")
     return 0
 
 
 def evaluate_actions(args: argparse.Namespace) -> int:
     """Measure a model with actions: print its figures and write the page."""
+    from cosmos_predict2.checkpoints.presence import described_weights
     from cosmos_predict2.data.media import check_writable
     from cosmos_predict2.pipelines.action_evaluation import evaluate as measured
-    from cosmos_predict2.pipelines.action_report import FIGURES, write_report
+    from cosmos_predict2.pipelines.action_report import write_report as write_page
     from cosmos_predict2.pipelines.imagined_figures import measure
     from cosmos_predict2.pipelines.toy_futures import imagine_futures
     from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
@@ -351,6 +281,7 @@ def evaluate_actions(args: argparse.Namespace) -> int:
         batch_size=args.batch_size,
         text_1_S_E=text,
         with_lpips=args.lpips,
+        weights=described_weights(choice.dit_path, "net_ema" if args.load_ema else "auto"),
     )
     print(report.as_text())
     futures = figures = None
@@ -366,22 +297,9 @@ def evaluate_actions(args: argparse.Namespace) -> int:
         elif num_episodes:
             figures = measure(pipe, num_episodes=num_episodes, tasks=tasks, seed=episodes.seed, **world)
             print(figures.as_text())
-    out = Path(args.out)
-    page = write_report(
-        out,
-        report,
-        recordings,
-        imagined,
-        tried,
-        weights=choice.dit_path,
-        fps=args.fps or choice.fps,
-        futures=futures,
-        figures=figures,
-    )
-    if args.json:
-        Path(args.json).write_text((out / FIGURES).read_text())
-    print(f"page: {page}")
-    return 0
+    fps = args.fps or choice.fps
+    write_page(Path(args.out), report, recordings, imagined, tried, fps=fps, futures=futures, figures=figures)
+    return _finished(args)
 
 
 def _shown_task(names: Sequence[str]) -> str:

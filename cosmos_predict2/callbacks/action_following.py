@@ -210,7 +210,7 @@ class ActionFollowing(Callback):
 
 def _of_many_recordings(loader: Any, num: int) -> Any:
     """The loader, of as many recordings as can be where its data set knows them: its first clips are windows of one."""
-    dataset = getattr(loader, "dataset", None)
+    dataset: Any = getattr(loader, "dataset", None)
     if (windows := getattr(dataset, "windows", None)) is None:
         return loader
     return ResumableLoader(Subset(dataset, windows.spread(num)), batch_size=1, shuffle=False, num_workers=0)

@@ -25,6 +25,14 @@ def problem_with(path: str, which: str = "auto") -> str | None:
     return None
 
 
+def described_weights(path: str, which: str = "auto") -> str:
+    """The file that weights are read from, and whether they are the averaged ones of it."""
+    if not path:
+        return "random weights"
+    is_averaged = which == "net_ema" or (which == "auto" and problem_with(path, "net") is not None)
+    return f"{weight_files.latest(path)} ({'averaged weights, net_ema.' if is_averaged else 'regular weights'})"
+
+
 def holds(path: str, pattern: str) -> bool:
     """Whether the network's weights at a path have a name like this."""
     with _unsaid():

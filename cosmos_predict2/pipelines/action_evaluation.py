@@ -11,7 +11,7 @@
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -33,6 +33,7 @@ from cosmos_predict2.pipelines.controllability import (
     video_distances,
 )
 from cosmos_predict2.pipelines.evaluation_data import Recordings
+from cosmos_predict2.pipelines.evaluation_page import aligned
 from cosmos_predict2.pipelines.inverse_dynamics import ActionFollowing
 from cosmos_predict2.pipelines.video2world import initial_noise, to_uint8
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
@@ -69,6 +70,8 @@ class Report:
     by_chunk: dict[str, list[float]]
     seams: dict[str, float]  # the change at the first frame of a chunk, over that between other frames
     left_out: tuple[str, ...] = ()  # what was not measured, and why
+    cautions: tuple[str, ...] = ()  # what makes the verdict doubtful
+    weights: str = ""  # which were measured
 
     @property
     def clips(self) -> str:
@@ -79,7 +82,7 @@ class Report:
         return f"{self.num_steps} sampling step{'s' if self.num_steps > 1 else ''}"
 
     def as_dict(self) -> dict[str, Any]:
-        found = {"verdict": asdict(self.verdict), **asdict(self)}
+        found = {"verdict": asdict(self.verdict), "cautions": self.cautions, "weights": self.weights, **asdict(self)}
         if self.gap is not None:
             found["gap"] |= {"ratios": self.gap.ratios, "mean": self.gap.mean}
         if self.distances is not None:
@@ -100,7 +103,8 @@ class Report:
             for kind, values in by_kind.items()
         ]
         chunks = range(1, 1 + len(self.by_chunk["PSNR"]))
-        rows = [self.verdict.sentence, f"({self.clips}, {self.steps})", ""]
+        rows = [self.verdict.sentence, *(f"caution: {text}" for text in self.cautions)]
+        rows += [f"({self.clips}, {self.steps})", *([f"weights: {self.weights}"] if self.weights else []), ""]
         rows += [*aligned("frame", horizons, likeness), ""]
         rows += [*aligned("chunk", chunks, self.by_chunk.items()), ""]
         return "\n".join([*rows, *self.findings()])
@@ -128,16 +132,6 @@ class Report:
         return found + [f"left out: {text}" for text in self.left_out]
 
 
-def aligned(head: str, columns: Iterable[int], rows: Iterable[tuple[str, Sequence[float]]]) -> list[str]:
-    """A table: names to the left, numbers to the right, each column as wide as its widest."""
-    cells = [[head, *map(str, columns)], *([name, *(f"{value:.3f}" for value in values)] for name, values in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))])
-        for row in cells
-    ]
-
-
 def shown_horizons(num_actions: int) -> list[int]:
     """A dozen horizons at most, the first and the last among them."""
     step = -(-num_actions // 12)
@@ -155,8 +149,12 @@ def evaluate(
     batch_size: int | None = None,
     text_1_S_E: Tensor | None = None,
     with_lpips: bool = False,
+    weights: str = "",
 ) -> tuple[Report, Tensor, Tried]:
-    """The figures, what was imagined of each recording (uint8 [B, 3, 1 + L, H, W]), and what other actions made."""
+    """The figures, what was imagined of each recording (uint8 [B, 3, 1 + L, H, W]), and what other actions made.
+
+    ``weights`` says which the pipeline has, for the report.
+    """
     sampling: dict[str, Any] = dict(num_steps=num_steps, guidance=guidance, solver=solver, batch_size=batch_size)
     sampling["text_B_S_E"] = text_1_S_E
     seeds = range(seed, seed + len(recordings))
@@ -185,6 +183,8 @@ def evaluate(
         if recordings.num_actions > chunk
         else {},
         left_out=tuple(left_out),
+        cautions=recordings.cautions,
+        weights=weights,
     )
     return report, imagined, tried
 

@@ -8,20 +8,17 @@ FOLDER/futures.mp4, .png      of the toy world: one first picture, three sequenc
 """
 
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from cosmos_predict2.data import media
 from cosmos_predict2.pipelines.action_evaluation import Report, Tried, shown_horizons
 from cosmos_predict2.pipelines.evaluation_data import Recordings
-from cosmos_predict2.pipelines.evaluation_page import Clip, Page, write_json
+from cosmos_predict2.pipelines.evaluation_page import FIGURES, Page, shown_width, write_json, written
 from cosmos_predict2.pipelines.imagined_figures import ImaginedFigures
 from cosmos_predict2.pipelines.toy_futures import Futures
 
 NUM_SHOWN = 4  # clips, those in which most happens
-FIGURES = "figures.json"
 
 
 def write_report(
@@ -31,20 +28,20 @@ def write_report(
     imagined_B_C_F_H_W: Tensor,
     tried: Tried,
     *,
-    weights: str,
     fps: float,
     futures: Futures | None = None,
     figures: ImaginedFigures | None = None,
 ) -> Path:
     """Write all of it; gives the page."""
     folder.mkdir(parents=True, exist_ok=True)
-    width = max(96, min(320, 4 * imagined_B_C_F_H_W.shape[-1]))
     page = Page(
         "How well the world model follows the robot's actions",
-        [f"weights: {weights}", f"data: {report.clips}", _sampling(report)],
-        video_width=width,
+        [f"weights: {report.weights}", f"data: {report.clips}", _sampling(report)],
+        video_width=shown_width(imagined_B_C_F_H_W),
     )
     page.verdict(f"The model {report.verdict.sentence}.")
+    for caution in report.cautions:
+        page.verdict(f"Caution: {caution}")
     _show_clips(page, folder, recordings.video_B_C_F_H_W, imagined_B_C_F_H_W, fps)
     _show_tried(page, folder, tried, fps)
     if futures is not None:
@@ -55,7 +52,7 @@ def write_report(
     if figures is not None:
         page.heading("Whole episodes of the toy world", "Whether they end as the simulator's do, judged from pixels.")
         page.text(figures.as_text())
-    values: dict[str, Any] = {"weights": weights, **report.as_dict()}
+    values = report.as_dict()
     if futures is not None:
         values["futures"] = {"error": futures.error(), "apart": futures.apart()}
     if figures is not None:
@@ -106,7 +103,7 @@ def _show_clips(page: Page, folder: Path, truth: Tensor, imagined: Tensor, fps: 
     chosen = change.argsort(descending=True)[:NUM_SHOWN].tolist()
     for i in chosen:
         clips = [("true", truth[i]), ("imagined", imagined[i])]
-        page.clips([_written(folder, f"clip_{i:02d}_{name}", f"clip {i}, {name}", clip, fps) for name, clip in clips])
+        page.clips([written(folder, f"clip_{i:02d}_{name}", f"clip {i}, {name}", clip, fps) for name, clip in clips])
     page.note(f"Shown are {len(chosen)} of {len(truth)} clips; one that follows its actions moves as the truth does.")
 
 
@@ -120,7 +117,7 @@ def _show_tried(page: Page, folder: Path, tried: Tried, fps: float) -> None:
     for i, rows, videos in zip(tried.which, tried.borrowed, tried.videos):
         shown = [("own actions" if k == i else f"actions of clip {k}", clip) for k, clip in zip(rows, videos[:, 0])]
         shown.append(("own actions, another seed", videos[0, 1]))
-        page.clips([_written(folder, f"tried_{i:02d}_{j}", text, clip, fps) for j, (text, clip) in enumerate(shown)])
+        page.clips([written(folder, f"tried_{i:02d}_{j}", text, clip, fps) for j, (text, clip) in enumerate(shown)])
     page.note(
         "Where actions are followed, videos of a row differ; the first and the last, with equal actions, hardly do."
     )
@@ -135,7 +132,7 @@ def _show_futures(page: Page, folder: Path, futures: Futures, fps: float) -> Non
     )
     for kind, videos in (("simulated", futures.simulated), ("imagined", futures.imagined)):
         clips = enumerate(zip(futures.names, videos))
-        page.clips([_written(folder, f"future_{j}_{kind}", f"{name}: {kind}", clip, fps) for j, (name, clip) in clips])
+        page.clips([written(folder, f"future_{j}_{kind}", f"{name}: {kind}", clip, fps) for j, (name, clip) in clips])
     write_futures(folder, futures, fps)
 
 
@@ -143,11 +140,3 @@ def write_futures(folder: Path, futures: Futures, fps: float) -> None:
     """The futures in one video and one picture."""
     media.write_video(folder / "futures.mp4", futures.video(), fps)
     media.write_image(folder / "futures.png", futures.sheet())
-
-
-def _written(folder: Path, name: str, caption: str, video_C_F_H_W: Tensor, fps: float) -> Clip:
-    """A clip of the page; very small frames are doubled, or the encoder's colours at half size would be seen."""
-    times = 4 if max(video_C_F_H_W.shape[-2:]) < 128 else 1
-    large = video_C_F_H_W.repeat_interleave(times, -1).repeat_interleave(times, -2)
-    media.write_video(folder / f"{name}.mp4", large.to(torch.uint8), fps)
-    return Clip(caption, f"{name}.mp4")

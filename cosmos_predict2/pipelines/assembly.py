@@ -39,7 +39,7 @@ def build_net(
     settle_attention(net, device, dtype)
     if path:
         report = load_dit(net, path, which)
-        log.info("weights: %s (%s)", path, report.summary())
+        log.info("weights: %s (%s%s)", path, "averaged, net_ema.; " if which == "net_ema" else "", report.summary())
     else:
         net.init_weights(torch.Generator(device).manual_seed(seed))
         if is_baseline:

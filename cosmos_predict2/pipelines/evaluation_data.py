@@ -70,6 +70,7 @@ class Recordings:
     episodes: Episodes | None = None  # of the toy world: what the simulator knows of them
     origins: tuple[str, ...] = ()  # of each clip the recording that it is a part of; empty: each of its own
     num_apart: int | None = None  # clips that there are without any that overlap; None: as many as are asked for
+    cautions: tuple[str, ...] = ()  # what makes figures of them doubtful
 
     def __len__(self) -> int:
         return len(self.video_B_C_F_H_W)
@@ -251,7 +252,7 @@ def of_dataset(name: str, dataset: Any, transform: ActionTransform, num: int) ->
             f"The actions of {name} have {items[0]['action'].shape[1]} numbers, but the model takes {transform.dim}."
             f" {OTHER}"
         )
-    warn_of_other_range(name, dataset, transform, [item["action"] for item in items])
+    doubt = warn_of_other_range(name, dataset, transform, [item["action"] for item in items])
     size = "x".join(str(side) for side in items[0]["video"].shape[-2:])
     log.info("data: %s, %d of %d clips, %s (height x width)", name, len(items), len(dataset), size)
     num_apart = len(dataset)
@@ -261,30 +262,37 @@ def of_dataset(name: str, dataset: Any, transform: ActionTransform, num: int) ->
         held_out = f" held out of {total}" if total > windows.num_recordings else ""
         overlap = "; some clips overlap" if len(chosen) > num_apart else ""
         name = f"{name}, from {used} of {windows.num_recordings} recordings{held_out}{overlap}"
+    origins = tuple(str(item.get("__key__", i)) for i, item in zip(chosen, items))
+    alone = f"all clips are of one recording, {origins[0]}: another clip's actions are of the same, and may be alike"
+    is_alone = len(items) > 1 and len(set(origins)) == 1
     return Recordings(
         name,
         torch.stack([item["video"] for item in items]),
         torch.stack([item["action"] for item in items]),
-        origins=tuple(str(item.get("__key__", i)) for i, item in zip(chosen, items)),
+        origins=origins,
         num_apart=num_apart,
+        cautions=tuple(text for text in (doubt, alone if is_alone else "") if text),
     )
 
 
-def warn_of_other_range(name: str, dataset: Any, transform: ActionTransform, shown: Sequence[Tensor] = ()) -> None:
-    """Warn of raw actions in other ranges than the weights' own: of the whole data set where it has statistics, else
-    of clips that are ``shown``, as the model sees them."""
+def warn_of_other_range(name: str, dataset: Any, transform: ActionTransform, shown: Sequence[Tensor] = ()) -> str:
+    """Warn of raw actions in other ranges than the weights' own, and give the warning: of the whole data set where it
+    has statistics, else of clips that are ``shown``, as the model sees them. Empty where there is nothing to say."""
     if recorded_columns(transform) is None:
-        return
+        return ""
     if isinstance(dataset, LeRobotActionDataset):
         try:
             found = dataset.action_statistics(skip_bad=True, most_rows=ROWS_FOR_RANGES)
         except DataError:  # none of the recordings that were chosen for it is here
-            return
+            return ""
     else:
         found = dataset_statistics(transform.undo(action.numpy()) for action in shown)
     is_whole = isinstance(dataset, LeRobotActionDataset) and found.num_trajectories >= LEAST_RECORDINGS
-    if (problem := other_range(found.action, transform, is_whole=is_whole)) is not None:
-        log.warning("%s: %s. What the model imagines of them says little about the model.", name, problem)
+    if (problem := other_range(found.action, transform, is_whole=is_whole)) is None:
+        return ""
+    said = f"{name}: {problem}. What the model imagines of them says little about the model."
+    log.warning("%s", said)
+    return said
 
 
 def _of_folder(

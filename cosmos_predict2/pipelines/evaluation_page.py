@@ -2,20 +2,25 @@
 """One page of figures, curves and videos side by side: a folder with index.html that opens without a network.
 
 page = Page("World model", ["held-out episodes", ...])
-page.curves("PSNR (dB)", {"imagined": [...], "first frame repeated": [...]})
-page.clips("Truth and imagined", [Clip("true", "clip_0_true.mp4"), ...])
+page.curves({"PSNR (dB)": {"imagined": [...], "first frame repeated": [...]}}, "frames after the first")
+page.clips([written(folder, "clip_00_true", "true", video_C_F_H_W, fps=10), ...])
 page.write(folder)
 """
 
 import html
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
+from cosmos_predict2.data import media
 from imaginaire import storage
 
+FIGURES = "figures.json"
 COLOURS = ("#1565c0", "#c62828", "#2e7d32", "#6a1b9a", "#ef6c00", "#455a64")
 WIDTH, HEIGHT, MARGIN = 460, 220, 44
 
@@ -110,6 +115,30 @@ class Page:
         path = folder / "index.html"
         storage.write_atomically(path, lambda file: file.write(text.encode("utf-8")))
         return path
+
+
+def written(folder: Path, name: str, caption: str, video_C_F_H_W: Tensor, fps: float) -> Clip:
+    """Write a clip for the page; very small frames are made larger, or the encoder's colours at half size would be
+    seen."""
+    times = 4 if max(video_C_F_H_W.shape[-2:]) < 128 else 1
+    large = video_C_F_H_W.repeat_interleave(times, -1).repeat_interleave(times, -2)
+    media.write_video(folder / f"{name}.mp4", large.to(torch.uint8), fps)
+    return Clip(caption, f"{name}.mp4")
+
+
+def shown_width(video: Tensor) -> int:
+    """How wide a page shows videos of this width."""
+    return max(96, min(320, 4 * video.shape[-1]))
+
+
+def aligned(head: str, columns: Iterable[object], rows: Iterable[tuple[str, Sequence[float]]]) -> list[str]:
+    """A table: names to the left, numbers to the right, each column as wide as its widest."""
+    cells = [[head, *map(str, columns)], *([name, *(f"{value:.3f}" for value in values)] for name, values in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))])
+        for row in cells
+    ]
 
 
 def write_json(path: Path, values: Mapping[str, object]) -> None:

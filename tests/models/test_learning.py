@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.evaluate_world_model import Figures, as_text, evaluate
+from cosmos_predict2.pipelines.held_out_report import Figures
+from scripts.evaluate_world_model import evaluate
 from tests.training import run_dir, train
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
@@ -18,7 +19,7 @@ def default_run(root: Path, experiment: str) -> Figures:
     options = [f"experiment={experiment}", "job.project=tests", "job.group=engine", "job.name=learning"]
     assert train(root, options, config=CONFIG) == 0
     figures = evaluate(experiment, str(run_dir(root, "learning")), which="net_ema")
-    print(as_text(figures))
+    print(figures.as_text())
     return figures
 
 

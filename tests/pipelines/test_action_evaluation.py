@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measuring models with actions: the truth scores as such, a standstill as a standstill, and the page is whole."""
 
+import html
 import json
 import re
 import sys
@@ -128,7 +129,7 @@ def test_what_is_left_out_is_said_with_its_reason(pipe: Any, recordings: Recordi
     assert second == "(1 clip of one, 1 sampling step)" and report.gap is report.distances is None
     assert "left out: what other actions change, as there is one clip: raise --num_clips" in text
     assert "left out: actions read from the frames, as the probe" in text
-    page = write_report(tmp_path, report, one, imagined, tried, weights="w", fps=10.0)
+    page = write_report(tmp_path, report, one, imagined, tried, fps=10.0)
     assert "left out: actions read" in page.read_text()
     assert len(json.loads((tmp_path / "figures.json").read_text())["left_out"]) == 2
 
@@ -137,10 +138,9 @@ def test_the_page_shows_what_was_measured_and_needs_no_network(
     of_the_truth: tuple[Report, Tensor, Any], recordings: Recordings, tmp_path: Path
 ) -> None:
     report, imagined, tried = of_the_truth
+    report = replace(report, cautions=("other units <y>",), weights="run <x>")
     futures = Futures(["a <b>"] * 3, torch.zeros(3, 24, 4), imagined[:3], imagined[3:6])
-    page = write_report(
-        tmp_path / "out", report, recordings, imagined, tried, weights="run <x>", fps=10.0, futures=futures
-    )
+    page = write_report(tmp_path / "out", report, recordings, imagined, tried, fps=10.0, futures=futures)
     text = page.read_text()
     files = re.findall(r'src="([^"]+)"', text)
     assert len(files) == len(set(files)) == 4 * 2 + 4 * 4 + 6
@@ -148,6 +148,10 @@ def test_the_page_shows_what_was_measured_and_needs_no_network(
     assert "http" not in text and "<x>" not in text and "a &lt;b&gt;" in text
     assert text.count("<polyline") == 6 and "nan" not in text
     figures = json.loads((page.parent / "figures.json").read_text())
+    assert list(figures)[:3] == ["verdict", "cautions", "weights"] and figures["weights"] == "run <x>"
+    assert f'{html.escape(report.verdict.sentence)}.</p>\n<p class="verdict">Caution: other units &lt;y&gt;</p>' in text
+    assert "weights: run &lt;x&gt;" in text
+    assert report.as_text().startswith(f"{report.verdict.sentence}\ncaution: other units <y>\n(6 clips of ")
     assert figures["likeness"]["SSIM"]["imagined"] == report.likeness["SSIM"]["imagined"]
     assert figures["futures"]["error"] == pytest.approx(futures.error())
     video, fps = media.read_video(page.parent / "futures.mp4")
@@ -307,8 +311,14 @@ def test_a_robot_folder_is_read_as_by_the_run_of_the_weights(tmp_path: Path, cap
     everything = LeRobotActionDataset(str(tmp_path / "data"), data_split="full").action_statistics().action
     for factor, is_told in ((1.0, False), (1000.0, True)):  # the weights were trained on millimetres
         columns = {name: (getattr(everything, name) * factor).tolist() for name in NAMES}
-        read_recordings(str(tmp_path / "data"), attrs.evolve(TOY, stats=columns), **wanted)
-        assert ("data: the raw actions lie in other ranges" in caplog.text) == is_told
+        told = read_recordings(str(tmp_path / "data"), attrs.evolve(TOY, stats=columns), **wanted).cautions
+        assert ("data: the raw actions lie in other ranges" in caplog.text) == is_told == (len(told) == 1)
+    assert "data: the raw actions lie in other ranges" in told[0], "beside the verdict, too"
+    item = {"video": once.video_B_C_F_H_W[0], "action": once.action_B_L_D[0]}
+    alone, together = (
+        evaluation_data.of_dataset("x", [{**item, "__key__": "a"}, {**item, "__key__": key}], TOY, 2) for key in "ab"
+    )
+    assert alone.cautions[0].startswith("all clips are of one recording, a: ") and together.cautions == ()
 
 
 def test_a_folder_has_the_size_of_the_run(

@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from cosmos_predict2.pipelines.composed_run import composed_run, held_out_node, video2world_folder
+from cosmos_predict2.pipelines.held_out_report import Figures
 from imaginaire.compose import compose
 from imaginaire.errors import ConfigError
 from imaginaire.lazy_yaml import save_yaml
 from scripts import evaluate_world_model
-from scripts.evaluate_world_model import Figures
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
 EXPERIMENT = "predict2_video2world_training_tiny_video2world_data"
@@ -60,8 +60,8 @@ def test_the_command_takes_the_run_without_an_experiment(
 ) -> None:
     assert evaluated(monkeypatch, "--dit_path", str(run)) == 2
     assert "own/val" in capsys.readouterr().err  # which is not there
-    assert evaluated(monkeypatch, "--dit_path", str(run), "--out", "outputs/page") == 2
-    assert "--out goes with action-conditioned models" in capsys.readouterr().err
+    assert evaluated(monkeypatch, "--dit_path", str(run), "--num_chunks", "3") == 2
+    assert "--num_chunks goes with action-conditioned models" in capsys.readouterr().err
     (run / "config.yaml").write_text(text.replace("model_channels: 128", "model_channels: 2048"))
     assert evaluated(monkeypatch, "--dit_path", str(run)) == 2
     assert "The network is 2048 wide" in capsys.readouterr().err

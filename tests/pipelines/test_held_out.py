@@ -2,6 +2,7 @@
 """Measuring a model on held-out clips: what counts, and against what."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 from functools import partial
@@ -9,8 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
+from cosmos_predict2.checkpoints.presence import described_weights
 from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.data import media
@@ -122,6 +125,18 @@ def test_random_weights_of_a_baseline_are_no_cause_for_a_warning(caplog: pytest.
         assert sum(record.levelname == "WARNING" for record in caplog.records) == warnings
 
 
+def test_which_weights_were_measured_is_said(tmp_path: Path) -> None:
+    tensors = {"net.x": torch.zeros(1), "net_ema.x": torch.ones(1)}
+    for names, which, told in (
+        (["net.x", "net_ema.x"], "auto", "regular weights"),
+        (["net.x", "net_ema.x"], "net_ema", "averaged weights, net_ema."),
+        (["net_ema.x"], "auto", "averaged weights, net_ema."),
+    ):
+        save_file({name: tensors[name] for name in names}, tmp_path / "x.safetensors")
+        assert described_weights(str(tmp_path / "x.safetensors"), which) == f"{tmp_path}/x.safetensors ({told})"
+    assert described_weights("") == "random weights"
+
+
 @pytest.mark.slow
 def test_the_command_writes_figures_and_pictures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -129,7 +144,7 @@ def test_the_command_writes_figures_and_pictures(
     experiment = "predict2_video2world_lora_training_tiny_cosmos_nemo_assets"
     words = ["--experiment", experiment, "--dit_path", tiny_video2world_path(), "--num_clips", "3", "--num_steps", "2"]
     words += ["--json", str(tmp_path / "out.json"), "--save_path", str(tmp_path / "out.mp4")]
-    words += ["--", "dataloader_val.dataset.fps=5"]
+    words += ["--out", str(tmp_path / "page"), "--", "dataloader_val.dataset.fps=5"]
     monkeypatch.setattr(sys, "argv", ["evaluate_world_model", *words])
     assert evaluate_world_model.main() == 0
     printed = capsys.readouterr().out
@@ -138,6 +153,15 @@ def test_the_command_writes_figures_and_pictures(
     figures = json.loads((tmp_path / "out.json").read_text())
     assert figures["before"] == figures["after"]  # the adapters of this experiment start from the base
     assert figures["ratio"] == 1 and figures["num_clips"] == 3 and len(figures["sigmas"]) == 8
+    base = f"{tiny_video2world_path()} (regular weights)"
+    assert figures["weights"] == base == figures["start"] and f"weights: {base}\nbefore the training: {base}" in printed
+    assert json.loads((tmp_path / "page" / "figures.json").read_text()) == figures
+    page = (tmp_path / "page" / "index.html").read_text()
+    assert f"The model {figures['verdict']}." in page and f"before the training: {base}" in page
+    assert 0 < page.index('class="verdict"') < page.index("<video ") < page.index("<table>")
+    shown = re.findall(r'src="([^"]+)"', page)
+    assert len(shown) == 3 * 3 and all((tmp_path / "page" / file).is_file() for file in shown)
+    assert page.count("<table>") == 2 and page.count('class="note"') == 3
     video, fps = media.read_video(tmp_path / "out.mp4")
     assert fps == 5, "that of the clips"
     assert video.shape == (3, 13, 3 * 48 * 4, 3 * 48 * 4)  # three clips below each other: truth, before, after
