@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cosmos_predict2.auxiliary.guardrail.runner import GuardrailRunner
 from cosmos_predict2.data import media
+from cosmos_predict2.data.video_folder import SAME_RATE
 from cosmos_predict2.pipelines.inputs import check_input
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, require_safe, to_uint8
 from imaginaire import storage
@@ -243,7 +244,7 @@ def generate_to_file(
     write_records(request, settings, refined, seconds, frames)
     _write_text(f"{os.path.splitext(request.save_path)[0]}.yaml", to_yaml(pipe.config))
     if settings.contact_sheet or request.compare_to:
-        write_contact_sheet(request, frames)
+        write_contact_sheet(request, frames, settings.fps)
     media.write_video(request.save_path, frames, settings.fps)  # last: where it is, all the rest is
     return seconds
 
@@ -260,13 +261,20 @@ def write_records(request: Request, settings: Settings, refined: str, seconds: f
     _write_text(f"{stem}.json", json.dumps(record, indent=2) + "\n")
 
 
-def write_contact_sheet(request: Request, frames: Tensor) -> str:
-    """``<stem>.png``: frames of the result, under those of the true clip where there is one."""
+def write_contact_sheet(request: Request, frames: Tensor, fps: float) -> str:
+    """``<stem>.png``: frames of the result, under the true clip's of the same moments, where there is one."""
     rows, labels = [frames], ["generated"]
     if request.compare_to:
-        true, _ = media.read_video(request.compare_to)
-        first = _first_true(request, true.shape[1])
-        true = media.resize_and_crop(true[:, first : first + frames.shape[1]], (frames.shape[2], frames.shape[3]))
+        true, rate = media.read_video(request.compare_to)
+        first, step = _first_true(request, true.shape[1]), rate / fps
+        if abs(step - 1) < SAME_RATE:
+            step = 1
+        else:
+            told = "compare_to: %s has %g frames per second, the video %g: shown are the true frames nearest in time"
+            log.info(told, request.compare_to, rate, fps)
+        moments = [first + round(k * step) for k in range(frames.shape[1])]
+        true = true[:, [moment for moment in moments if moment < true.shape[1]]]
+        true = media.resize_and_crop(true, (frames.shape[2], frames.shape[3]))
         rows, labels = [true, frames], ["true", "generated"]
     path = f"{os.path.splitext(request.save_path)[0]}.png"
     media.write_image(path, media.contact_sheet(rows, labels, columns=min(8, frames.shape[1])))

@@ -67,13 +67,16 @@ def test_a_clip_is_compared_with_from_the_frame_that_was_taken(
     rows: list[torch.Tensor] = []
     monkeypatch.setattr(media, "contact_sheet", lambda clips, labels, columns: rows.extend(clips) or clips[0][:, 0])
     generated = torch.zeros(3, 9, 48, 48, dtype=torch.uint8)
-    write_contact_sheet(request_for(clip, tmp_path, compare_to=clip, start_frame_idx=start), generated)
+    write_contact_sheet(request_for(clip, tmp_path, compare_to=clip, start_frame_idx=start), generated, 10)
     assert torch.allclose(rows[0].float().mean(dim=(0, 2, 3)), torch.tensor(true).float(), atol=4)
     assert ("behind which nothing is true" in caplog.text) == (start is None)
     other = tmp_path / "other.mp4"
     other.write_bytes(Path(clip).read_bytes())
-    write_contact_sheet(request_for(str(other), tmp_path, compare_to=clip, start_frame_idx=start), generated)
+    write_contact_sheet(request_for(str(other), tmp_path, compare_to=clip, start_frame_idx=start), generated, 10)
     assert rows[2].shape[1] == 7, "another clip is shown from its beginning"
+    write_contact_sheet(request_for(str(other), tmp_path, compare_to=clip), generated, 4)
+    shown = rows[4].float().mean(dim=(0, 2, 3))
+    assert torch.allclose(shown, torch.tensor([0.0, 60, 150]), atol=4), "of 10 frames per second, at the moments of 4"
 
 
 def test_a_picture_is_scaled_and_cropped(picture: str) -> None:
