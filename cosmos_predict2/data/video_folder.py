@@ -270,8 +270,8 @@ def leave_out(faults: Sequence[str], total: int, skip_bad: bool, what: str) -> N
     more = f"\n  ... and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
     found = f"{len(faults)} of {total} {what} cannot be used:{shown}{more}"
     if not skip_bad or len(faults) == total:
-        advice = "" if len(faults) == total else "\nRemove them, or set skip_bad_samples=True to leave them out."
-        raise DataError(f"{found}{advice}")
+        cure = "\nRemove them, or leave them out: dataset.skip_bad_samples=True of dataloader_train or dataloader_val."
+        raise DataError(found if len(faults) == total else f"{found}{cure}")
     log.warning("%s\nThey are left out (skip_bad_samples=True).", found)
 
 
@@ -310,8 +310,8 @@ def _rate_note(rates: Mapping[float, str], rule: FrameRule) -> str | None:
         return None
     return (
         f"the clips have different rates, from {slowest:g} ({rates[slowest]}) to {fastest:g} frames per second"
-        f" ({rates[fastest]}), and fps is not set: equal motion looks slower or faster. Set fps={slowest:g} to"
-        " bring all to one rate."
+        f" ({rates[fastest]}), and fps is not set: equal motion looks slower or faster. Bring all to one rate:"
+        f" dataloader_train.dataset.fps={slowest:g}, and the same for dataloader_val."
     )
 
 

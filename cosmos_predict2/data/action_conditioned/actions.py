@@ -151,7 +151,7 @@ class ActionTransform:
 
 
 def _short(values: Sequence[float]) -> str:
-    shown = ", ".join(f"{value:g}" for value in values[:8])
+    shown = ", ".join(f"{value + 0.0:g}" for value in values[:8])
     return f"[{shown}{', ...' if len(values) > 8 else ''}]"
 
 

@@ -68,7 +68,7 @@ def check_clip(job: ClipJob) -> ClipFacts:
     faults: list[Fault] = []
     info = _look(job, faults)
     if info is not None and job.num_frames is not None and info.num_frames < job.num_frames:
-        message = f"{job.path} has {info.num_frames} frames, but {job.num_frames} are asked for."
+        message = f"{job.path} has {info.num_frames} frames, but {job.num_frames} are asked for: take it out."
         faults.append(Fault(str(job.path), "too_short", message))
     text = _caption(job, faults)
     rows = _embedding(job, text, faults)

@@ -410,7 +410,7 @@ def _compare_rates(report: Report, wanted: Wanted) -> None:
     for facts in have:
         if abs(facts.fps - usual) > SAME_RATE * usual:
             message = f"{facts.path} has {facts.fps:g} frames per second, {usual:g} {whose}. Encode it at"
-            message += " one rate with the others, or train with dataset.fps=RATE and check with --any_fps."
+            message += " one rate with the others, or train with dataloader_train.dataset.fps=RATE (here: --any_fps)."
             report.fault(facts.path, "mixed_fps", message)
 
 
