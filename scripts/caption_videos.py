@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/caption_videos.py
 
 from cosmos_predict2.data.preparation.captioning import PLACE, caption_clips, parse_command, plan
+from cosmos_predict2.text.encoder_names import encode_commands
 from imaginaire import command_line
 from imaginaire.errors import ConfigError
 
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     outcome = caption_clips(jobs, args.workers)
     log.info("%s: %d captions written", dataset / "metas", len(outcome.results))
     if not outcome.faults:
-        log.info("next: python -m scripts.get_t5_embeddings --dataset_path %s", dataset)
+        log.info("next: %s", encode_commands(dataset))
     return outcome.report("clips")
 
 

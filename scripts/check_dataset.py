@@ -45,6 +45,7 @@ def _parser() -> command_line.Parser:
     add("--any_fps", action="store_true", help="clips may differ in rate, as training with dataset.fps=RATE allows")
     add("--text_encoder", metavar="NAME", help="the encoder that the embeddings should be of: t5, bytes, ...")
     add("--text_width", type=int, metavar="N", help="numbers per token that the model takes (2B, 14B: 1024; tiny: 64)")
+    add("--num_tokens", type=int, metavar="N", help="tokens of a text that training reads (default: the experiment's)")
     add("--no_embeddings", action="store_true", help="embeddings may be missing")
     add(
         "--fast",
@@ -66,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
         video_size=tuple(args.video_size) if args.video_size else None,
         text_encoder=args.text_encoder,
         text_width=args.text_width,
+        num_tokens=args.num_tokens,
         needs_embeddings=False if args.no_embeddings else None,
     )
     found = of_experiment(args.config, args.experiment) if args.experiment else {}

@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/extract_images_from_videos.py
 
 from cosmos_predict2.data.preparation.image_extraction import extract_images, plan
+from cosmos_predict2.text.encoder_names import encode_commands
 from imaginaire import command_line
 from imaginaire.errors import ConfigError
 
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     outcome = extract_images(clips, args.workers)
     log.info("%s: %d pictures of %d clips", out / "images", sum(outcome.results), len(outcome.results))
     if args.copy_captions:
-        log.info("next: python -m scripts.get_t5_embeddings --dataset_path %s", out)
+        log.info("next: %s", encode_commands(out))
     elif (source / "metas").is_dir() and not (out / "metas").is_dir():
         log.info(
             "the pictures have no captions yet: with --copy_captions they get those of their clips (delete %s first);"

@@ -40,7 +40,7 @@ _EXAMPLES = """
 examples:
   python -m scripts.get_t5_embeddings --dataset_path datasets/mine/train --dtype bfloat16
   python -m scripts.get_t5_embeddings --dataset_path datasets/mine/train --text_encoder bytes
-  python -m scripts.get_t5_embeddings --dataset_path datasets/toy/train --text_encoder bytes --max_length 64 --width 64
+  python -m scripts.get_t5_embeddings --dataset_path datasets/toy/train --text_encoder bytes --num_tokens 64 --width 64
 """
 
 
@@ -48,8 +48,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags that all scripts of embeddings share."""
     add = parser.add_argument
     add(
-        "--max_length",
         "--num_tokens",
+        "--max_length",
         type=int,
         metavar="N",
         help=f"tokens of a caption at most; the rest is cut off (default: {MAX_LENGTH})",
@@ -89,7 +89,7 @@ def run_with(
     dataset = Path(args.dataset_path)
     if args.width is not None and args.text_encoder != "bytes":
         raise ConfigError("--width is for --text_encoder bytes; T5 has the width of its weights.")
-    for name in ("max_length", "width", "batch_size"):
+    for name in ("num_tokens", "width", "batch_size"):
         if (value := getattr(args, name)) is not None and value < 1:
             raise ConfigError(f"--{name} is {value}; it must be 1 or more.")
     try:
@@ -141,7 +141,7 @@ def make_encoder(args: argparse.Namespace) -> TextEncoder:
     import torch
 
     device = device_of(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    num_tokens = args.max_length or MAX_LENGTH
+    num_tokens = args.num_tokens or MAX_LENGTH
     if args.text_encoder == "bytes":
         from cosmos_predict2.text.bytes_encoder import BytesEncoder
 

@@ -15,6 +15,7 @@ from cosmos_predict2.data.checks.action_tables import lerobot_tables
 from cosmos_predict2.data.lerobot.info import VAL_FRACTION
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.preparation.lerobot_export import SPLITS, export, fetch_source
+from cosmos_predict2.text.encoder_names import encode_commands
 from imaginaire import command_line
 from imaginaire.errors import ConfigError, DataError
 
@@ -86,7 +87,8 @@ def run(args: argparse.Namespace, command: str) -> int:
             _show_actions(LeRobotSource.open(root))
         except DataError as error:  # the clips are good without
             log.warning("%s", error)
-        log.info("next: python -m scripts.get_t5_embeddings --dataset_path %s", Path(args.out) / args.splits[0])
+        has_both = set(args.splits) == set(SPLITS)
+        log.info("next: %s", encode_commands(args.out if has_both else Path(args.out) / args.splits[0]))
     return made.outcome.report("clips")
 
 

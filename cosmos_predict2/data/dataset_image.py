@@ -54,7 +54,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
         self._num_tokens = num_tokens
         self._bad = BadSamples(skip_bad_samples, most_bad_samples)
         self.dataset_dir = existing_folder(dataset_dir, "images")
-        self.embeddings = open_embeddings(self.dataset_dir, text_encoder)
+        self.embeddings = open_embeddings(self.dataset_dir, text_encoder, num_tokens)
         files = media_by_stem(self.dataset_dir / "images", IMAGE_SUFFIXES)
         stems = with_embedding(files, self.embeddings.stems(), self.embeddings.folder, "pictures")
         tell_left_out(files, stems, self.embeddings.folder, "pictures")
@@ -64,14 +64,20 @@ class ImageDataset(Dataset[dict[str, Any]]):
 
     @classmethod
     def preflight(
-        cls, dataset_dir: str = "", image_size: Any = (16, 16), *, text_encoder: str | None = None, **_: Any
+        cls,
+        dataset_dir: str = "",
+        image_size: Any = (16, 16),
+        *,
+        text_encoder: str | None = None,
+        num_tokens: int | None = None,
+        **_: Any,
     ) -> Iterator[str]:
         """What can be known to be wrong without opening a picture."""
         yield from filter(None, [size_problem("image_size", image_size)])
         try:
             folder = existing_folder(dataset_dir, "images")
             files = media_by_stem(folder / "images", IMAGE_SUFFIXES)
-            embeddings = open_embeddings(folder, text_encoder)
+            embeddings = open_embeddings(folder, text_encoder, num_tokens)
             with_embedding(files, embeddings.stems(), embeddings.folder, "pictures")
         except DataError as error:
             yield str(error)

@@ -71,7 +71,7 @@ class LatentDataset(Dataset[dict[str, Any]]):
         self._folder = self.dataset_dir / FOLDER
         self._probe = torch.tensor(self.record.probe)
         self._num_tokens = num_tokens
-        self._embeddings = open_embeddings(self.dataset_dir, text_encoder)
+        self._embeddings = open_embeddings(self.dataset_dir, text_encoder, num_tokens)
         files = media_by_stem(self._folder, (SUFFIX,))
         stems = with_embedding(files, self._embeddings.stems(), self._embeddings.folder, "latents")
         tell_left_out(files, stems, self._embeddings.folder, "latents")
@@ -88,6 +88,7 @@ class LatentDataset(Dataset[dict[str, Any]]):
         *,
         skip_bad_samples: bool = False,
         text_encoder: str | None = None,
+        num_tokens: int | None = None,
         **_: Any,
     ) -> Iterator[str]:
         """What can be known to be wrong without opening the latents of more than a few clips."""
@@ -95,7 +96,7 @@ class LatentDataset(Dataset[dict[str, Any]]):
             folder, record = _opened(dataset_dir)
             if problem := _length_problem(num_frames, record):
                 yield problem
-            embeddings = open_embeddings(folder, text_encoder)
+            embeddings = open_embeddings(folder, text_encoder, num_tokens)
             files = media_by_stem(folder / FOLDER, (SUFFIX,))
             stems = with_embedding(files, embeddings.stems(), embeddings.folder, "latents")
             for stem in () if skip_bad_samples else stems[:: -(-len(stems) // NUM_LOOKED_INTO)]:

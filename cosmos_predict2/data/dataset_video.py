@@ -95,6 +95,7 @@ class Dataset(MapDataset[dict[str, Any]]):
         crop: str = "stretch",
         decoder: str = "auto",
         text_encoder: str | None = None,
+        num_tokens: int | None = None,
         caption_format: str = "text",
         **_: Any,
     ) -> Iterator[str]:
@@ -113,7 +114,7 @@ class Dataset(MapDataset[dict[str, Any]]):
             files = media_by_stem(folder / "videos", VIDEO_SUFFIXES)
             yield from _size_notes(folder / "videos" / next(iter(files.values())), video_size)
             if text_encoder != NO_ENCODER:
-                embeddings = open_embeddings(folder, text_encoder)
+                embeddings = open_embeddings(folder, text_encoder, num_tokens)
                 with_embedding(files, embeddings.stems(), embeddings.folder, "clips")
             if text_encoder == NO_ENCODER or caption_format != "text":
                 CaptionFiles(folder, caption_format).of(files)

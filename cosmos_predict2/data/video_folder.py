@@ -66,7 +66,9 @@ class VideoFolder:
         self._captions: CaptionFiles | None = None
         if text_encoder == NO_ENCODER or caption_format != "text":
             self._captions = CaptionFiles(self.dataset_dir, caption_format, prompt_type)
-        self.embeddings = None if text_encoder == NO_ENCODER else open_embeddings(self.dataset_dir, text_encoder)
+        self.embeddings = (
+            None if text_encoder == NO_ENCODER else open_embeddings(self.dataset_dir, text_encoder, num_tokens)
+        )
         self._num_tokens = num_tokens
         files = media_by_stem(self.dataset_dir / "videos", VIDEO_SUFFIXES)
         stems = list(files)
@@ -125,22 +127,22 @@ def existing_folder(dataset_dir: StrPath, content: str) -> Path:
     raise DataError(f"{folder} has no folder {content}. It has: {_listed(sorted(os.listdir(folder))) or 'nothing'}.")
 
 
-def open_embeddings(dataset_dir: Path, text_encoder: str | None) -> EmbeddingFolder:
+def open_embeddings(dataset_dir: Path, text_encoder: str | None, num_tokens: int | None = None) -> EmbeddingFolder:
     """The embeddings of a data set, which are by ``text_encoder`` where that is given."""
     folder = find_embedding_dir(dataset_dir)
     if folder is None:
         raise DataError(
             f"{dataset_dir} has no text embeddings ({' or '.join(FOLDER_NAMES)}). Write them:"
-            f" {encode_commands(dataset_dir, text_encoder or '')}"
+            f" {encode_commands(dataset_dir, text_encoder or '', num_tokens)}"
         )
-    return opened_embeddings(folder, text_encoder)
+    return opened_embeddings(folder, text_encoder, num_tokens)
 
 
-def opened_embeddings(folder: Path, text_encoder: str | None) -> EmbeddingFolder:
+def opened_embeddings(folder: Path, text_encoder: str | None, num_tokens: int | None = None) -> EmbeddingFolder:
     """Embeddings, which are by ``text_encoder`` where that is given, with what all of them have in common."""
     embeddings = EmbeddingFolder(folder)
     if text_encoder is not None:
-        embeddings.require_encoder(text_encoder)
+        embeddings.require_encoder(text_encoder, num_tokens)
     embeddings.record()  # read here, once: it has an entry per clip, which each worker process would hold a copy of
     with suppress(DataError):  # a file that cannot be read is told when it is wanted
         _ = embeddings.width

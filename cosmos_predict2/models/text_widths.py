@@ -10,7 +10,7 @@ from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.constant_embedding import constant_embedding_shape
 from cosmos_predict2.text.embedding_folder import EmbeddingFolder, find_embedding_dir
 from cosmos_predict2.text.embedding_pickles import NUM_TOKENS
-from cosmos_predict2.text.encoder_names import TINY_ENCODER, encode_command, parse_name
+from cosmos_predict2.text.encoder_names import TINY_WIDTH, encode_command, parse_name
 from cosmos_predict2.text.trained_text import KINDS, NO_TEXT, TrainedText
 from imaginaire import lazy_config, storage
 from imaginaire.errors import DataError, UserError
@@ -133,7 +133,7 @@ def data_text_problems(data: Mapping[str, Any], net: Mapping[str, Any]) -> Itera
     kind, place = parse_name(encoder).kind, Path(str(data.get("dataset_dir")))
     cure = f"{encode_command(place, encoder)}, and set text_encoder={kind}"
     if folder is None:
-        told = kind if width in (RELEASED_WIDTH, parse_name(TINY_ENCODER).width) else ""  # by the data set itself
+        told = kind if width in (RELEASED_WIDTH, TINY_WIDTH) else ""  # by the data set itself
         if place.is_dir() and data.get("text_encoder") not in (told, None, NO_ENCODER):
             yield f"{place} needs embeddings of width {width}, by {kind}: {cure}"
         return

@@ -61,7 +61,7 @@ from imaginaire.weight_files import is_hub
 
 log = logging.getLogger(__name__)
 
-FIRST, START_WEIGHTS = "the first data set", "the file of the start weights"
+FIRST, START_WEIGHTS = "the training data", "the file of the start weights"
 LEAST, MOST = 0.05, 30.0  # of the largest action of a batch: 0.015 is ignored, released weights have grippers of 20
 
 _told: set[str] = set()  # what was said of start weights before anything was built, and is not said again

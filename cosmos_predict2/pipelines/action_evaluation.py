@@ -296,7 +296,7 @@ def following(
     truth, action = recordings.video_B_C_F_H_W, recordings.action_B_L_D
     (known, known_action), asked = _fitted_and_asked(recordings)
     probe = inverse_dynamics.fit_probe(torch.cat([known, _coded(pipe, known)]), torch.cat([known_action] * 2))
-    frames = {TRUE: truth[asked], CODED: _coded(pipe, truth[asked]), IMAGINED: imagined_B_C_F_H_W[asked]}
+    frames = {IMAGINED: imagined_B_C_F_H_W[asked], CODED: _coded(pipe, truth[asked]), TRUE: truth[asked]}
     found = {kind: probe.score(video, action[asked]) for kind, video in frames.items()}
     other, _ = partners(action[asked], [recordings.origins[i] for i in asked] if recordings.origins else ())
     return found | {EXCHANGED: probe.score(frames[IMAGINED], action[asked][other])}

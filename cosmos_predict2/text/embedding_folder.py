@@ -146,14 +146,14 @@ class EmbeddingFolder:
             self._width = record.width if record else self._width_of_files()
         return self._width
 
-    def require_encoder(self, name: str) -> None:
+    def require_encoder(self, name: str, num_tokens: int | None = None) -> None:
         """Raise unless the embeddings are of the encoder ``name``: its whole name, or its kind ("t5", "bytes")."""
         record = self.record()
         if record is not None and not is_encoder(record.encoder, name):
             raise DataError(
                 f"{self.folder} holds embeddings by {record.encoder}, but {name} was asked for. Ask for that one"
                 f" (text_encoder={parse_name(record.encoder).kind}) if the model takes it, or delete the folder and"
-                f" encode the captions again: {encode_commands(self.folder.parent, name)}"
+                f" encode the captions again: {encode_commands(self.folder.parent, name, num_tokens)}"
             )
 
     def command(self) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 _FORM = re.compile(r"(?P<kind>\w+)-(?P<weights>\w+)-(?P<num_tokens>\d+)x(?P<width>\d+)(?:-(?P<rest>.+))?")
 _DEFAULT_TOKENS = 512
-TINY_ENCODER = "bytes-v1-512x64"  # what the tiny models take, with as many tokens as data sets read
+TINY_WIDTH = 64  # of the texts that the tiny models take, by the bytes encoder
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,16 @@ def encode_command(dataset_dir: Path | str, encoder: str = "") -> str:
     return f"{command} {flags}" if flags else command
 
 
-def encode_commands(dataset_dir: Path | str, encoder: str = "") -> str:
+def encode_commands(dataset_dir: Path | str, encoder: str = "", num_tokens: int | None = None) -> str:
     """The same where the model, which decides the width, is not known: a command for each kind of model.
 
-    Of the bytes encoder only the tiny models take texts, so that this kind alone means theirs.
+    Of the bytes encoder only the tiny models take texts, so that this kind alone means theirs, with as many tokens as
+    the data set reads.
     """
     name = parse_name(encoder)
-    tiny = encode_command(dataset_dir, TINY_ENCODER)
+    tiny = encode_command(dataset_dir, f"bytes-v1-{num_tokens or _DEFAULT_TOKENS}x{TINY_WIDTH}")
     if name.width or name.kind not in ("", "t5", "bytes"):
         return encode_command(dataset_dir, encoder)
-    return tiny if name.kind == "bytes" else f"{encode_command(dataset_dir, encoder)} (for a tiny model: {tiny})"
+    return (
+        tiny if name.kind == "bytes" else f"{encode_command(dataset_dir, encoder or 't5')} (for a tiny model: {tiny})"
+    )

@@ -102,6 +102,8 @@ def test_an_experiment_says_what_its_model_takes(folder: Path) -> None:
     shutil.rmtree(folder / "t5_xxl")
     _, record = check(folder, "--experiment", TINY, "--num_frames", "9")
     assert "--text_encoder bytes --num_tokens 512 --width 64" in record["faults"][0]["message"]
+    _, record = check(folder, "--experiment", TINY, "--num_frames", "9", "--num_tokens", "64")
+    assert "--text_encoder bytes --num_tokens 64 --width 64" in record["faults"][0]["message"]
     in_training = "predict2p5_video2world_training_tiny_groot_gr1_480"
     assert check(folder, "--experiment", in_training, "--num_frames", "9")[0] == 0, "it encodes captions itself"
 

@@ -173,7 +173,7 @@ def test_the_datas_transform_is_taken_over_and_saved(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             loss_of(model, action_batch())
-    assert caplog.text.count("as the first data set has them") == 1
+    assert caplog.text.count("as the training data has them") == 1
     assert torch.equal(model.checkpoint_state()[KEY], transform_tensor(OWN))
 
 
@@ -183,7 +183,7 @@ def test_data_under_another_transform_are_refused() -> None:
         loss_of(model, action_batch())
     mixed = action_batch()
     mixed["action_transform"] = [OWN.to_json(), controller(3, 2.0).to_json()]
-    with pytest.raises(DataError, match=r"the first data set has .* for validation too"):
+    with pytest.raises(DataError, match=r"the training data has .* for validation too"):
         loss_of(make_model(), mixed)
 
 
@@ -245,7 +245,7 @@ def test_data_sets_in_those_of_a_user_are_given_the_runs_transform() -> None:
     sets = [Reading(one) for one in (PROPOSED, grown, grown)]
     model.on_data(SimpleNamespace(dataset=Own(sets[0], Own(*sets[1:]))))
     assert model.action_transform == PROPOSED and {one.action_transform for one in sets} == {PROPOSED}
-    with pytest.raises(DataError, match=r"the first data set has .* for validation too"):
+    with pytest.raises(DataError, match=r"the training data has .* for validation too"):
         make_model().on_data(Own(Reading(OWN)), Own(Reading(controller(3, 2.0))))
 
 

@@ -287,7 +287,7 @@ def test_the_command_for_missing_embeddings_is_one_that_the_tiny_model_takes(tmp
     (tmp_path / "videos" / "a.mp4").touch()
     (tmp_path / "metas").mkdir()
     (tmp_path / "metas" / "a.txt").write_text("push the red puck")
-    data = dict(dataset_dir=str(tmp_path), text_encoder=kind, _target_=Dataset)
+    data = dict(dataset_dir=str(tmp_path), text_encoder=kind, num_tokens=64, _target_=Dataset)
     net = get_cosmos_predict2_video2world_pipeline(model_size="tiny").net
     said = " ".join(Dataset.preflight(**{key: value for key, value in data.items() if key != "_target_"}))
     commands = re.findall(r"get_t5_embeddings (--dataset_path \S+ --text_encoder bytes [^)]*)", said)
@@ -296,7 +296,7 @@ def test_the_command_for_missing_embeddings_is_one_that_the_tiny_model_takes(tmp
     data["text_encoder"] = "bytes" if kind else None
     assert [*data_text_problems(data, net)] == []
     record = EmbeddingFolder(tmp_path / "t5_xxl").record()
-    assert record is not None and (record.num_tokens, record.width) == (512, 64)
+    assert record is not None and (record.num_tokens, record.width) == (64, 64)
 
 
 def test_a_network_of_another_width_names_its_own(tmp_path: Path) -> None:

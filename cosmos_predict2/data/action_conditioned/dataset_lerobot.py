@@ -29,6 +29,7 @@ from cosmos_predict2.data.lerobot.modality import EMBODIMENTS, Part, is_absolute
 from cosmos_predict2.data.lerobot.reader import LeRobotSource, choose_action, choose_camera, part_width
 from cosmos_predict2.data.sizes import swapped_size
 from cosmos_predict2.text.embedding_folder import EmbeddingFolder, find_embedding_dir
+from cosmos_predict2.text.encoder_names import encode_commands
 from imaginaire.errors import ConfigError, DataError, near
 from imaginaire.model import Note
 
@@ -326,7 +327,7 @@ def _embeddings(root: str, folder: str | None) -> EmbeddingFolder:
     if found is None:
         raise DataError(
             f"{root} has no t5_xxl/ with embeddings of the episodes' tasks. Write it: python -m"
-            f" scripts.prepare_lerobot_data --source {root} --out FOLDER, python -m scripts.get_t5_embeddings"
-            " --dataset_path FOLDER/train, and then embedding_dir=FOLDER/train/t5_xxl."
+            f" scripts.prepare_lerobot_data --source {root} --out FOLDER, {encode_commands('FOLDER/train')},"
+            " and then embedding_dir=FOLDER/train/t5_xxl."
         )
     return EmbeddingFolder(found)

@@ -34,6 +34,7 @@ from cosmos_predict2.data.bad_samples import BadSamples
 from cosmos_predict2.data.clips import stretch
 from cosmos_predict2.data.packed_strings import PackedStrings
 from cosmos_predict2.text.embedding_folder import EmbeddingFolder, find_embedding_dir
+from cosmos_predict2.text.encoder_names import encode_commands
 from imaginaire.errors import ConfigError, DataError, near
 
 log = logging.getLogger(__name__)
@@ -230,7 +231,7 @@ def _embeddings(root: str) -> EmbeddingFolder:
     if folder is None:
         raise DataError(
             f"{root} has no t5_xxl/ with embeddings of the tasks. Write it: python -m scripts.prepare_libero_data"
-            f" --source {root} --form keep, then python -m scripts.get_t5_embeddings --dataset_path {root}"
+            f" --source {root} --form keep, then {encode_commands(root)}"
         )
     return EmbeddingFolder(folder)
 

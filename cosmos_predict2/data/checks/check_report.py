@@ -70,9 +70,10 @@ def _lines(report: Report) -> Iterator[str]:
         frames = sorted(facts.num_frames for facts in readable)
         length = f"{_seconds(readable) / 60:.1f} min" if _seconds(readable) >= 60 else f"{_seconds(readable):.1f} s"
         yield f"  frames    {frames[0]} to {frames[-1]}, median {median(frames):g}; {length} in all"
-        yield f"  fps       {_rows([(f'{fps:g}', n) for fps, n in _table(readable, 'fps')])}"
+        yield f"  fps       {_rows([(f'{fps:g}', n) for fps, n in _table(readable, 'fps')], 'clips')}"
     if readable:
-        yield f"  size      {_rows([(f'{height}x{width}', n) for (height, width), n in _sizes(readable)])}"
+        sizes = [(f"height {height}, width {width}", n) for (height, width), n in _sizes(readable)]
+        yield f"  size      {_rows(sizes, 'pictures' if report.form == 'image' else 'clips')}"
     for table in report.actions:
         title, *rows = table.lines()
         yield f"  actions   {title}"
@@ -85,9 +86,9 @@ def _lines(report: Report) -> Iterator[str]:
         yield from _lines(part)
 
 
-def _rows(table: list[tuple[str, int]]) -> str:
-    more = f", {len(table) - _MOST_ROWS} more" if len(table) > _MOST_ROWS else ""
-    return ", ".join(f"{value} ({count})" for value, count in table[:_MOST_ROWS]) + more
+def _rows(table: list[tuple[str, int]], what: str) -> str:
+    more = f"; {len(table) - _MOST_ROWS} more" if len(table) > _MOST_ROWS else ""
+    return "; ".join(f"{value} ({count} {what})" for value, count in table[:_MOST_ROWS]) + more
 
 
 def _table(facts: list[ClipFacts], name: str) -> list[tuple[Any, int]]:

@@ -143,7 +143,7 @@ def _embedding(job: ClipJob, text: str | None, faults: list[Fault]) -> Tensor | 
     except (UserError, OSError) as error:
         faults.append(Fault(str(job.embedding), "embedding", str(error)))
         return None
-    command = encode_commands(job.embedding.parent.parent, job.encoder or "")
+    command = encode_commands(job.embedding.parent.parent, job.encoder or "", job.num_tokens)
     again = f"Delete it and encode its caption again: {command}"
     if not rows.any():
         fault("embedding", f"holds nothing but zeros. {again}")

@@ -64,13 +64,12 @@ class Wanted:
         if self.video_size is not None and any(side < 16 or side % 16 for side in self.video_size):
             raise ConfigError(f"video_size is {list(self.video_size)}; both sides must be multiples of 16.")
 
-    @property
-    def encoder_name(self) -> str:
-        """The name of the encoder that the embeddings should be of, as far as it is asked for, for a command."""
-        kind = self.text_encoder or ""
-        if kind != "bytes" or self.text_width is None:
-            return kind
-        return BytesEncoder(self.num_tokens or NUM_TOKENS, self.text_width).name
+    def command(self, folder: Path, record: EncoderRecord | None = None) -> str:
+        """The command that encodes the captions of a folder, by the encoder of its record or the one asked for."""
+        name = record.encoder if record else self.text_encoder or ""
+        if name == "bytes" and self.text_width is not None:
+            name = BytesEncoder(self.num_tokens or NUM_TOKENS, self.text_width).name
+        return encode_commands(folder, name, self.num_tokens)
 
 
 @dataclass
@@ -144,7 +143,7 @@ def _check_samples(report: Report, folder: Path, camera: str, wanted: Wanted) ->
             num_frames=None if report.form == "image" else wanted.num_frames,
             is_fast=wanted.is_fast,
             encoder=record.encoder if record else wanted.text_encoder,
-            num_tokens=record.num_tokens if record else 512,
+            num_tokens=record.num_tokens if record else wanted.num_tokens or NUM_TOKENS,
             width=record.width if record else None,
             encoded=record.captions.get(stem) if record else None,
         )
@@ -212,7 +211,7 @@ def _embeddings(
     report.encoder = record.encoder if record else report.encoder
     if wanted.text_encoder is not None:
         try:
-            reader.require_encoder(wanted.text_encoder)
+            reader.require_encoder(wanted.text_encoder, wanted.num_tokens)
         except DataError as error:
             report.fault(place, "wrong_encoder", str(error))
     return embeddings, record
@@ -247,10 +246,10 @@ def _compare_stems(
     if embeddings and wanted.needs_embeddings:
         for stem in sorted(clips - set(embeddings)):
             path = next(iter(embeddings.values())).parent / f"{stem}.pickle"
-            cure = encode_commands(folder, wanted.encoder_name if record is None else record.encoder)
+            cure = wanted.command(folder, record)
             report.fault(path, "no_embedding", f"{path} is missing: training leaves '{stem}' out. Write it: {cure}")
     elif clips and wanted.needs_embeddings and not camera:
-        message = f"{folder / 't5_xxl'} holds no embeddings: {encode_commands(folder, wanted.encoder_name)}"
+        message = f"{folder / 't5_xxl'} holds no embeddings: {wanted.command(folder)}"
         report.fault(folder / "t5_xxl", "no_embedding", message)
 
 
@@ -264,13 +263,13 @@ def _compare_embeddings(
     most = record.num_tokens if record else max(facts.num_tokens for facts in have)
     usual = record.width if record else Counter(facts.text_width for facts in have).most_common(1)[0][0]
     place = Path(have[0].embedding).parent
-    again = encode_commands(folder, record.encoder if record else wanted.encoder_name)
+    again = wanted.command(folder, record)
     if any(fault.file == str(place) for fault in report.faults):
         pass  # said already
     elif wanted.text_width is not None and usual != wanted.text_width:
         by = f" by {record.encoder}" if record else ""
         message = f"{place} holds embeddings of width {usual}{by}, but the model takes {wanted.text_width}. Delete the"
-        message += f" folder and encode with the model's encoder: {encode_commands(folder, wanted.encoder_name)}"
+        message += f" folder and encode with the model's encoder: {wanted.command(folder)}"
         report.fault(place, "wrong_encoder", message)
     elif wanted.num_tokens is not None and most > wanted.num_tokens:
         report.notes.append(
