@@ -77,7 +77,7 @@ def evaluate(
     from cosmos_predict2.models.training_text import TrainingText
     from cosmos_predict2.pipelines import held_out
     from cosmos_predict2.pipelines.assembly import build_net
-    from cosmos_predict2.pipelines.composed_run import dataset_node, described_dataset, held_out_node
+    from cosmos_predict2.pipelines.composed_run import dataset_node, described_dataset, held_out_doubt, held_out_node
     from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
     from imaginaire import lazy_config
     from imaginaire.weight_files import latest
@@ -92,6 +92,8 @@ def evaluate(
         "dataloader_train": dataset_node(config, "dataloader_train"),
         "dataloader_val": held_out_node(config, data),
     }
+    if caution := held_out_doubt(nodes["dataloader_train"], nodes["dataloader_val"]):
+        log.warning("%s", caution)
     model = lazy_config.instantiate(config.model["config"])
     sigmas, pipe_config = model.validation_sigmas, model.pipe_config
     tokenizer = lazy_config.instantiate(pipe_config.tokenizer)
@@ -135,6 +137,7 @@ def evaluate(
         weights=described_weights(*weights[AFTER]),
         start=described_weights(*weights[BEFORE]),
         num_steps=num_steps,
+        cautions=(caution,) if caution else (),
     )
     fps = fps or frame_rate(nodes["dataloader_val"]) or pipe_config.fps
     if save_path:
@@ -207,6 +210,7 @@ def run(args: argparse.Namespace) -> int:
                 f"{flag.option_strings[0]} goes with action-conditioned models, and {args.dit_path} is of one without"
                 " actions. Leave it out."
             )
+    check_writable(Path(args.out, "trial.mp4"), flag="--out")
     if args.save_path:
         check_writable(args.save_path, WRITTEN_VIDEO_SUFFIXES, flag="--save_path")
     figures = evaluate(

@@ -23,6 +23,8 @@ from imaginaire.names import locate, target_of
 log = logging.getLogger(__name__)
 
 OURS = ("cosmos_predict2", "imaginaire")
+HELD_OUT = ("val", "validation", "test")  # of a folder's splits, the first that is there
+VIDEOS = "videos"  # of a folder of clips
 PLACES = ("dataset_dir", "folder", "root", "video_path")  # arguments of data sets: where they lie
 
 
@@ -88,17 +90,11 @@ def dataset_node(config: Config, loader: str) -> Mapping[str, Any]:
 
 
 def held_out_node(config: Config, data: str) -> Mapping[str, Any]:
-    """The node of the held-out clips: of dataloader_val, or of the folder ``data``, read as the training clips are."""
-    training = dataset_node(config, "dataloader_train")
+    """The node of the held-out clips: of dataloader_val, or of the folder ``data`` (of its splits, if any, the held-out
+    one), read as the training clips are."""
     if not data:
-        node = dataset_node(config, "dataloader_val")
-        if target_of(node) is not target_of(training):
-            log.warning(
-                "the validation data are %s, the training data %s: to measure on clips like these, give --data FOLDER",
-                described_dataset(node),
-                described_dataset(training),
-            )
-        return node
+        return dataset_node(config, "dataloader_val")
+    training = dataset_node(config, "dataloader_train")
     if "dataset_dir" not in training:
         raise ConfigError(
             f"--data {data}: a folder is read as the training data are, but these are {described_dataset(training)}"
@@ -106,9 +102,19 @@ def held_out_node(config: Config, data: str) -> Mapping[str, Any]:
         )
     if not Path(data).is_dir():
         raise ConfigError(f"--data {data}: there is no such folder. Give one like {training['dataset_dir']}.")
-    if Path(data).resolve() == Path(str(training["dataset_dir"])).resolve():
-        log.warning("--data %s: what is measured on are the training clips", data)
-    return {**training, "dataset_dir": data}
+    splits = [] if Path(data, VIDEOS).is_dir() else [name for name in HELD_OUT if Path(data, name, VIDEOS).is_dir()]
+    return {**training, "dataset_dir": str(Path(data, *splits[:1]))}
+
+
+def held_out_doubt(training: Mapping[str, Any], held_out: Mapping[str, Any]) -> str:
+    """What makes figures on the held-out clips of a node doubtful; empty: nothing."""
+    names = described_dataset(held_out), described_dataset(training)
+    if target_of(held_out) is not target_of(training):
+        return f"the clips are of {names[0]}, those of training of {names[1]}: give --data FOLDER with clips like these"
+    folders = [node.get("dataset_dir") for node in (training, held_out)]
+    if all(folders) and len({Path(str(folder)).resolve() for folder in folders}) == 1:
+        return f"the clips are those of training ({folders[0]}), and say nothing of clips that the model never saw"
+    return ""
 
 
 def _built(tree: Mapping[str, Any]) -> Iterator[Any]:

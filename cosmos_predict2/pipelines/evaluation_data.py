@@ -30,7 +30,7 @@ from cosmos_predict2.data.toy import SPLITS as TOY_SPLITS
 from cosmos_predict2.data.toy import ToyWorldStates
 from cosmos_predict2.data.toy_states import PATTERN
 from cosmos_predict2.data.windows import evenly
-from cosmos_predict2.pipelines.composed_run import described_dataset
+from cosmos_predict2.pipelines.composed_run import HELD_OUT, described_dataset
 from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
 from cosmos_predict2.toy_world.scene import SETTINGS
 from imaginaire.errors import ConfigError, DataError, near
@@ -42,7 +42,6 @@ TOY = "toy"
 # Why a run on other data would be measured on the toy world.
 OF_EXPERIMENT = "The run has no validation data of its own (its dataloader_val is the toy world, as in its experiment)"
 OTHER = "Give --data with recordings of such actions (toy: the toy world), or weights that were trained on these."
-HELD_OUT = ("val", "validation", "test")  # of a folder's splits, the first that is there
 OF_FILES = {f"{cls.__module__}.{cls.__name__}": cls for cls in (LeRobotActionDataset, LiberoDataset)}
 BRIDGE = f"{ActionConditionedDataset.__module__}.{ActionConditionedDataset.__name__}"
 LIBERO = f"{LiberoDataset.__module__}.{LiberoDataset.__name__}"

@@ -39,6 +39,7 @@ class Figures:
     weights: str = ""  # which were measured
     start: str = ""  # which the training began with
     num_steps: int = 0  # of sampling
+    cautions: tuple[str, ...] = ()  # what makes the verdict doubtful
 
     @property
     def ratio(self) -> float:
@@ -94,13 +95,20 @@ class Figures:
         return {AFTER: self.psnr, BEFORE: self.psnr_before, "last conditioning frame repeated": self.psnr_repeat}
 
     def as_dict(self) -> dict[str, Any]:
-        return {"verdict": self.verdict, **asdict(self), "ratio": self.ratio, "gain": self.gain}
+        return {
+            "verdict": self.verdict,
+            "cautions": self.cautions,
+            **asdict(self),
+            "ratio": self.ratio,
+            "gain": self.gain,
+        }
 
     def as_text(self) -> str:
         """The verdict, and the figures as two tables."""
         losses = [*aligned("loss at sigma", self.sigmas, self.losses().items())]
         frames = [*aligned("frames", ["PSNR where something moves"], [(k, [v]) for k, v in self.frames().items()])]
-        return "\n".join([self.verdict, *self.facts(), "", *losses, "", *frames])
+        cautions = [f"caution: {text}" for text in self.cautions]
+        return "\n".join([self.verdict, *cautions, *self.facts(), "", *losses, "", *frames])
 
 
 def write_report(
@@ -110,6 +118,8 @@ def write_report(
     folder.mkdir(parents=True, exist_ok=True)
     page = Page("What the Video2World model has learned", figures.facts(), shown_width(videos[TRUTH]))
     page.verdict(f"The model {figures.verdict}.")
+    for caution in figures.cautions:
+        page.verdict(f"Caution: {caution}.")
     page.heading("Truth, before and after the training", "All get the same first frames, and the same text and noise.")
     chosen = most_moving(movement)
     for i in chosen:

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
-from cosmos_predict2.pipelines.composed_run import composed_run, held_out_node, video2world_folder
+from cosmos_predict2.pipelines.composed_run import (
+    composed_run,
+    dataset_node,
+    held_out_doubt,
+    held_out_node,
+    video2world_folder,
+)
 from cosmos_predict2.pipelines.held_out_report import Figures
 from imaginaire.compose import compose
 from imaginaire.errors import ConfigError
@@ -51,6 +57,15 @@ def test_a_run_is_measured_on_its_own_data(run: Path) -> None:
     assert held_out_node(config, "")["dataset_dir"] == "own/val"
     other = held_out_node(config, str(run))
     assert other["dataset_dir"] == str(run) and other["stride"] == 2, "read as the training data are"
+    (run / "val" / "videos").mkdir(parents=True)
+    assert held_out_node(config, str(run))["dataset_dir"] == str(run / "val"), "the held-out one of its splits"
+    training = dataset_node(config, "dataloader_train")
+    assert held_out_doubt(training, held_out_node(config, "")) == ""
+    assert "the clips are those of training (own/train)" in held_out_doubt(
+        training, {**training, "dataset_dir": "./own/train"}
+    )
+    toy = {"_target_": "cosmos_predict2.data.toy.ToyWorldVideos"}
+    assert "the clips are of ToyWorldVideos, those of training of Dataset (own/train)" in held_out_doubt(training, toy)
     with pytest.raises(ConfigError, match=r"--data nowhere: there is no such folder\. Give one like own/train"):
         held_out_node(config, "nowhere")
 
@@ -70,6 +85,8 @@ def test_the_command_takes_the_run_without_an_experiment(
 def test_a_run_that_starts_from_good_weights_has_to_improve_on_them() -> None:
     losses = dict(sigmas=[1.0], before=[0.5], linear={"scalar": [1.0]}, psnr=10.0, psnr_before=10.0, psnr_repeat=8.0)
     told = dict(num_clips=1, data="x", training_data="x")
+    doubtful = Figures(after=[0.4], **losses, **told, cautions=("the clips are ...",))  # type: ignore[arg-type]
+    assert doubtful.as_text().splitlines()[:2] == [doubtful.verdict, "caution: the clips are ..."]
     claims = [Figures(after=[after], **losses, **told).verdict for after in (0.499, 0.4)]  # type: ignore[arg-type]
     assert claims[0].startswith("has learned next to nothing: ") and claims[1].startswith("has learned these clips: ")
 
