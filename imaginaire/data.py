@@ -12,7 +12,7 @@ and its batches are skipped as indices. What else can be iterated over is read a
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Generator, Iterator, Mapping, Sized
 from typing import Any
 
 import torch
@@ -266,7 +266,7 @@ def open_pass(loader: Any) -> Iterator[Any]:
     return iter(loader)
 
 
-def without_end(model: ImaginaireModel, stream: DataStream) -> Iterator[Any]:
+def without_end(model: ImaginaireModel, stream: DataStream) -> Generator[Any, None, None]:
     """Training batches without end: whatever the model makes of the stream, again and again."""
     while True:
         empty = True

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What texts are, told from a configuration: how wide the network reads them, and what an encoder or the data give."""
+"""What texts are: how wide the network reads them, and what an encoder, the data or a batch of them give."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from cosmos_predict2.data.video_folder import NO_ENCODER
+from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.constant_embedding import constant_embedding_shape
 from cosmos_predict2.text.embedding_folder import EmbeddingFolder, find_embedding_dir
@@ -146,6 +149,26 @@ def data_text_problems(data: Mapping[str, Any], net: Mapping[str, Any]) -> Itera
             f"the embeddings in {folder} have width {found}, but the network takes {width}: they are of another"
             f" encoder than the model's. Delete the folder and encode the captions with the model's: {cure}"
         )
+
+
+def require_text(net: DiT, text_B_S_E: Tensor, name: str) -> None:
+    """Raise for embeddings of a batch, called ``name``, that the network does not take."""
+    if (width := text_B_S_E.shape[-1]) != net.text_channels:
+        raise DataError(
+            f"{name} have width {width}, but the network takes {net.text_channels}: "
+            + (
+                "encode the captions with the text encoder that it was trained with."
+                if text_B_S_E.any()
+                else f"they are zeros, made by the data set (text_width={net.text_channels} of it)."
+            )
+        )
+    try:
+        net.require_readable(text_B_S_E)
+    except ValueError as error:
+        raise DataError(
+            f"{name} say something. {error} Leave out the captions (dataset.captions=false in the toy world), or set"
+            " model.config.pipe_config.net.reads_text=true."
+        ) from error
 
 
 def encoder_for(width: int, num_tokens: int = NUM_TOKENS) -> str:

@@ -29,7 +29,7 @@ from cosmos_predict2.diffusion import rectified_flow
 from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.models.draws import Draws
 from cosmos_predict2.models.network import NO_NETWORK, build_network, fill_network, network_bytes
-from cosmos_predict2.models.text_widths import PROJECTION, data_text, data_text_problems
+from cosmos_predict2.models.text_widths import PROJECTION, data_text, data_text_problems, require_text
 from cosmos_predict2.models.validation import RELEASED_SIGMAS, check_sigmas, counted_losses, losses_by_sigma
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.parallelize import ContextParallel, degree_problems, parallelize_dit
@@ -293,22 +293,7 @@ class Predict2Video2WorldModel(ImaginaireModel):
         x0 = self._latents(batch, is_image, generators) * self.pipe_config.sigma_data
         keep = None if is_fixed else self.conditioner.draw_keep(generators.each("condition"))
         condition = self.conditioner.condition(batch, is_image=is_image, keep=keep)
-        if (width := condition.crossattn_emb_B_S_E.shape[-1]) != self.net.text_channels:
-            raise DataError(
-                f"The batch's '{TEXT_KEY}' have width {width}, but the network takes {self.net.text_channels}: "
-                + (
-                    "encode the captions with the text encoder that it was trained with."
-                    if condition.crossattn_emb_B_S_E.any()
-                    else f"they are zeros, made by the data set (text_width={self.net.text_channels} of it)."
-                )
-            )
-        try:
-            self.net.require_readable(condition.crossattn_emb_B_S_E)
-        except ValueError as error:
-            raise DataError(
-                f"The batch's '{TEXT_KEY}' say something. {error} Leave out the captions"
-                " (dataset.captions=false in the toy world), or set model.config.pipe_config.net.reads_text=true."
-            ) from error
+        require_text(self.net, condition.crossattn_emb_B_S_E, f"The batch's '{TEXT_KEY}'")
         if not is_image:
             least = self._fewest_given() if is_fixed else None
             condition = condition.with_given_frames(x0, self._num_given(batch, x0, generators, least))

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosmos_predict2.auxiliary.guardrail.runner import GuardrailRunner
+from cosmos_predict2.auxiliary.guardrail.runner import GuardrailRunner, require_safe
 from cosmos_predict2.data import media
 from cosmos_predict2.data.video_folder import SAME_RATE
 from cosmos_predict2.pipelines.inputs import check_input
-from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, require_safe, to_uint8
+from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, to_uint8
 from imaginaire import storage
 from imaginaire.errors import ConfigError, DataError, UserError, near
 from imaginaire.lazy_yaml import to_yaml

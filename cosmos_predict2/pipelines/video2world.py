@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from cosmos_predict2.auxiliary.guardrail.runner import GuardrailConfig, GuardrailRunner, create_guardrail
+from cosmos_predict2.auxiliary.guardrail.runner import GuardrailConfig, GuardrailRunner, create_guardrail, require_safe
 from cosmos_predict2.auxiliary.prompt_refiner import PromptRefinerConfig, create_prompt_refiner
 from cosmos_predict2.auxiliary.status import status_line
 from cosmos_predict2.checkpoints import apply_lora, parse_lora
@@ -39,16 +39,12 @@ from cosmos_predict2.text.trained_text import NO_TEXT, other_text, with_tokens, 
 from imaginaire import lazy_config
 from imaginaire.config import Section, above, at_least, one_of
 from imaginaire.ema import check_rate
-from imaginaire.errors import ConfigError, UserError
+from imaginaire.errors import ConfigError
 from imaginaire.names import target_of
 
 log = logging.getLogger(__name__)
 
 PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
-
-
-class BlockedError(UserError):
-    """A guardrail refused the prompt; the message says which rule."""
 
 
 @attrs.define(kw_only=True, slots=False)
@@ -478,12 +474,6 @@ class Video2WorldPipeline:
     def _trained_by(self, before: str = ", and the network was trained with texts by ") -> str:
         name = self.config.text_encoder_name
         return f"{before}{name}" if name else ""
-
-
-def require_safe(guardrail: GuardrailRunner, prompt: str, stage: str = "prompt") -> None:
-    """Raise BlockedError where the guardrail refuses a prompt."""
-    if not (verdict := guardrail.run_safety_check(prompt)).is_safe:
-        raise BlockedError(f"The {stage} was refused: {verdict.message}.")
 
 
 def initial_noise(shape: tuple[int, ...], seed: int | Sequence[int]) -> Tensor:

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from cosmos_predict2.auxiliary.guardrail.runner import GuardrailRunner
+from cosmos_predict2.auxiliary.guardrail.runner import BlockedError, GuardrailRunner
 from cosmos_predict2.data import media
 from cosmos_predict2.pipelines.inputs import check_input, read_input
 from cosmos_predict2.pipelines.requests import Request, Settings, read_batch, run_all, write_contact_sheet
-from cosmos_predict2.pipelines.video2world import BlockedError
 from imaginaire.errors import ConfigError, DataError
 from tests.pipelines.test_video2world import NoPucks, make_pipeline
 

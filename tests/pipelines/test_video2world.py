@@ -8,13 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.auxiliary.guardrail.runner import GuardrailRunner
+from cosmos_predict2.auxiliary.guardrail.runner import BlockedError, GuardrailRunner
 from cosmos_predict2.interfaces import Verdict
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines import sampling
 from cosmos_predict2.pipelines.denoiser import Denoiser
 from cosmos_predict2.pipelines.video2world import (
-    BlockedError,
     Video2WorldPipeline,
     Video2WorldPipelineConfig,
     initial_noise,

@@ -9,7 +9,7 @@ import attrs
 from cosmos_predict2.auxiliary.guardrail.blocklist import Blocklist
 from cosmos_predict2.interfaces import Guardrail, Verdict
 from imaginaire.config import Section
-from imaginaire.errors import ConfigError, near
+from imaginaire.errors import ConfigError, UserError, near
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +24,10 @@ NOT_BUILT_IN = {
     "face_blur_filter": "face blur",
     "face_blur": "face blur",
 }
+
+
+class BlockedError(UserError):
+    """A guardrail refused the prompt; the message says which rule."""
 
 
 @attrs.define(kw_only=True, slots=False)
@@ -84,6 +88,12 @@ def create_video_guardrail_runner(
     raise ConfigError(
         "The guardrails of videos (video filter, face blur) are not built in yet; prompts are checked by the blocklist."
     )
+
+
+def require_safe(guardrail: GuardrailRunner, prompt: str, stage: str = "prompt") -> None:
+    """Raise BlockedError where the guardrail refuses a prompt."""
+    if not (verdict := guardrail.run_safety_check(prompt)).is_safe:
+        raise BlockedError(f"The {stage} was refused: {verdict.message}.")
 
 
 def run_text_guardrail(prompt: str, runner: GuardrailRunner) -> bool:
