@@ -124,8 +124,10 @@ def other_transform_problem(
 ) -> str | None:
     """Why a data set for validation has other actions than those of training; None where it has not, or it cannot tell.
     A transform that the config says is compared with all data by itself."""
+    if pipe.get(KEY) is not None:
+        return None
     own, trained = declared_transform(data), known_transform(training, pipe)
-    if pipe.get(KEY) is not None or own is None or trained is None or own.dim != trained.dim:
+    if own is None or trained is None or own.dim != trained.dim:
         return None
     if own.yields_to(trained) or trained.yields_to(own):
         return None

@@ -130,8 +130,8 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
         of_network = None if pipe["net"] is None else width_problem(data, pipe, ())
         for problem in cls.preflight_data(data, config):
             yield (width_problem(data, pipe, training) or problem) if problem == of_network else problem
-        if (problem := other_transform_problem(data, pipe, training)) is not None:
-            yield problem
+        if (other := other_transform_problem(data, pipe, training)) is not None:
+            yield other
 
     @classmethod
     def preflight_start(
