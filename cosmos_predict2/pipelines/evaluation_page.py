@@ -8,6 +8,7 @@ page.write(folder)
 """
 
 import html
+import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -101,15 +102,16 @@ class Page:
         self._parts.append(f'<div class="row">{figures}</div>')
 
     def write(self, folder: Path) -> Path:
-        """Write index.html; videos are named relative to it."""
+        """Write index.html, a verdict that was added first above the facts; videos are named relative to it."""
         facts = "".join(f"<li>{html.escape(fact)}</li>" for fact in self.facts)
         style = _STYLE.replace("WIDE_", str(self.video_width))
         buttons = '<p><button id="restart">all from the start</button> <button id="pause">pause</button></p>'
+        first = list(itertools.takewhile(lambda part: 'class="verdict"' in part, self._parts))
         text = (
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
             f"<title>{html.escape(self.title)}</title><style>{style}</style></head><body>"
-            f"<h1>{html.escape(self.title)}</h1><ul>{facts}</ul>{buttons}"
-            + "\n".join(self._parts)
+            f"<h1>{html.escape(self.title)}</h1>"
+            + "\n".join([*first, f"<ul>{facts}</ul>{buttons}", *self._parts[len(first) :]])
             + f"<script>{_SCRIPT}</script></body></html>\n"
         )
         path = folder / "index.html"

@@ -3,6 +3,7 @@
 
 import json
 import re
+import shutil
 import sys
 from dataclasses import replace
 from functools import partial
@@ -145,6 +146,8 @@ def test_the_command_writes_figures_and_pictures(
     words = ["--experiment", experiment, "--dit_path", tiny_video2world_path(), "--num_clips", "3", "--num_steps", "2"]
     words += ["--json", str(tmp_path / "out.json"), "--save_path", str(tmp_path / "out.mp4")]
     words += ["--out", str(tmp_path / "page"), "--", "dataloader_val.dataset.fps=5"]
+    shutil.copy(tiny_video2world_path(), tmp_path / "start.safetensors")  # of which the training made its first step
+    words += [f"checkpoint.load_path={tmp_path / 'start.safetensors'}"]
     monkeypatch.setattr(sys, "argv", ["evaluate_world_model", *words])
     assert evaluate_world_model.main() == 0
     printed = capsys.readouterr().out
@@ -153,12 +156,12 @@ def test_the_command_writes_figures_and_pictures(
     figures = json.loads((tmp_path / "out.json").read_text())
     assert figures["before"] == figures["after"]  # the adapters of this experiment start from the base
     assert figures["ratio"] == 1 and figures["num_clips"] == 3 and len(figures["sigmas"]) == 8
-    base = f"{tiny_video2world_path()} (regular weights)"
-    assert figures["weights"] == base == figures["start"] and f"weights: {base}\nbefore the training: {base}" in printed
+    base, start = f"{tiny_video2world_path()} (regular weights)", f"{tmp_path}/start.safetensors (regular weights)"
+    assert figures["weights"] == base and f"weights: {base}\nbefore the training: {start}\n" in printed
     assert json.loads((tmp_path / "page" / "figures.json").read_text()) == figures
     page = (tmp_path / "page" / "index.html").read_text()
-    assert f"The model {figures['verdict']}." in page and f"before the training: {base}" in page
-    assert 0 < page.index('class="verdict"') < page.index("<video ") < page.index("<table>")
+    assert f"The model {figures['verdict']}." in page and f"before the training: {start}" in page
+    assert 0 < page.index('<p class="verdict"') < page.index("<ul>") < page.index("<video ") < page.index("<table>")
     shown = re.findall(r'src="([^"]+)"', page)
     assert len(shown) == 3 * 3 and all((tmp_path / "page" / file).is_file() for file in shown)
     assert page.count("<table>") == 2 and page.count('class="note"') == 3
