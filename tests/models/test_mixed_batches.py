@@ -72,7 +72,7 @@ def test_images_and_videos_train_together_in_every_layout(tmp_path: Path) -> Non
     assert all({"train/image_loss", "train/video_loss"} <= step.keys() for step in steps if step["iteration"])
     assert not any("clip_grad_norm/image" in step for step in steps), "every step has both"
     validated = [step for step in steps if "val/loss" in step]
-    assert [step["iteration"] for step in validated] == [0, 3]
+    assert [step["iteration"] for step in validated] == [0, 3, 4]
     assert all({"val/image_loss", "val/video_loss", "val/loss_sigma_80"} <= step.keys() for step in validated)
     assert (run_dir(tmp_path, "one") / "samples/iter_000000003_guidance_0.mp4").is_file(), "the images are passed over"
 
