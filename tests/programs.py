@@ -171,7 +171,7 @@ def _become(words: list[str]) -> None:
     sys.modules["__main__"] = main
     importlib.invalidate_caches()
     form, *arguments = words
-    first = {"-m": os.getcwd(), "-c": ""}.get(form, os.path.dirname(os.path.abspath(form)))
+    first = {"-m": os.getcwd(), "-c": "", "-": ""}.get(form, os.path.dirname(os.path.abspath(form)))
     given = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:] = [first, *given, *sys.path]
     if form == "-m":
@@ -180,6 +180,9 @@ def _become(words: list[str]) -> None:
     elif form == "-c":
         sys.argv = ["-c", *arguments[1:]]
         exec(compile(arguments[0], "<string>", "exec"), main.__dict__)
+    elif form == "-":
+        sys.argv = words
+        exec(compile(sys.stdin.read(), "<stdin>", "exec"), main.__dict__)
     else:
         sys.argv = words
         main.__file__ = form
