@@ -17,6 +17,7 @@ import pytest
 # Of processes that a test kills, or that leave by os._exit: Python and torch have no moment to tidy up.
 OF_ENDED_PROCESSES = ("pymp-*", "torch_*", "torchelastic_*")
 AT_EXIT = ("*wandb-media", "*wandb-artifacts")  # W&B's, which go with the process that imported it
+OF_COMPILERS = ("torchinductor_*",)  # a part of torch's cache does not read TORCHINDUCTOR_CACHE_DIR
 
 
 class Leftovers:
@@ -76,6 +77,6 @@ class Leftovers:
 
 def _is_others(path: Path) -> bool:
     """Of W&B, Python or torch, which opens empty files when a worker died, and may be interrupted by that very news."""
-    patterns = (*OF_ENDED_PROCESSES, *AT_EXIT, "worker-*")
+    patterns = (*OF_ENDED_PROCESSES, *AT_EXIT, *OF_COMPILERS, "worker-*")
     is_probe = path.match("tmp????????") and path.is_file() and path.stat().st_size == 0
     return is_probe or any(path.match(pattern) for pattern in patterns)
