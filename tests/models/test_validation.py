@@ -52,6 +52,10 @@ def test_as_few_frames_are_given_as_the_config_allows_or_as_the_batch_says(monke
     assert set(given) == {1}
     model.validation_step({**make_batch(size=1, positions=[0]), "num_conditional_frames": 2}, 0)
     assert given[-1] == 2
+    given.clear()
+    for position in range(8):
+        model.training_step(make_batch(size=1, positions=[position]), 0)
+    assert set(given) == {1, 2}, "training draws every number, the largest too"
 
 
 def test_the_text_is_kept() -> None:

@@ -15,6 +15,7 @@ from cosmos_predict2.models.video2world_model import (
     Predict2Video2WorldModelConfig,
 )
 from cosmos_predict2.nn.start_weights import Start
+from cosmos_predict2.pipelines.denoiser import Denoiser
 from cosmos_predict2.pipelines.video2world import EMAConfig
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.parallel import ParallelDims
@@ -87,6 +88,15 @@ def test_given_frames_have_no_error() -> None:
     assert (output["edm_loss_per_frame"][:, 2:] > 0).all()
 
 
+def test_given_frames_have_the_scale_of_frames_without_noise() -> None:
+    model, seen = make_model(), []
+    model.net.register_forward_pre_hook(lambda net, inputs: seen.append(inputs[0]))
+    batch = make_batch(positions=[0, 1])
+    x0, condition = model.data_and_condition(batch, model._generators(batch, "train"))
+    Denoiser(model.net, scaling="edm", sigma_data=0.5)(x0, torch.full((2,), 1e-6), condition)
+    torch.testing.assert_close(seen, [x0 / 0.5])
+
+
 def test_noise_of_videos_grows_with_their_length_unless_a_factor_says_otherwise() -> None:
     batch = make_batch(size=64, frames=1, positions=list(range(64)))
     x0 = torch.zeros(64, 16, 1, 4, 4)
@@ -98,6 +108,10 @@ def test_noise_of_videos_grows_with_their_length_unless_a_factor_says_otherwise(
     model = make_model()
     image = model.draw_noise(x0, True, model._generators(batch, "train"))[1]
     assert torch.allclose(image * 3**0.5, levels["sqrt"], rtol=1e-5)
+    for switch in (model.config, model.pipe_config):
+        switch.adjust_video_noise = False  # either switches it off
+        assert torch.equal(model.draw_noise(x0, False, model._generators(batch, "train"))[1], image)
+        switch.adjust_video_noise = True
 
 
 def test_high_noise_is_drawn_as_often_as_asked() -> None:

@@ -99,6 +99,7 @@ def test_the_truth_is_near_itself_obedient_and_lasting(of_the_truth: tuple[Repor
     reading = report.following
     assert reading["imagined"] == reading["true frames"] and reading["imagined"].r2 > 0.85
     assert reading["through the tokenizer"].r2_of_sums > 0.8
+    assert reading["through the tokenizer"] != reading["true frames"], "the upper control is what a model can show"
     assert report.distances is not None and report.distances.actions > 1 and report.distances.seeds == 0
     assert report.gap is not None and report.gap.mean == pytest.approx(1.0)  # of a network that has not learnt them
     assert len(tried.which) == 4 and tried.videos[0].shape[:2] == (3, 2)

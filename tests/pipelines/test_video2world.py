@@ -21,6 +21,7 @@ from cosmos_predict2.pipelines.video2world import (
 )
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from imaginaire.errors import ConfigError
+from imaginaire.lazy_config import LazyCall as L
 from tests.models.parts import PooledPixels
 
 NET = dict(model_channels=32, num_blocks=2, num_heads=2, adaln_lora_dim=8, crossattn_emb_channels=8)
@@ -58,6 +59,17 @@ def test_equal_seeds_give_equal_videos_and_others_do_not() -> None:
     assert torch.equal(first, second)
     assert not torch.equal(first, other)
     assert float(first.abs().max()) <= 1.0
+
+
+def test_trained_or_averaged_weights_as_asked_for(tmp_path: Path) -> None:
+    states = {kind: Video2WorldDiT(**NET).state_dict() for kind in ("net", "net_ema")}
+    path = str(tmp_path / "model.pt")
+    torch.save({f"{kind}.{name}": value for kind, state in states.items() for name, value in state.items()}, path)
+    config = make_pipeline().config
+    config.net, config.tokenizer = L(Video2WorldDiT)(**NET), L(PooledPixels)()
+    for kind, is_averaged in (("net", False), ("net_ema", True)):
+        pipe = Video2WorldPipeline.from_config(config, path, False, device="cpu", load_ema_to_reg=is_averaged)
+        assert all(value.equal(states[kind][name]) for name, value in pipe.dit.state_dict().items())
 
 
 def test_initial_noise_does_not_depend_on_the_device_or_torch() -> None:

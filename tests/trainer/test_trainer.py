@@ -189,6 +189,7 @@ def test_validation_changes_nothing_in_training(tmp_path: Path) -> None:
 class Watching(project.RestlessModel):
     modes: list[tuple[bool, bool]] = []
     weights: list[tuple[torch.Tensor, torch.Tensor]] = []
+    is_copied: list[bool] = []  # the average is what the weights are
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -204,13 +205,22 @@ class Watching(project.RestlessModel):
         self.weights.append((weight.float(), averaged.bfloat16().float()))
         return self.training_step(batch, iteration)
 
+    def on_before_zero_grad(self, *args: Any) -> None:
+        super().on_before_zero_grad(*args)
+        assert self.ema is not None
+        weight, averaged = self.net.head.weight, self.ema.shadows["head.weight"]
+        self.is_copied.append(averaged.equal(weight.float()))
+        averaged.add_(1.0)  # after so few steps it is all but the weights
+
 
 def test_validation_keeps_frozen_parts_in_their_mode_and_uses_averaged_weights(tmp_path: Path) -> None:
     overrides = ["model._target_=tests.trainer.test_trainer.Watching", "dataloader_train.num_workers=0"]
+    overrides.append("scheduler.f_start=[1.0]")  # so that the first step moves the weights
     train(tmp_path, [*overrides, "trainer.max_iter=3", "trainer.validation_iter=2"])
     assert set(Watching.modes) == {(True, False), (False, False)}
     assert len(Watching.weights) == 6, "at 0, at 2, and at the end"
     assert all(used.equal(averaged) for used, averaged in Watching.weights)
+    assert Watching.is_copied == [True, False, False], "the average begins at the weights of the first step"
 
 
 def test_validation_needs_data(tmp_path: Path) -> None:
