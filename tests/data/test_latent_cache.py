@@ -146,7 +146,7 @@ def test_a_model_refuses_latents_of_another_tokenizer_and_of_too_few_frames(cach
         model.training_step({key: value for key, value in batch.items() if key != "latent_probe"}, 0)
 
 
-def test_a_probe_knows_the_weights_and_not_their_rounding() -> None:
+def test_a_probe_knows_the_weights_and_not_their_rounding(cached: Path) -> None:
     tiny = TinyTokenizer()
     assert is_same_tokenizer(probe(tiny), probe(TinyTokenizer(dtype=torch.bfloat16)))
     assert not is_same_tokenizer(probe(tiny), probe(PooledPixels()))
@@ -156,6 +156,8 @@ def test_a_probe_knows_the_weights_and_not_their_rounding() -> None:
         for parameter in other.net.parameters():
             parameter.mul_(1 + 0.2 * torch.randn(parameter.shape, generator=generator))
     assert not is_same_tokenizer(probe(tiny), probe(other))
+    with pytest.raises(DataError, match="holds latents with another tokenizer or other weights"):
+        cache_latents(cached, other, **SHAPE, windows_per_clip=3, dtype="float32")
 
 
 def test_what_is_there_is_kept_and_what_changed_is_encoded_anew(tmp_path: Path) -> None:

@@ -474,10 +474,14 @@ def test_the_command_measures_weights_of_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pipe: Any
 ) -> None:
     weights = tmp_path / "weights.safetensors"
-    save_file(dict(pipe.dit.state_dict()), weights, metadata={"action_transform": TOY.to_json()})
+    state = {f"net_ema.{name}": value for name, value in pipe.dit.state_dict().items()}
+    state |= {name.replace("_ema", ""): value * torch.nan for name, value in state.items()}
+    save_file(state, weights, metadata={"action_transform": TOY.to_json()})
     words = ["--dit_path", str(weights), "--model_size", "tiny", "--num_clips", "3", "--num_steps", "1"]
     words += ["--toy_episodes", "2", "--data", "toy", "--out", str(tmp_path / "out"), "--num_chunks", "1"]
+    words.append("--load_ema")
     monkeypatch.setattr(sys, "argv", ["evaluate_world_model", *words])
     assert evaluate_world_model.main() == 0
     assert "whole episodes" in capsys.readouterr().out
+    assert json.loads((tmp_path / "out/figures.json").read_text())["gap"]["mean"] > 0, "of the averaged weights"
     assert {"index.html", "figures.json", "futures.mp4"} <= {path.name for path in (tmp_path / "out").iterdir()}

@@ -100,7 +100,10 @@ def test_both_halves_of_the_guidance_in_one_batch_or_one_after_the_other(monkeyp
     apart = pipe.generate(frames(), positive, negative, **arguments)  # type: ignore[arg-type]
     assert torch.allclose(together, apart, atol=1e-4)
     assert torch.equal(uneven, pipe.generate(frames(), positive, negative[:, :3], **arguments))  # type: ignore[arg-type]
-    assert not torch.equal(together, pipe.generate(frames(), positive, None, **arguments))  # type: ignore[arg-type]
+    no_negative = pipe.generate(frames(), positive, None, **arguments)  # type: ignore[arg-type]
+    assert not torch.equal(together, no_negative)
+    zeros = torch.zeros_like(positive)  # the text that is dropped, and nothing else: the given frames stay
+    assert torch.equal(no_negative, pipe.generate(frames(), positive, zeros, **arguments))  # type: ignore[arg-type]
 
 
 def test_without_guidance_the_network_runs_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,9 +118,10 @@ def test_without_guidance_the_network_runs_once_a_step(monkeypatch: pytest.Monke
     monkeypatch.setattr(Denoiser, "__call__", counted)
     pipe.generate(frames(), text(pipe, "x"), num_steps=4, guidance=0.0)
     assert calls == [1] * 5  # one more at the last level
-    calls.clear()
-    pipe.generate(frames(), text(pipe, "x"), num_steps=4, guidance=1.0)
-    assert calls == [2] * 5
+    for guidance in (1.0, -1.0):  # below zero it leads away from the prompt
+        calls.clear()
+        pipe.generate(frames(), text(pipe, "x"), num_steps=4, guidance=guidance)
+        assert calls == [2] * 5
 
 
 def test_what_is_prepared_once_gives_the_same_as_anew_at_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
