@@ -43,14 +43,22 @@ def check_input(path: str, num_frames: int, start: int | None = None) -> None:
         )
 
 
-def read_input(path: str, num_frames: int, size: tuple[int, int], start: int | None = None) -> Tensor:
+def read_input(
+    path: str, num_frames: int, size: tuple[int, int], start: int | None = None, *, fps: float | None = None
+) -> Tensor:
     """uint8 [3, num_frames, height, width]: the picture, or the clip's frames from ``start`` on (None: its last ones),
-    scaled and cropped to cover."""
+    scaled and cropped to cover. A clip of another rate than ``fps`` is a warning where it gives several frames."""
     check_input(path, num_frames, start)
     if media.kind_of(path) == "image":
         return media.resize_and_crop(media.read_image(path)[:, None], size)
-    frames, _ = media.read_video(path, **({"last": num_frames} if start is None else {"first": start + num_frames}))
+    frames, rate = media.read_video(path, **({"last": num_frames} if start is None else {"first": start + num_frames}))
     _say_used(path, num_frames, start)
+    if fps and num_frames > 1 and abs(rate / fps - 1) > 0.01:
+        log.warning(
+            "input: %s has %g frames per second, but the video %g: its %d frames show motion at %.2g times the speed."
+            " Convert the clip to %g frames per second, or condition on one frame.",
+            *(path, rate, fps, num_frames, fps / rate, fps),
+        )
     return media.resize_and_crop(frames[:, -num_frames:], size)
 
 

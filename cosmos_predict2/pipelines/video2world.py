@@ -249,7 +249,7 @@ class Video2WorldPipeline:
         size = size_of(self.config.resolution, aspect_ratio)
         frames = torch.zeros(3, 0, *size, dtype=torch.uint8)
         if num_conditional_frames:
-            frames = read_input(input_path, num_conditional_frames, size, start_frame_idx)
+            frames = read_input(input_path, num_conditional_frames, size, start_frame_idx, fps=self.config.fps)
         text, *negative = self.encode_text([refined, negative_prompt] if negative_prompt else [refined], embeddings)
         video = self.generate(
             frames[None],

@@ -56,6 +56,13 @@ def test_a_clip_begins_where_it_is_asked_to_and_says_so(clip: str, caplog: pytes
     assert said[3] == f"input: frames 2 to 6 of the 7 (from 0) of {clip}"
 
 
+def test_frames_of_a_clip_of_another_rate_are_a_warning(clip: str, caplog: pytest.LogCaptureFixture) -> None:
+    for num_frames, fps, warns in ((5, 10, False), (1, 16, False), (5, 16, True)):
+        caplog.clear()
+        read_input(clip, num_frames, (48, 48), fps=fps)
+        assert [r.levelname for r in caplog.records if "times the speed" in r.getMessage()] == ["WARNING"] * warns
+
+
 @pytest.mark.parametrize(
     ("start", "true"), [(None, [180]), (0, [0, 30, 60, 90, 120, 150, 180]), (2, [60, 90, 120, 150, 180])]
 )
