@@ -251,7 +251,10 @@ def _adapter(path: str, source: Mapping[str, Tensor], settings: PeftSettings | N
     known = {*own_alphas.values(), *(name for pair in pairs.values() for name in pair.values())}
     others = [name for name in source if name not in known]
     if not pairs:
-        raise CheckpointError(f"{path} holds no LoRA adapter. Its names: {', '.join(list(source)[:4])}.")
+        raise CheckpointError(
+            f"{path} holds no LoRA adapter, but {len(source)} other tensors. Give the run of an adapter"
+            " (train_architecture=lora) or its file; a whole model is given as --dit_path."
+        )
     if others:
         raise CheckpointError(
             f"{path} holds more than the factors A and B of plain LoRA: {', '.join(others[:5])} ({len(others)} in all)."

@@ -101,7 +101,10 @@ def held_out_node(config: Config, data: str) -> Mapping[str, Any]:
             " (dataloader_train.dataset). Leave --data out."
         )
     if not Path(data).is_dir():
-        raise ConfigError(f"--data {data}: there is no such folder. Give one like {training['dataset_dir']}.")
+        raise ConfigError(
+            f"--data {data}: there is no such folder. Give one of held-out clips, in the form of"
+            f" {training['dataset_dir']}; toy is for action-conditioned models."
+        )
     splits = [] if Path(data, VIDEOS).is_dir() else [name for name in HELD_OUT if Path(data, name, VIDEOS).is_dir()]
     return {**training, "dataset_dir": str(Path(data, *splits[:1]))}
 

@@ -66,6 +66,8 @@ class Figures:
                 "has learned something, but its frames are no nearer to the truth than the last conditioning frame"
                 " repeated"
             )
+        elif not self.psnr > self.psnr_before:
+            claim = "has learned something, but its frames are no nearer to the truth than before the training"
         elif not self.best_linear < 1:
             claim = "has learned something, but a linear denoiser is as good or better"
         else:

@@ -19,7 +19,7 @@ from cosmos_predict2.data import media
 from cosmos_predict2.data.video_folder import SAME_RATE
 from cosmos_predict2.pipelines.inputs import check_input
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, to_uint8
-from imaginaire import storage
+from imaginaire import storage, weight_files
 from imaginaire.errors import ConfigError, DataError, UserError, near
 from imaginaire.lazy_yaml import to_yaml
 
@@ -303,10 +303,11 @@ def _write_text(path: str, text: str) -> None:
 
 
 def fingerprint(path: str) -> str:
-    """Which weights these are, for the records: name, size and time of what lies there."""
+    """Which weights these are, for the records: name, size and time of what lies there; of a run, its newest file."""
     if not path:
         return "random"
     try:
+        path = weight_files.latest(path)
         found: Any = os.stat(path)
     except OSError:
         return path

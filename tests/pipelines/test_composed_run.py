@@ -66,7 +66,7 @@ def test_a_run_is_measured_on_its_own_data(run: Path) -> None:
     )
     toy = {"_target_": "cosmos_predict2.data.toy.ToyWorldVideos"}
     assert "the clips are of ToyWorldVideos, those of training of Dataset (own/train)" in held_out_doubt(training, toy)
-    with pytest.raises(ConfigError, match=r"--data nowhere: there is no such folder\. Give one like own/train"):
+    with pytest.raises(ConfigError, match=r"--data nowhere: .* in the form of own/train"):
         held_out_node(config, "nowhere")
 
 
@@ -83,12 +83,19 @@ def test_the_command_takes_the_run_without_an_experiment(
 
 
 def test_a_run_that_starts_from_good_weights_has_to_improve_on_them() -> None:
-    losses = dict(sigmas=[1.0], before=[0.5], linear={"scalar": [1.0]}, psnr=10.0, psnr_before=10.0, psnr_repeat=8.0)
+    losses = dict(sigmas=[1.0], before=[0.5], linear={"scalar": [1.0]}, psnr_before=9.0, psnr_repeat=8.0)
     told = dict(num_clips=1, data="x", training_data="x")
-    doubtful = Figures(after=[0.4], **losses, **told, cautions=("the clips are ...",))  # type: ignore[arg-type]
+    doubtful = Figures(after=[0.4], psnr=10.0, **losses, **told, cautions=("the clips are ...",))  # type: ignore[arg-type]
     assert doubtful.as_text().splitlines()[:2] == [doubtful.verdict, "caution: the clips are ..."]
-    claims = [Figures(after=[after], **losses, **told).verdict for after in (0.499, 0.4)]  # type: ignore[arg-type]
-    assert claims[0].startswith("has learned next to nothing: ") and claims[1].startswith("has learned these clips: ")
+    learned = [
+        Figures(after=[after], psnr=psnr, **losses, **told).verdict.partition(":")[0]  # type: ignore[arg-type]
+        for after, psnr in ((0.499, 10.0), (0.4, 9.0), (0.4, 10.0))
+    ]
+    assert learned == [
+        "has learned next to nothing",
+        "has learned something, but its frames are no nearer to the truth than before the training",
+        "has learned these clips",
+    ]
 
 
 def test_an_experiment_with_other_data_than_the_run_is_warned_of(run: Path, caplog: pytest.LogCaptureFixture) -> None:

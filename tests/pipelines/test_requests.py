@@ -12,7 +12,7 @@ import torch
 from cosmos_predict2.auxiliary.guardrail.runner import BlockedError, GuardrailRunner
 from cosmos_predict2.data import media
 from cosmos_predict2.pipelines.inputs import check_input, read_input
-from cosmos_predict2.pipelines.requests import Request, Settings, read_batch, run_all, write_contact_sheet
+from cosmos_predict2.pipelines.requests import Request, Settings, fingerprint, read_batch, run_all, write_contact_sheet
 from imaginaire.errors import ConfigError, DataError
 from tests.pipelines.test_video2world import NoPucks, make_pipeline
 
@@ -54,6 +54,14 @@ def test_a_clip_begins_where_it_is_asked_to_and_says_so(clip: str, caplog: pytes
         == f"input: frame 6 of the 7 (from 0) of {clip}, the end of it; start_frame_idx 0 begins with its first frame"
     )
     assert said[3] == f"input: frames 2 to 6 of the 7 (from 0) of {clip}"
+
+
+def test_a_record_names_the_file_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints/model").mkdir(parents=True)
+    saved = tmp_path / "checkpoints/model/iter_000000007.pt"
+    saved.write_bytes(b"weights")
+    (tmp_path / "checkpoints/latest_checkpoint.txt").write_text("iter_000000007.pt\n")
+    assert fingerprint(str(tmp_path)).startswith(f"{saved} (7 bytes, ")
 
 
 def test_frames_of_a_clip_of_another_rate_are_a_warning(clip: str, caplog: pytest.LogCaptureFixture) -> None:
