@@ -112,6 +112,8 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
         self.episodes = self._with_files(chosen, skip_bad_samples)
         if not len(self.episodes):
             raise DataError(f"{root} has no episode for data_split='{data_split}' with val_fraction={val_fraction}.")
+        if not skip_bad_samples:
+            self.source.require_lengths(self.camera, self.episodes.tolist())
         is_said = data_split not in HELD_OUT  # once, by the data of training, which has the same
         if is_said and (note := self.source.rate_note()) is not None:
             log.warning("%s: %s", root, note)

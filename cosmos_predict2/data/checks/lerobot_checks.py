@@ -46,7 +46,7 @@ def index_faults(source: LeRobotSource, clips: list[ClipFacts], num_frames: int 
     by_path = {facts.path: facts for facts in clips if facts.height}
     for camera in filter(source.info.is_video, source.info.cameras):
         rates = set()
-        for i, length in enumerate(lengths):
+        for i in range(len(lengths)):
             try:
                 clip = source.layout.clip(i, camera)
                 if (facts := by_path.get(str(clip.path))) is None:
@@ -58,13 +58,8 @@ def index_faults(source: LeRobotSource, clips: list[ClipFacts], num_frames: int 
             except DataError as error:
                 yield Fault(str(source.file_of(i, camera)), "index", str(error))
                 continue
-            needed = round((clip.start + (length - 1) / source.info.fps) * source.info.video_fps(camera)) + 1
-            if needed > facts.num_frames:
-                message = (
-                    f"{clip.path} has {facts.num_frames} frames, but the {length} of {source.name(i)} end at frame"
-                    f" {needed}."
-                )
-                yield Fault(facts.path, "too_short", message)
+            if (problem := source.length_problem(i, camera, clip, facts.num_frames)) is not None:
+                yield Fault(facts.path, "too_short", problem)
 
 
 def _files(source: LeRobotSource, camera: str) -> list[Path]:

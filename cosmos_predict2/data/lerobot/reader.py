@@ -26,6 +26,7 @@ ACTIONS = ("action", "actions")
 STATES = ("observation.state", "state")
 _PER_EPISODE = ("v2.0", "v2.1")
 _EPISODE = "episode_index"
+NUM_LOOKED_INTO = 64  # videos whose length is compared with the table before training
 
 
 @dataclass(frozen=True)
@@ -184,6 +185,31 @@ class LeRobotSource:
                 f"{path} has {fps:g} frames per second, but meta/info.json says {stated:g} for '{camera}' (features,"
                 " info, video.fps; else the data set's fps): its frames would not be those of the table."
             )
+
+    def require_lengths(self, camera: str, episodes: Sequence[int]) -> None:
+        """Raise where the video of an episode is shorter than its table; of many episodes, evenly spread ones are
+        looked at."""
+        if not self.info.is_video(camera):
+            return
+        for i in episodes[:: -(-len(episodes) // NUM_LOOKED_INTO)]:
+            clip = self.layout.clip(i, camera)
+            if not clip.path.is_file():
+                continue
+            num_frames, rate = probe(clip.path)
+            self.check_rate(camera, clip.path, num_frames, rate)
+            if (problem := self.length_problem(i, camera, clip, num_frames)) is not None:
+                raise DataError(
+                    f"{problem} Record it again or remove the episode, or skip frames that cannot be read"
+                    " (dataset.skip_bad_samples=True of the loader). python -m scripts.check_dataset finds all of them."
+                )
+
+    def length_problem(self, i: int, camera: str, clip: Clip, num_frames: int) -> str | None:
+        """What is wrong where a video file of so many frames ends before episode i does."""
+        length = int(self.episodes.lengths[i])
+        needed = round((clip.start + (length - 1) / self.info.fps) * self.info.video_fps(camera)) + 1
+        if needed <= num_frames:
+            return None
+        return f"{clip.path} has {num_frames} frames, but the {length} of {self.name(i)} end at frame {needed}."
 
     def rate_note(self) -> str | None:
         """What to say where a camera's videos have another rate than the table's rows; None where they agree."""

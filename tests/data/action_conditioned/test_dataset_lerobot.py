@@ -201,6 +201,13 @@ def test_a_broken_episode_stops_or_is_replaced_by_the_next(root: Path, caplog: p
     assert item["__key__"] == "episode_000001" and "episode_000000.mp4" in caplog.text
 
 
+def test_a_video_shorter_than_its_table_is_refused_before_training(root: Path) -> None:
+    made.write_front(root / f"videos/chunk-000/{FRONT}/episode_000002.mp4", made.front(2)[:-2], made.FPS)
+    with pytest.raises(DataError, match=r"episode_000002\.mp4 has \d+ frames, but the .*check_dataset"):
+        dataset(root)
+    assert len(dataset(root, skip_bad_samples=True)) > 0
+
+
 def with_actions(root: Path, episode: int, rows: numpy.ndarray) -> None:
     path = root / f"data/chunk-000/episode_{episode:06d}.parquet"
     write_table(path, {**made.table(root, episode), "action": rows.astype(numpy.float32)})
