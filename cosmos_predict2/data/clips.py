@@ -104,6 +104,9 @@ def stretch(frames_3_F_H_W: Tensor, size: tuple[int, int]) -> Tensor:
     return result
 
 
+CROPS = {"stretch": stretch, "center": media.resize_and_crop}  # to the size straight, or keeping the shape
+
+
 def scaled(image_3_H_W: Tensor, size: tuple[int, int]) -> Tensor:
     """float32 [3, *size], 0 to 1, of a uint8 picture: bilinear with antialiasing, whatever the shape was."""
     pixels = image_3_H_W.to(torch.float32, memory_format=torch.contiguous_format).div_(255)

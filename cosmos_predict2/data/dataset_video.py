@@ -12,7 +12,7 @@ from torch.utils.data import Dataset as MapDataset
 from cosmos_predict2.data import clips
 from cosmos_predict2.data.bad_samples import BadSamples
 from cosmos_predict2.data.caption_files import CaptionFiles
-from cosmos_predict2.data.media import VIDEO_SUFFIXES, probe_video, resize_and_crop
+from cosmos_predict2.data.media import VIDEO_SUFFIXES, probe_video
 from cosmos_predict2.data.sizes import swapped_size
 from cosmos_predict2.data.video_folder import (
     NO_ENCODER,
@@ -29,16 +29,15 @@ from cosmos_predict2.data.windows import FrameRule
 from imaginaire.errors import ConfigError, DataError, UserError, near
 from imaginaire.model import Note
 
-CROPS = ("stretch", "center")
-
 
 class Dataset(MapDataset[dict[str, Any]]):
     """One sample per clip: ``num_frames`` frames, drawn when it is asked for, scaled to ``video_size`` (height, width).
 
     fps, stride, sampling: which frames, see `FrameRule`; draws come from NumPy's global generator, which the loader
     seeds per sample. crop: ``stretch`` scales to the size whatever the shape, as the published training does;
-    ``center`` keeps the shape and cuts off what is over, as generation does with its input. A bad clip is an error that
-    names it, or with ``skip_bad_samples`` replaced by the next good one; `video_name` says which clip a sample is of.
+    ``center`` keeps the shape and cuts off what is over (generation with the run's weights then treats its input
+    alike). A bad clip is an error that names it, or with ``skip_bad_samples`` replaced by the next good one;
+    `video_name` says which clip a sample is of.
     text_encoder: which one the embeddings must be of (None: any); ``none`` where the model encodes captions itself,
     metas/NAME.txt, or with caption_format ``json`` those of captions/NAME.json that are called ``prompt_type``.
     """
@@ -160,8 +159,7 @@ class Dataset(MapDataset[dict[str, Any]]):
             return clip.read(frames, self._fit), self.rule.item_fps(frames, clip.fps)
 
     def _fit(self, frames: Tensor) -> Tensor:
-        scale = clips.stretch if self.crop == "stretch" else resize_and_crop
-        return scale(frames, self.video_size)
+        return clips.CROPS[self.crop](frames, self.video_size)
 
 
 def _size_notes(path: Path, video_size: Any) -> Iterator[Note]:
@@ -176,4 +174,4 @@ def _size_notes(path: Path, video_size: Any) -> Iterator[Note]:
 
 
 def _crop_problem(crop: str) -> str | None:
-    return None if crop in CROPS else f"There is no crop '{crop}'.{near(crop, CROPS)}"
+    return None if crop in clips.CROPS else f"There is no crop '{crop}'.{near(crop, clips.CROPS)}"

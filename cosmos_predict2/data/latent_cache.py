@@ -28,8 +28,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from cosmos_predict2.data import clips
+from cosmos_predict2.data.clips import CROPS
 from cosmos_predict2.data.jobs import Outcome, require_space
-from cosmos_predict2.data.media import VIDEO_SUFFIXES, opened_video, resize_and_crop
+from cosmos_predict2.data.media import VIDEO_SUFFIXES, opened_video
 from cosmos_predict2.data.video_folder import existing_folder, media_by_stem, size_problem
 from cosmos_predict2.data.windows import FrameRule
 from cosmos_predict2.interfaces import VideoTokenizer
@@ -48,7 +49,6 @@ RECORD = "latents.json"
 CHECKSUMS = "crc32"  # of each window, in the header of its file
 READING = "reading"  # of the pixels, in the same place: 2 reads the last columns of clips of any width
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-CROPS = {"stretch": clips.stretch, "center": resize_and_crop}  # to the size straight, or keeping the shape
 _ALIKE = 0.05  # relative; the same weights in bfloat16 differ by less, other weights by about 1
 
 

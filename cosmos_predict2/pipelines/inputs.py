@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from cosmos_predict2.data import media
+from cosmos_predict2.data.clips import CROPS
 from imaginaire.errors import ConfigError, DataError, near
 
 log = logging.getLogger(__name__)
@@ -44,13 +45,19 @@ def check_input(path: str, num_frames: int, start: int | None = None) -> None:
 
 
 def read_input(
-    path: str, num_frames: int, size: tuple[int, int], start: int | None = None, *, fps: float | None = None
+    path: str,
+    num_frames: int,
+    size: tuple[int, int],
+    start: int | None = None,
+    *,
+    fps: float | None = None,
+    crop: str = "center",
 ) -> Tensor:
     """uint8 [3, num_frames, height, width]: the picture, or the clip's frames from ``start`` on (None: its last ones),
-    scaled and cropped to cover. A clip of another rate than ``fps`` is a warning where it gives several frames."""
+    brought to size by ``crop``. A clip of another rate than ``fps`` is a warning where it gives several frames."""
     check_input(path, num_frames, start)
     if media.kind_of(path) == "image":
-        return media.resize_and_crop(media.read_image(path)[:, None], size)
+        return brought_to_size(media.read_image(path)[:, None], size, crop, "input")
     frames, rate = media.read_video(path, **({"last": num_frames} if start is None else {"first": start + num_frames}))
     _say_used(path, num_frames, start)
     if fps and num_frames > 1 and abs(rate / fps - 1) > 0.01:
@@ -59,7 +66,17 @@ def read_input(
             " Convert the clip to %g frames per second, or condition on one frame.",
             *(path, rate, fps, num_frames, fps / rate, fps),
         )
-    return media.resize_and_crop(frames[:, -num_frames:], size)
+    return brought_to_size(frames[:, -num_frames:], size, crop, "input")
+
+
+def brought_to_size(frames: Tensor, size: tuple[int, int], crop: str, what: str) -> Tensor:
+    """Frames stretched to the size, or cut at the centre, as one of CROPS says; another shape is told."""
+    (height, width), (to_height, to_width) = frames.shape[-2:], size
+    if abs(height * to_width / (width * to_height) - 1) > 0.03:
+        done = {"stretch": "stretched to", "center": "cropped at the centre to the shape of"}[crop]
+        sizes = (height, width, done, to_height, to_width)
+        log.info("%s: %dx%d (height x width) %s %dx%d (input_crop=%s)", what, *sizes, crop)
+    return CROPS[crop](frames, size)
 
 
 def _say_used(path: str, num_frames: int, start: int | None) -> None:

@@ -8,10 +8,12 @@ run.apply_to(config)
 The file may come with weights from anywhere: nothing that it names is imported, and only classes known here are built.
 """
 
+import contextlib
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -19,6 +21,10 @@ import attrs
 from cosmos_predict2.checkpoints.runs import RATE_KEY, recorded_fact, run_folder, run_tree
 from cosmos_predict2.checkpoints.written_pipeline import OF_THE_MACHINE, video_sizes, written_pipeline
 from cosmos_predict2.conditioner import ConditionerConfig, DropoutConfig
+from cosmos_predict2.data.clips import CROPS
+from cosmos_predict2.data.dataset_latents import LatentDataset
+from cosmos_predict2.data.dataset_video import Dataset
+from cosmos_predict2.data.latent_cache import FOLDER, read_record
 from cosmos_predict2.data.sizes import VIDEO_SIZES, pixel_frames
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
@@ -29,7 +35,7 @@ from cosmos_predict2.text.trained_text import TrainedText, follow_text, trained_
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
 from imaginaire import lazy_config
-from imaginaire.errors import CheckpointError
+from imaginaire.errors import CheckpointError, DataError
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +47,7 @@ def _by_name(*classes: type) -> dict[str, type]:
 WITH_ACTIONS = _by_name(FlatActionDiT, ChunkActionDiT)
 NETWORKS = _by_name(Video2WorldDiT) | WITH_ACTIONS
 TOKENIZERS = _by_name(TinyTokenizer, WanTokenizer)
+_CLIPS, _LATENTS = _by_name(Dataset), _by_name(LatentDataset)
 
 # What makes latents and noise levels mean what they meant in training.
 _SAME = (
@@ -65,6 +72,7 @@ class RecordedRun:
     most_given: int | None = None  # latent frames that were given in training at most, where that is known
     text: TrainedText | None = None  # where it recorded that
     frame_rate: float | None = None  # likewise
+    crop: str | None = None  # how its clips were brought to size, where that is known
 
     @property
     def net(self) -> Mapping[str, Any]:
@@ -101,7 +109,8 @@ class RecordedRun:
     def __str__(self) -> str:
         resolution, _ = self.shape
         size = f" ({self.video_size[1]}x{self.video_size[0]})" if self.video_size else ""
-        return f"resolution {resolution}{size}, {self.fps:g} frames per second, {self.state_t} latent frames"
+        crop = f", crop={self.crop}" if self.crop else ""
+        return f"resolution {resolution}{size}, {self.fps:g} frames per second, {self.state_t} latent frames{crop}"
 
     def model_size(self, sizes: Mapping[str, Any]) -> str | None:
         """The key of ``sizes`` whose network is as large; None for a network of another size."""
@@ -122,6 +131,7 @@ class RecordedRun:
                 setattr(config, key, self.pipe[key])
         if not self.takes_actions:  # whose clips have a label in place of their rate
             config.fps = self.fps
+            config.input_crop = self.crop or self.pipe.get("input_crop") or config.input_crop
         config.timestamps = SolverConfig(**_known(SolverConfig, self.pipe.get("timestamps")))
         flow = self.pipe.get("flow")
         config.flow = FlowConfig(**_known(FlowConfig, flow)) if flow else None
@@ -177,7 +187,26 @@ def recorded_run(path: str) -> RecordedRun | None:
         _most_given(config, pipe),
         None if is_file else trained_text(path),
         rate if isinstance(rate, int | float) and 0 < rate < math.inf else None,
+        None if is_file else next(_crops(_below(tree, "dataloader_train")), None),
     )
+
+
+def _crops(tree: Any) -> Iterator[str]:
+    """How each data set of clips in a loader's section brings them to size: its argument, or the default of its class;
+    of cached latents as their record says, where it is here."""
+    if not isinstance(tree, dict):
+        return
+    crop = tree.get("crop")
+    if tree.get("_target_") in _CLIPS:
+        crop = crop or "stretch"
+    elif tree.get("_target_") in _LATENTS:
+        with contextlib.suppress(DataError):
+            record = read_record(Path(str(tree.get("dataset_dir"))) / FOLDER)
+            crop = record and record.crop
+    if crop in CROPS:
+        yield crop
+    for value in tree.values():
+        yield from _crops(value)
 
 
 def _most_given(config: Mapping[str, Any], pipe: Mapping[str, Any]) -> int | None:

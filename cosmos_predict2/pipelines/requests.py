@@ -17,7 +17,7 @@ from torch import Tensor
 from cosmos_predict2.auxiliary.guardrail.runner import GuardrailRunner, require_safe
 from cosmos_predict2.data import media
 from cosmos_predict2.data.video_folder import SAME_RATE
-from cosmos_predict2.pipelines.inputs import check_input
+from cosmos_predict2.pipelines.inputs import brought_to_size, check_input
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, to_uint8
 from imaginaire import storage, weight_files
 from imaginaire.errors import ConfigError, DataError, UserError, near
@@ -244,7 +244,7 @@ def generate_to_file(
     write_records(request, settings, refined, seconds, frames)
     _write_text(f"{os.path.splitext(request.save_path)[0]}.yaml", to_yaml(pipe.config))
     if settings.contact_sheet or request.compare_to:
-        write_contact_sheet(request, frames, settings.fps)
+        write_contact_sheet(request, frames, settings.fps, pipe.config.input_crop)
     media.write_video(request.save_path, frames, settings.fps)  # last: where it is, all the rest is
     return seconds
 
@@ -261,7 +261,7 @@ def write_records(request: Request, settings: Settings, refined: str, seconds: f
     _write_text(f"{stem}.json", json.dumps(record, indent=2) + "\n")
 
 
-def write_contact_sheet(request: Request, frames: Tensor, fps: float) -> str:
+def write_contact_sheet(request: Request, frames: Tensor, fps: float, crop: str = "center") -> str:
     """``<stem>.png``: frames of the result, under the true clip's of the same moments, where there is one."""
     rows, labels = [frames], ["generated"]
     if request.compare_to:
@@ -274,7 +274,7 @@ def write_contact_sheet(request: Request, frames: Tensor, fps: float) -> str:
             log.info(told, request.compare_to, rate, fps)
         moments = [first + round(k * step) for k in range(frames.shape[1])]
         true = true[:, [moment for moment in moments if moment < true.shape[1]]]
-        true = media.resize_and_crop(true, (frames.shape[2], frames.shape[3]))
+        true = brought_to_size(true, (frames.shape[2], frames.shape[3]), crop, "compare_to")
         rows, labels = [true, frames], ["true", "generated"]
     path = f"{os.path.splitext(request.save_path)[0]}.png"
     media.write_image(path, media.contact_sheet(rows, labels, columns=min(8, frames.shape[1])))

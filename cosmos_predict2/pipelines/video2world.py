@@ -25,6 +25,7 @@ from cosmos_predict2.auxiliary.status import status_line
 from cosmos_predict2.checkpoints import apply_lora, parse_lora
 from cosmos_predict2.checkpoints.released import download_command
 from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, TEXT_KEY, Condition, Conditioner, ConditionerConfig
+from cosmos_predict2.data.clips import CROPS
 from cosmos_predict2.data.sizes import latent_frames, pixel_frames, size_of
 from cosmos_predict2.interfaces import PromptRefiner, TextEncoder, VideoTokenizer
 from cosmos_predict2.nn.dit import DiT
@@ -91,6 +92,8 @@ class Video2WorldPipelineConfig(Section):
     state_ch: int = attrs.field(default=16, validator=at_least(1))
     state_t: int = attrs.field(default=24, validator=at_least(1))  # latent frames
     resolution: str = "720"
+    # How an input of another shape is brought to size; of a run's weights, as its clips were.
+    input_crop: str = attrs.field(default="center", validator=one_of(*CROPS))
     fps: float = attrs.field(default=16, validator=above(0))
     precision: str = attrs.field(default="bfloat16", validator=one_of(*PRECISIONS))
     adjust_video_noise: bool = True  # training noise of videos times sqrt(state_t)
@@ -249,7 +252,8 @@ class Video2WorldPipeline:
         size = size_of(self.config.resolution, aspect_ratio)
         frames = torch.zeros(3, 0, *size, dtype=torch.uint8)
         if num_conditional_frames:
-            frames = read_input(input_path, num_conditional_frames, size, start_frame_idx, fps=self.config.fps)
+            rate, crop = self.config.fps, self.config.input_crop
+            frames = read_input(input_path, num_conditional_frames, size, start_frame_idx, fps=rate, crop=crop)
         text, *negative = self.encode_text([refined, negative_prompt] if negative_prompt else [refined], embeddings)
         video = self.generate(
             frames[None],

@@ -94,6 +94,23 @@ def test_a_size_that_no_flags_name_is_compared_in_pixels(tmp_path: Path, caplog:
     assert "frames of 48x48 (--resolution 48, --aspect_ratio 1:1)" in record.message
 
 
+def test_an_input_is_brought_to_size_as_the_clips_of_the_run_were(tmp_path: Path) -> None:
+    place = f"dataloader_train.dataset.dataset_dir={tmp_path}"
+    record = dict(tokenizer="T", probe=[], num_frames=5, size=[48, 48], windows_per_clip=1, fps=None, stride=1)
+    (tmp_path / "latents").mkdir()
+    (tmp_path / "latents/latents.json").write_text(json.dumps({**record, "crop": "stretch", "dtype": "float16"}))
+    runs: dict[str, tuple[str, ...]] = {
+        "stretch": ("dataloader_train=folder", place),
+        "center": ("dataloader_train=folder", place, "dataloader_train.dataset.crop=center"),
+        "stretch, by its latents": ("dataloader_train=latents", place),
+        "center, unknown": ("dataloader_train=toy",),
+    }
+    for name, overrides in runs.items():
+        path = _run(tmp_path / name, f"{PREFIX}_tiny_groot_gr1_480", *overrides)
+        assert _chosen("--dit_path", path).config.input_crop == name.partition(",")[0], name
+    assert _chosen("--random_weights").config.input_crop == "center"
+
+
 def test_the_same_request_is_no_warning(agibot: str, caplog: pytest.LogCaptureFixture) -> None:
     choice = _chosen("--dit_path", agibot, "--model_size", "2B", "--resolution", "480", "--fps", "10")
     assert choice.config.state_t == 16 and not caplog.records

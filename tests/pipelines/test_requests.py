@@ -34,6 +34,19 @@ def clip(tmp_path: Path) -> str:
     return path
 
 
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The clips that contact sheets are made of."""
+    found: list[torch.Tensor] = []
+
+    def contact_sheet(clips: list[torch.Tensor], labels: list[str], columns: int) -> torch.Tensor:
+        found.extend(clips)
+        return clips[0][:, 0]
+
+    monkeypatch.setattr(media, "contact_sheet", contact_sheet)
+    return found
+
+
 def request_for(path: str, tmp_path: Path, **options: Any) -> Request:
     return Request(**{"input_path": path, "prompt": "push", "save_path": str(tmp_path / "out.mp4"), **options})
 
@@ -75,11 +88,9 @@ def test_frames_of_a_clip_of_another_rate_are_a_warning(clip: str, caplog: pytes
     ("start", "true"), [(None, [180]), (0, [0, 30, 60, 90, 120, 150, 180]), (2, [60, 90, 120, 150, 180])]
 )
 def test_a_clip_is_compared_with_from_the_frame_that_was_taken(
-    start: int | None, true: list[int], clip: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    start: int | None, true: list[int], clip: str, tmp_path: Path, rows: list[torch.Tensor],
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    rows: list[torch.Tensor] = []
-    monkeypatch.setattr(media, "contact_sheet", lambda clips, labels, columns: rows.extend(clips) or clips[0][:, 0])
     generated = torch.zeros(3, 9, 48, 48, dtype=torch.uint8)
     write_contact_sheet(request_for(clip, tmp_path, compare_to=clip, start_frame_idx=start), generated, 10)
     assert torch.allclose(rows[0].float().mean(dim=(0, 2, 3)), torch.tensor(true).float(), atol=4)
@@ -93,8 +104,35 @@ def test_a_clip_is_compared_with_from_the_frame_that_was_taken(
     assert torch.allclose(shown, torch.tensor([0.0, 60, 150]), atol=4), "of 10 frames per second, at the moments of 4"
 
 
-def test_a_picture_is_scaled_and_cropped(picture: str) -> None:
-    assert read_input(picture, 1, (48, 48)).shape == (3, 1, 48, 48)
+def test_what_is_near_the_edge_stays_where_the_input_is_stretched(
+    tmp_path: Path, rows: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wide = torch.zeros(3, 5, 48, 96, dtype=torch.uint8)
+    wide[..., :16] = 255
+    media.write_image(str(tmp_path / "wide.png"), wide[:, 0])
+    media.write_video(str(tmp_path / "wide.mp4"), wide, 10)
+    pipe = make_pipeline()
+    given: list[torch.Tensor] = []
+
+    def generate(frames: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        given.append(frames[0])
+        return torch.zeros(1, 3, 5, 48, 48)
+
+    monkeypatch.setattr(pipe, "generate", generate)
+    request = request_for(str(tmp_path / "wide.png"), tmp_path, compare_to=str(tmp_path / "wide.mp4"))
+    for crop, edge in (("stretch", 255), ("center", 0)):
+        pipe.config.input_crop = crop
+        with caplog.at_level(logging.INFO):
+            assert run_all(lambda: pipe, [request], SETTINGS) == 0
+        for frames in (given.pop(), rows[0]):
+            assert frames.shape[-2:] == (48, 48) and abs(frames[..., :4].float().mean() - edge) < 8
+        rows.clear()
+        for what in ("input: 48x96", "compare_to: 48x96"):
+            (said,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith(what)]
+            assert said.endswith(f"48x48 (input_crop={crop})")
+        caplog.clear()
+    with pytest.raises(ConfigError, match="input_crop"):
+        pipe.config.input_crop = "stretched"
 
 
 def test_inputs_that_cannot_be_used(picture: str, clip: str, tmp_path: Path) -> None:
