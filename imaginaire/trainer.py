@@ -74,6 +74,7 @@ def launch(config: Config) -> int:
         trainer.watchdog.beat("building the model", long=True)
         model = lazy_config.instantiate(config.model)
         trainer.train(model, dataloader_train, dataloader_val)
+        is_refused = 0 < trainer.iteration == trainer.resumed_iteration  # a finished run keeps its settings
         return EXIT_INTERRUPTED if trainer.interrupted else 0
     except (ConfigError, DataError, CheckpointError):
         is_refused = trainer is None or trainer.iteration == 0

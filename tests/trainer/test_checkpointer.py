@@ -251,11 +251,13 @@ def test_retention(tmp_path: Path) -> None:
 
 def test_the_last_state_is_saved_once_and_a_finished_run_stays_as_it_is(finished: Path, copy: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in checkpoints(copy).rglob("*.pt")}
+    settings = (run_dir(copy) / "config.yaml").read_text()
     for max_iter in (6, 4):
         assert train(copy, [*QUICK, f"trainer.max_iter={max_iter}"]) == 0
         assert {path: path.stat().st_mtime_ns for path in checkpoints(copy).rglob("*.pt")} == before
         said = f"nothing to do: the run's newest checkpoint is of iteration 6, and trainer.max_iter={max_iter}. "
         assert said in (run_dir(copy) / "stdout.log").read_text()
+        assert (run_dir(copy) / "config.yaml").read_text() == settings
 
 
 def test_dummy_saves_nothing(tmp_path: Path) -> None:

@@ -207,6 +207,8 @@ def proposed_transform(
     transform = attrs.evolve(order_one_transform(columns, kind, **form), proposed=True)
     if not is_said:
         return transform
+    if is_constant(columns):
+        log.warning("%s: the actions never change, so a model can learn nothing from them", what)
     for k, value in outliers(columns, transform).items():
         log.warning(
             "%s: number %d of the actions has a row with %g, where 98 %% lie between %g and %g: look at that"
@@ -229,6 +231,11 @@ def proposed_transform(
         transform,
     )
     return transform
+
+
+def is_constant(columns: ColumnStatistics) -> bool:
+    """Whether no number of the actions ever changes."""
+    return bool(numpy.all(columns.max - columns.min <= CONSTANT[0]))
 
 
 def outliers(columns: ColumnStatistics, transform: ActionTransform) -> dict[int, float]:
@@ -258,6 +265,8 @@ def other_range(columns: ColumnStatistics, transform: ActionTransform, *, is_who
     """
     if (theirs := recorded_columns(transform)) is None:
         return None
+    if is_whole and is_constant(columns) and not is_constant(theirs):
+        return "the raw actions never change, unlike those that the weights were trained with"
     (low, high), (their_low, their_high) = _usual(columns), _usual(theirs)
     noise = numpy.maximum(CONSTANT[0], CONSTANT[1] * numpy.abs(their_low))  # of a number that is constant there
     width, their_width = high - low, numpy.maximum(their_high - their_low, noise)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from cosmos_predict2.data.action_conditioned import dataset_lerobot
 from cosmos_predict2.data.action_conditioned.actions import controller, relative_pose
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
-from cosmos_predict2.data.action_conditioned.statistics import dataset_statistics
+from cosmos_predict2.data.action_conditioned.statistics import dataset_statistics, other_range
 from cosmos_predict2.data.lerobot.writer import write_table
 from cosmos_predict2.data.sizes import frame_rate
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
@@ -244,6 +244,17 @@ def test_actions_of_any_scale_come_out_in_the_order_of_one(root: Path, caplog: p
         assert transform.proposed and transform.stats is not None and '"proposed"' in data[0]["action_transform"]
         assert [one.to_json() for one in of_splits] == [transform.to_json()] * 2, "one data set has one transform"
         assert not dataset(root, action_transform=controller(3)).action_transform.proposed
+
+
+def test_actions_that_never_change_are_a_warning(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    moving = dataset(root)
+    assert "never change" not in caplog.text
+    for i in range(len(LENGTHS)):
+        with_actions(root, i, 0 * made.action(i))
+    still = dataset(root)
+    assert "the actions never change" in caplog.text
+    columns = still.action_statistics().action
+    assert "never change" in (other_range(columns, moving.action_transform, is_whole=True) or "")
 
 
 def test_statistics_are_of_the_actions_along_the_frames(original: Path) -> None:
