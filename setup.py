@@ -78,7 +78,7 @@ setup(
         include=["imaginaire", "imaginaire.*", "cosmos_predict2", "cosmos_predict2.*", "scripts", "scripts.*"]
     ),
     package_data={
-        "cosmos_predict2.auxiliary.guardrail": ["*.txt"],
+        "cosmos_predict2.guardrail": ["*.txt"],
         "cosmos_predict2.checkpoints": ["*.safetensors", "README.md", "tiny_action/*"],
         "cosmos_predict2.tokenizers": ["*.safetensors"],
     },

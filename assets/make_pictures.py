@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from cosmos_predict2.data.media import write_image, write_video
-from cosmos_predict2.data.toy import SPLITS
+from cosmos_predict2.data.toy.videos import SPLITS
+from cosmos_predict2.data.video.media import write_image, write_video
 from cosmos_predict2.toy_world.episodes import make_episodes
 
 HERE = Path(__file__).parent

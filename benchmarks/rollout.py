@@ -21,16 +21,16 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import machine
+from cosmos_predict2.actions.transforms import controller
 from cosmos_predict2.conditioner import ACTION_KEY, TEXT_KEY, Condition
 from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
-from cosmos_predict2.data.action_conditioned.actions import controller
 from cosmos_predict2.diffusion.schedules import karras_sigmas
 from cosmos_predict2.diffusion.solvers import guide, sample
 from cosmos_predict2.nn.dit import Prepared
-from cosmos_predict2.pipelines.assembly import build_net
-from cosmos_predict2.pipelines.video2world import initial_noise
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
+from cosmos_predict2.world_model.assembly import build_net
+from cosmos_predict2.world_model.sampling import initial_noise
 
 LARGEST_DIFFERENCE = 1e-5  # of pixels in [-1, 1], in float32
 GUIDANCE = 7.0

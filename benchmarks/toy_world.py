@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy
 import torch
 
-from cosmos_predict2.data.toy import ToyWorldVideos
+from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.toy_world.detector import detect
 from cosmos_predict2.toy_world.episodes import make_episodes
 from cosmos_predict2.toy_world.physics import advance

@@ -30,13 +30,13 @@ import torch
 from benchmarks import machine
 from benchmarks.dit import ceiling
 from cosmos_predict2.nn.flops import forward_flops
-from cosmos_predict2.planning.speed import GPUS
-from imaginaire import lazy_config
-from imaginaire.callbacks import Callback
-from imaginaire.compose import compose
-from imaginaire.config import Config
+from cosmos_predict2.tools.plan.speed import GPUS
+from imaginaire.config import lazy_config
+from imaginaire.config.compose import compose
+from imaginaire.config.schema import Config
 from imaginaire.errors import TrainingError, UserError
-from imaginaire.trainer import launch
+from imaginaire.training.callbacks import Callback
+from imaginaire.training.trainer import launch
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = "cosmos_predict2/configs/base/config.py"

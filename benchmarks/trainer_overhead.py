@@ -23,13 +23,14 @@ from torch import Tensor
 from benchmarks import machine
 from examples.minimal.data import Waves
 from examples.minimal.model import MinimalModel
-from imaginaire import parallel, random
-from imaginaire.callbacks import Callback
-from imaginaire.compose import compose
-from imaginaire.data import DataStream, ResumableLoader
-from imaginaire.lazy_config import instantiate
-from imaginaire.parallel import ParallelDims
-from imaginaire.trainer import launch
+from imaginaire import random
+from imaginaire.config.compose import compose
+from imaginaire.config.lazy_config import instantiate
+from imaginaire.data.stream import DataStream, ResumableLoader
+from imaginaire.distributed import parallel
+from imaginaire.distributed.parallel import ParallelDims
+from imaginaire.training.callbacks import Callback
+from imaginaire.training.trainer import launch
 
 CONFIG = "examples/minimal/config.py"
 SETTINGS = ["experiment=minimal", "dataloader_train.num_workers=0", "trainer.run_validation=False"]

@@ -1,2 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import imaginaire  # noqa: F401  (first of all: outside the environment it says how to enter it)
+from cosmos_predict2.renamed import RENAMED
+from imaginaire import renamed
+
+renamed.add(RENAMED)

@@ -14,7 +14,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from imaginaire.config import Section, at_least
+from imaginaire.config.schema import Section, at_least
 from imaginaire.errors import DataError
 
 TEXT_KEY = "t5_text_embeddings"

@@ -33,7 +33,7 @@ log = logging.getLogger("video2world")
 
 
 def run(args: argparse.Namespace, command: list[str]) -> int:
-    from cosmos_predict2.pipelines.spread import agreed, follow, lead
+    from cosmos_predict2.pipelines.context_parallel import agreed, follow, lead
 
     job = agreed(lambda: prepare(args, command))
     if job.make_videos is None:
@@ -57,12 +57,13 @@ class Job:
 def prepare(args: argparse.Namespace, command: list[str]) -> Job:
     """Raise for whatever can be known to be wrong; nothing heavy is built. Requests are looked at on rank 0 alone."""
     from cosmos_predict2.checkpoints import checkpoint_dir, parse_lora
-    from cosmos_predict2.checkpoints.adapters import read_adapter
-    from cosmos_predict2.pipelines import spread
-    from cosmos_predict2.pipelines.assembly import check_parts
-    from cosmos_predict2.pipelines.video2world import PRECISIONS, Video2WorldPipeline
+    from cosmos_predict2.checkpoints.adapters.adapters import read_adapter
+    from cosmos_predict2.pipelines import context_parallel
+    from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
+    from cosmos_predict2.world_model.assembly import check_parts
+    from cosmos_predict2.world_model.config import PRECISIONS
     from imaginaire import distributed
-    from imaginaire.parallel import current_dims
+    from imaginaire.distributed.parallel import current_dims
 
     if args.checkpoint_dir:
         os.environ["COSMOS_PREDICT2_ARGS"] = f"--checkpoints {shlex.quote(args.checkpoint_dir)}"
@@ -70,7 +71,7 @@ def prepare(args: argparse.Namespace, command: list[str]) -> Job:
         raise ConfigError(f"--num_gpus {args.num_gpus}: at least 1.")
     choice = choose_model(args)
     config, dit_path = choice.config, choice.dit_path
-    spread.check_num_gpus(args.num_gpus, config.net.num_heads, config.state_t)
+    context_parallel.check_num_gpus(args.num_gpus, config.net.num_heads, config.state_t)
     check_processes(args.num_gpus, command)
     if args.natten:
         if choice.aspect_ratio != "16:9":
@@ -93,11 +94,11 @@ def prepare(args: argparse.Namespace, command: list[str]) -> Job:
     others = [config.tokenizer, config.text_encoder if not args.prompt_embeddings else None]
     check_parts(config.net, dit_path, others if is_leader else [], "net_ema" if args.load_ema else "auto")
     device = args.device if args.num_gpus == 1 or args.device == "cpu" else distributed.device()
-    kind = spread.LeadingPipeline if args.num_gpus > 1 and is_leader else Video2WorldPipeline
+    kind = context_parallel.LeadingPipeline if args.num_gpus > 1 and is_leader else Video2WorldPipeline
 
     def make_pipeline() -> Video2WorldPipeline:
         if args.num_gpus > 1 and is_leader:
-            spread.announce()
+            context_parallel.announce()
         return kind.from_config(
             config,
             dit_path,
@@ -118,7 +119,7 @@ def prepare(args: argparse.Namespace, command: list[str]) -> Job:
 
 def prepare_requests(args: argparse.Namespace, choice: Any) -> MakeVideos:
     """What makes the videos that are asked for; raises for what is wrong with one alone, or with all of a batch."""
-    from cosmos_predict2.auxiliary.guardrail.runner import create_guardrail
+    from cosmos_predict2.guardrail.runner import create_guardrail
     from cosmos_predict2.pipelines.requests import Request, Settings, fingerprint, read_batch, run_all
     from cosmos_predict2.text.prompt_embeddings import read_prompt_embeddings
     from cosmos_predict2.text.prompts import DEFAULT_NEGATIVE_PROMPT
@@ -294,7 +295,7 @@ def main() -> int:
 def join(num_gpus: int) -> None:
     """Form the group of processes that torchrun announced, all of which work on one video."""
     from imaginaire import distributed
-    from imaginaire.parallel import init_dims
+    from imaginaire.distributed.parallel import init_dims
 
     distributed.init()
     if distributed.world_size() == num_gpus:

@@ -31,11 +31,11 @@ log = logging.getLogger("video2world_action")
 def run(args: argparse.Namespace) -> int:
     """Check all that can be known to be wrong, then build the model and imagine."""
     from cosmos_predict2.checkpoints import checkpoint_dir, parse_lora
-    from cosmos_predict2.checkpoints.adapters import read_adapter
+    from cosmos_predict2.checkpoints.adapters.adapters import read_adapter
     from cosmos_predict2.pipelines.action_requests import prepare, run_rollouts
-    from cosmos_predict2.pipelines.assembly import check_parts
-    from cosmos_predict2.pipelines.video2world import PRECISIONS
     from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
+    from cosmos_predict2.world_model.assembly import check_parts
+    from cosmos_predict2.world_model.config import PRECISIONS
     from examples.video2world import check_device
 
     if args.checkpoint_dir:
@@ -141,7 +141,7 @@ def check_flags(args: argparse.Namespace) -> None:
 
 
 def check_solver(name: str | None, config: Any) -> None:
-    from cosmos_predict2.pipelines.flow import solver_names
+    from cosmos_predict2.world_model.flow import solver_names
 
     if name is not None and name not in (known := solver_names(config.flow)):
         raise ConfigError(f"--solver {name}: there is none of that name for these weights.{near(name, known)}")

@@ -40,7 +40,7 @@ def choose_action_model(args: argparse.Namespace) -> ActionChoice:
         get_cosmos_predict2_action_conditioned_pipeline,
     )
     from cosmos_predict2.pipelines.recorded_run import recorded_run
-    from imaginaire.weight_files import latest
+    from imaginaire.checkpoint.weight_files import latest
 
     dit_path = latest(args.dit_path) if args.dit_path else get_action_dit_path(model_size=args.model_size or "2B")
     run = recorded_run(dit_path)
@@ -85,7 +85,7 @@ def require_actions(dit_path: str, args: argparse.Namespace) -> Any:
 
 def asked_transform(args: argparse.Namespace) -> Any:
     """The transform that flags ask for; None where they ask for none."""
-    from cosmos_predict2.data.action_conditioned.actions import ACTION_SCALE, relative_pose
+    from cosmos_predict2.actions.transforms import ACTION_SCALE, relative_pose
 
     single = args.action_scaler is not None or args.gripper_scale is not None or args.use_quat
     if args.action_transform and single:
@@ -100,8 +100,8 @@ def asked_transform(args: argparse.Namespace) -> Any:
 def fit_network(config: Any, dit_path: str, args: argparse.Namespace, dim: int, family: Any) -> None:
     """Make the config's network that of a file without a run: its kind and sizes are what its shapes say."""
     from cosmos_predict2.checkpoints.action_networks import action_network
-    from cosmos_predict2.pipelines.flow import FlowConfig
-    from imaginaire.lazy_config import LazyCall
+    from cosmos_predict2.world_model.flow import FlowConfig
+    from imaginaire.config.lazy_config import LazyCall
 
     config.chunk_size = args.chunk_size or config.chunk_size
     config.state_t = state_t_of(config.chunk_size)

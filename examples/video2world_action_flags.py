@@ -3,7 +3,7 @@
 
 import argparse
 
-from cosmos_predict2.data.action_conditioned.actions import COMBINATIONS
+from cosmos_predict2.actions.transforms import COMBINATIONS
 from imaginaire.command_line import Help, Parser, above_zero
 
 DEFAULT_SAVE_PATH = "output/imagined.mp4"

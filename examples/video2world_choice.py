@@ -37,7 +37,7 @@ def choose_model(args: argparse.Namespace) -> Choice:
     from cosmos_predict2.checkpoints import parse_lora
     from cosmos_predict2.checkpoints.released import get_cosmos_predict25_checkpoint
     from cosmos_predict2.configs.base import config_predict2p5, config_video2world
-    from cosmos_predict2.data import media
+    from cosmos_predict2.data.video import media
     from cosmos_predict2.text.trained_text import follow_text, trained_text
 
     if args.random_weights and args.dit_path:

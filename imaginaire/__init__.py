@@ -36,3 +36,5 @@ def _require_environment() -> None:
 
 
 _require_environment()
+
+from imaginaire import renamed  # noqa: E402,F401  (old names of modules)

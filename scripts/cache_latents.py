@@ -11,9 +11,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/cache_latents.py
 
-from cosmos_predict2.data.clips import CROPS
 from cosmos_predict2.data.latent_cache import DTYPES, cache_latents
-from imaginaire import command_line, lazy_config
+from cosmos_predict2.data.video.clips import CROPS
+from imaginaire import command_line
+from imaginaire.config import lazy_config
 from imaginaire.errors import ConfigError
 from scripts.encode_prompts import device_of
 

@@ -10,8 +10,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/check_dataset.py
 
-from cosmos_predict2.data.checks.check_report import as_text, write_json
-from cosmos_predict2.data.checks.dataset_checks import Wanted, check_dataset
+from cosmos_predict2.tools.check.dataset import Wanted, check_dataset
+from cosmos_predict2.tools.check.report import as_text, write_json
 from imaginaire import command_line
 from imaginaire.errors import ConfigError
 
@@ -90,8 +90,8 @@ def of_experiment(config_path: str, name: str) -> dict[str, Any]:
     from cosmos_predict2.data.sizes import pixel_frames
     from cosmos_predict2.models.text_widths import encoder_for, network_text_width
     from cosmos_predict2.text.encoder_names import parse_name
-    from imaginaire.compose import compose
-    from imaginaire.preflight import data_sets
+    from imaginaire.config.compose import compose
+    from imaginaire.training.preflight import data_sets
 
     config = compose(config_path, [f"experiment={name}"])
     model = config.model["config"] if config.model is not None and "config" in config.model else {}

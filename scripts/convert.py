@@ -9,10 +9,11 @@ import sys
 
 import torch
 
-from cosmos_predict2.checkpoints.adapter_export import ADAPTER_FORMS, AdapterExport, export_adapter
+from cosmos_predict2.checkpoints.adapters.export import ADAPTER_FORMS, AdapterExport, export_adapter
 from cosmos_predict2.checkpoints.export import FORMS, Export, export
-from imaginaire import checkpoint_layout, command_line, storage
-from imaginaire.checkpoint_layout import KINDS, CheckpointSet
+from imaginaire import command_line, storage
+from imaginaire.checkpoint import layout as checkpoint_layout
+from imaginaire.checkpoint.layout import KINDS, CheckpointSet
 from imaginaire.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
-from cosmos_predict2.pipelines.evaluation_page import Clip, Page
+from cosmos_predict2.evaluation.reports.evaluation_page import Clip, Page
 
 OUTPUT = Path("outputs/demo")
 # Pushes of the blue box, which the base has only seen stand still.

@@ -15,10 +15,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/doctor.py
 
+from cosmos_predict2.tools.doctor import collectives, machine, packages
 from imaginaire import command_line, distributed
-from imaginaire.doctor import collectives, machine, packages
-from imaginaire.doctor.findings import Finding, as_data, as_lines, worst
 from imaginaire.errors import ConfigError
+from imaginaire.findings import Finding, as_data, as_lines, worst
 
 _EPILOG = """\
 Every line is ok, a note (something could be better, or is not there) or a FAULT, with what to do about it.
@@ -63,9 +63,9 @@ def run(args: argparse.Namespace) -> int:
 
 def findings() -> list[Finding]:
     """Everything about this machine but its collectives."""
-    from cosmos_predict2 import doctor
+    from cosmos_predict2.tools.doctor import released
 
-    return [*packages.all_findings(), *machine.all_findings(), *doctor.all_findings(distributed.device())]
+    return [*packages.all_findings(), *machine.all_findings(), *released.all_findings(distributed.device())]
 
 
 def show(found: Sequence[Finding], *, as_json: bool = False) -> int:

@@ -20,8 +20,16 @@ from typing import Any
 
 import torch
 
-from cosmos_predict2.pipelines.evaluation_page import FIGURES
-from cosmos_predict2.pipelines.held_out_report import AFTER, BEFORE, TRUTH, Figures, sheet_of, show, write_report
+from cosmos_predict2.evaluation.reports.evaluation_page import FIGURES
+from cosmos_predict2.evaluation.reports.held_out_report import (
+    AFTER,
+    BEFORE,
+    TRUTH,
+    Figures,
+    sheet_of,
+    show,
+    write_report,
+)
 from imaginaire import command_line
 from imaginaire.errors import CheckpointError, ConfigError
 
@@ -74,13 +82,13 @@ def evaluate(
     """
     from cosmos_predict2.checkpoints.presence import described_weights
     from cosmos_predict2.data.sizes import frame_rate
+    from cosmos_predict2.evaluation.metrics import held_out
     from cosmos_predict2.models.training_text import TrainingText
-    from cosmos_predict2.pipelines import held_out
-    from cosmos_predict2.pipelines.assembly import build_net
     from cosmos_predict2.pipelines.composed_run import dataset_node, described_dataset, held_out_doubt, held_out_node
     from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
-    from imaginaire import lazy_config
-    from imaginaire.weight_files import latest
+    from cosmos_predict2.world_model.assembly import build_net
+    from imaginaire.checkpoint.weight_files import latest
+    from imaginaire.config import lazy_config
 
     config = _configuration(experiment, dit_path, overrides, config_path)
     if (width := config.model["config"]["pipe_config"]["net"].get("model_channels") or 0) > WIDEST:
@@ -150,7 +158,7 @@ def evaluate(
 def _configuration(experiment: str, dit_path: str, overrides: Sequence[str], config_path: str) -> Any:
     """The configuration of an experiment, or that of the run that the weights lie in."""
     from cosmos_predict2.pipelines.composed_run import composed_run, data_differences, video2world_folder
-    from imaginaire.compose import compose
+    from imaginaire.config.compose import compose
 
     folder = video2world_folder(dit_path)
     if experiment:
@@ -193,7 +201,7 @@ def _parser() -> command_line.Parser:
 
 
 def run(args: argparse.Namespace) -> int:
-    from cosmos_predict2.data.media import WRITTEN_VIDEO_SUFFIXES, check_writable
+    from cosmos_predict2.data.video.media import WRITTEN_VIDEO_SUFFIXES, check_writable
     from cosmos_predict2.pipelines.composed_run import video2world_folder
 
     _check_flags(args)
@@ -242,13 +250,13 @@ def _finished(args: argparse.Namespace) -> int:
 def evaluate_actions(args: argparse.Namespace) -> int:
     """Measure a model with actions: print its figures and write the page."""
     from cosmos_predict2.checkpoints.presence import described_weights
-    from cosmos_predict2.data.media import check_writable
-    from cosmos_predict2.pipelines.action_evaluation import evaluate as measured
-    from cosmos_predict2.pipelines.action_report import write_report as write_page
-    from cosmos_predict2.pipelines.imagined_figures import measure
-    from cosmos_predict2.pipelines.toy_futures import imagine_futures
+    from cosmos_predict2.data.video.media import check_writable
+    from cosmos_predict2.evaluation.metrics.video_quality import lpips_package
+    from cosmos_predict2.evaluation.reports.action_evaluation import evaluate as measured
+    from cosmos_predict2.evaluation.reports.action_report import write_report as write_page
+    from cosmos_predict2.evaluation.reports.imagined_figures import measure
+    from cosmos_predict2.evaluation.reports.toy_futures import imagine_futures
     from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
-    from cosmos_predict2.pipelines.video_quality import lpips_package
     from cosmos_predict2.toy_world.tasks import find_tasks
     from examples.video2world import check_device
     from examples.video2world_action_choice import choose_action_model, read_texts

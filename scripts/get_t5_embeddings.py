@@ -12,16 +12,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/get_t5_embeddings.py
 
-from cosmos_predict2.data.checks.dataset_forms import split_folders
-from cosmos_predict2.data.preparation.caption_embeddings import (
+from cosmos_predict2.data.dataset_forms import split_folders
+from cosmos_predict2.interfaces import TextEncoder
+from cosmos_predict2.text.embeddings.folder import FORMS
+from cosmos_predict2.tools.prepare.caption_embeddings import (
     Captions,
     captions_of_metas,
     compare_with_clips,
     embed_dataset,
     write_metas,
 )
-from cosmos_predict2.interfaces import TextEncoder
-from cosmos_predict2.text.embedding_folder import FORMS
 from imaginaire import command_line
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from scripts.encode_prompts import device_of

@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/get_t5_embeddings_from_groot_dataset.py
 
-from cosmos_predict2.data.preparation.caption_embeddings import captions_of_csv
+from cosmos_predict2.tools.prepare.caption_embeddings import captions_of_csv
 from imaginaire import command_line
 from scripts.get_t5_embeddings import EPILOG, add_flags, run_with
 

@@ -10,11 +10,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/plan.py
 
-from cosmos_predict2.planning.report import as_text, as_values, make_plan
-from cosmos_predict2.planning.speed import GPUS, find_gpu
-from cosmos_predict2.planning.workload import read_workload
+from cosmos_predict2.tools.plan.report import as_text, as_values, make_plan
+from cosmos_predict2.tools.plan.speed import GPUS, find_gpu
+from cosmos_predict2.tools.plan.workload import read_workload
 from imaginaire import command_line
-from imaginaire.compose import compose
+from imaginaire.config.compose import compose
 from imaginaire.errors import ConfigError
 
 DEFAULT_CONFIG = "cosmos_predict2/configs/base/config.py"

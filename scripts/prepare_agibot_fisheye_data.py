@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/prepare_agibot_fisheye_data.py
 
-from cosmos_predict2.data.preparation import agibot, agibot_captions, agibot_windows
+from cosmos_predict2.tools.prepare.agibot import captions, episodes, windows
 from imaginaire import command_line
 from imaginaire.errors import ConfigError
 
@@ -22,8 +22,8 @@ examples:
   python scripts/prepare_agibot_fisheye_data.py --split-only --val_episode_ids 685393  # cut and caption
   python scripts/get_t5_embeddings.py --dataset_path datasets/agibot_head_center_fisheye_color/train
 
-The repository is gated: accept the {agibot.LICENCE} on
-https://huggingface.co/datasets/{agibot.REPOSITORY} and log in with 'hf auth login'.
+The repository is gated: accept the {episodes.LICENCE} on
+https://huggingface.co/datasets/{episodes.REPOSITORY} and log in with 'hf auth login'.
 A command that was stopped goes on where it was. Cutting needs no ffmpeg.
 """
 
@@ -33,18 +33,18 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--task_ids", nargs="+", default=["327"], metavar="ID", help="tasks of the data set")
     add("--data_dir", type=Path, default=Path("datasets/agibot"), help="where the source lies")
-    add("--repo_id", default=agibot.REPOSITORY, help="repository on the hub")
+    add("--repo_id", default=episodes.REPOSITORY, help="repository on the hub")
     add("--keep_tar", action="store_true", help="keep the archives after they are unpacked")
-    add("--camera", default=agibot.CAMERA, help="the camera that is kept")
+    add("--camera", default=episodes.CAMERA, help="the camera that is kept")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument(
         "--delete-only", action="store_true", help="delete everything but the camera's video of each episode here"
     )
     mode.add_argument("--split-only", action="store_true", help="cut the episodes here into windows, beside --data_dir")
     add("--val_episode_ids", nargs="+", default=[], metavar="ID", help="episodes for validation (with --split-only)")
-    add("--window-size", type=float, default=agibot_windows.WINDOW_SIZE, metavar="S", help="seconds in a window")
+    add("--window-size", type=float, default=windows.WINDOW_SIZE, metavar="S", help="seconds in a window")
     add(
-        "--min-last-window", type=float, default=agibot_windows.MIN_LAST_WINDOW, metavar="S",
+        "--min-last-window", type=float, default=windows.MIN_LAST_WINDOW, metavar="S",
         help="a rest of up to so many seconds is not divided",
     )  # fmt: skip
     add("--workers", type=command_line.at_least(0), help="processes (default: one a core; 0: only this one)")
@@ -53,12 +53,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    source = agibot.Source(args.data_dir, tuple(args.task_ids), args.camera)
+    source = episodes.Source(args.data_dir, tuple(args.task_ids), args.camera)
     how = dict(workers=args.workers, dry_run=args.dry_run)
     if args.val_episode_ids and not args.split_only:
         raise ConfigError("--val_episode_ids says how to split: give it with --split-only.")
     if args.split_only:
-        outcome = agibot_windows.split(
+        outcome = windows.split(
             source,
             val_episode_ids=args.val_episode_ids,
             window_size=args.window_size,
@@ -67,13 +67,13 @@ def run(args: argparse.Namespace) -> int:
         )
         faults = outcome.faults
         if not args.dry_run:
-            faults = faults + agibot_captions.write_captions(source)
+            faults = faults + captions.write_captions(source)
     elif args.delete_only:
-        faults = agibot.clean(source, **how)
+        faults = episodes.clean(source, **how)
     else:
-        faults = agibot.fetch(source, repo_id=args.repo_id, keep_tar=args.keep_tar, **how)
+        faults = episodes.fetch(source, repo_id=args.repo_id, keep_tar=args.keep_tar, **how)
         if not args.dry_run and not faults:
-            faults = agibot.clean(source, **how)
+            faults = episodes.clean(source, **how)
     for fault in faults:
         log.error("%s", fault)
     return int(bool(faults))

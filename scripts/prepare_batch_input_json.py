@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/prepare_batch_input_json.py
 
-from cosmos_predict2.data.preparation.batch_json import batch_entries, write_batch
+from cosmos_predict2.tools.prepare.batch_json import batch_entries, write_batch
 from imaginaire import command_line
 
 log = logging.getLogger(__name__)

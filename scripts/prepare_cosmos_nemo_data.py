@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/prepare_cosmos_nemo_data.py
 
-from cosmos_predict2.data.preparation.hub_videos import NEMO, prepare
+from cosmos_predict2.tools.prepare.hub_videos import NEMO, prepare
 from imaginaire import command_line
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/prepare_groot_data.py
 
-from cosmos_predict2.data.preparation.caption_embeddings import captions_of_csv
-from cosmos_predict2.data.preparation.hub_videos import GROOT, prepare
+from cosmos_predict2.tools.prepare.caption_embeddings import captions_of_csv
+from cosmos_predict2.tools.prepare.hub_videos import GROOT, prepare
 from imaginaire import command_line
 
 log = logging.getLogger(__name__)

@@ -11,11 +11,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/prepare_lerobot_data.py
 
-from cosmos_predict2.data.checks.action_tables import lerobot_tables
 from cosmos_predict2.data.lerobot.info import VAL_FRACTION
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
-from cosmos_predict2.data.preparation.lerobot_export import SPLITS, export, fetch_source
 from cosmos_predict2.text.encoder_names import encode_commands
+from cosmos_predict2.tools.check.action_tables import lerobot_tables
+from cosmos_predict2.tools.prepare.lerobot_export import SPLITS, export, fetch_source
 from imaginaire import command_line
 from imaginaire.errors import ConfigError, DataError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/prepare_libero_data.py
 
-from cosmos_predict2.data.preparation import libero
+from cosmos_predict2.tools.prepare import libero
 from imaginaire import command_line
 from imaginaire.errors import ConfigError
 

@@ -100,13 +100,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(arguments: Sequence[str]) -> int:
-    from imaginaire.overrides import split_arguments, unknown_flag
+    from imaginaire.config.overrides import split_arguments, unknown_flag
 
     flags, overrides = split_arguments(arguments)
     args, unknown = parser().parse_known_args(flags)
     if unknown:
         raise unknown_flag(unknown[0])
-    from imaginaire import compose
+    from imaginaire.config import compose
 
     if OTHER_TREE in args.config and not os.path.exists(args.config):
         print(f"--config={args.config}: its experiments are in {DEFAULT_CONFIG} here, which is read", file=sys.stderr)
@@ -122,7 +122,7 @@ def run(arguments: Sequence[str]) -> int:
     config = compose.compose(args.config, overrides)
     if args.dryrun:
         return dryrun(config, overrides)
-    from imaginaire import provenance, trainer
+    from imaginaire.training import provenance, trainer
 
     if os.environ.get("RANK", "0") == "0":
         for line in provenance.foreign_packages():
@@ -135,9 +135,10 @@ def dryrun(config: object, overrides: Sequence[str]) -> int:
 
     The ``config.yaml`` of a run that has started stays what that run used.
     """
-    from imaginaire import preflight, provenance, storage
-    from imaginaire.config import Config
-    from imaginaire.lazy_config import to_yaml
+    from imaginaire import storage
+    from imaginaire.config.lazy_config import to_yaml
+    from imaginaire.config.schema import Config
+    from imaginaire.training import preflight, provenance
 
     assert isinstance(config, Config)
     text = to_yaml(config)

@@ -3,7 +3,7 @@
 
 import gc
 
-from imaginaire.compose import compose
+from imaginaire.config.compose import compose
 from tests.training import CONFIG
 
 compose(CONFIG, ["experiment=restless"])  # Hydra looks for its plugins, and the experiments of the base are imported

@@ -12,11 +12,12 @@ import pytest
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from imaginaire import config_files, lazy_yaml, registry
-from imaginaire.compose import compose, experiment_names, register_experiment, split_arguments, with_job_name
-from imaginaire.config import Config
+from imaginaire.config import files as config_files
+from imaginaire.config import lazy_yaml, registry
+from imaginaire.config.compose import compose, experiment_names, register_experiment, split_arguments, with_job_name
+from imaginaire.config.lazy_config import instantiate, load_yaml, save_yaml, to_yaml
+from imaginaire.config.schema import Config
 from imaginaire.errors import ConfigError
-from imaginaire.lazy_config import instantiate, load_yaml, save_yaml, to_yaml
 from tests.programs import python
 
 PARTS = """
@@ -533,10 +534,10 @@ def test_a_mistake_is_one_message(config: str, overrides: list[str], texts: list
         ("\n\nx = 1 / 0\n", ["does not import", "ZeroDivisionError", "config.py:3"]),
         ("x = 1\n", ["has no function make_config()"]),
         ("def mak_config():\n    pass\n", ["has no function make_config()", "Did you mean mak_config"]),
-        ("def make_config():\n    pass\n", ["returned nothing", "imaginaire.config.Config"]),
+        ("def make_config():\n    pass\n", ["returned nothing", "imaginaire.config.schema.Config"]),
         ("def make_config():\n    return {}\n", ["returned a dict"]),
         ("def make_config():\n    y = {}\n    return y['a']\n", ["make_config()", "KeyError: 'a'", "config.py:3"]),
-        ("from imaginaire.config import Config\ndef make_config():\n    Config().trainer.max_iter = -1\n",
+        ("from imaginaire.config.schema import Config\ndef make_config():\n    Config().trainer.max_iter = -1\n",
          ["make_config()", "max_iter=-1, but it must be a number of at least 0"]),
     ],
 )  # fmt: skip
@@ -591,7 +592,7 @@ def test_two_config_files_of_one_name_in_one_process(config: str, tmp_path: Path
     other = tmp_path / "other"
     other.mkdir()
     (other / "config.py").write_text(
-        "from imaginaire.config import *\n"
+        "from imaginaire.config.schema import *\n"
         "def make_config(): return Config(job=JobConfig(project='o', group='g', name='n'))\n"
     )
     assert compose(config).job.project == "p"
@@ -760,12 +761,12 @@ def test_an_experiment_of_a_config_without_any_is_unknown_by_name(tmp_path: Path
     """Also when the one module that would register it did not import: the message then names the module."""
     config = tmp_path / "empty_config.py"
     config.write_text(
-        "from imaginaire.config import Config\n"
+        "from imaginaire.config.schema import Config\n"
         "def make_config():\n"
         "    return Config(defaults=['_self_', {'experiment': None}])\n"
     )
     script = (
-        "import sys; from imaginaire.compose import compose\n"
+        "import sys; from imaginaire.config.compose import compose\n"
         "try: compose(sys.argv[1], ['experiment=NAME'])\n"
         "except ValueError as error: print(error)"
     )

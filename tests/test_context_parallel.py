@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from imaginaire import parallel
-from imaginaire.context_parallel import exchange, gather, split
+from imaginaire.distributed import parallel
+from imaginaire.distributed.context_parallel import exchange, gather, split
 from tests.multiprocess import run_distributed
 
 SHAPE = (2, 4, 8, 3)  # batch, tokens, heads, width

@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler, get_worker_info
 
-from imaginaire import parallel
-from imaginaire.data import WEIGHT_KEY, DataStream, ResumableLoader, close_readers, move_to, open_pass
+from imaginaire.data.stream import WEIGHT_KEY, DataStream, ResumableLoader, close_readers, move_to, open_pass
+from imaginaire.distributed import parallel
+from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import DataError
-from imaginaire.parallel import ParallelDims
 
 
 class Numbers(Dataset[dict[str, Any]]):

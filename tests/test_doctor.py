@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from cosmos_predict2 import doctor
+from cosmos_predict2.tools.doctor import collectives, machine, packages, released
 from imaginaire import distributed
-from imaginaire.doctor import collectives, machine, packages
-from imaginaire.doctor.findings import Finding, as_data, as_lines, worst
+from imaginaire.findings import Finding, as_data, as_lines, worst
 from scripts.doctor import main, show
 from tests.multiprocess import run_distributed
 from tests.programs import python
@@ -220,21 +219,21 @@ def test_variables_that_slow_a_run_are_noted_and_secrets_are_not_shown() -> None
 
 
 def test_attention_is_chosen_and_compared() -> None:
-    found = {finding.name: finding for finding in doctor.attention(CPU)}
+    found = {finding.name: finding for finding in released.attention(CPU)}
     assert found["auto"].value.startswith("takes torch in float32 on cpu")
     assert found["torch"].level == found["math"].level == "ok" and "agrees" in found["torch"].value
     assert found["flash, flash2, flash3, transformer_engine"].value == "need a GPU"
 
 
 def test_attention_that_gives_wrong_numbers_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    choose = doctor.choose_attention
+    choose = released.choose_attention
 
     def wrong(*args: Any) -> Any:
         choice = choose(*args)
         return choice._replace(op=lambda q, k, v: choice.op(q, k, v) * 1.01)
 
-    monkeypatch.setattr(doctor, "choose_attention", wrong)
-    found = {finding.name: finding for finding in doctor.attention(CPU)}
+    monkeypatch.setattr(released, "choose_attention", wrong)
+    found = {finding.name: finding for finding in released.attention(CPU)}
     assert found["torch"].level == "fault" and "Attention is off by" in found["torch"].value
     assert "atten_backend" in found["torch"].cure
 
@@ -242,43 +241,43 @@ def test_attention_that_gives_wrong_numbers_is_a_fault(monkeypatch: pytest.Monke
 def test_a_small_network_runs_and_leaves_the_generator_alone() -> None:
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    assert doctor.network(CPU).level == "ok"
+    assert released.network(CPU).level == "ok"
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_a_network_with_wrong_numbers_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    class Drifting(doctor.Video2WorldDiT):
+    class Drifting(released.Video2WorldDiT):
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             calls.append(0)
             return super().forward(*args, **kwargs) * (1 + 0.1 * len(calls))
 
-    monkeypatch.setattr(doctor, "Video2WorldDiT", Drifting)
-    found = doctor.network(CPU)
+    monkeypatch.setattr(released, "Video2WorldDiT", Drifting)
+    found = released.network(CPU)
     assert found.level == "fault" and "differs from float32" in found.value
 
 
 def test_videos_are_written_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert worst(doctor.videos()) == "ok"
-    monkeypatch.setattr(doctor.media, "read_video", lambda path: (torch.zeros(3, 5, 64, 64, dtype=torch.uint8), 16.0))
-    found = {finding.name: finding for finding in doctor.videos()}
+    assert worst(released.videos()) == "ok"
+    monkeypatch.setattr(released.media, "read_video", lambda path: (torch.zeros(3, 5, 64, 64, dtype=torch.uint8), 16.0))
+    found = {finding.name: finding for finding in released.videos()}
     assert found["a clip written and read"].level == "fault"
 
 
 def test_released_weights_are_looked_for_and_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COSMOS_PREDICT2_ARGS", f"--checkpoints {tmp_path}")
-    (found,) = doctor.weights()
+    (found,) = released.weights()
     assert (
         found.level == "note" and "2B Video2World 720p 16 fps" in found.value and "download_checkpoints" in found.cure
     )
     file = tmp_path / "nvidia" / "Cosmos-Predict2-2B-Video2World" / "model-720p-16fps.pt"
     file.parent.mkdir(parents=True)
     file.write_bytes(b"cut off")
-    found_by_name = {finding.name: finding for finding in doctor.weights()}
+    found_by_name = {finding.name: finding for finding in released.weights()}
     assert found_by_name["2B Video2World 720p 16 fps"].level == "fault"
     torch.save({"net.x": torch.zeros(1)}, file)
-    found_by_name = {finding.name: finding for finding in doctor.weights()}
+    found_by_name = {finding.name: finding for finding in released.weights()}
     assert found_by_name["2B Video2World 720p 16 fps"].level == "ok"
 
 

@@ -14,8 +14,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.testing import assert_close
 
-from imaginaire.ema import PowerEMA, power_ema_exponent
 from imaginaire.errors import ConfigError
+from imaginaire.optim.ema import PowerEMA, power_ema_exponent
 from tests.multiprocess import run_distributed
 
 

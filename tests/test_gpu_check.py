@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import benchmarks.train_step as train_step
-from imaginaire.compose import experiment_names
+from imaginaire.config.compose import experiment_names
 from imaginaire.errors import ConfigError, TrainingError
 from tests.programs import python
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosmos_predict2.data import media
+from cosmos_predict2.data.video import media
 from tests.programs import python
 from tests.test_documentation import ROOT
 

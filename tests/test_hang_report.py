@@ -16,12 +16,13 @@ import torch
 import torch.distributed as dist
 
 from examples.minimal.data import Waves
-from imaginaire import distributed, places
-from imaginaire.config import TrainerConfig
+from imaginaire import distributed
+from imaginaire.config.schema import TrainerConfig
+from imaginaire.distributed import places
+from imaginaire.distributed.places import Place, Seen
 from imaginaire.errors import ConfigError, DataError
-from imaginaire.places import Place, Seen
-from imaginaire.trainer import ImaginaireTrainer
-from imaginaire.watchdog import EXIT_TIMEOUT, Watchdog, lost_peer
+from imaginaire.training.trainer import ImaginaireTrainer
+from imaginaire.training.watchdog import EXIT_TIMEOUT, Watchdog, lost_peer
 from tests.multiprocess import RankError, run_distributed
 from tests.training import run_dir, saved, train
 

@@ -96,10 +96,10 @@ def _compose_all(config: str) -> tuple[int, list[str]]:
     """How many experiments a config file has, and which heavy packages are loaded after composing them all."""
     code = """
 import copy, functools, json, sys
-import imaginaire.compose
-from imaginaire.compose import compose, experiment_names
-once = functools.cache(imaginaire.compose.load_config)  # groups are registered once for all, which is half of the work
-imaginaire.compose.load_config = lambda path: copy.deepcopy(once(path))
+from imaginaire.config import compose as composer
+from imaginaire.config.compose import compose, experiment_names
+once = functools.cache(composer.load_config)  # groups are registered once for all, which is half of the work
+composer.load_config = lambda path: copy.deepcopy(once(path))
 config, heavy = sys.argv[1], sys.argv[2:]
 names = experiment_names(config)
 for name in names:

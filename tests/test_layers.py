@@ -10,31 +10,44 @@ import pytest
 
 REPOSITORY = Path(__file__).parent.parent
 OURS = ("imaginaire", "cosmos_predict2", "scripts", "examples")
-ENGINE = {"imaginaire"}
 
-_LAYER_1 = {f"cosmos_predict2.{name}" for name in ("nn", "diffusion", "toy_world")}
-_LAYER_2_NAMES = ("tokenizers", "text", "conditioner", "checkpoints", "data", "auxiliary", "parallelize", "recompute")
-_LAYER_2 = {f"cosmos_predict2.{name}" for name in _LAYER_2_NAMES} | {"cosmos_predict2.interfaces"}
-_LAYER_3 = {f"cosmos_predict2.{name}" for name in ("pipelines", "models", "callbacks")}
-_BELOW_RL = _LAYER_1 | _LAYER_2 | _LAYER_3 | ENGINE
-_INSIDE_RL = {f"cosmos_predict2.rl.{name}" for name in ("rewards", "envs", "policies")}
+
+def _ours(*names: str) -> set[str]:
+    return {f"cosmos_predict2.{name}" for name in names}
+
+
+_MATHEMATICS = _ours("nn", "diffusion", "toy_world")
+_PARTS = _ours("tokenizers", "text", "conditioner", "data", "guardrail")
+_BELOW_PARTS = {"imaginaire"} | _MATHEMATICS | _ours("actions", "interfaces")
+_BELOW_CHECKPOINTS = _BELOW_PARTS | _PARTS
+_BELOW_WORLD_MODEL = _BELOW_CHECKPOINTS | _ours("checkpoints")
+_BELOW_METRICS = _BELOW_WORLD_MODEL | _ours("world_model")
+_BELOW_SIBLINGS = _BELOW_METRICS | _ours("evaluation.metrics")
+_BELOW_RL = _BELOW_SIBLINGS | _ours("models", "pipelines", "callbacks")
+_INSIDE_RL = _ours("rl.rewards", "rl.envs", "rl.policies")
 
 # package -> what it may import from this repository, besides itself. The longest matching name counts.
 MAY_IMPORT: dict[str, set[str]] = {
     "imaginaire": set(),
-    **{name: set() for name in _LAYER_1},
+    **{name: set() for name in _MATHEMATICS},
     "cosmos_predict2.interfaces": set(),
-    **{f"cosmos_predict2.{name}": _LAYER_1 | _LAYER_2 | ENGINE for name in _LAYER_2_NAMES},
-    "cosmos_predict2.pipelines": _BELOW_RL - {"cosmos_predict2.models"},
-    "cosmos_predict2.models": _BELOW_RL,
-    "cosmos_predict2.callbacks": _BELOW_RL,
-    "cosmos_predict2.doctor": _BELOW_RL,
-    "cosmos_predict2.planning": _BELOW_RL,
-    "cosmos_predict2.rl.interfaces": _BELOW_RL,
-    **{name: _BELOW_RL | {"cosmos_predict2.rl.interfaces"} for name in _INSIDE_RL},
-    "cosmos_predict2.rl": _BELOW_RL,
+    "cosmos_predict2.actions": {"imaginaire"},
+    **{name: _BELOW_PARTS | _ours("text", "tokenizers", "conditioner") for name in _PARTS},
+    "cosmos_predict2.checkpoints": _BELOW_CHECKPOINTS,
+    "cosmos_predict2.world_model": _BELOW_WORLD_MODEL,
+    "cosmos_predict2.evaluation.metrics": _BELOW_METRICS,
+    "cosmos_predict2.evaluation": set(),
+    "cosmos_predict2.pipelines": _BELOW_SIBLINGS,
+    "cosmos_predict2.models": _BELOW_SIBLINGS,
+    "cosmos_predict2.callbacks": _BELOW_SIBLINGS | _ours("models", "pipelines"),
+    "cosmos_predict2.evaluation.reports": _BELOW_RL,
+    "cosmos_predict2.tools": _BELOW_RL | _ours("evaluation.reports"),
+    "cosmos_predict2.rl.interfaces": _BELOW_RL - _ours("pipelines"),
+    **{name: _BELOW_RL - _ours("pipelines") | _ours("rl.interfaces") for name in _INSIDE_RL},
+    "cosmos_predict2.rl": _BELOW_RL - _ours("pipelines"),
+    "cosmos_predict2.renamed": set(),
     "cosmos_predict2.configs": {"imaginaire", "cosmos_predict2"},
-    "cosmos_predict2": ENGINE,  # its __init__ alone, for programs outside the environment
+    "cosmos_predict2": {"imaginaire", "cosmos_predict2.renamed"},  # its __init__ alone
     "scripts": {"imaginaire", "cosmos_predict2", "examples"},  # the choice of a model by its weights
     "examples": {"imaginaire", "cosmos_predict2"},
 }
@@ -95,6 +108,16 @@ def _row(module: str) -> str | None:
     return max((package for package in MAY_IMPORT if _within(module, package)), key=len, default=None)
 
 
+# What is still to be moved: (module, what it imports).
+PENDING = {
+    ("cosmos_predict2.evaluation.metrics.held_out", "cosmos_predict2.pipelines.video2world"),
+    ("cosmos_predict2.guardrail.blocklist", "cosmos_predict2.checkpoints.released"),
+    ("cosmos_predict2.text.embeddings.folder", "cosmos_predict2.data.jobs"),
+    ("cosmos_predict2.text.trained_text", "cosmos_predict2.checkpoints.released"),
+    ("cosmos_predict2.text.trained_text", "cosmos_predict2.checkpoints.runs"),
+}
+
+
 def _violations(source: str, module: str, is_package: bool = False) -> list[str]:
     """Every import of a module that the tables above do not allow."""
     problems = []
@@ -106,6 +129,7 @@ def _violations(source: str, module: str, is_package: bool = False) -> list[str]
         where = f"{module}:{line} imports {name}"
         if first in OURS:
             allowed = MAY_IMPORT[row] | {row} if row else set()
+            allowed |= {imported for importer, imported in PENDING if importer == module}
             if not any(_within(name, package) for package in allowed):
                 problems.append(f"{where}, which is above it or beside it")
         elif outside is not None and first not in sys.stdlib_module_names and first not in outside:
@@ -135,11 +159,11 @@ def test_every_module_has_a_row_in_the_table() -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("imaginaire.trainer", "import cosmos_predict2"),
-        ("imaginaire.trainer", "def f():\n    from cosmos_predict2.models import x"),
-        ("imaginaire.callbacks.train", "from scripts import train"),
-        ("imaginaire.callbacks.trackers", "import wandb"),
-        ("imaginaire.callbacks.trackers", "try:\n    from wandb import init\nexcept ImportError:\n    pass"),
+        ("imaginaire.training.trainer", "import cosmos_predict2"),
+        ("imaginaire.training.trainer", "def f():\n    from cosmos_predict2.models import x"),
+        ("imaginaire.training.callbacks.train", "from scripts import train"),
+        ("imaginaire.training.callbacks.trackers", "import wandb"),
+        ("imaginaire.training.callbacks.trackers", "try:\n    from wandb import init\nexcept ImportError:\n    pass"),
         ("cosmos_predict2.nn.dit", "from imaginaire import distributed"),
         ("cosmos_predict2.nn.dit", "from cosmos_predict2.diffusion import sde"),
         ("cosmos_predict2.nn.dit", "import torch.distributed as dist"),
@@ -151,7 +175,7 @@ def test_every_module_has_a_row_in_the_table() -> None:
         ("cosmos_predict2.rl.rewards.client", "from cosmos_predict2.rl import losses"),
         ("cosmos_predict2.models.video2world_model", "import cosmos_predict2.rl.losses"),
         ("cosmos_predict2.text.t5", "from transformers import T5EncoderModel"),
-        ("imaginaire.model", "import examples.minimal"),
+        ("imaginaire.training.model", "import examples.minimal"),
     ],
 )
 def test_a_planted_import_is_found(module: str, source: str) -> None:
@@ -161,16 +185,22 @@ def test_a_planted_import_is_found(module: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("imaginaire.trainer", "from imaginaire import callbacks\nfrom . import data\nimport torch.distributed"),
-        ("imaginaire.callbacks.trackers", "def f():\n    import wandb"),
+        (
+            "imaginaire.training.trainer",
+            "from imaginaire import callbacks\nfrom . import data\nimport torch.distributed",
+        ),
+        ("imaginaire.training.callbacks.trackers", "def f():\n    import wandb"),
         (
             "cosmos_predict2.nn.dit",
             "import math\nfrom einops import rearrange\nfrom cosmos_predict2.nn.blocks import Block",
         ),
-        ("cosmos_predict2.models.video2world_model", "from cosmos_predict2.pipelines import video2world"),
+        ("cosmos_predict2.models.video2world_model", "from cosmos_predict2.world_model import config"),
         ("cosmos_predict2.rl.flow_grpo", "from cosmos_predict2.rl.rewards import client"),
         ("cosmos_predict2.rl.rewards.client", "from cosmos_predict2.rl.interfaces import Reward"),
-        ("cosmos_predict2.configs.base.config", "from cosmos_predict2.models import x\nimport imaginaire.config"),
+        (
+            "cosmos_predict2.configs.base.config",
+            "from cosmos_predict2.models import x\nimport imaginaire.config.schema",
+        ),
     ],
 )
 def test_an_allowed_import_passes(module: str, source: str) -> None:

@@ -14,12 +14,12 @@ import torch
 import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from imaginaire.config import Config, JITConfig, Profiling, freeze
+from imaginaire.config.lazy_config import PLACEHOLDER, LazyDict, instantiate, load_yaml, save_yaml, to_yaml
+from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.config.lazy_yaml import from_yaml
+from imaginaire.config.names import find_name, locate, name_of
+from imaginaire.config.schema import Config, JITConfig, Profiling, freeze
 from imaginaire.errors import ConfigError
-from imaginaire.lazy_config import PLACEHOLDER, LazyDict, instantiate, load_yaml, save_yaml, to_yaml
-from imaginaire.lazy_config import LazyCall as L
-from imaginaire.lazy_yaml import from_yaml
-from imaginaire.names import find_name, locate, name_of
 
 
 class Colour(enum.Enum):

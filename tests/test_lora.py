@@ -16,8 +16,17 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing import assert_close
 
 from imaginaire.errors import CheckpointError, ConfigError
-from imaginaire.lora import LoraSpec, adapter_state, adapters, inject, load_adapter, lora_spec, merge, save_adapter
-from imaginaire.optim import fused_adamw
+from imaginaire.optim.adamw import fused_adamw
+from imaginaire.optim.lora import (
+    LoraSpec,
+    adapter_state,
+    adapters,
+    inject,
+    load_adapter,
+    lora_spec,
+    merge,
+    save_adapter,
+)
 from tests.multiprocess import run_distributed
 
 TARGETS = ["q_proj", "mlp.layer1"]

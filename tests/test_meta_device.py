@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from imaginaire import meta_device
+from imaginaire.distributed import meta_device
+from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import TrainingError
-from imaginaire.parallel import ParallelDims
 
 
 def _half_built() -> nn.Sequential:

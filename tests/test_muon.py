@@ -13,8 +13,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.testing import assert_close
 
 from imaginaire.errors import CheckpointError, ConfigError
-from imaginaire.muon import COEFFICIENTS, Muon, muon, orthogonal
-from imaginaire.optim import fused_adamw, lambda_linear, load_named_state, named_state
+from imaginaire.optim.adamw import fused_adamw, lambda_linear, load_named_state, named_state
+from imaginaire.optim.muon import COEFFICIENTS, Muon, muon, orthogonal
 from tests.multiprocess import run_distributed
 
 
@@ -282,6 +282,6 @@ def test_sharded_parameters_are_refused_with_the_setting_to_change() -> None:
 
 def test_auto_takes_bfloat16_where_it_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     for fast, expected in ((True, "bfloat16"), (False, "float32")):
-        monkeypatch.setattr("imaginaire.muon.has_fast_bfloat16", lambda device, fast=fast: fast)
+        monkeypatch.setattr("imaginaire.optim.muon.has_fast_bfloat16", lambda device, fast=fast: fast)
         optimizer = Muon([{"params": [nn.Parameter(torch.zeros(2, 2))]}], precision="auto")
         assert optimizer.param_groups[0]["precision"] == expected

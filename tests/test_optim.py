@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.testing import assert_close
 
 from imaginaire.errors import CheckpointError, ConfigError
-from imaginaire.optim import (
+from imaginaire.optim.adamw import (
     FusedAdamW,
     _put_lr_on,
     _UpdateWithApex,

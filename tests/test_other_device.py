@@ -18,8 +18,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from imaginaire import distributed, optim
-from imaginaire import trainer as trainers
+from imaginaire import distributed
+from imaginaire.optim import adamw
+from imaginaire.training import trainer as trainers
 from tests.far_device import NAME, FarDevice, device, register
 from tests.multiprocess import run_distributed
 from tests.pipelines import test_flow, test_video2world, test_video2world_action
@@ -51,9 +52,9 @@ RUN = [
 # Where the host may wait in a training step, and how often: both look at the same moment, when backward is over.
 WAITS_OF_A_STEP = {
     # a gradient that is not finite must be known before the step is applied
-    "imaginaire/callbacks/train.py:on_before_optimizer_step reads a number": 1,
+    "imaginaire/training/callbacks/train.py:on_before_optimizer_step reads a number": 1,
     # and so must a loss
-    "imaginaire/trainer.py:_optimizer_step reads a number": 1,
+    "imaginaire/training/trainer.py:_optimizer_step reads a number": 1,
 }
 # A text must not be ignored in silence by a network that reads none: once a micro-batch.
 UNREAD_TEXT = {"cosmos_predict2/nn/dit.py:require_readable reads a number": 2}
@@ -92,8 +93,8 @@ def _trained(overrides: list[str], resumes: bool, root: Path) -> tuple[Waits, Lo
         with (
             FarDevice() as far,
             mock.patch("imaginaire.distributed.device", device),
-            mock.patch.object(optim, "FUSED_DEVICES", (*optim.FUSED_DEVICES, NAME)),
-            mock.patch.object(optim, "CAPTURING_DEVICES", (NAME,)),
+            mock.patch.object(adamw, "FUSED_DEVICES", (*adamw.FUSED_DEVICES, NAME)),
+            mock.patch.object(adamw, "CAPTURING_DEVICES", (NAME,)),
             mock.patch.object(trainers.ImaginaireTrainer, "_step", watched),
         ):
             train(root / NAME, [*overrides, *RUN, end], config=CONFIG)

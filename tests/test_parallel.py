@@ -11,9 +11,10 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
-from imaginaire import distributed, parallel
+from imaginaire import distributed
+from imaginaire.distributed import parallel
+from imaginaire.distributed.parallel import GradientAverager, ParallelDims
 from imaginaire.errors import ConfigError
-from imaginaire.parallel import GradientAverager, ParallelDims
 from tests.multiprocess import RankError, run_distributed
 
 

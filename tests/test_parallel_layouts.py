@@ -20,15 +20,15 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.testing import assert_close
 
-from cosmos_predict2 import recompute
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
-from cosmos_predict2.pipelines.video2world import EMAConfig
-from imaginaire import parallel
+from cosmos_predict2.world_model import recompute
+from cosmos_predict2.world_model.config import EMAConfig
+from imaginaire.distributed import parallel
+from imaginaire.distributed.parallel import GradientAverager, ParallelDims
 from imaginaire.errors import ConfigError
-from imaginaire.muon import muon
-from imaginaire.optim import adamw, fused_adamw
-from imaginaire.parallel import GradientAverager, ParallelDims
+from imaginaire.optim.adamw import adamw, fused_adamw
+from imaginaire.optim.muon import muon
 from tests.models.parts import make_model
 from tests.multiprocess import run_distributed
 

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from cosmos_predict2.nn.dit import Video2WorldDiT
-from cosmos_predict2.parallelize import ContextParallel, check_degrees, degree_problems
-from imaginaire import distributed, preflight
-from imaginaire.compose import compose
+from cosmos_predict2.world_model.parallelize import ContextParallel, check_degrees, degree_problems
+from imaginaire import distributed
+from imaginaire.config.compose import compose
 from imaginaire.errors import ConfigError
+from imaginaire.training import preflight
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
 GOOD = dict(world_size=8, context_parallel_size=2, num_heads=16, state_t=24, fsdp_shard_size=8)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from imaginaire import plain_pickle
-from imaginaire.plain_pickle import Made, Named, Refused
+from imaginaire.checkpoint import plain_pickle
+from imaginaire.checkpoint.plain_pickle import Made, Named, Refused
 
 
 def _random_tree(draw: random.Random, depth: int = 4) -> Any:

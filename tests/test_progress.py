@@ -12,11 +12,11 @@ import torch
 
 from cosmos_predict2.configs.base.defaults.callbacks import BASIC
 from imaginaire import progress
-from imaginaire.callbacks import report
-from imaginaire.callbacks.report import ProgressBar
-from imaginaire.callbacks.trackers import Metrics
 from imaginaire.progress import Pace, Progress, duration, tracked
-from imaginaire.watchdog import Watchdog
+from imaginaire.training.callbacks import report
+from imaginaire.training.callbacks.report import ProgressBar
+from imaginaire.training.callbacks.trackers import Metrics
+from imaginaire.training.watchdog import Watchdog
 
 
 class Clock:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from imaginaire import provenance
+from imaginaire.training import provenance
 from tests.programs import python
 
 REPOSITORY = Path(__file__).parent.parent

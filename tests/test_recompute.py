@@ -10,9 +10,9 @@ from torch import Tensor
 
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
-from cosmos_predict2.recompute import POLICIES, apply_recompute, compile_blocks
-from imaginaire import lora
+from cosmos_predict2.world_model.recompute import POLICIES, apply_recompute, compile_blocks
 from imaginaire.errors import ConfigError
+from imaginaire.optim import lora
 from tests.kept_bytes import kept_bytes as count_kept_bytes
 
 MODES = [mode for mode in POLICIES if mode != "none"]

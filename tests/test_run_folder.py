@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""imaginaire.run_folder: a start that is refused leaves nothing, and never takes what was there before."""
+"""imaginaire.training.run_folder: a start that is refused leaves nothing, and never takes what was there before."""
 
 import subprocess
 import sys
@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from imaginaire import run_folder, storage
+from imaginaire import storage
 from imaginaire.errors import CheckpointError, ConfigError
+from imaginaire.training import run_folder
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])

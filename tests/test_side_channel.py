@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from imaginaire import places
-from imaginaire.callbacks import Callback
-from imaginaire.side_channel import SideChannel
+from imaginaire.distributed import places
+from imaginaire.training.callbacks import Callback
+from imaginaire.training.side_channel import SideChannel
 from tests.training import difference, losses, run_dir, saved, train
 
 QUICK = ["dataloader_train.num_workers=0", "trainer.run_validation=False", "trainer.callbacks.heart_beat.every_n=1"]
@@ -79,7 +79,7 @@ def test_files_that_were_removed_are_begun_anew(tmp_path: Path, caplog: pytest.L
 def test_a_mistake_of_the_training_is_not_swallowed(tmp_path: Path) -> None:
     from types import SimpleNamespace
 
-    from imaginaire.callbacks.trackers import Metrics
+    from imaginaire.training.callbacks.trackers import Metrics
 
     metrics = Metrics(str(tmp_path), SimpleNamespace(wandb_mode="disabled"), is_writer=True)
     metrics.open(0)
@@ -89,7 +89,7 @@ def test_a_mistake_of_the_training_is_not_swallowed(tmp_path: Path) -> None:
 
 
 def test_a_record_that_does_not_fit_leaves_no_torn_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from imaginaire.callbacks import trackers
+    from imaginaire.training.callbacks import trackers
 
     path = tmp_path / "metrics.jsonl"
     trackers._append(path, {"a": 1.0}, 1)

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from imaginaire.callbacks import CallbackGroup
-from imaginaire.checkpointer import StandardCheckpointer
-from imaginaire.config import CheckpointConfig
-from imaginaire.ema import PowerEMA
+from imaginaire.checkpoint.checkpointer import StandardCheckpointer
+from imaginaire.config.schema import CheckpointConfig
 from imaginaire.errors import TrainingError
-from imaginaire.model import ImaginaireModel
-from imaginaire.step_guard import non_finite
+from imaginaire.optim.ema import PowerEMA
+from imaginaire.training.callbacks import CallbackGroup
+from imaginaire.training.model import ImaginaireModel
+from imaginaire.training.step_guard import non_finite
 
 
 class Masked(ImaginaireModel):

@@ -14,9 +14,11 @@ from typing import Any, BinaryIO
 import pytest
 import torch
 
-from imaginaire import checkpoint_layout, object_store, storage
-from imaginaire.checkpoint_layout import KINDS, CheckpointSet
+from imaginaire import storage
+from imaginaire.checkpoint import layout as checkpoint_layout
+from imaginaire.checkpoint.layout import KINDS, CheckpointSet
 from imaginaire.errors import CheckpointError, ConfigError, UserError
+from imaginaire.storage import object_store
 from tests.s3_server import no_credentials, s3_bucket, s3_server
 
 __all__ = ["no_credentials", "s3_bucket", "s3_server"]
@@ -433,7 +435,7 @@ def flaky(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FlakyServ
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "imaginaire.object_store"]
+    return [record.getMessage() for record in caplog.records if record.name == "imaginaire.storage.object_store"]
 
 
 def one_request_per_try(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ import time
 import pytest
 import torch
 
-from imaginaire.timers import Timers
+from imaginaire.training.timers import Timers
 
 
 def test_phases_add_up_and_reading_resets_them() -> None:

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from imaginaire import compose, trainer
 from imaginaire import log as logs
+from imaginaire.config import compose
 from imaginaire.errors import ConfigError, TrainingError
+from imaginaire.training import trainer
 from scripts import train
 from tests.programs import python
 
@@ -122,8 +123,8 @@ def test_dryrun_leaves_the_configuration_of_a_run_that_has_started(
 
 
 def test_base_values_and_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    from imaginaire.compose import compose
-    from imaginaire.lazy_config import to_yaml
+    from imaginaire.config.compose import compose
+    from imaginaire.config.lazy_config import to_yaml
 
     monkeypatch.chdir(ROOT)
     config = compose(
@@ -148,8 +149,8 @@ def test_base_values_and_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_group_entry_composes_and_round_trips(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, optimizer: str, scheduler: str, ckpt_type: str
 ) -> None:
-    from imaginaire.compose import compose
-    from imaginaire.lazy_config import save_yaml, to_yaml
+    from imaginaire.config.compose import compose
+    from imaginaire.config.lazy_config import save_yaml, to_yaml
 
     monkeypatch.chdir(ROOT)
     chosen = [f"optimizer={optimizer}", f"scheduler={scheduler}", f"ckpt_type={ckpt_type}"]
@@ -257,8 +258,8 @@ def test_another_rank_waits_for_the_first_one_to_speak(
 def test_list_of_a_noisy_config_file_is_clean(tmp_path: Path) -> None:
     (tmp_path / "noisy.py").write_text(
         "print('noise')\n"
-        "from imaginaire.compose import register_experiment\n"
-        "from imaginaire.config import Config\n"
+        "from imaginaire.config.compose import register_experiment\n"
+        "from imaginaire.config.schema import Config\n"
         "def make_config():\n"
         "    print('more noise')\n"
         "    for name in ('b', 'a'):\n"
@@ -267,7 +268,7 @@ def test_list_of_a_noisy_config_file_is_clean(tmp_path: Path) -> None:
     )
     done = run(f"--config={tmp_path / 'noisy.py'}", "--list")
     assert (done.returncode, done.stdout) == (0, "a\nb\n")
-    (tmp_path / "empty.py").write_text("from imaginaire.config import Config as make_config\n")
+    (tmp_path / "empty.py").write_text("from imaginaire.config.schema import Config as make_config\n")
     done = run(f"--config={tmp_path / 'empty.py'}", "--list")
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == f"no experiments in {tmp_path / 'empty.py'}\n"

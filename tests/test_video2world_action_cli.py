@@ -10,27 +10,27 @@ import pytest
 import torch
 from torch import nn
 
+from cosmos_predict2.actions.transforms import ActionTransform, controller, relative_pose
 from cosmos_predict2.checkpoints.action_transforms import transform_tensor
 from cosmos_predict2.configs.action_conditioned.networks import (
     get_cosmos_predict2_action_conditioned_pipeline,
     get_cosmos_predict2p5_action_conditioned_pipeline,
 )
-from cosmos_predict2.data import media
-from cosmos_predict2.data.action_conditioned.actions import ActionTransform, controller, relative_pose
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
-from cosmos_predict2.data.preparation.toy_folder import ToyFolder, write_folder
+from cosmos_predict2.data.video import media
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
-from cosmos_predict2.pipelines.assembly import build_net
-from cosmos_predict2.pipelines.flow import FlowConfig
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
+from cosmos_predict2.tools.prepare.toy.folder import ToyFolder, write_folder
+from cosmos_predict2.world_model.assembly import build_net
+from cosmos_predict2.world_model.flow import FlowConfig
 from examples import action_conditioned
 from examples.video2world_action import main
 from examples.video2world_action_choice import ActionChoice, choose_action_model, tell_differences
 from examples.video2world_action_flags import NOT_RECORDED, parse
+from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.config.lazy_config import instantiate, to_yaml
 from imaginaire.errors import ConfigError
-from imaginaire.lazy_config import LazyCall as L
-from imaginaire.lazy_config import instantiate, to_yaml
 from tests.checkpoints.nets import SMALL
 from tests.data import sources_lerobot as made
 from tests.test_documentation import ROOT, rows

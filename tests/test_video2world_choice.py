@@ -11,9 +11,9 @@ from cosmos_predict2.configs.base.config_predict2p5 import get_cosmos_predict2p5
 from examples.video2world import check_frames
 from examples.video2world_choice import choose_model
 from examples.video2world_flags import parse
-from imaginaire.compose import compose
+from imaginaire.config.compose import compose
+from imaginaire.config.lazy_config import instantiate, to_yaml
 from imaginaire.errors import ConfigError
-from imaginaire.lazy_config import instantiate, to_yaml
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
 TWIN = "experiment=predict2p5_video2world_training_tiny_groot_gr1_480"

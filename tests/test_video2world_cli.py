@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosmos_predict2.data import media
+from cosmos_predict2.data.video import media
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.text.bytes_encoder import BytesEncoder

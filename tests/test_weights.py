@@ -17,8 +17,9 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from imaginaire import storage, weights
-from imaginaire.dcp import _ALLOWED
+from imaginaire import storage
+from imaginaire.checkpoint import weights
+from imaginaire.checkpoint.dcp import _ALLOWED
 from imaginaire.errors import CheckpointError, ConfigError
 from tests.multiprocess import run_distributed
 from tests.s3_server import no_credentials, s3_bucket, s3_server

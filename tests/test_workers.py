@@ -12,10 +12,10 @@ import torch
 from torch.utils.data import Dataset
 
 from examples.minimal.data import Waves
-from imaginaire import workers
-from imaginaire.data import DataStream, ResumableLoader, close_readers
+from imaginaire.data import workers
+from imaginaire.data.stream import DataStream, ResumableLoader, close_readers
+from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import DataError
-from imaginaire.parallel import ParallelDims
 from tests.training import train
 
 

@@ -17,12 +17,12 @@ from cosmos_predict2.models.flow_model import Predict2p5Video2WorldModelConfig
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModelConfig
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
-from cosmos_predict2.pipelines.flow import FlowConfig
-from cosmos_predict2.pipelines.video2world import EMAConfig, SolverConfig, Video2WorldPipelineConfig
-from imaginaire import config_checks
-from imaginaire.config import TrainerConfig
+from cosmos_predict2.world_model.config import EMAConfig, SolverConfig, Video2WorldPipelineConfig
+from cosmos_predict2.world_model.flow import FlowConfig
+from imaginaire.config import checks as config_checks
+from imaginaire.config.schema import TrainerConfig
 from imaginaire.errors import ConfigError
-from imaginaire.trainer import ImaginaireTrainer
+from imaginaire.training.trainer import ImaginaireTrainer
 from scripts import train
 from tests.data.video_files import write_stream
 

@@ -11,10 +11,10 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from imaginaire import checkpoint_layout
-from imaginaire.checkpoint_layout import KINDS, CheckpointSet
-from imaginaire.compose import compose
-from imaginaire.trainer import launch
+from imaginaire.checkpoint import layout as checkpoint_layout
+from imaginaire.checkpoint.layout import KINDS, CheckpointSet
+from imaginaire.config.compose import compose
+from imaginaire.training.trainer import launch
 
 CONFIG = "tests/project/config.py"
 Edit = Callable[[str, Any], Any]  # (kind, tree as read) -> tree that the run gets

@@ -24,7 +24,7 @@ from torch.utils.data import Subset
 from cosmos_predict2.callbacks.draw_samples import evaluating
 from cosmos_predict2.callbacks.fixed_clips import FixedClip, clips_of_step, first_clips
 from cosmos_predict2.conditioner import Condition
-from cosmos_predict2.pipelines.controllability import (
+from cosmos_predict2.evaluation.metrics.controllability import (
     SIGMAS,
     ActionGap,
     Distances,
@@ -32,11 +32,12 @@ from cosmos_predict2.pipelines.controllability import (
     action_gap,
     prediction_distance,
 )
-from imaginaire import parallel, random
-from imaginaire.callbacks import Callback
-from imaginaire.data import ResumableLoader
+from imaginaire import random
+from imaginaire.data.stream import ResumableLoader
+from imaginaire.distributed import parallel
 from imaginaire.errors import ConfigError
-from imaginaire.side_channel import SideChannel
+from imaginaire.training.callbacks import Callback
+from imaginaire.training.side_channel import SideChannel
 
 log = logging.getLogger(__name__)
 

@@ -27,16 +27,20 @@ from torch import Tensor, nn
 
 from cosmos_predict2.callbacks.fixed_clips import FixedClip, first_clips
 from cosmos_predict2.callbacks.side_by_side import side_by_side
-from cosmos_predict2.data import media
 from cosmos_predict2.data.sizes import frame_rate, pixel_frames
+from cosmos_predict2.data.video import media
 from cosmos_predict2.diffusion.rectified_flow import add_noise
-from cosmos_predict2.pipelines.held_out import Clips, moving_psnr, repeated
-from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, to_uint8
-from imaginaire import distributed, lazy_config, parallel, preflight, random, storage
-from imaginaire.callbacks import EveryN
+from cosmos_predict2.evaluation.metrics.held_out import Clips, moving_psnr, repeated
+from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
+from cosmos_predict2.world_model.sampling import to_uint8
+from imaginaire import distributed, random, storage
+from imaginaire.config import lazy_config
+from imaginaire.distributed import parallel
 from imaginaire.errors import ConfigError
 from imaginaire.progress import tracked
-from imaginaire.side_channel import SideChannel
+from imaginaire.training import preflight
+from imaginaire.training.callbacks import EveryN
+from imaginaire.training.side_channel import SideChannel
 
 log = logging.getLogger(__name__)
 

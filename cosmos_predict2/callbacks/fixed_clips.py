@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.conditioner import ACTION_KEY, NEGATIVE_TEXT_KEY, TEXT_KEY, Condition
-from cosmos_predict2.pipelines.video2world import to_uint8
-from imaginaire import data, distributed
-from imaginaire.data import POSITION_KEY
+from cosmos_predict2.world_model.sampling import to_uint8
+from imaginaire import distributed
+from imaginaire.data import stream as data
+from imaginaire.data.stream import POSITION_KEY
+from imaginaire.distributed.parallel import current_dims
 from imaginaire.errors import DataError
-from imaginaire.parallel import current_dims
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from cosmos_predict2.data.media import resize
+from cosmos_predict2.data.video.media import resize
 
 GAP = 4
 HEADER = 22

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cosmos_predict2.nn.embeddings import BASE_FPS
+from imaginaire.checkpoint.weights import is_extra
 from imaginaire.errors import CheckpointError
-from imaginaire.weights import is_extra
 
 CLASS_NAME = "CosmosTransformer3DModel"
 _FPS_KEY = "_rope_enable_fps_modulation"  # in config.json for us alone: diffusers passes over what begins with "_"

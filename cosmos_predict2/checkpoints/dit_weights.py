@@ -12,15 +12,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from cosmos_predict2.checkpoints.adapters import merge_lora_state
+from cosmos_predict2.checkpoints.adapters.adapters import merge_lora_state
 from cosmos_predict2.checkpoints.diffusers_names import from_diffusers_name, is_diffusers
 from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS, describe, require_family
 from cosmos_predict2.checkpoints.released import describe_missing, download_command
 from cosmos_predict2.checkpoints.runs import clean_name, known_alpha, recorded_alpha
-from imaginaire import lora, storage, weights
+from imaginaire import storage
+from imaginaire.checkpoint import weights
+from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, below, names_at
+from imaginaire.checkpoint.weights import LoadReport
 from imaginaire.errors import CheckpointError
-from imaginaire.weight_files import TENSOR_SUFFIXES, below, names_at
-from imaginaire.weights import LoadReport
+from imaginaire.optim import lora
 
 log = logging.getLogger(__name__)
 

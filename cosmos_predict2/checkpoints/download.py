@@ -11,8 +11,10 @@ from typing import Any
 from cosmos_predict2.checkpoints.download_plan import Part, Plan
 from cosmos_predict2.checkpoints.manifests import dtype_note, file_faults
 from cosmos_predict2.checkpoints.released import GUARDRAIL, REPOSITORIES
-from imaginaire import hub, storage, weights
+from imaginaire import storage
+from imaginaire.checkpoint import weights
 from imaginaire.errors import CheckpointError
+from imaginaire.storage import hub
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cosmos_predict2.checkpoints.action_transforms import KEY as TRANSFORM_KEY
 from cosmos_predict2.checkpoints.action_transforms import recorded_transform, transform_tensor
-from cosmos_predict2.checkpoints.adapters import merge_lora_state
+from cosmos_predict2.checkpoints.adapters.adapters import merge_lora_state
 from cosmos_predict2.checkpoints.diffusers_names import (
     diffusers_config,
     frame_rate_note,
@@ -29,9 +29,10 @@ from cosmos_predict2.checkpoints.released import NETWORKS
 from cosmos_predict2.checkpoints.runs import ALPHA_KEY, known_alpha, recorded_base, run_config
 from cosmos_predict2.checkpoints.written_pipeline import KEY as PIPELINE_KEY
 from cosmos_predict2.checkpoints.written_pipeline import facts_json, facts_tensor, recorded_pipeline
-from imaginaire import storage, weights
+from imaginaire import storage
+from imaginaire.checkpoint import weights
+from imaginaire.checkpoint.weight_files import below, local_file, names_at, shape_of
 from imaginaire.errors import CheckpointError, ConfigError
-from imaginaire.weight_files import below, local_file, names_at, shape_of
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from cosmos_predict2.checkpoints.released import not_yet_here
+from imaginaire.checkpoint.weight_files import shape_of
 from imaginaire.errors import CheckpointError
-from imaginaire.weight_files import shape_of
 
 LATENT_CHANNELS = 16
 ACTION_SIZES = {7: "pose and gripper", 8: "with a quaternion", 29: "GR1", 43: "G1"}  # numbers of known data

@@ -14,7 +14,7 @@ from cosmos_predict2.checkpoints.families import LATENT_CHANNELS, describe, requ
 from cosmos_predict2.checkpoints.released import NETWORKS
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
-from imaginaire import weights
+from imaginaire.checkpoint import weights
 from imaginaire.errors import CheckpointError, ConfigError, near
 
 # How the released networks with actions read these: Predict2 a chunk of 12 actions of 7 numbers, Predict2.5 the 4

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from cosmos_predict2.checkpoints.dit_weights import fitted, open_dit
-from imaginaire import lazy_config, weight_files, weights
+from imaginaire.checkpoint import weight_files, weights
+from imaginaire.config import lazy_config
 from imaginaire.errors import CheckpointError
 
 

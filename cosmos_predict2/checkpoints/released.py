@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from imaginaire import storage
-from imaginaire.absent_files import absent
 from imaginaire.errors import ConfigError, near
+from imaginaire.storage.absent_files import absent
 
 DEFAULT_DIR = "checkpoints"
 SETTINGS_VARIABLE = "COSMOS_PREDICT2_ARGS"

@@ -6,10 +6,11 @@ import logging
 import math
 from typing import Any
 
-from imaginaire import storage, weights
+from imaginaire import storage
+from imaginaire.checkpoint import weights
+from imaginaire.checkpoint.weight_files import local_file, shape_of
+from imaginaire.config.lazy_yaml import plain_data, refuse_interpolations
 from imaginaire.errors import CheckpointError, ConfigError
-from imaginaire.lazy_yaml import plain_data, refuse_interpolations
-from imaginaire.weight_files import local_file, shape_of
 
 log = logging.getLogger(__name__)
 

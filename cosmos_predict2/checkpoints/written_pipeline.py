@@ -17,9 +17,10 @@ from torch import Tensor
 
 from cosmos_predict2.checkpoints.dit_weights import inside_a_pipeline
 from cosmos_predict2.checkpoints.runs import run_config, run_tree, safetensors_metadata
-from imaginaire import storage, weights
+from imaginaire import storage
+from imaginaire.checkpoint import weights
+from imaginaire.config.lazy_yaml import refuse_interpolations
 from imaginaire.errors import CheckpointError
-from imaginaire.lazy_yaml import refuse_interpolations
 
 KEY = "action_pipeline"  # in checkpoints and in metadata; of pipe_config what follows
 FACTS = (

@@ -8,10 +8,10 @@ import torch
 from torch.utils.data import Dataset
 
 from cosmos_predict2.data.bad_samples import BadSamples
-from cosmos_predict2.data.clips import scaled
 from cosmos_predict2.data.jobs import read_caption
-from cosmos_predict2.data.media import IMAGE_SUFFIXES, read_image
 from cosmos_predict2.data.packed_strings import PackedStrings
+from cosmos_predict2.data.video.clips import scaled
+from cosmos_predict2.data.video.media import IMAGE_SUFFIXES, read_image
 from cosmos_predict2.data.video_folder import (
     captions_of,
     existing_folder,

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from cosmos_predict2.data import clips
 from cosmos_predict2.data.bad_samples import BadSamples
-from cosmos_predict2.data.media import VIDEO_SUFFIXES
 from cosmos_predict2.data.packed_strings import PackedStrings
 from cosmos_predict2.data.sizes import pixel_frames
+from cosmos_predict2.data.video import clips
+from cosmos_predict2.data.video.media import VIDEO_SUFFIXES
 from cosmos_predict2.data.video_folder import (
     existing_folder,
     frame_item,
@@ -33,7 +33,7 @@ from cosmos_predict2.data.video_folder import (
     text_item,
     with_embedding,
 )
-from cosmos_predict2.text.embedding_folder import EmbeddingFolder, find_embedding_dir
+from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, find_embedding_dir
 from imaginaire.errors import ConfigError, DataError, near
 
 RATES_DIFFER = 1.1  # times; what containers state is off by a frame in a clip, and 29.97 is 30

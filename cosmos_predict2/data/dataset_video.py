@@ -9,11 +9,11 @@ import numpy
 from torch import Tensor
 from torch.utils.data import Dataset as MapDataset
 
-from cosmos_predict2.data import clips
 from cosmos_predict2.data.bad_samples import BadSamples
 from cosmos_predict2.data.caption_files import CaptionFiles
-from cosmos_predict2.data.media import VIDEO_SUFFIXES, probe_video
 from cosmos_predict2.data.sizes import swapped_size
+from cosmos_predict2.data.video import clips
+from cosmos_predict2.data.video.media import VIDEO_SUFFIXES, probe_video
 from cosmos_predict2.data.video_folder import (
     NO_ENCODER,
     VideoFolder,
@@ -27,7 +27,7 @@ from cosmos_predict2.data.video_folder import (
 )
 from cosmos_predict2.data.windows import FrameRule
 from imaginaire.errors import ConfigError, DataError, UserError, near
-from imaginaire.model import Note
+from imaginaire.training.model import Note
 
 
 class Dataset(MapDataset[dict[str, Any]]):

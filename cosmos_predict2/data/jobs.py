@@ -14,8 +14,8 @@ from typing import Generic, TypeVar
 
 from imaginaire import storage
 from imaginaire.errors import DataError, UserError, disk_fault
-from imaginaire.object_store import StrPath
 from imaginaire.progress import Progress
+from imaginaire.storage.object_store import StrPath
 
 log = logging.getLogger(__name__)
 

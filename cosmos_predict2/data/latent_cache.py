@@ -27,17 +27,17 @@ from safetensors.torch import save
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from cosmos_predict2.data import clips
-from cosmos_predict2.data.clips import CROPS
 from cosmos_predict2.data.jobs import Outcome, require_space
-from cosmos_predict2.data.media import VIDEO_SUFFIXES, opened_video
+from cosmos_predict2.data.video import clips
+from cosmos_predict2.data.video.clips import CROPS
+from cosmos_predict2.data.video.media import VIDEO_SUFFIXES, opened_video
 from cosmos_predict2.data.video_folder import existing_folder, media_by_stem, size_problem
 from cosmos_predict2.data.windows import FrameRule
 from cosmos_predict2.interfaces import VideoTokenizer
 from imaginaire import storage
+from imaginaire.data.workers import load
 from imaginaire.errors import ConfigError, DataError, UserError
 from imaginaire.progress import Progress
-from imaginaire.workers import load
 
 log = logging.getLogger(__name__)
 

@@ -4,14 +4,14 @@
     DataLoader(dataset, sampler=get_sampler(dataset), batch_size=1, drop_last=True, num_workers=8)
 
 Ranks are data-parallel ones: those of one context-parallel group hold parts of the same sample. Our own experiments use
-`imaginaire.data.ResumableLoader`, which divides the samples itself; the trainer resumes both by index.
+`imaginaire.data.stream.ResumableLoader`, which divides the samples itself; the trainer resumes both by index.
 """
 
 from typing import Any
 
 from torch.utils.data import DistributedSampler
 
-from imaginaire.parallel import current_dims
+from imaginaire.distributed.parallel import current_dims
 
 
 def get_sampler(dataset: Any) -> "DistributedSampler[Any]":

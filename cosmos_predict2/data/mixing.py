@@ -16,11 +16,12 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import Dataset
 
-from imaginaire import random, workers
-from imaginaire.data import ResumableLoader, with_positions
+from imaginaire import random
+from imaginaire.data import workers
+from imaginaire.data.stream import ResumableLoader, with_positions
+from imaginaire.data.workers import Indices
+from imaginaire.distributed.parallel import ParallelDims, current_dims
 from imaginaire.errors import ConfigError, DataError
-from imaginaire.parallel import ParallelDims, current_dims
-from imaginaire.workers import Indices
 
 LONGEST_PATTERN = 10_000
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from cosmos_predict2.data.action_conditioned.actions import ActionTransform, controller
+from cosmos_predict2.actions.transforms import ActionTransform, controller
 from cosmos_predict2.data.action_conditioned.items import TRANSFORM_KEY
 from imaginaire import random
 from imaginaire.errors import ConfigError

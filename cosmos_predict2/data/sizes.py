@@ -4,9 +4,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from imaginaire.config.lazy_config import signature
+from imaginaire.config.names import target_of
 from imaginaire.errors import ConfigError, UserError, near
-from imaginaire.lazy_config import signature
-from imaginaire.names import target_of
 
 # (width, height) in pixels, all multiples of 16: 8 of the tokenizer, 2 of the network's patches. "48" is the toy world.
 VIDEO_SIZES = {

@@ -19,18 +19,18 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from cosmos_predict2.data import clips
 from cosmos_predict2.data.caption_files import CaptionFiles
 from cosmos_predict2.data.jobs import num_cores, read_caption
-from cosmos_predict2.data.media import VIDEO_SUFFIXES
 from cosmos_predict2.data.packed_strings import PackedStrings
+from cosmos_predict2.data.video import clips
+from cosmos_predict2.data.video.media import VIDEO_SUFFIXES
 from cosmos_predict2.data.windows import FrameRule
-from cosmos_predict2.text.embedding_folder import FOLDER_NAMES, EmbeddingFolder, find_embedding_dir
-from cosmos_predict2.text.embedding_record import caption_hash
+from cosmos_predict2.text.embeddings.folder import FOLDER_NAMES, EmbeddingFolder, find_embedding_dir
+from cosmos_predict2.text.embeddings.record import caption_hash
 from cosmos_predict2.text.encoder_names import encode_commands
 from imaginaire import storage
 from imaginaire.errors import DataError
-from imaginaire.object_store import StrPath
+from imaginaire.storage.object_store import StrPath
 
 log = logging.getLogger(__name__)
 

@@ -6,20 +6,20 @@ from typing import Any
 
 import attrs
 
+from cosmos_predict2.actions.transforms import ActionTransform
 from cosmos_predict2.checkpoints import written_pipeline
 from cosmos_predict2.checkpoints.action_transforms import CONFIG_KEY, KEY, recorded_transform
 from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS
 from cosmos_predict2.checkpoints.presence import holds
-from cosmos_predict2.data.action_conditioned.actions import ActionTransform
 from cosmos_predict2.data.dataset_image import ImageDataset
 from cosmos_predict2.data.mock import MockImages
 from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT
-from cosmos_predict2.pipelines.video2world_action import Video2WorldActionPipelineConfig
+from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig
 from imaginaire import storage
+from imaginaire.checkpoint.weight_files import is_hub
+from imaginaire.config.names import target_of
 from imaginaire.errors import CheckpointError, ConfigError, DataError
-from imaginaire.names import target_of
-from imaginaire.weight_files import is_hub
 
 RATIO = 4  # pixel frames, and so actions, that make a latent frame
 CHUNK = attrs.fields(Video2WorldActionPipelineConfig).chunk_size.default  # stands where nobody set it

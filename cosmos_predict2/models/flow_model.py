@@ -23,9 +23,9 @@ from cosmos_predict2.models.text_widths import text_of_config, text_problems
 from cosmos_predict2.models.training_text import TrainingText, TrainingTextConfig
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel, Predict2Video2WorldModelConfig
 from cosmos_predict2.text.trained_text import text_facts
-from imaginaire.config import above, one_of
+from imaginaire.config.schema import above, one_of
 from imaginaire.errors import ConfigError
-from imaginaire.model import Note
+from imaginaire.training.model import Note
 
 log = logging.getLogger(__name__)
 

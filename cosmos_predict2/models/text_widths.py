@@ -11,13 +11,14 @@ from cosmos_predict2.data.video_folder import NO_ENCODER
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.constant_embedding import constant_embedding_shape
-from cosmos_predict2.text.embedding_folder import EmbeddingFolder, find_embedding_dir
-from cosmos_predict2.text.embedding_pickles import NUM_TOKENS
+from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, find_embedding_dir
+from cosmos_predict2.text.embeddings.pickles import NUM_TOKENS
 from cosmos_predict2.text.encoder_names import TINY_WIDTH, encode_command, parse_name
 from cosmos_predict2.text.trained_text import KINDS, NO_TEXT, TrainedText
-from imaginaire import lazy_config, storage
+from imaginaire import storage
+from imaginaire.config import lazy_config
+from imaginaire.config.names import target_of
 from imaginaire.errors import DataError, UserError
-from imaginaire.names import target_of
 
 RELEASED_WIDTH = 1024  # of T5-11B; the network's own default
 PROJECTION = "crossattn_proj_in_channels"

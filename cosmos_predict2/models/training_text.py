@@ -17,9 +17,10 @@ from torch import Tensor
 from cosmos_predict2.checkpoints.released import describe_missing
 from cosmos_predict2.conditioner import TEXT_KEY
 from cosmos_predict2.text.constant_embedding import read_constant_embedding
-from cosmos_predict2.text.embedding_cache import EmbeddingCache
-from imaginaire import lazy_config, storage
-from imaginaire.config import Section, at_least
+from cosmos_predict2.text.embeddings.cache import EmbeddingCache
+from imaginaire import storage
+from imaginaire.config import lazy_config
+from imaginaire.config.schema import Section, at_least
 from imaginaire.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)

@@ -16,6 +16,8 @@ import torch
 import yaml
 from torch import Tensor
 
+from cosmos_predict2.actions.statistics import other_range, recorded_columns
+from cosmos_predict2.actions.transforms import ActionTransform
 from cosmos_predict2.checkpoints import written_pipeline
 from cosmos_predict2.checkpoints.action_transforms import (
     CONFIG_KEY,
@@ -26,9 +28,7 @@ from cosmos_predict2.checkpoints.action_transforms import (
 )
 from cosmos_predict2.checkpoints.presence import problem_with
 from cosmos_predict2.conditioner import ACTION_KEY, Condition
-from cosmos_predict2.data.action_conditioned.actions import ActionTransform
 from cosmos_predict2.data.action_conditioned.items import TRANSFORM_KEY
-from cosmos_predict2.data.action_conditioned.statistics import other_range, recorded_columns
 from cosmos_predict2.data.latent_cache import LATENTS_KEY
 from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.models.action_checks import (
@@ -51,13 +51,14 @@ from cosmos_predict2.models.draws import Draws
 from cosmos_predict2.models.flow_model import Predict2p5Video2WorldModel
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT
-from cosmos_predict2.pipelines.video2world_action import Video2WorldActionPipelineConfig
-from imaginaire import distributed, storage, weights
-from imaginaire.data import data_sets
+from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig
+from imaginaire import distributed, storage
+from imaginaire.checkpoint import weights
+from imaginaire.checkpoint.weight_files import is_hub
+from imaginaire.config.lazy_config import to_yaml
+from imaginaire.data.stream import data_sets
 from imaginaire.errors import CheckpointError, ConfigError, DataError
-from imaginaire.lazy_config import to_yaml
-from imaginaire.model import Note
-from imaginaire.weight_files import is_hub
+from imaginaire.training.model import Note
 
 log = logging.getLogger(__name__)
 

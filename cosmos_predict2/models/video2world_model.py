@@ -28,24 +28,26 @@ from cosmos_predict2.data.sizes import frame_rate, pixel_frames
 from cosmos_predict2.diffusion import rectified_flow
 from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.models.draws import Draws
-from cosmos_predict2.models.network import NO_NETWORK, build_network, fill_network, network_bytes
 from cosmos_predict2.models.text_widths import PROJECTION, data_text, data_text_problems, require_text
 from cosmos_predict2.models.validation import RELEASED_SIGMAS, check_sigmas, counted_losses, losses_by_sigma
 from cosmos_predict2.nn.dit import DiT
-from cosmos_predict2.parallelize import ContextParallel, degree_problems, parallelize_dit
-from cosmos_predict2.pipelines.assembly import attention_problem, settle_attention
-from cosmos_predict2.pipelines.video2world import PRECISIONS, Video2WorldPipelineConfig
-from cosmos_predict2.recompute import checked_keys, checked_policy
 from cosmos_predict2.text.trained_text import text_facts
-from imaginaire import distributed, lazy_config, lora, storage
-from imaginaire.config import Section, above, at_least, one_of
-from imaginaire.data import POSITION_KEY, WEIGHT_KEY
-from imaginaire.ema import PowerEMA
+from cosmos_predict2.world_model.assembly import attention_problem, settle_attention
+from cosmos_predict2.world_model.config import PRECISIONS, Video2WorldPipelineConfig
+from cosmos_predict2.world_model.network import NO_NETWORK, build_network, fill_network, network_bytes
+from cosmos_predict2.world_model.parallelize import ContextParallel, degree_problems, parallelize_dit
+from cosmos_predict2.world_model.recompute import checked_keys, checked_policy
+from imaginaire import distributed, storage
+from imaginaire.config import lazy_config
+from imaginaire.config.schema import Section, above, at_least, one_of
+from imaginaire.config.typed_nodes import as_config
+from imaginaire.data.stream import POSITION_KEY, WEIGHT_KEY
+from imaginaire.distributed.meta_device import has_meta
+from imaginaire.distributed.parallel import ParallelDims, current_dims
 from imaginaire.errors import ConfigError, DataError
-from imaginaire.meta_device import has_meta
-from imaginaire.model import ImaginaireModel, Note, weight_dtype
-from imaginaire.parallel import ParallelDims, current_dims
-from imaginaire.typed_nodes import as_config
+from imaginaire.optim import lora
+from imaginaire.optim.ema import PowerEMA
+from imaginaire.training.model import ImaginaireModel, Note, weight_dtype
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from cosmos_predict2.data import media
-from cosmos_predict2.data.action_conditioned.actions import (
+from cosmos_predict2.actions.transforms import (
     ActionTransform,
     Floats,
     actions_from_field,
@@ -27,8 +26,9 @@ from cosmos_predict2.data.action_conditioned.actions import (
     pose_differences,
 )
 from cosmos_predict2.data.action_conditioned.recordings import read_annotation
-from cosmos_predict2.data.clips import open_clip, probe, read_frames, stretch
 from cosmos_predict2.data.lerobot.info import sets_below
+from cosmos_predict2.data.video import media
+from cosmos_predict2.data.video.clips import open_clip, probe, read_frames, stretch
 from imaginaire.errors import ConfigError, DataError, near
 
 SOURCES = ("auto", "state", "action")

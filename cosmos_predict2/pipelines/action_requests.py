@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosmos_predict2.data import media
+from cosmos_predict2.data.video import media
+from cosmos_predict2.evaluation.metrics.video_quality import psnr
 from cosmos_predict2.pipelines.action_inputs import Episode, Reading, read_episode
-from cosmos_predict2.pipelines.flow import default_solver
 from cosmos_predict2.pipelines.lerobot_inputs import LeRobotRecordings
 from cosmos_predict2.pipelines.video2world_action import (
     Video2WorldActionConditionedPipeline,
@@ -23,10 +23,10 @@ from cosmos_predict2.pipelines.video2world_action import (
     check_rollout,
     chunk_starts,
 )
-from cosmos_predict2.pipelines.video_quality import psnr
+from cosmos_predict2.world_model.flow import default_solver
 from imaginaire import storage
+from imaginaire.config.lazy_yaml import to_yaml
 from imaginaire.errors import ConfigError, DataError, UserError
-from imaginaire.lazy_yaml import to_yaml
 
 log = logging.getLogger(__name__)
 

@@ -14,11 +14,11 @@ import torch
 
 from cosmos_predict2.checkpoints.runs import run_config, run_folder, run_tree
 from cosmos_predict2.pipelines.recorded_run import NETWORKS, WITH_ACTIONS
-from imaginaire.compose import compose
-from imaginaire.config import Config
+from imaginaire.config.compose import compose
+from imaginaire.config.lazy_yaml import FOLDERS, MARKS, to_data
+from imaginaire.config.names import locate, target_of
+from imaginaire.config.schema import Config
 from imaginaire.errors import ConfigError
-from imaginaire.lazy_yaml import FOLDERS, MARKS, to_data
-from imaginaire.names import locate, target_of
 
 log = logging.getLogger(__name__)
 

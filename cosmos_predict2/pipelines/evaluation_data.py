@@ -18,23 +18,23 @@ import numpy
 import torch
 from torch import Tensor
 
-from cosmos_predict2.data.action_conditioned.actions import ActionTransform, controller
+from cosmos_predict2.actions.statistics import dataset_statistics, other_range, recorded_columns
+from cosmos_predict2.actions.transforms import ActionTransform, controller
 from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditionedDataset
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.action_conditioned.dataset_libero import LiberoDataset
 from cosmos_predict2.data.action_conditioned.items import TRANSFORM_KEY
-from cosmos_predict2.data.action_conditioned.statistics import dataset_statistics, other_range, recorded_columns
-from cosmos_predict2.data.checks.dataset_forms import ANNOTATIONS, SPLITS
+from cosmos_predict2.data.dataset_forms import ANNOTATIONS, SPLITS
 from cosmos_predict2.data.sizes import TOY_RESOLUTION, size_of
-from cosmos_predict2.data.toy import SPLITS as TOY_SPLITS
-from cosmos_predict2.data.toy import ToyWorldStates
-from cosmos_predict2.data.toy_states import PATTERN
+from cosmos_predict2.data.toy.states import PATTERN
+from cosmos_predict2.data.toy.videos import SPLITS as TOY_SPLITS
+from cosmos_predict2.data.toy.videos import ToyWorldStates
 from cosmos_predict2.data.windows import evenly
 from cosmos_predict2.pipelines.composed_run import HELD_OUT, described_dataset
 from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
 from cosmos_predict2.toy_world.scene import SETTINGS
+from imaginaire.config.lazy_config import signature
 from imaginaire.errors import ConfigError, DataError, near
-from imaginaire.lazy_config import signature
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ def recordings_of_run(
         with _others_can_be_named():
             states = ToyWorldStates(folder, num_frames=num_actions + 1, start=0)
         return of_dataset(folder, states, transform, num)
-    if target.startswith("cosmos_predict2.data.toy"):
+    if target.startswith("cosmos_predict2.data.toy.videos"):
         world = {**arguments, **(arguments.get("world") or {})}
         tasks = tuple(world.get("tasks") or ("push_puck",))
         return toy_recordings(
@@ -178,7 +178,7 @@ def _others_can_be_named() -> Iterator[None]:
 def size_of_world(node: Mapping[str, Any], resolution: str) -> tuple[int, int] | None:
     """(height, width) of the frames of a run on the toy world, by its data set as plain data, or of a tiny model where
     nothing else tells it; else None."""
-    if str(node.get("_target_")).startswith("cosmos_predict2.data.toy"):
+    if str(node.get("_target_")).startswith("cosmos_predict2.data.toy.videos"):
         world = {**node, **(node.get("world") or {})}
         side = world.get("size") or SETTINGS[world.get("setting", "default")].size
         return int(side), int(side)

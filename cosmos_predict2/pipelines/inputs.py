@@ -7,8 +7,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from cosmos_predict2.data import media
-from cosmos_predict2.data.clips import CROPS
+from cosmos_predict2.data.video import media
+from cosmos_predict2.data.video.clips import CROPS
 from imaginaire.errors import ConfigError, DataError, near
 
 log = logging.getLogger(__name__)

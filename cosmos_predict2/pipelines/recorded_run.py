@@ -21,20 +21,19 @@ import attrs
 from cosmos_predict2.checkpoints.runs import RATE_KEY, recorded_fact, run_folder, run_tree
 from cosmos_predict2.checkpoints.written_pipeline import OF_THE_MACHINE, video_sizes, written_pipeline
 from cosmos_predict2.conditioner import ConditionerConfig, DropoutConfig
-from cosmos_predict2.data.clips import CROPS
 from cosmos_predict2.data.dataset_latents import LatentDataset
 from cosmos_predict2.data.dataset_video import Dataset
 from cosmos_predict2.data.latent_cache import FOLDER, read_record
 from cosmos_predict2.data.sizes import VIDEO_SIZES, pixel_frames
+from cosmos_predict2.data.video.clips import CROPS
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
-from cosmos_predict2.pipelines.flow import FlowConfig
-from cosmos_predict2.pipelines.video2world import SolverConfig, Video2WorldPipelineConfig
-from cosmos_predict2.pipelines.video2world_action import Video2WorldActionPipelineConfig
 from cosmos_predict2.text.trained_text import TrainedText, follow_text, trained_text
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
-from imaginaire import lazy_config
+from cosmos_predict2.world_model.config import SolverConfig, Video2WorldActionPipelineConfig, Video2WorldPipelineConfig
+from cosmos_predict2.world_model.flow import FlowConfig
+from imaginaire.config import lazy_config
 from imaginaire.errors import CheckpointError, DataError
 
 log = logging.getLogger(__name__)

@@ -14,14 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosmos_predict2.auxiliary.guardrail.runner import GuardrailRunner, require_safe
-from cosmos_predict2.data import media
+from cosmos_predict2.data.video import media
 from cosmos_predict2.data.video_folder import SAME_RATE
+from cosmos_predict2.guardrail.runner import GuardrailRunner, require_safe
 from cosmos_predict2.pipelines.inputs import brought_to_size, check_input
-from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, to_uint8
-from imaginaire import storage, weight_files
+from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
+from cosmos_predict2.world_model.sampling import to_uint8
+from imaginaire import storage
+from imaginaire.checkpoint import weight_files
+from imaginaire.config.lazy_yaml import to_yaml
 from imaginaire.errors import ConfigError, DataError, UserError, near
-from imaginaire.lazy_yaml import to_yaml
 
 log = logging.getLogger(__name__)
 

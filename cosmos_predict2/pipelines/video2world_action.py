@@ -22,38 +22,21 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from cosmos_predict2.actions.transforms import ActionTransform
 from cosmos_predict2.conditioner import ACTION_KEY, NEGATIVE_TEXT_KEY, TEXT_KEY
-from cosmos_predict2.data.action_conditioned.actions import ActionTransform
 from cosmos_predict2.data.sizes import latent_frames, pixel_frames
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
-from cosmos_predict2.pipelines.device_memory import activation_bytes, free_memory
-from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, Video2WorldPipelineConfig, to_uint8
+from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.text.trained_text import with_tokens
-from imaginaire.config import at_least
+from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig, Video2WorldPipelineConfig
+from cosmos_predict2.world_model.device_memory import activation_bytes, free_memory
+from cosmos_predict2.world_model.sampling import to_uint8
 from imaginaire.errors import CheckpointError, ConfigError, DataError, near
 from imaginaire.progress import tracked
 
 log = logging.getLogger(__name__)
 
 LAST_CHUNKS = ("pad", "drop")
-
-
-@attrs.define(kw_only=True, slots=False)
-class Video2WorldActionPipelineConfig(Video2WorldPipelineConfig):
-    """As of a network that is told actions. Weights fit one transform of raw actions, which is kept with them."""
-
-    action_transform: Any = None  # as ActionTransform.to_dict gives it; None: that of the data or of the weights
-    chunk_size: int = attrs.field(default=12, validator=at_least(1))  # actions between the first frame and the last
-
-    @property
-    def transform(self) -> ActionTransform | None:
-        """The transform that is set, as an object."""
-        if self.action_transform is None:
-            return None
-        try:
-            return ActionTransform.from_dict(self.action_transform)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"pipe_config.action_transform: {error}") from error
 
 
 class Video2WorldActionConditionedPipeline(Video2WorldPipeline):

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.text.prompt_embeddings import read_header, read_prompt_embeddings
-from imaginaire import storage, weights
+from imaginaire import storage
+from imaginaire.checkpoint import weights
 from imaginaire.errors import DataError
-from imaginaire.object_store import StrPath
+from imaginaire.storage.object_store import StrPath
 
 CURE = 'Write one: python -m scripts.encode_prompts --text_encoder reason1 --prompt "" --no_negative_prompt --output F'
 

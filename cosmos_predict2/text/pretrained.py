@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from imaginaire import storage, weights
+from imaginaire import storage
+from imaginaire.checkpoint import weights
 from imaginaire.errors import CheckpointError, ConfigError, missing_package
 
 CONFIG = "config.json"

@@ -17,11 +17,11 @@ from safetensors.torch import save
 from torch import Tensor
 
 from cosmos_predict2.interfaces import TextEncoder
-from cosmos_predict2.text.embedding_pickles import padded, trimmed
+from cosmos_predict2.text.embeddings.pickles import padded, trimmed
 from cosmos_predict2.text.prompts import prompt_list
 from imaginaire import storage
 from imaginaire.errors import DataError, near
-from imaginaire.object_store import StrPath
+from imaginaire.storage.object_store import StrPath
 
 FORMAT = "prompt-embeddings-1"
 _CURE = "It should be a file written by python -m scripts.encode_prompts."

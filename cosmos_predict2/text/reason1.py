@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from cosmos_predict2.text import pretrained
 from cosmos_predict2.text.prompts import prompt_list
-from imaginaire import storage, weights
+from imaginaire import storage
+from imaginaire.checkpoint import weights
 from imaginaire.errors import CheckpointError, ConfigError, near
 
 NUM_TOKENS = 512

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from cosmos_predict2.text import pretrained
 from cosmos_predict2.text.prompts import prompt_list
-from imaginaire import weights
+from imaginaire.checkpoint import weights
 from imaginaire.errors import CheckpointError, ConfigError
 
 NUM_TOKENS = 512

@@ -18,12 +18,12 @@ from torch import Tensor
 from cosmos_predict2.checkpoints.released import get_reason1_encoder_dir, get_t5_model_dir
 from cosmos_predict2.checkpoints.runs import recorded_fact, run_folder
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.text.embedding_pickles import trimmed
+from cosmos_predict2.text.embeddings.pickles import trimmed
 from cosmos_predict2.text.encoder_names import EncoderName, is_same_encoder, parse_name
 from cosmos_predict2.text.reason1 import Reason1Encoder
 from cosmos_predict2.text.t5 import T5Encoder
-from imaginaire.lazy_config import LazyCall
-from imaginaire.names import target_of
+from imaginaire.config.lazy_config import LazyCall
+from imaginaire.config.names import target_of
 
 log = logging.getLogger(__name__)
 

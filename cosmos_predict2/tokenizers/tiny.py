@@ -16,7 +16,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from cosmos_predict2.tokenizers.contract import LatentGrid
-from imaginaire import weights as weight_sources
+from imaginaire.checkpoint import weights as weight_sources
 
 SHIPPED = Path(__file__).with_name("tiny.safetensors")
 PATCH = 8

@@ -24,10 +24,11 @@ from cosmos_predict2.tokenizers.wan_network import (
     WanVAE,
     from_diffusers_name,
 )
-from imaginaire import storage, weights
-from imaginaire.archives import FAULTS
+from imaginaire import storage
+from imaginaire.checkpoint import weights
+from imaginaire.checkpoint.archives import FAULTS
 from imaginaire.errors import CheckpointError, ConfigError, near
-from imaginaire.memory import host_memory_available
+from imaginaire.training.memory import host_memory_available
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from imaginaire.ema import PowerEMA
-from imaginaire.model import ImaginaireModel
-from imaginaire.parallel import ParallelDims, shard_blocks
+from imaginaire.distributed.parallel import ParallelDims, shard_blocks
+from imaginaire.optim.ema import PowerEMA
+from imaginaire.training.model import ImaginaireModel
 
 
 class Block(nn.Module):

@@ -6,8 +6,8 @@ import torch
 from PIL import Image
 
 from assets.make_pictures import LARGEST_BYTES, draw_scene
-from cosmos_predict2.data.media import read_image, read_video
-from cosmos_predict2.data.toy import ToyWorldVideos
+from cosmos_predict2.data.toy.videos import ToyWorldVideos
+from cosmos_predict2.data.video.media import read_image, read_video
 
 ASSETS = Path(__file__).parents[2] / "assets"
 

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from imaginaire import lazy_config, parallel
-from imaginaire.callbacks import CallbackGroup
-from imaginaire.callbacks.trackers import Metrics
-from imaginaire.config import Config
-from imaginaire.timers import Timers
+from imaginaire.config import lazy_config
+from imaginaire.config.schema import Config
+from imaginaire.distributed import parallel
+from imaginaire.training.callbacks import CallbackGroup
+from imaginaire.training.callbacks.trackers import Metrics
+from imaginaire.training.timers import Timers
 
 
 class Model(nn.Linear):

@@ -14,16 +14,16 @@ from cosmos_predict2.callbacks import action_following
 from cosmos_predict2.callbacks.action_following import ActionFollowing
 from cosmos_predict2.callbacks.fixed_clips import clips_of_step
 from cosmos_predict2.data.action_conditioned.items import Windows
+from cosmos_predict2.evaluation.metrics.controllability import Predictor, action_gap, partners
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel, Predict2Video2WorldModelConfig
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
-from cosmos_predict2.parallelize import ContextParallel
-from cosmos_predict2.pipelines.controllability import Predictor, action_gap, partners
-from cosmos_predict2.pipelines.video2world import EMAConfig, Video2WorldPipelineConfig
+from cosmos_predict2.world_model.config import EMAConfig, Video2WorldPipelineConfig
+from cosmos_predict2.world_model.parallelize import ContextParallel
 from imaginaire import distributed, random
-from imaginaire.data import POSITION_KEY, ResumableLoader
+from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.data.stream import POSITION_KEY, ResumableLoader
+from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import ConfigError
-from imaginaire.lazy_config import LazyCall as L
-from imaginaire.parallel import ParallelDims
 from tests.callbacks.fakes import Trainer, lazy, make_config
 from tests.callbacks.records import records
 from tests.models.parts import NET, PooledPixels, make_batch, make_model

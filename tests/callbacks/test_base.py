@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 import torch
 
-from imaginaire.callbacks import Callback, CallbackGroup, EveryN
-from imaginaire.callbacks.base import HOOKS
 from imaginaire.errors import ConfigError
+from imaginaire.training.callbacks import Callback, CallbackGroup, EveryN
+from imaginaire.training.callbacks.base import HOOKS
 from tests.callbacks.fakes import Trainer, lazy, make_config
 
 DOCUMENTED = {  # hook: its arguments
@@ -156,7 +156,7 @@ def test_a_function_that_says_to_make_a_callback_is_called() -> None:
         ({"clip_norm": 1.0}, r"trainer.callbacks.bad must be a lazy node"),
         (lazy(torch.nn.Identity), r"trainer.callbacks.bad._target_ is torch.*Identity: no class of callbacks"),
         (lazy(print), r"trainer.callbacks.bad._target_ is .*print: no class"),
-        ({"_target_": "imaginaire.callbacks.train.GradKlip"}, r"(?s)trainer.callbacks.bad._target_.*GradClip"),
+        ({"_target_": "imaginaire.training.callbacks.train.GradKlip"}, r"(?s)trainer.callbacks.bad._target_.*GradClip"),
         (lazy(Hits, every_n=-1), r"every_n must be at least 0.*found every_n=-1"),
     ],
 )

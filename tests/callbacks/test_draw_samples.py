@@ -16,13 +16,16 @@ import torch
 from cosmos_predict2.callbacks import draw_samples, fixed_clips
 from cosmos_predict2.callbacks.draw_samples import DrawSamples
 from cosmos_predict2.callbacks.fixed_clips import clips_of_step, first_clips
-from cosmos_predict2.data import media
 from cosmos_predict2.data.mock import MockVideos
-from cosmos_predict2.pipelines.video2world import EMAConfig, Video2WorldPipeline
+from cosmos_predict2.data.video import media
+from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
-from imaginaire import distributed, parallel, random, side_channel
+from cosmos_predict2.world_model.config import EMAConfig
+from imaginaire import distributed, random
+from imaginaire.distributed import parallel
+from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import ConfigError, DataError
-from imaginaire.parallel import ParallelDims
+from imaginaire.training import side_channel
 from tests.callbacks.fakes import Trainer, lazy, make_config
 from tests.callbacks.records import records
 from tests.models.parts import make_batch, make_model, part

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from imaginaire.callbacks import monitor
-from imaginaire.callbacks.monitor import DeviceMonitor, LeakWatch
+from imaginaire.training.callbacks import monitor
+from imaginaire.training.callbacks.monitor import DeviceMonitor, LeakWatch
 from tests.callbacks.fakes import Trainer, lazy, make_config
 from tests.callbacks.records import records
 

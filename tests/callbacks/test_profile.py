@@ -9,8 +9,8 @@ from typing import cast
 import pytest
 import torch
 
-from imaginaire.callbacks.profile import Profiler, is_profiled_rank
 from imaginaire.errors import ConfigError
+from imaginaire.training.callbacks.profile import Profiler, is_profiled_rank
 from tests.callbacks.fakes import Trainer, make_config
 
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from imaginaire import distributed
-from imaginaire.callbacks.monitor import DeviceMonitor
-from imaginaire.callbacks.report import HeartBeat, IterSpeed, LossLog, ProgressBar, batch_size
-from imaginaire.callbacks.running_mean import RunningMean
+from imaginaire.training.callbacks.monitor import DeviceMonitor
+from imaginaire.training.callbacks.report import HeartBeat, IterSpeed, LossLog, ProgressBar, batch_size
+from imaginaire.training.callbacks.running_mean import RunningMean
 from tests.callbacks.fakes import ImageModel, Trainer, lazy, make_config
 from tests.callbacks.records import records
 from tests.multiprocess import run_distributed
@@ -199,7 +199,7 @@ def test_iter_speed_leaves_out_validation_saving_and_what_is_apart(
     trainer = Trainer(make_config({"iter_speed": lazy(IterSpeed, hit_thres=0)}), tmp_path)
     trainer.start()
     trainer.step(0.5), trainer.step(0.5)  # starts the clock
-    monkeypatch.setattr("imaginaire.callbacks.report.time.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("imaginaire.training.callbacks.report.time.perf_counter", lambda: float(next(clock)))
     speed = trainer.callbacks["iter_speed"]
     assert isinstance(speed, IterSpeed)
     speed._restart(2)  # reads 0

@@ -13,12 +13,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from imaginaire import lora, parallel
-from imaginaire.callbacks.first_range import FirstRange
-from imaginaire.callbacks.self_checks import SelfChecks
-from imaginaire.callbacks.train import GradClip
+from imaginaire.distributed import parallel
+from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import TrainingError
-from imaginaire.parallel import ParallelDims
+from imaginaire.optim import lora
+from imaginaire.training.callbacks.first_range import FirstRange
+from imaginaire.training.callbacks.self_checks import SelfChecks
+from imaginaire.training.callbacks.train import GradClip
 from tests.callbacks.fakes import Trainer, lazy, make_config
 from tests.multiprocess import run_distributed
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from imaginaire import storage
-from imaginaire.callbacks import trackers
-from imaginaire.callbacks.trackers import Metrics, console_line
+from imaginaire.training.callbacks import trackers
+from imaginaire.training.callbacks.trackers import Metrics, console_line
 from tests.callbacks.records import records
 from tests.s3_server import no_credentials, s3_bucket, s3_server
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from imaginaire.callbacks.train import GradClip, LowPrecision, ManualGarbageCollection
 from imaginaire.errors import ConfigError
+from imaginaire.training.callbacks.train import GradClip, LowPrecision, ManualGarbageCollection
 from tests.callbacks.fakes import ImageModel, Model, Trainer, lazy, make_config
 from tests.callbacks.records import records
 

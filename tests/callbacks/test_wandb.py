@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from imaginaire.callbacks import wandb_tracker
-from imaginaire.callbacks.trackers import Metrics
-from imaginaire.callbacks.wandb_tracker import WandbTracker, asked_mode, chosen_mode
 from imaginaire.errors import ConfigError
+from imaginaire.training.callbacks import wandb_tracker
+from imaginaire.training.callbacks.trackers import Metrics
+from imaginaire.training.callbacks.wandb_tracker import WandbTracker, asked_mode, chosen_mode
 from tests.programs import python
 
 

@@ -14,9 +14,9 @@ from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS, action_readin
 from cosmos_predict2.checkpoints.manifests import manifest_of
 from cosmos_predict2.checkpoints.presence import check_dit
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
-from imaginaire import weight_files
+from imaginaire.checkpoint import weight_files
+from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import CheckpointError
-from imaginaire.lazy_config import LazyCall as L
 from scripts import convert
 from tests.checkpoints.nets import SMALL, assert_same_parameters, parameters_of, random_net, released_state
 

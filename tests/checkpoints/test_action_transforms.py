@@ -9,6 +9,7 @@ import safetensors.torch
 import torch
 import yaml
 
+from cosmos_predict2.actions.transforms import ActionTransform, controller, relative_pose
 from cosmos_predict2.checkpoints.action_transforms import (
     KEY,
     parse_transform,
@@ -24,7 +25,6 @@ from cosmos_predict2.checkpoints.released import (
     get_cosmos_predict2_action_conditioned_checkpoint,
     get_cosmos_predict25_checkpoint,
 )
-from cosmos_predict2.data.action_conditioned.actions import ActionTransform, controller, relative_pose
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from imaginaire.errors import CheckpointError, ConfigError
 

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 import yaml
 
 from cosmos_predict2.checkpoints import apply_lora, load_dit, open_dit
-from cosmos_predict2.checkpoints.adapter_export import AdapterExport, export_adapter, shortest_targets
-from cosmos_predict2.checkpoints.base_match import base_fingerprint
+from cosmos_predict2.checkpoints.adapters.base_match import base_fingerprint
+from cosmos_predict2.checkpoints.adapters.export import AdapterExport, export_adapter, shortest_targets
 from cosmos_predict2.checkpoints.export import Export, export
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
-from imaginaire import lora
 from imaginaire.errors import CheckpointError
+from imaginaire.optim import lora
 from scripts.convert import _parser, run
 from tests.checkpoints.nets import assert_same_parameters, call, inputs_of, parameters_of, random_net
 

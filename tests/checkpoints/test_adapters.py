@@ -13,9 +13,9 @@ import yaml
 from torch import Tensor
 
 from cosmos_predict2.checkpoints import apply_lora, load_dit, merge_lora_state, parse_lora, to_diffusers_name
-from cosmos_predict2.checkpoints.adapters import read_adapter
-from imaginaire import lora
+from cosmos_predict2.checkpoints.adapters.adapters import read_adapter
 from imaginaire.errors import CheckpointError, ConfigError
+from imaginaire.optim import lora
 from tests.checkpoints.nets import SMALL, assert_same_parameters, call, parameters_of, random_net
 
 TARGETS = "q_proj,output_proj,mlp.layer1"

@@ -20,9 +20,9 @@ from cosmos_predict2.checkpoints import describe_missing, load_dit, open_dit, to
 from cosmos_predict2.checkpoints.families import describe
 from cosmos_predict2.checkpoints.presence import check_dit, problem_with
 from cosmos_predict2.nn.dit import Video2WorldDiT
-from imaginaire import lora
+from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import CheckpointError
-from imaginaire.lazy_config import LazyCall as L
+from imaginaire.optim import lora
 from tests.checkpoints.hub_server import Hub, serve
 from tests.checkpoints.nets import SMALL, assert_same_parameters, call, parameters_of, random_net, released_state
 from tests.programs import python

@@ -17,8 +17,8 @@ from torch import Tensor
 from cosmos_predict2.checkpoints import export as exports
 from cosmos_predict2.checkpoints import load_dit, open_dit
 from cosmos_predict2.checkpoints.export import Export, export
-from imaginaire import lora
 from imaginaire.errors import CheckpointError, ConfigError
+from imaginaire.optim import lora
 from tests.checkpoints.nets import assert_same_parameters, call, inputs_of, parameters_of, random_net, released_state
 from tests.checkpoints.test_dit_weights import FORMS
 from tests.programs import python

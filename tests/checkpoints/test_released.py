@@ -12,8 +12,8 @@ from cosmos_predict2.checkpoints.families import describe
 from cosmos_predict2.checkpoints.manifests import dit_manifest, file_faults, manifest_of
 from cosmos_predict2.checkpoints.released import NETWORKS, REPOSITORIES, checkpoint_dir, environment_settings
 from cosmos_predict2.nn.flops import PARAMETERS
+from imaginaire.checkpoint.weights import is_extra
 from imaginaire.errors import ConfigError
-from imaginaire.weights import is_extra
 from tests.checkpoints.nets import random_net, released_state
 from tests.programs import python
 
@@ -52,7 +52,7 @@ def test_a_wrong_environment_is_told_when_it_is_asked(text: str, message: str, m
 def test_importing_reads_no_environment() -> None:
     code = (
         "import os; os.environ['COSMOS_PREDICT2_ARGS'] = '--no-such-flag'\n"
-        "import cosmos_predict2.checkpoints, cosmos_predict2.auxiliary.guardrail, sys\n"
+        "import cosmos_predict2.checkpoints, cosmos_predict2.guardrail, sys\n"
         "print([m for m in ('huggingface_hub', 'diffusers', 'transformers') if m in sys.modules])"
     )
     run = subprocess.run([python(), "-c", code], capture_output=True, text=True, timeout=120)

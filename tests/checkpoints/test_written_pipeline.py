@@ -10,19 +10,19 @@ import pytest
 import torch
 import yaml
 
+from cosmos_predict2.actions.transforms import controller
 from cosmos_predict2.checkpoints.action_transforms import transform_tensor
 from cosmos_predict2.checkpoints.runs import run_tree
 from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.checkpoints.written_pipeline import KEY, UNTOLD, recorded_pipeline, written_pipeline
 from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
-from cosmos_predict2.data.action_conditioned.actions import controller
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
-from cosmos_predict2.pipelines.assembly import build_net
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
+from cosmos_predict2.world_model.assembly import build_net
 from examples.video2world_action_choice import choose_action_model
 from examples.video2world_action_flags import parse
+from imaginaire.config.lazy_config import to_yaml
 from imaginaire.errors import CheckpointError
-from imaginaire.lazy_config import to_yaml
 from scripts import convert
 from tests.checkpoints.nets import SMALL, assert_same_parameters
 

@@ -12,11 +12,11 @@ from cosmos_predict2.configs.action_conditioned import config as public
 from cosmos_predict2.configs.action_conditioned.defaults import data
 from cosmos_predict2.models.video2world_action_model import declared_transform
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
-from imaginaire import preflight
-from imaginaire.compose import compose
+from imaginaire.config.compose import compose
+from imaginaire.config.lazy_config import to_yaml
 from imaginaire.errors import ConfigError
-from imaginaire.lazy_config import to_yaml
-from imaginaire.model import Note
+from imaginaire.training import preflight
+from imaginaire.training.model import Note
 from scripts import train
 from tests.configs.test_experiments import ALL, composed
 

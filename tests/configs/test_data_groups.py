@@ -8,11 +8,11 @@ import torch
 
 from cosmos_predict2.configs.action_conditioned.defaults import data as action_data
 from cosmos_predict2.configs.base.defaults import data
-from imaginaire import lazy_config
-from imaginaire.compose import compose
-from imaginaire.data import DataStream, ResumableLoader
-from imaginaire.lazy_config import save_yaml, to_yaml
-from imaginaire.parallel import ParallelDims
+from imaginaire.config import lazy_config
+from imaginaire.config.compose import compose
+from imaginaire.config.lazy_config import save_yaml, to_yaml
+from imaginaire.data.stream import DataStream, ResumableLoader
+from imaginaire.distributed.parallel import ParallelDims
 
 ROOT = Path(__file__).parent.parent.parent
 BASE = "cosmos_predict2/configs/base/config.py"

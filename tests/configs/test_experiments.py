@@ -12,13 +12,14 @@ from typing import Any
 import attrs
 import pytest
 
-import imaginaire.compose
+import imaginaire.config.compose
 from cosmos_predict2.data.sizes import pixel_frames
-from imaginaire import lint, preflight
-from imaginaire.compose import compose, experiment_names
-from imaginaire.config import Config
-from imaginaire.config_files import load_config
-from imaginaire.lazy_config import save_yaml, to_yaml
+from imaginaire.config import lint
+from imaginaire.config.compose import compose, experiment_names
+from imaginaire.config.files import load_config
+from imaginaire.config.lazy_config import save_yaml, to_yaml
+from imaginaire.config.schema import Config
+from imaginaire.training import preflight
 
 ROOT = Path(__file__).parent.parent.parent
 BASE = "cosmos_predict2/configs/base/config.py"
@@ -61,7 +62,7 @@ def by_name(some: Iterable[str]) -> list[Any]:
 def composed(name: str) -> Config:
     """One composition for all tests of this file. Groups are registered once for all, which is half of the work."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(imaginaire.compose, "load_config", lambda path: copy.deepcopy(root()))
+        patch.setattr(imaginaire.config.compose, "load_config", lambda path: copy.deepcopy(root()))
         return compose(BASE, [f"experiment={name}"])
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from hydra.core.config_store import ConfigStore
 
-from imaginaire import lazy_yaml, registry
-from imaginaire.compose import compose, experiment_names
+from imaginaire.config import lazy_yaml, registry
+from imaginaire.config.compose import compose, experiment_names
 from tests.programs import python
 
 DATA = """

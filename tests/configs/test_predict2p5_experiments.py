@@ -12,10 +12,10 @@ from cosmos_predict2.configs.base.config_predict2p5 import (
     get_cosmos_predict2p5_video2world_pipeline,
     get_predict2p5_dit_path,
 )
-from imaginaire import preflight
-from imaginaire.compose import compose
+from imaginaire.config.compose import compose
+from imaginaire.config.lazy_config import save_yaml, to_yaml
 from imaginaire.errors import ConfigError
-from imaginaire.lazy_config import save_yaml, to_yaml
+from imaginaire.training import preflight
 from tests.configs.test_experiments import at_the_root, composed  # noqa: F401  (a fixture of every test here)
 
 TWIN = "predict2p5_video2world_training_tiny_groot_gr1_480"

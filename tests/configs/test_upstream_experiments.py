@@ -12,10 +12,12 @@ import pytest
 from hydra.core.config_store import ConfigStore
 
 import cosmos_predict2.configs.base.experiment as experiment_folder
-from imaginaire import config_files, preflight, registry
-from imaginaire.compose import compose, experiment_names
+from imaginaire.config import files as config_files
+from imaginaire.config import registry
+from imaginaire.config.compose import compose, experiment_names
+from imaginaire.config.lazy_config import save_yaml, to_yaml
 from imaginaire.errors import ConfigError
-from imaginaire.lazy_config import save_yaml, to_yaml
+from imaginaire.training import preflight
 from tests.programs import python
 
 ROOT = Path(__file__).parent.parent.parent
@@ -306,7 +308,9 @@ def test_files_in_sub_folders_are_found_and_one_that_registers_nothing_is_named(
 
 def test_plain_dictionaries_may_hold_classes(drop: Drop) -> None:
     more = "    trainer=dict(type=MyTrainer, max_iter=7),\n    optimizer=dict(betas=(0.8, 0.9)),\n    job="
-    trainer = "from imaginaire.trainer import ImaginaireTrainer\n\n\nclass MyTrainer(ImaginaireTrainer):\n    pass\n"
+    trainer = (
+        "from imaginaire.training.trainer import ImaginaireTrainer\n\n\nclass MyTrainer(ImaginaireTrainer):\n    pass\n"
+    )
     drop(mine=trainer + TEMPLATE.replace("    job=", more))
     config = compose(BASE, ["experiment=your_custom_experiment"])
     assert config.trainer.type.__name__ == "MyTrainer" and config.trainer.max_iter == 7

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from cosmos_predict2.data.media import write_video
+from cosmos_predict2.data.video.media import write_video
 
 CAMERA = "head_center_fisheye_color"
 CAMERAS = (CAMERA, "head_color", "hand_left_color")

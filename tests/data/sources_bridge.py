@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 import torch
 
-from cosmos_predict2.data.media import write_video
+from cosmos_predict2.data.video.media import write_video
 
 FOLDER_IN_ARCHIVE = "opensource_robotdata/bridge"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from cosmos_predict2.data import media
+from cosmos_predict2.data.video import media
 
 NAME = "nvidia/GR1-100"
 PROMPTS = {"1": "Use the right hand to pick up the cup, then put it down.", "2": "Open the box.", "3": "Wave."}

@@ -181,7 +181,7 @@ def table(folder: Path, episode: int) -> dict[str, Any]:
 def write_front(path: Path, frames: numpy.ndarray, fps: int) -> None:
     import torch
 
-    from cosmos_predict2.data.media import write_video
+    from cosmos_predict2.data.video.media import write_video
 
     write_video(path, torch.from_numpy(frames).permute(3, 0, 1, 2), fps)
 

@@ -19,11 +19,11 @@ import pytest
 import torch
 
 from cosmos_predict2.data import jobs
-from cosmos_predict2.data.media import probe_video, read_video
-from cosmos_predict2.data.preparation import agibot
-from cosmos_predict2.data.preparation.agibot import Source
-from cosmos_predict2.data.preparation.agibot_captions import read_task_info, write_captions
-from cosmos_predict2.data.preparation.agibot_windows import Clip, cut_windows, split
+from cosmos_predict2.data.video.media import probe_video, read_video
+from cosmos_predict2.tools.prepare.agibot import episodes as agibot
+from cosmos_predict2.tools.prepare.agibot.captions import read_task_info, write_captions
+from cosmos_predict2.tools.prepare.agibot.episodes import Source
+from cosmos_predict2.tools.prepare.agibot.windows import Clip, cut_windows, split
 from imaginaire.errors import ConfigError, DataError
 from scripts import prepare_agibot_fisheye_data as command
 from tests.checkpoints.hub_server import Hub, serve

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosmos_predict2.data import media
+from cosmos_predict2.data.video import media
 from cosmos_predict2.pipelines.requests import Request, read_batch
 from scripts import prepare_batch_input_json as script
 from tests.programs import python

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cosmos_predict2.data.preparation.bridge and its command: from the archive to samples."""
+"""cosmos_predict2.tools.prepare.bridge and its command: from the archive to samples."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 
 from cosmos_predict2.data import jobs
 from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditionedDataset
-from cosmos_predict2.data.preparation import bridge
+from cosmos_predict2.tools.prepare import bridge
 from imaginaire.errors import DataError
 from scripts import prepare_bridge_data
 from tests.data.file_server import Served, serve

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosmos_predict2.data import media
 from cosmos_predict2.data.caption_files import CaptionFiles
 from cosmos_predict2.data.dataset_video import Dataset
+from cosmos_predict2.data.video import media
 from imaginaire.errors import ConfigError, DataError
 
 

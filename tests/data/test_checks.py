@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 import torch
 
-from cosmos_predict2.data import media
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
-from cosmos_predict2.data.checks.check_report import as_text
-from cosmos_predict2.data.checks.dataset_checks import Report
 from cosmos_predict2.data.latent_cache import cache_latents
 from cosmos_predict2.data.lerobot.writer import write_table
-from cosmos_predict2.text import embedding_pickles
+from cosmos_predict2.data.video import media
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.text.embedding_folder import embed_captions
+from cosmos_predict2.text.embeddings import pickles
+from cosmos_predict2.text.embeddings.folder import embed_captions
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
+from cosmos_predict2.tools.check.dataset import Report
+from cosmos_predict2.tools.check.report import as_text
 from scripts import check_dataset as script
 from scripts import get_t5_embeddings, prepare_lerobot_data
 from tests.data import sources_lerobot as made
@@ -122,7 +122,7 @@ def test_cures_name_the_encoder_of_the_folder(folder: Path) -> None:
     """And following them mends the folder: the default encoder is another one, which would be refused."""
     (folder / "t5_xxl" / "a.pickle").unlink()
     (folder / "metas" / "b.txt").write_text("another text")
-    embedding_pickles.write(folder / "t5_xxl" / "c.pickle", torch.ones(5, 32))
+    pickles.write(folder / "t5_xxl" / "c.pickle", torch.ones(5, 32))
     _, record = check(folder)
     messages = {fault["kind"]: fault["message"] for fault in record["faults"]}
     assert sorted(messages) == ["caption_changed", "no_embedding", "wrong_embedding"]
@@ -179,7 +179,7 @@ def _malicious(folder: Path) -> None:
 
 
 def _rows(folder: Path) -> torch.Tensor:
-    return embedding_pickles.read(folder / "t5_xxl" / "a.pickle", 64)
+    return pickles.read(folder / "t5_xxl" / "a.pickle", 64)
 
 
 def _nan(folder: Path) -> None:

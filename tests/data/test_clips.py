@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cosmos_predict2.data import clips, media, packet_times
+from cosmos_predict2.data.video import clips, media, packet_times
 from imaginaire.errors import ConfigError, DataError
 from tests.data.video_files import TICKS, all_frames, moving_pictures, remux, write_stream
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from cosmos_predict2.data.dataset_image import ImageDataset
-from cosmos_predict2.data.media import read_image, write_image
-from imaginaire.data import ResumableLoader
+from cosmos_predict2.data.video.media import read_image, write_image
+from imaginaire.data.stream import ResumableLoader
 from imaginaire.errors import ConfigError, DataError
 from tests.data.video_files import moving_pictures, write_embeddings
 

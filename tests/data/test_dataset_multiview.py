@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from cosmos_predict2.data import clips
 from cosmos_predict2.data.dataset_multiview import MultiviewDataset
-from imaginaire.data import ResumableLoader
+from cosmos_predict2.data.video import clips
+from imaginaire.data.stream import ResumableLoader
 from imaginaire.errors import ConfigError, DataError
 from tests.data.video_files import all_frames, write_clip, write_embeddings
 

@@ -11,19 +11,20 @@ import numpy
 import pytest
 import torch
 
-from cosmos_predict2.data import clips
 from cosmos_predict2.data.dataset_video import Dataset
-from cosmos_predict2.data.media import resize_and_crop
 from cosmos_predict2.data.sizes import frame_rate
+from cosmos_predict2.data.video import clips
+from cosmos_predict2.data.video.media import resize_and_crop
 from cosmos_predict2.data.video_folder import VideoFolder
-from cosmos_predict2.text import embedding_folder, embedding_pickles
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.text.embedding_folder import embed_captions
-from cosmos_predict2.text.embedding_record import EncoderRecord, write_record
-from imaginaire.data import DataStream, ResumableLoader
+from cosmos_predict2.text.embeddings import folder as embedding_folder
+from cosmos_predict2.text.embeddings import pickles
+from cosmos_predict2.text.embeddings.folder import embed_captions
+from cosmos_predict2.text.embeddings.record import EncoderRecord, write_record
+from imaginaire.data.stream import DataStream, ResumableLoader
+from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import ConfigError, DataError
-from imaginaire.model import Note
-from imaginaire.parallel import ParallelDims
+from imaginaire.training.model import Note
 from tests.data.video_files import all_frames, video_folder, write_clip, write_embeddings
 
 LENGTHS = {"a": 20, "b": 25, "c": 13}
@@ -59,7 +60,7 @@ def test_a_sample_has_the_published_form(folder: Path) -> None:
             "t5_embedding_path": str(folder / f"t5_xxl/{stem}.pickle"),
         }
         assert item["t5_text_embeddings"].dtype == torch.float32
-        assert torch.equal(item["t5_text_embeddings"], embedding_pickles.read(folder / f"t5_xxl/{stem}.pickle"))
+        assert torch.equal(item["t5_text_embeddings"], pickles.read(folder / f"t5_xxl/{stem}.pickle"))
         assert item["t5_text_mask"].dtype == torch.int64 and item["t5_text_mask"].tolist() == [1] * 7 + [0] * 505
         assert isinstance(item["fps"], float) and item["fps"] == 20.0
         assert item["image_size"].dtype == torch.int64 and item["image_size"].tolist() == [16, 32, 16, 32]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosmos_predict2.data import media
-from cosmos_predict2.data.preparation import image_extraction
+from cosmos_predict2.data.video import media
+from cosmos_predict2.tools.prepare import image_extraction
 from scripts import extract_images_from_videos as script
 from tests.data.video_files import remux
 

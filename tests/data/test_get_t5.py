@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.text.embedding_folder import EmbeddingFolder
+from cosmos_predict2.text.embeddings.folder import EmbeddingFolder
 from cosmos_predict2.text.t5 import T5Encoder
 from scripts import (
     get_t5_embeddings,

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_predict2.data import media
-from cosmos_predict2.data.preparation import hub_videos
-from cosmos_predict2.data.preparation.caption_embeddings import captions_of_csv
+from cosmos_predict2.data.video import media
+from cosmos_predict2.tools.prepare import hub_videos
+from cosmos_predict2.tools.prepare.caption_embeddings import captions_of_csv
 from scripts import check_dataset, get_t5_embeddings_from_groot_dataset
 from scripts import prepare_groot_data as script
 from tests.checkpoints.hub_server import Hub, serve

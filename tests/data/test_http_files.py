@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cosmos_predict2.data.preparation.http_files: fetching a file in pieces."""
+"""cosmos_predict2.tools.prepare.http_files: fetching a file in pieces."""
 
 import random
 from pathlib import Path
 
 import pytest
 
-from cosmos_predict2.data.preparation import http_files
-from cosmos_predict2.data.preparation.http_files import fetch, look
+from cosmos_predict2.tools.prepare import http_files
+from cosmos_predict2.tools.prepare.http_files import fetch, look
 from imaginaire.errors import DataError
 from tests.data.file_server import Served, serve
 

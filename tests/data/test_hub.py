@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cosmos_predict2.data.preparation.hub: data repositories, from a hub on this machine."""
+"""cosmos_predict2.tools.prepare.hub: data repositories, from a hub on this machine."""
 
 import os
 import sys
@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from cosmos_predict2.data import jobs
-from cosmos_predict2.data.preparation import hub as data_hub
-from cosmos_predict2.data.preparation.hub import download, list_files
+from cosmos_predict2.tools.prepare import hub as data_hub
+from cosmos_predict2.tools.prepare.hub import download, list_files
 from imaginaire.errors import ConfigError, DataError
-from imaginaire.hub import explained
+from imaginaire.storage.hub import explained
 from tests.checkpoints.hub_server import Hub, serve
 
 NAME = "robots/arm"

@@ -15,12 +15,12 @@ from cosmos_predict2.data import latent_cache
 from cosmos_predict2.data.dataset_latents import LatentDataset
 from cosmos_predict2.data.dataset_video import Dataset
 from cosmos_predict2.data.latent_cache import cache_latents, is_same_tokenizer, probe, window_starts
-from cosmos_predict2.data.media import write_video
 from cosmos_predict2.data.sizes import frame_rate
+from cosmos_predict2.data.video.media import write_video
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.text.embedding_folder import embed_captions
+from cosmos_predict2.text.embeddings.folder import embed_captions
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
-from imaginaire.data import ResumableLoader
+from imaginaire.data.stream import ResumableLoader
 from imaginaire.errors import ConfigError, DataError
 from scripts import cache_latents as script
 from tests.models.parts import PooledPixels, make_model

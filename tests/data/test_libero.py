@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cosmos_predict2.data.preparation.libero and its command: demonstrations to folders that train."""
+"""cosmos_predict2.tools.prepare.libero and its command: demonstrations to folders that train."""
 
 import json
 import subprocess
@@ -10,12 +10,12 @@ import numpy
 import pytest
 import torch
 
+from cosmos_predict2.actions.statistics import read_statistics
+from cosmos_predict2.actions.transforms import ActionTransform, controller, relative_pose
 from cosmos_predict2.data import jobs
-from cosmos_predict2.data.action_conditioned.actions import ActionTransform, controller, relative_pose
 from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditionedDataset
 from cosmos_predict2.data.action_conditioned.libero_files import list_demos, read_poses
-from cosmos_predict2.data.action_conditioned.statistics import read_statistics
-from cosmos_predict2.data.preparation import libero
+from cosmos_predict2.tools.prepare import libero
 from scripts import prepare_libero_data
 from tests.checkpoints.hub_server import Hub, serve
 from tests.data.sources_libero import CAMERAS, demo, libero_tree

@@ -2,10 +2,10 @@
 import pytest
 
 from cosmos_predict2.data.loaders import get_sampler
-from cosmos_predict2.data.toy import ToyWorldVideos
-from imaginaire import parallel
-from imaginaire.data import DataStream, ResumableLoader
-from imaginaire.parallel import ParallelDims
+from cosmos_predict2.data.toy.videos import ToyWorldVideos
+from imaginaire.data.stream import DataStream, ResumableLoader
+from imaginaire.distributed import parallel
+from imaginaire.distributed.parallel import ParallelDims
 from tests.multiprocess import run_distributed
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from cosmos_predict2.data import media
+from cosmos_predict2.data.video import media
 from imaginaire.errors import DataError
 
 

@@ -19,11 +19,11 @@ import torch
 from torch.utils.data import Dataset as MapDataset
 
 from cosmos_predict2.data.dataset_video import Dataset
-from cosmos_predict2.data.media import write_video
+from cosmos_predict2.data.video.media import write_video
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.text.embedding_folder import embed_captions
-from imaginaire.data import DataStream, ResumableLoader, close_readers
-from imaginaire.parallel import ParallelDims
+from cosmos_predict2.text.embeddings.folder import embed_captions
+from imaginaire.data.stream import DataStream, ResumableLoader, close_readers
+from imaginaire.distributed.parallel import ParallelDims
 
 MEGABYTE = 2**20
 NUM_CLIPS = 400  # more than any cache of clips should hold

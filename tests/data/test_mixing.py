@@ -9,9 +9,9 @@ import torch
 from torch.utils.data import Dataset
 
 from cosmos_predict2.data.mixing import MixedDataset, MixedLoader, Turns
-from imaginaire.data import DataStream, ResumableLoader, open_pass
+from imaginaire.data.stream import DataStream, ResumableLoader, open_pass
+from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import ConfigError, DataError
-from imaginaire.parallel import ParallelDims
 
 
 class Rows(Dataset[dict[str, Any]]):

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from cosmos_predict2.data.mock import NUM_ITEMS, MockImages, MockVideos
-from imaginaire.data import DataStream, ResumableLoader
+from imaginaire.data.stream import DataStream, ResumableLoader
+from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import ConfigError
-from imaginaire.parallel import ParallelDims
 
 SMALL: dict[str, Any] = dict(num_tokens=4, width=6)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cosmos_predict2.data.preparation.tar_safety: a whole and harmless archive, or nothing."""
+"""cosmos_predict2.tools.prepare.tar_safety: a whole and harmless archive, or nothing."""
 
 import io
 import os
@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from cosmos_predict2.data.preparation.tar_safety import extract_checked, member_files
+from cosmos_predict2.tools.prepare.tar_safety import extract_checked, member_files
 from imaginaire.errors import DataError
 
 FILES = {"a/one.txt": b"1" * 3000, "a/b/two.txt": b"22", "three.txt": b""}

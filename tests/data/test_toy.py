@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from cosmos_predict2.data.toy import ToyWorldVideos
+from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from imaginaire.errors import ConfigError
 

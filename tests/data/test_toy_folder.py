@@ -7,11 +7,12 @@ import numpy
 import pytest
 import torch
 
-from cosmos_predict2.data.media import read_video
-from cosmos_predict2.data.preparation import toy_folder, toy_forms
-from cosmos_predict2.data.preparation.toy_folder import ToyFolder, write_folder
-from cosmos_predict2.text import embedding_pickles
+from cosmos_predict2.data.video.media import read_video
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
+from cosmos_predict2.text.embeddings import pickles
+from cosmos_predict2.tools.prepare.toy import folder as toy_folder
+from cosmos_predict2.tools.prepare.toy import forms
+from cosmos_predict2.tools.prepare.toy.folder import ToyFolder, write_folder
 from imaginaire.errors import ConfigError, DataError
 from scripts import make_toy_world
 
@@ -56,7 +57,7 @@ def test_files_say_what_the_simulator_did(folder: Path) -> None:
         assert annotation["success"] == episodes.success[index] and len(annotation["rewards"]) == 8
         caption = episodes.captions[index]
         assert annotation["caption"] == caption == (split / "metas" / f"{name}.txt").read_text().strip()
-        embedding = embedding_pickles.read(split / "t5_xxl" / f"{name}.pickle", 64)
+        embedding = pickles.read(split / "t5_xxl" / f"{name}.pickle", 64)
         assert torch.equal(embedding, BytesEncoder(64, 32).encode([caption])[0])
 
 
@@ -80,14 +81,14 @@ def test_what_was_interrupted_goes_on_and_ends_the_same(
         written.append(args)
         write_video(*args)
 
-    write_video = toy_forms.write_video
-    monkeypatch.setattr(toy_forms, "write_video", stop_at_the_third)
+    write_video = forms.write_video
+    monkeypatch.setattr(forms, "write_video", stop_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         write_folder(str(out), SMALL, command="a command")
     with pytest.raises(DataError, match=r"holds a toy world with frames 9 \(now 13\)"):
         write_folder(str(out), ToyFolder(episodes=4, frames=13, val_fraction=0.25, text_encoder="bytes", text_width=32))
     (out / "train" / "metas" / ".x.txt.tmp-999999999").write_text("half")  # of a process that was killed
-    monkeypatch.setattr(toy_forms, "write_video", lambda *args: (written.append(args), write_video(*args)))
+    monkeypatch.setattr(forms, "write_video", lambda *args: (written.append(args), write_video(*args)))
     write_folder(str(out), SMALL, command="a command")
     assert len(written) == 4  # the two that were there were not written again
     assert names(out) == names(folder)

@@ -9,14 +9,14 @@ import numpy
 import pytest
 import torch
 
-from cosmos_predict2.data.action_conditioned.actions import integrate
+from cosmos_predict2.actions.transforms import integrate
 from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditionedDataset
-from cosmos_predict2.data.preparation import toy_folder
-from cosmos_predict2.data.preparation.toy_folder import ToyFolder, write_folder
-from cosmos_predict2.data.preparation.toy_forms import METRES_PER_PIXEL
-from cosmos_predict2.data.toy import ToyWorldStates, ToyWorldVideos
-from cosmos_predict2.data.toy_states import read_states
+from cosmos_predict2.data.toy.states import read_states
+from cosmos_predict2.data.toy.videos import ToyWorldStates, ToyWorldVideos
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
+from cosmos_predict2.tools.prepare.toy import folder as toy_folder
+from cosmos_predict2.tools.prepare.toy.folder import ToyFolder, write_folder
+from cosmos_predict2.tools.prepare.toy.forms import METRES_PER_PIXEL
 from imaginaire.errors import ConfigError, DataError
 from scripts import make_toy_world
 

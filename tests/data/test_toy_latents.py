@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from cosmos_predict2.data.latent_cache import check_tokenizer
-from cosmos_predict2.data.toy import ToyWorldVideos
-from cosmos_predict2.data.toy_latents import ToyWorldLatents
+from cosmos_predict2.data.toy.latents import ToyWorldLatents
+from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from imaginaire.errors import ConfigError
 

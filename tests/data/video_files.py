@@ -10,8 +10,8 @@ import av
 import numpy as np
 import torch
 
-from cosmos_predict2.data import media
-from cosmos_predict2.text import embedding_pickles
+from cosmos_predict2.data.video import media
+from cosmos_predict2.text.embeddings import pickles
 
 TICKS = 600  # per second
 
@@ -94,7 +94,7 @@ def write_embeddings(folder: Path, stems: Iterable[str], num_tokens: int = 7, wi
     folder.mkdir(parents=True, exist_ok=True)
     for i, stem in enumerate(stems):
         numbers = torch.arange(1, num_tokens * width + 1).reshape(num_tokens, width) / 64 + i
-        embedding_pickles.write(folder / f"{stem}.pickle", numbers)
+        pickles.write(folder / f"{stem}.pickle", numbers)
 
 
 def video_folder(folder: Path, lengths: Mapping[str, int], *, captions: bool = True, **options: Any) -> Path:

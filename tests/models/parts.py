@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel, Predict2Video2WorldModelConfig
 from cosmos_predict2.nn.dit import Video2WorldDiT
-from cosmos_predict2.pipelines.video2world import Video2WorldPipelineConfig
-from imaginaire.lazy_config import LazyCall as L
+from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
+from imaginaire.config.lazy_config import LazyCall as L
 
 NET = dict(model_channels=32, num_blocks=2, num_heads=2, adaln_lora_dim=8, crossattn_emb_channels=8)
 PIPE_OPTIONS = ("state_t", "ema", "video_noise_factor", "max_num_conditional_frames", "resize_online")

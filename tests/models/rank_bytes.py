@@ -15,10 +15,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cosmos_predict2.models import video2world_model
-from imaginaire import lazy_config, parallel
-from imaginaire.compose import compose
-from imaginaire.optim import FusedAdamW
-from imaginaire.parallel import to_local
+from imaginaire.config import lazy_config
+from imaginaire.config.compose import compose
+from imaginaire.distributed import parallel
+from imaginaire.distributed.parallel import to_local
+from imaginaire.optim.adamw import FusedAdamW
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosmos_predict2.pipelines.imagined_episodes import (
+from cosmos_predict2.evaluation.metrics.imagined_episodes import (
     held_out_episodes,
     imagined,
     psnr_by_horizon,
     repeat_first,
     windows_of,
 )
-from cosmos_predict2.pipelines.imagined_figures import (
+from cosmos_predict2.evaluation.reports.imagined_figures import (
     BLIND,
     MIXTURE,
     MODEL,
@@ -23,15 +23,12 @@ from cosmos_predict2.pipelines.imagined_figures import (
     imagination,
     measure,
 )
-from cosmos_predict2.pipelines.video2world_action import (
-    Video2WorldActionConditionedPipeline,
-    Video2WorldActionPipelineConfig,
-    chunk_starts,
-)
+from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline, chunk_starts
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from cosmos_predict2.toy_world.scene import SETTINGS
-from imaginaire import lazy_config
-from imaginaire.compose import compose
+from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig
+from imaginaire.config import lazy_config
+from imaginaire.config.compose import compose
 from tests.training import losses, run_dir, train
 
 CONFIG = "cosmos_predict2/configs/action_conditioned/config.py"

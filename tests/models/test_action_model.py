@@ -13,26 +13,26 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from cosmos_predict2.actions.transforms import ActionTransform, controller, relative_pose
 from cosmos_predict2.checkpoints.action_transforms import KEY, transform_tensor
-from cosmos_predict2.data.action_conditioned.actions import ActionTransform, controller, relative_pose
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.latent_cache import LATENTS_KEY
 from cosmos_predict2.data.mock import MockImages, MockVideos
-from cosmos_predict2.data.toy import ToyWorldStates
-from cosmos_predict2.data.toy_states import path_of, write_states
-from cosmos_predict2.models.network import embedders_begin_anew
+from cosmos_predict2.data.toy.states import path_of, write_states
+from cosmos_predict2.data.toy.videos import ToyWorldStates
 from cosmos_predict2.models.video2world_action_model import Predict2Video2WorldActionConditionedModel
 from cosmos_predict2.models.video2world_model import Predict2ModelManagerConfig, Predict2Video2WorldModelConfig
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
-from cosmos_predict2.pipelines.assembly import settle_attention
-from cosmos_predict2.pipelines.video2world import EMAConfig
-from cosmos_predict2.pipelines.video2world_action import Video2WorldActionPipelineConfig
 from cosmos_predict2.toy_world.episodes import make_episodes
-from imaginaire import distributed, lazy_config
+from cosmos_predict2.world_model.assembly import settle_attention
+from cosmos_predict2.world_model.config import EMAConfig, Video2WorldActionPipelineConfig
+from cosmos_predict2.world_model.network import embedders_begin_anew
+from imaginaire import distributed
+from imaginaire.config import lazy_config
+from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import CheckpointError, ConfigError, DataError
-from imaginaire.lazy_config import LazyCall as L
-from imaginaire.model import Note
+from imaginaire.training.model import Note
 from tests.models.parts import NET, PooledPixels, make_batch
 
 SIZE = dict(max_img_h=8, max_img_w=8, max_frames=4)
@@ -411,7 +411,7 @@ def test_the_average_has_the_embedders() -> None:
 
 
 def one_process() -> Any:
-    from imaginaire.parallel import ParallelDims
+    from imaginaire.distributed.parallel import ParallelDims
 
     return ParallelDims(world_size=1, rank=0, context_parallel_size=1)
 

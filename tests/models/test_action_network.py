@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.models.network import build_network, fill_network
 from cosmos_predict2.models.video2world_model import Predict2ModelManagerConfig, Predict2Video2WorldModelConfig
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
-from cosmos_predict2.pipelines.video2world import Video2WorldPipelineConfig
+from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
+from cosmos_predict2.world_model.network import build_network, fill_network
+from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import CheckpointError
-from imaginaire.lazy_config import LazyCall as L
 from tests.models.parts import PooledPixels
 
 NET = dict(model_channels=32, num_blocks=2, num_heads=2, adaln_lora_dim=8, crossattn_emb_channels=8)

@@ -9,12 +9,12 @@ import attrs
 import numpy
 import pytest
 
+from cosmos_predict2.actions.statistics import column_statistics, order_one_transform
 from cosmos_predict2.checkpoints.action_transforms import KEY, transform_tensor
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
-from cosmos_predict2.data.action_conditioned.statistics import column_statistics, order_one_transform
 from cosmos_predict2.models.video2world_action_model import Predict2Video2WorldActionConditionedModel
-from imaginaire import preflight
-from imaginaire.lazy_config import LazyCall as L
+from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.training import preflight
 from tests.models.parts import NET
 from tests.models.test_action_model import _saved, loss_of, make_config, make_model, proposed_batches
 

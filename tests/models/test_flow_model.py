@@ -22,14 +22,14 @@ from cosmos_predict2.models.text_widths import data_text_width, text_problems
 from cosmos_predict2.models.training_text import TrainingTextConfig
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel, Predict2Video2WorldModelConfig
 from cosmos_predict2.nn.dit import Video2WorldDiT
-from cosmos_predict2.pipelines.flow import FlowConfig
-from cosmos_predict2.pipelines.video2world import EMAConfig, Video2WorldPipelineConfig
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.reason1 import Reason1Encoder
+from cosmos_predict2.world_model.config import EMAConfig, Video2WorldPipelineConfig
+from cosmos_predict2.world_model.flow import FlowConfig
+from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import ConfigError, DataError
-from imaginaire.lazy_config import LazyCall as L
-from imaginaire.model import Note
-from imaginaire.parallel import ParallelDims
+from imaginaire.training.model import Note
 from tests.models.parts import NET, PooledPixels, draw_modulations, make_batch, part
 
 

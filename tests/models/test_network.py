@@ -12,20 +12,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.models import network
-from cosmos_predict2.models.network import build_network, fill_network
 from cosmos_predict2.models.video2world_model import (
     Predict2ModelManagerConfig,
     Predict2Video2WorldModel,
     Predict2Video2WorldModelConfig,
 )
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
-from cosmos_predict2.pipelines.video2world import EMAConfig, Video2WorldPipelineConfig
-from imaginaire import distributed, meta_device, parallel, weights
+from cosmos_predict2.world_model import network
+from cosmos_predict2.world_model.config import EMAConfig, Video2WorldPipelineConfig
+from cosmos_predict2.world_model.network import build_network, fill_network
+from imaginaire import distributed
+from imaginaire.checkpoint import weights
+from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.distributed import meta_device, parallel
+from imaginaire.distributed.parallel import full_tensor
 from imaginaire.errors import CheckpointError, ConfigError
-from imaginaire.lazy_config import LazyCall as L
-from imaginaire.optim import fused_adamw, named_state
-from imaginaire.parallel import full_tensor
+from imaginaire.optim.adamw import fused_adamw, named_state
 from tests.models.parts import PooledPixels, make_batch
 from tests.multiprocess import run_distributed
 

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from cosmos_predict2.checkpoints.manifests import dit_manifest
-from imaginaire import weights
+from imaginaire.checkpoint import weights
 from tests.models.rank_bytes import measured_rank_bytes
 
 EMA = "model.config.pipe_config.ema.enabled=True"

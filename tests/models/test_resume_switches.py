@@ -8,11 +8,12 @@ import pytest
 import torch
 import yaml
 
+from cosmos_predict2.actions.transforms import controller
 from cosmos_predict2.checkpoints.action_transforms import transform_tensor
-from cosmos_predict2.data.action_conditioned.actions import controller
-from imaginaire import checkpoint_layout, preflight
-from imaginaire.checkpoint_layout import CheckpointSet
-from imaginaire.compose import compose
+from imaginaire.checkpoint import layout as checkpoint_layout
+from imaginaire.checkpoint.layout import CheckpointSet
+from imaginaire.config.compose import compose
+from imaginaire.training import preflight
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
 EXPERIMENT = "experiment=predict2_video2world_training_tiny_groot_gr1_480"

@@ -12,8 +12,8 @@ from cosmos_predict2.models.text_widths import encoder_text_width
 from cosmos_predict2.models.training_text import TrainingText, TrainingTextConfig
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.reason1 import Reason1Encoder, Strategy
+from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import ConfigError, DataError
-from imaginaire.lazy_config import LazyCall as L
 from tests.text.folders import reason1_folder
 
 CPU = torch.device("cpu")

@@ -15,10 +15,10 @@ from cosmos_predict2.models.video2world_model import (
     Predict2Video2WorldModelConfig,
 )
 from cosmos_predict2.nn.start_weights import Start
-from cosmos_predict2.pipelines.denoiser import Denoiser
-from cosmos_predict2.pipelines.video2world import EMAConfig
+from cosmos_predict2.world_model.config import EMAConfig
+from cosmos_predict2.world_model.denoiser import Denoiser
+from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import CheckpointError, ConfigError, DataError
-from imaginaire.parallel import ParallelDims
 from tests.models.parts import make_batch, make_model, part
 
 

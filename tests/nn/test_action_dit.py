@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
-from imaginaire import lora
+from imaginaire.optim import lora
 from tests.nn.networks import LATENT, inputs, small_net
 
 FRAMES = LATENT[0]

@@ -11,7 +11,7 @@ from torch import Tensor
 from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import DiT
-from imaginaire import weights
+from imaginaire.checkpoint import weights
 from tests.goldens import Golden, Value
 
 VARIANTS: dict[str, type[ActionDiT]] = {"flat": FlatActionDiT, "chunk": ChunkActionDiT}

@@ -11,9 +11,9 @@ from cosmos_predict2.conditioner import Condition, given_frames_mask
 from cosmos_predict2.diffusion.schedules import karras_sigmas
 from cosmos_predict2.diffusion.solvers import guide, sample
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel, Predict2Video2WorldModelConfig
-from cosmos_predict2.pipelines.denoiser import Denoiser
-from cosmos_predict2.pipelines.video2world import Video2WorldPipelineConfig
-from imaginaire.lazy_config import LazyCall as L
+from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
+from cosmos_predict2.world_model.denoiser import Denoiser
+from imaginaire.config.lazy_config import LazyCall as L
 from tests.goldens import Golden
 from tests.models.parts import PooledPixels
 from tests.parity.action_files import ActionFile, compare_close, open_action_file

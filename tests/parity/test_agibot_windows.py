@@ -3,7 +3,7 @@
 
 import pytest
 
-from cosmos_predict2.data.preparation.agibot_windows import Clip, cut_windows
+from cosmos_predict2.tools.prepare.agibot.windows import Clip, cut_windows
 from tests.goldens import Value
 
 AREA = "training"

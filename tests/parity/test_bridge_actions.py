@@ -6,8 +6,8 @@ import re
 import numpy
 import pytest
 
-from cosmos_predict2.data.action_conditioned.actions import pose_differences, relative_actions
-from cosmos_predict2.data.action_conditioned.rotations import euler_to_matrix, matrix_to_euler, matrix_to_quaternion
+from cosmos_predict2.actions.rotations import euler_to_matrix, matrix_to_euler, matrix_to_quaternion
+from cosmos_predict2.actions.transforms import pose_differences, relative_actions
 from cosmos_predict2.data.windows import action_windows
 from tests.goldens import Golden, Value
 

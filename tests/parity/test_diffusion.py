@@ -17,7 +17,7 @@ from cosmos_predict2.diffusion.rectified_flow import (
 from cosmos_predict2.diffusion.schedules import flow_sigmas, karras_sigmas
 from cosmos_predict2.diffusion.solvers import sample
 from cosmos_predict2.diffusion.step import Step
-from imaginaire.ema import PowerEMA, power_ema_exponent
+from imaginaire.optim.ema import PowerEMA, power_ema_exponent
 from tests.goldens import Golden, Value
 
 AREA = "video2world"

@@ -4,8 +4,8 @@
 import pytest
 
 from cosmos_predict2.data.loaders import get_sampler
-from imaginaire import parallel
-from imaginaire.parallel import ParallelDims
+from imaginaire.distributed import parallel
+from imaginaire.distributed.parallel import ParallelDims
 from tests.goldens import Value
 
 AREA = "training"

@@ -10,9 +10,10 @@ import torch
 from cosmos_predict2.diffusion import flow_time
 from cosmos_predict2.diffusion.rectified_flow import noise_level
 from cosmos_predict2.models.flow_model import Predict2p5Video2WorldModel, Predict2p5Video2WorldModelConfig
-from cosmos_predict2.pipelines.flow import FlowConfig
-from cosmos_predict2.pipelines.video2world import Video2WorldPipeline, Video2WorldPipelineConfig
-from imaginaire.lazy_config import LazyCall as L
+from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
+from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
+from cosmos_predict2.world_model.flow import FlowConfig
+from imaginaire.config.lazy_config import LazyCall as L
 from tests.goldens import Golden
 from tests.models.parts import PooledPixels
 from tests.parity.action_files import ActionFile, compare_close, open_action_file

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from cosmos_predict2.text import embedding_pickles
+from cosmos_predict2.text.embeddings import pickles
 from cosmos_predict2.text.reason1 import combine, load_reason1
 from cosmos_predict2.text.reason1 import embed as embed_reason1
 from cosmos_predict2.text.t5 import embed as embed_t5
@@ -61,10 +61,10 @@ def test_t5_pickles(t5: tuple[Tensor, Tensor, Value], golden: Golden, tmp_path: 
         array = stored[i, :length].numpy()
         for protocol in (2, 4, 5):
             (tmp_path / "public.pickle").write_bytes(pickle.dumps([array], protocol=protocol))
-            found = embedding_pickles.read(tmp_path / "public.pickle")
-            assert found.shape == (embedding_pickles.NUM_TOKENS, array.shape[1]) and found.dtype == torch.float32
+            found = pickles.read(tmp_path / "public.pickle")
+            assert found.shape == (pickles.NUM_TOKENS, array.shape[1]) and found.dtype == torch.float32
             assert torch.equal(found[:length], stored[i, :length].float()) and not found[length:].any()
-        embedding_pickles.write(tmp_path / "ours.pickle", stored[i])
+        pickles.write(tmp_path / "ours.pickle", stored[i])
         (ours,) = pickle.loads((tmp_path / "ours.pickle").read_bytes())
         np.testing.assert_array_equal(ours, array)
 

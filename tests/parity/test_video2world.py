@@ -29,12 +29,14 @@ from cosmos_predict2.models.video2world_model import (
     Predict2Video2WorldModelConfig,
 )
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
-from cosmos_predict2.parallelize import ContextParallel
-from cosmos_predict2.pipelines.denoiser import Denoiser
-from cosmos_predict2.pipelines.flow import FlowConfig
-from cosmos_predict2.pipelines.video2world import SolverConfig, Video2WorldPipelineConfig, initial_noise
-from imaginaire import lora, weights
-from imaginaire.lazy_config import LazyCall as L
+from cosmos_predict2.world_model.config import SolverConfig, Video2WorldPipelineConfig
+from cosmos_predict2.world_model.denoiser import Denoiser
+from cosmos_predict2.world_model.flow import FlowConfig
+from cosmos_predict2.world_model.parallelize import ContextParallel
+from cosmos_predict2.world_model.sampling import initial_noise
+from imaginaire.checkpoint import weights
+from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.optim import lora
 from tests.goldens import Golden, Value
 from tests.models.parts import NET as TINY
 from tests.models.parts import PooledPixels

@@ -16,28 +16,24 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from cosmos_predict2.actions.statistics import NAMES
+from cosmos_predict2.actions.transforms import controller, relative_pose
 from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
-from cosmos_predict2.data import media
-from cosmos_predict2.data.action_conditioned.actions import controller, relative_pose
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
-from cosmos_predict2.data.action_conditioned.statistics import NAMES
-from cosmos_predict2.data.preparation.toy_folder import ToyFolder, write_folder
-from cosmos_predict2.pipelines import action_evaluation, evaluation_data
-from cosmos_predict2.pipelines.action_evaluation import Report, evaluate, seam_change
-from cosmos_predict2.pipelines.action_report import write_report
-from cosmos_predict2.pipelines.assembly import build_net
-from cosmos_predict2.pipelines.evaluation_data import (
-    Recordings,
-    read_recordings,
-    recordings_of_run,
-    toy_recordings,
-)
-from cosmos_predict2.pipelines.evaluation_page import write_json
+from cosmos_predict2.data.video import media
+from cosmos_predict2.evaluation.reports import action_evaluation
+from cosmos_predict2.evaluation.reports.action_evaluation import Report, evaluate, seam_change
+from cosmos_predict2.evaluation.reports.action_report import write_report
+from cosmos_predict2.evaluation.reports.evaluation_page import write_json
+from cosmos_predict2.evaluation.reports.toy_futures import Futures, imagine_futures
+from cosmos_predict2.pipelines import evaluation_data
+from cosmos_predict2.pipelines.evaluation_data import Recordings, read_recordings, recordings_of_run, toy_recordings
 from cosmos_predict2.pipelines.recorded_run import recorded_run
-from cosmos_predict2.pipelines.toy_futures import Futures, imagine_futures
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
-from imaginaire import lazy_config
+from cosmos_predict2.tools.prepare.toy.folder import ToyFolder, write_folder
+from cosmos_predict2.world_model.assembly import build_net
+from imaginaire.config import lazy_config
 from imaginaire.errors import ConfigError, DataError
 from scripts import evaluate_world_model
 
@@ -286,7 +282,10 @@ def test_a_folder_is_read_as_by_the_run_of_the_weights(tmp_path: Path) -> None:
     every = {**own, "fps_downsample_ratio": 1}
     once = read_recordings(str(tmp_path / "data"), relative_pose(), trained=every, **wanted)
     assert torch.equal(found.video_B_C_F_H_W[0, :, :7], once.video_B_C_F_H_W[0, :, ::2])  # every second frame
-    for trained in (None, {**own, "_target_": "cosmos_predict2.data.toy.ToyWorldVideos"}):  # data of another class
+    for trained in (
+        None,
+        {**own, "_target_": "cosmos_predict2.data.toy.videos.ToyWorldVideos"},
+    ):  # data of another class
         with pytest.raises(DataError, match="state"):
             read_recordings(str(tmp_path / "data"), relative_pose(), trained=trained, **wanted)
 
@@ -334,7 +333,7 @@ def test_a_folder_has_the_size_of_the_run(
     )
     found = evaluate_world_model._recordings(args, choice)  # type: ignore[arg-type]
     assert found.video_B_C_F_H_W.shape[-2:] == (48, 48)  # and not the 256x320 of LeRobot data
-    world = {"_target_": "cosmos_predict2.data.toy_latents.ToyWorldLatents", "setting": "hard"}
+    world = {"_target_": "cosmos_predict2.data.toy.latents.ToyWorldLatents", "setting": "hard"}
     assert evaluation_data.size_of_world(world, "48") == (64, 64)
     assert evaluation_data.size_of_world({**world, "world": {"size": 56}}, "48") == (56, 56)
     assert evaluation_data.size_of_world({}, "48") == (48, 48) and evaluation_data.size_of_world({}, "480") is None
@@ -368,7 +367,7 @@ def test_weights_without_actions_are_told_before_their_actions_are_asked_for(
 
 
 def test_a_run_without_validation_data_of_its_own_is_told() -> None:
-    node = {"_target_": "cosmos_predict2.data.toy.ToyWorldVideos"}
+    node = {"_target_": "cosmos_predict2.data.toy.videos.ToyWorldVideos"}
     for transform in (controller(6, scale=1.0), controller(6, scale=20.0), relative_pose()):
         with pytest.raises((ConfigError, DataError), match=r"^The run has no validation data.*Give --data FOLDER"):
             recordings_of_run(node, transform, num=2, num_actions=12)
@@ -376,7 +375,7 @@ def test_a_run_without_validation_data_of_its_own_is_told() -> None:
 
 def test_the_toy_world_of_a_run_is_its_own() -> None:
     node = {
-        "_target_": "cosmos_predict2.data.toy.ToyWorldVideos",
+        "_target_": "cosmos_predict2.data.toy.videos.ToyWorldVideos",
         "mix": "full_skill",
         "seed": 5,
         "ring_elsewhere": 1.0,
@@ -406,7 +405,7 @@ def test_actions_of_another_kind_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_data_of_a_run_are_built_from_what_is_known() -> None:
-    node = {"_target_": "cosmos_predict2.data.toy.ToyWorldVideos", "setting": "hard", "num_episodes": 9000}
+    node = {"_target_": "cosmos_predict2.data.toy.videos.ToyWorldVideos", "setting": "hard", "num_episodes": 9000}
     found = recordings_of_run(node, TOY, num=2, num_actions=24)
     assert found.video_B_C_F_H_W.shape == (2, 3, 25, 64, 64) and "hard" in found.name
     assert found.episodes is not None and found.others is not None

@@ -9,8 +9,8 @@ import numpy
 import pytest
 import torch
 
-from cosmos_predict2.data import media
-from cosmos_predict2.data.action_conditioned.actions import controller, pose_differences, relative_pose
+from cosmos_predict2.actions.transforms import controller, pose_differences, relative_pose
+from cosmos_predict2.data.video import media
 from cosmos_predict2.pipelines.action_inputs import Reading, raw_actions, read_episode
 from imaginaire.errors import ConfigError, DataError
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cosmos_predict2.evaluation.reports.held_out_report import Figures
 from cosmos_predict2.pipelines.composed_run import (
     composed_run,
     dataset_node,
@@ -15,10 +16,9 @@ from cosmos_predict2.pipelines.composed_run import (
     held_out_node,
     video2world_folder,
 )
-from cosmos_predict2.pipelines.held_out_report import Figures
-from imaginaire.compose import compose
+from imaginaire.config.compose import compose
+from imaginaire.config.lazy_yaml import save_yaml
 from imaginaire.errors import ConfigError
-from imaginaire.lazy_yaml import save_yaml
 from scripts import evaluate_world_model
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
@@ -64,7 +64,7 @@ def test_a_run_is_measured_on_its_own_data(run: Path) -> None:
     assert "the clips are those of training (own/train)" in held_out_doubt(
         training, {**training, "dataset_dir": "./own/train"}
     )
-    toy = {"_target_": "cosmos_predict2.data.toy.ToyWorldVideos"}
+    toy = {"_target_": "cosmos_predict2.data.toy.videos.ToyWorldVideos"}
     assert "the clips are of ToyWorldVideos, those of training of Dataset (own/train)" in held_out_doubt(training, toy)
     with pytest.raises(ConfigError, match=r"--data nowhere: .* in the form of own/train"):
         held_out_node(config, "nowhere")
@@ -135,7 +135,7 @@ def test_nothing_is_computed_for_a_run(run: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["imaginaire.storage.remove", "cosmos_predict2.data.media.write_video", "torch.nn.Linear"]
+    "name", ["imaginaire.storage.remove", "cosmos_predict2.data.video.media.write_video", "torch.nn.Linear"]
 )
 def test_only_classes_of_models_and_data_are_built_for_a_run(run: Path, text: str, name: str) -> None:
     for part in ("dataset", "config"):

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.conditioner import Condition
-from cosmos_predict2.nn.action_dit import ChunkActionDiT
-from cosmos_predict2.pipelines.controllability import (
+from cosmos_predict2.evaluation.metrics.controllability import (
     Predictor,
     action_gap,
     lending_order,
@@ -19,7 +18,8 @@ from cosmos_predict2.pipelines.controllability import (
     rows_of,
     video_distances,
 )
-from cosmos_predict2.pipelines.video2world import Video2WorldPipelineConfig
+from cosmos_predict2.nn.action_dit import ChunkActionDiT
+from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 
 NET = dict(model_channels=32, num_blocks=1, num_heads=2, adaln_lora_dim=8, crossattn_emb_channels=8)
 

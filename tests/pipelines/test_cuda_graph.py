@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.pipelines import cuda_graph, sampling
-from cosmos_predict2.pipelines.cuda_graph import MOST_KEPT, GraphedNetwork
+from cosmos_predict2.world_model import cuda_graph, sampling
+from cosmos_predict2.world_model.cuda_graph import MOST_KEPT, GraphedNetwork
 from imaginaire.errors import ConfigError
 from tests.pipelines import test_video2world_action as with_actions
 from tests.pipelines.test_video2world import frames, make_pipeline, text

@@ -10,13 +10,10 @@ from torch import Tensor
 from cosmos_predict2.diffusion.solvers import SOLVERS
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
-from cosmos_predict2.pipelines.flow import FlowConfig, sample_flow
-from cosmos_predict2.pipelines.video2world import (
-    SolverConfig,
-    Video2WorldPipeline,
-    Video2WorldPipelineConfig,
-    initial_noise,
-)
+from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
+from cosmos_predict2.world_model.config import SolverConfig, Video2WorldPipelineConfig
+from cosmos_predict2.world_model.flow import FlowConfig, sample_flow
+from cosmos_predict2.world_model.sampling import initial_noise
 from imaginaire.errors import ConfigError
 from tests.models.parts import PooledPixels
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from cosmos_predict2.evaluation.reports.imagined_figures import measure
 from cosmos_predict2.nn.attention import BACKENDS, check_attention, choose_attention
 from cosmos_predict2.nn.dit import Video2WorldDiT
-from cosmos_predict2.pipelines.cuda_graph import GraphedNetwork
-from cosmos_predict2.pipelines.imagined_figures import measure
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
+from cosmos_predict2.world_model.cuda_graph import GraphedNetwork
 from tests.pipelines import test_video2world_action as with_actions
 from tests.pipelines.test_imagined_episodes import model
 from tests.pipelines.test_video2world import frames, make_pipeline

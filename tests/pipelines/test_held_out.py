@@ -17,13 +17,13 @@ from torch import Tensor
 from cosmos_predict2.checkpoints.presence import described_weights
 from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
-from cosmos_predict2.data import media
-from cosmos_predict2.data.toy import ToyWorldVideos
+from cosmos_predict2.data.toy.videos import ToyWorldVideos
+from cosmos_predict2.data.video import media
+from cosmos_predict2.evaluation.metrics import held_out
+from cosmos_predict2.evaluation.metrics.held_out import Clips
 from cosmos_predict2.models.training_text import TrainingText, TrainingTextConfig
-from cosmos_predict2.pipelines import held_out
-from cosmos_predict2.pipelines.assembly import build_net
-from cosmos_predict2.pipelines.held_out import Clips
-from imaginaire import lazy_config
+from cosmos_predict2.world_model.assembly import build_net
+from imaginaire.config import lazy_config
 from imaginaire.errors import ConfigError, DataError
 from scripts import evaluate_world_model
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
-from cosmos_predict2.data.toy import SPLITS
-from cosmos_predict2.pipelines.controllability import partners
-from cosmos_predict2.pipelines.imagined_episodes import (
+from cosmos_predict2.data.toy.videos import SPLITS
+from cosmos_predict2.evaluation.metrics.controllability import partners
+from cosmos_predict2.evaluation.metrics.imagined_episodes import (
     REGIONS,
     clips_of,
     coded,
@@ -26,8 +26,8 @@ from cosmos_predict2.pipelines.imagined_episodes import (
     repeat_motion,
     windows_of,
 )
-from cosmos_predict2.pipelines.imagined_figures import BLIND, MODEL, STANDSTILL, WEAK, measure
-from cosmos_predict2.pipelines.imagined_success import WEAK_DRIVER, agreement, seen_success
+from cosmos_predict2.evaluation.metrics.imagined_success import WEAK_DRIVER, agreement, seen_success
+from cosmos_predict2.evaluation.reports.imagined_figures import BLIND, MODEL, STANDSTILL, WEAK, measure
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from cosmos_predict2.toy_world.episodes import Episodes, Mix, make_episodes

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.data.toy import SPLITS
-from cosmos_predict2.pipelines.inverse_dynamics import LONGEST_SIDE, Probe, fit_probe, pair_features
+from cosmos_predict2.data.toy.videos import SPLITS
+from cosmos_predict2.evaluation.metrics.inverse_dynamics import LONGEST_SIDE, Probe, fit_probe, pair_features
 from cosmos_predict2.toy_world.episodes import make_episodes
 from imaginaire.errors import DataError
 

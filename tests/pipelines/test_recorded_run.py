@@ -17,9 +17,9 @@ from cosmos_predict2.pipelines.recorded_run import recorded_run
 from examples.video2world import main
 from examples.video2world_choice import choose_model
 from examples.video2world_flags import parse
-from imaginaire.compose import compose
+from imaginaire.config.compose import compose
+from imaginaire.config.lazy_config import instantiate, to_yaml
 from imaginaire.errors import CheckpointError, ConfigError
-from imaginaire.lazy_config import instantiate, to_yaml
 from tests.data.video_files import write_clip
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
@@ -238,6 +238,6 @@ def test_a_video_by_a_run_needs_no_other_flag(tmp_path: Path, monkeypatch: pytes
     flags = ["--dit_path", path, "--prompt", "x", "--model_size", "tiny", "--num_steps", "1"]
     monkeypatch.setattr("sys.argv", ["video2world.py", *flags, "--save_path", str(tmp_path / "out.mp4")])
     assert main() == 0
-    from cosmos_predict2.data import media
+    from cosmos_predict2.data.video import media
 
     assert media.probe_video(tmp_path / "out.mp4").num_frames == 5

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from cosmos_predict2.auxiliary.guardrail.runner import BlockedError, GuardrailRunner
-from cosmos_predict2.data import media
+from cosmos_predict2.data.video import media
+from cosmos_predict2.guardrail.runner import BlockedError, GuardrailRunner
 from cosmos_predict2.pipelines.inputs import check_input, read_input
 from cosmos_predict2.pipelines.requests import Request, Settings, fingerprint, read_batch, run_all, write_contact_sheet
 from imaginaire.errors import ConfigError, DataError

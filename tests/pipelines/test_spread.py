@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
-from cosmos_predict2.pipelines import spread
+from cosmos_predict2.pipelines import context_parallel
+from cosmos_predict2.pipelines.context_parallel import LeadingPipeline, SpreadError, check_num_gpus
 from cosmos_predict2.pipelines.requests import Request, Settings, run_all
-from cosmos_predict2.pipelines.spread import LeadingPipeline, SpreadError, check_num_gpus
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
-from imaginaire import distributed, parallel
+from imaginaire import distributed
+from imaginaire.distributed import parallel
 from imaginaire.errors import ConfigError
 from tests.multiprocess import run_distributed
 
@@ -60,7 +61,7 @@ def _spread(folder: Path) -> dict[str, dict[str, Tensor]]:
         assert failed == (1 if distributed.is_rank0() else None)
     # what only rank 1 finds wrong is told to all, and nobody waits
     with pytest.raises(ConfigError, match="weights are missing here"):
-        spread.agreed(_prepared_on_rank_0)
+        context_parallel.agreed(_prepared_on_rank_0)
     # an error before anything is sampled lets the followers go
     with pytest.raises(ConfigError, match="no such input") if distributed.is_rank0() else nullcontext():
         _lead_or_follow(_wrong_request, group, False)
@@ -86,12 +87,12 @@ def _lead_or_follow(work: Any, group: Any, halves_apart: bool) -> Any:
         return pipe
 
     def make_leader() -> Video2WorldPipeline:
-        spread.announce()
+        context_parallel.announce()
         return make(LeadingPipeline)
 
     if distributed.is_rank0():
-        return spread.lead(lambda: work(make_leader))
-    spread.follow(make)
+        return context_parallel.lead(lambda: work(make_leader))
+    context_parallel.follow(make)
     return None
 
 
@@ -132,10 +133,10 @@ def test_numbers_that_divide_are_taken() -> None:
 
 
 def test_alone_there_is_nobody_to_agree_with() -> None:
-    assert spread.agreed(lambda: 5) == 5
+    assert context_parallel.agreed(lambda: 5) == 5
 
     def wrong() -> int:
         raise ConfigError("no")
 
     with pytest.raises(ConfigError, match="no"):
-        spread.agreed(wrong)
+        context_parallel.agreed(wrong)

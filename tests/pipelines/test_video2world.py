@@ -8,20 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.auxiliary.guardrail.runner import BlockedError, GuardrailRunner
+from cosmos_predict2.guardrail.runner import BlockedError, GuardrailRunner
 from cosmos_predict2.interfaces import Verdict
 from cosmos_predict2.nn.dit import Video2WorldDiT
-from cosmos_predict2.pipelines import sampling
-from cosmos_predict2.pipelines.denoiser import Denoiser
-from cosmos_predict2.pipelines.video2world import (
-    Video2WorldPipeline,
-    Video2WorldPipelineConfig,
-    initial_noise,
-    to_uint8,
-)
+from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
+from cosmos_predict2.world_model import sampling
+from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
+from cosmos_predict2.world_model.denoiser import Denoiser
+from cosmos_predict2.world_model.sampling import initial_noise, to_uint8
+from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import ConfigError
-from imaginaire.lazy_config import LazyCall as L
 from tests.models.parts import PooledPixels
 
 NET = dict(model_channels=32, num_blocks=2, num_heads=2, adaln_lora_dim=8, crossattn_emb_channels=8)

@@ -9,24 +9,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cosmos_predict2.actions.transforms import controller, relative_pose
 from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
-from cosmos_predict2.data.action_conditioned.actions import controller, relative_pose
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import Prepared
-from cosmos_predict2.pipelines.denoiser import Denoiser
-from cosmos_predict2.pipelines.flow import FlowConfig, distilled_times, sample_distilled
-from cosmos_predict2.pipelines.video2world import initial_noise
-from cosmos_predict2.pipelines.video2world_action import (
-    Video2WorldActionConditionedPipeline,
-    Video2WorldActionPipelineConfig,
-    check_bases,
-    chunk_starts,
-)
+from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline, check_bases, chunk_starts
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.trained_text import with_tokens
+from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig
+from cosmos_predict2.world_model.denoiser import Denoiser
+from cosmos_predict2.world_model.flow import FlowConfig, distilled_times, sample_distilled
+from cosmos_predict2.world_model.sampling import initial_noise
+from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import CheckpointError, ConfigError, DataError
-from imaginaire.lazy_config import LazyCall as L
 from tests.models.parts import PooledPixels
 
 NET = dict(model_channels=32, num_blocks=2, num_heads=2, adaln_lora_dim=8, crossattn_emb_channels=8)

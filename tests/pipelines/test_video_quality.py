@@ -8,7 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.pipelines.video_quality import HIGHEST_PSNR, gradient_similarity, lpips, psnr, sharpness, ssim
+from cosmos_predict2.evaluation.metrics.video_quality import (
+    HIGHEST_PSNR,
+    gradient_similarity,
+    lpips,
+    psnr,
+    sharpness,
+    ssim,
+)
 from cosmos_predict2.toy_world.episodes import make_episodes
 from imaginaire.errors import ConfigError, DataError
 
@@ -76,7 +83,7 @@ def test_the_order_of_clips_and_how_many_are_done_at_once_do_not_matter(monkeypa
     for likeness in (ssim, psnr):
         with monkeypatch.context() as patch:
             whole = likeness(video, truth)
-            patch.setattr("cosmos_predict2.pipelines.video_quality.PIXELS_AT_ONCE", 2 * 48 * 48)
+            patch.setattr("cosmos_predict2.evaluation.metrics.video_quality.PIXELS_AT_ONCE", 2 * 48 * 48)
             assert torch.allclose(likeness(video.flip(0), truth.flip(0)), whole)
 
 

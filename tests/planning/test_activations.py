@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cosmos_predict2.models.network import embedders
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
-from cosmos_predict2.planning.activations import activations
-from cosmos_predict2.planning.workload import Workload
-from cosmos_predict2.recompute import POLICIES, apply_recompute
-from imaginaire import lora
+from cosmos_predict2.tools.plan.activations import activations
+from cosmos_predict2.tools.plan.workload import Workload
+from cosmos_predict2.world_model.network import embedders
+from cosmos_predict2.world_model.recompute import POLICIES, apply_recompute
+from imaginaire.optim import lora
 from tests.kept_bytes import kept_bytes
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "output_proj", "mlp.layer1", "mlp.layer2")

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cosmos_predict2.planning.memory import GB, predict_memory
-from cosmos_predict2.planning.workload import Workload, read_workload
-from imaginaire.compose import compose
+from cosmos_predict2.tools.plan.memory import GB, predict_memory
+from cosmos_predict2.tools.plan.workload import Workload, read_workload
+from imaginaire.config.compose import compose
 from tests.models.rank_bytes import CONFIG, measured_rank_bytes
 from tests.planning.test_activations import workload
 

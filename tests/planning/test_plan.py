@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from cosmos_predict2.nn.flops import num_parameters
-from cosmos_predict2.planning.report import Plan, as_text, make_plan
-from cosmos_predict2.planning.speed import GPUS
-from cosmos_predict2.planning.workload import read_workload
-from imaginaire.compose import compose
+from cosmos_predict2.tools.plan.report import Plan, as_text, make_plan
+from cosmos_predict2.tools.plan.speed import GPUS
+from cosmos_predict2.tools.plan.workload import read_workload
+from imaginaire.config.compose import compose
 from scripts import plan
 from tests.models.rank_bytes import CONFIG
 from tests.planning.test_memory import AGIBOT

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cosmos_predict2.nn.flops import forward_flops
-from cosmos_predict2.planning.speed import GPUS, PUBLISHED, find_gpu, predict_speed
+from cosmos_predict2.tools.plan.speed import GPUS, PUBLISHED, find_gpu, predict_speed
 from imaginaire.errors import ConfigError
 from tests.planning.test_activations import workload
 from tests.planning.test_memory import AGIBOT, read

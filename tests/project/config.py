@@ -15,10 +15,10 @@ from torch import Tensor
 from cosmos_predict2.configs.base.config import make_config as base_config
 from examples.minimal.data import Waves
 from examples.minimal.model import MinimalModel
-from imaginaire.callbacks import Callback
-from imaginaire.compose import register_experiment
-from imaginaire.data import ResumableLoader
-from imaginaire.lazy_config import LazyCall as L
+from imaginaire.config.compose import register_experiment
+from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.data.stream import ResumableLoader
+from imaginaire.training.callbacks import Callback
 
 
 class RestlessModel(MinimalModel):

@@ -16,10 +16,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from cosmos_predict2.text import embedding_folder, embedding_record
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.text.embedding_folder import EmbeddingFolder, embed_captions, find_embedding_dir
-from cosmos_predict2.text.embedding_record import caption_hash
+from cosmos_predict2.text.embeddings import folder as embedding_folder
+from cosmos_predict2.text.embeddings import record as embedding_record
+from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, embed_captions, find_embedding_dir
+from cosmos_predict2.text.embeddings.record import caption_hash
 from cosmos_predict2.text.t5 import T5Encoder
 from imaginaire.errors import ConfigError, DataError
 from tests.programs import python

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from cosmos_predict2.text import embedding_pickles
+from cosmos_predict2.text.embeddings import pickles
 from imaginaire.errors import DataError
 
 PROTOCOLS = [0, 1, 2, 3, 4, 5]
@@ -30,7 +30,7 @@ def _array(tokens: int, width: int = 8) -> np.ndarray:
 def test_public_files_are_read(tmp_path: Path, protocol: int, tokens: int) -> None:
     array = _array(tokens)
     (tmp_path / "a.pickle").write_bytes(pickle.dumps([array], protocol=protocol))
-    embedding = embedding_pickles.read(tmp_path / "a.pickle")
+    embedding = pickles.read(tmp_path / "a.pickle")
     assert embedding.shape == (512, 8) and embedding.dtype == torch.float32
     kept = min(tokens, 512)
     assert torch.equal(embedding[:kept], torch.from_numpy(array[:kept]).float())
@@ -44,25 +44,25 @@ def test_both_names_of_numpy_are_read(tmp_path: Path, old: bool) -> None:
     for name in names:
         content = content.replace(name, names[1] if old else names[0])
     (tmp_path / "a.pickle").write_bytes(content)
-    assert embedding_pickles.read(tmp_path / "a.pickle", num_tokens=7).shape == (7, 8)
+    assert pickles.read(tmp_path / "a.pickle", num_tokens=7).shape == (7, 8)
 
 
 def test_what_is_written_is_in_the_exchange_form(tmp_path: Path) -> None:
-    embedding = embedding_pickles.padded(torch.from_numpy(_array(5)), 512)
-    embedding_pickles.write(tmp_path / "a.pickle", embedding)
+    embedding = pickles.padded(torch.from_numpy(_array(5)), 512)
+    pickles.write(tmp_path / "a.pickle", embedding)
     content = (tmp_path / "a.pickle").read_bytes()
     assert next(pickletools.genops(content))[1] == 4
     loaded = pickle.loads(content)
     assert isinstance(loaded, list) and len(loaded) == 1
     assert loaded[0].dtype == np.float16 and loaded[0].shape == (5, 8)
-    assert torch.equal(embedding_pickles.read(tmp_path / "a.pickle"), embedding)
+    assert torch.equal(pickles.read(tmp_path / "a.pickle"), embedding)
 
 
 def test_a_token_of_zeros_inside_is_kept_and_an_empty_embedding_has_one() -> None:
     embedding = torch.zeros(6, 2)
-    assert embedding_pickles.trimmed(embedding).shape == (1, 2)
+    assert pickles.trimmed(embedding).shape == (1, 2)
     embedding[3, 1] = 1
-    assert embedding_pickles.trimmed(embedding).shape == (4, 2)
+    assert pickles.trimmed(embedding).shape == (4, 2)
 
 
 class _Runs:
@@ -89,7 +89,7 @@ class _Runs:
 def test_code_is_refused_and_does_not_run(tmp_path: Path, protocol: int, make: Any) -> None:
     (tmp_path / "bad.pickle").write_bytes(pickle.dumps(make(tmp_path / "ran"), protocol=protocol))
     with pytest.raises(DataError, match=r"bad\.pickle asks for .*was not loaded"):
-        embedding_pickles.read(tmp_path / "bad.pickle")
+        pickles.read(tmp_path / "bad.pickle")
     assert not (tmp_path / "ran").exists()
 
 
@@ -102,10 +102,10 @@ def test_bytes_are_never_taken_for_objects(tmp_path: Path, protocol: int, kind: 
     for content, refused in ((as_shape, "a call of numpy.ndarray"), (of_this_kind, "numpy.dtype")):
         (tmp_path / "bad.pickle").write_bytes(pickle.dumps([content], protocol=protocol))
         with pytest.raises(DataError, match=rf"bad\.pickle asks for {refused}"):
-            embedding_pickles.read(tmp_path / "bad.pickle")
+            pickles.read(tmp_path / "bad.pickle")
 
 
-@pytest.mark.parametrize("name", sorted(embedding_pickles._ALLOWED))
+@pytest.mark.parametrize("name", sorted(pickles._ALLOWED))
 def test_no_file_changes_what_it_names(tmp_path: Path, name: str) -> None:
     module, _, attribute = name.rpartition(".")
     change = b"N}X\x05\x00\x00\x00arrayNsX\x0c\x00\x00\x00__defaults__)s\x86b0"  # BUILD with (None, {...}), POP
@@ -113,16 +113,16 @@ def test_no_file_changes_what_it_names(tmp_path: Path, name: str) -> None:
     crafted = array[:2] + f"c{module}\n{attribute}\n".encode() + change + array[2:]
     (tmp_path / "bad.pickle").write_bytes(crafted)
     with pytest.raises(DataError, match=rf"bad\.pickle asks for a change of {name}"):
-        embedding_pickles.read(tmp_path / "bad.pickle")
+        pickles.read(tmp_path / "bad.pickle")
     (tmp_path / "good.pickle").write_bytes(array)
-    assert embedding_pickles.read_rows(tmp_path / "good.pickle").equal(torch.from_numpy(_array(5)).float())
+    assert pickles.read_rows(tmp_path / "good.pickle").equal(torch.from_numpy(_array(5)).float())
 
 
 def test_orders_of_bytes_and_axes_are_kept(tmp_path: Path) -> None:
     for array in (_array(5).astype(">f4"), np.asfortranarray(_array(5)), _array(5).astype(np.float64)):
         for protocol in (2, 4, 5):
             (tmp_path / "a.pickle").write_bytes(pickle.dumps([array], protocol=protocol))
-            found = embedding_pickles.read(tmp_path / "a.pickle", num_tokens=5)
+            found = pickles.read(tmp_path / "a.pickle", num_tokens=5)
             assert torch.equal(found, torch.from_numpy(array.astype(np.float32)))
 
 
@@ -140,7 +140,7 @@ def test_orders_of_bytes_and_axes_are_kept(tmp_path: Path) -> None:
 def test_ways_around_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "bad.pickle").write_bytes(content)
     with pytest.raises(DataError, match=r"bad\.pickle"):
-        embedding_pickles.read(tmp_path / "bad.pickle")
+        pickles.read(tmp_path / "bad.pickle")
 
 
 def _doubled(depth: int) -> bytes:
@@ -165,7 +165,7 @@ def test_a_small_file_takes_little_time_and_memory(tmp_path: Path, content: byte
     (tmp_path / "bad.pickle").write_bytes(content)
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     with pytest.raises(DataError, match=r"bad\.pickle"):
-        embedding_pickles.read(tmp_path / "bad.pickle")
+        pickles.read(tmp_path / "bad.pickle")
     assert time.process_time() - start < 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
 
@@ -190,5 +190,5 @@ def test_a_small_file_takes_little_time_and_memory(tmp_path: Path, content: byte
 def test_other_content_is_an_error_that_names_the_file(tmp_path: Path, content: bytes, words: str) -> None:
     (tmp_path / "a.pickle").write_bytes(content)
     with pytest.raises(DataError, match=words) as caught:
-        embedding_pickles.read(tmp_path / "a.pickle")
+        pickles.read(tmp_path / "a.pickle")
     assert "a.pickle" in str(caught.value)

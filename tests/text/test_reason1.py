@@ -8,7 +8,7 @@ import torch
 
 from cosmos_predict2.interfaces import TextEncoder
 from cosmos_predict2.text import reason1
-from cosmos_predict2.text.embedding_cache import EmbeddingCache
+from cosmos_predict2.text.embeddings.cache import EmbeddingCache
 from cosmos_predict2.text.reason1 import Reason1Encoder
 from imaginaire.errors import CheckpointError, ConfigError
 from tests.text.folders import reason1_folder, write_weights

@@ -16,13 +16,13 @@ from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.dataset_video import Dataset
 from cosmos_predict2.data.mock import MockVideos
-from cosmos_predict2.data.toy import ToyWorldVideos
+from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.models.text_widths import data_text, data_text_problems, text_of_config
 from cosmos_predict2.models.training_text import TrainingTextConfig
 from cosmos_predict2.pipelines.recorded_run import recorded_run
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.text.embedding_folder import EmbeddingFolder, embed_captions
+from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, embed_captions
 from cosmos_predict2.text.encoder_names import encode_command, encode_commands, is_same_encoder, parse_name
 from cosmos_predict2.text.prompt_embeddings import write_prompt_embeddings
 from cosmos_predict2.text.reason1 import Reason1Encoder
@@ -39,12 +39,12 @@ from examples.video2world import prepare
 from examples.video2world_action_choice import ActionChoice, read_texts
 from examples.video2world_choice import choose_model
 from examples.video2world_flags import parse
-from imaginaire import preflight, provenance
-from imaginaire.compose import compose
+from imaginaire.config.compose import compose
+from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.config.lazy_config import instantiate, to_yaml
+from imaginaire.config.names import target_of
 from imaginaire.errors import ConfigError
-from imaginaire.lazy_config import LazyCall as L
-from imaginaire.lazy_config import instantiate, to_yaml
-from imaginaire.names import target_of
+from imaginaire.training import preflight, provenance
 from scripts import get_t5_embeddings
 from tests.data.video_files import write_clip
 

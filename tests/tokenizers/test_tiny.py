@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from cosmos_predict2.data.media import read_image, resize_and_crop
+from cosmos_predict2.data.video.media import read_image, resize_and_crop
 from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.tokenizers.tiny import SHIPPED, TinyAutoencoder, TinyTokenizer
 from cosmos_predict2.toy_world import make_episodes, render

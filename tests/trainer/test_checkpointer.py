@@ -14,10 +14,12 @@ import pytest
 import torch
 
 import tests.project.config as project
-from imaginaire import checkpoint_layout, checkpointer, storage
-from imaginaire.callbacks import Callback
-from imaginaire.checkpoint_layout import KINDS
+from imaginaire import storage
+from imaginaire.checkpoint import checkpointer
+from imaginaire.checkpoint import layout as checkpoint_layout
+from imaginaire.checkpoint.layout import KINDS
 from imaginaire.errors import CheckpointError, ConfigError, TrainingError
+from imaginaire.training.callbacks import Callback
 from scripts.convert import convert
 from tests.training import difference, run_dir, saved, train
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from imaginaire import archives, checkpoint_layout, resume, weights
-from imaginaire.checkpoint_layout import KINDS, CheckpointSet
+from imaginaire.checkpoint import archives, resume, weights
+from imaginaire.checkpoint import layout as checkpoint_layout
+from imaginaire.checkpoint.layout import KINDS, CheckpointSet
 from imaginaire.errors import CheckpointError
 from tests.training import difference
 

@@ -17,8 +17,9 @@ from typing import Any, BinaryIO
 import pytest
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-from imaginaire import checkpoint_layout, storage
-from imaginaire.watchdog import EXIT_INTERRUPTED
+from imaginaire import storage
+from imaginaire.checkpoint import layout as checkpoint_layout
+from imaginaire.training.watchdog import EXIT_INTERRUPTED
 from tests.multiprocess import CONTEXT
 from tests.trainer.test_resume import compare
 from tests.training import run_dir, train

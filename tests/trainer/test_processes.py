@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 import tests.project.config as project
-from imaginaire import checkpointer, distributed, parallel
-from imaginaire.callbacks import Callback
+from imaginaire import distributed
+from imaginaire.checkpoint import checkpointer
+from imaginaire.distributed import parallel
 from imaginaire.errors import TrainingError
-from imaginaire.watchdog import EXIT_INTERRUPTED
+from imaginaire.training.callbacks import Callback
+from imaginaire.training.watchdog import EXIT_INTERRUPTED
 from tests.multiprocess import run_distributed
 from tests.programs import python
 from tests.training import run_dir, saved, train

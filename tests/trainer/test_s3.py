@@ -7,11 +7,12 @@ from unittest import mock
 
 import pytest
 
-from imaginaire import checkpoint_layout, storage
-from imaginaire.checkpoint_layout import KINDS
-from imaginaire.compose import compose
+from imaginaire import storage
+from imaginaire.checkpoint import layout as checkpoint_layout
+from imaginaire.checkpoint.layout import KINDS
+from imaginaire.config.compose import compose
 from imaginaire.errors import CheckpointError
-from imaginaire.trainer import launch
+from imaginaire.training.trainer import launch
 from tests.s3_server import no_credentials, s3_bucket, s3_server
 from tests.training import CONFIG, difference, saved, train
 

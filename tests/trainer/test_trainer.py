@@ -15,12 +15,14 @@ import pytest
 import torch
 
 import tests.project.config as project
-from imaginaire import compose, parallel, run_folder
-from imaginaire.callbacks import Callback
-from imaginaire.callbacks.base import HOOKS
+from imaginaire.config import compose
+from imaginaire.distributed import parallel
 from imaginaire.errors import CheckpointError, ConfigError, DataError, TrainingError
-from imaginaire.model import ImaginaireModel, Note
-from imaginaire.watchdog import EXIT_INTERRUPTED, EXIT_TIMEOUT
+from imaginaire.training import run_folder
+from imaginaire.training.callbacks import Callback
+from imaginaire.training.callbacks.base import HOOKS
+from imaginaire.training.model import ImaginaireModel, Note
+from imaginaire.training.watchdog import EXIT_INTERRUPTED, EXIT_TIMEOUT
 from tests.programs import python
 from tests.training import difference, losses, run_dir, saved, train
 
@@ -460,7 +462,7 @@ def test_ctrl_c_saves_and_a_second_start_of_a_running_run_is_refused(tmp_path: P
 
 
 def test_what_is_no_model_or_no_loader_is_said_with_its_cure(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model: Linear is not an imaginaire.model.ImaginaireModel"):
+    with pytest.raises(ConfigError, match=r"model: Linear is not an imaginaire.training.model.ImaginaireModel"):
         train(tmp_path, ["~model.width", "model._target_=torch.nn.Linear", *_arguments_gone()])
     with pytest.raises(ConfigError, match="model: WithoutStep does not define training_step"):
         train(tmp_path, ["model._target_=tests.trainer.test_trainer.WithoutStep"])

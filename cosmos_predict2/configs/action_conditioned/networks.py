@@ -14,10 +14,9 @@ from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.configs.base.config_predict2p5 import get_cosmos_predict2p5_video2world_pipeline
 from cosmos_predict2.configs.base.config_video2world import check_variant, get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
-from cosmos_predict2.pipelines.video2world import Video2WorldPipelineConfig
-from cosmos_predict2.pipelines.video2world_action import Video2WorldActionPipelineConfig
+from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig, Video2WorldPipelineConfig
+from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import ConfigError, near
-from imaginaire.lazy_config import LazyCall as L
 
 SIZES = ("2B", "tiny")
 ACTION_DIM = {"2B": 7, "tiny": 4}  # numbers of one action: of a robot arm, of the toy world

@@ -13,12 +13,12 @@ from cosmos_predict2.checkpoints.released import (
     get_reason1_encoder_dir,
 )
 from cosmos_predict2.configs.base.config_video2world import TINY_NET, Size, find_size, pipeline_config
-from cosmos_predict2.pipelines.flow import FlowConfig
-from cosmos_predict2.pipelines.video2world import Video2WorldPipelineConfig
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.reason1 import Reason1Encoder
+from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
+from cosmos_predict2.world_model.flow import FlowConfig
+from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import ConfigError
-from imaginaire.lazy_config import LazyCall as L
 
 RELEASES = ("pre-trained", "post-trained")
 NUM_FRAMES = 77  # of a video that is made with the released weights, unless said otherwise; they were trained with 93

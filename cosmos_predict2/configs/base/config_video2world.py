@@ -13,13 +13,13 @@ from cosmos_predict2.checkpoints.released import (
 )
 from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
 from cosmos_predict2.nn.dit import Video2WorldDiT
-from cosmos_predict2.pipelines.video2world import SolverConfig, Video2WorldPipelineConfig
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.t5 import T5Encoder
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
+from cosmos_predict2.world_model.config import SolverConfig, Video2WorldPipelineConfig
+from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import ConfigError
-from imaginaire.lazy_config import LazyCall as L
 
 STATE_T = {16: 24, 10: 16}  # latent frames by frame rate: 93 and 61 pixel frames
 

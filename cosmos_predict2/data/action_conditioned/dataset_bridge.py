@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from cosmos_predict2.data.action_conditioned.actions import (
+from cosmos_predict2.actions.statistics import STATISTICS, proposed_transform, sampled_statistics, transform_of
+from cosmos_predict2.actions.transforms import (
     ACTION_SCALE,
     Accumulate,
     ActionTransform,
@@ -33,15 +34,9 @@ from cosmos_predict2.data.action_conditioned.items import (
     shape_problems,
 )
 from cosmos_predict2.data.action_conditioned.recordings import annotation_files, read_recording, read_recordings
-from cosmos_predict2.data.action_conditioned.statistics import (
-    STATISTICS,
-    proposed_transform,
-    sampled_statistics,
-    transform_of,
-)
 from cosmos_predict2.data.bad_samples import BadSamples
-from cosmos_predict2.data.clips import probe, read_frames, stretch
-from cosmos_predict2.text.embedding_pickles import padded
+from cosmos_predict2.data.video.clips import probe, read_frames, stretch
+from cosmos_predict2.text.embeddings.pickles import padded
 from imaginaire.errors import ConfigError, DataError, near
 
 log = logging.getLogger(__name__)

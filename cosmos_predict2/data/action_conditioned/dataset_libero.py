@@ -11,7 +11,8 @@ import numpy
 import torch
 from torch.utils.data import Dataset
 
-from cosmos_predict2.data.action_conditioned.actions import ActionTransform, Floats, controller, summed_actions
+from cosmos_predict2.actions.statistics import STATISTICS, proposed_transform, sampled_statistics, transform_of
+from cosmos_predict2.actions.transforms import ActionTransform, Floats, controller, summed_actions
 from cosmos_predict2.data.action_conditioned.items import ACTION_FPS, Windows, action_item, shape_problems
 from cosmos_predict2.data.action_conditioned.libero_files import (
     FPS,
@@ -24,16 +25,10 @@ from cosmos_predict2.data.action_conditioned.libero_files import (
     read_actions,
     read_pictures,
 )
-from cosmos_predict2.data.action_conditioned.statistics import (
-    STATISTICS,
-    proposed_transform,
-    sampled_statistics,
-    transform_of,
-)
 from cosmos_predict2.data.bad_samples import BadSamples
-from cosmos_predict2.data.clips import stretch
 from cosmos_predict2.data.packed_strings import PackedStrings
-from cosmos_predict2.text.embedding_folder import EmbeddingFolder, find_embedding_dir
+from cosmos_predict2.data.video.clips import stretch
+from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, find_embedding_dir
 from cosmos_predict2.text.encoder_names import encode_commands
 from imaginaire.errors import ConfigError, DataError, near
 

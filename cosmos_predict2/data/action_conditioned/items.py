@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cosmos_predict2.data.action_conditioned.actions import ActionTransform
+from cosmos_predict2.actions.transforms import ActionTransform
 from cosmos_predict2.data.bad_samples import BadSamples
 from cosmos_predict2.data.windows import action_windows, evenly
 from imaginaire.errors import DataError

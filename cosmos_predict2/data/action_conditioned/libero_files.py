@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy
 
-from cosmos_predict2.data.action_conditioned.rotations import Floats, axis_angle_to_matrix, matrix_to_euler
+from cosmos_predict2.actions.rotations import Floats, axis_angle_to_matrix, matrix_to_euler
 from imaginaire.errors import DataError, missing_package, near
 
 SUFFIX = "_demo.hdf5"

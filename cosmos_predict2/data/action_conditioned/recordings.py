@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy
 
-from cosmos_predict2.data.action_conditioned.actions import Floats, check_poses
+from cosmos_predict2.actions.transforms import Floats, check_poses
 from cosmos_predict2.data.packed_strings import PackedStrings
 from imaginaire.errors import DataError, near
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cosmos_predict2.data.clips import Fit
+from cosmos_predict2.data.video.clips import Fit
 from imaginaire.errors import DataError, missing_package
 
 Numbers = NDArray[Any]

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cosmos_predict2.data.media import write_video
+from cosmos_predict2.data.video.media import write_video
 from imaginaire import storage
 from imaginaire.errors import missing_package
 

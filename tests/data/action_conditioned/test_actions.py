@@ -6,7 +6,15 @@ import json
 import numpy
 import pytest
 
-from cosmos_predict2.data.action_conditioned.actions import (
+from cosmos_predict2.actions.rotations import (
+    axis_angle_to_matrix,
+    euler_to_matrix,
+    matrix_to_euler,
+    matrix_to_quaternion,
+    quaternion_to_matrix,
+    wrap,
+)
+from cosmos_predict2.actions.transforms import (
     ACTION_SCALE,
     ActionTransform,
     actions_from_field,
@@ -16,14 +24,6 @@ from cosmos_predict2.data.action_conditioned.actions import (
     pose_differences,
     relative_actions,
     relative_pose,
-)
-from cosmos_predict2.data.action_conditioned.rotations import (
-    axis_angle_to_matrix,
-    euler_to_matrix,
-    matrix_to_euler,
-    matrix_to_quaternion,
-    quaternion_to_matrix,
-    wrap,
 )
 from imaginaire.errors import ConfigError, DataError
 

@@ -12,12 +12,12 @@ import numpy
 import pytest
 import torch
 
-from cosmos_predict2.data.action_conditioned.actions import actions_from_field, relative_actions
+from cosmos_predict2.actions.transforms import actions_from_field, relative_actions
 from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditionedDataset
 from cosmos_predict2.data.action_conditioned.recordings import read_recording
-from cosmos_predict2.data.clips import probe
 from cosmos_predict2.data.sizes import frame_rate
-from imaginaire.data import ResumableLoader
+from cosmos_predict2.data.video.clips import probe
+from imaginaire.data.stream import ResumableLoader
 from imaginaire.errors import ConfigError, DataError
 from tests.data.sources_bridge import bridge_tree, frame_value, recording
 

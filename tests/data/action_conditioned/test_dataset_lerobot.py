@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from cosmos_predict2.actions.statistics import dataset_statistics, other_range
+from cosmos_predict2.actions.transforms import controller, relative_pose
 from cosmos_predict2.data.action_conditioned import dataset_lerobot
-from cosmos_predict2.data.action_conditioned.actions import controller, relative_pose
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
-from cosmos_predict2.data.action_conditioned.statistics import dataset_statistics, other_range
 from cosmos_predict2.data.lerobot.writer import write_table
 from cosmos_predict2.data.sizes import frame_rate
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.text.embedding_folder import embed_captions
+from cosmos_predict2.text.embeddings.folder import embed_captions
 from imaginaire.errors import ConfigError, DataError
-from imaginaire.model import Note
+from imaginaire.training.model import Note
 from tests.data import sources_lerobot as made
 from tests.data.sources_lerobot import FRONT, LENGTHS, grey
 

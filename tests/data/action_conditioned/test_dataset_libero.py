@@ -8,14 +8,14 @@ import numpy
 import pytest
 import torch
 
+from cosmos_predict2.actions.rotations import axis_angle_to_matrix, euler_to_matrix
 from cosmos_predict2.configs.action_conditioned.defaults.data import libero_with_rollouts
 from cosmos_predict2.data.action_conditioned.dataset_libero import LiberoDataset
 from cosmos_predict2.data.action_conditioned.libero_files import caption, find_suites, list_demos, read_poses
-from cosmos_predict2.data.action_conditioned.rotations import axis_angle_to_matrix, euler_to_matrix
 from cosmos_predict2.data.sizes import frame_rate
-from cosmos_predict2.text import embedding_pickles
-from imaginaire import lazy_config
-from imaginaire.data import ResumableLoader
+from cosmos_predict2.text.embeddings import pickles
+from imaginaire.config import lazy_config
+from imaginaire.data.stream import ResumableLoader
 from imaginaire.errors import ConfigError, DataError
 from tests.data.action_conditioned.test_dataset_bridge import KEYS
 from tests.data.sources_libero import demo, libero_tree
@@ -105,7 +105,7 @@ def test_embeddings_of_the_tasks_are_read(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="prepare_libero_data"):
         _dataset(root, load_t5_embeddings=True)
     (root / "t5_xxl").mkdir()
-    embedding_pickles.write(root / "t5_xxl" / "open_the_drawer.pickle", torch.ones(3, 4))
+    pickles.write(root / "t5_xxl" / "open_the_drawer.pickle", torch.ones(3, 4))
     item = _dataset(root, load_t5_embeddings=True)[0]
     assert item["t5_text_embeddings"].sum() == 12 and item["t5_text_mask"].tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
 

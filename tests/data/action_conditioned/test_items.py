@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from cosmos_predict2.data.action_conditioned.actions import controller
+from cosmos_predict2.actions.transforms import controller
 from cosmos_predict2.data.action_conditioned.items import Windows, action_item
 from imaginaire.errors import DataError
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cosmos_predict2.data.action_conditioned.statistics."""
+"""cosmos_predict2.actions.statistics."""
 
 import json
 from pathlib import Path
@@ -8,8 +8,7 @@ import attrs
 import numpy
 import pytest
 
-from cosmos_predict2.data.action_conditioned.actions import ActionTransform, controller
-from cosmos_predict2.data.action_conditioned.statistics import (
+from cosmos_predict2.actions.statistics import (
     column_lines,
     column_statistics,
     dataset_statistics,
@@ -22,6 +21,7 @@ from cosmos_predict2.data.action_conditioned.statistics import (
     unit_transform,
     write_statistics,
 )
+from cosmos_predict2.actions.transforms import ActionTransform, controller
 from imaginaire.errors import ConfigError, DataError
 
 

@@ -14,7 +14,7 @@ from cosmos_predict2.data.lerobot import tables
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.lerobot.tables import Tables
 from cosmos_predict2.data.lerobot.writer import write_table
-from cosmos_predict2.data.preparation.lerobot_export import export
+from cosmos_predict2.tools.prepare.lerobot_export import export
 from imaginaire.errors import ConfigError, DataError
 from scripts import prepare_lerobot_data
 from tests.data import sources_lerobot as made

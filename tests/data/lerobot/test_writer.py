@@ -11,9 +11,9 @@ import torch
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.lerobot.writer import Recording, Writer
-from cosmos_predict2.data.preparation.toy_folder import ToyFolder, write_folder
-from cosmos_predict2.data.preparation.toy_lerobot import CAMERA
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
+from cosmos_predict2.tools.prepare.toy.folder import ToyFolder, write_folder
+from cosmos_predict2.tools.prepare.toy.lerobot import CAMERA
 from tests.data.sources_lerobot import FPS, FRONT, LENGTHS, TASKS, action, front, grey, state
 
 SMALL = ToyFolder(

@@ -5,6 +5,7 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
+from cosmos_predict2.actions.statistics import STATISTICS
 from cosmos_predict2.configs.base.defaults.data import (
     LIBERO_SUITES,
     bridge,
@@ -14,16 +15,15 @@ from cosmos_predict2.configs.base.defaults.data import (
     text_width_of_model,
 )
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
-from cosmos_predict2.data.action_conditioned.statistics import STATISTICS
 from cosmos_predict2.data.lerobot.modality import EMBODIMENTS
 from cosmos_predict2.data.mixing import MixedLoader
 from cosmos_predict2.data.mock import MockVideos
-from cosmos_predict2.data.toy import ToyWorldVideos
-from cosmos_predict2.data.toy_latents import ToyWorldLatents
+from cosmos_predict2.data.toy.latents import ToyWorldLatents
+from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from cosmos_predict2.toy_world.scene import SETTINGS
-from imaginaire.data import ResumableLoader
-from imaginaire.lazy_config import LazyCall as L
+from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.data.stream import ResumableLoader
 
 GR1_DIM = sum(EMBODIMENTS["gr1"].values())
 

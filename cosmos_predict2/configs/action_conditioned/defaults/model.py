@@ -26,8 +26,8 @@ from cosmos_predict2.models.video2world_action_model import (
     Predict2Video2WorldActionConditionedModel,
 )
 from cosmos_predict2.models.video2world_model import Predict2ModelManagerConfig, Predict2Video2WorldModelConfig
-from cosmos_predict2.pipelines.video2world_action import Video2WorldActionPipelineConfig
-from imaginaire.lazy_config import LazyCall as L
+from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig
+from imaginaire.config.lazy_config import LazyCall as L
 
 
 def for_training(pipe_config: Video2WorldActionPipelineConfig, *, is_tiny: bool) -> Video2WorldActionPipelineConfig:

@@ -5,12 +5,12 @@ from hydra.core.config_store import ConfigStore
 
 from cosmos_predict2.callbacks.action_following import ActionFollowing
 from cosmos_predict2.callbacks.draw_samples import DrawSamples
-from imaginaire.callbacks.monitor import DeviceMonitor
-from imaginaire.callbacks.report import HeartBeat, IterSpeed, LossLog, ProgressBar
-from imaginaire.callbacks.self_checks import SelfChecks
-from imaginaire.callbacks.train import GradClip, LowPrecision, ManualGarbageCollection
-from imaginaire.lazy_config import PLACEHOLDER
-from imaginaire.lazy_config import LazyCall as L
+from imaginaire.config.lazy_config import PLACEHOLDER
+from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.training.callbacks.monitor import DeviceMonitor
+from imaginaire.training.callbacks.report import HeartBeat, IterSpeed, LossLog, ProgressBar
+from imaginaire.training.callbacks.self_checks import SelfChecks
+from imaginaire.training.callbacks.train import GradClip, LowPrecision, ManualGarbageCollection
 
 BASIC = dict(
     low_prec=L(LowPrecision)(config=PLACEHOLDER, trainer=PLACEHOLDER, update_iter=1),

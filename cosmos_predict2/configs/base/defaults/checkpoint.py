@@ -3,8 +3,8 @@
 
 from hydra.core.config_store import ConfigStore
 
-from imaginaire.checkpointer import DistributedCheckpointer, DummyCheckpointer, StandardCheckpointer
-from imaginaire.lazy_config import LazyCall as L
+from imaginaire.checkpoint.checkpointer import DistributedCheckpointer, DummyCheckpointer, StandardCheckpointer
+from imaginaire.config.lazy_config import LazyCall as L
 
 CKPT_TYPES = {
     "standard": L(StandardCheckpointer)(),  # four .pt files with full tensors

@@ -18,10 +18,10 @@ from cosmos_predict2.data.dataset_video import Dataset
 from cosmos_predict2.data.mixing import MixedLoader
 from cosmos_predict2.data.mock import MockImages, MockVideos
 from cosmos_predict2.data.sizes import TOY_RESOLUTION, pixel_frames, size_of
-from cosmos_predict2.data.toy import ToyWorldVideos
+from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.models.text_widths import RELEASED_WIDTH
-from imaginaire.data import ResumableLoader
-from imaginaire.lazy_config import LazyCall as L
+from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.data.stream import ResumableLoader
 
 LIBERO_SUITES = ("spatial", "object", "goal", "10")
 BRIDGE = "datasets/bridge"

@@ -13,7 +13,7 @@ from cosmos_predict2.models.video2world_model import (
     Predict2Video2WorldModel,
     Predict2Video2WorldModelConfig,
 )
-from imaginaire.lazy_config import LazyCall as L
+from imaginaire.config.lazy_config import LazyCall as L
 
 SHARD_SIZE = {"2B": 8, "14B": 32}  # of the groups without resolution and rate in their names; those that have them: 8
 

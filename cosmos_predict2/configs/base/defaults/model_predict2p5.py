@@ -17,7 +17,7 @@ from cosmos_predict2.models.flow_model import Predict2p5Video2WorldModel, Predic
 from cosmos_predict2.models.training_text import TrainingTextConfig
 from cosmos_predict2.models.validation import RELEASED_SIGMAS, TINY_SIGMAS
 from cosmos_predict2.models.video2world_model import Predict2ModelManagerConfig
-from imaginaire.lazy_config import LazyCall as L
+from imaginaire.config.lazy_config import LazyCall as L
 
 
 def predict2p5_video2world(model_size: str, fsdp_shard_size: int) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 
 from hydra.core.config_store import ConfigStore
 
-from imaginaire.lazy_config import PLACEHOLDER
-from imaginaire.lazy_config import LazyCall as L
-from imaginaire.muon import muon
-from imaginaire.optim import adamw, fused_adamw
+from imaginaire.config.lazy_config import PLACEHOLDER
+from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.optim.adamw import adamw, fused_adamw
+from imaginaire.optim.muon import muon
 
 OPTIMIZERS = {
     "fusedadamw": L(fused_adamw)(  # float32 masters when the parameters are bfloat16

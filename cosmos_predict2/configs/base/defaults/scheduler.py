@@ -3,8 +3,8 @@
 
 from hydra.core.config_store import ConfigStore
 
-from imaginaire.lazy_config import LazyCall as L
-from imaginaire.optim import constant, lambda_cosine, lambda_linear
+from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.optim.adamw import constant, lambda_cosine, lambda_linear
 
 CYCLES = dict(
     warm_up_steps=[1000],

@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``dataset_statistics.json``: how large the numbers of a robot's actions are, as policies and environments need it.
+
+    {"action": {"mean": [...], "std", "min", "max", "q01", "q99", "mask"?}, "proprio"?: {...},
+     "num_transitions": n, "num_trajectories": m}
+
+or the same once more nested, under the name of each data set.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy
+from numpy.typing import ArrayLike, NDArray
+
+from cosmos_predict2.actions.transforms import ActionTransform
+from imaginaire import storage
+from imaginaire.errors import ConfigError, DataError, near
+
+log = logging.getLogger(__name__)
+
+Floats = NDArray[numpy.float64]
+
+NAMES = ("mean", "std", "min", "max", "q01", "q99")
+MOST_ROWS = 500_000  # that statistics are computed of: more would not change a figure, but take minutes to read
+CONSTANT = 1e-6, 1e-4  # a column that varies by less, absolutely or beside its mean, is noise around a constant
+OUTLIER = 100.0  # a normalised number above it is hardly meant
+FAR_OFF = 5.0  # how many times wider or narrower a usual range is not by chance: units are factors of 10 and more
+NUM_NAMED = 4  # numbers of an action in a warning
+SHOWN = 8  # numbers of an action in a line of the log
+STATISTICS = "statistics"  # in place of an action_transform: one that the data give
+
+
+def _floats(values: ArrayLike) -> Floats:
+    return numpy.asarray(values, dtype=numpy.float64)
+
+
+def _flags(values: ArrayLike | None) -> NDArray[numpy.bool_] | None:
+    return None if values is None else numpy.asarray(values, dtype=bool)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ColumnStatistics:
+    """Figures of each of d columns; a column whose ``mask`` is False (a gripper, mostly) is never normalised."""
+
+    mean: Floats = attrs.field(converter=_floats)
+    std: Floats = attrs.field(converter=_floats)
+    min: Floats = attrs.field(converter=_floats)
+    max: Floats = attrs.field(converter=_floats)
+    q01: Floats = attrs.field(converter=_floats)
+    q99: Floats = attrs.field(converter=_floats)
+    mask: NDArray[numpy.bool_] | None = attrs.field(default=None, converter=_flags)
+
+    def to_unit(self, values: ArrayLike) -> Floats:
+        """2 (a - q01) / (q99 - q01) - 1, not clipped; 0 in a column that never changes."""
+        given = self._given(values)
+        spread = self.q99 - self.q01
+        scaled = 2 * (given - self.q01) / numpy.where(spread == 0, 1.0, spread) - 1
+        return numpy.where(self._scaled(), numpy.where(spread == 0, 0.0, scaled), given)
+
+    def from_unit(self, values: ArrayLike) -> Floats:
+        """The inverse; a column that never changes has its only value."""
+        given = self._given(values)
+        return numpy.where(self._scaled(), self.q01 + (given + 1) / 2 * (self.q99 - self.q01), given)
+
+    def to_dict(self) -> dict[str, Any]:
+        row: dict[str, Any] = {name: getattr(self, name).tolist() for name in NAMES}
+        return row if self.mask is None else {**row, "mask": self.mask.tolist()}
+
+    def _scaled(self) -> NDArray[numpy.bool_]:
+        return numpy.ones(self.mean.shape, dtype=bool) if self.mask is None else self.mask
+
+    def _given(self, values: ArrayLike) -> Floats:
+        given = _floats(values)
+        if given.ndim == 0 or given.shape[-1] != len(self.mean):
+            raise DataError(f"The statistics are of {len(self.mean)} columns, the values have {list(given.shape)}.")
+        return given
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class DatasetStatistics:
+    """What is known of a data set's numbers."""
+
+    action: ColumnStatistics
+    proprio: ColumnStatistics | None = None
+    num_transitions: int = 0
+    num_trajectories: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        proprio = {} if self.proprio is None else {"proprio": self.proprio.to_dict()}
+        counts = {"num_transitions": self.num_transitions, "num_trajectories": self.num_trajectories}
+        return {"action": self.action.to_dict(), **proprio, **counts}
+
+
+def column_statistics(rows: ArrayLike, mask: ArrayLike | None = None) -> ColumnStatistics:
+    """Figures of the columns of [n, d]; q01 and q99 are interpolated quantiles, std that of the whole population."""
+    table = _floats(rows)
+    if table.ndim != 2 or not len(table) or not numpy.isfinite(table).all():
+        raise DataError(f"Statistics need rows of finite numbers; there is {list(table.shape)}.")
+    q01, q99 = numpy.quantile(table, [0.01, 0.99], axis=0)
+    return ColumnStatistics(
+        mean=table.mean(0), std=table.std(0), min=table.min(0), max=table.max(0), q01=q01, q99=q99, mask=mask
+    )
+
+
+def dataset_statistics(
+    actions: Iterable[ArrayLike], proprio: Iterable[ArrayLike] | None = None, *, mask: ArrayLike | None = None
+) -> DatasetStatistics:
+    """Statistics over recordings, each an array [T, d]; ``mask`` as in the file, of the actions."""
+    tables = [_floats(rows) for rows in actions]
+    if not tables:
+        raise DataError("Statistics need one recording at least.")
+    return DatasetStatistics(
+        action=column_statistics(numpy.concatenate(tables), mask),
+        proprio=None if proprio is None else column_statistics(numpy.concatenate([_floats(rows) for rows in proprio])),
+        num_transitions=sum(map(len, tables)),
+        num_trajectories=len(tables),
+    )
+
+
+def sampled_statistics(
+    lengths: Sequence[int] | NDArray[Any], rows_of: Callable[[int], ArrayLike], most_rows: int = MOST_ROWS
+) -> DatasetStatistics:
+    """Statistics over recordings of these lengths, where ``rows_of(i)`` reads the rows [T, d] of recording i.
+
+    Of all of them, or where they have more than ``most_rows`` rows, of evenly spaced ones with about as many.
+    """
+    share = min(1.0, most_rows / max(1, int(numpy.sum(lengths))))
+    count = max(1, round(share * len(lengths)))
+    chosen = numpy.linspace(0, len(lengths) - 1, count).round().astype(int)
+    return dataset_statistics(rows for i in chosen.tolist() if len(rows := _floats(rows_of(i))))
+
+
+def read_statistics(path: Path | str, name: str | None = None) -> DatasetStatistics:
+    """The statistics of a file; ``name`` says of which data set, where it has those of several."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as statistics: {error}") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} holds a {type(content).__name__}; statistics are an object with 'action'.")
+    if "action" not in content:
+        content = _nested(content, path, name)
+    try:
+        return DatasetStatistics(
+            action=_columns(content["action"], f"{path}: action"),
+            proprio=_columns(content["proprio"], f"{path}: proprio") if content.get("proprio") else None,
+            num_transitions=int(content.get("num_transitions", 0)),
+            num_trajectories=int(content.get("num_trajectories", 0)),
+        )
+    except (TypeError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path} has numbers that cannot be read: {error}") from error
+
+
+def write_statistics(path: Path | str, statistics: DatasetStatistics, name: str | None = None) -> None:
+    """Write the file, under ``name`` if one is given."""
+    content = statistics.to_dict() if name is None else {name: statistics.to_dict()}
+    text = json.dumps(content, indent=2) + "\n"
+    storage.write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def unit_transform(columns: ColumnStatistics, kind: str = "controller") -> ActionTransform:
+    """The transform that does what `ColumnStatistics.to_unit` does, with the statistics in it."""
+    spread = columns.q99 - columns.q01
+    is_scaled = columns.mask if columns.mask is not None else numpy.ones(spread.shape, dtype=bool)
+    moves = is_scaled & (spread != 0)
+    scale = numpy.where(moves, 2 / numpy.where(spread == 0, 1.0, spread), 1.0)
+    offset = numpy.where(moves, -1 - columns.q01 * scale, numpy.where(is_scaled, -columns.q01, 0.0))
+    return ActionTransform(kind=kind, scale=scale.tolist(), offset=offset.tolist(), stats=columns.to_dict())
+
+
+def order_one_transform(columns: ColumnStatistics, kind: str = "controller", **form: Any) -> ActionTransform:
+    """The transform that brings the usual values of each column (q01 to q99) to the order of 1, with the statistics.
+    ``form``: accumulate and quaternion of raw actions that have them.
+
+    Each column is multiplied by the power of two that brings its largest usual value between 0.7 and 1.4. Zero stays
+    zero, as a motion of zero means no motion; only a column of a controller whose usual values lie apart from it (joint
+    targets, positions) is centred. Powers of two change no digit of a number, and stay the same where a few recordings
+    are added. Where q01 and q99 are equal, as of a gripper that hardly ever moves, min and max take their place. A
+    constant is only shifted.
+    """
+    low, high = _usual(columns)
+    near_zero = 0.1 * (high - low)
+    has_zero = (kind == "relative_pose") | ((low <= near_zero) & (high >= -near_zero))
+    centre = numpy.where(has_zero, 0.0, (low + high) / 2)
+    size = numpy.where(has_zero, numpy.maximum(numpy.abs(low), numpy.abs(high)), (high - low) / 2)
+    is_constant = size <= numpy.maximum(CONSTANT[0], CONSTANT[1] * numpy.abs(centre))
+    size = numpy.where(is_constant, numpy.maximum(size, 1.0), size)
+    scale = numpy.exp2(-numpy.round(numpy.log2(size)))
+    offset = -numpy.round(8 * centre * scale) / 8
+    stats = columns.to_dict()
+    return ActionTransform(kind=kind, scale=scale.tolist(), offset=offset.tolist(), stats=stats, **form)
+
+
+def proposed_transform(
+    statistics: DatasetStatistics, *, what: str, is_said: bool, kind: str = "controller", **form: Any
+) -> ActionTransform:
+    """The transform that the statistics of the data set ``what`` give, which a run may replace by its own;
+    ``is_said``: with a line of the log that shows both."""
+    columns = statistics.action
+    transform = attrs.evolve(order_one_transform(columns, kind, **form), proposed=True)
+    if not is_said:
+        return transform
+    if is_constant(columns):
+        log.warning("%s: the actions never change, so a model can learn nothing from them", what)
+    for k, value in outliers(columns, transform).items():
+        log.warning(
+            "%s: number %d of the actions has a row with %g, where 98 %% lie between %g and %g: look at that"
+            " recording, which the model will see times %g",
+            what,
+            k,
+            value,
+            columns.q01[k],
+            columns.q99[k],
+            transform.scale[k],
+        )
+    ranges = [f"{low + 0:.3g}..{high + 0:.3g}" for low, high in zip(columns.q01[:SHOWN], columns.q99[:SHOWN])]
+    log.info(
+        "%s: actions are normalised by their own statistics: 98 %% of %d rows of %d episodes lie in %s%s; %s",
+        what,
+        statistics.num_transitions,
+        statistics.num_trajectories,
+        ", ".join(ranges),
+        ", ..." if len(columns.q01) > SHOWN else "",
+        transform,
+    )
+    return transform
+
+
+def is_constant(columns: ColumnStatistics) -> bool:
+    """Whether no number of the actions ever changes."""
+    return bool(numpy.all(columns.max - columns.min <= CONSTANT[0]))
+
+
+def outliers(columns: ColumnStatistics, transform: ActionTransform) -> dict[int, float]:
+    """The columns with a number that lies far from all usual ones once it is normalised, and the raw number."""
+    ends = numpy.stack([columns.min, columns.max])
+    normalised = numpy.abs(transform.apply(ends))
+    largest = normalised.argmax(0)
+    return {int(k): float(ends[largest[k], k]) for k in range(len(largest)) if normalised[largest[k], k] > OUTLIER}
+
+
+def recorded_columns(transform: ActionTransform) -> ColumnStatistics | None:
+    """The statistics of raw actions that a transform carries, None where it has none."""
+    stats: Any = transform.stats  # a note of the weights, which nothing has looked at
+    try:
+        columns = ColumnStatistics(**{name: stats[name] for name in NAMES})
+    except (TypeError, ValueError, LookupError):
+        return None
+    is_fitting = all(getattr(columns, name).shape == (transform.dim,) for name in NAMES)
+    return columns if is_fitting else None
+
+
+def other_range(columns: ColumnStatistics, transform: ActionTransform, *, is_whole: bool) -> str | None:
+    """Which numbers of raw actions lie in another range than the one that a transform records, by a factor or a place
+    that hints at other units; None where none does, or it records nothing.
+
+    In less than a whole data set (``is_whole``) a number may hardly move, or do mostly what is rare elsewhere.
+    """
+    if (theirs := recorded_columns(transform)) is None:
+        return None
+    if is_whole and is_constant(columns) and not is_constant(theirs):
+        return "the raw actions never change, unlike those that the weights were trained with"
+    (low, high), (their_low, their_high) = _usual(columns), _usual(theirs)
+    noise = numpy.maximum(CONSTANT[0], CONSTANT[1] * numpy.abs(their_low))  # of a number that is constant there
+    width, their_width = high - low, numpy.maximum(their_high - their_low, noise)
+    is_far = (low < theirs.min - their_width) | (high > theirs.max + their_width)
+    if is_whole:
+        is_narrower = (width * FAR_OFF < their_width) & (width > CONSTANT[0])  # a constant number is not in use here
+        is_far |= (width > FAR_OFF * their_width) | is_narrower
+    far_off = numpy.flatnonzero(is_far).tolist()
+    if not far_off:
+        return None
+    named = ", ".join(
+        f"number {k} in {low[k]:.3g}..{high[k]:.3g} (the weights: {their_low[k]:.3g}..{their_high[k]:.3g})"
+        for k in far_off[:NUM_NAMED]
+    )
+    more = f" and {len(far_off) - NUM_NAMED} more" if len(far_off) > NUM_NAMED else ""
+    return (
+        f"the raw actions lie in other ranges than those that the weights were trained with: {named}{more}. Are they in"
+        " other units (metres for millimetres, degrees for radians)? Convert them to the units of the weights' data,"
+        " which the scale of the weights was made for"
+    )
+
+
+def _usual(columns: ColumnStatistics) -> tuple[Floats, Floats]:
+    """Where the usual values of each column lie: all of them where q01 and q99 are equal."""
+    is_rare = columns.q01 == columns.q99
+    return numpy.where(is_rare, columns.min, columns.q01), numpy.where(is_rare, columns.max, columns.q99)
+
+
+def column_lines(columns: ColumnStatistics, names: Sequence[str] = ()) -> list[str]:
+    """A table with a line for each column: its name (or number), minimum, q01, mean, q99, maximum, deviation."""
+    shown = ("min", "q01", "mean", "q99", "max", "std")
+    labels = [*names, *(str(k) for k in range(len(names), len(columns.mean)))]
+    width = max(6, *map(len, labels))
+    rows = [" ".join(f"{getattr(columns, name)[k]:>10.4g}" for name in shown) for k in range(len(columns.mean))]
+    head = " ".join(f"{name:>10}" for name in shown)
+    return [f"{'number':<{width}} {head}", *(f"{label:<{width}} {row}" for label, row in zip(labels, rows))]
+
+
+def transform_of(given: ActionTransform | Mapping[str, Any] | str) -> ActionTransform:
+    """The transform that a data set is told: itself, its values, or kind and ``statistics``, the file whose quantiles
+    q01 and q99 become -1 and 1 (``statistics_name``: of which data set in it)."""
+    if isinstance(given, ActionTransform):
+        return given
+    if isinstance(given, str):
+        raise ConfigError(f"action_transform is '{given}'; it is {STATISTICS}, or kind and scale as in a YAML mapping.")
+    if "statistics" not in given:
+        return ActionTransform.from_dict(given)
+    known = ("kind", "statistics", "statistics_name")
+    if unknown := [str(key) for key in given if key not in known]:
+        raise ConfigError(
+            f"action_transform has '{unknown[0]}' beside statistics, which say scale and offset. Known then:"
+            f" {', '.join(known)}."
+        )
+    statistics = read_statistics(given["statistics"], given.get("statistics_name"))
+    return unit_transform(statistics.action, str(given.get("kind", "controller")))
+
+
+def _nested(content: Mapping[str, Any], path: Path | str, name: str | None) -> Mapping[str, Any]:
+    names = [key for key, value in content.items() if isinstance(value, dict) and "action" in value]
+    if not names:
+        raise DataError(f"{path} has no 'action', neither at its top nor under a name; it has {', '.join(content)}.")
+    if name is None and len(names) > 1:
+        raise DataError(f"{path} has the statistics of {len(names)} data sets: say which of {', '.join(names)}.")
+    if name is not None and name not in names:
+        raise DataError(f"{path} has no statistics of '{name}'.{near(name, names)}")
+    return content[name or names[0]]
+
+
+def _columns(row: Any, where: str) -> ColumnStatistics:
+    if not isinstance(row, dict) or (absent := [name for name in NAMES if name not in row]):
+        what = ", ".join(absent) if isinstance(row, dict) else "an object with " + ", ".join(NAMES)
+        raise DataError(f"{where} lacks {what}.")
+    columns = ColumnStatistics(**{name: row[name] for name in NAMES}, mask=row.get("mask"))
+    sizes = {name: getattr(columns, name).shape for name in NAMES}
+    if columns.mask is not None:
+        sizes["mask"] = columns.mask.shape
+    if len(set(sizes.values())) > 1 or columns.mean.ndim != 1:
+        raise DataError(
+            f"{where}: the columns differ in number: {', '.join(f'{k} {list(v)}' for k, v in sizes.items())}."
+        )
+    return columns

@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The numbers that tell a world model what the robot did: from poses or from a controller, scaled, and back again.
+
+All in NumPy float64; data sets store float32. A pose is [x, y, z, roll, pitch, yaw] in metres and radians with
+R = Rz(yaw) Ry(pitch) Rx(roll), a gripper state 0 (open) to 1 (closed). N poses give N - 1 actions: action k leads from
+frame k to frame k + 1, and its gripper number is the state of frame k + 1. Errors are ``DataError``: the caller says
+which file it was.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy
+from numpy.typing import ArrayLike, NDArray
+
+from cosmos_predict2.actions.rotations import (
+    euler_to_matrix,
+    matrix_to_euler,
+    matrix_to_quaternion,
+    quaternion_to_matrix,
+)
+from imaginaire.errors import ConfigError, DataError, near
+
+Floats = NDArray[numpy.float64]
+Accumulate = str | int | None
+
+# Data sets, inference and environments share it: published action-conditioned weights were trained with it.
+ACTION_SCALE = 20.0
+KINDS = ("relative_pose", "controller")
+COMBINATIONS = ("sum", "first", "last")
+
+
+# ---- the transform, as a model's settings keep it --------------------------------------------------------------------
+
+
+def _numbers(values: Sequence[float]) -> tuple[float, ...]:
+    try:
+        return tuple(float(value) for value in values)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"action_transform: {values!r} is no list of numbers, one for each of an action.") from error
+
+
+@attrs.frozen(kw_only=True)
+class ActionTransform:
+    """How raw actions become the numbers that a model sees: a = raw * scale + offset, for d numbers.
+
+    ``relative_pose``: raw actions are pose differences in the gripper's own frame, see `relative_actions`;
+    ``controller``: what the robot's controller was told. Weights fit one transform only, so it is kept with them.
+    """
+
+    kind: str
+    scale: tuple[float, ...] = attrs.field(converter=_numbers)
+    offset: tuple[float, ...] = attrs.field(default=(), converter=_numbers)  # empty: zeros
+    accumulate: Accumulate = None  # the pose that differences are taken from, see relative_actions
+    quaternion: bool = False
+    # What is known of the raw actions, as dataset_statistics.json has it: a note, which two transforms may differ in.
+    stats: dict[str, Any] | None = attrs.field(default=None, eq=False)
+    # Of a data set that was not told one: a run whose weights or config have another keeps theirs.
+    proposed: bool = attrs.field(default=False, eq=False)
+
+    def __attrs_post_init__(self) -> None:
+        if not any(self.offset):
+            object.__setattr__(self, "offset", ())
+        if self.kind not in KINDS:
+            raise ConfigError(f"action_transform.kind is '{self.kind}'.{near(str(self.kind), KINDS)}")
+        if not self.scale or not numpy.isfinite(self.scale).all() or 0.0 in self.scale:
+            raise ConfigError(f"action_transform.scale is {self.scale}; it needs a number other than 0 per dimension.")
+        if self.offset and (len(self.offset) != len(self.scale) or not numpy.isfinite(self.offset).all()):
+            raise ConfigError(
+                f"action_transform.offset has {len(self.offset)} numbers {self.offset}, but scale {len(self.scale)}."
+            )
+        check_accumulate(self.accumulate)
+        if self.kind == "controller" and (self.quaternion or self.accumulate is not None):
+            raise ConfigError("action_transform: quaternion and accumulate belong to kind 'relative_pose' only.")
+        if self.kind == "relative_pose" and len(self.scale) != 7 + self.quaternion:
+            raise ConfigError(
+                f"action_transform.scale has {len(self.scale)} numbers; a relative pose with gripper has"
+                f" {7 + self.quaternion}{' (with quaternion)' if self.quaternion else ''}."
+            )
+
+    @property
+    def dim(self) -> int:
+        """Numbers per action."""
+        return len(self.scale)
+
+    @property
+    def raw_form(self) -> tuple[str, int, Accumulate]:
+        """What raw actions are: transforms that share it differ in factors and summands alone."""
+        return self.kind, self.dim, self.accumulate
+
+    def yields_to(self, own: "ActionTransform") -> bool:
+        """Whether a run with its ``own`` transform takes actions by this one: the same, or a proposal for such ones."""
+        return self == own or (self.proposed and self.raw_form == own.raw_form)
+
+    def apply(self, raw: ArrayLike) -> Floats:
+        """What the model sees of raw actions [..., d]."""
+        return self._checked(raw) * numpy.asarray(self.scale) + self._offset()
+
+    def undo(self, actions: ArrayLike) -> Floats:
+        """Raw actions of what the model sees."""
+        return (self._checked(actions) - self._offset()) / numpy.asarray(self.scale)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON or YAML values."""
+        row = attrs.asdict(self)
+        for key in ("stats", "proposed"):
+            if not row[key]:
+                del row[key]
+        return {**row, "scale": list(self.scale), "offset": list(self.offset)}
+
+    def to_json(self) -> str:
+        """One line, in which samples and checkpoints carry it."""
+        return json.dumps(self.to_dict(), separators=(",", ":"))
+
+    def __str__(self) -> str:
+        """Short, for messages: which kind, and what is not as usual."""
+        scale = f"{self.scale[0]:g}" if len(set(self.scale)) == 1 else _short(self.scale)
+        rest = f", offset {_short(self.offset)}" if self.offset else ""
+        rest += f", accumulate {self.accumulate}" if self.accumulate is not None else ""
+        return f"{self.kind} of {self.dim} numbers, scale {scale}{rest}{', quaternion' if self.quaternion else ''}"
+
+    @classmethod
+    def from_json(cls, text: str) -> "ActionTransform":
+        try:
+            row = json.loads(text)
+        except ValueError as error:
+            raise ConfigError(f"action_transform is no JSON: {error}.") from error
+        if not isinstance(row, Mapping):
+            raise ConfigError(f"action_transform is {row!r}; an object with kind and scale is expected.")
+        return cls.from_dict(row)
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> "ActionTransform":
+        known = [field.name for field in attrs.fields(cls)]
+        if unknown := [key for key in row if key not in known]:
+            raise ConfigError(f"action_transform has no '{unknown[0]}'.{near(str(unknown[0]), known)}")
+        if absent := [key for key in ("kind", "scale") if key not in row]:
+            raise ConfigError(f"action_transform lacks {' and '.join(absent)}; it has {', '.join(row) or 'nothing'}.")
+        return cls(**row)
+
+    def _offset(self) -> Floats:
+        return numpy.asarray(self.offset or (0.0,) * self.dim)
+
+    def _checked(self, values: ArrayLike) -> Floats:
+        array = numpy.asarray(values, dtype=numpy.float64)
+        if array.ndim == 0 or array.shape[-1] != self.dim:
+            raise DataError(f"Actions have the shape {list(array.shape)}, but the transform is of {self.dim} numbers.")
+        return array
+
+
+def _short(values: Sequence[float]) -> str:
+    shown = ", ".join(f"{value + 0.0:g}" for value in values[:8])
+    return f"[{shown}{', ...' if len(values) > 8 else ''}]"
+
+
+def relative_pose(
+    scale: float = ACTION_SCALE,
+    gripper_scale: float = 1.0,
+    *,
+    accumulate: Accumulate = None,
+    quaternion: bool = False,
+) -> ActionTransform:
+    """The transform of pose differences: position and angles scaled, a quaternion not, the gripper apart."""
+    rotation = (1.0,) * 4 if quaternion else (scale,) * 3
+    numbers = ((scale,) * 3) + rotation + (gripper_scale,)
+    return ActionTransform(kind="relative_pose", scale=numbers, accumulate=accumulate, quaternion=quaternion)
+
+
+def controller(dim: int = 7, scale: float = ACTION_SCALE) -> ActionTransform:
+    """The transform of controller actions: every number scaled alike, the gripper's too."""
+    return ActionTransform(kind="controller", scale=(scale,) * dim)
+
+
+# ---- actions ---------------------------------------------------------------------------------------------------------
+
+
+def check_accumulate(accumulate: Accumulate) -> None:
+    """Raise unless it is None, "window" or a number of frames."""
+    is_number = isinstance(accumulate, int) and not isinstance(accumulate, bool) and accumulate >= 1
+    if not (accumulate is None or accumulate == "window" or is_number):
+        raise ConfigError(
+            f"accumulate is {accumulate!r}. None: differences to the frame before; 'window': to the first frame; a"
+            " number such as 4: to a base that is renewed every so many frames."
+        )
+
+
+def base_frames(num_frames: int, accumulate: Accumulate = None) -> NDArray[numpy.int64]:
+    """The frame that each of the ``num_frames - 1`` actions is relative to."""
+    check_accumulate(accumulate)
+    before = numpy.arange(max(0, num_frames - 1))
+    if accumulate is None:
+        return before
+    return numpy.zeros_like(before) if accumulate == "window" else before - before % int(accumulate)
+
+
+def relative_actions(
+    states: ArrayLike,
+    gripper: ArrayLike,
+    *,
+    accumulate: Accumulate = None,
+    quaternion: bool = False,
+    scale: float = ACTION_SCALE,
+    gripper_scale: float = 1.0,
+) -> Floats:
+    """Scaled pose differences [N - 1, 7] of N poses and gripper states; [N - 1, 8] with ``quaternion``."""
+    transform = relative_pose(scale, gripper_scale, accumulate=accumulate, quaternion=quaternion)
+    return transform.apply(pose_differences(states, gripper, accumulate=accumulate, quaternion=quaternion))
+
+
+def pose_differences(
+    states: ArrayLike, gripper: ArrayLike, *, accumulate: Accumulate = None, quaternion: bool = False
+) -> Floats:
+    """Unscaled actions: where each pose lies and how it is turned, seen from its base, and the gripper state there.
+
+    The base is the frame before (None), the first one ("window"), or one that moves up every so many frames (4, say).
+    Columns of ``states`` beyond the sixth are not looked at.
+    """
+    poses, closed = check_poses(states, gripper)
+    if len(poses) < 2:
+        return numpy.empty((0, 8 if quaternion else 7))
+    rotation = euler_to_matrix(poses[:, 3:])
+    base = base_frames(len(poses), accumulate)
+    to_base = numpy.swapaxes(rotation[base], -1, -2)
+    moved = (to_base @ (poses[1:, :3] - poses[base, :3])[:, :, None])[:, :, 0]
+    turned = to_base @ rotation[1:]
+    turn = matrix_to_quaternion(turned) if quaternion else matrix_to_euler(turned)
+    return numpy.concatenate([moved, turn, closed[1:, None]], axis=1)
+
+
+def actions_from_field(
+    field: ArrayLike, gripper: ArrayLike, *, scale: float = ACTION_SCALE, gripper_scale: float = 1.0
+) -> Floats:
+    """Actions [N - 1, 7] of the recorded ``action`` rows [N - 1, 6 or more] and the gripper states of N frames.
+
+    Public inference code feeds these where training took pose differences: the two agree as far as the recording does.
+    """
+    rows, closed = _table(field, "action", 6), _vector(gripper)
+    if len(closed) != len(rows) + 1:
+        raise DataError(
+            f"{len(rows)} actions need the gripper states of {len(rows) + 1} frames; there are {len(closed)}."
+        )
+    return relative_pose(scale, gripper_scale).apply(numpy.concatenate([rows[:, :6], closed[1:, None]], axis=1))
+
+
+def summed_actions(rows: ArrayLike, frames: ArrayLike) -> Floats:
+    """Controller actions [F - 1, d] that lead along F frames, of rows [T, d] of which row t leads from frame t on.
+
+    Between frames that are not neighbours small moves and turns add up; the last number, the gripper's command, is
+    that of the last row in between.
+    """
+    table, places = _table(rows, "actions", 1), numpy.asarray(frames)
+    if len(places) and places[-1] > len(table):
+        raise DataError(f"{len(table)} actions do not lead to frame {places[-1]}.")
+    sums = numpy.concatenate([numpy.zeros((1, table.shape[1])), numpy.cumsum(table, axis=0)])
+    moved = numpy.diff(sums[places], axis=0)
+    is_next = numpy.diff(places) == 1
+    moved[is_next] = table[places[:-1][is_next]]  # exactly, without the rounding of a sum
+    moved[:, -1] = table[places[1:] - 1, -1]
+    return moved
+
+
+def combined_actions(rows: Floats, frames: NDArray[numpy.int64], how: str | Sequence[str]) -> Floats:
+    """Actions [F - 1, d] that lead along F frames, of rows [T, d] of which row t leads from frame t on: moves add up
+    ("sum", as `summed_actions` does it); of absolute targets one is taken, the "last" before the next frame or the
+    "first". A list says it of each number."""
+    if how == "sum":
+        return summed_actions(rows, frames)
+    if isinstance(how, str):
+        return rows[frames[:-1]] if how == "first" else rows[frames[1:] - 1]
+    if len(how) != rows.shape[1]:
+        raise ConfigError(f"combine_actions has {len(how)} words, but an action {rows.shape[1]} numbers.")
+    no_gripper = numpy.pad(rows, ((0, 0), (0, 1)))
+    by_word = {word: combined_actions(no_gripper, frames, word) for word in set(how)}
+    return numpy.stack([by_word[word][:, k] for k, word in enumerate(how)], axis=1)
+
+
+def integrate(
+    first: ArrayLike,
+    actions: ArrayLike,
+    *,
+    accumulate: Accumulate = None,
+    quaternion: bool = False,
+    scale: float = ACTION_SCALE,
+    gripper_scale: float = 1.0,
+) -> tuple[Floats, Floats]:
+    """The N poses [N, 6] that `relative_actions` came from, given the first, and the N - 1 gripper states after it."""
+    start = numpy.asarray(first, dtype=numpy.float64)[:6]
+    transform = relative_pose(scale, gripper_scale, accumulate=accumulate, quaternion=quaternion)
+    raw = transform.undo(actions)
+    base = base_frames(len(raw) + 1, accumulate)
+    turned = quaternion_to_matrix(raw[:, 3:7]) if quaternion else euler_to_matrix(raw[:, 3:6])
+    positions, rotations = [start[:3]], [euler_to_matrix(start[3:])]
+    for k in range(len(raw)):
+        positions.append(positions[base[k]] + rotations[base[k]] @ raw[k, :3])
+        rotations.append(rotations[base[k]] @ turned[k])
+    poses = numpy.concatenate([numpy.stack(positions), matrix_to_euler(numpy.stack(rotations))], axis=1)
+    return poses, raw[:, -1]
+
+
+def check_poses(states: ArrayLike, gripper: ArrayLike) -> tuple[Floats, Floats]:
+    """Poses [N, 6] and gripper states [N] as arrays, after checking that they are finite and go together."""
+    poses, closed = _table(states, "state", 6)[:, :6], _vector(gripper)
+    if len(closed) != len(poses):
+        raise DataError(f"There are {len(poses)} states, but {len(closed)} gripper states.")
+    return poses, closed
+
+
+def _table(values: ArrayLike, what: str, least: int) -> Floats:
+    """Rows of at least so many finite numbers."""
+    try:
+        table = numpy.asarray(values, dtype=numpy.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"'{what}' is not rows of equally many numbers: {error}") from error
+    if table.size == 0:
+        return numpy.empty((0, least))
+    if table.ndim != 2 or table.shape[1] < least:
+        raise DataError(f"'{what}' has the shape {list(table.shape)}; it needs rows of {least} numbers or more.")
+    if not numpy.isfinite(table).all():
+        row = int(numpy.argmax(~numpy.isfinite(table).all(axis=1)))
+        raise DataError(f"'{what}' has a number that is not finite in row {row}.")
+    return table
+
+
+def _vector(values: ArrayLike) -> Floats:
+    try:
+        vector = numpy.asarray(values, dtype=numpy.float64)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"The gripper states are not numbers: {error}") from error
+    if vector.ndim == 2 and vector.shape[1] == 1:
+        vector = vector[:, 0]
+    if vector.ndim != 1:
+        raise DataError(f"The gripper states have the shape {list(vector.shape)}; one number per frame is needed.")
+    if not (is_finite := numpy.isfinite(vector)).all():
+        row = int(numpy.argmin(is_finite))
+        raise DataError(f"The gripper states have {vector[row]} in row {row}; finite numbers are needed.")
+    return vector

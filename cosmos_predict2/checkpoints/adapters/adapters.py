@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LoRA adapters at inference: read from our files, PEFT folders and diffusers' files, and added to the weights.
+
+W + weight * (alpha / rank) * B A, in float32, rounded once to the dtype of W however many adapters there are.
+"""
+
+import json
+import logging
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from cosmos_predict2.checkpoints.adapters.base_match import base_fingerprint, check_base
+from cosmos_predict2.checkpoints.adapters.peft_settings import PeftSettings
+from cosmos_predict2.checkpoints.diffusers_names import from_diffusers_name
+from cosmos_predict2.checkpoints.runs import agreed_alpha, clean_name, known_alpha, recorded_base, safetensors_metadata
+from imaginaire import storage
+from imaginaire.checkpoint import weights
+from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, LazyTensors, below, local_file, names_at, shape_of
+from imaginaire.errors import CheckpointError, ConfigError, near
+from imaginaire.optim.lora import FILE_FORMAT
+
+_PREFIXES = ("base_model.model.", "transformer.", "net.", "net_ema.")
+PEFT_CONFIG = "adapter_config.json"
+PEFT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
+_FACTOR = re.compile(r"(.+)\.lora_(A|B)(?:\.default)?\.weight")
+DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
+DIFFUSERS_KEY = "lora_adapter_metadata"  # in its header: settings of PEFT as JSON
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Factors:
+    """B [out, rank] and A [rank, in] of one layer, read when they are asked for."""
+
+    source: Mapping[str, Tensor]
+    a: str
+    b: str
+    scaling: float  # alpha / rank, or as its file has it
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return shape_of(self.source, self.b)[0], shape_of(self.source, self.a)[1]
+
+    @property
+    def rank(self) -> int:
+        return shape_of(self.source, self.a)[0]
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """A and B as they are in the file."""
+        return self.source[self.a], self.source[self.b]
+
+    def update(self) -> Tensor:
+        """scaling * B A in float32."""
+        return self.scaling * (self.source[self.b].float() @ self.source[self.a].float())
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Factors by the name of the layer that they belong to, in the names of our network."""
+
+    path: str
+    layers: Mapping[str, Factors]
+    base: str = ""  # the weights that it was trained on, as far as that is recorded
+    base_fingerprint: str = ""
+    network: tuple[str, ...] = ()  # every layer of the network, where the file holds the network too
+
+
+def parse_lora(text: str) -> tuple[str, float]:
+    """Path and weight of ``path[:weight]``; colons of ``s3://`` and the like are part of the path."""
+    path, colon, tail = text.rpartition(":")
+    if not colon or "/" in tail or (not storage.is_remote(text) and storage.exists(text)):
+        path, weight = text, 1.0
+    else:
+        try:
+            weight = float(tail)
+        except ValueError:
+            raise ConfigError(
+                f"--lora {text}: '{tail}' is not a number. Write --lora PATH:WEIGHT, such as --lora {path}:0.8."
+            ) from None
+    if not path or not math.isfinite(weight):
+        raise ConfigError(f"--lora {text}: expected PATH or PATH:WEIGHT with a finite weight, such as lora.pt:0.8.")
+    return path, weight
+
+
+@torch.no_grad()
+def apply_lora(
+    net: nn.Module, adapters: str | Sequence[str], *, alpha: float | None = None, base: str = ""
+) -> tuple[str, ...]:
+    """Add adapters, each ``path[:weight]``, to a network's weights for good; the names of the layers that changed.
+
+    Everything is checked before anything changes. ``alpha`` is for files that do not record it, and an error where they
+    record another; ``base`` is what the network's weights are called, where an adapter turns out to be of others.
+    """
+    parts = [parse_lora(text) for text in ([adapters] if isinstance(adapters, str) else adapters)]
+    opened = [(read_adapter(path, alpha=alpha), weight) for path, weight in parts]
+    targets = _linear_weights(net)
+    for adapter, _ in opened:
+        _require_fit(adapter, targets)
+        check_base(adapter.path, adapter.base, adapter.base_fingerprint, targets, adapter.layers, base)
+    layers = tuple(name for name in targets if any(name in adapter.layers for adapter, _ in opened))
+    for name in layers:
+        updates = [weight * adapter.layers[name].update() for adapter, weight in opened if name in adapter.layers]
+        target = targets[name]
+        precise = torch.promote_types(target.dtype, torch.float32)
+        target.copy_(target.to(precise) + sum(updates).to(target.device, precise))  # type: ignore[union-attr]
+    return layers
+
+
+def read_adapter(path: str, *, alpha: float | None = None, which: str = "auto") -> Adapter:
+    """The adapter at a path: our file, a PEFT folder, a diffusers file or folder, or a checkpoint with adapters.
+
+    Of a checkpoint with trained and averaged adapters, ``which`` chooses: ``net`` (auto) or ``net_ema``.
+    """
+    names = names_at(path)
+    if PEFT_CONFIG in names:
+        return _read_peft(path, names, alpha)
+    files = [name for name in names if name.endswith(TENSOR_SUFFIXES)]
+    file = next((below(path, name) for name in files if name == DIFFUSERS_FILE or len(files) == 1), path)
+    source = weights.read(file)
+    metadata = safetensors_metadata(file)
+    settings: PeftSettings | None
+    if metadata.get("format") == FILE_FORMAT:
+        settings = PeftSettings.of({"r": metadata.get("rank"), "lora_alpha": metadata.get("alpha")}, file)
+    elif any(".lora_A.default." in name for name in source):
+        return _of_a_network(path, source, alpha, which)
+    else:
+        settings = _diffusers_settings(metadata, file)
+    return _with_base(_adapter(path, source, settings, alpha), metadata)
+
+
+def _of_a_network(path: str, source: Mapping[str, Tensor], alpha: float | None, which: str) -> Adapter:
+    """The adapters of a checkpoint that holds the whole network, with what it records of their base."""
+    known = known_alpha(path, alpha)
+    if known is None:
+        raise CheckpointError(_no_alpha(path))
+    try:
+        chosen = weights.select(weights.renamed(source, clean_name), which)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    factors = weights.renamed(chosen, lambda name: name if ".lora_" in name else None)
+    found = _adapter(path, factors, None, known)
+    matrices = {f"{layer}.base_layer.weight": layer for layer in found.layers}
+    base = weights.renamed(chosen, matrices.get)
+    network = {name.replace(".base_layer.", ".").removesuffix(".weight") for name in chosen if name.endswith(".weight")}
+    return replace(
+        found,
+        base=recorded_base(path),
+        base_fingerprint=base_fingerprint(found.layers, base) if len(base) == len(matrices) else "",
+        network=tuple(sorted(name for name in network if ".lora_" not in name)),
+    )
+
+
+def _with_base(adapter: Adapter, metadata: Mapping[str, str]) -> Adapter:
+    return replace(adapter, base=metadata.get("base", ""), base_fingerprint=metadata.get("base_fingerprint", ""))
+
+
+def merge_lora_state(
+    source: Mapping[str, Tensor],
+    alpha: float | None,
+    rank: int | None = None,
+    *,
+    where: str = "this file",
+    dtype: torch.dtype | None = None,
+) -> Mapping[str, Tensor]:
+    """A state with adapters as a plain one: each merged when it is asked for, in ``dtype`` or that of its base."""
+    layers = [name.removesuffix(".lora_A.default.weight") for name in source if name.endswith(".lora_A.default.weight")]
+    if not layers:
+        return source
+    if alpha is None:
+        raise CheckpointError(_no_alpha(where))
+    merging = _Merging(source, alpha, dtype)
+    places: dict[str, tuple[Any, str]] = {}
+    for layer in layers:
+        needed = [f"{layer}.base_layer.weight", f"{layer}.lora_B.default.weight"]
+        if lost := [name for name in needed if name not in source]:
+            raise CheckpointError(f"{where} has {layer}.lora_A, but not {', '.join(lost)}.")
+        found = shape_of(source, f"{layer}.lora_A.default.weight")[0]
+        if rank is not None and found != rank:
+            raise CheckpointError(f"{where} has adapters of rank {found} ({layer}), not {rank}.")
+        places[f"{layer}.weight"] = (merging, layer)
+    for name in source:
+        if ".lora_A." not in name and ".lora_B." not in name and not name.endswith(".base_layer.weight"):
+            places[name.replace(".base_layer.", ".")] = (source, name)
+    return LazyTensors(places)
+
+
+@dataclass(frozen=True)
+class _Merging:
+    """``merging[layer]``: the layer's weight with its adapter added."""
+
+    source: Mapping[str, Tensor]
+    alpha: float
+    dtype: torch.dtype | None
+
+    def __getitem__(self, layer: str) -> Tensor:
+        base = self.source[f"{layer}.base_layer.weight"]
+        a, b = (self.source[f"{layer}.lora_{part}.default.weight"].float() for part in "AB")
+        precise = torch.promote_types(base.dtype, torch.float32)
+        merged = base.to(precise) + (self.alpha / a.shape[0] * (b @ a)).to(precise)
+        return merged.to(self.dtype or base.dtype)
+
+    def shape(self, layer: str) -> tuple[int, ...]:
+        return shape_of(self.source, f"{layer}.base_layer.weight")
+
+
+# Reading --------------------------------------------------------------------------------------------------------------
+
+
+def _read_peft(path: str, names: Iterable[str], alpha: float | None) -> Adapter:
+    file = next((name for name in PEFT_FILES if name in names), None)
+    if file is None:
+        raise CheckpointError(f"{path} has {PEFT_CONFIG}, but none of {', '.join(PEFT_FILES)}.")
+    where = below(path, PEFT_CONFIG)
+    try:
+        config = json.loads(local_file(where).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{where} is not JSON: {error}.") from error
+    settings = PeftSettings.of(config, where)
+    found = _adapter(path, weights.read(below(path, file)), settings, alpha)
+    found = _with_base(found, safetensors_metadata(below(path, file)))
+    return replace(found, base=found.base or config.get("base_model_name_or_path") or "")
+
+
+def _diffusers_settings(metadata: Mapping[str, str], file: str) -> PeftSettings | None:
+    """What diffusers wrote into the header: of a pipeline's adapter with "transformer." before every key, of a
+    transformer's own without it. None where there is nothing, as in its older files."""
+    if DIFFUSERS_KEY not in metadata:
+        return None
+    try:
+        config = json.loads(metadata[DIFFUSERS_KEY])
+        own = {key.removeprefix("transformer."): config[key] for key in config if key.startswith("transformer.")}
+    except (ValueError, AttributeError) as error:
+        raise CheckpointError(f"{file}: its {DIFFUSERS_KEY} cannot be read: {error}.") from error
+    return PeftSettings.of(own or config, f"{file} ({DIFFUSERS_KEY})")
+
+
+def _adapter(path: str, source: Mapping[str, Tensor], settings: PeftSettings | None, alpha: float | None) -> Adapter:
+    """Pairs A with B, each with the scale that the settings, or an ``.alpha`` beside them, record; else with ``alpha``,
+    or its rank."""
+    pairs: dict[str, dict[str, str]] = {}
+    for name in source:
+        if match := _FACTOR.fullmatch(name):
+            pairs.setdefault(match[1], {})[match[2]] = name
+    own_alphas = {layer: f"{layer}.alpha" for layer in pairs if f"{layer}.alpha" in source}
+    known = {*own_alphas.values(), *(name for pair in pairs.values() for name in pair.values())}
+    others = [name for name in source if name not in known]
+    if not pairs:
+        raise CheckpointError(
+            f"{path} holds no LoRA adapter, but {len(source)} other tensors. Give the run of an adapter"
+            " (train_architecture=lora) or its file; a whole model is given as --dit_path."
+        )
+    if others:
+        raise CheckpointError(
+            f"{path} holds more than the factors A and B of plain LoRA: {', '.join(others[:5])} ({len(others)} in all)."
+        )
+    if settings is not None:
+        agreed_alpha(settings.where, settings.alpha, alpha)
+    elif alpha is None and len(own_alphas) < len(pairs):
+        log.warning("%s records no alpha: taken as the rank of each layer, so that B A is added as it is", path)
+    layers = {}
+    for layer, pair in pairs.items():
+        if len(pair) != 2:
+            raise CheckpointError(f"{path} has only lora_{next(iter(pair))} of {layer}.")
+        rank, other = shape_of(source, pair["A"])[0], shape_of(source, pair["B"])[1]
+        if rank != other:
+            raise CheckpointError(f"{path}: lora_A of {layer} has rank {rank}, its lora_B {other}.")
+        own = float(source[own_alphas[layer]]) if layer in own_alphas else None
+        scaling = _scaling(path, layer, rank, own, settings, alpha)
+        layers[_our_layer(layer, path)] = Factors(source, pair["A"], pair["B"], scaling)
+    return Adapter(path, layers)
+
+
+def _scaling(
+    path: str, layer: str, rank: int, own: float | None, settings: PeftSettings | None, alpha: float | None
+) -> float:
+    """What B A of one layer is multiplied by: ``own`` is the alpha that stands beside its factors."""
+    if settings is None:
+        return (agreed_alpha(path, own, alpha) if own is not None else alpha or rank) / rank
+    recorded = settings.scaling(layer.removeprefix("base_model.model.").removeprefix("transformer."), rank)
+    if own is not None and not math.isclose(own / rank, recorded, rel_tol=1e-3):
+        raise CheckpointError(
+            f"{path} says two scales of {layer}: its .alpha makes it {own / rank:g}, {settings.where} {recorded:g}."
+        )
+    return recorded
+
+
+def _our_layer(layer: str, path: str) -> str:
+    for prefix in _PREFIXES:
+        layer = layer.removeprefix(prefix)
+    ours = from_diffusers_name(f"{layer}.weight")
+    if ours is None and not layer.startswith("transformer_blocks."):
+        return layer
+    if ours is None:
+        raise CheckpointError(f"{path} has an adapter for {layer}, which this network does not have.")
+    return ours.removesuffix(".weight")
+
+
+# Fitting --------------------------------------------------------------------------------------------------------------
+
+
+def _linear_weights(net: nn.Module) -> dict[str, Tensor]:
+    """Matrices by the name of their layer, without what wrappers put into names; below adapters, the frozen ones."""
+    found = {}
+    for name, tensor in net.state_dict().items():
+        if name.endswith(".weight") and ".lora_" not in name and tensor.ndim == 2:
+            found[clean_name(name).removesuffix(".weight").removesuffix(".base_layer")] = tensor
+    return found
+
+
+def _require_fit(adapter: Adapter, targets: Mapping[str, Tensor]) -> None:
+    unknown = [layer for layer in adapter.layers if layer not in targets]
+    if unknown:
+        raise CheckpointError(
+            f"{adapter.path} has adapters for {len(unknown)} layers that this network does not have: "
+            f"{', '.join(unknown[:3])}.{near(unknown[0], targets, limit=4)}"
+        )
+    for layer, factors in adapter.layers.items():
+        target = targets[layer]
+        if isinstance(target, DTensor):
+            raise ConfigError("A sharded network cannot take adapters; add them before it is sharded.")
+        if factors.shape != tuple(target.shape):
+            raise CheckpointError(
+                f"{adapter.path}: the adapter of {layer} is for a matrix of {list(factors.shape)}, "
+                f"the network's is {list(target.shape)}. It was trained on another size of model."
+            )
+
+
+def _no_alpha(where: str) -> str:
+    return (
+        f"{where} has LoRA adapters beside its weights and does not record their alpha, and no config.yaml of its run"
+        " lies above it. Merge them once, with the model.config.lora_alpha of the training: python -m scripts.convert"
+        f" {where} merged.pt --merge-lora --lora_alpha NUMBER"
+    )

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training videos that are made while they are read: episodes of the toy world with captions and actions."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from cosmos_predict2.actions.transforms import ActionTransform, controller
+from cosmos_predict2.data.action_conditioned.items import TRANSFORM_KEY
+from cosmos_predict2.data.toy.states import PATTERN, action_width, read_states
+from cosmos_predict2.text.bytes_encoder import BytesEncoder
+from cosmos_predict2.text.trained_text import NO_TEXT
+from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
+from imaginaire.errors import ConfigError, near
+
+# Where each split's episodes begin in the endless series of a seed: far enough apart that none is in both.
+SPLITS = {"train": 0, "val": 2**40}
+
+
+class EpisodeVideos(Dataset[dict[str, Any]]):
+    """Each item is a random window of ``num_frames`` frames of one episode, drawn when it is asked for.
+
+    The window's start comes from NumPy's global generator, which the loader seeds per sample; ``start`` fixes it. Items
+    have the keys of a folder of videos, and ``action`` [num_frames - 1, action_dim]: row k leads from frame k to frame
+    k + 1. Without ``captions`` the text is zeros, as models that are told actions have it: a caption would say how the
+    episode ends. ``hide_actions`` shows zeros in their place too, to see what a model knows without them.
+    """
+
+    def __init__(
+        self,
+        episodes: Episodes,
+        name: str,
+        *,
+        num_frames: int,
+        num_tokens: int,
+        width: int,
+        fps: float,
+        start: int | None = None,
+        captions: bool = True,
+        hide_actions: bool = False,
+    ) -> None:
+        last = episodes.states.shape[1] - num_frames
+        if last < 0 or not 0 <= (start or 0) <= last:
+            raise ConfigError(
+                f"Frames {start or 0} to {(start or 0) + num_frames - 1} of episodes with {last + num_frames} frames: "
+                "lower num_frames or start, or raise num_steps."
+            )
+        self.episodes = episodes
+        self.num_frames = num_frames
+        self.fps = float(fps)
+        self._start = start
+        self._num_starts = last + 1
+        self._name = name
+        self._text = _embeddings(BytesEncoder(num_tokens, width), self.episodes.captions) if captions else None
+        self._no_text = torch.zeros(num_tokens, width), torch.ones(num_tokens, dtype=torch.int64)
+        self.action_transform = controller(self.episodes.actions.shape[-1], scale=1.0)  # they lie in [-1, 1] already
+        self._transform_json = self.action_transform.to_json()
+        self._hides_actions = hide_actions
+
+    @classmethod
+    def declared_encoder(cls, *, captions: bool = True, num_tokens: int = 64, width: int = 64, **_: Any) -> str:
+        """The name of the encoder of its captions with these arguments; "none" where the text is zeros."""
+        return BytesEncoder(num_tokens, width).name if captions else NO_TEXT
+
+    def __len__(self) -> int:
+        return len(self.episodes)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"item {index} of {len(self)}")
+        start = numpy.random.randint(self._num_starts) if self._start is None else self._start
+        frames = self.episodes.render(index, start, start + self.num_frames)
+        video = torch.from_numpy(numpy.ascontiguousarray(frames.transpose(3, 0, 1, 2)))
+        return {"video": video, **self.described(index, start)}
+
+    def described(self, index: int, start: int) -> dict[str, Any]:
+        """What the item has besides its pictures, for the window that begins at frame ``start``."""
+        caption = self.episodes.captions[index]
+        embedding, mask = self._no_text if self._text is None else self._text[caption]
+        action = torch.from_numpy(self.episodes.actions[index, start : start + self.num_frames - 1].copy())
+        size = self.episodes.size
+        return {
+            "action": torch.zeros_like(action) if self._hides_actions else action,
+            TRANSFORM_KEY: self._transform_json,
+            "t5_text_embeddings": embedding,
+            "t5_text_mask": mask,
+            "fps": self.fps,
+            "image_size": torch.tensor([size, size, size, size]),
+            "num_frames": self.num_frames,
+            "padding_mask": torch.zeros(1, size, size),
+            "ai_caption": caption,
+            "video_name": {"video_path": f"{self._name}/{index % len(self):06d}.mp4", "t5_embedding_path": ""},
+        }
+
+
+class ToyWorldVideos(EpisodeVideos):
+    """``num_episodes`` simulated episodes. Only compact states are kept, so a large data set costs little memory."""
+
+    data_kind = "the toy world"
+
+    def __init__(
+        self,
+        num_episodes: int = 2048,
+        num_frames: int = 13,
+        size: int = 48,
+        mix: str = "expert",
+        seed: int = 0,
+        num_tokens: int = 64,
+        width: int = 64,
+        fps: float = 10.0,
+        split: str = "train",
+        tasks: Sequence[str] = ("push_puck",),
+        setting: str = "default",
+        action_dim: int = 4,
+        num_steps: int | None = None,
+        start: int | None = None,
+        ring_elsewhere: float | None = None,
+        captions: bool = True,
+        hide_actions: bool = False,
+    ) -> None:
+        if split not in SPLITS:
+            raise ConfigError(f"The toy world has no split '{split}'.{near(split, SPLITS)}")
+        if wrong := [*self.preflight(num_episodes=num_episodes, num_frames=num_frames, num_steps=num_steps, seed=seed)]:
+            raise ConfigError(f"{wrong[0]}.")
+        try:
+            episodes = make_episodes(
+                num_episodes,
+                seed,
+                mix=mix,
+                length=num_steps,
+                size=size,
+                setting=setting,
+                tasks=tuple(tasks),
+                action_dim=action_dim,
+                ring_elsewhere=ring_elsewhere,
+                first=SPLITS[split],
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        name = f"toy_world/{setting}/{mix}/seed{seed}/{split}"
+        super().__init__(
+            episodes,
+            name,
+            num_frames=num_frames,
+            num_tokens=num_tokens,
+            width=width,
+            fps=fps,
+            start=start,
+            captions=captions,
+            hide_actions=hide_actions,
+        )
+
+    @classmethod
+    def preflight(cls, **arguments: Any) -> Iterator[str]:
+        """What is wrong with the arguments, before any episode is made."""
+        for name, least in (("num_episodes", 1), ("num_frames", 1), ("num_steps", 1), ("seed", 0)):
+            if isinstance(value := arguments.get(name), int) and value < least:
+                yield f"{name}={value}; at least {least} is needed"
+
+    @classmethod
+    def declared_transform(cls, **arguments: Any) -> ActionTransform:
+        """The transform of the actions of a data set with these arguments."""
+        return controller(arguments.get("action_dim", 4), scale=1.0)
+
+
+class ToyWorldStates(EpisodeVideos):
+    """Episodes from a folder with the states of the toy world (``OUT/train`` of the form "states")."""
+
+    data_kind = "the toy world"
+
+    def __init__(
+        self,
+        folder: str,
+        num_frames: int = 13,
+        num_tokens: int = 64,
+        width: int = 64,
+        fps: float | None = None,
+        start: int | None = None,
+    ) -> None:
+        if num_frames < 1:
+            raise ConfigError(f"num_frames={num_frames}; a video has one frame at least.")
+        episodes, recorded_fps = read_states(Path(folder))
+        super().__init__(
+            episodes,
+            folder,
+            num_frames=num_frames,
+            num_tokens=num_tokens,
+            width=width,
+            fps=recorded_fps if fps is None else fps,
+            start=start,
+        )
+
+    @classmethod
+    def preflight(cls, **arguments: Any) -> Iterator[str]:
+        """What is wrong with the arguments, without reading the files."""
+        folder = Path(arguments.get("folder", ""))
+        if not folder.is_dir() or not any(folder.glob(PATTERN)):
+            yield f"{folder} holds no {PATTERN}: python -m scripts.make_toy_world --form states writes them"
+
+    @classmethod
+    def declared_transform(cls, **arguments: Any) -> ActionTransform:
+        """The transform of the actions of a data set with these arguments."""
+        return controller(action_width(Path(arguments.get("folder", ""))), scale=1.0)
+
+
+def _embeddings(encoder: BytesEncoder, captions: Sequence[str]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Embedding and mask of each distinct caption."""
+    distinct = sorted(set(captions))
+    embeddings = encoder.encode(distinct)
+    masks = (embeddings != 0).any(dim=-1).long()
+    return {caption: (embeddings[i], masks[i]) for i, caption in enumerate(distinct)}

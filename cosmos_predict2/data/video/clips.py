@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chosen frames of a clip, exactly those that a decoding of all of it would give, without decoding all of it.
+
+A clip is read in two steps. Its packets are listed, which decodes nothing: their times in order number the frames. Then
+the decoder starts at the keyframe before the first wanted frame, and of the frames in between it leaves out those that
+no other needs. Where the times do not number the frames (containers without them, streams that begin inside a group of
+pictures) or the frames that come out are not the expected ones, the clip is decoded from its beginning.
+
+PyAV is the decoder; decord and torchcodec are used when they are installed and asked for by name.
+"""
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cosmos_predict2.data.video import media
+from cosmos_predict2.data.video.packet_times import decoded, num_frames_by_header, opened, packet_table
+from imaginaire import storage
+from imaginaire.errors import ConfigError, DataError, near
+from imaginaire.storage.object_store import StrPath
+
+DECODERS = ("pyav", "decord", "torchcodec")
+SEEK_COST = 8  # frames that can be decoded in the time of a seek, about
+
+Fit = Callable[[Tensor], Tensor]
+Planes = Sequence[np.ndarray]  # uint8 [H, W] of red, green and blue
+
+
+class Clip(Protocol):
+    """An open clip."""
+
+    num_frames: int
+    fps: float
+
+    def read(self, frames: Sequence[int], fit: Fit | None = None) -> Tensor:
+        """uint8 [3, F, H, W], one per entry of ``frames``; ``fit`` brings [3, 1, H, W] to another size on the way."""
+        ...
+
+
+@contextmanager
+def open_clip(path: StrPath, *, decoder: str = "auto", num_threads: int = 1) -> Iterator[Clip]:
+    """The clip, open for reading. ``num_threads`` decode; workers of a loader should have one each."""
+    name = choose_decoder(decoder)
+    if num_threads < 1:
+        raise ConfigError(f"num_threads={num_threads}; a decoder needs 1 at least.")
+    if name == "pyav":
+        with opened(path, num_threads) as container:
+            yield _PyavClip(path, container, num_threads)
+        return
+    clip = (_DecordClip if name == "decord" else _TorchcodecClip)(path, num_threads)
+    try:
+        yield clip
+    finally:
+        clip.close()
+
+
+def read_frames(
+    path: StrPath, indices: Sequence[int], *, decoder: str = "auto", num_threads: int = 1, fit: Fit | None = None
+) -> Tensor:
+    """uint8 [3, F, H, W]: the frames of these numbers, in the size of the file or in that which ``fit`` gives them."""
+    with open_clip(path, decoder=decoder, num_threads=num_threads) as clip:
+        return clip.read(indices, fit)
+
+
+def probe(path: StrPath) -> tuple[int, float]:
+    """(number of frames, frames per second), from the file's header where that is enough."""
+    with media.opened_video(path) as container:
+        stream = container.streams.video[0]
+        num_frames = num_frames_by_header(container, stream)
+        if num_frames is None:
+            num_frames = packet_table(path, container).num_frames
+        return num_frames, media.frame_rate(stream, path)
+
+
+def choose_decoder(name: str) -> str:
+    """One of DECODERS; ``auto`` is pyav."""
+    if name == "auto":
+        return "pyav"
+    if name not in DECODERS:
+        raise ConfigError(f"There is no decoder '{name}'.{near(name, [*DECODERS, 'auto'])}")
+    if name != "pyav" and importlib.util.find_spec(name) is None:
+        raise ConfigError(f"'{name}' is not installed. Install it (pip install {name}), or use decoder=pyav.")
+    return name
+
+
+def stretch(frames_3_F_H_W: Tensor, size: tuple[int, int]) -> Tensor:
+    """uint8 [3, F, *size]: scaled straight to (height, width), whatever the shape was.
+
+    The rule of the published training code: bilinear with antialiasing on numbers from 0 to 1, then cut off, not
+    rounded, to whole ones.
+    """
+    if tuple(frames_3_F_H_W.shape[-2:]) == tuple(size):
+        return frames_3_F_H_W
+    result = torch.empty(*frames_3_F_H_W.shape[:2], *size, dtype=torch.uint8)
+    for i in range(frames_3_F_H_W.shape[1]):  # one at a time stays in the processor's cache
+        result[:, i] = scaled(frames_3_F_H_W[:, i], size).mul_(255).clamp_(0, 255)
+    return result
+
+
+CROPS = {"stretch": stretch, "center": media.resize_and_crop}  # to the size straight, or keeping the shape
+
+
+def scaled(image_3_H_W: Tensor, size: tuple[int, int]) -> Tensor:
+    """float32 [3, *size], 0 to 1, of a uint8 picture: bilinear with antialiasing, whatever the shape was."""
+    pixels = image_3_H_W.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
+    return F.interpolate(pixels[None], size=size, mode="bilinear", antialias=True)[0]
+
+
+# ---- PyAV ------------------------------------------------------------------------------------------------------------
+
+
+class _Unexpected(Exception):
+    """The decoder did not give the frames that the table promises after a seek."""
+
+
+class _PyavClip:
+    def __init__(self, path: StrPath, container: Any, num_threads: int) -> None:
+        self._path = path
+        self._container = container
+        self._num_threads = num_threads
+        self._stream = container.streams.video[0]
+        self._table = packet_table(path, container)
+        self.num_frames = self._table.num_frames
+        self.fps = media.frame_rate(self._stream, path)
+
+    def read(self, frames: Sequence[int], fit: Fit | None = None) -> Tensor:
+        places = _places(frames, self.num_frames, self._path)
+        if self._table.is_exact:
+            try:
+                return _filled(self._by_seeking(list(places)), places, fit, self._path)
+            except _Unexpected:
+                pass
+        return _filled(self._from_the_beginning(list(places)), places, fit, self._path)
+
+    def _by_seeking(self, wanted: list[int]) -> Iterator[Planes]:
+        """The pictures of ascending frame numbers."""
+        from av import FFmpegError
+
+        pending = list(reversed(wanted))
+        while pending:
+            first = pending[-1]
+            key_time = self._key_before(first)
+            try:
+                self._container.seek(int(key_time), stream=self._stream, backward=True)
+                yield from self._run(pending, int(key_time))
+            except (FFmpegError, OSError) as error:  # whatever it is, decoding all of it will tell
+                raise _Unexpected from error
+            if pending and pending[-1] == first:
+                raise _Unexpected
+
+    def _run(self, pending: list[int], key_time: int) -> Iterator[Planes]:
+        """Pictures after a seek, until it is shorter to seek again; what was given is taken off ``pending``."""
+        times = self._table.times
+        wanted_times = {int(times[i]) for i in pending}
+        codec = self._stream.codec_context
+        position = int(np.searchsorted(times, key_time))
+        reformatter = _reformatter()
+        is_damaged = False
+        try:
+            for packet in self._container.demux(self._stream):
+                if self._table.may_skip:
+                    is_wanted = packet.pts is None or packet.pts in wanted_times
+                    codec.skip_frame = "DEFAULT" if is_wanted else "NONREF"
+                for frame in packet.decode():
+                    if frame.pts is None:
+                        raise _Unexpected
+                    if frame.pts < key_time:
+                        continue  # shown before the keyframe, and made from what was not decoded
+                    is_damaged = frame.is_corrupt or (is_damaged and not frame.key_frame)
+                    expected = times[pending[-1] if self._table.may_skip else position]
+                    position += 1
+                    if frame.pts > expected:
+                        raise _Unexpected
+                    if frame.pts < times[pending[-1]]:
+                        continue
+                    if is_damaged:
+                        raise _Unexpected
+                    yield media.rgb_planes(frame, reformatter, self._num_threads)
+                    before = pending.pop()
+                    if not pending or self._is_far(before, pending[-1]):
+                        return
+        finally:
+            codec.skip_frame = "DEFAULT"
+
+    def _is_far(self, here: int, there: int) -> bool:
+        """Whether seeking is shorter than decoding all frames up to the next."""
+        if there - here <= SEEK_COST:
+            return False
+        key = int(np.searchsorted(self._table.times, self._key_before(there)))
+        return key - here > SEEK_COST
+
+    def _key_before(self, frame: int) -> int:
+        keys = self._table.keys
+        return int(keys[np.searchsorted(keys, self._table.times[frame], side="right") - 1])
+
+    def _from_the_beginning(self, wanted: list[int]) -> Iterator[Planes]:
+        pending = list(reversed(wanted))
+        reformatter = _reformatter()
+        is_damaged = False
+        for number, frame in enumerate(decoded(self._path, self._num_threads)):
+            is_damaged = frame.is_corrupt or (is_damaged and not frame.key_frame)
+            if number != pending[-1]:
+                continue
+            if is_damaged:
+                raise DataError(f"{self._path} is damaged at frame {number}, or at one that it is made from.")
+            yield media.rgb_planes(frame, reformatter, self._num_threads)
+            pending.pop()
+            if not pending:
+                return
+        raise DataError(f"{self._path} ends before frame {pending[-1]}, which is wanted.")
+
+
+def _reformatter() -> Any:
+    from av.video.reformatter import VideoReformatter
+
+    return VideoReformatter()
+
+
+# ---- others ----------------------------------------------------------------------------------------------------------
+
+
+class _DecordClip:
+    """A clip by decord. Its readers keep memory the longer they live, so each reads one sample and is dropped."""
+
+    def __init__(self, path: StrPath, num_threads: int) -> None:
+        decord = _loaded("decord")
+        self._path = path
+        with _explained(path):
+            self._reader = decord.VideoReader(str(storage.local_copy(path)), num_threads=num_threads)
+            self.num_frames = len(self._reader)
+            self.fps = float(self._reader.get_avg_fps())
+
+    def read(self, frames: Sequence[int], fit: Fit | None = None) -> Tensor:
+        places = _places(frames, self.num_frames, self._path)
+        with _explained(self._path):
+            pixels = self._reader.get_batch(list(places)).asnumpy()
+        return _filled(map(_planes_of, pixels), places, fit, self._path)
+
+    def close(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.seek(0)  # without it the frames that it holds in advance are never freed
+
+
+class _TorchcodecClip:
+    """A clip by torchcodec."""
+
+    def __init__(self, path: StrPath, num_threads: int) -> None:
+        decoders = _loaded("torchcodec.decoders")
+        self._path = path
+        with _explained(path):
+            self._reader = decoders.VideoDecoder(
+                str(storage.local_copy(path)), dimension_order="NHWC", num_ffmpeg_threads=num_threads
+            )
+            self.num_frames = int(self._reader.metadata.num_frames or 0)
+            self.fps = float(self._reader.metadata.average_fps or 0)
+
+    def read(self, frames: Sequence[int], fit: Fit | None = None) -> Tensor:
+        places = _places(frames, self.num_frames, self._path)
+        with _explained(self._path):
+            pixels = self._reader.get_frames_at(list(places)).data.numpy()
+        return _filled(map(_planes_of, pixels), places, fit, self._path)
+
+    def close(self) -> None:
+        self._reader = None
+
+
+def _loaded(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except (ImportError, OSError, RuntimeError) as error:  # the last two: of libraries that it does not find
+        name = module.partition(".")[0]
+        raise ConfigError(f"{name} is installed, but cannot be loaded: {error} Use decoder=pyav.") from error
+
+
+@contextmanager
+def _explained(path: StrPath) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # each decoder has errors of its own: any of them is about this file
+        raise DataError(f"{path} is not a video that can be decoded: {error}") from error
+
+
+# ---- what all decoders share -----------------------------------------------------------------------------------------
+
+
+def _places(frames: Sequence[int], num_frames: int, path: StrPath) -> dict[int, list[int]]:
+    """Where each frame goes in the result, by ascending frame number."""
+    if not len(frames):
+        raise DataError(f"{path}: no frame is asked for.")
+    places: dict[int, list[int]] = {}
+    for frame, place in sorted((int(frame), place) for place, frame in enumerate(frames)):
+        places.setdefault(frame, []).append(place)
+    first, last = next(iter(places)), next(reversed(places))
+    if first < 0 or last >= num_frames:
+        raise DataError(f"{path} has {num_frames} frames (0 to {num_frames - 1}), but {first} to {last} are wanted.")
+    return places
+
+
+def _filled(pictures: Iterator[Planes], places: dict[int, list[int]], fit: Fit | None, path: StrPath) -> Tensor:
+    """uint8 [3, F, H, W] of pictures that come in the order of ``places``.
+
+    Its planes are filled picture by picture: to put the whole clip together first and to turn it then would take the
+    memory twice, and longer than much of the decoding.
+    """
+    num_places = sum(map(len, places.values()))
+    target: np.ndarray | None = None
+    for (number, where), planes in zip(places.items(), pictures, strict=True):
+        if fit is not None:
+            planes = list(fit(torch.from_numpy(np.stack(planes))[:, None])[:, 0].numpy())
+        height, width = planes[0].shape
+        if target is None:  # NumPy asks for large pages, torch does not: a fifth of the time for 93 frames
+            target = np.empty((3, num_places, height, width), np.uint8)
+        if target.shape[-2:] != (height, width):
+            before = "x".join(map(str, target.shape[-2:]))
+            raise DataError(f"{path}: frame {number} has {height}x{width} pixels, those before it {before}.")
+        for place in where:
+            for channel, plane in enumerate(planes):
+                target[channel, place] = plane
+    assert target is not None, "places are never empty"
+    return torch.from_numpy(target)
+
+
+def _planes_of(pixels: np.ndarray) -> Planes:
+    return [pixels[..., channel] for channel in range(3)]

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a world model obeys its actions, by figures that say so of any data.
+
+* `action_gap`: its loss with the actions of another sample, over that with the true ones, noise and all else the same.
+  A model that ignores its actions has 1.
+* `prediction_distance`: how far one step of denoising from pure noise moves with other actions, over how far it moves
+  with other noise. Costs three forward passes.
+* `video_distances`: the same of whole videos: one first frame, K sequences of actions, R seeds.
+
+Whether a video also does what its actions say is a question for `inverse_dynamics`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.conditioner import Condition
+from cosmos_predict2.diffusion.rectified_flow import add_noise, rectified_flow_weight
+from cosmos_predict2.nn.dit import DiT
+from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
+from cosmos_predict2.world_model.parallelize import ContextParallel
+
+SIGMAS = (5.0, 10.0, 20.0, 40.0)  # where the noisy frames do not give away what happens
+PURE_NOISE = 80.0
+LEAST_DIFFERENCE = 0.1  # of two samples' actions, as a share of the spread of all
+
+
+def differing(action_B_A_D: Tensor) -> Tensor:
+    """[B, B], whether the actions of two samples differ by a tenth of the spread of all, root mean square, at least."""
+    flat_B_I = action_B_A_D.detach().flatten(1).double().cpu()
+    least = LEAST_DIFFERENCE * float((flat_B_I - flat_B_I.mean(0)).square().mean().sqrt())
+    apart_B_B = (flat_B_I[:, None] - flat_B_I[None]).square().mean(2).sqrt()
+    return apart_B_B > max(least, 1e-9)
+
+
+def lending_order(origins: Sequence[str], size: int) -> Tensor:
+    """[B, B], for each sample all others in the order in which their actions are lent to it, at last itself.
+
+    Those of the next recordings come first, whose windows are no neighbours of its own; then those of its own, the
+    farthest in time first. ``origins`` names the recording of each; empty: each sample is one of its own.
+    """
+    names = list(origins) or [str(i) for i in range(size)]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    places = [names[:i].count(name) for i, name in enumerate(names)]  # of each sample in its recording
+
+    def rank(i: int, k: int) -> tuple[bool, int, int]:
+        if names[i] == names[k]:
+            return True, -abs(places[k] - places[i]), 0
+        return False, (places[k] - places[i]) % size, (numbers[names[k]] - numbers[names[i]]) % len(numbers)
+
+    return torch.tensor([sorted(range(size), key=partial(rank, i)) for i in range(size)])
+
+
+def partners(action_B_A_D: Tensor, origins: Sequence[str] = ()) -> tuple[Tensor, Tensor]:
+    """For each sample the first in `lending_order` with other actions: its index [B], and whether there is one [B]."""
+    order_B_B = lending_order(origins, len(action_B_A_D))
+    differs_B_B = differing(action_B_A_D).gather(1, order_B_B)
+    first_B = differs_B_B.int().argmax(dim=1)
+    return order_B_B.gather(1, first_B[:, None])[:, 0], differs_B_B.any(dim=1)
+
+
+@dataclass(frozen=True)
+class ActionGap:
+    """The loss of the velocity at each noise level, with the true actions and with those of another sample."""
+
+    sigmas: list[float]
+    true: list[float]
+    swapped: list[float]
+    num_samples: int  # that have a partner with other actions
+    share: float  # of them, whose loss over all noise levels is larger with the other actions: half by chance
+
+    @property
+    def ratios(self) -> list[float]:
+        return [swapped / max(true, 1e-30) for swapped, true in zip(self.swapped, self.true)]
+
+    @property
+    def mean(self) -> float:
+        """Swapped over true, the mean over the noise levels."""
+        return sum(self.ratios) / len(self.ratios)
+
+
+@torch.no_grad()
+def action_gap(
+    predict: "Predictor",
+    x0_B_C_T_H_W: Tensor,
+    epsilon_B_C_T_H_W: Tensor,
+    condition: Condition,
+    sigmas: Sequence[float] = SIGMAS,
+    *,
+    batch_size: int = 32,
+    origins: Sequence[str] = (),
+) -> ActionGap | None:
+    """The gap on these clips, whose given frames do not count; None where no two have different actions. ``origins``
+    names their recordings, as in `lending_order`."""
+    action_B_A_D = condition.action_B_A_D
+    assert action_B_A_D is not None, "a condition without actions"
+    partner_B, counts_B = partners(action_B_A_D, origins)
+    if not counts_B.any():
+        return None
+    chosen = counts_B.nonzero()[:, 0]
+    losses: dict[str, list[float]] = {"true": [], "swapped": []}
+    worse_B = torch.zeros(len(chosen), dtype=torch.float64)
+    for sigma in sigmas:
+        sums = {"true": 0.0, "swapped": 0.0}
+        for part_B, worse in zip(chosen.split(batch_size), worse_B.split(batch_size)):
+            rows = part_B.to(x0_B_C_T_H_W.device)
+            x0, epsilon, own = x0_B_C_T_H_W[rows], epsilon_B_C_T_H_W[rows], rows_of(condition, rows)
+            other = replace(own, action_B_A_D=action_B_A_D[partner_B[part_B].to(action_B_A_D.device)])
+            for name, condition_of, sign in (("true", own, -1), ("swapped", other, 1)):
+                errors_B = predict.velocity_errors(x0, epsilon, sigma, condition_of).double().cpu()
+                sums[name] += float(errors_B.sum())
+                worse += sign * errors_B  # a view of its rows
+        for name, total in sums.items():
+            losses[name].append(total / len(chosen))
+    share = float(((worse_B > 0).double() + 0.5 * (worse_B == 0).double()).mean())
+    return ActionGap([float(sigma) for sigma in sigmas], losses["true"], losses["swapped"], len(chosen), share)
+
+
+@dataclass(frozen=True)
+class Distances:
+    """Root mean square distances between what should differ by its actions, and by its seed."""
+
+    actions: float
+    seeds: float
+
+    @property
+    def ratio(self) -> float:
+        """How much more the actions change than the seed."""
+        return self.actions / max(self.seeds, 1e-12)
+
+
+@torch.no_grad()
+def prediction_distance(
+    predict: "Predictor",
+    x0_B_C_T_H_W: Tensor,
+    epsilon_B_C_T_H_W: Tensor,
+    condition: Condition,
+    origins: Sequence[str] = (),
+) -> Distances | None:
+    """How far the clean latents that are predicted of pure noise move with another sample's actions, and with another
+    sample's noise; None where no two have different actions."""
+    action_B_A_D = condition.action_B_A_D
+    assert action_B_A_D is not None, "a condition without actions"
+    partner_B, counts_B = partners(action_B_A_D, origins)
+    if not counts_B.any():
+        return None
+    other = replace(condition, action_B_A_D=action_B_A_D[partner_B.to(action_B_A_D.device)])
+    shape = (len(x0_B_C_T_H_W), 1)
+    sigma_B_1 = x0_B_C_T_H_W.new_full(shape, PURE_NOISE)
+    chosen = counts_B.to(x0_B_C_T_H_W.device)
+    own, changed, reseeded = (
+        predict(x0_B_C_T_H_W, epsilon, sigma_B_1, told)[chosen]
+        for epsilon, told in (
+            (epsilon_B_C_T_H_W, condition),
+            (epsilon_B_C_T_H_W, other),
+            (epsilon_B_C_T_H_W.roll(1, 0), condition),
+        )
+    )
+    return Distances(_rms(own - changed), _rms(own - reseeded))
+
+
+def video_distances(videos_K_R_C_F_H_W: Tensor) -> Distances:
+    """Of videos from one first frame by K sequences of actions and R seeds, over the frames after the first.
+
+    The mean over pairs of sequences with the same seed, and over pairs of seeds with the same sequence, in the unit of
+    the pixels.
+    """
+    videos = videos_K_R_C_F_H_W[:, :, :, 1:].double()
+    if videos.shape[0] < 2 or videos.shape[1] < 2:
+        raise ValueError(f"{videos.shape[0]} sequences of actions and {videos.shape[1]} seeds: two of each at least.")
+    return Distances(_between(videos), _between(videos.transpose(0, 1)))
+
+
+def _between(videos_N_M_C_F_H_W: Tensor) -> float:
+    """Mean over the pairs of N, and over M."""
+    flat = videos_N_M_C_F_H_W.flatten(2)
+    pairs = torch.combinations(torch.arange(len(flat)))
+    return float((flat[pairs[:, 0]] - flat[pairs[:, 1]]).square().mean(2).sqrt().mean())
+
+
+def _rms(difference: Tensor) -> float:
+    return float(difference.double().square().mean().sqrt())
+
+
+class Predictor:
+    """What a network makes of clean latents with so much noise: its clean latents, and the error of its velocity.
+
+    The noise is given by sigma for networks of both kinds; that is t = sigma / (1 + sigma) for the flow of Predict2.5.
+    ``context`` spreads the latent frames of each clip over its group, all of whose ranks then get the same.
+    """
+
+    def __init__(self, config: Video2WorldPipelineConfig, net: DiT, context: ContextParallel | None = None) -> None:
+        self._denoiser = config.denoiser(net)
+        self._context = context or ContextParallel(net, None)
+
+    def __call__(
+        self, x0_B_C_T_H_W: Tensor, epsilon_B_C_T_H_W: Tensor, sigma_B_1: Tensor, condition: Condition
+    ) -> Tensor:
+        """Clean latents [B, C, T, H, W]; of given frames as they are."""
+        context = self._context
+        context.activate(True)
+        xt = context.split_frames(add_noise(x0_B_C_T_H_W, epsilon_B_C_T_H_W, sigma_B_1))
+        predicted = self._denoiser(xt, sigma_B_1, context.part_of(condition)).x0_B_C_T_H_W
+        predicted = context.gather_frames(predicted)
+        context.activate(False)
+        return predicted
+
+    def velocity_errors(
+        self, x0_B_C_T_H_W: Tensor, epsilon_B_C_T_H_W: Tensor, sigma: float, condition: Condition
+    ) -> Tensor:
+        """[B], the mean squared error of the velocity at this noise level over the latent frames that are not given."""
+        sigma_B_1 = x0_B_C_T_H_W.new_full((len(x0_B_C_T_H_W), 1), sigma)
+        predicted = self(x0_B_C_T_H_W, epsilon_B_C_T_H_W, sigma_B_1, condition)
+        squared_B_T = (predicted - x0_B_C_T_H_W).square().mean(dim=(1, 3, 4)) * rectified_flow_weight(sigma_B_1)
+        if condition.condition_mask_B_1_T_H_W is None:
+            return squared_B_T.mean(dim=1)
+        rest_B_T = 1 - condition.condition_mask_B_1_T_H_W[:, 0, :, 0, 0].to(squared_B_T)
+        return (squared_B_T * rest_B_T).sum(dim=1) / rest_B_T.sum(dim=1).clamp(min=1)
+
+
+def rows_of(condition: Condition, rows_B: Tensor) -> Condition:
+    """The condition of some of the samples."""
+    tensors: dict[str, Any] = {
+        name: value[rows_B.to(value.device)] for name, value in vars(condition).items() if isinstance(value, Tensor)
+    }
+    return replace(condition, **tensors)

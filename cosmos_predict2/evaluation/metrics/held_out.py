@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How well a Video2World model knows clips that it was never trained on, held against things that know nothing.
+
+* Its loss at fixed noise levels with fixed noise, against that of the best linear denoiser of the training latents.
+* The clips that it generates, against the last given frame repeated, on the pixels that move.
+
+Given frames count nowhere: they cost the model nothing.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from cosmos_predict2.conditioner import TEXT_KEY, Condition, Conditioner
+from cosmos_predict2.data.sizes import pixel_frames
+from cosmos_predict2.diffusion.rectified_flow import add_noise, per_frame, rectified_flow_weight
+from cosmos_predict2.interfaces import VideoTokenizer
+from cosmos_predict2.nn.dit import DiT
+from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
+from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
+from cosmos_predict2.world_model.sampling import to_uint8
+from imaginaire import random
+from imaginaire.errors import ConfigError, DataError
+
+SIGMAS = tuple(float(sigma) for sigma in numpy.geomspace(1.0, 80.0, 8).round(3))  # where the tiny models are trained
+MOVES = 32  # a pixel moves where a colour differs by more than this, of 255, from the last given frame
+BATCH = 32
+LINEAR = {  # what a linear denoiser x0 = a x + b may know: over which dimensions of [B, C, T, H, W] a and b are shared
+    "scalar": (0, 1, 2, 3, 4),
+    "per channel": (0, 2, 3, 4),
+    "per latent": (0,),
+}
+
+
+@dataclass(frozen=True)
+class Clips:
+    """Clips with their latents, and the condition under which a model is asked for the rest of each."""
+
+    video_B_C_F_H_W: Tensor  # uint8
+    x0_B_C_T_H_W: Tensor
+    condition: Condition
+    captions: list[str]
+    num_given: int  # latent frames
+
+    def __len__(self) -> int:
+        return len(self.captions)
+
+    @property
+    def shape(self) -> str:
+        """Of each clip, in pixels."""
+        return "x".join(map(str, self.video_B_C_F_H_W.shape[2:]))
+
+    def part(self, start: int, stop: int) -> "Clips":
+        """Some of them."""
+        chosen = slice(start, stop)
+        tensors: dict[str, Any] = {
+            name: value[chosen] for name, value in vars(self.condition).items() if isinstance(value, Tensor)
+        }
+        condition = replace(self.condition, **tensors)
+        x0_B_C_T_H_W = self.x0_B_C_T_H_W[chosen]
+        return Clips(self.video_B_C_F_H_W[chosen], x0_B_C_T_H_W, condition, self.captions[chosen], self.num_given)
+
+
+@torch.no_grad()
+def read_clips(
+    dataset: Any,
+    tokenizer: VideoTokenizer,
+    config: Video2WorldPipelineConfig,
+    num: int,
+    *,
+    num_given: int | None = None,
+    with_text: Callable[[Mapping[str, Any], int], Mapping[str, Any]] | None = None,
+) -> Clips:
+    """The first ``num`` items of a data set, each cut at random but always in the same way.
+
+    ``with_text`` puts the embeddings of training into a batch of so many clips, where the data's are not those.
+    As few frames are given as in training, but one at least: from text alone nothing follows that could be compared.
+    """
+    num_given = max(1, config.min_num_conditional_frames) if num_given is None else num_given
+    state = numpy.random.get_state()  # data sets draw the place of a window from it
+    try:
+        items = []
+        for i in range(min(num, len(dataset))):
+            numpy.random.seed(i)
+            items.append(dataset[i])
+    finally:
+        numpy.random.set_state(state)
+    needed = ("video",) if with_text else ("video", TEXT_KEY)
+    if missing := [key for key in needed if key not in items[0]]:
+        raise DataError(
+            f"{type(dataset).__name__} gives no '{missing[0]}', which figures are measured on (cached latents, pictures"
+            " and captions that training encodes do not do). Choose clips with embeddings: --experiment NAME --"
+            " dataloader_train=folder dataloader_val=folder, each with its dataset.dataset_dir."
+        )
+    batch = default_collate([{k: v for k, v in item.items() if isinstance(v, Tensor | float | int)} for item in items])
+    video = batch["video"][:, :, : pixel_frames(config.state_t)]
+    latents = [tokenizer.encode(part.float() / 127.5 - 1) for part in video.split(BATCH)]
+    x0 = torch.cat(latents).float() * config.sigma_data
+    captions = [str(item.get("ai_caption", "")) for item in items]
+    if with_text:
+        batch = with_text({**batch, "ai_caption": captions}, len(items))
+    condition = Conditioner(config.conditioner).condition(batch, is_image=False)
+    condition = condition.with_given_frames(x0, torch.full((len(items),), num_given))
+    return Clips(video, x0, condition, captions, num_given)
+
+
+def losses(
+    config: Video2WorldPipelineConfig, net: DiT, clips: Clips, sigmas: Sequence[float] = SIGMAS, seed: int = 0
+) -> list[float]:
+    """The mean squared error of the velocity at each noise level, over the latent frames that are not given."""
+    denoiser = config.denoiser(net)
+
+    def denoise(xt: Tensor, sigma_B_1: Tensor, part: Clips) -> Tensor:
+        return denoiser(xt, sigma_B_1, part.condition).x0_B_C_T_H_W
+
+    return list(_errors(denoise, clips, sigmas, seed))
+
+
+def linear_losses(
+    training: Clips, clips: Clips, sigmas: Sequence[float] = SIGMAS, seed: int = 0
+) -> dict[str, list[float]]:
+    """The same of the best linear denoisers x0 = a x + b, fitted by least squares to training latents.
+
+    With mean m and variance v of the latents, a = v / (v + sigma^2) and b = (1 - a) m are best. See LINEAR for what
+    shares one a and b.
+    """
+    if training.shape != clips.shape:
+        raise ConfigError(
+            f"Training clips are {training.shape}, held-out clips {clips.shape} (frames x height x width), and can only"
+            " be compared at one size: make dataloader_train.dataset and dataloader_val.dataset alike, such as --"
+            f" dataloader_val.dataset.video_size=[{','.join(map(str, training.video_B_C_F_H_W.shape[-2:]))}]."
+        )
+    found = {}
+    x0 = training.x0_B_C_T_H_W[:, :, training.num_given :]
+    for name, shared in LINEAR.items():
+        mean, variance = x0.mean(dim=shared, keepdim=True), x0.var(dim=shared, keepdim=True, correction=0)
+
+        def denoise(xt: Tensor, sigma_B_1: Tensor, part: Clips, mean: Tensor = mean, v: Tensor = variance) -> Tensor:
+            a = v / (v + per_frame(sigma_B_1).square())
+            rest = a * xt[:, :, part.num_given :] + (1 - a) * mean
+            return torch.cat([part.x0_B_C_T_H_W[:, :, : part.num_given], rest], dim=2)
+
+        found[name] = list(_errors(denoise, clips, sigmas, seed))
+    return found
+
+
+@torch.no_grad()
+def _errors(denoise: Any, clips: Clips, sigmas: Sequence[float], seed: int) -> Iterator[float]:
+    for number, sigma in enumerate(sigmas):
+        total, count = 0.0, 0
+        for start in range(0, len(clips), BATCH):
+            part = clips.part(start, start + BATCH)
+            x0 = part.x0_B_C_T_H_W
+            epsilon = torch.stack(
+                [
+                    torch.randn(x0.shape[1:], generator=random.generator(seed, i, f"held_out/{number}"))
+                    for i in range(start, start + len(part))
+                ]
+            )
+            sigma_B_1 = torch.full((len(part), 1), sigma)
+            predicted = denoise(add_noise(x0, epsilon, sigma_B_1), sigma_B_1, part)
+            weight = float(rectified_flow_weight(torch.tensor(sigma)))
+            error = (predicted - x0)[:, :, part.num_given :].square() * weight
+            total, count = total + float(error.double().sum()), count + error.numel()
+        yield total / count
+
+
+def generate(pipe: Video2WorldPipeline, clips: Clips, *, num_steps: int = 35, seed: int = 0) -> Tensor:
+    """What the model makes of the given frames and the text of each clip, uint8 [B, 3, F, H, W], without guidance."""
+    videos = []
+    for start in range(0, len(clips), BATCH):
+        part = clips.part(start, start + BATCH)
+        given = part.video_B_C_F_H_W[:, :, : given_pixels(part)]
+        text = part.condition.crossattn_emb_B_S_E
+        videos.append(to_uint8(pipe.generate(given, text, guidance=0.0, num_steps=num_steps, seed=seed)))
+    return torch.cat(videos)
+
+
+def given_pixels(clips: Clips) -> int:
+    """How many pixel frames of each clip are given."""
+    return pixel_frames(clips.num_given)
+
+
+def repeated(clips: Clips) -> Tensor:
+    """Each clip with its last given frame in place of all that follow."""
+    video, num = clips.video_B_C_F_H_W, given_pixels(clips)
+    rest = video[:, :, num - 1 : num].expand(-1, -1, video.shape[2] - num, -1, -1)
+    return torch.cat([video[:, :, :num], rest], dim=2)
+
+
+def moving_psnr(video_B_C_F_H_W: Tensor, clips: Clips) -> float:
+    """PSNR to the truth in dB, over the pixels in which the truth differs from the last given frame.
+
+    All clips' pixels count alike.
+    """
+    squared = (video_B_C_F_H_W.float() - clips.video_B_C_F_H_W.float()).square().mean(dim=1, keepdim=True)
+    return float(10 * torch.log10(255**2 / squared[_moves(clips)].double().mean()))
+
+
+def movement(clips: Clips) -> list[float]:
+    """The share of each clip's pixels that move."""
+    share: list[float] = _moves(clips).float().mean(dim=(1, 2, 3, 4)).tolist()
+    return share
+
+
+def _moves(clips: Clips) -> Tensor:
+    """[B, 1, F, H, W], true where a pixel differs from the last given frame."""
+    difference = clips.video_B_C_F_H_W.float() - repeated(clips).float()
+    return difference.abs().amax(dim=1, keepdim=True) > MOVES

@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How good a world model with actions is on recordings that it never saw: near the truth, obedient, lasting.
+
+    report = evaluate(pipe, recordings, num_steps=10)
+    print(report.as_text())
+
+* likeness to the true frames at every horizon, beside the first frame repeated;
+* obedience: the loss with other actions, other actions beside other seeds, and whether the actions can be read from the
+  imagined frames;
+* drift: the same likeness chunk by chunk, how sharp the frames still are, and whether a seam is seen between chunks.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.conditioner import ACTION_KEY, TEXT_KEY, Condition, Conditioner
+from cosmos_predict2.evaluation.metrics import inverse_dynamics, video_quality
+from cosmos_predict2.evaluation.metrics.controllability import (
+    SIGMAS,
+    ActionGap,
+    Distances,
+    Predictor,
+    action_gap,
+    differing,
+    lending_order,
+    partners,
+    video_distances,
+)
+from cosmos_predict2.evaluation.metrics.inverse_dynamics import ActionFollowing
+from cosmos_predict2.evaluation.reports.action_verdict import (
+    CODED,
+    EXCHANGED,
+    IMAGINED,
+    READABLE,
+    TRUE,
+    Verdict,
+    verdict,
+)
+from cosmos_predict2.evaluation.reports.evaluation_page import aligned
+from cosmos_predict2.pipelines.evaluation_data import Recordings
+from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
+from cosmos_predict2.world_model.sampling import initial_noise, to_uint8
+
+log = logging.getLogger(__name__)
+
+NUM_SCENES, NUM_SEQUENCES, NUM_SEEDS = 4, 3, 2  # first frames, sequences of actions and seeds of `tried_actions`
+
+Likeness = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One first frame each, K sequences of actions (its own first, then those of others), R seeds."""
+
+    which: list[int]  # recordings whose first frames they are
+    borrowed: list[list[int]]  # the recordings whose actions were tried on each
+    videos: list[Tensor]  # of each first frame: uint8 [K, R, 3, 1 + L, H, W]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was measured. Lists by horizon begin with the first frame after the given one."""
+
+    data: str
+    num_clips: int
+    num_actions: int  # of a clip
+    chunk_size: int
+    num_steps: int
+    likeness: dict[str, dict[str, list[float]]]  # name -> "imagined" and "first frame repeated" -> by horizon
+    gap: ActionGap | None
+    distances: Distances | None  # in units of pixels' values, 0 to 255
+    following: dict[str, ActionFollowing]  # what is read of which frames: action_verdict.TRUE and the other three
+    by_chunk: dict[str, list[float]]
+    seams: dict[str, float]  # the change at the first frame of a chunk, over that between other frames
+    left_out: tuple[str, ...] = ()  # what was not measured, and why
+    cautions: tuple[str, ...] = ()  # what makes the verdict doubtful
+    weights: str = ""  # which were measured
+
+    @property
+    def clips(self) -> str:
+        return f"{self.num_clips} clip{'s' if self.num_clips > 1 else ''} of {self.data}"
+
+    @property
+    def steps(self) -> str:
+        return f"{self.num_steps} sampling step{'s' if self.num_steps > 1 else ''}"
+
+    def as_dict(self) -> dict[str, Any]:
+        found = {"verdict": asdict(self.verdict), "cautions": self.cautions, "weights": self.weights, **asdict(self)}
+        if self.gap is not None:
+            found["gap"] |= {"ratios": self.gap.ratios, "mean": self.gap.mean}
+        if self.distances is not None:
+            found["distances"] |= {"ratio": self.distances.ratio}
+        return found
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the model follows its actions, and why."""
+        return verdict(self.gap, self.distances, self.following, "; ".join(self.left_out))
+
+    def as_text(self) -> str:
+        """The verdict, and the figures as a few tables."""
+        horizons = shown_horizons(self.num_actions)
+        likeness = [
+            (f"{name}, {kind}", [values[h - 1] for h in horizons])
+            for name, by_kind in self.likeness.items()
+            for kind, values in by_kind.items()
+        ]
+        chunks = range(1, 1 + len(self.by_chunk["PSNR"]))
+        rows = [self.verdict.sentence, *(f"caution: {text}" for text in self.cautions)]
+        rows += [f"({self.clips}, {self.steps})", *([f"weights: {self.weights}"] if self.weights else []), ""]
+        rows += [*aligned("frame", horizons, likeness), ""]
+        rows += [*aligned("chunk", chunks, self.by_chunk.items()), ""]
+        return "\n".join([*rows, *self.findings()])
+
+    def findings(self) -> list[str]:
+        """A sentence for each thing that one number says."""
+        found = []
+        if self.gap is not None:
+            by_sigma = zip(self.gap.sigmas, self.gap.ratios)
+            ratios = ", ".join(f"{ratio:.2f} at sigma {sigma:g}" for sigma, ratio in by_sigma)
+            found.append(f"loss with other actions / with the true ones: {self.gap.mean:.2f} ({ratios})")
+        if self.distances is not None:
+            found.append(
+                f"other actions change a video by {self.distances.actions:.2f} (root mean square, of 255), another seed"
+                f" by {self.distances.seeds:.2f}: {self.distances.ratio:.2f} times as far"
+            )
+        if self.following:
+            read = ", ".join(f"{kind} {of.r2_of_sums:.3f} ({of.r2:.3f})" for kind, of in self.following.items())
+            found.append(f"actions read from the frames, R2 of the sums of four (of each): {read}")
+            if self.following[CODED].r2_of_sums < READABLE:
+                found.append("the probe cannot read these actions from true frames either: no sign of the model's")
+        if self.seams:
+            seams = ", ".join(f"{kind} {value:.2f}" for kind, value in self.seams.items())
+            found.append(f"change at the seams of chunks / elsewhere: {seams}")
+        return found + [f"left out: {text}" for text in self.left_out]
+
+
+def shown_horizons(num_actions: int) -> list[int]:
+    """A dozen horizons at most, the first and the last among them."""
+    step = -(-num_actions // 12)
+    return sorted({1, *range(step, num_actions + 1, step), num_actions})
+
+
+def evaluate(
+    pipe: Video2WorldActionConditionedPipeline,
+    recordings: Recordings,
+    *,
+    num_steps: int = 35,
+    guidance: float = 0.0,
+    solver: str | None = None,
+    seed: int = 0,
+    batch_size: int | None = None,
+    text_1_S_E: Tensor | None = None,
+    with_lpips: bool = False,
+    weights: str = "",
+) -> tuple[Report, Tensor, Tried]:
+    """The figures, what was imagined of each recording (uint8 [B, 3, 1 + L, H, W]), and what other actions made.
+
+    ``weights`` says which the pipeline has, for the report.
+    """
+    sampling: dict[str, Any] = dict(num_steps=num_steps, guidance=guidance, solver=solver, batch_size=batch_size)
+    sampling["text_B_S_E"] = text_1_S_E
+    seeds = range(seed, seed + len(recordings))
+    imagined = pipe.rollout(recordings.first_B_C_1_H_W, recordings.action_B_L_D, seeds, **sampling).cpu()
+    tried = tried_actions(pipe, recordings, seed=seed, **sampling)
+    log.info("imagined %d clips of %d frames", len(recordings), recordings.num_actions)
+    truth, chunk = recordings.video_B_C_F_H_W, pipe.config.chunk_size
+    gap, distances = gap_of(pipe, recordings, seed, text_1_S_E), mean_distances(tried)
+    unreadable = why_not_read(recordings)
+    left_out = [f"actions read from the frames, as {unreadable}"] if unreadable else []
+    if gap is None or distances is None:
+        found = "there is one clip" if len(recordings) == 1 else "no two clips have different ones"
+        left_out.insert(0, f"what other actions change, as {found}: {recordings.where_more_are}")
+    report = Report(
+        data=recordings.name,
+        num_clips=len(recordings),
+        num_actions=recordings.num_actions,
+        chunk_size=chunk,
+        num_steps=num_steps,
+        likeness=likeness_by_horizon(imagined, truth, with_lpips=with_lpips),
+        gap=gap,
+        distances=distances,
+        following={} if unreadable else following(pipe, recordings, imagined),
+        by_chunk=drift(imagined, truth, chunk),
+        seams={"true": seam_change(truth, chunk), "imagined": seam_change(imagined, chunk)}
+        if recordings.num_actions > chunk
+        else {},
+        left_out=tuple(left_out),
+        cautions=recordings.cautions,
+        weights=weights,
+    )
+    return report, imagined, tried
+
+
+def likeness_by_horizon(
+    imagined_B_C_F_H_W: Tensor, truth_B_C_F_H_W: Tensor, *, with_lpips: bool = False
+) -> dict[str, dict[str, list[float]]]:
+    """Each likeness of the frames after the first, of what was imagined and of the first frame repeated."""
+    kinds: dict[str, Likeness] = {"PSNR (dB)": video_quality.psnr, "SSIM": video_quality.ssim}
+    if with_lpips:
+        kinds["LPIPS (0: equal)"] = video_quality.lpips
+    else:
+        kinds["gradient similarity"] = video_quality.gradient_similarity
+    truth = truth_B_C_F_H_W[:, :, 1:]
+    repeated = truth_B_C_F_H_W[:, :, :1].expand_as(truth)
+    videos = {"imagined": imagined_B_C_F_H_W[:, :, 1:], "first frame repeated": repeated}
+    return {
+        name: {kind: likeness(video, truth).tolist() for kind, video in videos.items()}
+        for name, likeness in kinds.items()
+    }
+
+
+def drift(imagined_B_C_F_H_W: Tensor, truth_B_C_F_H_W: Tensor, chunk: int) -> dict[str, list[float]]:
+    """PSNR, SSIM and sharpness (of the truth: 1) of each chunk's frames."""
+    found: dict[str, list[float]] = {"PSNR": [], "SSIM": [], "sharpness": []}
+    for start in range(1, truth_B_C_F_H_W.shape[2], chunk):
+        video, truth = (part[:, :, start : start + chunk] for part in (imagined_B_C_F_H_W, truth_B_C_F_H_W))
+        found["PSNR"].append(float(video_quality.psnr(video, truth).mean()))
+        found["SSIM"].append(float(video_quality.ssim(video, truth).mean()))
+        sharpness = video_quality.sharpness(video) / video_quality.sharpness(truth)
+        found["sharpness"].append(float(sharpness.mean()))
+    return found
+
+
+def seam_change(video_B_C_F_H_W: Tensor, chunk: int) -> float:
+    """How much the first frame of a chunk differs from the one before, over how much other frames do: about 1 where no
+    seam is seen. The first chunk begins with a true frame and is left out of the former."""
+    change_F = (video_B_C_F_H_W[:, :, 1:].float() - video_B_C_F_H_W[:, :, :-1].float()).square().mean(dim=(0, 1, 3, 4))
+    is_seam_F = torch.arange(len(change_F)) % chunk == 0
+    others = change_F[~is_seam_F].mean()
+    is_seam_F[0] = False
+    return float((change_F[is_seam_F].mean() / others.clamp(min=1e-12)).sqrt())
+
+
+# ---- obedience -------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def gap_of(
+    pipe: Video2WorldActionConditionedPipeline,
+    recordings: Recordings,
+    seed: int = 0,
+    text_1_S_E: Tensor | None = None,
+) -> ActionGap | None:
+    """The action gap of the first chunk of each recording."""
+    frames = pipe.config.chunk_size + 1
+    video = recordings.video_B_C_F_H_W[:, :, :frames]
+    action = recordings.action_B_L_D[:, : frames - 1]
+    x0 = torch.cat([pipe.encode(part) for part in video.split(pipe.clips_at_once(*video.shape[2:]))])
+    epsilon = torch.cat([initial_noise((1, *x0.shape[1:]), seed + i) for i in range(len(x0))]).to(x0)
+    condition = _condition(pipe, video, action.to(x0), text_1_S_E)
+    condition = condition.with_given_frames(x0, torch.ones(len(x0), device=x0.device))
+    return action_gap(Predictor(pipe.config, pipe.dit), x0, epsilon, condition, SIGMAS, origins=recordings.origins)
+
+
+def tried_actions(
+    pipe: Video2WorldActionConditionedPipeline, recordings: Recordings, *, seed: int = 0, **sampling: Any
+) -> Tried:
+    """Videos of the first chunk from a few first frames, each with its own actions and those of others."""
+    chunk = pipe.config.chunk_size
+    action = recordings.action_B_L_D[:, :chunk]
+    differs_B_B, order_B_B = differing(action), lending_order(recordings.origins, len(action))
+    scenes, borrowed, videos = [], [], []
+    for i in range(min(NUM_SCENES, len(recordings))):
+        rows = [i]
+        for k in order_B_B[i].tolist():  # the first ones whose actions differ from all so far
+            if len(rows) < NUM_SEQUENCES and bool(differs_B_B[k, rows].all()):
+                rows.append(k)
+        if len(rows) < 2:
+            continue
+        first = recordings.first_B_C_1_H_W[[i] * (len(rows) * NUM_SEEDS)]
+        told = action[rows].repeat_interleave(NUM_SEEDS, dim=0)
+        seeds = [seed + r for _ in rows for r in range(NUM_SEEDS)]
+        made = pipe.generate_actions(first, told, seeds, **sampling).cpu()
+        scenes.append(i)
+        borrowed.append(rows)
+        videos.append(made.unflatten(0, (len(rows), NUM_SEEDS)))
+    return Tried(scenes, borrowed, videos)
+
+
+def mean_distances(tried: Tried) -> Distances | None:
+    """The mean over the first frames; None where no two recordings have different actions."""
+    if not tried.videos:
+        return None
+    each = [video_distances(videos) for videos in tried.videos]
+    return Distances(sum(d.actions for d in each) / len(each), sum(d.seeds for d in each) / len(each))
+
+
+def following(
+    pipe: Video2WorldActionConditionedPipeline, recordings: Recordings, imagined_B_C_F_H_W: Tensor
+) -> dict[str, ActionFollowing]:
+    """What a probe reads from true frames, true ones through the tokenizer, and imagined ones.
+
+    It is fitted to true frames of both kinds: of other clips, or where there are none of those of every second
+    recording, and asked of the rest. Nothing where `why_not_read` says why.
+    """
+    if why_not_read(recordings):
+        return {}
+    truth, action = recordings.video_B_C_F_H_W, recordings.action_B_L_D
+    (known, known_action), asked = _fitted_and_asked(recordings)
+    probe = inverse_dynamics.fit_probe(torch.cat([known, _coded(pipe, known)]), torch.cat([known_action] * 2))
+    frames = {IMAGINED: imagined_B_C_F_H_W[asked], CODED: _coded(pipe, truth[asked]), TRUE: truth[asked]}
+    found = {kind: probe.score(video, action[asked]) for kind, video in frames.items()}
+    other, _ = partners(action[asked], [recordings.origins[i] for i in asked] if recordings.origins else ())
+    return found | {EXCHANGED: probe.score(frames[IMAGINED], action[asked][other])}
+
+
+def why_not_read(recordings: Recordings) -> str:
+    """Why actions cannot be read from the frames of so few recordings, or of such; empty where they can."""
+    (known, known_action), asked = _fitted_and_asked(recordings)
+    action = recordings.action_B_L_D[asked]
+    least = 2 * inverse_dynamics.HELD_BACK
+    if len(known) < least or len(asked) < 2:
+        if recordings.others is not None:
+            return f"{len(asked)} recording is too few: raise --num_clips to 2 at least"
+        return (
+            f"the probe that reads them is fitted to {least} clips at least and asked of 2 others, of other recordings,"
+            f" and of the {len(recordings)} clips there are {len(known)} and {len(asked)}: {recordings.where_more_are}"
+        )
+    if float(known_action.std(dim=(0, 1)).max()) == 0 or float(action.std(dim=(0, 1)).max()) == 0:
+        return "they are all the same"
+    return ""
+
+
+def _fitted_and_asked(recordings: Recordings) -> tuple[tuple[Tensor, Tensor], list[int]]:
+    """The clips and actions that the probe is fitted to, and the rows of the recordings that it is asked about."""
+    if recordings.others is not None:
+        return recordings.others, list(range(len(recordings)))
+    fitted, asked = recordings.halves()
+    return (recordings.video_B_C_F_H_W[fitted], recordings.action_B_L_D[fitted]), asked
+
+
+# ---- parts -----------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _coded(pipe: Video2WorldActionConditionedPipeline, video_B_C_F_H_W: Tensor) -> Tensor:
+    """The frames as the tokenizer gives them back: all that a model can imagine at best."""
+    parts = video_B_C_F_H_W.split(pipe.clips_at_once(*video_B_C_F_H_W.shape[2:]))
+    return torch.cat([to_uint8(pipe.decode(pipe.encode(part))).cpu() for part in parts])
+
+
+def _condition(
+    pipe: Video2WorldActionConditionedPipeline, video: Tensor, action_B_A_D: Tensor, text_1_S_E: Tensor | None
+) -> Condition:
+    """The actions, and the text of all, or one of zeros."""
+    size, (height, width) = len(video), video.shape[-2:]
+    text = torch.zeros(1, 1, pipe.dit.text_channels) if text_1_S_E is None else text_1_S_E
+    batch: Mapping[str, Tensor] = {
+        TEXT_KEY: text.expand(size, -1, -1),
+        "fps": torch.full((size,), float(pipe.config.fps)),
+        "padding_mask": torch.zeros(size, 1, height, width),
+        ACTION_KEY: action_B_A_D,
+    }
+    on_device = {key: value.to(pipe.device) for key, value in batch.items()}
+    return Conditioner(pipe.config.conditioner).condition(on_device, is_image=False)

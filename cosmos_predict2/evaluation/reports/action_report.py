@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an evaluation of a world model with actions leaves behind: a page with curves and videos, and its figures.
+
+FOLDER/index.html             opens in any browser, without a network
+FOLDER/figures.json           all figures
+FOLDER/clip_00_true.mp4 ...   what the page shows
+FOLDER/futures.mp4, .png      of the toy world: one first picture, three sequences of actions
+"""
+
+from pathlib import Path
+
+from torch import Tensor
+
+from cosmos_predict2.data.video import media
+from cosmos_predict2.evaluation.reports.action_evaluation import Report, Tried, shown_horizons
+from cosmos_predict2.evaluation.reports.evaluation_page import FIGURES, Page, shown_width, write_json, written
+from cosmos_predict2.evaluation.reports.imagined_figures import ImaginedFigures
+from cosmos_predict2.evaluation.reports.toy_futures import Futures
+from cosmos_predict2.pipelines.evaluation_data import Recordings
+
+NUM_SHOWN = 4  # clips, those in which most happens
+
+
+def write_report(
+    folder: Path,
+    report: Report,
+    recordings: Recordings,
+    imagined_B_C_F_H_W: Tensor,
+    tried: Tried,
+    *,
+    fps: float,
+    futures: Futures | None = None,
+    figures: ImaginedFigures | None = None,
+) -> Path:
+    """Write all of it; gives the page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    page = Page(
+        "How well the world model follows the robot's actions",
+        [f"weights: {report.weights}", f"data: {report.clips}", _sampling(report)],
+        video_width=shown_width(imagined_B_C_F_H_W),
+    )
+    page.verdict(f"The model {report.verdict.sentence}.")
+    for caution in report.cautions:
+        page.verdict(f"Caution: {caution}")
+    _show_clips(page, folder, recordings.video_B_C_F_H_W, imagined_B_C_F_H_W, fps)
+    _show_tried(page, folder, tried, fps)
+    if futures is not None:
+        _show_futures(page, folder, futures, fps)
+    _show_likeness(page, report)
+    page.heading("All figures of obedience and seams")
+    page.findings(report.findings())
+    if figures is not None:
+        page.heading("Whole episodes of the toy world", "Whether they end as the simulator's do, judged from pixels.")
+        page.text(figures.as_text())
+    values = report.as_dict()
+    if futures is not None:
+        values["futures"] = {"error": futures.error(), "apart": futures.apart()}
+    if figures is not None:
+        values["toy_world"] = figures.as_dict()
+    write_json(folder / FIGURES, values)
+    return page.write(folder)
+
+
+def _sampling(report: Report) -> str:
+    chunks = len(report.by_chunk["PSNR"])
+    return f"{report.steps}, {chunks} chunk{'s' if chunks > 1 else ''} of {report.chunk_size} actions"
+
+
+def _show_likeness(page: Page, report: Report) -> None:
+    page.heading("Likeness to the true frames", "By frames after the first one, which is given.")
+    page.curves(report.likeness, "frames after the first")
+    page.note(_likeness_sentence(report))
+    horizons = shown_horizons(report.num_actions)
+    rows = [
+        [f"{name}, {kind}", *(f"{values[h - 1]:.3f}" for h in horizons)]
+        for name, by_kind in report.likeness.items()
+        for kind, values in by_kind.items()
+    ]
+    page.table(["frame", *(str(h) for h in horizons)], rows)
+    if (chunks := len(report.by_chunk["PSNR"])) > 1:
+        page.heading("Drift over chunks", "Each chunk begins with the last frame that was imagined before.")
+        page.table(
+            ["chunk", *(str(i + 1) for i in range(chunks))],
+            [[name, *(f"{value:.3f}" for value in values)] for name, values in report.by_chunk.items()],
+        )
+
+
+def _likeness_sentence(report: Report) -> str:
+    """What the curves of PSNR show: how long the imagined frames are nearer to the truth than a standstill."""
+    by_kind = report.likeness["PSNR (dB)"]
+    imagined, still = by_kind["imagined"], by_kind["first frame repeated"]
+    gains = [a - b for a, b in zip(imagined, still)]
+    nearer = sum(gain > 0 for gain in gains)
+    return (
+        f"Imagined frames are nearer to the truth than the first frame repeated at {nearer} of {len(gains)} frames: by"
+        f" {gains[0]:+.1f} dB at the first, {gains[-1]:+.1f} dB at the last."
+    )
+
+
+def _show_clips(page: Page, folder: Path, truth: Tensor, imagined: Tensor, fps: float) -> None:
+    page.heading("Truth and imagined", "The clips in which most happens; both get the same first frame.")
+    change = (truth[:, :, 1:].float() - truth[:, :, :1].float()).square().flatten(1).mean(1)
+    chosen = change.argsort(descending=True)[:NUM_SHOWN].tolist()
+    for i in chosen:
+        clips = [("true", truth[i]), ("imagined", imagined[i])]
+        page.clips([written(folder, f"clip_{i:02d}_{name}", f"clip {i}, {name}", clip, fps) for name, clip in clips])
+    page.note(f"Shown are {len(chosen)} of {len(truth)} clips; one that follows its actions moves as the truth does.")
+
+
+def _show_tried(page: Page, folder: Path, tried: Tried, fps: float) -> None:
+    if not tried.videos:
+        return
+    page.heading(
+        "Other actions, and another seed",
+        "Each row has one first frame: under its own actions, under those of other clips, and with another seed.",
+    )
+    for i, rows, videos in zip(tried.which, tried.borrowed, tried.videos):
+        shown = [("own actions" if k == i else f"actions of clip {k}", clip) for k, clip in zip(rows, videos[:, 0])]
+        shown.append(("own actions, another seed", videos[0, 1]))
+        page.clips([written(folder, f"tried_{i:02d}_{j}", text, clip, fps) for j, (text, clip) in enumerate(shown)])
+    page.note(
+        "Where actions are followed, videos of a row differ; the first and the last, with equal actions, hardly do."
+    )
+
+
+def _show_futures(page: Page, folder: Path, futures: Futures, fps: float) -> None:
+    page.heading(
+        "Three futures of one picture",
+        "Above the simulator's, below what is imagined with one noise for all. The imagined ones are"
+        f" {futures.error():.1f} from the simulated ones (root mean square, of 255) and {futures.apart():.1f} from each"
+        " other.",
+    )
+    for kind, videos in (("simulated", futures.simulated), ("imagined", futures.imagined)):
+        clips = enumerate(zip(futures.names, videos))
+        page.clips([written(folder, f"future_{j}_{kind}", f"{name}: {kind}", clip, fps) for j, (name, clip) in clips])
+    write_futures(folder, futures, fps)
+
+
+def write_futures(folder: Path, futures: Futures, fps: float) -> None:
+    """The futures in one video and one picture."""
+    media.write_video(folder / "futures.mp4", futures.video(), fps)
+    media.write_image(folder / "futures.png", futures.sheet())

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All that is measured of a model that imagines the toy world, in one call.
+
+    figures = measure(pipe, blind=other)        # pipelines of models with actions; the second never saw any
+    print(figures.as_text())
+
+Nothing here is chosen after training: episodes follow from a seed, windows from their numbers, noise from both.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.evaluation.metrics.controllability import ActionGap, Predictor, action_gap
+from cosmos_predict2.evaluation.metrics.imagined_episodes import (
+    Imagine,
+    clips_of,
+    held_out_episodes,
+    horizon_table,
+    imagined,
+    pictures,
+    windows_of,
+)
+from cosmos_predict2.evaluation.metrics.imagined_success import (
+    HEADER,
+    WEAK_DRIVER,
+    Agreement,
+    actions_of,
+    agreement,
+    first_frames,
+)
+from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
+from cosmos_predict2.toy_world.episodes import Episodes, Mix
+from cosmos_predict2.world_model.sampling import initial_noise
+
+MODEL, BLIND, STANDSTILL = "model", "action-blind model", "repeat first frame"
+MIXTURE, WEAK = "held-out mixture", "weak driver"
+DRIVERS: dict[str, str | Mix] = {MIXTURE: "mixed", WEAK: WEAK_DRIVER}
+
+
+@dataclass(frozen=True)
+class ImaginedFigures:
+    """What `measure` found. PSNR is in dB, of frames 1, 2, ... after the first."""
+
+    horizons: Mapping[str, Mapping[str, list[float]]]  # who imagines -> region -> PSNR
+    gap: ActionGap | None
+    ends: Mapping[str, Agreement]  # who drives -> how rollouts of whole episodes end
+    detector: Mapping[str, Agreement]  # the same of true pictures
+    num_steps: int
+
+    def gain(self, horizon: int, over: str = STANDSTILL, region: str = "all") -> float:
+        """By how many dB the model is nearer to the truth than another, so many frames after the first."""
+        return self.horizons[MODEL][region][horizon - 1] - self.horizons[over][region][horizon - 1]
+
+    def as_text(self) -> str:
+        """Tables to be read."""
+        count = len(self.horizons[MODEL]["all"])
+        rows = [" " * 35 + "".join(f"{h:>6d}" for h in range(1, count + 1)) + "   frames after the first, PSNR in dB"]
+        for region in self.horizons[MODEL]:
+            for who, table in self.horizons.items():
+                rows.append(f"{region:<8} {who:<26}" + "".join(f"{value:>6.1f}" for value in table[region]))
+        if self.gap is not None:
+            rows.append("loss at sigma " + "".join(f"{sigma:>9g}" for sigma in self.gap.sigmas))
+            for name, losses in (("true actions", self.gap.true), ("swapped", self.gap.swapped)):
+                rows.append(f"{name:<14}" + "".join(f"{loss:>9.4f}" for loss in losses))
+            ratios = "".join(f"{ratio:>9.2f}" for ratio in self.gap.ratios)
+            rows.append(f"ratio         {ratios}   mean {self.gap.mean:.2f}")
+        rows.append(f"{'whole episodes':<31} {HEADER}")
+        for name, ends in self.ends.items():
+            rows.append(f"{name:<31} {ends.as_row()}")
+            rows.append(f"{name + ', true pictures':<31} {self.detector[name].as_row()}")
+        return "\n".join(rows)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All figures, for JSON."""
+        gap = None if self.gap is None else {**asdict(self.gap), "ratios": self.gap.ratios, "mean": self.gap.mean}
+        return {**asdict(self), "gap": gap, "gain_1": self.gain(1), "gain_last": self.gain(self._last)}
+
+    @property
+    def _last(self) -> int:
+        return len(self.horizons[MODEL]["all"])
+
+
+def measure(
+    pipe: Video2WorldActionConditionedPipeline,
+    *,
+    blind: Video2WorldActionConditionedPipeline | None = None,
+    num_episodes: int = 400,
+    setting: str = "default",
+    size: int | None = None,
+    tasks: Sequence[str] = ("push_puck",),
+    num_steps: int = 1,
+    seed: int = 0,
+) -> ImaginedFigures:
+    """The figures of a model on held-out episodes of the toy world; ``blind`` stands beside it frame by frame."""
+    dim = pipe.transform.dim
+    world: dict[str, Any] = dict(seed=seed, setting=setting, size=size, tasks=tasks, action_dim=dim)
+    driven = {name: held_out_episodes(num_episodes, mix=mix, **world) for name, mix in DRIVERS.items()}
+    imagine = imagination(pipe, num_steps)
+    windows = windows_of(driven[MIXTURE], pipe.config.chunk_size)
+    first = windows.video_B_C_F_H_W[:, :, :1]
+    videos = {MODEL: imagined(imagine, first, windows.action_B_A_D)}
+    if blind is not None:
+        nothing = torch.zeros_like(windows.action_B_A_D)
+        videos[BLIND] = imagined(imagination(blind, num_steps), first, nothing)
+    pipe.tokenizer.to(pipe.device)
+    clips = clips_of(windows, pipe.tokenizer, pipe.config, pipe.dit.text_channels, pipe.device)
+    noise = initial_noise(tuple(clips.x0_B_C_T_H_W.shape), list(range(len(clips)))).to(clips.x0_B_C_T_H_W)
+    return ImaginedFigures(
+        horizons=horizon_table(windows, videos, pipe.tokenizer, pipe.device),
+        gap=action_gap(Predictor(pipe.config, pipe.dit), clips.x0_B_C_T_H_W, noise, clips.condition),
+        ends={name: agreement(episodes, rollouts(imagine, episodes)) for name, episodes in driven.items()},
+        detector={name: agreement(e, pictures(e.states[:, [0, -1]], e.size)) for name, e in driven.items()},
+        num_steps=num_steps,
+    )
+
+
+def imagination(pipe: Video2WorldActionConditionedPipeline, num_steps: int) -> Imagine:
+    """What a model imagines, chunk by chunk; what ends a chunk is handed on as it was decoded."""
+
+    def imagine(first_B_C_1_H_W: Tensor, action_B_A_D: Tensor) -> Tensor:
+        actions = pipe.transformed(action_B_A_D.numpy())
+        seeds = list(range(len(actions)))
+        return pipe.rollout(first_B_C_1_H_W, actions, seeds, num_steps=num_steps, float_hand_over=True).cpu()
+
+    return imagine
+
+
+def rollouts(imagine: Imagine, episodes: Episodes) -> Tensor:
+    """Whole episodes imagined from their first pictures: uint8 [N, 3, T + 1, H, W]."""
+    return imagined(imagine, first_frames(episodes), actions_of(episodes))

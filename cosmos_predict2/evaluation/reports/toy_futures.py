@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One first picture of the toy world, three sequences of actions, and what becomes of each: simulated and imagined.
+
+futures = imagine_futures(pipe, num_steps=5)
+media.write_image("futures.png", futures.sheet())
+media.write_video("futures.mp4", futures.video(), fps=10)
+"""
+
+from dataclasses import dataclass
+
+import numpy
+import torch
+from torch import Tensor
+
+from cosmos_predict2.data.toy.videos import SPLITS
+from cosmos_predict2.data.video import media
+from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
+from cosmos_predict2.toy_world.episodes import make_episodes
+from cosmos_predict2.toy_world.physics import action_layout, simulate
+from cosmos_predict2.toy_world.rendering import render
+from cosmos_predict2.toy_world.scene import GRIPPER, Floats, find_setting, object_position
+from cosmos_predict2.toy_world.tasks import find_tasks
+
+# Each sequence's direction, in degrees off the line from the gripper to the puck, and its speed at the start.
+WAYS = {"straight at the puck": (0.0, 1.0), "to one side of it": (30.0, 1.0), "away from it": (180.0, 0.4)}
+NUM_TABLES = 256  # held-out first pictures, of which one is shown
+MARGIN = 7.0  # pixels to the walls that every centre keeps
+MAGNIFIED = 4
+GAP = 4
+
+
+@dataclass(frozen=True)
+class Futures:
+    """Videos of each sequence of actions, uint8 [K, 3, 1 + L, H, W], from one first frame."""
+
+    names: list[str]
+    action_K_L_D: Tensor  # as the simulator takes them
+    simulated: Tensor
+    imagined: Tensor
+
+    def error(self) -> float:
+        """Root mean square difference of what was imagined from what was simulated, of 255, after the first frame."""
+        difference = (self.imagined[:, :, 1:].float() - self.simulated[:, :, 1:].float()).square().mean()
+        return float(difference.sqrt())
+
+    def apart(self) -> float:
+        """The same between what two sequences make: the mean over the pairs."""
+        pairs = torch.combinations(torch.arange(len(self.imagined)))
+        frames = self.imagined[:, :, 1:].float()
+        return float((frames[pairs[:, 0]] - frames[pairs[:, 1]]).square().flatten(1).mean(1).sqrt().mean())
+
+    def sheet(self) -> Tensor:
+        """A picture: two rows for each sequence."""
+        clips, labels = [], []
+        for name, true, made in zip(self.names, self.simulated, self.imagined):
+            clips += [true, made]
+            labels += [f"{name}:\nsimulated", "imagined"]
+        return media.contact_sheet(clips, labels, columns=9, side=96)
+
+    def video(self) -> Tensor:
+        """The simulator's futures above the imagined ones, a column for each sequence."""
+        rows = [torch.cat([_framed(clip) for clip in clips], dim=3) for clips in (self.simulated, self.imagined)]
+        return torch.cat(rows, dim=2)
+
+
+def imagine_futures(
+    pipe: Video2WorldActionConditionedPipeline,
+    *,
+    setting: str = "default",
+    size: int | None = None,
+    task: str = "push_puck",
+    num_steps: int = 35,
+    seed: int = 0,
+    num_actions: int | None = None,
+) -> Futures:
+    """The futures of a held-out table on which all three sequences have room, and the task's object goes two ways."""
+    constants, size = find_setting(setting, size)
+    target = find_tasks([task])[0].target
+    length = num_actions or 2 * pipe.config.chunk_size
+    first = make_episodes(
+        NUM_TABLES,
+        seed,
+        mix="expert",
+        setting=setting,
+        size=size,
+        tasks=(task,),
+        first=SPLITS["val"],
+        ring_elsewhere=0.0,
+        length=1,
+    ).states[:, 0]
+    dim = pipe.transform.dim
+    paths, actions = [], []
+    for degrees, speed in WAYS.values():
+        told = _held(first, target, degrees, speed, length, dim)
+        path = simulate(first, told, constants, size)
+        paths.append(path)
+        actions.append(told)
+    chosen = _clearest(numpy.stack(paths), target, size)
+    simulated = torch.from_numpy(render(numpy.stack([path[chosen] for path in paths]), size)).permute(0, 4, 1, 2, 3)
+    told_K_L_D = torch.from_numpy(numpy.stack([rows[chosen] for rows in actions])).float()
+    imagined = pipe.rollout(
+        simulated[:, :, :1].contiguous(),
+        pipe.transformed(told_K_L_D.numpy()),
+        [seed] * len(WAYS),  # the noise is the same: what differs, the actions have done
+        num_steps=num_steps,
+    )
+    names = [name.replace("puck", ("puck", "box")[target]) for name in WAYS]
+    return Futures(names, told_K_L_D, simulated.contiguous(), imagined.cpu())
+
+
+def _held(states: Floats, target: int, degrees: float, speed: float, length: int, dim: int) -> Floats:
+    """Actions [N, L, d] in one direction, slower and slower."""
+    towards = states[:, object_position(target)] - states[:, GRIPPER]
+    angle = numpy.arctan2(towards[:, 1], towards[:, 0]) + numpy.deg2rad(degrees)
+    direction = numpy.stack([numpy.cos(angle), numpy.sin(angle)], -1)
+    actions = numpy.zeros((len(states), length, dim))
+    slowing = speed * (1 - numpy.arange(length) / length)
+    actions[..., action_layout(dim)[:2]] = slowing[None, :, None] * direction[:, None]
+    return numpy.rint(actions * 1024) / 1024
+
+
+def _clearest(path_K_N_F_S: Floats, target: int, size: int) -> int:
+    """The table on which nothing comes to a wall, and the first two ways move the object far and far apart."""
+    thing, gripper = path_K_N_F_S[..., object_position(target)], path_K_N_F_S[..., GRIPPER]
+    places = numpy.stack([thing, gripper])
+    inside = ((places > MARGIN) & (places < size - MARGIN)).all(axis=(0, 1, 3, 4))
+    moved = numpy.hypot(*numpy.moveaxis(thing[:, :, -1] - thing[:, :, 0], -1, 0))  # [K, N]
+    apart = numpy.hypot(*numpy.moveaxis(thing[0, :, -1] - thing[1, :, -1], -1, 0))
+    return int(numpy.where(inside, numpy.minimum(moved[:2].min(axis=0), apart), -1.0).argmax())
+
+
+def _framed(clip_C_F_H_W: Tensor) -> Tensor:
+    """Larger, with a white border."""
+    large = clip_C_F_H_W.repeat_interleave(MAGNIFIED, -1).repeat_interleave(MAGNIFIED, -2)
+    return torch.nn.functional.pad(large, (GAP, GAP, GAP, GAP), value=255)

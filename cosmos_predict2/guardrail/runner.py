@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guardrails in a row: the first that objects decides, and one that fails counts as an objection."""
+
+import logging
+from collections.abc import Sequence
+
+import attrs
+
+from cosmos_predict2.guardrail.blocklist import Blocklist
+from cosmos_predict2.interfaces import Guardrail, Verdict
+from imaginaire.config.schema import Section
+from imaginaire.errors import ConfigError, UserError, near
+
+log = logging.getLogger(__name__)
+
+BLOCKLIST = "blocklist"
+# What the released models come with and this version does not have yet: name in the settings -> what it is.
+NOT_BUILT_IN = {
+    "llama_guard": "Llama-Guard-3",
+    "llamaguard3": "Llama-Guard-3",
+    "qwen3_guard": "Qwen3Guard",
+    "video_content_safety_filter": "video filter",
+    "video_filter": "video filter",
+    "face_blur_filter": "face blur",
+    "face_blur": "face blur",
+}
+
+
+class BlockedError(UserError):
+    """A guardrail refused the prompt; the message says which rule."""
+
+
+@attrs.define(kw_only=True, slots=False)
+class GuardrailConfig(Section):
+    """Whether prompts are checked before generation, by what, and where the files for it lie."""
+
+    checkpoint_dir: str = "checkpoints"
+    offload_model_to_cpu: bool = True
+    enabled: bool = True
+    parts: list[str] = attrs.field(factory=lambda: [BLOCKLIST])
+
+
+class GuardrailRunner:
+    """Several guardrails as one."""
+
+    name = "guardrail"
+
+    def __init__(self, guardrails: Sequence[Guardrail]) -> None:
+        self.guardrails = tuple(guardrails)
+
+    def run_safety_check(self, prompt: str) -> Verdict:
+        """Safe if every guardrail says so; else the first objection, "name: reason"."""
+        if not self.guardrails:
+            log.warning("no guardrail is set up: every prompt counts as safe")
+        for guardrail in self.guardrails:
+            try:
+                verdict = guardrail.check_prompt(prompt)
+            except Exception as error:  # a guardrail is foreign code, and one that fails has cleared nothing
+                log.exception("guardrail %s failed", guardrail.name)
+                return Verdict(False, f"{guardrail.name}: the check failed ({type(error).__name__}: {error})")
+            if not verdict.is_safe:
+                return Verdict(False, f"{guardrail.name}: {verdict.message}")
+        return Verdict(True)
+
+    def check_prompt(self, prompt: str) -> Verdict:
+        """The same: a runner is a guardrail itself."""
+        return self.run_safety_check(prompt)
+
+
+def create_text_guardrail_runner(
+    checkpoint_dir: str | None = None, offload_model_to_cpu: bool = False, parts: Sequence[str] = (BLOCKLIST,)
+) -> GuardrailRunner:
+    """The guardrails of prompts. ``offload_model_to_cpu`` has nothing to move yet: a blocklist has no weights."""
+    return GuardrailRunner([_create(part, checkpoint_dir) for part in parts])
+
+
+def create_guardrail(config: GuardrailConfig) -> GuardrailRunner | None:
+    """The guardrails of a config; None where they are switched off."""
+    if not config.enabled:
+        return None
+    return create_text_guardrail_runner(config.checkpoint_dir, config.offload_model_to_cpu, config.parts)
+
+
+def create_video_guardrail_runner(
+    checkpoint_dir: str | None = None, offload_model_to_cpu: bool = False
+) -> GuardrailRunner:
+    """Not there yet: always an error."""
+    raise ConfigError(
+        "The guardrails of videos (video filter, face blur) are not built in yet; prompts are checked by the blocklist."
+    )
+
+
+def require_safe(guardrail: GuardrailRunner, prompt: str, stage: str = "prompt") -> None:
+    """Raise BlockedError where the guardrail refuses a prompt."""
+    if not (verdict := guardrail.run_safety_check(prompt)).is_safe:
+        raise BlockedError(f"The {stage} was refused: {verdict.message}.")
+
+
+def run_text_guardrail(prompt: str, runner: GuardrailRunner) -> bool:
+    """Whether a prompt may be used; the reason goes to the log where it may not."""
+    verdict = runner.run_safety_check(prompt)
+    if not verdict.is_safe:
+        log.warning("prompt refused: %s", verdict.message)
+    return verdict.is_safe
+
+
+def _create(part: str, checkpoint_dir: str | None) -> Guardrail:
+    name = part.lower().replace("-", "_")
+    if name == BLOCKLIST:
+        return Blocklist(checkpoint_dir)
+    if name in NOT_BUILT_IN:
+        raise ConfigError(
+            f"guardrail '{part}' ({NOT_BUILT_IN[name]}) is not built in yet. This version has: {BLOCKLIST}"
+            " (guardrail_config.parts)."
+        )
+    raise ConfigError(
+        f"There is no guardrail '{part}' (guardrail_config.parts).{near(part, [BLOCKLIST, *NOT_BUILT_IN])}"
+    )

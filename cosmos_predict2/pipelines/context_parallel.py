@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One video by several processes. Rank 0 reads, encodes, decodes and writes; all of them sample, each its part of the
+latent frames.
+
+    dims = init_dims(context_parallel_size=world_size)
+    if rank == 0:
+        def work():
+            announce()
+            return LeadingPipeline.from_config(config, path, group=dims.cp_group)(input_path=..., prompt=...)
+        video = lead(work)
+    else:
+        follow(lambda: Video2WorldPipeline.from_config(config, path, group=dims.cp_group, is_follower=True))
+
+The others wait for what rank 0 sends: that there is work, then the inputs of each sampling, at last that it is over.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
+from imaginaire import distributed
+from imaginaire.distributed.parallel import divisors
+from imaginaire.errors import ConfigError, UserError
+
+log = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
+_OVER = None  # what followers get in place of inputs
+
+
+class SpreadError(RuntimeError):
+    """Sampling failed on one process while the others are in the middle of it: nothing can go on."""
+
+
+class LeadingPipeline(Video2WorldPipeline):
+    """Rank 0's: whatever it samples, the followers sample with it."""
+
+    def generate_latents(
+        self, batch: Mapping[str, Tensor], given_B_C_T_H_W: Tensor, num_given: int, **settings: Any
+    ) -> Tensor:
+        sent = {name: value for name, value in settings.items() if name not in ("progress", "on_step")}
+        on_host = {name: value.cpu() for name, value in batch.items()}
+        distributed.broadcast_object((on_host, given_B_C_T_H_W.cpu(), num_given, sent))
+        try:
+            return super().generate_latents(batch, given_B_C_T_H_W, num_given, **settings)
+        except (UserError, OSError, torch.OutOfMemoryError) as error:
+            raise SpreadError(f"Rank 0 failed in sampling: {error}") from error
+
+
+def lead(work: Callable[[], Value]) -> Value:
+    """What ``work`` gives; afterwards the followers are let go, but for an error in the middle of sampling."""
+    try:
+        value = work()
+    except UserError:
+        distributed.broadcast_object(_OVER)
+        raise
+    distributed.broadcast_object(_OVER)
+    return value
+
+
+def announce() -> None:
+    """On rank 0, before its pipeline is built: let the followers build theirs."""
+    distributed.broadcast_object(True)
+
+
+def follow(make_pipeline: Callable[[], Video2WorldPipeline]) -> int:
+    """On the other ranks: take part in what rank 0 samples until it is over; how often that was."""
+    count = 0
+    if distributed.broadcast_object(None) is _OVER:
+        return count
+    pipe = make_pipeline()
+    while (inputs := distributed.broadcast_object(None)) is not _OVER:
+        batch, given_B_C_T_H_W, num_given, settings = inputs
+        pipe.generate_latents(batch, given_B_C_T_H_W.to(pipe.device), num_given, **settings)
+        count += 1
+    return count
+
+
+def agreed(prepare: Callable[[], Value]) -> Value:
+    """What ``prepare`` gives, where it succeeds on all ranks; else its error on all of them."""
+    error: UserError | None = None
+    try:
+        value = prepare()
+    except UserError as found:
+        error = found
+    errors = distributed.all_gather_object(None if error is None else str(error))
+    if error is not None:
+        raise error
+    if failed := [i for i, text in enumerate(errors) if text is not None]:
+        raise ConfigError(f"rank {failed[0]}: {errors[failed[0]]}")
+    return value
+
+
+def check_num_gpus(num_gpus: int, num_heads: int, state_t: int) -> None:
+    """Raise for a number of GPUs that the network's heads or the latent frames of a video cannot be divided by."""
+    if num_heads % num_gpus or state_t % num_gpus:
+        works = [number for number in divisors(num_heads) if state_t % number == 0]
+        raise ConfigError(
+            f"--num_gpus {num_gpus} must divide the {num_heads} attention heads of this network and the {state_t}"
+            f" latent frames of its videos. These numbers do: {', '.join(map(str, works))}."
+        )

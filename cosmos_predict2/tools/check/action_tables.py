@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The actions of a data set as a table: what each number is called, in which range it lies, and what a model will see.
+
+For controller actions (LeRobot) these are the recorded rows; for poses (Bridge's layout) the differences of successive
+ones, in metres and radians, before they are scaled.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from cosmos_predict2.actions.statistics import (
+    DatasetStatistics,
+    column_lines,
+    dataset_statistics,
+    order_one_transform,
+    outliers,
+    sampled_statistics,
+)
+from cosmos_predict2.actions.transforms import ActionTransform, Floats, pose_differences, relative_pose
+from cosmos_predict2.data.action_conditioned.recordings import read_recording
+from cosmos_predict2.data.lerobot.info import Info
+from cosmos_predict2.data.lerobot.modality import Modality, Part
+from cosmos_predict2.data.lerobot.reader import LeRobotSource, part_width
+from imaginaire.errors import ConfigError, DataError
+
+POSE_NAMES = ("dx (m)", "dy (m)", "dz (m)", "droll", "dpitch", "dyaw", "gripper")
+MOST_RECORDINGS = 2000  # of Bridge's layout that statistics are computed of, evenly spread
+ROUNDING = 1e-9
+OF_OWN = "dataloader_train=bridge_json_train (or dataloader_train.dataset.action_transform=statistics)"
+LEAST_SEEN, MOST_SEEN = 0.1, 10.0  # of what a network sees of usual differences
+FARTHEST = 0.5  # metres from one frame to the next that an arm hardly moves
+
+
+@dataclass(frozen=True)
+class ActionTable:
+    """Statistics of the rows of an action, with a name for each of its numbers."""
+
+    title: str
+    names: tuple[str, ...]
+    statistics: DatasetStatistics
+    transform: ActionTransform  # that training gives own data, unless told another
+    of_units: tuple[str, ...] = ()  # notes on units that are hardly meant
+    published: str = ""  # what becomes of this layout in published training
+
+    def lines(self) -> list[str]:
+        """For people: what they are, a row for each number, and what the model will see."""
+        counted = self.statistics
+        return [
+            f"{self.title}: {len(self.names)} numbers, {counted.num_transitions} rows of {counted.num_trajectories}"
+            " recordings",
+            *column_lines(counted.action, self.names),
+            f"seen by a model as {self.transform}",
+            *([self.published] if self.published else []),
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"title": self.title, "names": list(self.names), **self.statistics.to_dict()}
+
+    def notes(self) -> Iterator[str]:
+        """What may be wrong with the numbers."""
+        yield from self.of_units
+        columns = self.statistics.action
+        for k, value in outliers(columns, self.transform).items():
+            yield (
+                f"{self.title}: {self.names[k]} has a row with {value:g}, where 98 % lie between {columns.q01[k]:g} and"
+                f" {columns.q99[k]:g}: look at that recording"
+            )
+        constant = [name for name, low, high in zip(self.names, columns.min, columns.max) if high - low < ROUNDING]
+        if constant:
+            yield f"{self.title}: {', '.join(constant)} never change{'s' if len(constant) == 1 else ''}"
+
+
+def lerobot_tables(source: LeRobotSource) -> list[ActionTable]:
+    """A table of the action that training takes by itself, or of each column that may be meant where it must be told.
+
+    Raises where a row holds no number.
+    """
+    try:
+        choices = [source.action_parts()]
+    except ConfigError:
+        choices = [[Part(key)] for key in source.info.features if "action" in key and _is_vector(source.info, key)]
+    tables = []
+    for parts in choices:
+
+        def rows_of(i: int, parts: Sequence[Part] = parts) -> Floats:
+            place = source.layout.rows(i).path
+            if not place.is_file():
+                return numpy.empty((0, 1))
+            rows = source.parts(i, parts).astype(numpy.float64)
+            if not numpy.isfinite(rows).all():
+                row = int(numpy.argmin(numpy.isfinite(rows).all(axis=1)))
+                raise DataError(
+                    f"{place}: {source.name(i)} has a number that is not finite in row {row} of its action."
+                )
+            return rows
+
+        statistics = sampled_statistics(source.episodes.lengths, rows_of)
+        names = tuple(name for part in parts for name in number_names(source.info, part, source.modality))
+        title = ", ".join(f"'{part.column}'" for part in parts)
+        tables.append(ActionTable(title, names, statistics, order_one_transform(statistics.action)))
+    return tables
+
+
+def number_names(info: Info, part: Part, modality: Modality | None = None) -> list[str]:
+    """What the numbers of a part are called, by modality.json or by info.json; else its column and their places."""
+    width = part_width(info, part)
+    names = [f"{part.column}[{part.start + k}]" for k in range(width)]
+    said = _flat(info.features[part.column].get("names"))
+    if len(said) >= part.start + width:
+        names = said[part.start : part.start + width]
+    for name, known in (modality.action if modality else {}).items():
+        if known.column == part.column and known.end is not None:
+            for k in range(max(known.start, part.start), min(known.end, part.start + width)):
+                is_one = known.end == known.start + 1
+                names[k - part.start] = name if is_one else f"{name}[{k - known.start}]"
+    return names
+
+
+def bridge_table(annotations: Sequence[Path]) -> ActionTable | None:
+    """The pose differences of recordings in Bridge's layout; None where no file can be read (which is a fault)."""
+    if not annotations:
+        return None
+    chosen = numpy.linspace(0, len(annotations) - 1, min(len(annotations), MOST_RECORDINGS)).round().astype(int)
+    rows, largest_angle = [], 0.0
+    for place in chosen.tolist():
+        try:
+            recording = read_recording(annotations[place], camera_ids=())
+        except DataError:
+            continue
+        if recording is not None and len(recording.poses) > 1:
+            rows.append(pose_differences(recording.poses[:, :6], recording.poses[:, 6]) + 0.0)  # no minus zeros
+            largest_angle = max(largest_angle, float(numpy.abs(recording.poses[:, 3:6]).max()))
+    if not rows:
+        return None
+    statistics, published = dataset_statistics(rows), relative_pose()
+    notes = [*_unit_notes(numpy.concatenate(rows), largest_angle)]
+    columns = statistics.action
+    seen = numpy.abs(published.apply([columns.q01, columns.q99]))[:, :6].max()
+    if seen and not LEAST_SEEN <= seen <= MOST_SEEN:
+        notes.append(
+            f"times 20, as released weights have them, 98 % of the differences of 'state' reach {seen:.2g}, where a"
+            f" network expects the order of 1: train with {OF_OWN}"
+        )
+    said = f"with {OF_OWN}; with bridge_train as {published}, which released weights have"
+    transform = order_one_transform(columns, "relative_pose")
+    return ActionTable("differences of 'state'", POSE_NAMES, statistics, transform, tuple(notes), said)
+
+
+def _unit_notes(rows: Floats, largest_angle: float) -> Iterator[str]:
+    """Units of poses that are hardly meant."""
+    farthest = float(numpy.linalg.norm(rows[:, :3], axis=1).max())
+    if farthest > FARTHEST:
+        yield (
+            f"'state': from one frame to the next a position changes by {farthest:g}; metres are expected, of which an"
+            " arm hardly moves half a one in a frame. Are these millimetres, or frames left out?"
+        )
+    if largest_angle > 2 * numpy.pi:
+        yield f"'state': angles reach {largest_angle:g}; radians are expected. Are these degrees?"
+    low, high = float(rows[:, 6].min()), float(rows[:, 6].max())
+    if low < 0 or high > 1:
+        yield f"the gripper's states lie between {low:g} and {high:g}; 0 (open) to 1 (closed) is expected"
+
+
+def _is_vector(info: Info, column: str) -> bool:
+    try:
+        return part_width(info, Part(column)) > 0
+    except DataError:
+        return False
+
+
+def _flat(names: Any) -> list[str]:
+    """The names of info.json: a list, lists in a list, or lists by group."""
+    if isinstance(names, Mapping):
+        names = list(names.values())
+    if not isinstance(names, list):
+        return []
+    return [text for name in names for text in (_flat(name) if isinstance(name, list | Mapping) else [str(name)])]

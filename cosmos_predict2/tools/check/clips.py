@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One clip or picture with its caption and its embedding: what they hold, and everything that is wrong with them.
+
+Nothing here raises for bad data: what is found goes into a `ClipFacts`, which travels between processes.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.data import latent_cache
+from cosmos_predict2.data.jobs import read_caption
+from cosmos_predict2.data.video import clips, media
+from cosmos_predict2.text.bytes_encoder import BytesEncoder
+from cosmos_predict2.text.embeddings.folder import read_embedding
+from cosmos_predict2.text.embeddings.pickles import trimmed
+from cosmos_predict2.text.embeddings.record import caption_hash
+from cosmos_predict2.text.encoder_names import encode_commands
+from imaginaire.errors import DataError, UserError
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something wrong with a file; ``kind`` is for programs."""
+
+    file: str
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True)
+class ClipJob:
+    """What to look at; ``is_fast`` decodes the first and the last frame only."""
+
+    stem: str
+    path: Path
+    caption: Path | None = None
+    embedding: Path | None = None
+    num_frames: int | None = None
+    is_fast: bool = False
+    encoder: str | None = None  # that the embedding should be of, as far as known
+    num_tokens: int = 512
+    width: int | None = None
+    encoded: str | None = None  # hash of the caption that the record says was encoded
+
+
+@dataclass(frozen=True)
+class ClipFacts:
+    """What was found; a side of 0 is a clip that cannot be read."""
+
+    stem: str
+    path: str
+    num_frames: int = 0
+    fps: float = 0.0
+    height: int = 0
+    width: int = 0
+    least_tokens: int = 0  # that the caption becomes with any encoder
+    caption: str = ""  # where it has several lines
+    embedding: str = ""
+    num_tokens: int = 0
+    text_width: int = 0
+    faults: list[Fault] = field(default_factory=list)
+
+
+def check_clip(job: ClipJob) -> ClipFacts:
+    """Everything about one sample."""
+    faults: list[Fault] = []
+    info = _look(job, faults)
+    if info is not None and job.num_frames is not None and info.num_frames < job.num_frames:
+        message = f"{job.path} has {info.num_frames} frames, but {job.num_frames} are asked for: take it out."
+        faults.append(Fault(str(job.path), "too_short", message))
+    text = _caption(job, faults)
+    rows = _embedding(job, text, faults)
+    return ClipFacts(
+        stem=job.stem,
+        path=str(job.path),
+        num_frames=info.num_frames if info else 0,
+        fps=info.fps if info else 0.0,
+        height=info.height if info else 0,
+        width=info.width if info else 0,
+        least_tokens=len(text.split()) + 1 if text is not None else 0,
+        caption=text if text is not None and len(text.splitlines()) > 1 else "",
+        embedding=str(job.embedding) if rows is not None else "",
+        num_tokens=len(rows) if rows is not None else 0,
+        text_width=rows.shape[1] if rows is not None else 0,
+        faults=faults,
+    )
+
+
+def _look(job: ClipJob, faults: list[Fault]) -> media.VideoInfo | None:
+    """The clip after decoding it; a picture is a clip of one frame, and latents are those of their window."""
+    try:
+        if job.path.stat().st_size == 0:
+            raise DataError(f"{job.path} is an empty file.")
+        if job.path.suffix == latent_cache.SUFFIX:
+            return _look_at_latents(job.path)
+        if job.path.suffix.lower() in media.IMAGE_SUFFIXES:
+            _, height, width = media.read_image(job.path).shape
+            return media.VideoInfo(1, 0.0, height, width)
+        if not job.is_fast:
+            return media.scan_video(job.path)
+        info = media.probe_video(job.path)
+        clips.read_frames(job.path, sorted({0, info.num_frames - 1}))
+        return info
+    except (UserError, OSError) as error:
+        faults.append(Fault(str(job.path), "unreadable", str(error)))
+        return None
+
+
+def _look_at_latents(path: Path) -> media.VideoInfo:
+    record = latent_cache.read_record(path.parent)
+    if record is None:
+        raise DataError(f"{path.parent} has no record of its tokenizer. Delete it and write the latents again.")
+    with latent_cache.open_latents(path) as latents:
+        latents.require_video(path.parent.parent / "videos")
+        for i in range(latents.num_windows):
+            if not torch.isfinite(latents.window(i)[0]).all():
+                raise DataError(f"{path} holds NaN or infinity. Delete it and encode the clip again.")
+        return media.VideoInfo(record.num_frames, latents.fps, *record.size)
+
+
+def _caption(job: ClipJob, faults: list[Fault]) -> str | None:
+    if job.caption is None:
+        return None
+    try:
+        return read_caption(job.caption)
+    except DataError as error:
+        faults.append(Fault(str(job.caption), "caption", str(error)))
+        return None
+
+
+def _embedding(job: ClipJob, text: str | None, faults: list[Fault]) -> Tensor | None:
+    """The rows of the embedding, if it can be read."""
+    if job.embedding is None:
+        return None
+
+    def fault(kind: str, message: str) -> None:
+        faults.append(Fault(str(job.embedding), kind, f"{job.embedding} {message}"))
+
+    try:
+        rows = read_embedding(job.embedding)
+    except (UserError, OSError) as error:
+        faults.append(Fault(str(job.embedding), "embedding", str(error)))
+        return None
+    command = encode_commands(job.embedding.parent.parent, job.encoder or "", job.num_tokens)
+    again = f"Delete it and encode its caption again: {command}"
+    if not rows.any():
+        fault("embedding", f"holds nothing but zeros. {again}")
+        return rows
+    is_bytes = _looks_like_bytes(rows)
+    if job.width is not None and rows.shape[1] != job.width:
+        message = f"has embeddings of width {rows.shape[1]}, the folder's encoder gives {job.width}. {again}"
+        fault("wrong_encoder", message)
+    elif job.encoder is not None and is_bytes != job.encoder.startswith("bytes"):
+        is_not = "" if is_bytes else "not "
+        fault("wrong_encoder", f"is {is_not}of the bytes encoder; the folder's is {job.encoder}. {again}")
+    elif text is not None and job.encoded is not None and job.encoded != caption_hash(text):
+        message = f"{job.caption} has changed since it was encoded to {job.embedding}. Encode it again: {command}"
+        faults.append(Fault(str(job.embedding), "caption_changed", message))
+    elif text is not None and job.encoder is not None and (made := _by_bytes(job, text)) is not None:
+        if len(rows) < len(made):
+            fault("short_embedding", f"has {len(rows)} tokens, but its caption has {len(made)}. {again}")
+        elif not torch.equal(trimmed(rows), made):
+            fault("wrong_embedding", f"is not what {job.encoder} makes of {job.caption}. {again}")
+    return rows
+
+
+def _by_bytes(job: ClipJob, text: str) -> Tensor | None:
+    """What the weight-free encoder makes of a caption, where the folder is of that one."""
+    if job.width is None:
+        return None
+    encoder = BytesEncoder(job.num_tokens, job.width)
+    return trimmed(encoder.encode([text])[0]) if encoder.name == job.encoder else None
+
+
+def _looks_like_bytes(rows: Tensor) -> bool:
+    """Its numbers are 0, +-1 and +-2; those of a network are anything."""
+    first = rows[0]
+    return bool(((first == first.round()) & (first.abs() <= 2)).all())

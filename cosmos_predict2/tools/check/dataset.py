@@ -1,0 +1,441 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole data set: what it holds, which of its files do not belong together, and what is wrong with each of them."""
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import attrs
+
+from cosmos_predict2.data import dataset_forms as forms
+from cosmos_predict2.data import latent_cache
+from cosmos_predict2.data.jobs import run_jobs, several_lines
+from cosmos_predict2.data.lerobot.reader import LeRobotSource
+from cosmos_predict2.data.sizes import swapped_size
+from cosmos_predict2.data.video.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from cosmos_predict2.data.video.media_files import files_by_stem
+from cosmos_predict2.data.video_folder import SAME_RATE
+from cosmos_predict2.text.bytes_encoder import BytesEncoder
+from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, embedding_files, find_embedding_dir
+from cosmos_predict2.text.embeddings.pickles import NUM_TOKENS
+from cosmos_predict2.text.embeddings.record import EncoderRecord
+from cosmos_predict2.text.encoder_names import encode_commands
+from cosmos_predict2.tools.check.action_tables import ActionTable, bridge_table
+from cosmos_predict2.tools.check.bridge import RecordingJob, check_recording
+from cosmos_predict2.tools.check.clips import ClipFacts, ClipJob, Fault, check_clip
+from cosmos_predict2.tools.check.lerobot import check_tables, check_videos, index_faults
+from imaginaire.errors import ConfigError, DataError
+
+_SMALL = 64 * 2**20  # bytes of clips that one process looks through sooner than others start
+_DISTORTED = 1.1  # ratio of aspect ratios from which on it shows
+_SAMPLES = {  # form: folder, suffixes, what they are
+    "video": ("videos", VIDEO_SUFFIXES, "clips"),
+    "multiview": ("videos", VIDEO_SUFFIXES, "clips"),
+    "image": ("images", IMAGE_SUFFIXES, "pictures"),
+    "latents": (latent_cache.FOLDER, (latent_cache.SUFFIX,), "latents"),
+}
+_NAMED = 3  # of many, so many are named in a note
+
+
+@attrs.define(kw_only=True, frozen=True)
+class Wanted:
+    """What training will ask of the data set; None asks nothing."""
+
+    num_frames: int | None = None
+    video_size: tuple[int, int] | None = None  # height, width
+    fps: float | None = None
+    any_fps: bool = False  # clips may differ in their rate, as where training brings them all to one
+    text_encoder: str | None = None
+    text_width: int | None = None
+    num_tokens: int | None = None  # of a text
+    needs_embeddings: bool = True
+    is_fast: bool = False
+    workers: int | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.num_frames is not None and self.num_frames < 1:
+            raise ConfigError(f"num_frames is {self.num_frames}; it must be 1 or more.")
+        for name in ("text_width", "num_tokens"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; it must be 1 or more.")
+        if self.fps is not None and not self.fps > 0:
+            raise ConfigError(f"fps is {self.fps}; it must be above 0.")
+        if self.video_size is not None and any(side < 16 or side % 16 for side in self.video_size):
+            raise ConfigError(f"video_size is {list(self.video_size)}; both sides must be multiples of 16.")
+
+    def command(self, folder: Path, record: EncoderRecord | None = None) -> str:
+        """The command that encodes the captions of a folder, by the encoder of its record or the one asked for."""
+        name = record.encoder if record else self.text_encoder or ""
+        if name == "bytes" and self.text_width is not None:
+            name = BytesEncoder(self.num_tokens or NUM_TOKENS, self.text_width).name
+        return encode_commands(folder, name, self.num_tokens)
+
+
+@dataclass
+class Report:
+    """What a folder holds and what is wrong; ``parts`` are those of its splits."""
+
+    folder: str
+    form: str
+    counts: dict[str, int] = field(default_factory=dict)
+    encoder: str = ""
+    clips: list[ClipFacts] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    parts: list["Report"] = field(default_factory=list)
+    actions: list[ActionTable] = field(default_factory=list)
+
+    def fault(self, file: Path | str, kind: str, message: str) -> None:
+        self.faults.append(Fault(str(file), kind, message))
+
+    def all_faults(self) -> list[Fault]:
+        """Its own and those of its parts."""
+        return [*self.faults, *(fault for part in self.parts for fault in part.all_faults())]
+
+
+def check_dataset(folder: Path, wanted: Wanted) -> Report:
+    """Look at every file of a data set. Raises where the folder has no form that is known."""
+    form = forms.form_of(folder)
+    report = Report(str(folder), form)
+    if form == "splits":
+        for part in forms.split_folders(folder):
+            try:
+                report.parts.append(check_dataset(part, wanted))
+            except DataError as error:
+                report.fault(part, "unknown_form", str(error))
+        _compare_splits(report)
+        return report
+    if form == "bridge":
+        _check_recordings(report, folder, wanted)
+    elif form == "lerobot":
+        _check_lerobot(report, folder, wanted)
+    elif form == "multiview":
+        _check_cameras(report, folder, wanted)
+    else:
+        _check_samples(report, folder, "", wanted)
+    _compare_rates(report, wanted)
+    _compare_sizes(report, wanted)
+    if form == "video" and files_by_stem(folder / "images", IMAGE_SUFFIXES):
+        report.notes.append(f"{folder / 'images'} was not looked at: the folder has videos/")
+    return report
+
+
+# Samples: a clip or picture, its caption and its embedding ------------------------------------------------------------
+
+
+def _check_samples(report: Report, folder: Path, camera: str, wanted: Wanted) -> None:
+    """Clips (or pictures) of a folder, or of one camera of it, with what has their names elsewhere."""
+    name, suffixes, what = _SAMPLES[report.form]
+    place = folder / name / camera
+    clips = _files(report, place, suffixes)
+    captions = _files(report, folder / "metas" / camera, (".txt",))
+    embeddings, record = _embeddings(report, folder, camera, wanted)
+    if not clips:
+        report.fault(place, "empty", f"{place} holds no {what}.")
+    _compare_stems(report, folder, camera, set(clips), captions, embeddings, record, wanted)
+    jobs = [
+        ClipJob(
+            stem=stem,
+            path=path,
+            caption=captions.get(stem),
+            embedding=embeddings.get(stem),
+            num_frames=None if report.form == "image" else wanted.num_frames,
+            is_fast=wanted.is_fast,
+            encoder=record.encoder if record else wanted.text_encoder,
+            num_tokens=record.num_tokens if record else wanted.num_tokens or NUM_TOKENS,
+            width=record.width if record else None,
+            encoded=record.captions.get(stem) if record else None,
+        )
+        for stem, path in clips.items()
+    ]
+    if report.form == "latents" and not _has_latent_record(report, place):
+        jobs = []
+    found = run_jobs(check_clip, jobs, what=f"checking {place}", workers=_workers(wanted, list(clips.values())))
+    assert not found.faults, "a check raised what it should have put down"
+    report.clips += found.results
+    report.faults += [fault for facts in found.results for fault in facts.faults]
+    counts = {what: len(clips), "captions": len(captions), "embeddings": len(embeddings)}
+    report.counts = {key: report.counts.get(key, 0) + count for key, count in counts.items()}
+    if (note := several_lines((facts.stem, facts.caption) for facts in found.results)) is not None:
+        report.notes.append(f"{folder / 'metas' / camera}: {note}")
+    _compare_embeddings(report, folder, found.results, record, wanted)
+    _check_annotations(report, folder / "annotation", set(clips))
+    if report.form == "video":
+        _check_latents(report, folder, set(clips), wanted)
+
+
+def _files(report: Report, folder: Path, suffixes: tuple[str, ...]) -> dict[str, Path]:
+    """The files by stem; two of one stem are a fault, and the first counts."""
+    found: dict[str, Path] = {}
+    if not folder.is_dir():
+        return found
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or path.name == latent_cache.RECORD:
+            continue
+        if not path.is_file():
+            if path.suffix.lower() in suffixes:
+                what = "is a folder" if path.is_dir() else "is a link to nothing" if path.is_symlink() else "is no file"
+                report.fault(path, "unreadable", f"{path} {what}; training does not see it.")
+            continue
+        if path.suffix.lower() not in suffixes:
+            report.notes.append(f"{path} is none of {', '.join(suffixes)}; training does not see it")
+        elif path.stem in found:
+            report.fault(path, "same_stem", f"{path} has the stem of {found[path.stem].name}. Rename one of them.")
+        else:
+            found[path.stem] = path
+    return found
+
+
+def _embeddings(
+    report: Report, folder: Path, camera: str, wanted: Wanted
+) -> tuple[dict[str, Path], EncoderRecord | None]:
+    place = find_embedding_dir(folder)
+    if place is None or not (place / camera).is_dir():
+        return {}, None
+    place = place / camera
+    embeddings = {}
+    for stem, paths in embedding_files(place).items():
+        embeddings[stem] = paths[0]
+        if len(paths) > 1:
+            others = ", ".join(path.name for path in paths[1:])
+            report.notes.append(f"{paths[0]} is read, and {others} is not: they have the same stem")
+    reader = EmbeddingFolder(place)
+    try:
+        record = reader.record()
+    except DataError as error:
+        report.fault(place / "embeddings.json", "record", str(error))
+        return embeddings, None
+    if record is None and embeddings:
+        report.notes.append(f"{place} has no embeddings.json: nothing says by which encoder or of which captions it is")
+    report.encoder = record.encoder if record else report.encoder
+    if wanted.text_encoder is not None:
+        try:
+            reader.require_encoder(wanted.text_encoder, wanted.num_tokens)
+        except DataError as error:
+            report.fault(place, "wrong_encoder", str(error))
+    return embeddings, record
+
+
+def _compare_stems(
+    report: Report,
+    folder: Path,
+    camera: str,
+    clips: set[str],
+    captions: dict[str, Path],
+    embeddings: dict[str, Path],
+    record: EncoderRecord | None,
+    wanted: Wanted,
+) -> None:
+    """Faults for what has no counterpart. A camera without embeddings is allowed if another one has them."""
+    place = folder / _SAMPLES[report.form][0] / camera
+    for stem in sorted(set(captions) - clips):
+        report.fault(captions[stem], "no_clip", f"{captions[stem]} has no counterpart in {place}.")
+    for stem in sorted(set(embeddings) - clips):
+        report.fault(embeddings[stem], "no_clip", f"{embeddings[stem]} has no counterpart in {place}.")
+    if captions:
+        for stem in sorted(clips - set(captions)):
+            path = folder / "metas" / camera / f"{stem}.txt"
+            report.fault(path, "no_caption", f"{path} is missing: '{stem}' has no caption.")
+    elif clips and not camera:
+        text = f"{folder / 'metas'} holds no captions (*.txt)"
+        if embeddings:
+            report.notes.append(f"{text}; training does not need them where there are embeddings")
+        else:
+            report.fault(folder / "metas", "no_caption", f"{text}: python -m scripts.caption_videos writes them.")
+    if embeddings and wanted.needs_embeddings:
+        for stem in sorted(clips - set(embeddings)):
+            path = next(iter(embeddings.values())).parent / f"{stem}.pickle"
+            cure = wanted.command(folder, record)
+            report.fault(path, "no_embedding", f"{path} is missing: training leaves '{stem}' out. Write it: {cure}")
+    elif clips and wanted.needs_embeddings and not camera:
+        message = f"{folder / 't5_xxl'} holds no embeddings: {wanted.command(folder)}"
+        report.fault(folder / "t5_xxl", "no_embedding", message)
+
+
+def _compare_embeddings(
+    report: Report, folder: Path, found: list[ClipFacts], record: EncoderRecord | None, wanted: Wanted
+) -> None:
+    """Faults for embeddings that are shorter than their caption, of another width than most, or than the model's."""
+    have = [facts for facts in found if facts.num_tokens]
+    if not have:
+        return
+    most = record.num_tokens if record else max(facts.num_tokens for facts in have)
+    usual = record.width if record else Counter(facts.text_width for facts in have).most_common(1)[0][0]
+    place = Path(have[0].embedding).parent
+    again = wanted.command(folder, record)
+    if any(fault.file == str(place) for fault in report.faults):
+        pass  # said already
+    elif wanted.text_width is not None and usual != wanted.text_width:
+        by = f" by {record.encoder}" if record else ""
+        message = f"{place} holds embeddings of width {usual}{by}, but the model takes {wanted.text_width}. Delete the"
+        message += f" folder and encode with the model's encoder: {wanted.command(folder)}"
+        report.fault(place, "wrong_encoder", message)
+    elif wanted.num_tokens is not None and most > wanted.num_tokens:
+        report.notes.append(
+            f"{place}: captions were encoded with up to {most} tokens, but the model's data reads {wanted.num_tokens}:"
+            f" longer ones are cut. Train with num_tokens={most} of the data set to have them whole"
+        )
+    for facts in have:
+        least = min(facts.least_tokens, most)
+        if facts.num_tokens < least and not any(fault.file == facts.embedding for fault in facts.faults):
+            message = f"{facts.embedding} has {facts.num_tokens} tokens, but its caption makes {least} at least."
+            report.fault(
+                facts.embedding, "short_embedding", f"{message} Delete it and encode the caption again: {again}"
+            )
+        if record is None and facts.text_width != usual:
+            message = (
+                f"{facts.embedding} has width {facts.text_width}, most others have {usual}: it is of another encoder."
+            )
+            report.fault(facts.embedding, "wrong_encoder", message)
+
+
+def _check_annotations(report: Report, folder: Path, clips: set[str]) -> None:
+    """Annotations beside clips: readable, and of clips that are there."""
+    for stem, path in files_by_stem(folder, (".json",)).items():
+        try:
+            json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            report.fault(path, "annotation", f"{path} cannot be read: {error}.")
+        if stem not in clips:
+            report.fault(path, "no_clip", f"{path} has no clip.")
+
+
+def _check_latents(report: Report, folder: Path, clips: set[str], wanted: Wanted) -> None:
+    """Cached latents beside clips: readable, and of the clips that are there."""
+    place = folder / latent_cache.FOLDER
+    files = _files(report, place, (latent_cache.SUFFIX,))
+    if not files or not _has_latent_record(report, place):
+        return
+    jobs = [ClipJob(stem, path, num_frames=wanted.num_frames) for stem, path in files.items()]
+    found = run_jobs(check_clip, jobs, what=f"checking {place}", workers=_workers(wanted, list(files.values())))
+    report.faults += [fault for facts in found.results for fault in facts.faults]
+    report.counts["latents"] = len(files)
+    for stem in sorted(set(files) - clips):
+        report.notes.append(f"{files[stem]} is of a clip that is not here; training from latents uses it")
+    if lost := sorted(clips - set(files)):
+        report.notes.append(f"{len(lost)} clips have no latents{_some(lost)}: training from latents leaves them out")
+
+
+def _has_latent_record(report: Report, place: Path) -> bool:
+    try:
+        if latent_cache.read_record(place) is not None:
+            return True
+        message = f"{place / latent_cache.RECORD} is missing: nothing says of which tokenizer the latents are."
+    except DataError as error:
+        message = str(error)
+    report.fault(place / latent_cache.RECORD, "record", message)
+    return False
+
+
+# Several cameras, recordings, splits ----------------------------------------------------------------------------------
+
+
+def _check_cameras(report: Report, folder: Path, wanted: Wanted) -> None:
+    """Each camera as a folder of clips, and the cameras against one another."""
+    names = forms.cameras(folder)
+    by_camera: dict[str, dict[str, ClipFacts]] = {}
+    for camera in names:
+        start = len(report.clips)
+        _check_samples(report, folder, camera, wanted)
+        by_camera[camera] = {facts.stem: facts for facts in report.clips[start:]}
+    report.counts["cameras"] = len(names)
+    stems = sorted({stem for facts in by_camera.values() for stem in facts})
+    for stem in stems:
+        for camera in (camera for camera in names if stem not in by_camera[camera]):
+            place = folder / "videos" / camera / f"{stem}.mp4"
+            report.fault(place, "missing_video", f"{place} is missing: other cameras have '{stem}'.")
+        found = [by_camera[camera][stem] for camera in names if stem in by_camera[camera]]
+        lengths = Counter(facts.num_frames for facts in found if facts.height)
+        for facts in found:
+            if facts.height and facts.num_frames != (usual := lengths.most_common(1)[0][0]):
+                message = f"{facts.path} has {facts.num_frames} frames, other cameras have {usual}."
+                report.fault(facts.path, "too_short", message)
+    if wanted.needs_embeddings and not report.counts["embeddings"]:
+        report.fault(folder / "t5_xxl", "no_embedding", f"{folder / 't5_xxl'} holds no camera's embeddings.")
+
+
+def _check_recordings(report: Report, folder: Path, wanted: Wanted) -> None:
+    files = [path for place in forms.annotation_folders(folder) for path in sorted(place.glob("*.json"))]
+    jobs = [RecordingJob(path, folder, wanted.num_frames, wanted.is_fast) for path in files]
+    workers = _workers(wanted, list((folder / "videos").rglob("*.mp4")))
+    found = run_jobs(check_recording, jobs, what=f"checking {folder}", workers=workers)
+    assert not found.faults, "a check raised what it should have put down"
+    facts = [item for items in found.results for item in items]
+    report.clips = [item for item in facts if item.path]
+    report.faults += [fault for item in facts for fault in item.faults]
+    report.counts = {"recordings": len(files), "clips": len(report.clips)}
+    if (table := bridge_table(files)) is not None:
+        report.actions = [table]
+        report.notes += table.notes()
+
+
+def _check_lerobot(report: Report, folder: Path, wanted: Wanted) -> None:
+    source = LeRobotSource.open(folder)
+    size = sum(path.stat().st_size for path in folder.rglob("*.mp4"))
+    workers = wanted.workers if wanted.workers is not None else 0 if size < _SMALL else None
+    report.clips = check_videos(source, is_fast=wanted.is_fast, workers=workers)
+    report.actions, faults = check_tables(source)
+    report.faults += [fault for facts in report.clips for fault in facts.faults]
+    report.faults += [*faults, *index_faults(source, report.clips, wanted.num_frames)]
+    report.notes += [note for table in report.actions for note in table.notes()]
+    report.counts = {"episodes": len(source), "frames": int(source.episodes.lengths.sum())}
+    report.counts |= {"tasks": len(source.tasks) or len(source.episodes.texts), "videos": len(report.clips)}
+    if (note := source.rate_note()) is not None:
+        report.notes.append(note)
+    if (note := source.episodes.several_tasks()) is not None:
+        report.notes.append(f"{note}: a clip or an embedding of a whole episode has the text of its first frame")
+    report.notes.insert(0, f"version {source.info.version}, cameras {', '.join(source.info.cameras) or 'none'}")
+
+
+def _compare_splits(report: Report) -> None:
+    """A note where a clip is in two splits: what is validated on was trained on."""
+    for i, first in enumerate(report.parts):
+        for second in report.parts[i + 1 :]:
+            if both := sorted({facts.stem for facts in first.clips} & {facts.stem for facts in second.clips}):
+                names = ", ".join(both[:_NAMED])
+                report.notes.append(f"{first.folder} and {second.folder} share {len(both)} names ({names})")
+
+
+# All clips together ---------------------------------------------------------------------------------------------------
+
+
+def _compare_rates(report: Report, wanted: Wanted) -> None:
+    have = [facts for facts in report.clips if facts.fps > 0]
+    if not have or wanted.any_fps:
+        return
+    usual = wanted.fps or Counter(round(facts.fps, 3) for facts in have).most_common(1)[0][0]
+    whose = "are asked for" if wanted.fps else "is the most frequent rate"
+    for facts in have:
+        if abs(facts.fps - usual) > SAME_RATE * usual:
+            message = f"{facts.path} has {facts.fps:g} frames per second, {usual:g} {whose}. Encode it at"
+            message += " one rate with the others, or train with dataloader_train.dataset.fps=RATE (here: --any_fps)."
+            report.fault(facts.path, "mixed_fps", message)
+
+
+def _compare_sizes(report: Report, wanted: Wanted) -> None:
+    if wanted.video_size is None:
+        return
+    height, width = wanted.video_size
+    have = [facts for facts in report.clips if facts.height]
+    small = [facts.path for facts in have if facts.height < height and facts.width < width]
+    if small:
+        report.notes.append(f"{len(small)} are smaller than {height}x{width} and will be enlarged{_some(small)}")
+    sizes = ((facts.path, (facts.height, facts.width)) for facts in have)
+    if across := [note for path, size in sizes if (note := swapped_size("video_size", wanted.video_size, size, path))]:
+        report.notes.append(f"{across[0]} ({len(across)} of {len(have)})")
+    ratios = {facts.path: facts.width * height / (facts.height * width) for facts in have}
+    if bent := [path for path, ratio in ratios.items() if max(ratio, 1 / ratio) > _DISTORTED]:
+        report.notes.append(
+            f"{len(bent)} have another shape than {height}x{width}: training stretches them{_some(bent)}"
+        )
+
+
+def _some(paths: list[str]) -> str:
+    return f" ({', '.join(paths[:_NAMED])}{', ...' if len(paths) > _NAMED else ''})"
+
+
+def _workers(wanted: Wanted, paths: list[Path]) -> int | None:
+    if wanted.workers is not None:
+        return wanted.workers
+    return 0 if sum(path.stat().st_size for path in paths) < _SMALL else None

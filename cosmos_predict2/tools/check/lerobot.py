@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A LeRobot data set: whether its files are there, can be decoded and are as long as its index says."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from cosmos_predict2.data.jobs import run_jobs
+from cosmos_predict2.data.lerobot.reader import LeRobotSource
+from cosmos_predict2.tools.check.action_tables import ActionTable, lerobot_tables
+from cosmos_predict2.tools.check.clips import ClipFacts, ClipJob, Fault, check_clip
+from imaginaire.errors import DataError
+
+
+def check_tables(source: LeRobotSource) -> tuple[list[ActionTable], list[Fault]]:
+    """The actions, and what is wrong with them."""
+    try:
+        return lerobot_tables(source), []
+    except DataError as error:
+        return [], [Fault(str(source.info.root), "actions", str(error))]
+
+
+def check_videos(source: LeRobotSource, *, is_fast: bool, workers: int | None) -> list[ClipFacts]:
+    """One entry for each video file of each camera; those of a camera whose pictures are in the tables are none."""
+    jobs = [
+        ClipJob(f"{camera}/{path.stem}", path, is_fast=is_fast)
+        for camera in source.info.cameras
+        if source.info.is_video(camera)
+        for path in _files(source, camera)
+        if path.is_file()
+    ]
+    found = run_jobs(check_clip, jobs, what=f"checking {source.info.root}", workers=workers)
+    assert not found.faults, "a check raised what it should have put down"
+    return found.results
+
+
+def index_faults(source: LeRobotSource, clips: list[ClipFacts], num_frames: int | None = None) -> Iterator[Fault]:
+    """Files that are not there, episodes that are too short, and videos that are shorter or faster than is stated."""
+    root, lengths = source.info.root, source.episodes.lengths.tolist()
+    missing = {path for camera in source.info.cameras for path in source.missing_files(camera)}
+    for path in sorted(missing):
+        yield Fault(str(path), "missing_file", f"{path} does not exist; the index of {root} names it.")
+    for i, length in enumerate(lengths):
+        if num_frames is not None and length < num_frames:
+            message = f"{root}: {source.name(i)} has {length} frames, but {num_frames} are asked for."
+            yield Fault(str(source.layout.rows(i).path), "too_short", message)
+    by_path = {facts.path: facts for facts in clips if facts.height}
+    for camera in filter(source.info.is_video, source.info.cameras):
+        rates = set()
+        for i in range(len(lengths)):
+            try:
+                clip = source.layout.clip(i, camera)
+                if (facts := by_path.get(str(clip.path))) is None:
+                    continue
+                if facts.path not in rates:
+                    rates.add(facts.path)
+                    source.check_rate(camera, clip.path, facts.num_frames, facts.fps)
+                source.clip(i, camera)  # raises where the index does not agree with itself
+            except DataError as error:
+                yield Fault(str(source.file_of(i, camera)), "index", str(error))
+                continue
+            if (problem := source.length_problem(i, camera, clip, facts.num_frames)) is not None:
+                yield Fault(facts.path, "too_short", problem)
+
+
+def _files(source: LeRobotSource, camera: str) -> list[Path]:
+    return list(dict.fromkeys(source.file_of(i, camera) for i in range(len(source))))

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine below: cores, memory, shared memory, open files, disks, and variables that change what a run does."""
+
+import os
+import re
+import resource
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import psutil
+import torch
+
+from imaginaire import storage
+from imaginaire.findings import Finding, Level
+from imaginaire.training import memory
+
+_GB = 10**9
+_CLIP = 93 * 3 * 704 * 1280  # bytes of one clip of 720p, as a worker hands it over
+_CHECKPOINT = 31 * _GB  # of the 2B network with its average and optimizer
+_OPEN_FILES = 4096
+_SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "AUTH")
+_SHOWN = {
+    "COSMOS_PREDICT2_ARGS", "CUBLAS_WORKSPACE_CONFIG", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES", "HF_ENDPOINT",
+    "HF_HOME", "HF_HUB_OFFLINE", "HF_TOKEN", "LD_PRELOAD", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS",
+    "PYTHONPATH", "WANDB_API_KEY", "WANDB_MODE",
+}  # fmt: skip
+_SHOWN_PREFIXES = ("IMAGINAIRE_", "GLOO_", "NCCL_", "PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "UCX_", "FI_")
+_SLOW = {  # variable -> (values at which it slows a run, what it does)
+    "CUDA_LAUNCH_BLOCKING": ("1", "every kernel is waited for"),
+    "NCCL_DEBUG": ("INFO|TRACE", "NCCL writes a great deal"),
+    "NCCL_IB_DISABLE": ("1", "machines talk over TCP, not over InfiniBand"),
+    "NCCL_P2P_DISABLE": ("1", "GPUs talk through host memory"),
+    "TORCH_DISTRIBUTED_DEBUG": ("DETAIL", "every collective is checked"),
+}
+
+
+def all_findings() -> Iterator[Finding]:
+    yield from processors()
+    yield from memories()
+    yield open_files()
+    yield from disks()
+    yield from environment(os.environ)
+
+
+def processors() -> Iterator[Finding]:
+    cores, limit = usable_cores(), cpu_limit()
+    value = f"{cores} cores" + (f", of which a container may use {limit:g}" if limit is not None else "")
+    few = min(cores, limit or cores) < 2
+    cure = "training and data workers share one core: expect to wait for data" if few else ""
+    yield Finding("machine", "processor", value, "note" if few else "ok", cure)
+    has_onednn = torch.backends.mkldnn.is_available()
+    yield Finding(
+        "machine",
+        "vector units",
+        f"{torch.backends.cpu.get_cpu_capability()}, oneDNN {'yes' if has_onednn else 'no'}",
+        "ok" if has_onednn else "note",
+        "" if has_onednn else "this torch was built without oneDNN: networks on the CPU are slow",
+    )
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_limit(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """Cores' worth of time that a container may use; None without a limit."""
+    try:
+        quota, period = (root / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        quota, period = (
+            (root / "cpu" / name).read_text().strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        )
+        return int(quota) / int(period) if int(quota) > 0 else None
+    except (OSError, ValueError):
+        return None
+
+
+def memories() -> Iterator[Finding]:
+    total, free = int(psutil.virtual_memory().total), memory.host_memory_available()
+    is_low = free < 4 * _GB
+    yield Finding(
+        "machine",
+        "memory",
+        f"{free / _GB:.1f} of {total / _GB:.1f} GB can be taken",
+        "note" if is_low else "ok",
+        "enough for the tiny models only: end other programs, or raise the container's limit" if is_low else "",
+    )
+    yield shared_memory(Path("/dev/shm"))
+
+
+def shared_memory(place: Path) -> Finding:
+    """How many data workers the shared memory feeds: each holds two clips in it."""
+    if not place.is_dir():
+        return Finding(
+            "machine", "shared memory", f"{place} does not exist", "note", "use dataloader_train.num_workers=0"
+        )
+    usage = shutil.disk_usage(place)
+    workers = usage.free // (2 * _CLIP)
+    value = (
+        f"{usage.free / _GB:.2f} of {usage.total / _GB:.2f} GB free: room for {workers} data workers with 720p clips"
+    )
+    cure = "docker run --shm-size=16g (or --ipc=host), or dataloader_train.num_workers=0"
+    if usage.free < 16 * 2**20:
+        return Finding("machine", "shared memory", value, "fault", f"workers die with a bus error: {cure}")
+    return Finding("machine", "shared memory", value, *(("note", cure) if workers < 4 else ()))
+
+
+def open_files() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    is_low = soft != resource.RLIM_INFINITY and soft < _OPEN_FILES
+    level: Level = "fault" if is_low and soft < 256 else "note" if is_low else "ok"
+    highest = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
+    cure = f"ulimit -n {min(65536, hard) if hard > 0 else 65536} before the start: many workers open many files"
+    return Finding(
+        "machine", "open files", f"{soft} at once, can be raised to {highest}", level, cure if is_low else ""
+    )
+
+
+def disks() -> Iterator[Finding]:
+    """Free space where checkpoints, data and runs go."""
+    output = os.environ.get("IMAGINAIRE_OUTPUT_ROOT") or "checkpoints"
+    places = {"checkpoints": "weights", "datasets": "data", output: "runs"}
+    if output == "checkpoints":
+        places["checkpoints"] = "weights and runs"
+    for place, what in places.items():
+        name = f"disk of {place} ({what})"
+        if storage.is_remote(place):
+            yield Finding("machine", name, "remote: not looked at")
+            continue
+        try:
+            free = storage.free_bytes(place)
+        except OSError as error:
+            yield Finding("machine", name, str(error), "fault", "set IMAGINAIRE_OUTPUT_ROOT to a disk that is there")
+            continue
+        assert free is not None
+        existing = Path(place).absolute()
+        while not existing.exists():
+            existing = existing.parent
+        if not os.access(existing, os.W_OK):
+            cure = (
+                "set IMAGINAIRE_OUTPUT_ROOT to a folder that can be written" if "runs" in what else f"chown {existing}"
+            )
+            yield Finding("machine", name, f"{existing} cannot be written", "fault", cure)
+            continue
+        level: Level = "fault" if free < _GB else "note" if free < 2 * _CHECKPOINT else "ok"
+        cure = (
+            f"one checkpoint of the 2B model with its optimizer takes {_CHECKPOINT / _GB:.0f} GB"
+            if level != "ok"
+            else ""
+        )
+        yield Finding("machine", name, f"{free / _GB:.0f} GB free", level, cure)
+
+
+def environment(variables: Mapping[str, str]) -> Iterator[Finding]:
+    """The variables that are set and matter; secrets are named, never shown."""
+    for name in sorted(variables):
+        if name not in _SHOWN and not name.startswith(_SHOWN_PREFIXES):
+            continue
+        value = "is set" if any(word in name for word in _SECRET) else variables[name]
+        slow, meaning = _SLOW.get(name, ("", ""))
+        if slow and re.fullmatch(slow, variables[name].upper()):
+            yield Finding("environment", name, value, "note", f"{meaning}: unset {name} unless you look for a fault")
+        elif name == "OMP_NUM_THREADS" and not value.isdecimal():
+            yield Finding("environment", name, repr(value), "fault", "give a number, such as OMP_NUM_THREADS=1")
+        else:
+            yield Finding("environment", name, value)

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a training run asks of each rank, read off its configuration: the numbers that all predictions start from."""
+
+import inspect
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cosmos_predict2.data.sizes import pixel_frames, size_of
+from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel, Predict2Video2WorldModelConfig
+from cosmos_predict2.nn.dit import DiT
+from cosmos_predict2.world_model.config import PRECISIONS
+from cosmos_predict2.world_model.network import embedders_begin_anew
+from cosmos_predict2.world_model.recompute import checked_keys, checked_policy
+from imaginaire.config import checks as config_checks
+from imaginaire.config import lazy_config
+from imaginaire.config.names import target_of
+from imaginaire.config.schema import Config
+from imaginaire.config.typed_nodes import as_config
+from imaginaire.errors import ConfigError
+from imaginaire.training import preflight
+
+T5_TOKENS = 512
+OPTIMIZERS = {"fused_adamw": "fusedadamw", "adamw": "adamw", "muon": "muon"}  # functions of imaginaire, by kind
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One run on a number of GPUs. Sizes are of one clip; ``batch_size`` counts the clips of a data-parallel rank."""
+
+    net: DiT  # on the meta device, without adapters
+    num_gpus: int
+    shard_size: int  # ranks that share one copy of the weights; 1: each has its own
+    context_parallel: int
+    batch_size: int
+    grad_accum: int
+    pixel_frames: int
+    height: int  # in pixels
+    width: int
+    text_tokens: int
+    precision: torch.dtype  # of the computation
+    lora_rank: int | None
+    lora_targets: tuple[str, ...]
+    optimizer: str  # of OPTIMIZERS
+    has_master: bool
+    has_average: bool
+    mode: str  # of cosmos_predict2.world_model.recompute
+    every_n_blocks: int
+    tokenizer: str  # "wan", "tiny", or "none" where latents were cached
+    tokenizer_window: int = 4
+    adapter_rank: int = 16  # of adapters, should it train some
+    tokenizer_adapts: bool = False  # takes fewer frames at a time where memory is short
+    encodes_text: bool = False  # by Reason1, in training; each rank has all of it
+    trains_embedders: bool = False  # of actions, in full beside adapters, where they begin anew
+    is_sharded: bool = True  # asks for copies over several ranks, though there may be but one
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int]:
+        """(T, H, W) of a whole clip."""
+        return (self.pixel_frames - 1) // 4 + 1, self.height // 8, self.width // 8
+
+    @property
+    def tokens(self) -> int:
+        """Of a whole clip."""
+        t, h, w = self.latent_shape
+        return t // self.net.patch_temporal * (h // self.net.patch_spatial) * (w // self.net.patch_spatial)
+
+    @property
+    def rank_tokens(self) -> int:
+        """Of all clips of a micro-batch, those that one rank works on."""
+        return self.batch_size * self.tokens // self.context_parallel
+
+    @property
+    def rank_frames(self) -> int:
+        """Latent frames likewise; each has a noise level of its own."""
+        return self.batch_size * self.latent_shape[0] // self.context_parallel
+
+    @property
+    def clips_per_step(self) -> int:
+        return self.num_gpus // self.context_parallel * self.batch_size * self.grad_accum
+
+    @property
+    def weight_dtype(self) -> torch.dtype:
+        return torch.float32 if self.precision == torch.float16 else self.precision
+
+
+def read_workload(config: Config, num_gpus: int) -> Workload:
+    """The workload of a composed configuration; degrees that cannot work are the errors that training gives."""
+    model = _model_config(config)
+    if num_gpus < 1:
+        raise ConfigError(f"--gpus {num_gpus}: at least one is needed.")
+    wrong = preflight.parallel_problems(config, num_gpus)
+    if wrong:
+        raise ConfigError(" ".join(f"{key}: {problem}" for key, problem in wrong))
+    pipe = model.pipe_config
+    with torch.device("meta"):
+        net: DiT = lazy_config.instantiate(pipe.net)
+    sac = {"mode": "none", "every_n_blocks": 1, **checked_keys(net.sac_config)}
+    checked_policy(sac["mode"], sac["every_n_blocks"])
+    optimizer, has_master = _optimizer(config.optimizer)
+    asked = model.fsdp_shard_size if config.trainer.distributed_parallelism != "ddp" else 0
+    height, width = _clip_size(config, pipe.resolution)
+    return Workload(
+        net=net,
+        num_gpus=num_gpus,
+        shard_size=_shard_size(asked, num_gpus),
+        context_parallel=config.model_parallel.context_parallel_size,
+        batch_size=_batch_size(config.dataloader_train),
+        grad_accum=config.trainer.grad_accum_iter,
+        pixel_frames=pixel_frames(pipe.state_t),
+        height=height,
+        width=width,
+        text_tokens=max((int(n) for n in _of_data(config, "num_tokens")), default=T5_TOKENS),
+        precision=PRECISIONS[model.precision],
+        lora_rank=model.lora_rank if model.train_architecture == "lora" else None,
+        lora_targets=tuple(name.strip() for name in str(model.lora_target_modules).split(",") if name.strip()),
+        optimizer=optimizer,
+        has_master=has_master,
+        has_average=bool(pipe.ema.enabled),
+        mode=sac["mode"],
+        every_n_blocks=sac["every_n_blocks"],
+        tokenizer=_tokenizer(config, pipe.tokenizer),
+        tokenizer_window=int((pipe.tokenizer or {}).get("temporal_window", 4)),
+        adapter_rank=model.lora_rank,
+        tokenizer_adapts=(pipe.tokenizer or {}).get("tile_size") == "auto",
+        encodes_text=_encodes_text(model),
+        trains_embedders=net.takes_actions
+        and embedders_begin_anew(model.model_manager_config.dit_path, may_fetch=False),
+        is_sharded=asked not in (0, 1),
+    )
+
+
+def _model_config(config: Config) -> Predict2Video2WorldModelConfig:
+    if config.model is None:
+        raise ConfigError("model is not set: choose an experiment (experiment=NAME) or a model (model=NAME).")
+    target = target_of(config.model, "model")
+    if not (isinstance(target, type) and issubclass(target, Predict2Video2WorldModel)):
+        raise ConfigError(f"model is a {getattr(target, '__name__', target)}; only Video2World models are planned.")
+    model: Predict2Video2WorldModelConfig = as_config(target.config_class, config.model.config, "model.config")
+    if model.pipe_config.net is None:
+        raise ConfigError("model.config.pipe_config.net is not set: choose a model (model=NAME).")
+    return model
+
+
+def _encodes_text(model: Any) -> bool:
+    text = getattr(model, "text", None)  # of Predict2.5
+    return text is not None and text.encoder is not None and "Reason1Encoder" in str(text.encoder["_target_"])
+
+
+def _shard_size(asked: int, num_gpus: int) -> int:
+    return num_gpus if asked == -1 else max(1, min(asked, num_gpus))
+
+
+def _optimizer(node: Any) -> tuple[str, bool]:
+    """Its kind, and whether it keeps float32 masters of weights in half precision."""
+    if node is None:
+        raise ConfigError("optimizer is not set: choose one (optimizer=fusedadamw).")
+    name = str(getattr(node["_target_"], "__name__", node["_target_"])).rpartition(".")[2]
+    if name not in OPTIMIZERS:
+        raise ConfigError(f"optimizer is {name}; what it keeps is known of {', '.join(OPTIMIZERS)} only.")
+    kind = "adamw" if node.get("optim_type") == "adamw" else OPTIMIZERS[name]
+    return kind, kind != "adamw" and bool(node.get("master_weights", True))
+
+
+def _of_data(config: Config, name: str) -> list[Any]:
+    """What the classes that the training data name get as this argument, where they take it."""
+    found = []
+    for key, node in config_checks.nodes(config.dataloader_train, "dataloader_train"):
+        if (target := target_of(node, key)) is None:
+            continue
+        parameter = lazy_config.signature(target).get(name)
+        value = node.get(name, parameter.default if parameter is not None else None)
+        if value not in (None, inspect.Parameter.empty):
+            found.append(value)
+    return found
+
+
+def _clip_size(config: Config, resolution: str) -> tuple[int, int]:
+    """(height, width) of the largest clips that the data give, else of the model's resolution."""
+    sizes = [(int(size[0]), int(size[1])) for size in _of_data(config, "video_size")]
+    sizes += [(int(size), int(size)) for size in _of_data(config, "size")]
+    return max(sizes, key=math.prod) if sizes else size_of(str(resolution), "1:1" if resolution == "48" else "16:9")
+
+
+def _batch_size(loader: Any) -> int:
+    size = loader.get("batch_size", 1) if loader is not None else 1
+    if isinstance(size, int):
+        return size
+    videos = [n for name, n in size.items() if "image" not in str(name)]  # images come in batches of their own
+    return int(max(videos or size.values()))
+
+
+def _tokenizer(config: Config, node: Any) -> str:
+    if node is None or _holds_latents(config.dataloader_train):
+        return "none"
+    return "wan" if "WanTokenizer" in str(node["_target_"]) else "tiny"
+
+
+def _holds_latents(loader: Any) -> bool:
+    return any("LatentDataset" in str(n.get("_target_")) for _, n in config_checks.nodes(loader, "dataloader_train"))

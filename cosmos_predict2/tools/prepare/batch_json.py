@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A batch file for `examples/video2world.py` from a folder of pictures with their prompts beside them."""
+
+import json
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from cosmos_predict2.data.jobs import read_caption
+from cosmos_predict2.data.video.media import IMAGE_SUFFIXES
+from cosmos_predict2.data.video.media_files import require_files
+from imaginaire import storage
+from imaginaire.errors import DataError
+
+log = logging.getLogger(__name__)
+
+_BESIDE_A_VIDEO = (".mp4", ".txt", ".json", ".yaml", ".png")  # what the inference script may write for one request
+
+
+@dataclass(frozen=True)
+class BatchEntries:
+    """The entries of a batch file, the pictures that have no prompt, and a sentence for each prompt that is broken."""
+
+    entries: list[dict[str, str]]
+    without_prompt: list[str]
+    faults: list[str]
+
+
+def batch_entries(pictures_dir: str, save_dir: str) -> BatchEntries:
+    """One entry a picture that has a prompt: ``NAME.txt`` or ``NAME..txt`` beside it, without the spaces around it."""
+    pictures = require_files(Path(pictures_dir), IMAGE_SUFFIXES, "pictures")
+    if os.path.realpath(pictures_dir) == os.path.realpath(save_dir):
+        raise DataError(
+            f"The videos may not go to {save_dir}, where the pictures lie: the inference script writes NAME.txt beside"
+            " each video, which would replace the prompt. Give another --save_path."
+        )
+    result = BatchEntries([], [], [])
+    for stem, path in pictures.items():
+        texts = [path.with_name(stem + ending) for ending in (".txt", "..txt")]
+        text = next((text for text in texts if text.is_file()), None)
+        if text is None:
+            result.without_prompt.append(path.name)
+            continue
+        try:
+            prompt = read_caption(text)
+        except DataError as error:
+            result.faults.append(str(error))
+            continue
+        output = os.path.join(save_dir, f"{stem}.mp4")
+        result.entries.append(
+            {"input_video": os.path.join(pictures_dir, path.name), "prompt": prompt, "output_video": output}
+        )
+    return result
+
+
+def write_batch(entries: list[dict[str, str]], path: str) -> None:
+    """Write the JSON list; a place where a request would replace it is an error."""
+    target = Path(path)
+    if target.is_dir():
+        raise DataError(f"{path} is a folder; --output_path is the JSON file to write.")
+    if target.suffix == ".jsonl":
+        raise DataError(f"{path} would be read as one object per line; --output_path should end in .json.")
+    for entry in entries:
+        stem = os.path.splitext(os.path.realpath(entry["output_video"]))[0]
+        if os.path.realpath(path) in [stem + ending for ending in _BESIDE_A_VIDEO]:
+            raise DataError(f"{path} would be replaced by what is written beside {entry['output_video']}; rename it.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(entries, indent=2, ensure_ascii=False) + "\n"
+    # backslashreplace: bytes of file names that are not UTF-8 are \udcXX in JSON, and come back as they were
+    storage.write_atomically(target, lambda file: file.write(text.encode(errors="backslashreplace")))

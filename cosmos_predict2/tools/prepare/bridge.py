@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Bridge data set as action-conditioned training reads it: fetched, unpacked, put in its place and looked through.
+
+OUT/annotation/{train,val,test}/NAME.json    poses and gripper states, one per frame
+OUT/videos/{train,val,test}/NAME/rgb.mp4
+OUT/dataset.json                             where it is from and what was counted; written last
+"""
+
+import json
+import logging
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import urlsplit
+
+from cosmos_predict2.data.action_conditioned.recordings import annotation_files, read_recording
+from cosmos_predict2.data.jobs import require_space, run_jobs
+from cosmos_predict2.tools.prepare import http_files
+from cosmos_predict2.tools.prepare.tar_safety import extract_checked
+from imaginaire import storage
+from imaginaire.errors import DataError
+
+log = logging.getLogger(__name__)
+
+URL = "https://lf-robot-opensource.bytetos.com/obj/lab-robot-public/opensource_IRASim_v1/bridge_train_data.tar.gz"
+ANNOTATIONS = ("annotation", "annotations")
+FORMAT = "bridge/1"
+UNPACKED = 1.1  # times the archive's size: videos hardly shrink in it
+
+
+@dataclass
+class Contents:
+    """What lies in a Bridge folder."""
+
+    recordings: dict[str, int] = field(default_factory=dict)  # by split
+    frames: int = 0
+    faults: list[str] = field(default_factory=list)
+
+
+def prepare(
+    source: str, out: Path, *, keep_archive: bool = False, workers: int | None = None, dry_run: bool = False
+) -> Contents:
+    """Make ``out`` of an archive, an address or a file; what is done already is not done again.
+
+    An archive that was fetched is removed when all is unpacked, unless it is to be kept.
+    """
+    if _record(out) is not None:
+        log.info("%s is complete", out)
+        return look_through(out, workers=workers)
+    if find_annotations(out) is None:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise DataError(f"{out} holds other things than Bridge. Give --out a new folder.")
+        archive, is_fetched = _archive(source, out, dry_run)
+        if dry_run:
+            return Contents()
+        assert archive is not None
+        _unpack(archive, out)
+        if is_fetched and not keep_archive:
+            archive.unlink()
+    elif dry_run:
+        log.info("%s: unpacked already; would look it through", out)
+        return Contents()
+    contents = look_through(out, workers=workers)
+    if not contents.faults:
+        record = {"format": FORMAT, "source": source, **{k: v for k, v in asdict(contents).items() if k != "faults"}}
+        storage.write_atomically(out / "dataset.json", lambda file: file.write((json.dumps(record) + "\n").encode()))
+    return contents
+
+
+def find_annotations(folder: Path) -> Path | None:
+    """``annotation`` or ``annotations`` of a Bridge folder; both spellings are seen."""
+    return next((folder / name for name in ANNOTATIONS if (folder / name).is_dir()), None)
+
+
+def look_through(folder: Path, *, workers: int | None = None) -> Contents:
+    """Count the recordings and their frames; a fault is an annotation that is broken or whose video is not there."""
+    annotations = find_annotations(folder)
+    if annotations is None:
+        raise DataError(f"{folder} has neither {' nor '.join(f'{name}/' for name in ANNOTATIONS)}.")
+    splits = sorted(path for path in annotations.iterdir() if path.is_dir())
+    if not splits:
+        raise DataError(f"{annotations} has no folder of a split (train/, val/, test/).")
+    contents = Contents()
+    for split in splits:
+        jobs = [(path, folder) for path in annotation_files(split)]
+        outcome = run_jobs(_num_frames, jobs, what=f"looking through {split.name}", workers=workers)
+        contents.recordings[split.name] = len(outcome.results)
+        contents.frames += sum(outcome.results)
+        contents.faults += outcome.faults
+    return contents
+
+
+def _num_frames(job: tuple[Path, Path]) -> int:
+    path, folder = job
+    recording = read_recording(path)
+    assert recording is not None
+    if not len(recording.poses):
+        raise DataError(f"{path} has no state: its recording has no frames.")
+    for video in recording.videos:
+        if not (folder / video).is_file():
+            raise DataError(f"{path}: its video {folder / video} is not there.")
+    return len(recording.poses)
+
+
+def _archive(source: str, out: Path, dry_run: bool) -> tuple[Path | None, bool]:
+    """The archive on this disk, and whether it was fetched for this."""
+    if urlsplit(source).scheme not in ("http", "https"):
+        path = Path(source)
+        if not path.is_file():
+            raise DataError(f"There is no archive {source}. Give a file, or an address that begins with https://.")
+        needed = int(path.stat().st_size * UNPACKED)
+        log.info("%s: %s to unpack to %s", path, storage.readable_bytes(needed), out)
+        require_space(out.parent, needed, f"Unpacking {path}")
+        return path, False
+    name = PurePosixPath(urlsplit(source).path).name
+    if not name:
+        raise DataError(f"The address {source} ends without the name of an archive, such as bridge_train_data.tar.gz.")
+    target = out.parent / name
+    if target.is_file():
+        log.info("%s is here already", target)
+        require_space(out.parent, int(target.stat().st_size * UNPACKED), f"Unpacking {target}")
+        return target, True
+    remote = http_files.look(source)
+    if remote.size is not None:
+        log.info("%s: %s to fetch to %s", source, storage.readable_bytes(remote.size), target)
+        require_space(out.parent, int(remote.size * (1 + UNPACKED)), f"Bridge ({source})")
+    return (None, True) if dry_run else (http_files.fetch(remote, target), True)
+
+
+def _unpack(archive: Path, out: Path) -> None:
+    """The archive's Bridge folder, wherever it lies in there, becomes ``out`` in one step."""
+    staging = out.parent / f".{out.name}.unpacked"
+    shutil.rmtree(staging, ignore_errors=True)  # of a process that was stopped
+    try:
+        extract_checked(archive, staging, progress=True)
+        found = _bridge_folders(staging)
+        if not found:
+            names = ", ".join(sorted(path.name for path in staging.iterdir())) or "nothing"
+            raise DataError(f"{archive} has no folder with annotation/ in it; it has {names}. It is not Bridge.")
+        if len(found) > 1:
+            names = ", ".join(path.relative_to(staging).as_posix() for path in found)
+            raise DataError(f"{archive} has several folders with annotation/: {names}. Pack the one that is meant.")
+        if out.is_dir():
+            out.rmdir()  # empty: it was looked at before
+        found[0].replace(out)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _bridge_folders(staging: Path) -> list[Path]:
+    """The folders that hold annotations; those called bridge alone where there are such."""
+    found = sorted({path.parent for name in ANNOTATIONS for path in staging.rglob(name) if path.is_dir()})
+    return [path for path in found if path.name == "bridge"] or found
+
+
+def _record(out: Path) -> dict[str, Any] | None:
+    try:
+        record = json.loads((out / "dataset.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) and record.get("format") == FORMAT else None

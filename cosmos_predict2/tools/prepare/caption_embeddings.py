@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Embeddings for the captions of a data set: where the captions come from, and what does not fit together.
+
+DIR/metas/NAME.txt      any data set
+DIR/metadata.csv        GR00T: a clip's file name, a comma, its prompt
+one prompt for all      Cosmos-NeMo-Assets
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+from cosmos_predict2.data.jobs import Outcome, read_caption, several_lines
+from cosmos_predict2.data.video.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from cosmos_predict2.data.video.media_files import files_by_stem, require_files
+from cosmos_predict2.interfaces import TextEncoder
+from cosmos_predict2.text.embeddings.folder import FOLDER_NAMES, Counts, embed_captions, find_embedding_dir
+from imaginaire import storage
+from imaginaire.errors import DataError
+
+log = logging.getLogger(__name__)
+
+Captions = Outcome[tuple[str, str]]  # stem and text; a sentence for each that cannot be used
+_NAMED = 5  # of many, so many are named
+
+
+def captions_of_metas(dataset: Path) -> Captions:
+    """The captions of ``metas/``. Raises where there is none at all."""
+    captions = Captions()
+    for stem, path in require_files(dataset / "metas", (".txt",), "captions").items():
+        try:
+            captions.results.append((stem, read_caption(path)))
+        except DataError as error:
+            captions.faults.append(str(error))
+    if (note := several_lines(captions.results)) is not None:
+        log.warning("%s: %s", dataset / "metas", note)
+    return captions
+
+
+def captions_of_csv(path: Path, prefix: str = "") -> Captions:
+    """``prefix`` and prompt of each clip of a table: a header, then lines of file name, comma, prompt.
+
+    Only the first comma separates, so a prompt may have others without being quoted.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # prompts may hold what else splitlines() splits at
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text ({error}). Save it as UTF-8.") from error
+    except OSError as error:
+        raise DataError(
+            f"There is no table of prompts {path} ({error.strerror or error}). Give it with --meta_csv, or fetch the"
+            " data set: python -m scripts.prepare_groot_data"
+        ) from error
+    if lines and Path(_unquoted(lines[0].partition(",")[0])).suffix.lower() in VIDEO_SUFFIXES:
+        raise DataError(
+            f"{path} begins with a clip, '{lines[0][:60]}'; its first line is for the names of the columns."
+        )
+    if (columns := lines[0].split(","))[2:]:
+        raise DataError(
+            f"{path} has {len(columns)} columns, {lines[0][:80]}; expected two: a clip's file name, its prompt."
+        )
+    captions, texts = Captions(), dict[str, str]()
+    for number, line in enumerate(lines[1:], start=2):
+        if not line.strip():
+            continue
+        name, comma, prompt = line.partition(",")
+        if prompt.lstrip().startswith('"') and prompt.count('"') % 2:
+            captions.faults.append(f"{path}:{number} is '{line[:60]}'; its prompt has no closing quote in this line.")
+            continue
+        stem, prompt = _stem(_unquoted(name)), _unquoted(prompt)
+        if not comma or not stem or not prompt:
+            captions.faults.append(f"{path}:{number} is '{line[:60]}'; expected a file name, a comma and a prompt.")
+            continue
+        if Path(prompt).suffix.lower() in VIDEO_SUFFIXES:
+            raise DataError(
+                f"{path}:{number} has a clip, '{prompt[:60]}', in place of its prompt: the name comes first."
+            )
+        text = (prefix + prompt).strip()
+        if texts.setdefault(stem, text) != text:
+            captions.faults.append(f"{path}:{number} has a second, different prompt for '{stem}'.")
+    captions.results.extend(texts.items())
+    if not captions.results and not captions.faults:
+        raise DataError(f"{path} has no clips below its header.")
+    return captions
+
+
+def captions_of_prompt(dataset: Path, prompt: str, is_image: bool = False) -> Captions:
+    """The same prompt for every clip (or picture), except where ``metas/`` has a text already."""
+    folder, suffixes, what = _media(dataset, is_image)
+    if not prompt.strip():
+        raise DataError("--prompt is empty: say what is to be seen.")
+    captions, others = Captions(), []
+    for stem in require_files(dataset / folder, suffixes, what):
+        path = dataset / "metas" / f"{stem}.txt"
+        try:
+            text = read_caption(path) if path.exists() else prompt.strip()
+        except DataError as error:
+            captions.faults.append(str(error))
+            continue
+        captions.results.append((stem, text))
+        if text != prompt.strip():
+            others.append(stem)
+    if others:
+        log.warning(
+            "%s: captions that say something else than --prompt and are kept: %d (%s). Delete them to have it there.",
+            dataset / "metas",
+            len(others),
+            _named(others),
+        )
+    return captions
+
+
+def write_metas(dataset: Path, captions: Captions) -> None:
+    """Write ``metas/NAME.txt`` wherever it does not say this yet."""
+    for stem, text in captions.results:
+        path, content = dataset / "metas" / f"{stem}.txt", text.encode()
+        if not path.exists() or path.read_bytes().strip() != content:
+            storage.write_atomically(path, partial(_write, content=content + b"\n"))
+
+
+def compare_with_clips(dataset: Path, captions: Captions) -> None:
+    """Warn of clips without a caption and of captions without a clip, with their counts and names."""
+    for folder, suffixes, what in (_media(dataset, False), _media(dataset, True)):
+        clips = files_by_stem(dataset / folder, suffixes)
+        if not clips:
+            continue
+        stems = {stem for stem, _ in captions.results}
+        if missing := sorted(set(clips) - stems):
+            log.warning(
+                "%s: %s without a caption: %d of %d (%s)", dataset, what, len(missing), len(clips), _named(missing)
+            )
+        if extra := sorted(stems - set(clips)):
+            log.warning("%s: captions without a file in %s/: %d (%s)", dataset, folder, len(extra), _named(extra))
+        return
+    log.warning("%s: captions, but no file in videos/ or images/: %d", dataset, len(captions.results))
+
+
+def embed_dataset(
+    dataset: Path,
+    captions: Captions,
+    encoder: TextEncoder | Callable[[], TextEncoder],
+    *,
+    kind: str,
+    form: str = "pickle",
+    shard: tuple[int, int] = (0, 1),
+    batch_size: int = 8,
+    cache: Path | None = None,
+    adopt: bool = False,
+    dry_run: bool = False,
+) -> Counts:
+    """Write what the data set's folder of embeddings lacks, and log what that was."""
+    folder = find_embedding_dir(dataset) or dataset / FOLDER_NAMES[0]
+    counts = embed_captions(
+        folder,
+        dict(captions.results),
+        encoder,
+        kind=kind,
+        form=form,
+        shard=shard,
+        batch_size=batch_size,
+        cache=cache,
+        adopt=adopt,
+        dry_run=dry_run,
+    )
+    log.info(
+        "%s: embeddings %s: %d, of %d different captions; kept as they are: %d",
+        folder,
+        "that would be written" if dry_run else "written",
+        counts.written,
+        counts.encoded,
+        counts.unchanged,
+    )
+    if counts.orphans:
+        log.warning("%s: embeddings of no caption: %d (%s)", folder, len(counts.orphans), _named(counts.orphans))
+    return counts
+
+
+def _write(file: BinaryIO, content: bytes) -> None:
+    file.write(content)
+
+
+def _media(dataset: Path, is_image: bool) -> tuple[str, Sequence[str], str]:
+    return ("images", IMAGE_SUFFIXES, "pictures") if is_image else ("videos", VIDEO_SUFFIXES, "clips")
+
+
+def _stem(name: str) -> str:
+    """The stem of a clip's file name; a name without the end of a video's is a stem already."""
+    path = Path(name)
+    return path.stem if path.suffix.lower() in VIDEO_SUFFIXES else path.name
+
+
+def _unquoted(text: str) -> str:
+    """Without spaces and one pair of double quotes around it; doubled ones inside such a pair become single."""
+    text = text.strip()
+    if len(text) >= 2 and text[0] == text[-1] == '"':
+        return text[1:-1].replace('""', '"').strip()
+    return text
+
+
+def _named(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
+    return ", ".join(listed[:_NAMED]) + more

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data sets from the Hugging Face hub: what is there and how large, and fetching what is not here yet.
+
+Each file appears in full or not at all, and one that lies here in its full size is not fetched again, so a command that
+was stopped goes on where it was. ``HF_ENDPOINT`` names another hub, ``HF_TOKEN`` or ``hf auth login`` the user.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+
+from cosmos_predict2.data.jobs import require_space
+from imaginaire import storage
+from imaginaire.errors import DataError, UserError
+from imaginaire.progress import Progress
+from imaginaire.storage import hub
+
+log = logging.getLogger(__name__)
+
+THREADS = 8  # small files wait for answers, not for bandwidth
+RESERVE = 2**30  # bytes of the disk that a download leaves free
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a repository of data has of some patterns, at one commit."""
+
+    repo_id: str
+    revision: str
+    licence: str
+    sizes: dict[str, int]
+
+    def absent(self, target: Path) -> dict[str, int]:
+        """Files that do not lie below ``target`` in their full size."""
+        return {name: size for name, size in self.sizes.items() if _size(target / name) != size}
+
+
+@dataclass(frozen=True)
+class Download:
+    """What lies below ``target`` now (or would, in a dry run): all files, and those that this call fetched."""
+
+    listing: Listing
+    target: Path
+    fetched: tuple[str, ...]
+
+    @property
+    def paths(self) -> list[Path]:
+        return [self.target / name for name in self.listing.sizes]
+
+
+def download(
+    repo_id: str,
+    target: Path | str,
+    *,
+    patterns: Sequence[str],
+    licence: str = "",
+    revision: str | None = None,
+    dry_run: bool = False,
+) -> Download:
+    """The files of a data repository that match ``patterns``, below ``target`` under their names there.
+
+    A full disk, a gated or absent repository, a pattern without a match and files that did not arrive are errors.
+    ``licence`` is the name of what a user of a gated repository has to accept.
+    """
+    target = Path(target)
+    listing = list_files(repo_id, patterns=patterns, licence=licence, revision=revision)
+    absent = listing.absent(target)
+    size = storage.readable_bytes(sum(absent.values()))
+    if dry_run:
+        log.info("%s: would fetch %d of %d files, %s, to %s", repo_id, len(absent), len(listing.sizes), size, target)
+        return Download(listing, target, tuple(absent))
+    if not absent:
+        log.info("%s: %d files are there already", repo_id, len(listing.sizes))
+        return Download(listing, target, ())
+    require_space(target, sum(absent.values()) + RESERVE, f"The download of {repo_id}")
+    log.info("%s: fetching %d of %d files, %s, to %s", repo_id, len(absent), len(listing.sizes), size, target)
+    start = time.time()
+    fetch(listing, target, absent)
+    remove_leftovers(target, before=start)
+    return Download(listing, target, tuple(absent))
+
+
+def list_files(repo_id: str, *, patterns: Sequence[str], licence: str = "", revision: str | None = None) -> Listing:
+    """The files that match any of the patterns, with their sizes; a pattern that matches none is an error."""
+    client = hub.client()
+    try:
+        api = client.HfApi(endpoint=_endpoint())
+        commit = api.repo_info(repo_id, repo_type="dataset", revision=revision).sha
+        known: dict[str, int] = {}
+        for folder in sorted({_plain_folder(pattern) for pattern in patterns}):
+            tree = api.list_repo_tree(repo_id, folder or None, recursive=True, revision=commit, repo_type="dataset")
+            known.update((entry.path, int(entry.size)) for entry in tree if hasattr(entry, "size"))
+    except Exception as error:
+        raise DataError(_explained(error, repo_id, revision, licence)) from error
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in known):
+            raise DataError(f"{repo_id} @ {commit} has no file that matches '{pattern}'.")
+    wanted = sorted(name for name in known if any(fnmatchcase(name, pattern) for pattern in patterns))
+    for name in wanted:
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise DataError(
+                f"{repo_id} lists a file called '{name}', which leads out of the folder. It was not fetched."
+            )
+    return Listing(repo_id, commit, licence, {name: known[name] for name in wanted})
+
+
+def fetch(listing: Listing, target: Path, names: Collection[str], *, progress: bool = True) -> None:
+    """Fetch these files of a listing; all are tried, then those that failed are named."""
+    client = hub.client()
+    faults: list[str] = []
+
+    def one(name: str) -> None:
+        place = target / name
+        if place.is_dir():
+            raise DataError(f"{place} is a folder, and a file of that name is to be fetched. Move it away.")
+        if _size(place) not in (None, listing.sizes[name]):
+            place.unlink()  # cut short, or another version
+        client.hf_hub_download(
+            listing.repo_id,
+            name,
+            repo_type="dataset",
+            revision=listing.revision,
+            local_dir=str(target),
+            endpoint=_endpoint(),
+        )
+        if _size(place) != listing.sizes[name]:
+            raise DataError(f"{name} arrived with {_size(place)} of {listing.sizes[name]} bytes; run it again")
+
+    bar = Progress(listing.repo_id, len(names), unit="file", is_shown=progress)
+    with ThreadPoolExecutor(min(THREADS, max(1, len(names)))) as pool, bar:
+        try:
+            jobs = {pool.submit(one, name): name for name in names}
+            for job in as_completed(jobs):
+                if (error := job.exception()) is None:
+                    bar.update()
+                elif isinstance(error, Exception):
+                    faults.append(_explained(error, listing.repo_id, listing.revision, listing.licence))
+                else:
+                    raise error
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    if faults:
+        more = f" ({len(faults)} of {len(names)} files failed)" if len(names) > 1 else ""
+        raise DataError(f"{faults[0]}{more}")
+
+
+def remove_leftovers(target: Path, before: float) -> None:
+    """Delete the client's partial files of calls that were killed before that time: nothing would ever use them."""
+    for path in _files_below(target / ".cache" / "huggingface"):
+        try:
+            if path.name.endswith(".incomplete") and path.stat().st_mtime < before:
+                path.unlink()
+        except FileNotFoundError:
+            pass
+
+
+def _endpoint() -> str | None:
+    return os.environ.get("HF_ENDPOINT") or None  # asked each time: the client reads it when it is imported
+
+
+def _explained(error: Exception, repo_id: str, revision: str | None, licence: str) -> str:
+    if isinstance(error, UserError):
+        return str(error)
+    return hub.explained(error, repo_id, revision=revision, licence=licence, kind="datasets")
+
+
+def _plain_folder(pattern: str) -> str:
+    """The folder that a pattern names without wildcards: "observations/327" of "observations/327/*.tar"."""
+    parts: list[str] = []
+    for part in PurePosixPath(pattern).parent.parts:
+        if any(letter in part for letter in "*?["):
+            break
+        parts.append(part)
+    return "/".join(parts)
+
+
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None
+
+
+def _files_below(folder: Path) -> Iterable[Path]:
+    for place, _, names in os.walk(folder):
+        yield from (Path(place) / name for name in names)

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data sets of the hub that are little more than a folder of clips: fetched, and moved to where training reads them.
+
+    DOWNLOAD/<folder>/NAME.mp4  ->  DATASET/videos/NAME.mp4
+    DOWNLOAD/metadata.csv       ->  DATASET/metadata.csv
+    DATASET/source.json         which repository, at which commit, with which files; written last
+
+A file that lies in its place in its full size is not fetched again.
+"""
+
+import errno
+import json
+import logging
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from cosmos_predict2.data.jobs import require_space
+from cosmos_predict2.tools.prepare import hub
+from imaginaire import storage
+from imaginaire.errors import DataError
+
+log = logging.getLogger(__name__)
+
+RECORD = "source.json"
+
+
+@dataclass(frozen=True)
+class HubVideos:
+    """One such data set: where its clips are in the repository, and which files go beside them."""
+
+    repo_id: str
+    folder: str
+    patterns: tuple[str, ...]
+    beside: tuple[str, ...] = ()  # names of files, wherever the repository keeps them
+
+
+GROOT = HubVideos("nvidia/GR1-100", "gr1", ("gr1/*mp4", "*metadata.csv"), ("metadata.csv",))
+NEMO = HubVideos("nvidia/Cosmos-NeMo-Assets", "nemo_diffusion_example_data", ("*.mp4*",))
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a data set has now, or would have: its clips, and what was (or would be) fetched."""
+
+    videos: tuple[Path, ...]
+    fetched: tuple[str, ...] = ()
+
+
+def prepare(
+    source: HubVideos,
+    dataset: Path,
+    download_dir: Path,
+    *,
+    repo_id: str | None = None,
+    revision: str | None = None,
+    dry_run: bool = False,
+) -> Prepared:
+    """Fetch what is missing and move it to its place."""
+    repo_id = repo_id or source.repo_id
+    if (finished := _finished(dataset, repo_id, revision)) is not None:
+        log.info("%s: all of %s is there already", dataset, repo_id)
+        return finished
+    listing = hub.list_files(repo_id, patterns=source.patterns, revision=revision)
+    places = _places(source, listing.sizes, dataset)
+    todo = {name: place for name, place in places.items() if not _is_there(place, listing.sizes[name])}
+    absent = {name: size for name, size in listing.absent(download_dir).items() if name in todo}
+    videos = tuple(place for place in places.values() if place.parent.name == "videos")
+    text = f"{len(absent)} of {len(places)} files, {storage.readable_bytes(sum(absent.values()))}"
+    if dry_run:
+        log.info("%s: would fetch %s, to %s, and move %d to %s", repo_id, text, download_dir, len(todo), dataset)
+        return Prepared(videos, tuple(absent))
+    if absent:
+        require_space(download_dir, sum(absent.values()) + hub.RESERVE, f"The download of {repo_id}")
+        log.info("%s: fetching %s, to %s", repo_id, text, download_dir)
+        hub.fetch(listing, download_dir, absent)
+    for name, place in todo.items():
+        _move(download_dir / name, place)
+    record: dict[str, Any] = {"repository": repo_id, "revision": listing.revision, "files": {}}
+    record["files"] = {place.relative_to(dataset).as_posix(): listing.sizes[name] for name, place in places.items()}
+    content = (json.dumps(record, indent=2) + "\n").encode()
+    storage.write_atomically(dataset / RECORD, lambda file: file.write(content))
+    return Prepared(videos, tuple(absent))
+
+
+def _places(source: HubVideos, sizes: dict[str, int], dataset: Path) -> dict[str, Path]:
+    """Where each file of the repository goes; files that have no place are left out."""
+    places: dict[str, Path] = {}
+    for name in sizes:
+        path = PurePosixPath(name)
+        if path.name in source.beside:
+            place = dataset / path.name
+        elif path.suffix == ".mp4" and path.parts[0] == source.folder:
+            place = dataset / "videos" / path.name
+        else:
+            continue
+        if place in places.values():
+            raise DataError(f"The repository has several files called {path.name}; they would all become {place}.")
+        places[name] = place
+    found = {place.name for place in places.values()}
+    if lost := [name for name in source.beside if name not in found]:
+        raise DataError(f"The repository has no {', '.join(lost)}.")
+    if len(found) == len(source.beside):
+        folders = sorted({PurePosixPath(name).parent.as_posix() for name in sizes})
+        raise DataError(f"The repository has no clips in {source.folder}/; it has files in {', '.join(folders[:8])}.")
+    return places
+
+
+def _is_there(place: Path, size: int) -> bool:
+    if not place.exists():
+        return False
+    if place.is_file() and place.stat().st_size == size:
+        return True
+    raise DataError(
+        f"{place} is there already, but is not the {storage.readable_bytes(size)} file of the repository. Move it away."
+    )
+
+
+def _finished(dataset: Path, repo_id: str, revision: str | None) -> Prepared | None:
+    """The data set, if its record says that it is complete and every file is there in its size."""
+    try:
+        record = json.loads((dataset / RECORD).read_text(encoding="utf-8"))
+        files = {dataset / name: size for name, size in record["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    if record.get("repository") != repo_id or revision not in (None, record.get("revision")):
+        return None
+    if any(not path.is_file() or path.stat().st_size != size for path, size in files.items()):
+        return None
+    return Prepared(tuple(path for path in files if path.parent.name == "videos"))
+
+
+def _move(source: Path, place: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.replace(source, place)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise DataError(f"{source} cannot be moved to {place}: {error.strerror or error}.") from error
+        require_space(place.parent, source.stat().st_size, f"Moving {source.name} to another disk")
+        with source.open("rb") as content:
+            storage.write_atomically(place, lambda file: shutil.copyfileobj(content, file))
+        source.unlink()

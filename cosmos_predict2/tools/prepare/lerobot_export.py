@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A LeRobot data set fetched from the hub, and its episodes written as clips with captions.
+
+    OUT/dataset.json                            what it is, written first, and again when all is there
+    OUT/{train,val}/videos/episode_000000.mp4   one camera's pictures
+    OUT/{train,val}/metas/episode_000000.txt    the episode's task, written when its clip is there
+
+Videos are copied as they are, or cut out as they are where several episodes share a file; what cannot be is encoded.
+"""
+
+import json
+import logging
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from cosmos_predict2.data.jobs import Outcome, require_space, run_jobs
+from cosmos_predict2.data.lerobot.info import VAL_FRACTION, Info, choose_episodes, read_info
+from cosmos_predict2.data.lerobot.reader import LeRobotSource, choose_camera
+from cosmos_predict2.data.video.clips import probe
+from cosmos_predict2.data.video.media import check_writable, write_video
+from cosmos_predict2.tools.prepare import hub
+from cosmos_predict2.tools.prepare.video_cuts import copy_cut
+from imaginaire import storage
+from imaginaire.errors import ConfigError, DataError
+
+log = logging.getLogger(__name__)
+
+FORMAT = "lerobot_clips/1"
+SPLITS = ("train", "val")
+_PER_PIXEL = 0.15  # bytes that an encoded pixel takes, rather too many
+
+
+@dataclass(frozen=True)
+class Job:
+    """An episode to write."""
+
+    root: Path
+    index: int
+    camera: str
+    folder: Path
+    annotation: str | None
+    caption: str | None
+
+
+@dataclass(frozen=True)
+class Export:
+    """What was written, or in a dry run would be: clips by split and by how they came about."""
+
+    counts: dict[str, int]
+    outcome: Outcome[str]
+
+
+def fetch_source(
+    repo_id: str,
+    target: Path,
+    *,
+    camera: str | None = None,
+    licence: str = "",
+    revision: str | None = None,
+    dry_run: bool = False,
+) -> bool:
+    """Fetch a data set, of its videos those of one camera where one is named; False where a dry run cannot look on."""
+    listing = hub.list_files(repo_id, patterns=["*"], licence=licence, revision=revision)
+    if "meta/info.json" not in listing.sizes:
+        raise DataError(f"{repo_id} is not a LeRobot data set: it has no meta/info.json.")
+    index = [name for name in listing.sizes if name.startswith("meta/")]
+    absent = listing.absent(target)
+    if not dry_run:
+        hub.fetch(listing, target, [name for name in index if name in absent], progress=False)
+    elif any(name in absent for name in index):
+        all_of_it = storage.readable_bytes(sum(absent.values()))
+        log.info("%s: would fetch up to %d files, %s, to %s", repo_id, len(absent), all_of_it, target)
+        return False
+    info = read_info(target)
+    chosen = choose_camera(info, camera) if camera is not None or len(info.cameras) == 1 else None
+    wanted = [name for name in absent if _is_needed(name, info, chosen)]
+    size = sum(absent[name] for name in wanted)
+    text = f"{len(wanted)} of {len(listing.sizes)} files, {storage.readable_bytes(size)}, to {target}"
+    if dry_run:
+        log.info("%s: would fetch %s", repo_id, text)
+    elif wanted:
+        require_space(target, size + hub.RESERVE, f"The download of {repo_id}")
+        log.info("%s: fetching %s", repo_id, text)
+        hub.fetch(listing, target, wanted)
+    return True
+
+
+def export(
+    root: Path,
+    out: Path,
+    *,
+    camera: str | None = None,
+    splits: Sequence[str] = SPLITS,
+    val_fraction: float = VAL_FRACTION,
+    annotation: str | None = None,
+    caption: str | None = None,
+    workers: int | None = None,
+    dry_run: bool = False,
+    command: str = "",
+) -> Export:
+    """Write the clips of these splits, or those that are missing. ``caption`` is for episodes without a task."""
+    source = LeRobotSource.open(root)
+    key = source.camera(camera)
+    chosen = {split: choose_episodes(source.info.splits, len(source), split, val_fraction) for split in splits}
+    jobs = [
+        Job(root, int(i), key, out / split, annotation, caption) for split in splits for i in chosen[split].tolist()
+    ]
+    if not jobs:
+        raise DataError(f"{root} has no episode for {' and '.join(splits)} with val_fraction={val_fraction}.")
+    if annotation is not None:
+        source.caption(jobs[0].index, annotation=annotation)  # an unknown one is an error before anything is written
+    if annotation is None and (note := source.episodes.several_tasks()) is not None:
+        log.warning("%s: %s. A clip is a whole episode and gets the task of its first frame as its caption", root, note)
+    settings = {"camera": key, "splits": list(splits), "val_fraction": val_fraction, "annotation": annotation}
+    record: dict[str, Any] = {
+        "format": FORMAT,
+        "is_complete": False,
+        "source": str(root),
+        "version": source.info.version,
+        "fps": source.info.fps,
+        "settings": {**settings, "caption": caption},
+        "command": command,
+    }
+    _check_record(out, record)
+    todo = [job for job in jobs if not _is_done(job, source.name(job.index))]
+    if missing := source.missing_files(key, [job.index for job in todo]):
+        log.warning("%d files that the index names are not there, the first: %s", len(missing), missing[0])
+    needed = _bytes_needed(source, key, todo)
+    counts = {split: len(chosen[split]) for split in splits}
+    text = f"{len(todo)} of {len(jobs)} clips to {out}, about {storage.readable_bytes(needed)}"
+    if dry_run:
+        log.info("would write %s (%s)", text, ", ".join(f"{count} {split}" for split, count in counts.items()))
+        return Export(counts, Outcome())
+    check_writable(out / "trial.mp4", flag="--out")
+    require_space(out, needed, f"{len(todo)} clips")
+    if not todo and _read_record(out).get("is_complete"):
+        log.info("%s: all %d clips are there", out, len(jobs))
+        return Export(counts, Outcome())
+    _write_record(out, record)
+    log.info("writing %s", text)
+    outcome = run_jobs(write_clip, todo, what="clips", workers=workers)
+    if not outcome.faults:
+        _write_record(out, {**record, "is_complete": True, "counts": counts})
+    log.info("%s: %s", out, ", ".join(f"{n} {how}" for how, n in Counter(outcome.results).items()) or "nothing new")
+    return Export(counts, outcome)
+
+
+def write_clip(job: Job) -> str:
+    """Write an episode's clip and caption; gives how the clip came about: "copied", "cut" or "encoded"."""
+    source = _source(job.root)
+    name = source.name(job.index)
+    text = " ".join((source.caption(job.index, annotation=job.annotation) or job.caption or "").split())
+    if not text:
+        raise DataError(f"{job.root}: {name} has no task. Give --caption TEXT for such episodes.")
+    target = job.folder / "videos" / f"{name}.mp4"
+    check_writable(target)
+    how = _write_video(source, job, target)
+    meta = job.folder / "metas" / f"{name}.txt"
+    meta.parent.mkdir(parents=True, exist_ok=True)
+    storage.write_atomically(meta, lambda file: file.write(f"{text}\n".encode()))
+    return how
+
+
+def _write_video(source: LeRobotSource, job: Job, target: Path) -> str:
+    info, length = source.info, int(source.episodes.lengths[job.index])
+    if info.is_video(job.camera) and info.video_fps(job.camera) == info.fps:
+        clip = source.clip(job.index, job.camera)
+        num_frames, fps = probe(clip.path)
+        source.check_rate(job.camera, clip.path, num_frames, fps)
+        first = round(clip.start * info.fps)
+        if first + length > num_frames:
+            raise DataError(
+                f"{clip.path} has {num_frames} frames, but {source.name(job.index)} is frames {first} to"
+                f" {first + length - 1} of it."
+            )
+        if num_frames == length and clip.path.suffix == ".mp4":
+            with clip.path.open("rb") as content:
+                storage.write_atomically(target, lambda file: shutil.copyfileobj(content, file))
+            return "copied"
+        if copy_cut(clip.path, target, first, length):
+            return "cut"
+    write_video(target, source.frames(job.index, job.camera, range(length)), info.fps)
+    return "encoded"
+
+
+@lru_cache(maxsize=1)
+def _source(root: Path) -> LeRobotSource:
+    """Read once by each process."""
+    return LeRobotSource.open(root)
+
+
+def _is_done(job: Job, name: str) -> bool:
+    return (job.folder / "metas" / f"{name}.txt").exists() and (job.folder / "videos" / f"{name}.mp4").exists()
+
+
+def _is_needed(name: str, info: Info, camera: str | None) -> bool:
+    if not name.startswith("videos/"):
+        return name.startswith(("meta/", "data/", "images/"))
+    return camera is None or camera in name.split("/")
+
+
+def _bytes_needed(source: LeRobotSource, camera: str, jobs: Sequence[Job]) -> int:
+    if not jobs:
+        return 0
+    if source.info.is_video(camera):
+        paths = {source.file_of(job.index, camera) for job in jobs}
+        return sum(path.stat().st_size for path in paths if path.is_file()) + 8192 * len(jobs)
+    shape = [side for side in source.info.features[camera].get("shape", []) if isinstance(side, int)]
+    pixels = max(shape, default=256) ** 2  # the order of height, width and colours differs
+    frames = sum(int(source.episodes.lengths[job.index]) for job in jobs)
+    return int(frames * pixels * _PER_PIXEL) + 16_384 * len(jobs)
+
+
+# ---- dataset.json ----------------------------------------------------------------------------------------------------
+
+
+def _check_record(out: Path, record: dict[str, Any]) -> None:
+    """Raise unless the folder is new, or an export with the same settings."""
+    if out.exists() and not out.is_dir():
+        raise DataError(f"{out} is a file; --out names a folder.")
+    if not out.exists() or not any(out.iterdir()):
+        return
+    found = _read_record(out)
+    if found.get("format") != FORMAT:
+        raise DataError(f"{out} holds other files. Give --out a new folder.")
+    for key in ("source", "settings"):
+        if found.get(key) != record[key]:
+            raise ConfigError(
+                f"{out} was made with {key} {found.get(key)}, now {record[key]}. Give --out a new folder."
+            )
+
+
+def _read_record(out: Path) -> dict[str, Any]:
+    try:
+        record = json.loads((out / "dataset.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _write_record(out: Path, record: dict[str, Any]) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    content = (json.dumps(record, indent=2) + "\n").encode()
+    storage.write_atomically(out / "dataset.json", lambda file: file.write(content))

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LIBERO's demonstrations made ready for training: as they are, with captions and statistics beside them, or written
+out in the Bridge layout, where poses give the actions.
+
+form "keep", in SOURCE itself (read by LiberoDataset):
+    SOURCE/<suite>/<task>_demo.hdf5                    as published
+    SOURCE/metas/<task>.txt                            captions, for get_t5_embeddings
+
+form "bridge", in another folder (read by ActionConditionedDataset):
+    OUT/annotation/{train,val}/<suite>-<task>-demo_<k>.json
+    OUT/videos/{train,val}/<suite>-<task>-demo_<k>/<camera>.mp4
+
+and with both dataset_statistics.json (of the controller's actions, by suite) and dataset.json, written last.
+"""
+
+import json
+import logging
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from cosmos_predict2.actions.statistics import dataset_statistics
+from cosmos_predict2.actions.transforms import controller, relative_pose
+from cosmos_predict2.data.action_conditioned.libero_files import (
+    FPS,
+    SUFFIX,
+    Demo,
+    caption,
+    find_suites,
+    is_validation,
+    list_demos,
+    read_actions,
+    read_pictures,
+    read_poses,
+    read_proprio,
+)
+from cosmos_predict2.data.jobs import Outcome, require_space, run_jobs
+from cosmos_predict2.data.video.media import write_video
+from cosmos_predict2.tools.prepare import hub
+from imaginaire import storage
+from imaginaire.errors import ConfigError, DataError, near
+
+log = logging.getLogger(__name__)
+
+REPOSITORY = "yifengzhu-hf/LIBERO-datasets"
+SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
+FORMS = ("bridge", "keep")
+FORMAT = "libero/1"
+STATISTICS = "dataset_statistics.json"
+RECORD = "dataset.json"
+
+_BYTES_PER_PIXEL = 0.3  # of a clip that is small and sharp
+_MASK = [True] * 6 + [False]  # policies do not normalise the gripper's command
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the demonstrations are written; two folders of equal settings are equal."""
+
+    form: str = "bridge"
+    suites: tuple[str, ...] | None = None
+    cameras: tuple[str, ...] = ("agentview_rgb", "eye_in_hand_rgb")
+    rotate: bool = True
+    val_every: int = 10
+
+    def __post_init__(self) -> None:
+        if self.form not in FORMS:
+            raise ConfigError(f"There is no form '{self.form}'.{near(self.form, FORMS)}")
+        if not self.cameras:
+            raise ConfigError("One camera at least is needed.")
+        if self.val_every < 0 or self.val_every == 1:
+            raise ConfigError(f"val_every={self.val_every}; 2 or more, or 0 for no validation.")
+
+
+@dataclass(frozen=True)
+class _Job:
+    demo: Demo
+    out: Path
+    cameras: tuple[str, ...]
+    rotate: bool
+    split: str
+
+
+def download(repo_id: str, source: Path, suites: tuple[str, ...] | None, *, dry_run: bool = False) -> None:
+    """Fetch the suites' files into ``source``, as far as they are not there."""
+    patterns = [f"{suite}/*{SUFFIX}" for suite in suites or SUITES]
+    hub.download(repo_id, source, patterns=patterns, dry_run=dry_run)
+
+
+def prepare(
+    source: Path, out: Path | None, settings: Settings, *, workers: int | None = None, dry_run: bool = False
+) -> Outcome[Any]:
+    """Write what is missing: a result for each demonstration (bridge) or task (keep), a fault for each that failed."""
+    folders = find_suites(source, settings.suites)
+    settings = replace(settings, suites=tuple(sorted(folder.name for folder in folders)))
+    files = [file for folder in folders for file in sorted(folder.glob(f"*{SUFFIX}"))]
+    listed = run_jobs(list_demos, files, what="listing demonstrations", workers=0)
+    demos = [demo for found in listed.results for demo in found]
+    if settings.form == "keep":
+        outcome = _keep(source, demos, settings, dry_run, is_whole=not listed.faults)
+    elif out is None:
+        raise ConfigError("The form 'bridge' is written to another folder: give --out.")
+    else:
+        outcome = _export(demos, out, settings, workers, dry_run, is_whole=not listed.faults)
+    return Outcome(outcome.results, [*listed.faults, *outcome.faults])
+
+
+# ---- form keep -------------------------------------------------------------------------------------------------------
+
+
+def _keep(source: Path, demos: list[Demo], settings: Settings, dry_run: bool, *, is_whole: bool) -> Outcome[Any]:
+    tasks = {demo.task: caption(demo.task) for demo in demos}
+    if dry_run:
+        log.info("%s: would write %d captions, statistics and %s", source, len(tasks), RECORD)
+        return Outcome(list(tasks))
+    for task, text in tasks.items():
+        _write_text(source / "metas" / f"{task}.txt", text + "\n")
+    outcome: Outcome[Any] = Outcome(list(tasks))
+    outcome.faults += _finish(source, demos, settings, controller().to_dict(), is_whole)
+    return outcome
+
+
+# ---- form bridge -----------------------------------------------------------------------------------------------------
+
+
+def _export(
+    demos: list[Demo], out: Path, settings: Settings, workers: int | None, dry_run: bool, *, is_whole: bool
+) -> Outcome[Any]:
+    _check_same(out, settings)
+    splits = {True: "val", False: "train"}
+    jobs = [
+        _Job(demo, out, settings.cameras, settings.rotate, splits[is_validation(demo.number, settings.val_every)])
+        for demo in demos
+    ]
+    todo = [job for job in jobs if not _annotation_path(job).exists()]
+    needed = _bytes_needed(todo)
+    size = storage.readable_bytes(needed)
+    log.info("%s: %d of %d demonstrations to write, about %s", out, len(todo), len(jobs), size)
+    if dry_run:
+        return Outcome(jobs)
+    require_space(out, needed, "Writing LIBERO out")
+    _write_record(out, settings, relative_pose().to_dict(), demos, is_complete=False)
+    written = run_jobs(_write_demo, todo, what="writing demonstrations", workers=workers)
+    done = [job.demo for job in jobs if _annotation_path(job).exists()]
+    outcome: Outcome[Any] = Outcome(list(done), written.faults)
+    if not written.faults:
+        outcome.faults += _finish(out, done, settings, relative_pose().to_dict(), is_whole)
+    return outcome
+
+
+def _write_demo(job: _Job) -> str:
+    """Write the clips of a demonstration, then its annotation."""
+    demo = job.demo
+    poses, closed = read_poses(demo)
+    actions = read_actions(demo)
+    videos = []
+    for camera in job.cameras:
+        pictures = read_pictures(demo, camera, slice(None), rotate=job.rotate)
+        video = f"videos/{job.split}/{_name(demo)}/{camera}.mp4"
+        frames = torch.from_numpy(numpy.ascontiguousarray(pictures.transpose(3, 0, 1, 2)))
+        write_video(job.out / video, frames, FPS)
+        videos.append({"video_path": video})
+    annotation = {
+        "episode_id": _name(demo),
+        "texts": [demo.caption],
+        "videos": videos,
+        "state": poses.round(7).tolist(),
+        "continuous_gripper_state": closed.round(6).tolist(),
+        "action": actions[:-1].round(7).tolist(),
+        "suite": demo.suite,
+        "task": demo.task,
+        "cameras": list(job.cameras),
+        "is_rotated": job.rotate,
+    }
+    _write_text(_annotation_path(job), json.dumps(annotation) + "\n")
+    return _name(demo)
+
+
+def _name(demo: Demo) -> str:
+    return f"{demo.suite}-{demo.task}-{demo.name}"
+
+
+def _annotation_path(job: _Job) -> Path:
+    return job.out / "annotation" / job.split / f"{_name(job.demo)}.json"
+
+
+def _bytes_needed(jobs: list[_Job]) -> int:
+    """About how much the clips and annotations take, by the pictures of the first that has them; raises if none has."""
+    fault: DataError | None = None
+    for job in jobs:
+        try:
+            pixels = sum(
+                int(numpy.prod(read_pictures(job.demo, camera, slice(0, 1), rotate=False).shape[1:3]))
+                for camera in job.cameras
+            )
+            return sum(int(each.demo.length * (pixels * _BYTES_PER_PIXEL + 200) + 10_000) for each in jobs)
+        except DataError as error:
+            fault = fault or error
+    if fault is not None:
+        raise fault
+    return 0
+
+
+def _check_same(out: Path, settings: Settings) -> None:
+    """Raise unless the folder is new or one of ours with the same settings."""
+    if not out.exists() or not any(out.iterdir()):
+        return
+    try:
+        record = json.loads((out / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        record = None
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise DataError(f"{out} holds other things. Give --out a new folder.")
+    wanted = _settings(settings)
+    if differing := [key for key in wanted if wanted[key] != record.get(key)]:
+        what = ", ".join(f"{key} {record.get(key)} (now {wanted[key]})" for key in differing)
+        raise DataError(f"{out} was written with {what}. Give the same settings, or another --out.")
+
+
+# ---- what both end with ----------------------------------------------------------------------------------------------
+
+
+def _finish(
+    folder: Path, demos: list[Demo], settings: Settings, transform: dict[str, Any], is_whole: bool
+) -> list[str]:
+    """Statistics and the record, which is complete unless a file could not be read; gives the faults."""
+    statistics = {}
+    faults = []
+    for suite, group in groupby(sorted(demos, key=lambda demo: demo.suite), key=lambda demo: demo.suite):
+        used = [demo for demo in group if not is_validation(demo.number, settings.val_every)]
+        if used:
+            try:
+                statistics[suite] = dataset_statistics(
+                    map(read_actions, used), map(read_proprio, used), mask=_MASK
+                ).to_dict()
+            except DataError as error:
+                faults.append(f"{suite}: {error}")
+    _write_text(folder / STATISTICS, json.dumps(statistics, indent=2) + "\n")
+    if not faults:
+        _write_record(folder, settings, transform, demos, is_complete=is_whole)
+    return faults
+
+
+def _write_record(
+    folder: Path, settings: Settings, transform: dict[str, Any], demos: list[Demo], *, is_complete: bool
+) -> None:
+    val = sum(is_validation(demo.number, settings.val_every) for demo in demos)
+    record = {
+        "format": FORMAT,
+        "is_complete": is_complete,
+        **_settings(settings),
+        "fps": FPS,
+        "action_transform": transform,
+        "counts": {"train": len(demos) - val, "val": val, "frames": sum(demo.length for demo in demos)},
+    }
+    _write_text(folder / RECORD, json.dumps(record, indent=2) + "\n")
+
+
+def _settings(settings: Settings) -> dict[str, Any]:
+    return {
+        "form": settings.form,
+        "suites": list(settings.suites or ()),
+        "cameras": list(settings.cameras),
+        "is_rotated": settings.rotate if settings.form == "bridge" else False,  # "keep" turns nothing on disk
+        "val_every": settings.val_every,
+    }
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    storage.write_atomically(path, lambda file: file.write(text.encode()))

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The toy world written to a folder, for everything that reads data sets from disk; as clips:
+
+    OUT/dataset.json                          what it is: settings, counts, whether it is complete
+    OUT/README.md                             the same for people, with the command
+    OUT/{train,val}/videos/NAME.mp4           the clips
+    OUT/{train,val}/metas/NAME.txt            their captions
+    OUT/{train,val}/annotation/NAME.json      states, actions, rewards, success, driver, seed
+    OUT/{train,val}/t5_xxl/NAME.pickle        embeddings of the captions, where a text encoder was asked for
+    OUT/{train,val}/t5_xxl/embeddings.json    which encoder, and which captions
+
+Of an episode the annotation is written last, so what was interrupted goes on where it stopped. `toy_forms` has this and
+the other layouts.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from cosmos_predict2.data.video.media import check_writable
+from cosmos_predict2.tools.prepare.toy.forms import FORMS, layout_of, name_of, readable_json, write_text
+from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
+from cosmos_predict2.toy_world.scene import COLUMNS, STATE_SIZE
+from imaginaire import storage
+from imaginaire.errors import ConfigError, DataError, near
+from imaginaire.progress import Progress
+
+FORMAT = "toy_world/1"
+_AT_ONCE = 256  # episodes simulated together
+_OURS = {"dataset.json", "README.md"}.union(*(form.entries for form in FORMS.values()))
+
+
+@attrs.define(kw_only=True, frozen=True)
+class ToyFolder:
+    """What to write; two folders of equal settings hold equal episodes."""
+
+    episodes: int = attrs.field(default=200, validator=attrs.validators.ge(1))
+    frames: int = attrs.field(default=25, validator=attrs.validators.ge(2))
+    size: int = 48
+    fps: float = attrs.field(default=10.0, validator=attrs.validators.gt(0))
+    seed: int = attrs.field(default=0, validator=[attrs.validators.ge(0), attrs.validators.lt(2**63)])
+    mix: str = "mixed"
+    setting: str = "default"
+    tasks: tuple[str, ...] = ("push_puck",)
+    action_dim: int = 4
+    val_fraction: float = attrs.field(default=0.1, validator=[attrs.validators.ge(0), attrs.validators.le(1)])
+    form: str = "video"
+    text_encoder: str | None = attrs.field(default=None, validator=attrs.validators.in_((None, "bytes")))
+    num_tokens: int = 512
+    text_width: int = 1024
+
+    def __attrs_post_init__(self) -> None:
+        if self.form not in FORMS:
+            raise ConfigError(f"The toy world has no form '{self.form}'.{near(self.form, FORMS)}")
+        if self.text_encoder and FORMS[self.form].embed is None:
+            raise ConfigError(f"The form '{self.form}' keeps no embeddings. Leave text_encoder out.")
+
+    @property
+    def num_val(self) -> int:
+        """The last so many episodes are for validation; one at least if any are asked for."""
+        if self.val_fraction == 0:
+            return 0
+        return min(self.episodes, max(1, round(self.episodes * self.val_fraction)))
+
+    def split(self, index: int) -> str:
+        return "val" if index >= self.episodes - self.num_val else "train"
+
+    def make(self, first: int, num: int) -> Episodes:
+        try:
+            return make_episodes(
+                num,
+                self.seed,
+                mix=self.mix,
+                length=self.frames - 1,
+                size=self.size,
+                setting=self.setting,
+                tasks=self.tasks,
+                action_dim=self.action_dim,
+                first=first,
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+    def bytes_needed(self) -> int:
+        """About how much the folder takes, rather too much than too little."""
+        if self.form == "states":
+            return int(self.episodes * self.frames * (8 * (STATE_SIZE + 1) + 4 * self.action_dim)) + 100_000
+        video = 6_000 + 0.15 * self.size**2 * self.frames
+        annotation = 130 * self.frames + 1_000
+        text = 2 * 64 * self.text_width + 300 if self.text_encoder else 0
+        return int(self.episodes * (video + annotation + text + 3 * 4096))
+
+
+def write_folder(out: str, settings: ToyFolder, *, overwrite: bool = False, command: str = "") -> dict[str, Any]:
+    """Write the folder, or what is missing of it; gives the contents of its dataset.json."""
+    if storage.is_remote(out):
+        raise ConfigError(f"The toy world is written to a local folder; {out} is not one. Copy it there afterwards.")
+    root = Path(out)
+    settings.make(0, 1)  # wrong settings show before anything is touched
+    _make_room(root, settings, overwrite)
+    check_writable(root / "trial.mp4", flag="--out")
+    free, needed = storage.free_bytes(root), settings.bytes_needed()
+    if free is not None and free < needed:
+        raise DataError(
+            f"{settings.episodes} episodes need about {storage.readable_bytes(needed)}, but the disk of {out} has "
+            f"{storage.readable_bytes(free)} free. Lower --episodes, --frames or --size, or give another --out."
+        )
+    record = {"format": FORMAT, "is_complete": False, "settings": _settings(settings), "columns": COLUMNS}
+    write_text(root / "dataset.json", readable_json(record))
+    counts = {"train": 0, "val": 0, "success": 0}
+    captions: dict[str, dict[str, str]] = {"train": {}, "val": {}}
+    form = FORMS[settings.form]
+    for place, _, _ in os.walk(root):
+        storage.remove_stale_temporaries(place)
+    with Progress("toy world", settings.episodes, unit="episode") as bar:
+        for first in range(0, settings.episodes, _AT_ONCE):
+            episodes = settings.make(first, min(_AT_ONCE, settings.episodes - first))
+            form.write(root, settings, episodes, bar.update)
+            counts["success"] += int(episodes.success.sum())
+            for i, caption in enumerate(episodes.captions):
+                counts[settings.split(first + i)] += 1
+                captions[settings.split(first + i)][name_of(first + i)] = caption
+    if settings.text_encoder and form.embed is not None:
+        form.embed(root, settings, captions)
+    if form.finish is not None:
+        form.finish(root, settings, captions)
+    distinct = {text for texts in captions.values() for text in texts.values()}
+    record |= {"is_complete": True, "counts": {**counts, "distinct_captions": len(distinct)}, "command": command}
+    write_text(root / "README.md", _readme(settings, record))
+    write_text(root / "dataset.json", readable_json(record))
+    return record
+
+
+def _make_room(root: Path, settings: ToyFolder, overwrite: bool) -> None:
+    """Raise unless the folder is new, one of ours with the same settings, or one of ours that may be replaced."""
+    if root.exists() and not root.is_dir():
+        raise DataError(f"{root} is a file; --out names a folder.")
+    if not root.exists() or not any(root.iterdir()):
+        return
+    record = _record(root)
+    if record is None:
+        raise DataError(f"{root} holds other files. Give --out a new folder: even --overwrite keeps what is not ours.")
+    if overwrite:
+        for name in _OURS:
+            path = root / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        return
+    wanted, found = _settings(settings), {"form": "video", **record["settings"]}  # older ones have no form
+    differing = [key for key in wanted if wanted[key] != found.get(key)]
+    if differing:
+        what = ", ".join(f"{key} {found.get(key)} (now {wanted[key]})" for key in differing)
+        raise DataError(
+            f"{root} already holds a toy world with {what}. Add --overwrite to replace it, give another --out, or the"
+            " same settings, which finish what is unfinished."
+        )
+
+
+def _record(root: Path) -> dict[str, Any] | None:
+    """What dataset.json says, if it is one of ours."""
+    try:
+        record = json.loads((root / "dataset.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) and record.get("format") == FORMAT else None
+
+
+def _settings(settings: ToyFolder) -> dict[str, Any]:
+    return json.loads(json.dumps(attrs.asdict(settings)))
+
+
+def _readme(settings: ToyFolder, record: dict[str, Any]) -> str:
+    counts = record["counts"]
+    return f"""# Toy world
+
+{settings.episodes} episodes of {settings.frames} frames, {settings.size}x{settings.size} pixels at {settings.fps:g}
+frames per second: {counts["train"]} for training, {counts["val"]} for validation. {counts["success"]} of them end with
+the task done; there are {counts["distinct_captions"]} different captions. Made by
+
+    {record["command"] or "cosmos_predict2.tools.prepare.toy.folder.write_folder"}
+
+{layout_of(settings.form)}
+`dataset.json` has all settings; the same settings make the same episodes.
+"""

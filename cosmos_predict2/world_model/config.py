@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a world model is assembled from, as values: network, tokenizer, text, conditioning, noise and sampling."""
+
+from typing import Any
+
+import attrs
+import torch
+
+from cosmos_predict2.actions.transforms import ActionTransform
+from cosmos_predict2.conditioner import ConditionerConfig
+from cosmos_predict2.data.video.clips import CROPS
+from cosmos_predict2.guardrail.runner import GuardrailConfig
+from cosmos_predict2.nn.dit import DiT
+from cosmos_predict2.text.prompt_refiner import PromptRefinerConfig
+from cosmos_predict2.world_model.denoiser import Denoiser
+from cosmos_predict2.world_model.flow import FlowConfig
+from imaginaire.config.schema import Section, above, at_least, one_of
+from imaginaire.errors import ConfigError
+from imaginaire.optim.ema import check_rate
+
+PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
+
+
+@attrs.define(kw_only=True, slots=False)
+class EMAConfig(Section):
+    """The power-function average of the weights, kept in training."""
+
+    enabled: bool = False
+    rate: float = attrs.field(default=0.1, validator=check_rate)
+    iteration_shift: int = attrs.field(default=0, validator=at_least(0))
+
+
+@attrs.define(kw_only=True, slots=False)
+class SolverConfig(Section):
+    """Noise levels of sampling: from t_max down to t_min, evenly spaced in their 1/order-th powers."""
+
+    nfe: int = attrs.field(default=35, validator=at_least(1))
+    t_min: float = attrs.field(default=0.002, validator=above(0))
+    t_max: float = attrs.field(default=80.0, validator=above(0))
+    order: float = attrs.field(default=7.0, validator=above(0))
+
+    def __attrs_post_init__(self) -> None:
+        levels = (self.t_min, self.t_max)
+        if all(isinstance(level, int | float) for level in levels) and self.t_min >= self.t_max:
+            raise ConfigError(f"t_min={self.t_min}, but it must be below t_max={self.t_max}.")
+
+
+@attrs.define(kw_only=True, slots=False)
+class Video2WorldPipelineConfig(Section):
+    net: Any = None  # lazy node of the network
+    tokenizer: Any = None  # lazy node of a VideoTokenizer
+    text_encoder: Any = None  # lazy node of a TextEncoder, used at inference only
+    # What the weights were trained with, as their run recorded it; empty and null: unknown.
+    text_encoder_name: str = ""
+    num_text_tokens: int | None = None  # that the network reads of a text: longer ones are cut, shorter ones padded
+    conditioner: ConditionerConfig = attrs.field(factory=ConditionerConfig)
+    conditioning_strategy: str = attrs.field(
+        default="frame_replace", validator=one_of("frame_replace", "channel_concat")
+    )
+    min_num_conditional_frames: int = attrs.field(default=1, validator=at_least(0))  # latent frames, in training
+    max_num_conditional_frames: int = attrs.field(default=2, validator=at_least(0))
+    # The noise level that the network is told for given frames.
+    sigma_conditional: float = attrs.field(default=1e-4, validator=at_least(0))
+    sigma_data: float = attrs.field(default=1.0, validator=above(0))
+    state_ch: int = attrs.field(default=16, validator=at_least(1))
+    state_t: int = attrs.field(default=24, validator=at_least(1))  # latent frames
+    resolution: str = "720"
+    # How an input of another shape is brought to size; of a run's weights, as its clips were.
+    input_crop: str = attrs.field(default="center", validator=one_of(*CROPS))
+    fps: float = attrs.field(default=16, validator=above(0))
+    precision: str = attrs.field(default="bfloat16", validator=one_of(*PRECISIONS))
+    adjust_video_noise: bool = True  # training noise of videos times sqrt(state_t)
+    # Given: this factor in place of sqrt(state_t).
+    video_noise_factor: float | None = attrs.field(default=None, validator=above(0))
+    resize_online: bool = True  # cut a longer training clip to the frames of state_t
+    rectified_flow_t_scaling_factor: float = attrs.field(default=1.0, validator=above(0))
+    rectified_flow_loss_weight_uniform: bool = True
+    timestamps: SolverConfig = attrs.field(factory=SolverConfig)
+    flow: FlowConfig | None = None  # of a Predict2.5 network; None: it is asked by noise levels
+    ema: EMAConfig = attrs.field(factory=EMAConfig)
+    guardrail_config: GuardrailConfig = attrs.field(factory=GuardrailConfig)
+    prompt_refiner_config: PromptRefinerConfig = attrs.field(factory=PromptRefinerConfig)
+    input_video_key: str = "video"
+    input_image_key: str = "images"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return PRECISIONS[self.precision]
+
+    def denoiser(self, net: DiT) -> Denoiser:
+        """A Predict2.5 network's is told of given frames as in its training, also where it is asked by noise levels."""
+        flow = self.flow
+        return Denoiser(
+            net,
+            sigma_data=self.sigma_data,
+            sigma_conditional=self.sigma_conditional if flow is None else flow.sigma_conditional,
+            conditioning_strategy=self.conditioning_strategy,
+            t_scaling_factor=self.rectified_flow_t_scaling_factor if flow is None else flow.t_scaling_factor,
+        )
+
+
+@attrs.define(kw_only=True, slots=False)
+class Video2WorldActionPipelineConfig(Video2WorldPipelineConfig):
+    """As of a network that is told actions. Weights fit one transform of raw actions, which is kept with them."""
+
+    action_transform: Any = None  # as ActionTransform.to_dict gives it; None: that of the data or of the weights
+    chunk_size: int = attrs.field(default=12, validator=at_least(1))  # actions between the first frame and the last
+
+    @property
+    def transform(self) -> ActionTransform | None:
+        """The transform that is set, as an object."""
+        if self.action_transform is None:
+            return None
+        try:
+            return ActionTransform.from_dict(self.action_transform)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"pipe_config.action_transform: {error}") from error

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The network that is trained: built without memory, sharded or not, and then filled with the weights that it starts
+from.
+
+    net = build_network(config, torch.bfloat16)          # on the meta device, with adapters for LoRA
+    parallelize_dit(net, dims, ...)                      # only where it is to be sharded
+    fill_network(net, config, device, seed)              # each rank reads or draws its own part
+
+No rank ever holds more than its part and one tensor of a file. What is drawn follows from the seed, the parameter's
+name and the place in it, so that every layout of processes starts from the same numbers.
+"""
+
+import logging
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.checkpoints import load_dit
+from cosmos_predict2.checkpoints.action_transforms import released_transform
+from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS
+from cosmos_predict2.checkpoints.presence import holds
+from cosmos_predict2.checkpoints.runs import clean_name
+from cosmos_predict2.nn.dit import DiT
+from cosmos_predict2.nn.start_weights import Start, starts
+from imaginaire import random, storage
+from imaginaire.checkpoint import weight_files, weights
+from imaginaire.config import lazy_config
+from imaginaire.errors import CheckpointError, ConfigError
+from imaginaire.optim import lora
+
+log = logging.getLogger(__name__)
+
+NO_NETWORK = "model.config.pipe_config.net is not set: choose a model (model=NAME) or a network (net=NAME)"
+DRAWN_NUMEL = 1 << 20  # numbers that one generator draws; a rank skips those of other ranks
+
+
+def build_network(config: Any, dtype: torch.dtype, *, may_fetch: bool = True) -> DiT:
+    """The network of a Predict2Video2WorldModelConfig on the meta device, with its adapters where it trains those.
+
+    Adapters are float32 at least, as half precision would lose their small updates. Beside them, embedders of actions
+    that begin anew are trained in full: they start at nothing. ``may_fetch`` as for `embedders_begin_anew`.
+    """
+    if config.pipe_config.net is None:
+        raise ConfigError(f"{NO_NETWORK}.")
+    with torch.device("meta"):
+        net: DiT = lazy_config.instantiate(config.pipe_config.net)
+    net.to(dtype)
+    if config.train_architecture == "lora":
+        lora.inject(net, config.lora_rank, config.lora_alpha, config.lora_target_modules)
+        for adapter in lora.adapters(net).values():
+            adapter.lora_A.to(torch.promote_types(dtype, torch.float32))
+            adapter.lora_B.to(torch.promote_types(dtype, torch.float32))
+        if net.takes_actions and embedders_begin_anew(config.model_manager_config.dit_path, may_fetch=may_fetch):
+            for _, parameter in embedders(net):
+                parameter.requires_grad_(True)
+    return net
+
+
+def embedders(net: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """The parameters of a network that read actions, without those of adapters on them."""
+    for name, parameter in net.named_parameters():
+        if name.startswith(ACTION_EMBEDDERS.rstrip("*")) and ".lora_" not in name:
+            yield name, parameter
+
+
+def embedders_begin_anew(path: str, *, may_fetch: bool = True) -> bool:
+    """Whether a network with actions learns them from nothing when it starts from the weights at a path (empty: none).
+
+    Without ``may_fetch`` weights that are elsewhere, or that cannot be read, are judged by their name: so sizes are
+    known before a run.
+    """
+    if not path:
+        return True
+    try:
+        if may_fetch or not (storage.is_remote(path) or weight_files.is_hub(path)):
+            return not holds(path, ACTION_EMBEDDERS)
+    except CheckpointError:
+        if may_fetch:
+            raise
+    return released_transform(path) is None
+
+
+def network_bytes(net: DiT, *, has_average: bool) -> int:
+    """The size of a checkpoint of a network, with its average and what AdamW keeps of the weights that are trained."""
+
+    def size(tensors: Iterable[Tensor], numbers: int = 0) -> int:
+        """As they are, or that many numbers of at least float32 for each of theirs."""
+        kinds = [(t, torch.promote_types(t.dtype, torch.float32) if numbers else t.dtype) for t in tensors]
+        return sum(t.numel() * dtype.itemsize * max(numbers, 1) for t, dtype in kinds)
+
+    trained = [p for p in net.parameters() if p.requires_grad]
+    has_master = [p for p in trained if p.dtype.itemsize < torch.float32.itemsize]
+    average = size(net.parameters(), 1) + size(net.buffers()) if has_average else 0
+    return size(net.state_dict().values()) + average + size(trained, 2) + size(has_master, 1)
+
+
+@torch.no_grad()
+def fill_network(net: DiT, config: Any, device: torch.device | str, seed: int) -> bool:
+    """Give a network of `build_network` memory on ``device``, and every parameter its start; whether adapters that were
+    trained before came with it.
+
+    That is the file's where ``dit_path`` names one, which must have all but the adapters, and else a draw from
+    ``seed``.
+    """
+    net.to_empty(device=device)
+    net.reset_buffers()
+    path = config.model_manager_config.dit_path
+    absent = absent_parts(net, path)
+    found = set(load_dit(net, path, allow_missing=absent).matched) if path else set()
+    by_name = starts(net)
+    base = {name: p for name, p in net.named_parameters() if ".lora_" not in name}
+    for name, parameter in base.items():
+        if clean_name(name) not in found:
+            # As a run without adapters names it, which so starts from the same numbers.
+            _draw_(parameter, by_name[name], seed, clean_name(name).replace(".base_layer.", "."))
+    has_adapters = any(".lora_A." in name for name in found)
+    if not has_adapters:
+        lora.init_adapters(net, seed, config.init_lora_weights)
+    adapters = lora.adapters(net)
+    if adapters:
+        if new := sum(p.numel() for _, p in embedders(net) if p.requires_grad):
+            log.info("lora: the action embedders begin anew; their %s parameters are trained in full", f"{new:,}")
+        trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
+        log.info("lora: %s, %s trained parameters", lora.lora_spec(net), f"{trained:,}")
+    if not path:
+        log.info(
+            "weights before any checkpoint is read: random (model.config.model_manager_config.dit_path is not set)"
+        )
+        if adapters:
+            log.warning(
+                "adapters on random weights learn little: the weights below them stay random. Name trained ones in "
+                "model.config.model_manager_config.dit_path."
+            )
+        return False
+    matched = sum(clean_name(name) in found for name in base)
+    of_adapters = f"; {len(adapters)} adapters {'are those of the file' if has_adapters else 'begin anew'}"
+    log.info(
+        "start weights: %s (%d of %d weights of the network matched%s%s)",
+        path,
+        matched,
+        len(base),
+        of_adapters if adapters else "",
+        "; it knows no actions: their embedders begin anew" if absent else "",
+    )
+    return has_adapters
+
+
+def absent_parts(net: DiT, path: str) -> tuple[str, ...]:
+    """Patterns of the parameters that begin anew though the others come from a file: the embedders of actions, where
+    the file is of a network that is told none."""
+    return (ACTION_EMBEDDERS,) if net.takes_actions and path and embedders_begin_anew(path) else ()
+
+
+def _draw_(parameter: Tensor, start: Start, seed: int, name: str) -> None:
+    """Write this rank's part of a parameter. Groups of rows are drawn by their place, in float32 and on the CPU."""
+    local, (rows, *others) = weights.local_part(parameter)
+    if not start.std:
+        local.fill_(start.value)
+        return
+    width = math.prod(parameter.shape[1:])
+    step = max(1, DRAWN_NUMEL // width)
+    for first in range(rows.start // step * step, rows.stop, step):
+        end = min(first + step, parameter.shape[0])
+        drawn = torch.empty(end - first, *parameter.shape[1:], dtype=torch.float32)
+        start.draw_(drawn, random.generator(seed, first, f"init/{name}"))
+        low, high = max(first, rows.start), min(end, rows.stop)
+        part = (slice(low - first, high - first), *others)
+        local[low - rows.start : high - rows.start].copy_(drawn[part])

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether what ``torch.save`` wrote is still what it was: the CRC-32 of each record of its zip, which torch ignores."""
+
+import functools
+import io
+import os
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from imaginaire.checkpoint.safe_pickle import load_plain
+
+CHUNK_BYTES = 4 * 2**20
+THREADS = min(4, os.cpu_count() or 1)
+# What reading a damaged zip raises: its fields are read as they come.
+FAULTS = (
+    *(zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError),
+    *(ValueError, OverflowError, KeyError, NotImplementedError, RuntimeError),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """A zip that is a file, or ``length`` bytes of it from ``start`` on; ``name`` is what messages call it."""
+
+    path: Path
+    name: str
+    start: int = 0
+    length: int | None = None
+
+
+def damage(archives: Sequence[Archive], share: tuple[int, int] = (0, 1)) -> list[str]:
+    """A sentence for each record that is not what was saved; of share (i, n) every n-th record is read, from the i-th
+    on, so that n processes read all of them."""
+    with ExitStack() as files, ThreadPoolExecutor(THREADS) as pool:
+        checks = [check for archive in archives for check in _checks(archive, files)]
+        found = pool.map(lambda check: check(), checks[share[0] :: share[1]])
+        return [sentence for sentence in found if sentence]
+
+
+def _checks(archive: Archive, files: ExitStack) -> list[Callable[[], str]]:
+    if archive.length is not None:
+        return [functools.partial(_damage_of_part, archive)]
+    try:
+        opened = files.enter_context(zipfile.ZipFile(archive.path))
+    except FAULTS as error:
+        return [functools.partial(_sentence, archive, error)]
+    return [functools.partial(_damage_of_record, archive, opened, info) for info in opened.infolist()]
+
+
+def _damage_of_part(archive: Archive) -> str:
+    """Parts are tensors of a sharded checkpoint, each a zip of a few records, which memory can hold."""
+    try:
+        with open(archive.path, "rb") as file:
+            file.seek(archive.start)
+            content = file.read(archive.length)
+        with zipfile.ZipFile(io.BytesIO(content)) as opened:
+            found = [_damage_of_record(archive, opened, info) for info in opened.infolist()]
+        load_plain(io.BytesIO(content))  # torch's reader of zips looks at more fields
+        return next((sentence for sentence in found if sentence), "")
+    except Exception as error:  # a damaged pickle raises nearly anything
+        return _sentence(archive, error)
+
+
+def _damage_of_record(archive: Archive, opened: zipfile.ZipFile, info: zipfile.ZipInfo) -> str:
+    try:
+        with opened.open(info) as record:
+            while record.read(CHUNK_BYTES):
+                pass  # at its end the checksum is compared
+    except FAULTS as error:
+        return _sentence(archive, error)
+    return ""
+
+
+def _sentence(archive: Archive, error: BaseException) -> str:
+    return f"{archive.name} is damaged: its bytes are not those that were saved ({error})."

@@ -1,0 +1,463 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saving, resuming and keeping checkpoints.
+
+A save copies the state to the host while training stands still and writes it in the background; the next save waits
+for the one before. The four parts are written first and ``latest_checkpoint.txt`` last, each by rename, so the pointer
+always names a complete set and a killed run resumes from it. A failed write stops the run at its next step. Weights
+that are not finite stop the run before they are saved.
+"""
+
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from imaginaire import distributed, storage
+from imaginaire.checkpoint import layout as checkpoint_layout
+from imaginaire.checkpoint import resume, weights
+from imaginaire.checkpoint.layout import KINDS, CheckpointSet, Tree
+from imaginaire.checkpoint.weight_files import POINTER, LazyTensors
+from imaginaire.config import lazy_config
+from imaginaire.config.names import locate
+from imaginaire.config.schema import CheckpointConfig
+from imaginaire.distributed import parallel
+from imaginaire.errors import CheckpointError, ConfigError, TrainingError, UserError, near
+from imaginaire.optim import state as optim_state
+from imaginaire.training.memory import host_memory_available
+from imaginaire.training.model import ImaginaireModel
+from imaginaire.training.step_guard import non_finite
+
+log = logging.getLogger(__name__)
+
+_CLOSE_TIMEOUT_S = 30  # for a sharded write whose other ranks may be gone
+
+
+@dataclass(slots=True)
+class TrainingState:
+    """Everything that a checkpoint holds; ``trainer_state`` gives the trainer's own part (a collective)."""
+
+    model: ImaginaireModel
+    optimizer: Optimizer
+    scheduler: LRScheduler
+    trainer_state: Callable[[], dict[str, Any]]
+    load_trainer_state: Callable[[dict[str, Any]], None]
+
+    def trees(self) -> dict[str, Tree]:
+        """The four parts with live tensors."""
+        return {
+            "model": self.model.checkpoint_state(),
+            "optim": optim_state.named_state(self.optimizer, self.model),
+            "scheduler": self.scheduler.state_dict(),
+            "trainer": self.trainer_state(),
+        }
+
+    def snapshot_bytes(self) -> int:
+        """Size of a saved set: weights, average, and two float32 moments and a master for each trained parameter."""
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        numbers = sum(p.numel() * (8 if p.dtype == torch.float32 else 12) for p in trained)
+        return parallel.num_bytes(self.model.checkpoint_state().values()) + numbers
+
+
+class Checkpointer(ABC):
+    """Loads either layout; how a set is written is the subclass's."""
+
+    is_dcp = False
+
+    def __init__(self, config: CheckpointConfig, run_dir: str, callbacks: Any) -> None:
+        self.config = config
+        self.folder = storage.join(run_dir, "checkpoints")
+        self._callbacks = callbacks
+        self._writer: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._saved_iteration: int | None = None
+
+    # --- saving
+
+    def save(self, state: TrainingState, iteration: int) -> None:
+        """Copy the state and start writing it. Every rank calls this at the same iteration."""
+        start = time.perf_counter()
+        self._callbacks.on_save_checkpoint_start(state.model, iteration)
+        self._wait()
+        self._require_finite(state.model, iteration)
+        trees = self._snapshot(state)
+        if distributed.is_rank0():
+            self._callbacks.on_save_checkpoint(state.model, trees)
+            for kind in ("scheduler", "trainer"):
+                checkpoint_layout.check_plain(trees[kind], kind)
+        saved = CheckpointSet(self.folder, checkpoint_layout.set_name(iteration, dcp=self.is_dcp))
+        self._writer = threading.Thread(
+            target=self._write_and_report, args=(saved, trees, start), name="checkpoint-writer"
+        )
+        self._writer.start()
+        self._saved_iteration = iteration
+        self._callbacks.on_save_checkpoint_end(state.model, iteration)
+
+    def _require_finite(self, model: ImaginaireModel, iteration: int) -> None:
+        """Raise on all ranks when trained weights or their average are not finite. What training does not change may be
+        so, as masks of -inf are: buffers and frozen parameters."""
+        constant = {name for name, _ in model.named_buffers()}
+        constant |= {name for name, p in model.named_parameters() if not p.requires_grad}
+        state = model.checkpoint_state()
+        weights_of = {name: t for name, t in state.items() if name.replace("net_ema.", "net.", 1) not in constant}
+        if names := non_finite(weights_of):
+            newest = checkpoint_layout.read_pointer(self.folder)
+            kept = f"The same command goes on from {newest.path('model')}." if newest else "Nothing is saved yet."
+            raise TrainingError(
+                f"Iteration {iteration} is not saved: {len(names)} of {len(weights_of)} tensors hold values that are"
+                f" not finite, such as {', '.join(names[:3])}. Lower optimizer.lr, or look at train/grad_norm. {kept}"
+            )
+
+    @property
+    def saved_iteration(self) -> int | None:
+        """The iteration of the newest save of this process."""
+        return self._saved_iteration
+
+    def check(self) -> None:
+        """Raise what the background writer met. The trainer calls this at every step."""
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise CheckpointError(
+                f"Saving iteration {self._saved_iteration} to {self.folder} failed: "
+                f"{type(failure).__name__}: {str(failure).rstrip('.')}. The pointer names the last complete set: "
+                "mend the cause, then start the same command again to go on from it."
+            ) from failure
+
+    def finalize(self) -> None:
+        """Wait until everything is written."""
+        self._wait()
+
+    def close(self) -> None:
+        """After an error: let the write that is under way finish, and say when it did not."""
+        if self._writer is not None:
+            self._writer.join(None if not self.is_dcp else _CLOSE_TIMEOUT_S)
+            self._writer = None
+        if self._failure is not None:
+            log.error("iteration %s was not saved: %s", self._saved_iteration, self._failure)
+            self._failure = None
+
+    def _wait(self) -> None:
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        self.check()
+
+    def _write_and_report(self, saved: CheckpointSet, trees: dict[str, Tree], start: float) -> None:
+        try:
+            self._write(saved, trees)
+            seconds = time.perf_counter() - start
+            if distributed.is_rank0():
+                log.info("saved iter %d to %s (%.1f s)", saved.iteration, saved.folder, seconds)
+            self._callbacks.on_save_checkpoint_success(saved.iteration, seconds)
+        except BaseException as error:  # handed to the training thread by check()
+            self._failure = error
+
+    @abstractmethod
+    def _snapshot(self, state: TrainingState) -> dict[str, Tree]:
+        """A copy of the state that training cannot change any more."""
+
+    @abstractmethod
+    def _write(self, saved: CheckpointSet, trees: dict[str, Tree]) -> None:
+        """Runs in the background thread."""
+
+    def _publish(self, saved: CheckpointSet) -> None:
+        """Point to a set that was read back, and only then let older ones go."""
+        if faults := saved.faults():
+            raise CheckpointError(f"What was written cannot be read back: {' '.join(faults)}")
+        storage.forget_copies()
+        checkpoint_layout.write_pointer(saved)
+        try:
+            self._apply_retention(saved)
+        except (OSError, UserError) as error:
+            log.warning("iter %d is saved, but older checkpoints could not be removed: %s", saved.iteration, error)
+
+    def _withdraw(self, saved: CheckpointSet) -> None:
+        """Before a set is overwritten that the pointer names, let the pointer name an older one."""
+        try:
+            named = checkpoint_layout.read_pointer(self.folder)
+        except CheckpointError:
+            return
+        if named is not None and named.iteration == saved.iteration:
+            older = checkpoint_layout.newest_complete(self.folder, before=saved.iteration)
+            if older is not None:
+                checkpoint_layout.write_pointer(older)
+            else:
+                storage.remove(storage.join(self.folder, POINTER))
+
+    def _apply_retention(self, saved: CheckpointSet) -> None:
+        """Delete what ``keep_last`` and ``keep_every`` let go; by default only optimizer files older than the last
+        two."""
+        keep_last, keep_every = self.config.keep_last, self.config.keep_every
+        sets = [s for s in checkpoint_layout.all_sets(self.folder) if s.iteration <= saved.iteration]
+        age = 0
+        for old in sets:
+            was_complete = old.has("trainer")  # written last and removed first
+            age += was_complete
+            if was_complete and age <= (keep_last if keep_last is not None else 2):
+                continue
+            keeps_weights = keep_last is None or (keep_every is not None and old.iteration % keep_every == 0)
+            for kind in ["optim"] if keeps_weights else reversed(KINDS):
+                if old.has_leftovers(kind):
+                    old.remove(kind)
+
+    # --- loading
+
+    def load(self, state: TrainingState) -> int:
+        """Restore the run's own newest checkpoint, else ``load_path``; the iteration to go on from."""
+        own = resume.own_set(self.folder, self._kinds(), fallback=self.config.fallback)
+        self._callbacks.on_load_checkpoint_start(state.model)
+        if own is not None:
+            iteration = self._restore(own, state, is_own=True)
+            log.info("resumed from iter %d of %s", own.iteration, self.folder)
+        elif self.config.load_path:
+            iteration = self._load_from_path(state)
+        else:
+            log.info("no checkpoint in %s: training from the start", self.folder)
+            iteration = 0
+        distributed.barrier("checkpoint loaded")
+        storage.forget_copies()  # of remote files, which may fill the disk
+        self._callbacks.on_load_checkpoint_end(state.model, iteration)
+        return iteration
+
+    def _kinds(self) -> list[str]:
+        """The parts that a resumed run takes from its checkpoint."""
+        skip = self.config.keys_not_to_resume
+        if unknown := sorted(set(skip) - set(KINDS)):
+            raise ConfigError(f"checkpoint.keys_not_to_resume has '{unknown[0]}'.{near(unknown[0], KINDS)}")
+        return [kind for kind in KINDS if kind not in skip]
+
+    def _load_from_path(self, state: TrainingState) -> int:
+        config = self.config
+        if not (config.load_training_state and "model" in config.keys_not_to_resume):
+            state.model.on_load_path(config.load_path)
+        if config.load_training_state:
+            iteration = self._restore(resume.foreign_set(config.load_path, self._kinds()), state)
+            log.info("loaded weights and training state of iter %d from %s", iteration, config.load_path)
+            return iteration
+        source = weights.read(config.load_path)
+        if config.load_ema_to_reg:
+            source = _average_as_weights(source, config.load_path)
+        report = state.model.load_checkpoint_state(_with_average(source, state.model.checkpoint_state()))
+        self._require(report, config.load_path)
+        iteration = 0
+        if config.only_load_scheduler_state:
+            saved = resume.foreign_set(config.load_path, ["scheduler"])
+            state.scheduler.load_state_dict(saved.read("scheduler"))
+            iteration = int(saved.read("trainer")["iteration"])
+        log.info("loaded weights from %s (%s)", config.load_path, report.summary())
+        return iteration
+
+    def _restore(self, saved: CheckpointSet, state: TrainingState, *, is_own: bool = False) -> int:
+        kinds = self._kinds()
+        if skipped := [kind for kind in KINDS if kind not in kinds]:
+            log.warning("not resuming %s, as checkpoint.keys_not_to_resume asks", ", ".join(sorted(skipped)))
+        from_average = self.config.load_ema_to_reg and not is_own  # says where a run starts, not how it goes on
+        if "model" in kinds:
+            self._restore_model(saved, state.model, from_average)
+        if "optim" in kinds:
+            tree = saved.read("optim", _like_parameters(state.model))
+            for note in optim_state.load_named_state(state.optimizer, state.model, tree):
+                log.warning("%s", note)
+            if "model" not in kinds or from_average:  # the saved masters belong to other weights
+                getattr(state.optimizer, "reset_masters", lambda: None)()
+        if "scheduler" in kinds:
+            state.scheduler.load_state_dict(saved.read("scheduler"))
+        trainer = saved.read("trainer")
+        self._callbacks.on_load_checkpoint(state.model, trainer)
+        if not is_own:
+            trainer = {**trainer, "metrics": None}  # its W&B run is the other run's
+        if "trainer" in kinds:
+            state.load_trainer_state(trainer)
+            return int(trainer["iteration"])
+        return 0
+
+    def _restore_model(self, saved: CheckpointSet, model: ImaginaireModel, from_average: bool) -> None:
+        source: Mapping[str, Tensor]
+        if saved.is_dcp and not from_average:
+            live = model.checkpoint_state()
+            # a name or shape that does not fit is read whole, to be accounted for below
+            fits: Callable[[str, torch.Size], bool] = lambda name, size: name in live and live[name].shape == size  # noqa: E731
+            source = saved.read(
+                "model",
+                lambda place, size, dtype: live[place[-1]] if fits(place[-1], size) else torch.empty(size, dtype=dtype),
+            )
+            report = model.account_checkpoint_state(source)
+        else:
+            source = saved.read("model") if not saved.is_dcp else weights.read(saved.path("model"))
+            if from_average:
+                source = _average_as_weights(source, saved.path("model"))
+            report = model.load_checkpoint_state(source)
+        self._require(report, saved.path("model"))
+
+    def _require(self, report: weights.LoadReport, source: str) -> None:
+        config = self.config
+        if config.strict_resume:
+            report.require(
+                allow_missing=config.allow_missing,
+                allow_unexpected=config.allow_unexpected,
+                allow_wrong_shape=config.dcp_allow_mismatched_size,
+                source=source,
+            )
+        elif not report.matched:
+            raise CheckpointError(f"{source}: not one of its tensors fits this model ({report.summary()}).")
+        if report.missing or report.unexpected or report.wrong_shape:
+            names = [*report.missing, *report.unexpected, *report.wrong_shape]
+            listed = f" ({', '.join(names[:20])}{', ...' if len(names) > 20 else ''})" if config.verbose else ""
+            log.warning("%s: %s%s", source, report.summary(), listed)
+
+
+class StandardCheckpointer(Checkpointer):
+    """``ckpt_type=standard``: four .pt files; rank 0 holds one snapshot, the other ranks one gathered tensor at a
+    time."""
+
+    def _snapshot(self, state: TrainingState) -> dict[str, Tree]:
+        return {kind: _gather(tree, keep=distributed.is_rank0()) for kind, tree in state.trees().items()}
+
+    def _write(self, saved: CheckpointSet, trees: dict[str, Tree]) -> None:
+        if distributed.is_rank0():
+            self._withdraw(saved)
+            checkpoint_layout.write_standard(saved, trees)
+            self._publish(saved)
+
+
+class DistributedCheckpointer(Checkpointer):
+    """``ckpt_type=dcp``: every rank writes its shards (in the background with ``dcp_async_mode_enabled``)."""
+
+    is_dcp = True
+
+    def save(self, state: TrainingState, iteration: int) -> None:
+        # decided here, where all ranks are in step: the writer may still run when the process group is gone
+        self._group = distributed.cpu_group("checkpoint")
+        super().save(state, iteration)
+        if not self.config.dcp_async_mode_enabled:
+            self._wait()
+
+    def _snapshot(self, state: TrainingState) -> dict[str, Tree]:
+        from torch.distributed.checkpoint.staging import BlockingAsyncStager
+
+        trees = state.trees()
+        return {kind: BlockingAsyncStager(cache_staged_state_dict=False).stage(tree) for kind, tree in trees.items()}
+
+    def _write(self, saved: CheckpointSet, trees: dict[str, Tree]) -> None:
+        if distributed.is_rank0():
+            self._withdraw(saved)
+        checkpoint_layout.write_dcp(saved, trees, self._group)
+        if distributed.is_rank0():
+            self._publish(saved)
+
+
+class DummyCheckpointer(Checkpointer):
+    """``ckpt_type=dummy``: saves nothing; loads as the others do."""
+
+    def save(self, state: TrainingState, iteration: int) -> None:
+        self._saved_iteration = iteration
+
+    def _snapshot(self, state: TrainingState) -> dict[str, Tree]:
+        raise AssertionError("a dummy checkpointer takes no snapshot")
+
+    def _write(self, saved: CheckpointSet, trees: dict[str, Tree]) -> None:
+        raise AssertionError("a dummy checkpointer writes nothing")
+
+
+def make(config: CheckpointConfig, run_dir: str, callbacks: Any) -> Checkpointer:
+    """The configured class, given by itself, by name or as a lazy call; four .pt files when none is chosen."""
+    node = config.type
+    arguments: dict[str, Any] = {"config": config, "run_dir": run_dir, "callbacks": callbacks}
+    if node is None:
+        return StandardCheckpointer(**arguments)
+    if isinstance(node, str):
+        node = locate(node, "checkpoint.type")
+    made = node(**arguments) if isinstance(node, type) else lazy_config.instantiate(node, **arguments)
+    if not isinstance(made, Checkpointer):
+        raise CheckpointError(
+            f"checkpoint.type makes a {type(made).__name__}, not a checkpointer. Choose ckpt_type=standard."
+        )
+    return made
+
+
+def check_room(state: TrainingState, run_dir: str, *, gathers: bool) -> None:
+    """Refuse at the start what would fail at the first save: too little disk, or too little host memory for a
+    snapshot."""
+    needed = state.snapshot_bytes()
+    problem: UserError | None = None
+    if distributed.is_rank0():  # the rank that gathers; its answer is everybody's
+        problem = _lack_of_room(needed, run_dir, gathers=gathers)
+    if (problem := distributed.broadcast_object(problem)) is not None:
+        raise problem
+
+
+def _lack_of_room(needed: int, run_dir: str, *, gathers: bool) -> UserError | None:
+    free = storage.free_bytes(run_dir)
+    if free is not None and needed > free:
+        return CheckpointError(
+            f"The next checkpoint needs {_gb(needed)}, but {run_dir} has {_gb(free)} free. Free space, set "
+            "IMAGINAIRE_OUTPUT_ROOT to another disk or s3://, or let fewer checkpoints stay (checkpoint.keep_last=2)."
+        )
+    available = host_memory_available()
+    if gathers and needed > 0.9 * available:
+        return ConfigError(
+            f"A checkpoint of this run is a snapshot of {_gb(needed)} on rank 0's host, which has {_gb(available)} of "
+            "memory "
+            "available. Use ckpt_type=dcp: every rank then writes its own shards."
+        )
+    return None
+
+
+def _gather(tree: Tree, *, keep: bool) -> Tree:
+    """The tree with whole tensors copied to the host on the rank that keeps them; None in their place elsewhere."""
+    if isinstance(tree, Tensor):
+        whole = parallel.full_tensor(tree)
+        if not keep:
+            return None
+        return whole.to("cpu", copy=not isinstance(tree, DTensor) or whole.device.type != "cpu").contiguous()
+    if isinstance(tree, dict):
+        return {name: _gather(value, keep=keep) for name, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_gather(value, keep=keep) for value in tree)
+    return tree
+
+
+def _like_parameters(model: ImaginaireModel) -> checkpoint_layout.Like:
+    """Optimizer state of a sharded parameter is loaded into the same shards, everything else whole."""
+    parameters: dict[str, Tensor] = dict(model.named_parameters())
+
+    def like(place: tuple[str, ...], size: torch.Size, dtype: torch.dtype) -> Tensor:
+        parameter = parameters.get(place[1]) if len(place) == 3 else None
+        if isinstance(parameter, DTensor) and parameter.shape == size:
+            return torch.zeros_like(parameter, dtype=dtype)
+        return torch.empty(size, dtype=dtype)
+
+    return like
+
+
+def _with_average(source: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Weights to start from: names under "net.", and an average that is absent begins as the weights."""
+    names = {name: name for name in source}
+    if any(name.startswith("net.") for name in live) and not any(name.startswith("net.") for name in names):
+        names = {f"net.{name}": name for name in names if not name.startswith("net_ema.")}
+    if not any(name.startswith("net_ema.") for name in names):
+        weights_of = {name: f"net.{name[8:]}" for name in live if name.startswith("net_ema.")}
+        names |= {name: names[weight] for name, weight in weights_of.items() if weight in names}
+    return LazyTensors({name: (source, original) for name, original in names.items()})
+
+
+def _average_as_weights(source: Mapping[str, Tensor], path: str) -> Mapping[str, Tensor]:
+    """The averaged weights, both as themselves and as the weights to train, with what else the file says."""
+    average = [name for name in source if name.startswith("net_ema.")]
+    if not average:
+        raise CheckpointError(f"checkpoint.load_ema_to_reg=True, but {path} holds no averaged weights (net_ema.*).")
+    others = [name for name in source if weights.is_extra(name) and not name.startswith("net.")]
+    names = {name: name for name in [*others, *average]} | {f"net.{name[8:]}": name for name in average}
+    return LazyTensors({name: (source, original) for name, original in names.items()})
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.3g} GB"

@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two layouts of a saved iteration, and how each is read, checked and written.
+
+``standard``: ``{model,optim,scheduler,trainer}/iter_000000500.pt`` with whole tensors, pointer "iter_000000500.pt".
+``dcp``: ``iter_000000500/{model,optim,scheduler,trainer}/`` of torch.distributed.checkpoint, sharded, pointer
+"iter_000000500".
+
+Both hold the same four trees of dictionaries, lists, plain values and tensors. The trainer's part is written last and
+carries a fingerprint of the other three, so a torn, mixed or foreign set is recognised without reading the tensors.
+Every file opens with ``torch.load(weights_only=True)``.
+"""
+
+import hashlib
+import io
+import re
+import warnings
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from imaginaire import distributed, storage
+from imaginaire.checkpoint import archives, weights
+from imaginaire.checkpoint.archives import Archive
+from imaginaire.checkpoint.dcp import PLAIN, SafeFileSystemReader, SafeLoadPlanner, first_line
+from imaginaire.checkpoint.safe_pickle import load_plain
+from imaginaire.checkpoint.weight_files import POINTER
+from imaginaire.errors import CheckpointError
+
+KINDS = ("model", "optim", "scheduler", "trainer")  # in the order of writing
+_NAME = re.compile(r"iter_(\d{9,})(\.pt)?")
+
+# torch says on every save of a single process that it assumes a single process
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+
+_PLAIN_TYPES = {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size}
+_PLAIN_TYPES |= {Tensor, nn.Parameter, DTensor}
+
+Tree = Any
+Like = Callable[[tuple[str, ...], torch.Size, torch.dtype], Tensor]  # gives the tensor to load into
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSet:
+    """One saved iteration in a ``checkpoints`` folder; ``name`` is what the pointer says."""
+
+    folder: str
+    name: str
+
+    @property
+    def iteration(self) -> int:
+        match = _NAME.fullmatch(self.name)
+        assert match is not None
+        return int(match[1])
+
+    @property
+    def is_dcp(self) -> bool:
+        return not self.name.endswith(".pt")
+
+    def path(self, kind: str) -> str:
+        if self.is_dcp:
+            return storage.join(self.folder, self.name, kind)
+        return storage.join(self.folder, kind, self.name)
+
+    def has(self, kind: str) -> bool:
+        return storage.exists(storage.join(self.path(kind), ".metadata") if self.is_dcp else self.path(kind))
+
+    def has_leftovers(self, kind: str) -> bool:
+        """Whether anything of a kind is there, also what a stopped removal left."""
+        return bool(storage.listdir(self.path(kind))) if self.is_dcp else self.has(kind)
+
+    def read(self, kind: str, like: Like | None = None) -> Tree:
+        """The tree of one kind; tensors of a standard set stay memory-mapped, those of DCP are loaded into ``like``."""
+        if not self.has(kind):
+            raise CheckpointError(f"{self.path(kind)} is missing.")
+        if self.is_dcp:
+            return _read_dcp(self.path(kind), like)
+        return weights.load_pt(self.path(kind))
+
+    def faults(self) -> list[str]:
+        """What is wrong with this set, as sentences; reads a few kilobytes."""
+        missing = [self.path(kind) for kind in KINDS if not self.has(kind)]
+        if missing:
+            return [f"{path} is missing." for path in missing]
+        try:
+            fingerprint(self.path("trainer"))
+            if faults := self.damage(["trainer"]):
+                return faults
+            trainer = self.read("trainer")
+        except CheckpointError as error:
+            return [str(error)]
+        if not isinstance(trainer, dict) or trainer.get("iteration") != self.iteration:
+            found = trainer.get("iteration") if isinstance(trainer, dict) else type(trainer).__name__
+            return [f"{self.path('trainer')} is of iteration {found}, not {self.iteration}."]
+        recorded = trainer.get("files")
+        if not isinstance(recorded, dict):
+            return []  # written by another program: nothing to compare with
+        for kind in KINDS[:-1]:
+            try:
+                found = fingerprint(self.path(kind))
+            except CheckpointError as error:
+                faults.append(str(error))
+                continue
+            if found != recorded.get(kind):
+                faults.append(
+                    f"{self.path(kind)} is not the file that was saved with this set "
+                    f"({_difference(recorded.get(kind), found)})."
+                )
+        return faults
+
+    def damage(self, kinds: Iterable[str], share: tuple[int, int] = (0, 1)) -> list[str]:
+        """What is wrong with the bytes of some kinds, as sentences: all of them are read, by n processes that each take
+        share (i, n). Sharded sets in an object store are left to its own checksums."""
+        found: list[Archive] = []
+        faults = []
+        for kind in kinds:
+            try:
+                found += self._archives(kind)
+            except CheckpointError as error:
+                faults.append(str(error))
+        return faults + archives.damage(found, share)
+
+    def _archives(self, kind: str) -> list[Archive]:
+        """The zips of a kind, whose directory torch can read."""
+        path = self.path(kind)
+        if not self.is_dcp:
+            weights.load_pt(path)
+            return [Archive(storage.local_copy(path), path)]
+        if storage.is_remote(path):
+            return []
+        places = SafeFileSystemReader(path).read_metadata().storage_data.items()
+        return [
+            Archive(
+                Path(storage.join(path, place.relative_path)),
+                f"'{index.fqn}' in {storage.join(path, place.relative_path)}",
+                place.offset,
+                place.length,
+            )
+            for index, place in places
+        ]
+
+    def bytes(self) -> int:
+        return sum(_bytes(self.path(kind)) for kind in KINDS if self.has(kind))
+
+    def remove(self, kind: str) -> None:
+        storage.remove(self.path(kind))
+        if self.is_dcp and not storage.listdir(storage.join(self.folder, self.name)):
+            storage.remove(storage.join(self.folder, self.name))
+
+
+def set_name(iteration: int, *, dcp: bool) -> str:
+    return f"iter_{iteration:09d}" + ("" if dcp else ".pt")
+
+
+def all_sets(folder: str) -> list[CheckpointSet]:
+    """Every iteration of which anything is there, newest first."""
+    names = {name for name in storage.listdir(folder) if _NAME.fullmatch(name) and not name.endswith(".pt")}
+    for kind in KINDS:
+        names |= {name for name in storage.listdir(storage.join(folder, kind)) if _NAME.fullmatch(name)}
+    return sorted((CheckpointSet(folder, name) for name in names), key=lambda s: s.iteration, reverse=True)
+
+
+def newest_complete(folder: str, before: int | None = None) -> CheckpointSet | None:
+    """The newest set without faults (older than ``before``)."""
+    older = (s for s in all_sets(folder) if before is None or s.iteration < before)
+    return next((s for s in older if not s.faults()), None)
+
+
+def read_pointer(folder: str) -> CheckpointSet | None:
+    """The set that ``latest_checkpoint.txt`` names, or None without that file."""
+    path = storage.join(folder, POINTER)
+    if not storage.exists(path):
+        return None
+    name = storage.read_text(path).strip()
+    if not _NAME.fullmatch(name):
+        raise CheckpointError(f"{path} says '{name[:80]}', not the name of an iteration such as iter_000000500.pt.")
+    return CheckpointSet(folder, name)
+
+
+def write_pointer(saved: CheckpointSet) -> None:
+    text = saved.name + "\n"
+    storage.write_atomically(storage.join(saved.folder, POINTER), lambda file: file.write(text.encode()))
+
+
+def find_set(path: str) -> CheckpointSet:
+    """The set at a path: a run's folder, its ``checkpoints`` folder, ``…/model/iter_N.pt`` or a DCP
+    ``…/iter_N[/model]``."""
+    path = path.rstrip("/")
+    parent, _, name = path.rpartition("/")
+    if name in KINDS and _NAME.fullmatch(parent.rpartition("/")[2]):
+        return find_set(parent)
+    if _NAME.fullmatch(name):
+        folder = parent if not name.endswith(".pt") else parent.rpartition("/")[0]
+        found = CheckpointSet(folder, name)
+        if any(found.has(kind) for kind in KINDS):
+            return found
+        others = ", ".join(s.name for s in all_sets(folder)[:8]) or "none"
+        raise CheckpointError(f"There is no checkpoint {name} in {folder}. Iterations there: {others}.")
+    for folder in (path, storage.join(path, "checkpoints")):
+        try:
+            found_or_none = read_pointer(folder) or newest_complete(folder)
+        except CheckpointError as error:
+            complete = newest_complete(folder)
+            raise CheckpointError(f"{error} Complete: {complete.path('model') if complete else 'none'}.") from error
+        if found_or_none is not None:
+            return found_or_none
+    raise CheckpointError(
+        f"{path} holds no training state. Expected a run's folder with checkpoints/{POINTER}, or one of its iterations "
+        "(checkpoints/model/iter_000000500.pt or checkpoints/iter_000000500)."
+    )
+
+
+def write_standard(saved: CheckpointSet, trees: dict[str, Tree]) -> None:
+    """Write the four files; the pointer is the caller's."""
+    for kind in KINDS:
+        if kind == "trainer":
+            trees["trainer"]["files"] = {k: fingerprint(saved.path(k)) for k in KINDS[:-1]}
+        storage.makedirs(storage.join(saved.folder, kind))
+        storage.write_atomically(saved.path(kind), lambda file, tree=trees[kind]: torch.save(tree, file))  # type: ignore[misc]
+
+
+def write_dcp(saved: CheckpointSet, trees: dict[str, Tree], group: Any = None) -> None:
+    """Write the four folders, every rank its shards; the pointer is the caller's."""
+    for kind in KINDS:
+        if kind == "trainer" and (group is None or distributed.is_rank0()):
+            trees["trainer"]["files"] = {k: fingerprint(saved.path(k)) for k in KINDS[:-1]}
+        _write_dcp(saved.path(kind), trees[kind], group)
+        if distributed.is_rank0():
+            storage.sync_folder(saved.path(kind))  # torch renames the index, but flushes neither it nor its name
+    if distributed.is_rank0():
+        storage.sync_folder(storage.join(saved.folder, saved.name))
+
+
+def check_plain(tree: Tree, place: str) -> None:
+    """Raise unless `torch.load(weights_only=True)` will read the tree back; names the first value that it would not."""
+    if isinstance(tree, dict):
+        for name, value in tree.items():
+            check_plain(name, f"{place}: the key {name!r}")
+            check_plain(value, f"{place}.{name}")
+    elif type(tree) in (list, tuple):
+        for index, value in enumerate(tree):
+            check_plain(value, f"{place}.{index}")
+    elif type(tree) not in _PLAIN_TYPES:
+        kind = f"{type(tree).__module__}.{type(tree).__qualname__}"
+        raise CheckpointError(
+            f"{place} is a {kind}, which a checkpoint cannot hold. Give plain numbers, strings, containers or tensors "
+            "(float(x) for a NumPy number, torch.from_numpy(x) for an array)."
+        )
+
+
+def fingerprint(path: str) -> dict[str, Any]:
+    """Size and digest of a checkpoint file, from the checksums in its directory; of a DCP folder, from its file
+    sizes."""
+    if path.endswith(".pt"):
+        with storage.open(path) as file:
+            try:
+                with zipfile.ZipFile(file) as archive:
+                    entries = [(i.filename.partition("/")[2], i.file_size, i.CRC) for i in archive.infolist()]
+            except archives.FAULTS as error:
+                size = storage.size(path)
+                raise CheckpointError(f"{path} ({size} bytes) is torn or not a checkpoint file: {error}.") from error
+        listing = repr(entries)
+    else:
+        names = sorted(n for n in storage.listdir(path) if n.endswith(".distcp"))
+        with storage.open(storage.join(path, ".metadata")) as file:
+            listing = (
+                repr([(n, storage.size(storage.join(path, n))) for n in names])
+                + hashlib.sha256(file.read()).hexdigest()
+            )
+    return {"bytes": _bytes(path), "digest": hashlib.sha256(listing.encode()).hexdigest()[:32]}
+
+
+def _bytes(path: str) -> int:
+    if path.endswith(".pt"):
+        return storage.size(path)
+    return sum(storage.size(storage.join(path, name)) for name in storage.listdir(path))
+
+
+def _difference(recorded: Any, found: dict[str, Any]) -> str:
+    if not isinstance(recorded, dict) or recorded.get("bytes") != found["bytes"]:
+        return f"{found['bytes']} bytes, saved were {recorded.get('bytes') if isinstance(recorded, dict) else 'none'}"
+    return "same size, other content"
+
+
+# --- trees in a DCP folder: tensors under dotted keys, everything else in one byte tensor
+
+
+def _write_dcp(path: str, tree: Tree, group: Any) -> None:
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    tensors: dict[str, Tensor] = {}
+    skeleton = _take_tensors(tree, (), tensors)
+    if distributed.is_rank0():
+        buffer = io.BytesIO()
+        torch.save(skeleton, buffer)
+        tensors[PLAIN] = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+    save(tensors, storage_writer=weights.dcp_writer(path), process_group=group, no_dist=group is None)
+
+
+def _read_dcp(path: str, like: Like | None) -> Tree:
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        return _load_dcp(path, like)
+    except CheckpointException as error:
+        causes = "; ".join(sorted({f"{type(e[0]).__name__} {e[0]}".strip() for e in error.failures.values()}))
+        raise CheckpointError(f"{path} cannot be read: {causes}.") from error
+    except CheckpointError:
+        raise
+    except Exception as error:  # a damaged pickle raises nearly anything
+        raise CheckpointError(f"{path} is damaged: {first_line(error)}.") from error
+
+
+def _load_dcp(path: str, like: Like | None) -> Tree:
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    reader = SafeFileSystemReader(path)
+    entries = reader.read_metadata().state_dict_metadata
+    stored = {key: entry for key, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
+    no_dist = not distributed.is_initialized() or like is None
+    targets: dict[str, Tensor] = {}
+    skeleton: Tree = None
+    if PLAIN in stored:
+        plain = torch.empty(stored[PLAIN].size, dtype=torch.uint8)
+        load({PLAIN: plain}, storage_reader=reader, planner=SafeLoadPlanner(), no_dist=True)
+        skeleton = load_plain(io.BytesIO(plain.numpy().tobytes()))
+        places = dict(_places(skeleton))
+    else:
+        places = {key: (key,) for key in stored}
+    for key, place in places.items():
+        if key not in stored:
+            raise CheckpointError(f"{path} has no tensor '{key}', which its own index names.")
+        size, dtype = stored[key].size, stored[key].properties.dtype
+        targets[key] = torch.empty(size, dtype=dtype) if like is None else like(place, size, dtype)
+    if targets:
+        group = None if no_dist else distributed.cpu_group("checkpoint")
+        load(targets, storage_reader=reader, planner=SafeLoadPlanner(), process_group=group, no_dist=no_dist)
+    return targets if skeleton is None else _put_tensors(skeleton, targets)
+
+
+def _take_tensors(tree: Tree, place: tuple[str, ...], into: dict[str, Tensor]) -> Tree:
+    """The tree with each tensor replaced by its key; the tensors go into a flat dictionary."""
+    if isinstance(tree, Tensor):
+        key = ".".join(place)
+        into[key] = tree
+        return {"__tensor__": key, "__place__": list(place)}
+    if isinstance(tree, dict):
+        return {name: _take_tensors(value, (*place, str(name)), into) for name, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_take_tensors(value, (*place, str(i)), into) for i, value in enumerate(tree))
+    return tree
+
+
+def _put_tensors(tree: Tree, tensors: dict[str, Tensor]) -> Tree:
+    if isinstance(tree, dict):
+        if "__tensor__" in tree:
+            return tensors[tree["__tensor__"]]
+        return {name: _put_tensors(value, tensors) for name, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_put_tensors(value, tensors) for value in tree)
+    return tree
+
+
+def _places(tree: Tree) -> Iterator[tuple[str, tuple[str, ...]]]:
+    if isinstance(tree, dict):
+        if "__tensor__" in tree:
+            yield tree["__tensor__"], tuple(tree["__place__"])
+            return
+        for value in tree.values():
+            yield from _places(value)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from _places(value)

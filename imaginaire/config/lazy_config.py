@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that wait: ``L(Target)(a=1)`` is a node with the target and its arguments, ``instantiate(node)`` makes it.
+
+    node = L(AdamW)(params=PLACEHOLDER, lr=1e-4)      # every default of AdamW is in the node, open to overrides
+    optimizer = instantiate(node, params=model.parameters())
+
+A node is an OmegaConf DictConfig that may hold any object. Targets receive plain lists and dictionaries.
+"""
+
+import enum
+import functools
+import inspect
+import traceback
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from imaginaire.config.lazy_yaml import load_yaml, save_yaml, to_yaml
+from imaginaire.config.names import describe, find_name, locate, name_of
+from imaginaire.config.typed_nodes import OBJECTS, full_key, is_config_class, to_object, typed_class
+from imaginaire.errors import ConfigError, UserError, near
+
+__all__ = [
+    "PLACEHOLDER",
+    "LazyCall",
+    "LazyDict",
+    "instantiate",
+    "load_yaml",
+    "locate",
+    "name_of",
+    "save_yaml",
+    "to_object",
+    "to_yaml",
+]
+
+LazyDict = DictConfig
+PLACEHOLDER = None  # an argument that is given when the call is made
+
+
+def _add(*terms: Any) -> Any:
+    return sum(terms)
+
+
+def _subtract(first: Any, *terms: Any) -> Any:
+    return first - sum(terms)
+
+
+for _name, _resolver in (("add", _add), ("subtract", _subtract)):
+    if not OmegaConf.has_resolver(_name):
+        OmegaConf.register_new_resolver(_name, _resolver)
+
+
+# --- making nodes ---------------------------------------------------------------------------------------------------
+
+
+class LazyCall:
+    """``LazyCall(target)(**arguments)`` gives the node of a call that has not happened yet."""
+
+    def __init__(self, target: Any) -> None:
+        if not (callable(target) or isinstance(target, (str, Mapping))):
+            raise TypeError(
+                f"LazyCall takes a class, a function, a dotted name or a node that makes one,"
+                f" not {target!r} (a {type(target).__qualname__})."
+            )
+        self._target = target
+
+    def __call__(self, *args: Any, **kwargs: Any) -> DictConfig:
+        target = self._target
+        if args:
+            raise TypeError(
+                f"L({describe(target)})(...) takes keyword arguments only, so that each can be overridden by its name;"
+                f" {len(args)} came without one."
+            )
+        content: dict[str, Any] = {"_target_": target}
+        if isinstance(target, type) and (is_config_class(target) or issubclass(target, (dict, list, tuple))):
+            # As a value such a class would be taken for the schema of a typed node, or for a container.
+            content = {"_target_": f"{target.__module__}.{target.__qualname__}"}
+        for name, default in _defaults(target):
+            content[name] = default
+        content.update(kwargs)
+        return DictConfig(content, flags=dict(OBJECTS))
+
+
+def _defaults(target: Any) -> Iterator[tuple[str, Any]]:
+    """The parameters of a target that have a default which a configuration file can show."""
+    for parameter in signature(target).values() if callable(target) else ():
+        default = parameter.default
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) and _is_showable(default):
+            yield parameter.name, default
+
+
+def _is_showable(value: Any) -> bool:
+    """Plain values, containers of them, and objects with a name; not the sentinels that some libraries use."""
+    if value is inspect.Parameter.empty:
+        return False
+    if isinstance(value, str):
+        return "${" not in value and value != "???"
+    if value is None or isinstance(value, (bool, int, float, bytes, Path, enum.Enum)):
+        return True
+    if isinstance(value, (list, tuple)):
+        return all(_is_showable(item) for item in value)
+    if isinstance(value, Mapping):
+        return all(isinstance(key, (str, int)) and _is_showable(item) for key, item in value.items())
+    if isinstance(value, functools.partial):
+        return find_name(value.func) is not None and _is_showable(value.args) and _is_showable(value.keywords)
+    return find_name(value) is not None
+
+
+def signature(target: Any) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a target by name; empty where Python cannot say."""
+    try:
+        return inspect.signature(target).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+def takes(target: Any) -> tuple[list[str], bool]:
+    """The names of the arguments that a target takes, and whether it takes any other.
+
+    A class hands its ``**kwargs`` on to the classes that it is derived from: what the first of them without any names
+    is all that it takes.
+    """
+    if not isinstance(target, type):
+        return _names(signature(target))
+    found: list[str] = []
+    for cls in target.__mro__[:-1]:
+        if isinstance(init := vars(cls).get("__init__"), types.FunctionType):
+            names, takes_any = _names(inspect.signature(init).parameters)
+            found += [name for name in names[1:] if name not in found]
+            if not takes_any:
+                return found, False
+    return (found, True) if found else _names(signature(target))
+
+
+def _names(parameters: Mapping[str, inspect.Parameter]) -> tuple[list[str], bool]:
+    names = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return names, not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+# --- making the calls -----------------------------------------------------------------------------------------------
+
+
+def instantiate(cfg: Any, *args: Any, **kwargs: Any) -> Any:
+    """What a node describes: arguments first, depth first, then the call; keyword arguments given here win.
+
+    A list gives a list, a typed node an object of its class, anything without ``_target_`` itself. With
+    ``_recursive_: False`` the arguments are handed over as they are, so that the target can build its own parts.
+    """
+    return _instantiate(cfg, "", args, kwargs)
+
+
+def _instantiate(cfg: Any, key: str, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    if isinstance(cfg, (ListConfig, list)):
+        if isinstance(cfg, ListConfig) and (cfg._is_none() or cfg._is_missing()):
+            return None
+        return [_instantiate(item, f"{key}[{i}]") for i, item in enumerate(cfg)]
+    if isinstance(cfg, DictConfig):
+        key = full_key(cfg) or key
+        if typed_class(cfg) is not None:
+            return to_object(cfg, key)
+    if not isinstance(cfg, Mapping) or (isinstance(cfg, DictConfig) and (cfg._is_none() or cfg._is_missing())):
+        return cfg
+    if "_target_" not in cfg:
+        return cfg
+    return _call(cfg, key, args, dict(kwargs or {}))
+
+
+def _argument(value: Any, key: str) -> Any:
+    """An argument with everything in it built; plain mappings become plain dictionaries."""
+    if isinstance(value, Mapping) and "_target_" not in value and typed_class(value) is None:
+        return {name: _argument(item, f"{key}.{name}") for name, item in value.items()}
+    if isinstance(value, (ListConfig, list)):
+        return [_argument(item, f"{key}[{i}]") for i, item in enumerate(value)]
+    return _instantiate(value, key)
+
+
+def _call(cfg: Mapping[Any, Any], key: str, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+    target = cfg["_target_"]
+    at = f"{key}: " if key else ""
+    if isinstance(target, str):
+        target = locate(target, f"{key}._target_" if key else "")
+    elif isinstance(target, Mapping):
+        target = _instantiate(target, f"{key}._target_" if key else "_target_")
+    if not callable(target):
+        raise ConfigError(f"{at}the target {target!r} cannot be called.")
+    is_recursive = cfg.get("_recursive_", True)
+    shares_dataset = is_recursive and _sampler_repeats_dataset(cfg) and not {"dataset", "sampler"} & given.keys()
+    arguments: dict[str, Any] = {}
+    for name, value in cfg.items():
+        if name in ("_target_", "_recursive_") or name in given or (shares_dataset and name == "sampler"):
+            continue
+        if is_recursive:
+            arguments[name] = _argument(value, f"{key}.{name}" if key else str(name))
+        else:
+            arguments[name] = list(value) if isinstance(value, ListConfig) else value
+    if shares_dataset:
+        place = f"{key}.sampler" if key else "sampler"
+        arguments["sampler"] = _instantiate(cfg["sampler"], place, kwargs={"dataset": arguments["dataset"]})
+    arguments.update(given)
+    try:
+        return target(*args, **arguments)
+    except UserError:
+        raise
+    except TypeError as error:
+        raise ConfigError(f"{at}{_why_refused(target, args, arguments, error)}") from error
+    except (OSError, ValueError) as error:
+        why = f"{type(error).__name__}: {str(error).rstrip('.')}"
+        raise ConfigError(f"{at}{describe(target)} could not be built: {why}. (--debug shows where.)") from error
+
+
+def _sampler_repeats_dataset(cfg: Mapping[Any, Any]) -> bool:
+    """Whether a loader's sampler asks for the very data set that the loader has.
+
+    Published experiments write it down in both places. It is built once: opening a large folder twice takes minutes.
+    """
+    sampler, dataset = cfg.get("sampler"), cfg.get("dataset")
+    if not isinstance(sampler, Mapping) or not isinstance(dataset, Mapping):
+        return False
+    return "_target_" in sampler and "_target_" in dataset and bool(sampler.get("dataset") == dataset)
+
+
+def _why_refused(target: Any, args: tuple[Any, ...], arguments: Mapping[str, Any], error: TypeError) -> str:
+    """What a TypeError of a call means: an argument too many, one too few, or trouble inside the target."""
+    name = describe(target)
+    try:
+        parameters = inspect.signature(target).parameters
+    except (TypeError, ValueError):
+        return f"{name} refused its arguments ({', '.join(map(str, arguments))}): {error}"
+    named = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    if not takes_any and (unknown := [str(argument) for argument in arguments if argument not in named]):
+        return f"{name} takes no argument '{unknown[0]}'.{near(unknown[0], named)}"
+    free = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][len(args) :]
+    free += [p for p in parameters.values() if p.kind is p.KEYWORD_ONLY]
+    if lacking := [p.name for p in free if p.default is p.empty and p.name not in arguments]:
+        return f"{name} needs a value for {', '.join(lacking)}."
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if len(frames) > 1 else ""
+    return f"building {name} failed: {error}{where}"

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configurations as YAML text, and back: plain data for the eye, names for the objects, nothing executed by the parser.
+
+Targets are dotted names. Other objects are marked mappings: ``_object_: torch.bfloat16`` is the thing of that name,
+``_partial_: name`` with args and kwargs a functools.partial, ``_call_: torch.device`` a device, and ``_type_: name``
+beside the fields of a typed node its class. Interpolations are resolved, tuples become lists, paths strings. A name is
+written only if it finds the same object again.
+"""
+
+import enum
+import functools
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from imaginaire.config.names import locate, name_of
+from imaginaire.config.schema import Config, declared_class
+from imaginaire.config.typed_nodes import (
+    OBJECTS,
+    default_of,
+    explain_value,
+    fields_of,
+    full_key,
+    is_config_class,
+    join,
+    typed_class,
+    unchecked,
+)
+from imaginaire.errors import ConfigError
+
+MARKS = ("_object_", "_partial_", "_call_", "_type_")
+MOST_REPEATED = 10_000  # values that aliases may repeat; what is saved here has none
+FOLDERS = "_import_from_"  # folders that a saved configuration needs on sys.path to find its targets
+
+_import_folders: list[str] = []
+
+
+def add_import_folder(folder: Path) -> None:
+    """Put a folder first on sys.path, and remember it for the configurations that are saved."""
+    name = str(folder)
+    if name in sys.path:
+        sys.path.remove(name)
+    sys.path.insert(0, name)
+    if name not in _import_folders:
+        _import_folders.append(name)
+
+
+# --- text -----------------------------------------------------------------------------------------------------------
+
+# As OmegaConf reads numbers on the command line: 1e-4 is a float, which YAML 1.1 alone takes for text.
+_FLOAT = re.compile(
+    r"""^(?:[-+]?(?:[0-9][0-9_]*)\.[0-9_]*(?:[eE][-+]?[0-9]+)?
+    |[-+]?(?:[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)
+    |\.[0-9_]+(?:[eE][-+][0-9]+)?
+    |[-+]?\.(?:inf|Inf|INF)
+    |\.(?:nan|NaN|NAN))$""",
+    re.VERBOSE,
+)
+
+
+def _resolvers(base: Any) -> dict[str, list[tuple[str, Any]]]:
+    """Which plain scalars are numbers, truth values or null: dates stay text, floats as above."""
+    dropped = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:float")
+    resolvers = {
+        first: [(tag, expression) for tag, expression in rules if tag not in dropped]
+        for first, rules in base.yaml_implicit_resolvers.items()
+    }
+    for first in "-+0123456789.":
+        resolvers.setdefault(first, []).insert(0, ("tag:yaml.org,2002:float", _FLOAT))
+    return resolvers
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers = _resolvers(yaml.SafeLoader)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, (str, int)) and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key '{key}' appears twice", key_node.start_mark
+                )
+            if isinstance(key, (str, int)):
+                seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    yaml_implicit_resolvers = _resolvers(yaml.SafeDumper)
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def to_yaml(config: Any) -> str:
+    """The YAML text of a composed configuration or of any node."""
+    data = to_data(config)
+    if isinstance(config, Config) and _import_folders:
+        data = {FOLDERS: list(_import_folders), **data}
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, default_flow_style=False, allow_unicode=True, width=120)
+
+
+def save_yaml(config: Any, path: str | Path) -> None:
+    """Write ``to_yaml(config)`` to a local file."""
+    text = to_yaml(config)
+    Path(path).write_text(text, encoding="utf-8")
+
+
+def load_yaml(path: str | Path, declared: type | None = None) -> Any:
+    """The tree that a file holds, as a node: typed again, marked objects found again, targets left as names.
+
+    ``declared`` is the class of the root, where the file does not name one.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from error
+    return from_yaml(text, str(path), declared)
+
+
+def plain_data(text: str, source: str) -> Any:
+    """The scalars, lists and dictionaries of a YAML text; nothing that it names is looked for.
+
+    What aliases repeat is counted before it is written out: a few lines of them can say more than a memory holds.
+    """
+    try:
+        loader = _Loader(text)  # a subclass of SafeLoader
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        sizes: dict[int, int] = {}
+        repeated = _written_out(node, sizes) - len(sizes)
+        if repeated > MOST_REPEATED:
+            raise yaml.YAMLError(f"its aliases (*name) repeat {repeated} values; {MOST_REPEATED} are read at most")
+        return loader.construct_document(node)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{source} is not valid YAML: it is nested too deeply") from error
+    except (ValueError, LookupError, TypeError, AttributeError) as error:  # a value that its tag does not allow
+        raise ConfigError(f"{source} is not valid YAML: {type(error).__name__}: {str(error)[:200]}") from error
+
+
+def refuse_interpolations(data: Any, source: str) -> None:
+    """Raise where plain data of a file that may come from anywhere hold a ``${...}``: in a node it would be computed,
+    to a call of anything that it names. Saved configurations have values in their place."""
+    if "${" in str(data):
+        raise ConfigError(f"{source} holds an interpolation (${{...}}), which is not computed here: give its value.")
+
+
+def _written_out(node: Any, sizes: dict[int, int]) -> int:
+    """The number of nodes when every alias is replaced by what it names; ``sizes`` has each node once."""
+    if (known := sizes.get(id(node))) is not None:
+        if not known:
+            raise yaml.YAMLError("an alias (*name) lies within what it names")
+        return known
+    sizes[id(node)] = 0
+    children = node.value if isinstance(node, yaml.CollectionNode) else []
+    if isinstance(node, yaml.MappingNode):
+        children = [part for pair in children for part in pair]
+    sizes[id(node)] = 1 + sum(_written_out(child, sizes) for child in children)
+    return sizes[id(node)]
+
+
+def from_yaml(text: str, source: str = "this YAML text", declared: type | None = None) -> Any:
+    """The node of a YAML text; ``source`` is what the messages call it."""
+    data = plain_data(text, source)
+    if isinstance(data, dict):
+        for folder in data.pop(FOLDERS, None) or ():
+            add_import_folder(Path(str(folder)))
+    try:
+        return as_node(from_data(data, declared=declared))
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
+
+
+def as_node(value: Any) -> Any:
+    if isinstance(value, dict) or is_config_class(type(value)):
+        return DictConfig(value, flags=dict(OBJECTS))
+    return ListConfig(value, flags=dict(OBJECTS)) if isinstance(value, list) else value
+
+
+# --- objects to data ------------------------------------------------------------------------------------------------
+
+
+def to_data(value: Any, key: str = "", declared: Any = None) -> Any:
+    """Plain data for a value: scalars, lists and dictionaries, with objects as marked mappings.
+
+    ``declared`` is the class that the surrounding field promises; a typed node of that very class needs no mark.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, enum.Enum):
+        return {"_object_": name_of(value, key)}
+    for plain in (int, float, str):
+        if isinstance(value, plain):
+            return plain(value)  # a subclass, such as a NumPy float, as what it is underneath
+    if isinstance(value, bytes):
+        return bytes(value)
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, DictConfig):
+        return _node_to_data(value, key, declared)
+    if isinstance(value, (ListConfig, list, tuple)):
+        if isinstance(value, ListConfig) and (value._is_none() or value._is_missing()):
+            return "???" if value._is_missing() else None
+        return [to_data(item, f"{key}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, Mapping):
+        return _mapping_to_data(value, key)
+    if is_config_class(type(value)):
+        return _instance_to_data(value, key, declared)
+    if isinstance(value, functools.partial):
+        return {
+            "_partial_": name_of(value.func, key),
+            "args": [to_data(item, f"{key}.args[{i}]") for i, item in enumerate(value.args)],
+            "kwargs": _mapping_to_data(value.keywords, f"{key}.kwargs"),
+        }
+    if type(value).__module__ == "torch" and type(value).__name__ == "device":
+        return {"_call_": "torch.device", "args": [str(value)]}
+    return {"_object_": name_of(value, key)}
+
+
+def _node_to_data(node: DictConfig, key: str, declared: Any) -> Any:
+    if node._is_none():
+        return None
+    if node._is_missing():
+        return "???"
+    cls = typed_class(node)
+    if cls is None:
+        return _mapping_to_data({name: _item(node, name) for name in node}, key or full_key(node))
+    cls = declared_class_of(cls)
+    data: dict[Any, Any] = {} if cls is declared else {"_type_": name_of(cls, join(key, "_type_"))}
+    fields = fields_of(cls)
+    for name in node:
+        field = fields.get(str(name))
+        data[name] = to_data(_item(node, name), join(key, name), getattr(field, "type", None))
+    return data
+
+
+def _item(node: DictConfig, name: Any) -> Any:
+    return "???" if OmegaConf.is_missing(node, name) else node[name]
+
+
+def _mapping_to_data(mapping: Mapping[Any, Any], key: str) -> dict[Any, Any]:
+    data: dict[Any, Any] = {}
+    for name, value in mapping.items():
+        at = join(key, name)
+        if not isinstance(name, (str, int, float)) or isinstance(name, enum.Enum):
+            raise ConfigError(f"{at}: a configuration file has text and numbers as keys, not {name!r}.")
+        if name in MARKS or name == FOLDERS:
+            raise ConfigError(f"{at}: '{name}' is a mark of saved configurations and cannot be a key. Rename it.")
+        if name == "_target_" and not isinstance(value, Mapping):
+            data[name] = _target_to_data(value, at)
+        else:
+            data[name] = to_data(value, at)
+    return data
+
+
+def _target_to_data(target: Any, key: str) -> Any:
+    if isinstance(target, str):
+        return target
+    return to_data(target, key) if isinstance(target, functools.partial) else name_of(target, key)
+
+
+def _instance_to_data(instance: Any, key: str, declared: Any) -> dict[Any, Any]:
+    cls = declared_class(instance)
+    is_default_class = cls is declared or (cls is Config and not key)
+    data: dict[Any, Any] = {} if is_default_class else {"_type_": name_of(cls, join(key, "_type_"))}
+    for name, field in fields_of(cls).items():
+        if isinstance(instance, Config) and name == "defaults":
+            continue  # composed already
+        data[name] = to_data(getattr(instance, name), join(key, name), field.type)
+    return data
+
+
+def declared_class_of(cls: type) -> type:
+    return cls.__mro__[1] if "_can_freeze" in vars(cls) else cls
+
+
+# --- data to objects ------------------------------------------------------------------------------------------------
+
+
+def from_data(data: Any, key: str = "", declared: Any = None) -> Any:
+    """The values that ``to_data`` wrote: objects located, typed mappings as unchecked instances of their class."""
+    if isinstance(data, list):
+        return [from_data(item, f"{key}[{i}]") for i, item in enumerate(data)]
+    if not isinstance(data, dict):
+        return data
+    if "_object_" in data:
+        return locate(_text(data["_object_"], join(key, "_object_")), key)
+    if "_partial_" in data:
+        function = locate(_text(data["_partial_"], join(key, "_partial_")), key)
+        args = from_data(data.get("args") or [], f"{key}.args")
+        kwargs = from_data(data.get("kwargs") or {}, f"{key}.kwargs")
+        return functools.partial(function, *args, **kwargs)
+    if data.get("_call_") == "torch.device":
+        return locate("torch.device", key)(*data.get("args", ()))
+    if "_type_" in data:
+        cls = locate(_text(data["_type_"], join(key, "_type_")), key)
+        if not is_config_class(cls):
+            raise ConfigError(f"{join(key, '_type_')} names {data['_type_']}, which is no attrs class or dataclass.")
+        return _typed(cls, {name: value for name, value in data.items() if name != "_type_"}, key)
+    if is_config_class(declared):
+        return _typed(declared, data, key)
+    return {name: from_data(value, join(key, name)) for name, value in data.items()}
+
+
+def _typed(cls: type, data: Mapping[Any, Any], key: str) -> Any:
+    fields = fields_of(cls)
+    values = {
+        name: from_data(value, join(key, name), getattr(fields.get(str(name)), "type", None))
+        for name, value in data.items()
+    }
+    for name, field in fields.items():
+        if name not in values and is_config_class(field.type) and default_of(field) == "???":
+            values[name] = unchecked(field.type, {}, join(key, name))
+    made = unchecked(cls, values, key)
+    try:
+        DictConfig(made, flags=dict(OBJECTS))  # here the key is known
+    except OmegaConfBaseException as error:
+        raise ConfigError(explain_value(error, key)) from error
+    return made
+
+
+def _text(value: Any, key: str) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{key} must be a dotted name, not {value!r}.")
+    return value

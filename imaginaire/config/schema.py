@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The typed sections of a configuration: every field, its default, and the values that it may take.
+
+A run is described by one :class:`Config`. Its lazy members (model, optimizer, scheduler, loaders, callbacks) are nodes
+made by ``LazyCall``; everything else is one of the attrs classes below. After composition the whole is frozen. A field
+that exists for compatibility and has no effect here says so in its metadata: composing refuses it off its default.
+"""
+
+import functools
+import math
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import attrs
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from imaginaire.errors import ConfigError
+
+T = TypeVar("T", bound=type)
+Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
+
+NEVER = 999_999_999  # "at no iteration", the customary value of this family of configs
+
+
+# --- what a value may be --------------------------------------------------------------------------------------------
+
+
+def _is_text_to_come(value: Any) -> bool:
+    """Whether the value is an interpolation or a missing mark, checked once it is known."""
+    return isinstance(value, str) and ("${" in value or value == "???")
+
+
+def at_least(minimum: float, at_most: float = math.inf) -> Validator:
+    """A validator: None where the field allows it, else a finite number of at least ``minimum``."""
+    limit = "" if at_most == math.inf else f" and at most {at_most}"
+    return _number(f"a number of at least {minimum}{limit}", lambda value: minimum <= value <= at_most)
+
+
+def above(bound: float) -> Validator:
+    """A validator: None where the field allows it, else a finite number above ``bound``."""
+    return _number(f"a number above {bound}", lambda value: value > bound)
+
+
+def _number(expected: str, is_allowed: Callable[[float], bool]) -> Validator:
+    def check(instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+        if value is None or _is_text_to_come(value):
+            return
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not is_finite(value) or not is_allowed(value):
+            raise ConfigError(f"{attribute.name}={value!r}, but it must be {expected}.")
+
+    return check
+
+
+def is_finite(value: float) -> bool:
+    """Whether a number is neither NaN nor an infinity, also for whole numbers beyond those of a float."""
+    return isinstance(value, int) or math.isfinite(value)
+
+
+def one_of(*choices: str | None) -> Validator:
+    """A validator: one of these names."""
+
+    def check(instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+        if value not in choices and not _is_text_to_come(value):
+            known = ", ".join("null" if choice is None else choice for choice in choices)
+            raise ConfigError(f"{attribute.name}={value!r}, but it must be one of: {known}.")
+
+    return check
+
+
+def no_effect(reason: str) -> dict[str, str]:
+    """Metadata of a field that is accepted at its default only; the reason says what to use in its place."""
+    return {"no_effect": reason}
+
+
+# --- freezing -------------------------------------------------------------------------------------------------------
+
+
+class FrozenList(list[Any]):
+    """A list that refuses changes; it pickles and copies as a plain list."""
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise AttributeError("This list belongs to a frozen configuration. Copy it first: list(...).")
+
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = append = extend = insert = pop = remove = _refuse
+    clear = sort = reverse = _refuse
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return list, (list(self),)
+
+
+class FrozenDict(dict[Any, Any]):
+    """A dictionary that refuses changes; it pickles and copies as a plain dictionary."""
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise AttributeError("This dictionary belongs to a frozen configuration. Copy it first: dict(...).")
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return dict, (dict(self),)
+
+
+def freeze(value: Any, key: str = "") -> Any:
+    """The same value, read-only at every depth. ``key`` is its place in the configuration, for the message."""
+    if isinstance(value, (DictConfig, ListConfig)):
+        OmegaConf.set_readonly(value, True)
+        return value
+    if attrs.has(type(value)) and not isinstance(value, type):
+        if not hasattr(value, "__dict__"):
+            raise ConfigError(f"{type(value).__qualname__} at '{key}': declare it with @attrs.define(slots=False).")
+        for field in attrs.fields(type(value)):
+            if field.name in vars(value):
+                name = f"{key}.{field.name}" if key else field.name
+                vars(value)[field.name] = freeze(vars(value)[field.name], name)
+        vars(value)["_frozen_as"] = key
+        if not getattr(type(value), "_can_freeze", False):
+            cls: Any = type(value)
+            value.__class__ = _frozen_class(cls)
+        return value
+    if isinstance(value, (list, tuple)):
+        return FrozenList(freeze(item, f"{key}.{i}") for i, item in enumerate(value))
+    if isinstance(value, dict):
+        return FrozenDict({name: freeze(item, f"{key}.{name}") for name, item in value.items()})
+    return value
+
+
+@functools.cache
+def _frozen_class(cls: type) -> type:
+    """A subclass with the same name whose frozen instances refuse assignment; attrs.evolve gives an open copy."""
+
+    def refuse(self: Any, name: str, *value: Any) -> None:
+        if "_frozen_as" in vars(self):
+            key = f"{self._frozen_as}.{name}" if self._frozen_as else name
+            raise AttributeError(
+                f"The configuration is frozen: {key} cannot change after composition."
+                f" Set it in the experiment or on the command line: {key}=VALUE."
+            )
+        (object.__setattr__ if value else object.__delattr__)(self, name, *value)
+
+    def reduce(self: Any, protocol: Any) -> Any:
+        return _restore, (cls, dict(vars(self)))
+
+    body = {"__setattr__": refuse, "__delattr__": refuse, "__reduce_ex__": reduce, "_can_freeze": True}
+    frozen = type(cls.__name__, (cls,), {**body, "__module__": cls.__module__, "__doc__": cls.__doc__})
+    frozen.__qualname__ = cls.__qualname__
+    return frozen
+
+
+def _restore(cls: type, state: dict[str, Any]) -> Any:
+    key: Any = cls
+    instance: Any = object.__new__(_frozen_class(key))
+    vars(instance).update(state)
+    return instance
+
+
+def declared_class(value: Any) -> type:
+    """The class that an instance was declared with, frozen or not."""
+    cls = type(value)
+    return cls.__mro__[1] if "_can_freeze" in vars(cls) else cls
+
+
+def make_freezable(cls: T) -> T:
+    """Class decorator: adds ``freeze()``, after which assignment raises AttributeError at every depth."""
+
+    def freeze_this(self: Any) -> None:
+        freeze(self)
+
+    cls.freeze = freeze_this  # type: ignore[attr-defined]
+    return cls
+
+
+class Section:
+    """Base of the sections: ``freeze()`` makes an instance and all below it read-only."""
+
+    def freeze(self) -> None:
+        freeze(self)
+
+
+# --- the sections ---------------------------------------------------------------------------------------------------
+
+
+@attrs.define(kw_only=True, slots=False)
+class JobConfig(Section):
+    """What the run is called, and so where it lies: project/group/name."""
+
+    project: str = ""
+    group: str = ""
+    name: str = ""
+    wandb_mode: str | None = attrs.field(default=None, validator=one_of(None, "online", "offline", "disabled"))
+
+    @property
+    def path(self) -> str:
+        return f"{self.project}/{self.group}/{self.name}"
+
+    @property
+    def path_local(self) -> str:
+        """The run folder: ``path`` below $IMAGINAIRE_OUTPUT_ROOT (default "checkpoints"), which may be s3://..."""
+        root = os.environ.get("IMAGINAIRE_OUTPUT_ROOT") or "checkpoints"
+        return f"{root.rstrip('/')}/{self.path}"
+
+
+@attrs.define(kw_only=True, slots=False)
+class DDPConfig(Section):
+    find_unused_parameters: bool = False
+    static_graph: bool = True
+    broadcast_buffers: bool = True
+
+
+@attrs.define(kw_only=True, slots=False)
+class CuDNNConfig(Section):
+    deterministic: bool = False
+    benchmark: bool = True
+
+
+@attrs.define(kw_only=True, slots=False)
+class Profiling(Section):
+    """Traces and memory snapshots of some ranks, every ``profile_freq`` iterations."""
+
+    enable_profiling: bool = False
+    enable_memory_snapshot: bool = False
+    profile_freq: int = attrs.field(default=1, validator=at_least(1))
+    first_n_rank: int = attrs.field(default=8, validator=at_least(-1))  # -1: every rank
+    target_ranks: list[int] | None = None  # given: these ranks in place of the first n
+    record_shape: bool = True
+    profile_memory: bool = True
+    with_stack: bool = True
+    with_modules: bool = True
+    save_s3: bool = attrs.field(
+        default=False, metadata=no_effect("traces are written to the run folder; set IMAGINAIRE_OUTPUT_ROOT=s3://...")
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if self.enable_profiling and isinstance(self.profile_freq, int) and self.profile_freq < 4:
+            raise ConfigError(
+                f"profile_freq={self.profile_freq}, but with enable_profiling it must be at least 4"
+                " (three iterations of warm-up, one that is recorded)."
+            )
+
+
+_NO_STRAGGLERS = no_effect("slow ranks show in the iter_speed and device_monitor callbacks")
+
+
+@attrs.define(kw_only=True, slots=False)
+class StragglerDetectionConfig(Section):
+    enabled: bool = False
+    report_freq: int = 100
+    profile_freq: int = 1
+    max_diff: float = 2.0
+    raise_error: bool = True
+    analyze_forward: bool = True
+    analyze_backward: bool = True
+    analyze_optimizer: bool = True
+    analyze_dataloading: bool = True
+
+
+@attrs.define(kw_only=True, slots=False)
+class TrainerConfig(Section):
+    # A class, its dotted name, or a lazy node.
+    type: Any = "imaginaire.training.trainer.ImaginaireTrainer"
+    callbacks: Any = None
+    distributed_parallelism: str = attrs.field(default="ddp", validator=one_of("ddp", "fsdp"))  # ddp: replicate only
+    ddp: DDPConfig = attrs.field(factory=DDPConfig)
+    cudnn: CuDNNConfig = attrs.field(factory=CuDNNConfig)
+    seed: int = attrs.field(default=0, validator=at_least(0, at_most=2**63 - 1))
+    grad_scaler_args: dict[str, Any] = attrs.field(factory=lambda: {"enabled": False})
+    max_iter: int = attrs.field(default=NEVER, validator=at_least(0))
+    max_val_iter: int | None = attrs.field(default=None, validator=at_least(1))
+    logging_iter: int = attrs.field(default=100, validator=at_least(1))
+    run_validation: bool = True
+    validation_iter: int = attrs.field(default=NEVER, validator=at_least(1))
+    # Seconds for one step, then stacks and exit; four times as many, two hours at least, for what takes long (a start,
+    # the first step, a save). 999999999: no limit.
+    timeout_period: int = attrs.field(default=1800, validator=at_least(1))
+    memory_format: str = attrs.field(
+        default="preserve_format",
+        validator=one_of("preserve_format", "contiguous_format", "channels_last", "channels_last_3d"),
+    )
+    grad_accum_iter: int = attrs.field(default=1, validator=at_least(1))
+    profiling: Profiling = attrs.field(factory=Profiling)
+    straggler_detection: StragglerDetectionConfig = attrs.field(
+        factory=StragglerDetectionConfig, metadata=_NO_STRAGGLERS
+    )
+    non_finite: str = attrs.field(
+        default="stop", validator=one_of("stop", "skip")
+    )  # what a non-finite loss or norm does
+    max_non_finite: int = attrs.field(default=10, validator=at_least(1))  # skips in a row before the run stops
+
+
+@attrs.define(kw_only=True, slots=False)
+class JITConfig(Section):
+    enabled: bool = False
+    input_shape: list[int] | None = None
+    device: str = "cuda"
+    dtype: str = "bfloat16"
+    strict: bool = True
+
+
+@attrs.define(kw_only=True, slots=False)
+class ObjectStoreConfig(Section):
+    enabled: bool = False
+    credentials: str = ""
+    bucket: str = ""
+
+
+_STORE_BY_PATH = no_effect(
+    "checkpoints go where the run folder is: set IMAGINAIRE_OUTPUT_ROOT=s3://bucket/prefix, or load_path=s3://...;"
+    " credentials come from the environment"
+)
+
+
+@attrs.define(kw_only=True, slots=False)
+class CheckpointConfig(Section):
+    type: Any = None  # a checkpointer class or lazy node; the group ckpt_type fills it
+    dcp_async_mode_enabled: bool = False
+    save_iter: int = attrs.field(default=NEVER, validator=at_least(1))
+    load_path: str = ""
+    load_training_state: bool = False
+    only_load_scheduler_state: bool = False
+    strict_resume: bool = True
+    jit: JITConfig = attrs.field(factory=JITConfig, metadata=no_effect("checkpoints hold weights, not traced programs"))
+    verbose: bool = True
+    keys_not_to_resume: list[str] = attrs.field(factory=list)
+    broadcast_via_filesystem: bool = attrs.field(
+        default=False, metadata=no_effect("every rank reads its own part of the files")
+    )
+    load_ema_to_reg: bool = False
+    dcp_allow_mismatched_size: bool = False
+    save_to_object_store: ObjectStoreConfig = attrs.field(factory=ObjectStoreConfig, metadata=_STORE_BY_PATH)
+    load_from_object_store: ObjectStoreConfig = attrs.field(factory=ObjectStoreConfig, metadata=_STORE_BY_PATH)
+    keep_last: int | None = attrs.field(default=None, validator=at_least(1))  # None: every set of weights stays
+    keep_every: int | None = attrs.field(default=None, validator=at_least(1))  # multiples of this iteration always stay
+    allow_missing: list[str] = attrs.field(factory=list)  # patterns of names that the file may lack
+    allow_unexpected: list[str] = attrs.field(factory=list)  # patterns of names that only the file has
+    fallback: bool = False  # resume from the newest complete set when the latest is damaged
+
+    def __attrs_post_init__(self) -> None:
+        both = [key for key in ("load_training_state", "only_load_scheduler_state") if getattr(self, key) is True]
+        if len(both) == 2:
+            raise ConfigError(
+                "load_training_state=True loads everything, only_load_scheduler_state=True the place in the schedule"
+                " alone. Choose one."
+            )
+        for key in [*both, *(["load_ema_to_reg"] if self.load_ema_to_reg is True else [])]:
+            if self.load_path == "":
+                raise ConfigError(f"{key}=True says how to start from load_path, which is empty. Set load_path, too.")
+
+
+_ONLY_CP = no_effect("the models split over context_parallel_size and over fsdp_shard_size only")
+
+
+@attrs.define(kw_only=True, slots=False)
+class ModelParallelConfig(Section):
+    context_parallel_size: int = attrs.field(default=1, validator=at_least(1))
+    tensor_model_parallel_size: int = attrs.field(default=1, metadata=_ONLY_CP)
+    pipeline_model_parallel_size: int = attrs.field(default=1, metadata=_ONLY_CP)
+    sequence_parallel: bool = attrs.field(default=False, metadata=_ONLY_CP)
+
+
+@attrs.define(kw_only=True, slots=False)
+class EMAConfig(Section):
+    enabled: bool = False
+    beta: float = 0.9999
+    torch_compile_buffer_renaming: bool = False
+
+
+@attrs.define(kw_only=True, slots=False)
+class PowerEMAConfig(Section):
+    enabled: bool = False
+    s: float = 0.1
+    torch_compile_buffer_renaming: bool = False
+
+
+@attrs.define(kw_only=True, slots=False)
+class NVTXConfig(Section):
+    enabled: bool = attrs.field(default=False, metadata=no_effect("use trainer.profiling"))
+    cuda_synchronize: bool = attrs.field(default=False, metadata=no_effect("use trainer.profiling"))
+
+
+@attrs.define(kw_only=True, slots=False)
+class Config(Section):
+    """One run. Lazy members are DictConfig nodes; ``defaults`` is Hydra's list of groups and empty once composed."""
+
+    defaults: list[Any] = attrs.field(factory=lambda: ["_self_"])
+    job: JobConfig = attrs.field(factory=JobConfig)
+    model: Any = None
+    optimizer: Any = None
+    scheduler: Any = None
+    dataloader_train: Any = None
+    dataloader_val: Any = None
+    trainer: TrainerConfig = attrs.field(factory=TrainerConfig)
+    model_parallel: ModelParallelConfig = attrs.field(factory=ModelParallelConfig)
+    checkpoint: CheckpointConfig = attrs.field(factory=CheckpointConfig)
+    upload_reproducible_setup: bool = attrs.field(
+        default=False, metadata=no_effect("config.yaml, environment, commit and command are saved with every run")
+    )

@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The endless stream of training batches, which can begin at any position.
+
+Position p of the stream is sample ``permutation(seed, epoch)[p % n]`` of the data set, with ``epoch = p // n``: a pure
+function, so nothing is stored but how many samples were used, prefetching cannot skew it, and any number of processes
+continues what another number began. Before a sample is read, Python, NumPy and torch are seeded from (seed, position),
+so random crops repeat as well, also those of data sets that know nothing of this.
+
+A plain torch DataLoader over a map-style data set is resumed by its own order: the sampler's ``set_epoch`` is called
+and its batches are skipped as indices. What else can be iterated over is read again up to the place.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sized
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from imaginaire import random
+from imaginaire.data import foreign_loader, workers
+from imaginaire.data.workers import Indices, close_readers
+from imaginaire.distributed.parallel import ParallelDims, current_dims
+from imaginaire.errors import DataError
+from imaginaire.training.model import ImaginaireModel
+
+__all__ = [
+    "WEIGHT_KEY",
+    "DataStream",
+    "ResumableLoader",
+    "close_readers",
+    "data_sets",
+    "move_to",
+    "open_pass",
+    "without_end",
+]
+
+log = logging.getLogger(__name__)
+
+POSITION_KEY = "sample_position"  # of a training batch: each sample's place in the stream
+WEIGHT_KEY = "sample_weight"  # of a validation batch: 0 for samples that are in the pass a second time
+
+
+class ResumableLoader:
+    """Batches of a map-style data set, for training (an endless stream) and for validation (one pass).
+
+    ``batch_size`` counts the samples of one data-parallel rank. Iterating gives one pass in order, whose last batch is
+    shorter where the samples do not suffice; it is as long on all ranks, for which fewer samples than there are ranks
+    are taken a second time, from the beginning, with ``sample_weight`` 0 (without this key, all of a batch count). The
+    trainer takes the endless, shuffled form from `batches`. Workers that give no batch for ``timeout`` seconds are an
+    error; 0 waits for ever.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int = 1,
+        num_workers: int = 0,
+        shuffle: bool = True,
+        pin_memory: bool = False,
+        prefetch_factor: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        timeout: float = 0,
+    ) -> None:
+        if batch_size < 1 or num_workers < 0 or timeout < 0:
+            raise DataError(
+                f"batch_size={batch_size}, num_workers={num_workers} and timeout={timeout}: need at least 1, 0 and 0."
+            )
+        if not hasattr(dataset, "__getitem__") or not isinstance(dataset, Sized):
+            raise DataError(f"{type(dataset).__name__} has no __len__ and __getitem__, which ResumableLoader needs.")
+        if len(dataset) == 0:
+            raise DataError(f"The data set {type(dataset).__name__} is empty (0 samples).")
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self._options = {
+            "num_workers": num_workers,
+            "pin_memory": pin_memory and torch.cuda.is_available(),
+            "prefetch_factor": prefetch_factor if num_workers else None,
+            "collate_fn": collate_fn,
+            "timeout": timeout,
+        }
+
+    def __len__(self) -> int:
+        """Batches of one pass over the data set, for each rank."""
+        global_batch = self.batch_size * current_dims().dp_size
+        return -(-len(self.dataset) // global_batch)
+
+    def __iter__(self) -> Iterator[Any]:
+        dims = current_dims()
+        global_batch = self.batch_size * dims.dp_size
+        count = len(self.dataset)
+        sizes = [
+            (start, min(self.batch_size, -(-(count - start) // dims.dp_size)))
+            for start in range(0, count, global_batch)
+        ]
+        batches = [[(p, p % count) for p in _block(start, size, dims)] for start, size in sizes]
+        read = workers.load(self.dataset, batches, 0, "validation", self._options)
+        for batch, indices in zip(read, batches, strict=True):
+            yield with_positions(batch, indices, count)
+
+    def batches(self, seed: int, start: int, dims: ParallelDims) -> Iterator[Indices]:
+        """Positions and indices of this rank's batches, from a position on, without end."""
+        count = len(self.dataset)
+        epoch, order = -1, torch.empty(0)
+        while True:
+            batch: Indices = []
+            for position in _block(start, self.batch_size, dims):
+                if position // count != epoch:
+                    epoch = position // count
+                    order = self._order(seed, epoch)
+                batch.append((position, int(order[position % count])))
+            yield batch
+            start += self.batch_size * dims.dp_size
+
+    def _order(self, seed: int, epoch: int) -> Tensor:
+        count = len(self.dataset)
+        return (
+            torch.randperm(count, generator=random.generator(seed, epoch, "shuffle"))
+            if self.shuffle
+            else torch.arange(count)
+        )
+
+
+class DataStream:
+    """Iterates over training batches for ever; `samples_seen` counts, over all ranks, what was handed out.
+
+    Mappings get a key ``sample_position``: the stream position of each sample, from which a model derives its own
+    draws.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        seed: int,
+        dims: ParallelDims,
+        state: Mapping[str, int | None] | None = None,
+    ) -> None:
+        self.loader = loader
+        self._seed = seed
+        self._dims = dims
+        state = state or {}
+        self.samples_seen = state.get("samples_seen") or 0
+        self.epoch = state.get("epoch") or 0  # these two are used by foreign loaders only
+        self.samples_in_epoch = state.get("samples_in_epoch") or 0
+        self._identity = {
+            "seed": seed,
+            "dataset_size": foreign_loader.length(getattr(loader, "dataset", None)),
+            "batch_size": foreign_loader.batch_size(loader),
+        }
+        _check_not_empty(loader)
+        foreign_loader.check_ranks(loader, dims)
+        _note_changes(state, self._identity)
+
+    def state_dict(self) -> dict[str, int | None]:
+        """The place, and what the order follows from: the seed, the number of samples and the batch size of a rank."""
+        return {
+            "samples_seen": self.samples_seen,
+            "epoch": self.epoch,
+            "samples_in_epoch": self.samples_in_epoch,
+            **self._identity,
+        }
+
+    def __iter__(self) -> Iterator[Any]:
+        if isinstance(self.loader, ResumableLoader):
+            return self._own()
+        if foreign_loader.is_map_style(self.loader):
+            return self._foreign()
+        return self._opaque()
+
+    def _own(self) -> Iterator[Any]:
+        loader: ResumableLoader = self.loader
+        drawn: deque[Indices] = deque()
+        source = _remember(loader.batches(self._seed, self.samples_seen, self._dims), drawn)
+        for batch in workers.load(loader.dataset, source, self._seed, "sample", loader._options):
+            indices = drawn.popleft()
+            self.samples_seen += len(indices) * self._dims.dp_size
+            yield with_positions(batch, indices)
+
+    def _foreign(self) -> Iterator[Any]:
+        """Batches of a torch DataLoader over a map-style data set, in its own sampler's order.
+
+        Sample k of a rank is taken for sample ``k * dp_size + dp_rank`` of the epoch, as a DistributedSampler deals
+        them out. So another number of ranks may stop inside a batch: its rest comes first, as a shorter batch, or when
+        it has not a sample for each rank, with the batch that follows.
+        """
+        loader: DataLoader[Any] = self.loader
+        dp_size, dp_rank = self._dims.dp_size, self._dims.dp_rank
+        drawn: deque[tuple[tuple[int, int, int], Indices]] = deque()  # (the place after the batch, the batch)
+
+        def source() -> Iterator[Indices]:
+            epoch, used = self.epoch, self.samples_in_epoch
+            start = self.samples_seen - used  # of the epoch in the stream
+            batch: Indices = []
+            while True:
+                if used:
+                    log.info("resuming %s: epoch %d, skipping %d samples by index", type(loader).__name__, epoch, used)
+                seen, empty = 0, True
+                for indices in foreign_loader.epoch_of(loader, self._seed, epoch):
+                    empty = False
+                    first, seen = seen, seen + len(indices) * dp_size
+                    if seen <= used:
+                        continue
+                    places = ((first + k * dp_size + dp_rank, index) for k, index in enumerate(indices))
+                    batch += [(start + place, index) for place, index in places if place >= used]
+                    if seen - used < dp_size:
+                        continue
+                    drawn.append(((epoch, seen, start + seen), batch))
+                    yield batch
+                    batch = []
+                if empty:
+                    raise DataError(f"The sampler of {type(loader.dataset).__name__} gave no batch in epoch {epoch}.")
+                epoch, start, used = epoch + 1, start + max(seen, used), 0
+
+        options = {
+            "num_workers": loader.num_workers,
+            "pin_memory": loader.pin_memory and torch.cuda.is_available(),
+            "prefetch_factor": loader.prefetch_factor if loader.num_workers else None,
+            "collate_fn": loader.collate_fn,
+            "worker_init_fn": loader.worker_init_fn,
+            "timeout": loader.timeout,
+            "multiprocessing_context": loader.multiprocessing_context,
+        }
+        for batch in workers.load(loader.dataset, source(), self._seed, "sample", options):
+            (self.epoch, self.samples_in_epoch, self.samples_seen), indices = drawn.popleft()
+            yield with_positions(batch, indices)
+
+    def _opaque(self) -> Iterator[Any]:
+        """Batches of any other iterable: passes over it are repeated, and a resumed run has to read what it skips.
+
+        What it draws from the global generators follows from (seed, epoch, dp_rank) and leaves the model's alone.
+        """
+        skip = self.samples_in_epoch
+        if skip:
+            log.warning(
+                "%s can only be resumed by reading its first %d samples again; a plain DataLoader over a map-style "
+                "data set, or a ResumableLoader, would skip them by index. Order and draws repeat exactly if they are "
+                "fixed or come from the global generators of Python, NumPy and torch, which are seeded for each epoch, "
+                "and if num_workers and the number of ranks are what they were. What follows from a generator of the "
+                "data set's own, from the clock or from workers that outlive an epoch (persistent_workers) does not.",
+                type(self.loader).__name__,
+                skip,
+            )
+        workers.leave_signals_alone(self.loader)
+        purpose = f"loader of rank {self._dims.dp_rank}"
+        while True:
+            seen = 0
+            foreign_loader.start_epoch(self.loader, self._seed, self.epoch)
+            for batch in foreign_loader.drawn_apart(self.loader, self._seed, self.epoch, purpose):
+                count = _batch_length(batch) * self._dims.dp_size
+                seen += count
+                if seen <= skip:
+                    continue
+                self.samples_seen += count
+                self.samples_in_epoch = seen
+                yield batch
+            if seen == 0:
+                raise DataError(f"{type(self.loader).__name__} gave no batch at all in epoch {self.epoch}.")
+            self.epoch, self.samples_in_epoch, skip = self.epoch + 1, 0, 0
+
+
+def open_pass(loader: Any) -> Iterator[Any]:
+    """One pass over a loader of any kind, as for validation, with workers that `close_readers` can end."""
+    workers.leave_signals_alone(loader)
+    return iter(loader)
+
+
+def without_end(model: ImaginaireModel, stream: DataStream) -> Generator[Any, None, None]:
+    """Training batches without end: whatever the model makes of the stream, again and again."""
+    while True:
+        empty = True
+        for batch in model.train_batches(stream):
+            empty = False
+            yield batch
+        if empty:
+            raise DataError(f"{type(model).__name__}.train_batches gave no batch from {type(stream.loader).__name__}.")
+
+
+def data_sets(*loaders: Any) -> list[Any]:
+    """Every data set that loaders read, also those inside data sets that join or cut others: under the usual names
+    whatever it is, under any other name a torch ``Dataset``."""
+    usual = ("dataset", "datasets", "members")
+    found: dict[int, Any] = {}
+    holders = [*loaders]
+    for holder in holders:  # it grows meanwhile, by every sample of a data set that keeps them in such a list
+        for name in dict.fromkeys((*usual, *getattr(holder, "__dict__", ()))):
+            inner = getattr(holder, name, None)
+            each = (
+                inner.values() if isinstance(inner, Mapping) else inner if isinstance(inner, list | tuple) else [inner]
+            )
+            held = [one for one in each if isinstance(one, Dataset) or (name in usual and one is not None)]
+            new = {id(one): one for one in held if id(one) not in found}
+            found |= new
+            holders += new.values()
+    return list(found.values())
+
+
+def _block(start: int, batch_size: int, dims: ParallelDims) -> range:
+    first = start + dims.dp_rank * batch_size
+    return range(first, first + batch_size)
+
+
+def _remember(batches: Iterator[Indices], into: deque[Indices]) -> Iterator[Indices]:
+    for batch in batches:
+        into.append(batch)
+        yield batch
+
+
+def with_positions(batch: Any, indices: Indices, end: int | None = None) -> Any:
+    """The batch with the place of each sample; from ``end`` on they are repetitions, which do not count."""
+    if isinstance(batch, dict):
+        places = torch.tensor([position for position, _ in indices])
+        batch[POSITION_KEY] = places
+        if end is not None and bool((places >= end).any()):
+            batch[WEIGHT_KEY] = (places < end).float()
+    return batch
+
+
+def _check_not_empty(loader: Any) -> None:
+    if isinstance(loader, ResumableLoader) or foreign_loader.length(loader) != 0:
+        return
+    samples = foreign_loader.length(getattr(loader, "dataset", None))
+    raise DataError(
+        f"dataloader_train gives no batch: the data set has {'?' if samples is None else samples} samples for this "
+        f"rank's batch_size={getattr(loader, 'batch_size', '?')} (drop_last={getattr(loader, 'drop_last', '?')}). "
+        "Lower dataloader_train.batch_size or add data."
+    )
+
+
+def _note_changes(saved: Mapping[str, int | None], current: Mapping[str, int | None]) -> None:
+    """Say in which way a resumed stream is another than the saved one."""
+    changes = {
+        key: f"{key} {saved[key]} -> {new}"
+        for key, new in current.items()
+        if saved.get(key) is not None and new is not None and saved[key] != new
+    }
+    if size := changes.pop("batch_size", None):
+        log.info("data: %s: the order of the samples stays, from here on it is cut into other batches", size)
+    if changes:
+        log.warning(
+            "data: %s since the checkpoint was written: from here on the order of the samples, or what is drawn for "
+            "them, is another, and this epoch may repeat some and leave some out",
+            ", ".join(changes.values()),
+        )
+
+
+def _batch_length(batch: Any) -> int:
+    """Samples in a batch: the first dimension of its first tensor, else 1."""
+    if isinstance(batch, Tensor):
+        return batch.shape[0] if batch.ndim else 1
+    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    return next((_batch_length(value) for value in values if isinstance(value, Tensor)), 1)
+
+
+def move_to(batch: Any, device: torch.device) -> Any:
+    """The batch with every tensor in it on the device, but the samples' positions: the host draws by them."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: value if key == POSITION_KEY else move_to(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(move_to(value, device) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(move_to(value, device) for value in batch)
+    return batch

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Low-rank adapters (LoRA, arXiv 2106.09685) of Linear layers: y = W x + alpha / rank * B A x; A and B are trained.
+
+Keys follow peft's layout with the adapter name "default": ``X.base_layer.weight``, ``X.lora_A.default.weight``
+[rank, in] and ``X.lora_B.default.weight`` [out, rank]. An adapter file is safetensors with A and B alone; rank, alpha,
+targets and the base model stand in its metadata.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from imaginaire import distributed, random, storage
+from imaginaire.distributed.parallel import full_tensor
+from imaginaire.errors import CheckpointError, ConfigError, near
+from imaginaire.optim.state import copy_shard
+
+FILE_FORMAT = "lora-1"
+
+
+@dataclass(frozen=True)
+class LoraSpec:
+    """What a set of adapters was built with."""
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"rank={self.rank} alpha={self.alpha:g} targets={','.join(self.targets)}"
+
+
+class LoraLinear(nn.Module):
+    """A frozen Linear with an adapter beside it, which computes in its own precision (float32 unless it was cast)."""
+
+    def __init__(self, base: nn.Linear, spec: LoraSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.scaling = spec.alpha / spec.rank
+        self.base_layer = base
+        device = base.weight.device
+        self.lora_A = nn.ModuleDict({"default": _bare_linear(base.in_features, spec.rank, device)})
+        self.lora_B = nn.ModuleDict({"default": _bare_linear(spec.rank, base.out_features, device)})
+
+    @property
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """The weights of A and B."""
+        a, b = self.lora_A["default"].weight, self.lora_B["default"].weight
+        assert isinstance(a, Tensor) and isinstance(b, Tensor)
+        return a, b
+
+    @property
+    def weight(self) -> Tensor:
+        """The frozen weight, for code that asks a Linear for its dtype or device."""
+        return self.base_layer.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.base_layer.bias
+
+    @property
+    def in_features(self) -> int:
+        return self.base_layer.in_features
+
+    @property
+    def out_features(self) -> int:
+        return self.base_layer.out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.base_layer(x)
+        x = x.to(self.factors[0].dtype)
+        update: Tensor = self.lora_B["default"](self.lora_A["default"](x))
+        return (y + self.scaling * update).to(y.dtype)
+
+    @torch.no_grad()
+    def init_adapter(self, generator: torch.Generator, zero_b: bool) -> None:
+        """A uniform as in nn.Linear; B zero, which leaves the layer's output as it was, or drawn like A."""
+        a, b = self.factors
+        for factor in (a,) if zero_b else (a, b):
+            drawn = torch.empty(factor.shape, dtype=torch.float32)  # on the CPU: one start for all devices
+            copy_shard(factor, nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator))
+        if zero_b:
+            nn.init.zeros_(b)
+
+    @torch.no_grad()
+    def merged(self) -> nn.Linear:
+        """The base layer with W + alpha / rank * B A, summed in float32 and kept in W's dtype."""
+        weight = self.base_layer.weight
+        if isinstance(weight, DTensor):
+            raise ConfigError(
+                "A sharded module cannot be merged; gather its weights or merge a saved checkpoint instead."
+            )
+        a, b = self.factors
+        update = b.float() @ a.float()
+        weight.copy_(weight.float() + self.scaling * update)
+        return self.base_layer
+
+
+def inject(
+    module: nn.Module,
+    rank: int,
+    alpha: float,
+    target_modules: Sequence[str] | str,
+    init: bool = True,
+    generator: torch.Generator | None = None,
+) -> nn.Module:
+    """Put adapters on every Linear whose name is a target or ends with ``.target``; all else is frozen.
+
+    ``target_modules`` is a list or a comma-separated string. One number is drawn from ``generator`` (None: the global
+    one); each adapter's start follows from it and from the layer's name. ``init=False`` draws B as well, so the output
+    changes. On the meta device nothing begins: `init_adapters` is for later.
+    """
+    spec = LoraSpec(_checked_rank(rank), _checked_alpha(alpha), _split(target_modules))
+    if adapters(module):
+        raise ConfigError(
+            f"The module already has LoRA adapters ({lora_spec(module)}); merge them before adding others."
+        )
+    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device if generator else "cpu"))
+    layers = _targets(module, spec.targets)
+    module.requires_grad_(False)
+    for name, layer in layers.items():
+        _replace(module, name, LoraLinear(layer, spec))
+    if not any(layer.weight.is_meta for layer in layers.values()):
+        init_adapters(module, seed, init)
+    return module
+
+
+def init_adapters(module: nn.Module, seed: int, init: bool = True) -> None:
+    """Begin every adapter as `inject` does, by ``seed`` and the layer's name; sharded ones begin alike."""
+    for name, adapter in adapters(module).items():
+        adapter.init_adapter(random.generator(seed, 0, f"lora/{name}"), zero_b=init)
+
+
+def merge(module: nn.Module) -> nn.Module:
+    """The module with every adapter added to its layer's weight and plain Linears back in their places."""
+    for name, adapter in adapters(module).items():
+        _replace(module, name, adapter.merged())
+    return module
+
+
+def adapters(module: nn.Module) -> dict[str, LoraLinear]:
+    """The adapted layers by name."""
+    return {name: child for name, child in module.named_modules() if isinstance(child, LoraLinear)}
+
+
+def lora_spec(module: nn.Module) -> LoraSpec | None:
+    """Rank, alpha and targets of the module's adapters; None without any."""
+    return next((adapter.spec for adapter in adapters(module).values()), None)
+
+
+def adapter_state(module: nn.Module) -> dict[str, Tensor]:
+    """The adapters' factors by full name; DTensors where the module is sharded."""
+    return {
+        f"{name}.{key}.default.weight": factor.detach()
+        for name, adapter in adapters(module).items()
+        for key, factor in zip(("lora_A", "lora_B"), adapter.factors, strict=True)
+    }
+
+
+def save_adapter(path: str, module: nn.Module, base: str = "") -> None:
+    """Write an adapter file; ``base`` says which weights it belongs to. Every rank calls it, rank 0 writes."""
+    spec = lora_spec(module)
+    if spec is None:
+        raise ConfigError(f"The module has no LoRA adapters, so there is nothing to save to {path}.")
+    tensors = {name: full_tensor(t) for name, t in adapter_state(module).items()}
+    if not distributed.is_rank0():
+        return
+    metadata = {"format": FILE_FORMAT, "rank": str(spec.rank), "alpha": repr(spec.alpha), "base": base}
+    metadata["target_modules"] = json.dumps(spec.targets)
+    data = safetensors.torch.save({name: t.cpu().contiguous() for name, t in tensors.items()}, metadata)
+    storage.write_atomically(str(path), lambda file: file.write(data))
+
+
+def load_adapter(path: str, module: nn.Module) -> LoraSpec:
+    """Load an adapter file, adding the adapters first where the module has none; gives the file's settings."""
+    spec, tensors = _read_adapter(str(path))
+    existing = lora_spec(module)
+    if existing is None:
+        inject(module, spec.rank, spec.alpha, spec.targets)
+    elif existing != spec:
+        raise CheckpointError(
+            f"{path} has adapters with {spec}, the module has {existing}. Use the settings of the file."
+        )
+    targets = adapter_state(module)
+    problems = [
+        f"{kind}: {', '.join(sorted(names)[:10])} ({len(names)} in all)"
+        for kind, names in (
+            ("missing", targets.keys() - tensors.keys()),
+            ("unexpected", tensors.keys() - targets.keys()),
+            ("wrong shape", {n for n in targets.keys() & tensors.keys() if targets[n].shape != tensors[n].shape}),
+        )
+        if names
+    ]
+    if problems:
+        raise CheckpointError(f"The adapters of {path} do not fit this module ({'; '.join(problems)}).")
+    with torch.no_grad():
+        for name, target in targets.items():
+            copy_shard(target, tensors[name])
+    return spec
+
+
+def _read_adapter(path: str) -> tuple[LoraSpec, dict[str, Tensor]]:
+    try:
+        with safetensors.safe_open(storage.local_copy(path), framework="pt") as file:
+            metadata: Mapping[str, str] = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"There is no adapter file at {path}.") from error
+    except safetensors.SafetensorError as error:
+        raise CheckpointError(f"{path} is not a readable safetensors file: {error}.") from error
+    if metadata.get("format") != FILE_FORMAT:
+        raise CheckpointError(
+            f"{path} is not an adapter file of this project: its metadata has format={metadata.get('format')!r}, "
+            f"expected '{FILE_FORMAT}'."
+        )
+    spec = LoraSpec(int(metadata["rank"]), float(metadata["alpha"]), tuple(json.loads(metadata["target_modules"])))
+    return spec, tensors
+
+
+def _targets(module: nn.Module, targets: tuple[str, ...]) -> dict[str, nn.Linear]:
+    """The Linear layers that the targets name; an error for each target that names none or something else."""
+    named = {name: child for name, child in module.named_modules() if name}
+    found: dict[str, nn.Linear] = {}
+    unknown = []
+    for target in targets:
+        matches = [name for name in named if name == target or name.endswith(f".{target}")]
+        if not matches:
+            suffixes = {name if "." in target else name.rsplit(".", 1)[-1] for name in named}
+            unknown.append(f"'{target}' matches no module.{near(target, suffixes)}")
+        for name in matches:
+            layer = named[name]
+            if not isinstance(layer, nn.Linear):
+                unknown.append(f"'{target}' matches {name}, which is a {type(layer).__name__}, not a Linear.")
+            else:
+                found[name] = layer
+    if unknown:
+        raise ConfigError("LoRA cannot adapt these targets (model.config.lora_target_modules): " + " ".join(unknown))
+    return {name: found[name] for name in named if name in found}
+
+
+def _bare_linear(in_features: int, out_features: int, device: torch.device) -> nn.Linear:
+    """A Linear without bias whose weight is not drawn: nothing is taken from the global generator."""
+    layer = nn.Linear(in_features, out_features, bias=False, device="meta", dtype=torch.float32)
+    return layer.to_empty(device=device)
+
+
+def _replace(module: nn.Module, name: str, child: nn.Module) -> None:
+    parent, _, last = name.rpartition(".")
+    setattr(module.get_submodule(parent), last, child)
+
+
+def _split(target_modules: Sequence[str] | str) -> tuple[str, ...]:
+    names = target_modules.split(",") if isinstance(target_modules, str) else target_modules
+    targets = tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
+    if not targets:
+        raise ConfigError("lora_target_modules is empty; name at least one Linear, such as q_proj.")
+    return targets
+
+
+def _checked_rank(rank: int) -> int:
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank <= 0:
+        raise ConfigError(f"lora_rank is {rank!r}; expected an integer of 1 or more.")
+    return rank
+
+
+def _checked_alpha(alpha: float) -> float:
+    if not (alpha > 0 and math.isfinite(alpha)):
+        raise ConfigError(f"lora_alpha is {alpha!r}; expected a positive number.")
+    return float(alpha)

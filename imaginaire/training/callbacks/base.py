@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hooks of the training loop, and the group that calls them.
+
+A callback overrides the hooks it needs. ``iteration`` counts finished optimizer steps: hooks inside a step get the
+number before it; `on_training_step_end`, validation and saving get the number after it.
+"""
+
+import functools
+import logging
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from imaginaire import distributed
+from imaginaire.config import lazy_config
+from imaginaire.config.names import describe, target_of
+from imaginaire.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+class Callback:
+    """Something that watches or adjusts training; every hook does nothing unless overridden.
+
+    The group sets ``config``, ``trainer`` and ``name`` (its key in ``trainer.callbacks``) before the first hook.
+    """
+
+    config: Any
+    trainer: Any
+    name: str = ""
+
+    def on_train_start(self, model: Any, iteration: int = 0) -> None: ...
+    def on_before_dataloading(self, iteration: int = 0) -> None: ...
+    def on_after_dataloading(self, iteration: int = 0) -> None: ...
+    def on_training_step_start(self, model: Any, batch: Any, iteration: int = 0) -> None: ...
+    def on_training_step_batch_start(self, model: Any, batch: Any, iteration: int = 0) -> None: ...
+    def on_before_forward(self, iteration: int = 0) -> None: ...
+    def on_after_forward(self, iteration: int = 0) -> None: ...
+    def on_before_backward(self, model: Any, loss: Tensor, iteration: int = 0) -> None: ...
+    def on_after_backward(self, model: Any, iteration: int = 0) -> None: ...
+    def on_before_optimizer_step(
+        self, model: Any, optimizer: Any, scheduler: Any, grad_scaler: Any, iteration: int = 0
+    ) -> None: ...
+    def on_before_zero_grad(self, model: Any, optimizer: Any, scheduler: Any, iteration: int = 0) -> None: ...
+    def on_training_step_batch_end(
+        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
+    ) -> None: ...
+    def on_training_step_end(
+        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
+    ) -> None: ...
+    def on_validation_start(self, model: Any, dataloader: Any, iteration: int = 0) -> None: ...
+    def on_validation_step_start(self, model: Any, batch: Any, iteration: int = 0) -> None: ...
+    def on_validation_step_end(
+        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
+    ) -> None: ...
+    def on_validation_end(self, model: Any, iteration: int = 0) -> None: ...
+    def on_load_checkpoint_start(self, model: Any) -> None: ...
+    def on_load_checkpoint(self, model: Any, state: dict[str, Any]) -> None: ...
+    def on_load_checkpoint_end(self, model: Any, iteration: int = 0) -> None: ...
+    def on_save_checkpoint_start(self, model: Any, iteration: int = 0) -> None: ...
+    def on_save_checkpoint(self, model: Any, state: dict[str, Any]) -> None: ...
+    def on_save_checkpoint_end(self, model: Any, iteration: int = 0) -> None: ...
+    def on_save_checkpoint_success(self, iteration: int = 0, elapsed_time: float = 0.0) -> None: ...
+    def on_optimizer_init_start(self) -> None: ...
+    def on_optimizer_init_end(self) -> None: ...
+    def on_train_end(self, model: Any, iteration: int = 0) -> None: ...
+    def on_app_end(self) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs: numbers, strings, containers, tensors (what ``weights_only`` reads back)."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+
+
+class EveryN(Callback):
+    """Calls `every_n_impl` at the end of a step when ``(iteration // step_size) % every_n == 0``.
+
+    ``every_n=0`` never fires there. ``run_at_start`` adds iteration 1. ``barrier_after_run`` makes the other ranks wait
+    for a slow one.
+    """
+
+    def __init__(
+        self,
+        every_n: int | None = None,
+        step_size: int = 1,
+        run_at_start: bool = False,
+        barrier_after_run: bool = False,
+    ) -> None:
+        if (every_n is not None and every_n < 0) or step_size < 1:
+            raise ConfigError(
+                f"{type(self).__name__}: every_n must be at least 0 and step_size at least 1; "
+                f"found every_n={every_n}, step_size={step_size}."
+            )
+        self.every_n = every_n
+        self.step_size = step_size
+        self.run_at_start = run_at_start
+        self.barrier_after_run = barrier_after_run
+
+    def fires_at(self, iteration: int) -> bool:
+        every_n = self.config.trainer.logging_iter if self.every_n is None else self.every_n
+        if every_n == 0:
+            return False
+        return (iteration == 1 and self.run_at_start) or (iteration // self.step_size) % every_n == 0
+
+    def on_training_step_end(
+        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
+    ) -> None:
+        if self.fires_at(iteration):
+            self.every_n_impl(self.trainer, model, batch, output, loss, iteration)
+            if self.barrier_after_run:
+                distributed.barrier(f"{self.name} at iteration {iteration}")
+
+    def every_n_impl(
+        self, trainer: Any, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int
+    ) -> None:
+        raise NotImplementedError(f"{type(self).__name__} must define every_n_impl")
+
+
+class CallbackGroup:
+    """The callbacks of a run. Each hook of `Callback` is a method here that calls it on all of them, in config order.
+
+    Built from ``config.trainer.callbacks``, a mapping of names to lazy nodes; ``null`` switches one off. The profiler
+    and memory snapshots join by themselves when ``trainer.profiling`` enables them.
+    """
+
+    def __init__(self, config: Any, trainer: Any) -> None:
+        self.callbacks: dict[str, Callback] = {}
+        nodes = _profiling_nodes(config) | dict((config.trainer.callbacks or {}).items())
+        nodes = {name: node for name, node in nodes.items() if node is not None}
+        for name, node in nodes.items():
+            _require_callback(f"trainer.callbacks.{name}", node)  # all of them, before one is called
+        for name, node in nodes.items():
+            self.callbacks[name] = _build(name, node, config, trainer)
+        for name, callback in self.callbacks.items():
+            callback.config, callback.trainer, callback.name = config, trainer, name
+        for hook in HOOKS:
+            overriding = [c for c in self.callbacks.values() if getattr(type(c), hook) is not getattr(Callback, hook)]
+            setattr(self, hook, _dispatcher([getattr(callback, hook) for callback in overriding]))
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        raise AttributeError(f"no callback hook is called '{name}'")  # the real ones are set above
+
+    def __getitem__(self, name: str) -> Callback:
+        return self.callbacks[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.callbacks
+
+    def state_dict(self) -> dict[str, dict[str, Any]]:
+        """This rank's state of each callback, by name."""
+        return {name: callback.state_dict() for name, callback in self.callbacks.items()}
+
+    def load_state_dict(self, state: Mapping[str, dict[str, Any]]) -> None:
+        """Hand each callback its state; names on one side only are said, not refused."""
+        for name, callback in self.callbacks.items():
+            if name in state:
+                callback.load_state_dict(state[name])
+        if gone := [name for name in state if name not in self.callbacks and state[name]]:
+            log.info("callbacks in the checkpoint but not in this config, state dropped: %s", ", ".join(gone))
+        if new := [name for name in self.callbacks if name not in state]:
+            log.info("callbacks new since the checkpoint, starting afresh: %s", ", ".join(new))
+
+
+def _dispatcher(methods: list[Callable[..., None]]) -> Callable[..., None]:
+    def call(*args: Any, **kwargs: Any) -> None:
+        for method in methods:
+            method(*args, **kwargs)
+
+    return call
+
+
+def _profiling_nodes(config: Any) -> dict[str, Any]:
+    nodes = {}
+    if config.trainer.profiling.enable_profiling:
+        nodes["profiler"] = {"_target_": "imaginaire.training.callbacks.profile.Profiler"}
+    if config.trainer.profiling.enable_memory_snapshot:
+        nodes["memory_snapshot"] = {"_target_": "imaginaire.training.callbacks.profile.MemorySnapshot"}
+    return nodes
+
+
+def _require_callback(key: str, node: Any) -> None:
+    """Raise unless a node makes a callback, by its class or what its function says to return: nothing is called."""
+    if isinstance(node, Callback):
+        return
+    if not isinstance(node, Mapping) or "_target_" not in node:
+        raise ConfigError(f"{key} must be a lazy node such as L(GradClip)(clip_norm=1.0), or null; found {node!r}.")
+    target = target_of(node, key)
+    made = target.func if isinstance(target, functools.partial) else target
+    kind = made if isinstance(made, type) else _returned(made)
+    if not (isinstance(kind, type) and issubclass(kind, Callback)):
+        raise ConfigError(
+            f"{key}._target_ is {describe(made)}: no class of callbacks. Derive one from"
+            " imaginaire.training.callbacks.Callback; a function that makes one must say so: def make(...) -> Callback."
+        )
+
+
+def _returned(function: Any) -> Any:
+    """The annotated type of what a function returns; None where it has none that can be told."""
+    try:
+        return typing.get_type_hints(function).get("return")
+    except (TypeError, NameError, AttributeError):
+        return None
+
+
+def _build(name: str, node: Any, config: Any, trainer: Any) -> Callback:
+    """The callback of a lazy node. ``config`` and ``trainer`` are passed where its constructor takes them."""
+    if isinstance(node, Callback):
+        return node
+    key = f"trainer.callbacks.{name}"
+    parameters = lazy_config.signature(target_of(node, key))
+    offered = {"config": config, "trainer": trainer}
+    given = {k: v for k, v in offered.items() if k in parameters and node.get(k) is None}
+    callback = lazy_config.instantiate(node, **given)
+    if not isinstance(callback, Callback):
+        raise ConfigError(f"{key} makes a {type(callback).__name__}, although its function says a callback.")
+    return callback

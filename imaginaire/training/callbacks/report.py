@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Callbacks that tell how a run is doing: losses, speed, a sign of life, a progress bar."""
+
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from imaginaire import distributed, storage
+from imaginaire.config.schema import NEVER
+from imaginaire.data.foreign_loader import length
+from imaginaire.data.stream import WEIGHT_KEY
+from imaginaire.distributed import parallel
+from imaginaire.errors import ConfigError
+from imaginaire.progress import Progress
+from imaginaire.training.callbacks.base import Callback, EveryN
+from imaginaire.training.callbacks.running_mean import RunningMean
+from imaginaire.training.side_channel import SideChannel
+
+log = logging.getLogger(__name__)
+
+
+class LossLog(Callback):
+    """Logs the loss, every scalar of the model's output, learning rates and samples seen, as means since the last log.
+
+    Means run over all micro-batches and ranks, every ``logging_iter * logging_iter_multipler`` steps; with a multiplier
+    the names begin with ``train@10/`` instead of ``train/``. NaN and infinite values are counted, not averaged.
+    Validation gives ``val/...``, weighted by the samples that count (``sample_weight``). A model with
+    ``is_image_batch(batch)`` has its losses by kind as well: ``train/image_loss``, ``train/video_loss``.
+    """
+
+    def __init__(self, logging_iter_multipler: int = 1) -> None:  # the spelling that configs in the wild use
+        if logging_iter_multipler < 1:
+            raise ConfigError(f"loss_log.logging_iter_multipler must be at least 1, found {logging_iter_multipler}.")
+        self.multiplier = logging_iter_multipler
+        self._train: dict[str, RunningMean] = {}
+        self._validation: dict[str, RunningMean] = {}
+        self._micro = 0
+        self._rates: dict[str, float] = {}
+
+    def on_before_optimizer_step(
+        self, model: Any, optimizer: Any, scheduler: Any, grad_scaler: Any, iteration: int = 0
+    ) -> None:
+        if self.multiplier == 1 and self._is_due(iteration + 1) and distributed.is_rank0():
+            self._rates = {}  # those of this step: the schedule moves on before the step ends
+            for index, group in enumerate(optimizer.param_groups):
+                self._rates[f"optim/lr_{index}"] = float(group["lr"])
+                self._rates[f"optim/weight_decay_{index}"] = float(group.get("weight_decay", 0.0))
+
+    def on_training_step_batch_end(
+        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
+    ) -> None:
+        _add_all(self._train, self._with_kind(batch, output, loss), loss)
+        self._micro += 1
+        if self._micro < self.config.trainer.grad_accum_iter:
+            return
+        self._micro = 0
+        # Here and not at the end of the step: a checkpoint of this step then holds the sums of after the log.
+        if self._is_due(iteration + 1):
+            prefix = "train" if self.multiplier == 1 else f"train@{self.multiplier}"
+            values = {f"{prefix}/{name}": value for name, value in _gathered(self._train).items()}
+            if self.multiplier == 1:
+                values |= self._rates
+                values["train/samples_seen"] = self.trainer.samples_seen
+            self.trainer.metrics.log(values, iteration + 1)
+
+    def on_validation_start(self, model: Any, dataloader: Any, iteration: int = 0) -> None:
+        self._validation = {}
+
+    def on_validation_step_end(
+        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
+    ) -> None:
+        _add_all(self._validation, self._with_kind(batch, output, loss), loss, weight=_samples(batch))
+
+    def on_validation_end(self, model: Any, iteration: int = 0) -> None:
+        if self.multiplier == 1:
+            values = {f"val/{name}": value for name, value in _gathered(self._validation).items()}
+            self.trainer.metrics.log(values, iteration)
+            if "val/loss" in values:
+                log.info("iter %d validation loss %.6g", iteration, values["val/loss"])
+
+    def _with_kind(self, batch: Any, output: Any, loss: Tensor) -> Any:
+        """The output with the losses of a batch of images or videos under names of their own."""
+        is_image_batch = getattr(self.trainer.model, "is_image_batch", None)
+        if is_image_batch is None or not isinstance(output, Mapping):
+            return output
+        kind = "image" if is_image_batch(batch) else "video"
+        of_kind = {f"{kind}_edm_loss": output["edm_loss"]} if "edm_loss" in output else {}
+        return {**output, **of_kind, f"{kind}_loss": loss}
+
+    def _is_due(self, iteration: int) -> bool:
+        return bool(iteration % (self.config.trainer.logging_iter * self.multiplier) == 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: mean.state_dict() for name, mean in self._train.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._train = {name: RunningMean() for name in state}
+        for name, mean in self._train.items():
+            mean.load_state_dict(state[name])
+
+
+def _add_all(means: dict[str, RunningMean], output: Any, loss: Tensor, weight: float = 1.0) -> None:
+    means.setdefault("loss", RunningMean()).add(loss, weight)
+    if not isinstance(output, Mapping):
+        return
+    for name, value in output.items():
+        is_scalar = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, int | float)
+        if is_scalar and name != "loss":
+            means.setdefault(str(name), RunningMean()).add(value, weight)
+
+
+def _gathered(means: dict[str, RunningMean]) -> dict[str, float]:
+    """Means over all ranks, and empties them. Ranks may have seen different names (image and video batches)."""
+    totals: dict[str, tuple[float, float, int]] = {}
+    for of_rank in distributed.all_gather_object({name: mean.totals() for name, mean in means.items()}):
+        for name, (total, weight, non_finite) in of_rank.items():
+            before = totals.get(name, (0.0, 0.0, 0))
+            totals[name] = (before[0] + total, before[1] + weight, before[2] + non_finite)
+    for mean in means.values():
+        mean.reset()
+    values = {name: total / weight for name, (total, weight, _) in totals.items() if weight}
+    values |= {f"non_finite_{name}": count for name, (_, _, count) in totals.items() if count}
+    return values
+
+
+def _samples(batch: Any) -> float:
+    """How many samples of a batch count."""
+    weight = batch.get(WEIGHT_KEY) if isinstance(batch, Mapping) else None
+    return batch_size(batch) if weight is None else float(weight.sum())
+
+
+def batch_size(batch: Any) -> int:
+    """Length of the first tensor found in a batch, else 1."""
+    return next((int(tensor.shape[0]) for tensor in _tensors(batch) if tensor.ndim), 1)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _of_whole_clips(loss: Tensor) -> float:
+    """The loss; of ranks that share clips the mean, since each has that of its own frames."""
+    dims = parallel.current_dims()
+    if dims.context_parallel_size == 1:
+        return float(loss.detach())
+    mean = loss.detach().clone()
+    dist.all_reduce(mean, group=dims.cp_group)
+    return float(mean) / dims.context_parallel_size
+
+
+class IterSpeed(EveryN):
+    """Reports the first ``hit_thres`` steps singly, then every ``every_n`` steps the seconds per step and their split.
+
+    ``train/s_per_iter`` leaves out validation, saving and what callbacks do apart from the steps (under
+    ``trainer.timers("apart")``). ``timer/data``, ``timer/forward``, ... are seconds per step
+    by the trainer's timers, and ``train/data_percent`` is the share spent waiting for data. Rank 0 speaks for all.
+    """
+
+    def __init__(self, every_n: int | None = None, hit_thres: int = 5, step_size: int = 1) -> None:
+        super().__init__(every_n=every_n, step_size=step_size)
+        self.hit_thres = hit_thres
+        self._hits = 0
+        self._mark: float | None = None  # when the measured interval began
+        self._mark_iteration = 0
+        self._mark_samples = 0
+        self._paused = 0.0
+        self._pause_start: float | None = None
+        self._last_step: float | None = None
+
+    def on_train_start(self, model: Any, iteration: int = 0) -> None:
+        self._last_step = time.perf_counter()
+
+    def on_training_step_end(
+        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
+    ) -> None:
+        if self._hits < self.hit_thres:
+            self._hits += 1
+            if loss.is_cuda:
+                torch.cuda.synchronize(loss.device)
+            now = time.perf_counter()
+            is_shown = self._hits in (1, self.hit_thres)  # what lies between is for those who look for it
+            log.log(
+                logging.INFO if is_shown else logging.DEBUG,
+                "Iteration %d: Hit counter: %d/%d | Loss: %.4f | Time: %.2fs",
+                iteration,
+                self._hits,
+                self.hit_thres,
+                _of_whole_clips(loss),
+                now - (self._last_step if self._last_step is not None else now),
+            )
+            self._last_step = now
+            if self._hits == self.hit_thres:
+                self._restart(iteration)
+        else:
+            super().on_training_step_end(model, batch, output, loss, iteration)
+
+    def every_n_impl(
+        self, trainer: Any, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int
+    ) -> None:
+        steps = iteration - self._mark_iteration
+        if self._mark is None or steps <= 0:
+            self._restart(iteration)
+            return
+        phases = trainer.timers.read_and_reset()
+        elapsed = max(time.perf_counter() - self._mark - self._paused - phases.pop("apart", 0.0), 1e-9)
+        values = {f"timer/{name}": seconds / steps for name, seconds in phases.items()}
+        values["train/s_per_iter"] = elapsed / steps
+        values["train/data_percent"] = 100 * phases.get("data", 0.0) / elapsed
+        values["train/samples_per_s"] = (trainer.samples_seen - self._mark_samples) / elapsed
+        trainer.metrics.log(values, iteration)
+        self._restart(iteration, read_timers=False)
+
+    def _restart(self, iteration: int, read_timers: bool = True) -> None:
+        if read_timers:
+            self.trainer.timers.read_and_reset()
+        self._mark, self._mark_iteration, self._paused = time.perf_counter(), iteration, 0.0
+        self._mark_samples = self.trainer.samples_seen
+
+    def _pause(self) -> None:
+        self._pause_start = time.perf_counter()
+
+    def _resume(self) -> None:
+        if self._pause_start is not None:
+            paused = time.perf_counter() - self._pause_start
+            self._paused += paused
+            self._last_step = None if self._last_step is None else self._last_step + paused
+            self._pause_start = None
+
+    def on_validation_start(self, model: Any, dataloader: Any, iteration: int = 0) -> None:
+        self._pause()
+
+    def on_validation_end(self, model: Any, iteration: int = 0) -> None:
+        self._resume()
+
+    def on_save_checkpoint_start(self, model: Any, iteration: int = 0) -> None:
+        self._pause()
+
+    def on_save_checkpoint_end(self, model: Any, iteration: int = 0) -> None:
+        self._resume()
+
+
+class HeartBeat(EveryN):
+    """Rewrites ``heart_beat.json`` in the run folder, at most every ``update_interval_in_minute``: a sign of life.
+
+    A supervisor compares ``unix_time`` with its own clock, and reads ``state`` (training, finished) and ``iteration``.
+    """
+
+    def __init__(self, every_n: int = 10, update_interval_in_minute: float = 20, step_size: int = 1) -> None:
+        super().__init__(every_n=every_n, step_size=step_size)
+        self.interval_s = 60 * update_interval_in_minute
+        self._last = float("-inf")
+        self._channel = SideChannel("heart beat")
+
+    def on_train_start(self, model: Any, iteration: int = 0) -> None:
+        self._beat("training", iteration)
+
+    def every_n_impl(
+        self, trainer: Any, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int
+    ) -> None:
+        if time.monotonic() - self._last >= self.interval_s:
+            self._beat("training", iteration)
+
+    def on_train_end(self, model: Any, iteration: int = 0) -> None:
+        self._beat("finished", iteration)
+
+    def _beat(self, state: str, iteration: int) -> None:
+        if not distributed.is_rank0():
+            return
+        self._last = time.monotonic()
+        now = time.time()
+        beat = {
+            "state": state,
+            "iteration": iteration,
+            "samples_seen": self.trainer.samples_seen,
+            "unix_time": now,
+            "time": datetime.fromtimestamp(now, timezone.utc).isoformat(timespec="seconds"),
+            "update_interval_s": self.interval_s,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        }
+        text = json.dumps(beat, indent=1) + "\n"
+        path = storage.join(self.trainer.run_dir, "heart_beat.json")
+        with self._channel.attempt():  # a missed beat must not stop what it watches
+            storage.write_atomically(path, lambda file: file.write(text.encode()))
+
+
+class ProgressBar(Callback):
+    """A bar for training and one for each validation, on rank 0's terminal.
+
+    Elsewhere the lines of the metrics say how far training is, and lines of its own how far a long validation is.
+    """
+
+    def __init__(self) -> None:
+        self._shown: dict[str, Progress] = {}
+        self._start = 0
+
+    def _open(self, name: str, total: int | None, done: int = 0) -> None:
+        if distributed.is_rank0():
+            is_training = name == "training"
+            self._shown[name] = Progress(name, total, done=done, leave=is_training, lines=not is_training)
+
+    def _close(self, name: str) -> None:
+        if name in self._shown:
+            self._shown.pop(name).close()
+
+    def on_train_start(self, model: Any, iteration: int = 0) -> None:
+        max_iter = self.config.trainer.max_iter
+        self._start = iteration
+        self._open("training", max_iter if max_iter < NEVER else None, iteration)
+
+    def on_training_step_end(
+        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
+    ) -> None:
+        if (training := self._shown.get("training")) is not None:
+            training.set(iteration)
+
+    def on_validation_start(self, model: Any, dataloader: Any, iteration: int = 0) -> None:
+        limit = self.config.trainer.max_val_iter
+        known = [n for n in (limit, length(dataloader)) if n is not None]
+        self._open("validation", min(known) if known else None)
+
+    def on_validation_step_end(
+        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
+    ) -> None:
+        if (validation := self._shown.get("validation")) is not None:
+            validation.update()
+
+    def on_validation_end(self, model: Any, iteration: int = 0) -> None:
+        self._close("validation")
+        training = self._shown.get("training")
+        if training is not None and iteration == self._start:  # before the first step
+            training.restart()
+
+    def on_train_end(self, model: Any, iteration: int = 0) -> None:
+        self._close("training")

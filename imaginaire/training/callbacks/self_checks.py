@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must be true before and in the first step of a run, looked at once; a run that begins wrongly stops at once.
+
+Such faults do not crash: weights that no file filled, adapters that already change the model, ranks that hold other
+weights or other data than they should. They would be found in the results, days later. So would a loss that grows
+without end, which is a warning at whatever step it comes.
+"""
+
+import logging
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from imaginaire import distributed
+from imaginaire.distributed import parallel
+from imaginaire.errors import TrainingError
+from imaginaire.optim import lora
+from imaginaire.training.callbacks.base import Callback
+from imaginaire.training.callbacks.first_range import FIRST, LAST, FirstRange, causes_in
+from imaginaire.training.callbacks.train import GradClip
+
+log = logging.getLogger(__name__)
+
+SHOWN = 5  # names in a message
+
+
+class SelfChecks(Callback):
+    """Raises TrainingError where one of these is not so, and else says in one line what was found:
+
+    * every parameter has memory and finite values;
+    * sharded parameters are equal on all their replicas (the trainer compares those that are not sharded);
+    * the ranks of a context-parallel group read the same data;
+    * adapters begin without an effect, and the gradient of some lora_B is not zero (but for random weights);
+    * the first loss lies where ``model.expected_first_loss(output)`` says, if the model has such a method and knows.
+
+    A trained parameter that the first gradient does not reach is a warning. A resumed run looks at the first three.
+    A loss or gradient norm that leaves the range of its first steps is a warning at once, with the keys that may be why
+    and what the model's ``likely_causes(batch)`` adds.
+    ``trainer.callbacks.self_checks=null`` looks at nothing.
+    """
+
+    def __init__(self) -> None:
+        self._facts: list[str] = []
+        self._is_fresh = False
+        self._is_over = True
+        self._has_data = False
+        self._ranges = {"loss": FirstRange(10.0), "gradient norm": FirstRange(100.0)}
+        self._losses = [0.0, 0.0, 0.0]  # sums over the micro-batches: what was found, least and most expected
+
+    def on_train_start(self, model: Any, iteration: int = 0) -> None:
+        self._is_fresh = iteration == 0
+        self._is_over = self._has_data = False
+        parameters = list(model.named_parameters())
+        _require(_first_unusable(parameters))
+        self._facts = [f"{len(parameters)} parameters finite"]
+        if (name := parallel.shards_equal(model)) is not None:
+            _require(
+                f"{name} differs between the replicas of its shards. All ranks must start from the same file and seed."
+            )
+        if distributed.world_size() > 1:
+            self._facts.append("replicas equal")
+        is_own_start = not self.config.checkpoint.load_path  # other weights may have adapters that are trained
+        if self._is_fresh and is_own_start and getattr(model, "adapters_begin_at_zero", lambda: True)():
+            self._check_adapters(model)
+
+    def on_training_step_start(self, model: Any, batch: Any, iteration: int = 0) -> None:
+        if self._has_data:
+            return
+        self._has_data = True
+        dims = self.trainer.dims
+        if dims.context_parallel_size > 1:
+            _require(_other_data(batch, dims.cp_group))
+            self._facts.append(f"same data on {dims.context_parallel_size} context-parallel ranks")
+
+    def on_before_optimizer_step(
+        self, model: Any, optimizer: Any, scheduler: Any, grad_scaler: Any, iteration: int = 0
+    ) -> None:
+        if self._is_over or not self._is_fresh:
+            return
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        lost = [name for name, p in trained if p.grad is None]
+        if lost and not self.config.trainer.ddp.find_unused_parameters:
+            log.warning(
+                "the gradient of the first step does not reach %s. If that is intended, freeze what is not trained"
+                " (requires_grad_(False)), or say so: trainer.ddp.find_unused_parameters=True.",
+                _listed(lost),
+            )
+        reached = [(name, p) for name, p in trained if p.grad is not None]
+        is_zero = dict(zip([name for name, _ in reached], _zero_gradients([p for _, p in reached])))
+        of_adapters = [zero for name, zero in is_zero.items() if ".lora_B." in name]
+        if of_adapters and all(of_adapters):
+            self._tell_idle_adapters(model)
+        zeros = sum(is_zero.values())
+        at_zero = f" (zero in {zeros}, as behind weights that start at zero)" if zeros else ""
+        self._facts.append(f"the gradient reaches {len(reached)} of {len(trained)} trained parameters{at_zero}")
+
+    def on_training_step_batch_end(
+        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
+    ) -> None:
+        if self._is_over or not self._is_fresh:
+            return
+        expected = getattr(model, "expected_first_loss", lambda output: None)(output)
+        if expected is not None:
+            for i, value in enumerate((float(loss.detach()), *expected)):
+                self._losses[i] += value
+
+    def on_training_step_end(
+        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
+    ) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._check_loss()
+            log.info("self-checks: %s: ok", ", ".join(self._facts))
+        self._check_ranges(model, batch, iteration)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: known.state_dict() for name, known in self._ranges.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, known in self._ranges.items():
+            if name in state:
+                known.load_state_dict(state[name])
+
+    def _check_ranges(self, model: Any, batch: Any, iteration: int) -> None:
+        """Warn where a figure leaves its first range; both are known already, so no device is waited for."""
+        clip = next((one for one in self.trainer.callbacks.callbacks.values() if isinstance(one, GradClip)), None)
+        figures = {"loss": self.trainer.guard.last_loss, "gradient norm": None if clip is None else clip.last_norm}
+        for name, value in figures.items():
+            if value is None or not math.isfinite(value) or (found := self._ranges[name].add(value)) is None:
+                continue
+            rates = ", ".join(f"{float(group['lr']):.3g}" for group in self.trainer.optimizer.param_groups)
+            causes = [*getattr(model, "likely_causes", lambda batch: ())(batch), *causes_in(self.config)]
+            log.warning(
+                "iteration %d: the %s has left its first range: it began with %.4g (at most %.4g in the first %d"
+                " steps), and the median of the last %d is %.4g, at learning rate %s. The run goes on, but hardly"
+                " learns. Likely causes: %s.",
+                iteration,
+                name,
+                *found[1:],
+                FIRST,
+                LAST,
+                found[0],
+                rates,
+                "; ".join(causes),
+            )
+
+    def _check_adapters(self, model: nn.Module) -> None:
+        adapters = lora.adapters(model)
+        found = [name for name, adapter in adapters.items() if bool(parallel.to_local(adapter.factors[1]).any())]
+        _require(
+            f"the adapters of {_listed(found)} change the model before it is trained (lora_B is not zero). Start from"
+            " weights without adapters, or set model.config.init_lora_weights=False if they are to begin at random."
+            if found
+            else None
+        )
+        if adapters:
+            self._facts.append(f"{len(adapters)} adapters without effect")
+
+    def _tell_idle_adapters(self, model: nn.Module) -> None:
+        has_start = self.config.checkpoint.load_path or getattr(model, "has_start_weights", lambda: True)()
+        problem = (
+            "the gradient of every lora_B is zero, so the adapters learn nothing: they sit behind weights of zero."
+        )
+        if has_start:
+            _require(f"{problem} Start from trained weights (model.config.model_manager_config.dit_path).")
+        log.warning("%s That is how random weights begin: set model.config.model_manager_config.dit_path", problem)
+
+    def _check_loss(self) -> None:
+        sums = torch.tensor([*self._losses, float(any(self._losses)) * self.config.trainer.grad_accum_iter]).double()
+        found, low, high, count = distributed.all_reduce_(sums).tolist()
+        if not count:
+            return
+        found, low, high = found / count, low / count, high / count
+        if not low <= found <= high:
+            raise TrainingError(
+                f"The self-check of the first step: the loss is {found:.4g}, but with trained weights it lies between"
+                f" {low:.4g} and {high:.4g} on this data. Are the start weights those of this network, resolution and"
+                f" tokenizer, and are the pixels in [-1, 1]? {_SWITCH}"
+            )
+        self._facts.append(f"first loss {found:.4g} (at most {high:.4g} was expected)")
+
+
+_SWITCH = "To go on all the same: trainer.callbacks.self_checks=null."
+
+
+def _require(problem: str | None) -> None:
+    """Raise on all ranks where any has a problem (a collective)."""
+    for rank, found in enumerate(distributed.all_gather_object(problem)):
+        if found is not None:
+            where = f" (rank {rank})" if distributed.world_size() > 1 else ""
+            raise TrainingError(f"The self-check of the start{where}: {found} {_SWITCH}")
+
+
+def _first_unusable(parameters: list[tuple[str, nn.Parameter]]) -> str | None:
+    for name, parameter in parameters:
+        local = parallel.to_local(parameter.detach())
+        if local.is_meta:
+            return f"{name} has no memory: no file filled it and nothing drew it. The model must do so before training."
+        if not bool(torch.isfinite(local).all()):
+            return f"{name} holds values that are not finite. The file that it comes from is damaged, or overflowed."
+    return None
+
+
+def _other_data(batch: Any, group: dist.ProcessGroup) -> str | None:
+    """What differs between the batches of a context-parallel group, in words."""
+    mine = {name: parallel.checksum(tensor) for name, tensor in _named_tensors(batch, "batch")}
+    everyone: list[Any] = [None] * group.size()
+    dist.all_gather_object(everyone, mine, group=group)
+    names = dict.fromkeys(name for of_rank in everyone for name in of_rank)
+    other = [name for name in names if any(of_rank.get(name) != everyone[0].get(name) for of_rank in everyone)]
+    if not other:
+        return None
+    return (
+        f"{_listed(other)} differ between the ranks of a context-parallel group, which must read the same samples."
+        " Their loader must go by the data-parallel rank (imaginaire.data.stream.ResumableLoader, or get_sampler of"
+        " cosmos_predict2.data.loaders), and draw alike on these ranks."
+    )
+
+
+def _named_tensors(value: Any, name: str) -> list[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        return [(name, value)]
+    if isinstance(value, dict):
+        return [found for key, item in value.items() for found in _named_tensors(item, f"{name}.{key}")]
+    if isinstance(value, list | tuple):
+        return [found for i, item in enumerate(value) for found in _named_tensors(item, f"{name}.{i}")]
+    return []
+
+
+def _zero_gradients(parameters: list[nn.Parameter]) -> list[bool]:
+    """Of each gradient whether it is zero on all ranks."""
+    flags = [parallel.to_local(p.grad).any().float().cpu() for p in parameters if p.grad is not None]
+    if not flags:
+        return []
+    return (distributed.all_reduce_(torch.stack(flags), "max") == 0).tolist()
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one sink of metrics: ``metrics.jsonl``, a console line, TensorBoard and Weights & Biases.
+
+Values logged for an iteration are collected and written as one record when the trainer flushes it. A run folder in an
+object store is mirrored: files grow in a local folder and are uploaded at most once a minute and at the end. Each is a
+side channel: a full disk or a tracker's error costs its records, not the run.
+"""
+
+import contextlib
+import errno
+import json
+import logging
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from imaginaire import storage
+from imaginaire.progress import Pace, duration, percent
+from imaginaire.training.callbacks.wandb_tracker import WandbTracker
+from imaginaire.training.side_channel import SideChannel
+
+log = logging.getLogger(__name__)
+
+JSONL = "metrics.jsonl"
+UPLOAD_INTERVAL_S = 60.0
+
+_CONSOLE = (  # metric, how it is shown
+    ("train/loss", "loss {:.4f}"),
+    ("train/grad_norm", "grad_norm {:.3f}"),
+    ("optim/lr_0", "lr {:.3g}"),
+    ("train/s_per_iter", "{:.3g} s/iter"),
+    ("train/data_percent", "data {:.0f} %"),
+    ("device/peak_gpu_mem_gb", "mem {:.1f} GB"),
+    ("device/cpu_mem_gb", "host mem {:.1f} GB"),
+)
+_REMEMBERED = ("device/peak_gpu_mem_gb", "device/cpu_mem_gb")  # measured more rarely than losses are shown
+
+
+class _Nothing:
+    """In place of a tracker that is not there: takes every call."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+
+NOTHING = _Nothing()
+
+
+class Metrics:
+    """Where callbacks log. Ranks other than the writer may log too; nothing comes of it.
+
+    Order: constructor, `load_state_dict` on a resume, `open`, then `log` and `flush`, `close`.
+    """
+
+    def __init__(
+        self,
+        run_dir: str,
+        job: Any,
+        is_writer: bool,
+        config: Mapping[str, Any] | None = None,
+        max_iter: int | None = None,
+    ) -> None:
+        self._run_dir = run_dir.removeprefix("file://")
+        self._is_writer = is_writer
+        self._config = config
+        self._wandb = WandbTracker(job)
+        self._pace = Pace(max_iter)
+        self._values: dict[str, float | Tensor] = {}
+        self._values_iteration = 0
+        self._remembered: dict[str, float] = {}
+        self._folder = self._run_dir
+        self._is_open = False
+        self._start = 0
+        self._records: Path | None = None
+        self._board: Any = None
+        self._to_file, self._to_board = SideChannel(JSONL), SideChannel("TensorBoard")
+        self._to_store = SideChannel("upload of metrics")
+        self._last_upload = time.monotonic()
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+
+    def open(self, iteration: int) -> None:
+        """Begin writing at ``iteration``: records of later ones, left by a run that is now repeated, are dropped."""
+        if not self._is_writer:
+            return
+        self._is_open = True
+        self._start = iteration
+        last_kept = -1
+        with self._to_file.attempt():
+            last_kept = self._open_records(iteration)
+        with self._to_board.attempt():
+            self._board = _summary_writer(Path(self._folder, "tensorboard"), iteration)
+        self._wandb.start(self._folder, self._config)
+        if self._values and (self._values_iteration > iteration or self._values_iteration <= last_kept):
+            self._values = {}  # restored, but already on record
+        self._write()
+
+    def _open_records(self, iteration: int) -> int:
+        """Prepare the folder and the file of records; the last iteration in it."""
+        if storage.is_remote(self._run_dir):
+            self._temporary = tempfile.TemporaryDirectory(prefix="metrics-")
+            self._folder = self._temporary.name
+            log.info(
+                "metrics: written in %s, uploaded to %s every %d s", self._folder, self._run_dir, UPLOAD_INTERVAL_S
+            )
+            if storage.exists(remote := storage.join(self._run_dir, JSONL)):
+                Path(self._folder, JSONL).write_text(storage.read_text(remote), encoding="utf-8")
+        Path(self._folder).mkdir(parents=True, exist_ok=True)
+        path = Path(self._folder, JSONL)
+        last_kept = _truncate(path, iteration)
+        path.touch()
+        self._records = path
+        return last_kept
+
+    def log(self, values: Mapping[str, float | Tensor], iteration: int) -> None:
+        """Add scalars to the record of ``iteration``; a tensor is read when the record is written."""
+        if not self._is_writer:
+            return
+        if iteration != self._values_iteration:
+            self._write()
+        self._values_iteration = iteration
+        self._values.update(values)
+
+    def flush(self, iteration: int) -> None:
+        """Write what was logged up to ``iteration``, as one record. Called at the end of every iteration."""
+        if iteration > self._start:
+            self._pace.step(iteration)
+        if self._values_iteration <= iteration:
+            self._write()
+
+    def _write(self) -> None:
+        if not self._values or not self._is_open:
+            return
+        values = _as_floats(self._values)  # waits for the device: an error of the training may show here
+        iteration = self._values_iteration
+        self._values = {}
+        if self._records is not None:
+            with self._to_file.attempt():
+                _append(self._records, values, iteration)
+        with self._board_or_none() as board:
+            for name, value in values.items():
+                board.add_scalar(name, value, iteration)
+        self._wandb.log(values, iteration)
+        self._remembered |= {name: values[name] for name in _REMEMBERED if name in values}
+        if "train/loss" in values:
+            known = self._remembered | values
+            log.info("%s", console_line(known, iteration, self._pace.total, self._pace.left_s()))
+        if self._temporary is not None and time.monotonic() - self._last_upload >= UPLOAD_INTERVAL_S:
+            self._upload()
+
+    @contextlib.contextmanager
+    def _board_or_none(self) -> Iterator[Any]:
+        """TensorBoard's writer; after a failure, which its thread does not survive, one that does nothing."""
+        board, self._board = self._board, None
+        with self._to_board.attempt():
+            yield board if board is not None else NOTHING
+            self._board = board
+
+    def log_image(self, name: str, image: str | os.PathLike[str] | np.ndarray[Any, Any], iteration: int) -> None:
+        """An image file or a uint8 array H W C, to TensorBoard (arrays only) and W&B."""
+        if not self._is_writer:
+            return
+        if isinstance(image, np.ndarray):
+            with self._board_or_none() as board:
+                board.add_image(name, image, iteration, dataformats="HWC")
+        self._wandb.log_media(name, "Image", image if isinstance(image, np.ndarray) else os.fspath(image), iteration, 0)
+
+    def log_video(
+        self, name: str, video: str | os.PathLike[str] | np.ndarray[Any, Any], iteration: int, fps: int = 16
+    ) -> None:
+        """A video file or a uint8 array T C H W, to W&B."""
+        if self._is_writer:
+            data = video if isinstance(video, np.ndarray) else os.fspath(video)
+            self._wandb.log_media(name, "Video", data, iteration, fps)
+
+    def close(self) -> None:
+        """Write what is left and end the trackers. A second call does nothing."""
+        if not self._is_open:
+            return
+        self._write()
+        self._is_open = False
+        with self._board_or_none() as board:
+            board.close()
+        self._board = None
+        self._wandb.close()
+        if self._to_file.failures:
+            log.warning("%s: %d records were not written", JSONL, self._to_file.failures)
+        if self._temporary is not None:
+            self._upload()
+            self._temporary.cleanup()
+            self._temporary = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The W&B run, and what is logged but not yet written: a run killed in between writes it on resume."""
+        return {
+            "wandb_run_id": self._wandb.run_id,
+            "values": _as_floats(self._values),
+            "iteration": self._values_iteration,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a checkpoint's run and records; one written by another program may lack both."""
+        self._wandb.run_id = state.get("wandb_run_id")
+        if self._is_writer and state.get("values"):
+            self._values, self._values_iteration = dict(state["values"]), state["iteration"]
+
+    def _upload(self) -> None:
+        self._last_upload = time.monotonic()
+        with self._board_or_none() as board:
+            board.flush()
+        folder = Path(self._folder)
+        with self._to_store.attempt():  # tried again a minute later
+            for path in [folder / JSONL, *sorted((folder / "tensorboard").glob("*"))]:
+                target = storage.join(self._run_dir, *path.relative_to(folder).parts)
+                storage.write_atomically(target, partial(_write_all, path.read_bytes()))
+
+
+def console_line(
+    values: Mapping[str, float], iteration: int, max_iter: int | None = None, left_s: float | None = None
+) -> str:
+    """``iter 100/3000 3 % loss 0.1234 grad_norm 1.002 lr 0.0001 0.21 s/iter, 9 min left data 3 % mem 12.1 GB``, without
+    what is unknown."""
+    shown = [f"iter {iteration}" if max_iter is None else f"iter {iteration}/{max_iter} {percent(iteration, max_iter)}"]
+    for name, form in _CONSOLE:
+        is_host_beside_gpu = name == "device/cpu_mem_gb" and "device/peak_gpu_mem_gb" in values
+        if name in values and not is_host_beside_gpu:
+            shown.append(form.format(values[name]))
+        if name == "train/s_per_iter" and left_s:
+            shown[-1] += f", {duration(left_s)} left"
+    return " ".join(shown)
+
+
+def _as_floats(values: Mapping[str, float | Tensor]) -> dict[str, float]:
+    """Plain numbers; tensors are fetched from each device in one go."""
+    tensors = [name for name, value in values.items() if isinstance(value, Tensor)]
+    fetched: dict[str, float] = {}
+    if tensors:
+        device = values[tensors[0]].device  # type: ignore[union-attr]
+        stacked = torch.stack(
+            [torch.as_tensor(values[name]).detach().reshape(()).double().to(device) for name in tensors]
+        )
+        fetched = dict(zip(tensors, stacked.tolist(), strict=True))
+    return {name: fetched[name] if name in fetched else _plain(value) for name, value in values.items()}
+
+
+def _plain(value: Any) -> int | float:
+    return value if type(value) is int else float(value)
+
+
+def _append(path: Path, values: Mapping[str, float], iteration: int) -> None:
+    """One JSON object, whole or not at all; NaN and infinities, which JSON lacks, become null."""
+    finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+    line = (json.dumps({"iteration": iteration, **finite}) + "\n").encode()
+    with path.open("ab", buffering=0) as file:  # opened each time: the file may have been removed meanwhile
+        end = file.tell()
+        try:
+            if file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(end)
+            raise
+
+
+def _write_all(content: bytes, file: IO[bytes]) -> None:
+    file.write(content)
+
+
+def _truncate(path: Path, iteration: int) -> int:
+    """Drop records after ``iteration`` and a torn last line; at iteration 0, where nothing is resumed, all of them.
+
+    Gives the last iteration that is left, or -1.
+    """
+    if not path.exists():
+        return -1
+    kept, dropped, last = [], 0, -1
+    for line, found in _records(path):
+        if found is None or found > iteration or iteration == 0:
+            dropped += 1
+        else:
+            kept.append(line)
+            last = max(last, found)
+    if dropped:
+        storage.write_atomically(path, lambda file: file.writelines(kept))
+        records = "1 record" if dropped == 1 else f"{dropped} records"
+        log.info("%s: dropped %s after iteration %d", path, records, iteration)
+    return last
+
+
+def _records(path: Path) -> Iterator[tuple[bytes, int | None]]:
+    """Lines with their iteration; None for a line that is no record."""
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                yield line, int(json.loads(line)["iteration"]) if line.endswith(b"\n") else None
+            except (ValueError, KeyError, TypeError):
+                yield line, None
+
+
+def _summary_writer(folder: Path, iteration: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        log.info("TensorBoard: not installed; for it: pip install -e '.[track]'")
+        return None
+    return SummaryWriter(str(folder), purge_step=iteration + 1 if iteration else None, max_queue=1000, flush_secs=30)

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract between the trainer and everything it trains."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from imaginaire.checkpoint import weights
+from imaginaire.config import lazy_config
+from imaginaire.distributed import parallel
+from imaginaire.distributed.parallel import ParallelDims
+from imaginaire.optim import schedules
+from imaginaire.optim.ema import PowerEMA
+
+
+class Note(str):
+    """Of what a class's ``preflight`` methods say (`imaginaire.training.preflight`), what may well be meant so."""
+
+
+def weight_dtype(precision: torch.dtype) -> torch.dtype:
+    """What weights that are trained in a precision are kept in."""
+    return torch.float32 if precision == torch.float16 else precision
+
+
+class ImaginaireModel(nn.Module):
+    """What the trainer may ask of a model. Only `training_step` must be written.
+
+    A model keeps what it trains in ``net`` and, when it averages weights, a `PowerEMA` of it in ``ema``; whoever does
+    otherwise overrides the methods that say so. Class methods ``preflight(**config)`` (an iterable of problems as
+    text) and ``checkpoint_bytes(**config)`` may be offered; the trainer calls them before it builds anything.
+    """
+
+    net: nn.Module
+    ema: PowerEMA | None = None
+    precision: torch.dtype = torch.float32
+    seed: int = 0  # the run's; the trainer sets it before training
+
+    @property
+    def weight_dtype(self) -> torch.dtype:
+        """What the trained weights are kept in: float32 also for float16, which the trainer gets by autocast."""
+        return weight_dtype(self.precision)
+
+    def training_step(self, batch: Any, iteration: int) -> tuple[dict[str, Any], Tensor]:
+        """Metrics and tensors for callbacks, and the loss."""
+        raise NotImplementedError(f"{type(self).__name__} must define training_step")
+
+    def validation_step(self, batch: Any, iteration: int) -> tuple[dict[str, Any], Tensor]:
+        return self.training_step(batch, iteration)
+
+    def train_batches(self, dataloader: Iterable[Any]) -> Iterator[Any]:
+        """The batches to train on. Reinforcement learning turns the loader's prompts into scored experience here."""
+        yield from dataloader
+
+    def on_load_path(self, path: str) -> None:
+        """Called with ``checkpoint.load_path`` before its weights are loaded: the place to read what lies beside them,
+        as in the header of a file."""
+
+    def on_data(self, *loaders: Any) -> None:
+        """Called with the loaders of training and validation before either is read, with the weights loaded: the place
+        to tell data sets (`imaginaire.data.stream.data_sets`) what the run or its checkpoint settled."""
+
+    def parallelize(self, dims: ParallelDims) -> None:
+        """Shard, split, recompute, compile: called once, before the optimizer exists.
+
+        What was built on the meta device gets its memory and weights here; afterwards nothing may be without.
+        """
+
+    def data_facts(self, data_sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """What a run records of its training data in ``runs.jsonl``, for whoever uses its weights.
+
+        ``data_sets`` has the arguments of each of them, with its class as ``_target_``.
+        """
+        return {}
+
+    def init_optimizer_scheduler(self, optimizer_cfg: Any, scheduler_cfg: Any) -> tuple[Optimizer, LRScheduler]:
+        optimizer = lazy_config.instantiate(optimizer_cfg, model=self)
+        return optimizer, schedules.build_scheduler(optimizer, lazy_config.instantiate(scheduler_cfg))
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        return parallel.clip_grad_norm_(self.parameters(), max_norm)
+
+    def ema_scope(self) -> AbstractContextManager[Any]:
+        """Inside, the network holds its averaged weights."""
+        return nullcontext() if self.ema is None else self.ema.scope(self.net)
+
+    def on_train_start(self, memory_format: torch.memory_format = torch.preserve_format) -> None:
+        """Called before `parallelize`, with all that has memory on the device: the place to cast to the training
+        precision."""
+
+    def on_before_zero_grad(self, optimizer: Optimizer, scheduler: LRScheduler, iteration: int) -> None:
+        """Called after each optimizer step: the place of the weight average."""
+        if self.ema is not None:
+            self.ema.update(self.net, iteration)
+
+    def on_after_backward(self) -> None:
+        pass
+
+    def likely_causes(self, batch: Any) -> Iterable[str]:
+        """What in a batch may be why training diverges, as sentences without an end; asked for when it does."""
+        return ()
+
+    def checkpoint_state(self) -> dict[str, Tensor]:
+        """The live tensors to save, as they are (DTensors where sharded): "net.*" and, with an average, "net_ema.*"."""
+        state = {name: value for name, value in self.state_dict().items() if isinstance(value, Tensor)}
+        if self.ema is not None:
+            state |= {f"net_ema.{name}": value for name, value in self.ema.state().items()}
+        return state
+
+    def load_checkpoint_state(self, state: Mapping[str, Tensor]) -> weights.LoadReport:
+        """Copy saved tensors into the live ones and account for every name."""
+        return weights.load_into(self.checkpoint_state(), state)
+
+    def account_checkpoint_state(self, state: Mapping[str, Tensor]) -> weights.LoadReport:
+        """The same account of tensors that were read straight into those of `checkpoint_state`, as from shards."""
+        return weights.account(self.checkpoint_state(), state)

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run was: which code, which command, which machine. And whether the code is ours at all.
+
+Another distribution can provide packages of the same names; an import then takes whichever comes first on the path.
+"""
+
+import importlib.metadata
+import importlib.util
+import json
+import logging
+import os
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from imaginaire import distributed, storage
+from imaginaire.distributed.parallel import ParallelDims
+from imaginaire.training.model import ImaginaireModel
+
+log = logging.getLogger(__name__)
+
+DISTRIBUTION = "cosmos-posttrain"
+PACKAGES = ("imaginaire", "cosmos_predict2")
+LIBRARIES = (
+    "torch",
+    "numpy",
+    "hydra-core",
+    "omegaconf",
+    "safetensors",
+    "fsspec",
+    "apex",
+    "flash-attn",
+    "transformer-engine",
+)
+
+# Environment variables that change what a run does. Saved by name: never the whole environment, which holds secrets.
+_VARIABLES = {
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_VISIBLE_DEVICES",
+    "HF_HOME",
+    "LOCAL_WORLD_SIZE",
+    "OMP_NUM_THREADS",
+    "WANDB_MODE",
+    "WORLD_SIZE",
+}
+_PREFIXES = ("IMAGINAIRE_", "NCCL_", "PYTORCH_", "SLURM_JOB_", "TORCH_", "TORCHINDUCTOR_")
+_SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "AUTH")
+
+
+def foreign_packages() -> list[str]:
+    """One line for each of our packages that another distribution provides or hides; empty when all is ours."""
+    providers = _other_providers()
+    lines = []
+    for package in PACKAGES:
+        others = sorted(providers[package])
+        place = _place(package)
+        if place is not None and not _is_ours(place, others):
+            owner = f"distribution '{others[0]}'" if others else "no known distribution"
+            cure = (
+                f"pip uninstall {others[0]}"
+                if others
+                else "remove that folder from PYTHONPATH, or start in the checkout"
+            )
+            lines.append(
+                f"'{package}' is imported from {place} ({owner}), not from {DISTRIBUTION} at {_root()}. Cure: {cure}"
+            )
+        elif others:
+            lines.append(
+                f"'{package}' is ours ({place}), but {', '.join(others)} is installed and provides it too; "
+                f"in another folder Python may take that one. Cure: pip uninstall {' '.join(others)}"
+            )
+    return lines
+
+
+def _root() -> Path:
+    return Path(__file__).resolve().parent.parent
+
+
+def _other_providers() -> dict[str, set[str]]:
+    """Installed distributions, other than ours, by which of our packages they bring."""
+    providers: dict[str, set[str]] = {package: set() for package in PACKAGES}
+    for distribution in importlib.metadata.distributions():
+        listing = f"\n{distribution.read_text('RECORD') or ''}"
+        names = (distribution.read_text("top_level.txt") or "").split()
+        for package in PACKAGES:
+            if package in names or f"\n{package}/" in listing:
+                name = distribution.metadata["Name"]
+                if _canonical(name) != DISTRIBUTION:
+                    providers[package].add(name)
+    return providers
+
+
+def _canonical(name: str) -> str:
+    return name.lower().replace("_", "-").replace(".", "-")
+
+
+def _place(package: str) -> Path | None:
+    """The folder that an import of the package takes, without importing it."""
+    module = sys.modules.get(package)
+    spec = module.__spec__ if module is not None else importlib.util.find_spec(package)
+    if spec is None:
+        return None
+    if spec.origin is not None:
+        return Path(spec.origin).resolve().parent
+    folders = list(spec.submodule_search_locations or [])  # a folder without __init__.py
+    return Path(folders[0]).resolve() if folders else None
+
+
+def _is_ours(place: Path, others: list[str]) -> bool:
+    """Whether a package's folder is of this checkout, or of our distribution where that was installed as a copy.
+
+    Judged by the folder of this very module; where that is foreign itself, another distribution owns the files in it.
+    """
+    if place.parent != _root():
+        return False
+    return not any(place / "__init__.py" == path for name in others for path in _files(name))
+
+
+def _files(distribution: str) -> set[Path]:
+    files = importlib.metadata.files(distribution) or []
+    return {Path(str(file.locate())).resolve() for file in files if file.name == "__init__.py"}
+
+
+def run_record() -> dict[str, Any]:
+    """What is saved beside a run's configuration, in plain values (YAML and JSON take it as it is)."""
+    return {
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": [sys.executable, *sys.argv],
+        "folder": str(Path.cwd()),
+        "git": git_state(_root()),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "hostname": socket.gethostname(),
+        "libraries": {name: version for name in LIBRARIES if (version := _version(name)) is not None},
+        "distribution": {
+            DISTRIBUTION: _version(DISTRIBUTION),
+            "imported_from": str(_root()),
+            "foreign": foreign_packages(),
+        },
+        "cuda": _cuda(),
+        "world_size": int(os.environ.get("WORLD_SIZE", "1")),
+        "environment": {name: os.environ[name] for name in sorted(os.environ) if _is_kept(name)},
+    }
+
+
+def record_start(
+    run_dir: str,
+    model: ImaginaireModel,
+    optimizer: Optimizer,
+    dims: ParallelDims,
+    device: torch.device,
+    start_iteration: int,
+    data_sets: Sequence[Mapping[str, Any]],
+) -> None:
+    """Log a start of training, and add it to the ``runs.jsonl`` of the run."""
+    parameters = list(model.parameters())
+    facts = {
+        "start_iteration": start_iteration,
+        "device": str(device),
+        "backend": torch.distributed.get_backend() if distributed.is_initialized() else "none",
+        "world_size": dims.world_size,
+        "context_parallel_size": dims.context_parallel_size,
+        "optimizer": type(optimizer).__name__,
+        "precision": str(model.precision).removeprefix("torch."),
+        "parameters": sum(p.numel() for p in parameters),
+        "trained_parameters": sum(p.numel() for p in parameters if p.requires_grad),
+    }
+    log.info(
+        "training {model}: {parameters:,} parameters ({trained_parameters:,} trained), {device} x{world_size}, "
+        "precision {precision}, run folder {folder}".format(
+            model=type(model).__name__, folder=run_dir, **{**facts, "device": device.type}
+        )
+    )
+    if distributed.is_rank0():
+        add_start(run_dir, facts | model.data_facts(data_sets))
+
+
+def add_start(run_dir: str, facts: dict[str, Any]) -> None:
+    """Add one start of a run to its ``runs.jsonl``."""
+    path = storage.join(run_dir, "runs.jsonl")
+    before = storage.read_text(path) if storage.exists(path) else ""
+    record = run_record() | facts
+    text = before + json.dumps(record, default=str) + "\n"
+    storage.write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Commit and whether tracked files differ from it; None outside a git checkout or without git."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "branch": _git(folder, "rev-parse", "--abbrev-ref", "HEAD"), "dirty": bool(changes)}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        run = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):  # no git here, or a file system too slow to ask
+        return None
+    return run.stdout.strip() if run.returncode == 0 else None
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cuda() -> dict[str, Any] | None:
+    if not torch.cuda.is_available():
+        return None
+    driver = Path("/proc/driver/nvidia/version")
+    return {
+        "runtime": torch.version.cuda,
+        "driver": driver.read_text().splitlines()[0] if driver.is_file() else None,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None,
+        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }
+
+
+def _is_kept(name: str) -> bool:
+    if any(word in name.upper() for word in _SECRET):
+        return False
+    return name in _VARIABLES or name.startswith(_PREFIXES)
