@@ -23,8 +23,9 @@ from imaginaire.optim import adamw
 from imaginaire.training import trainer as trainers
 from tests.far_device import NAME, FarDevice, device, register
 from tests.multiprocess import run_distributed
-from tests.pipelines import test_flow, test_video2world, test_video2world_action
+from tests.pipelines import test_video2world, test_video2world_action
 from tests.training import losses, train
+from tests.world_model import test_flow
 
 Waits = dict[str, int]
 Losses = list[tuple[int, float]]

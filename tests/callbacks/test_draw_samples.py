@@ -26,8 +26,8 @@ from imaginaire.distributed import parallel
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.training import side_channel
-from tests.callbacks.fakes import Trainer, lazy, make_config
-from tests.callbacks.records import records
+from tests.imaginaire.training.callbacks.fakes import Trainer, lazy, make_config
+from tests.imaginaire.training.callbacks.records import records
 from tests.models.parts import make_batch, make_model, part
 from tests.multiprocess import run_distributed
 

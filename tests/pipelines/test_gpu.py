@@ -11,8 +11,8 @@ from cosmos_predict2.nn.attention import BACKENDS, check_attention, choose_atten
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.world_model.cuda_graph import GraphedNetwork
+from tests.evaluation.metrics.test_imagined_episodes import model
 from tests.pipelines import test_video2world_action as with_actions
-from tests.pipelines.test_imagined_episodes import model
 from tests.pipelines.test_video2world import frames, make_pipeline
 
 pytestmark = pytest.mark.gpu

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""examples/video2world.py as a user starts it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from cosmos_predict2.data.video import media
+from cosmos_predict2.nn.dit import Video2WorldDiT
+from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
+from cosmos_predict2.text.bytes_encoder import BytesEncoder
+from cosmos_predict2.text.prompt_embeddings import write_prompt_embeddings
+from examples.video2world import check_processes, main
+from examples.video2world_flags import parse
+from imaginaire.errors import ConfigError
+from tests.programs import python
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = "examples/video2world.py"
+TINY = ["--model_size", "tiny", "--prompt", "push the red puck to the green ring", "--num_steps", "2"]
+
+
+def run(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [python(), str(ROOT / SCRIPT), *arguments],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_the_flags_of_the_guides_and_their_defaults() -> None:
+    args = parse([])
+    expected = {
+        "model_size": None, "dit_path": "", "random_weights": False, "load_ema": False, "prompt": "",
+        "num_conditional_frames": 1,
+        "batch_input_json": None, "seed": 0, "save_path": "output/generated_video.mp4", "num_gpus": 1,
+        "disable_guardrail": False, "offload_guardrail": False, "disable_prompt_refiner": False,
+        "offload_prompt_refiner": False, "offload_text_encoder": False, "downcast_text_encoder": False,
+        "benchmark": False, "use_cuda_graphs": False, "natten": False, "num_steps": 35, "lora": [],
+    }  # fmt: skip
+    assert {name: getattr(args, name) for name in expected} == expected
+    args = parse(["--lora", "a.safetensors:0.5", "--lora", "b", "--aspect_ratio", "9:16", "--fps", "10"])
+    assert (args.lora, args.aspect_ratio, args.fps) == (["a.safetensors:0.5", "b"], "9:16", 10)
+
+
+def test_the_misspelt_flag_of_a_guide_is_read_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse(["--num_conditional_frmaes", "5"]).num_conditional_frames == 5
+    assert "--num_conditional_frames" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--promt", "x"], "error: unknown flag --promt. Did you mean --prompt"),
+        (["--zzzzzz=1"], "error: unknown flag --zzzzzz. See --help.\n"),
+        (["--seed", "abc"], "error: argument --seed: invalid int value: 'abc'. See --help.\n"),
+        (["--model_size", "0.6B"], "0.6B is not yet here: this version has no Text2Image models"),
+        (["--model", "2B/auto/multiview"], "2B/auto/multiview is not yet here: this version has no multiview models"),
+        (["--model", "2B/robot/action-cond"], "takes actions: run it with examples/action_conditioned.py"),
+        (["--model", "2B/posttrained"], "invalid choice: '2B/posttrained'"),
+    ],
+)
+def test_a_wrong_flag_is_one_line(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        parse(arguments)
+    said = capsys.readouterr().err
+    assert left.value.code == 2 and text in said and said.count("\n") == 1
+
+
+def test_several_gpus_need_torchrun_and_the_error_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [SCRIPT, "--num_gpus", "8", "--prompt", "a b"]
+    with pytest.raises(ConfigError) as error:
+        check_processes(8, command)
+    assert f"torchrun --nproc_per_node=8 --master_port=12341 {SCRIPT} --num_gpus 8 --prompt 'a b'" in str(error.value)
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    check_processes(8, command)
+    with pytest.raises(ConfigError, match="8 processes were started, but --num_gpus is 1"):
+        check_processes(1, command)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            ["--prompt", "x"],
+            "download_checkpoints --model_types video2world --model_sizes 2B --resolution 720",
+        ),
+        (["--prompt", "x", "--input_path", "absent.png"], "absent.png"),
+        (["--prompt", "x", "--save_path", "out.gif"], ".gif"),
+        (
+            [*TINY, "--save_path", "/proc/x/y.mp4"],
+            "folder /proc/x (No such file or directory). Choose another --save_path",
+        ),
+        (["--prompt", ""], "prompt is empty"),
+        (["--prompt", "x", "--natten", "--resolution", "480"], "natten"),
+        (["--prompt", "x", "--natten", "--aspect_ratio", "1:1"], "16:9"),
+        (["--prompt", "x", "--model_size", "tiny", "--resolution", "720"], "no variant"),
+        (["--prompt", "x", "--resolution", "48"], "no variant"),
+        (["--prompt", "x", "--num_conditional_frames", "5"], "one picture"),
+        (["--prompt", "x", "--prompt_embeddings", "absent.safetensors"], "absent.safetensors"),
+        (["--prompt", "x", "--batch_input_json", "absent.json"], "absent.json"),
+        ([*TINY, "--prompt_embeddings", "README.md"], "encode_prompts"),
+        ([*TINY, "--dit_path", "README.md"], "README.md"),
+        ([*TINY, "--seed", "-1"], "seed is -1"),
+        ([*TINY, "--load_ema"], "--dit_path"),
+        ([*TINY, "--random_weights", "--dit_path", "README.md"], "give one of them"),
+        ([*TINY, "--guidance", "nan"], "--guidance nan"),
+        ([*TINY, "--num_gpus", "0"], "--num_gpus 0: at least 1"),
+        ([*TINY, "--num_gpus", "3"], "These numbers do: 1, 2."),
+        ([*TINY, "--num_gpus", "2"], "torchrun --nproc_per_node=2"),
+        ([*TINY, "--device", "meta"], "--device meta"),
+        ([*TINY, "--benchmark", "--batch_input_json", "absent.json"], "--benchmark"),
+    ],
+)
+def test_what_is_wrong_is_one_message_and_exit_code_2(
+    arguments: list[str], text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    output = [] if "--save_path" in arguments else ["--save_path", str(tmp_path / "out.mp4")]
+    monkeypatch.setattr(sys, "argv", [SCRIPT, *arguments, *output])
+    monkeypatch.chdir(ROOT)
+    assert main() == 2
+    error = capsys.readouterr().err
+    assert text in error
+    assert "Traceback" not in error
+
+
+def test_embeddings_of_another_width_are_refused_before_anything_is_built(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "wide.safetensors"
+    write_prompt_embeddings(path, BytesEncoder(64, 32), ["push the puck"], "")
+    monkeypatch.setattr(sys, "argv", [SCRIPT, *TINY, "--prompt_embeddings", str(path)])
+    monkeypatch.setattr(Video2WorldPipeline, "from_config", None)
+    assert main() == 2
+    assert "width 32" in capsys.readouterr().err
+
+
+def test_weights_of_another_size_are_refused_by_their_shapes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "model.pt"
+    net = Video2WorldDiT(model_channels=64, num_blocks=1, num_heads=2, crossattn_emb_channels=64, adaln_lora_dim=32)
+    torch.save({f"net.{name}": value for name, value in net.state_dict().items()}, path)
+    monkeypatch.setattr(sys, "argv", [SCRIPT, *TINY, "--dit_path", str(path), "--save_path", str(tmp_path / "o.mp4")])
+    assert main() == 2
+    error = capsys.readouterr().err
+    assert "width 64" in error
+    assert "128" in error
+
+
+@pytest.mark.slow
+def test_a_video_from_anywhere_with_no_download(tmp_path: Path) -> None:
+    """From a picture and from a clip, from another folder, twice the same."""
+    first = run(*TINY, "--save_path", "a/one.mp4", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert "weights: " in first.stderr and "tiny_video2world.safetensors" in first.stderr
+    assert re.search(r"attention: \w+ \(asked: auto", first.stderr)
+    assert "guardrail: blocklist" in first.stderr
+    info = media.probe_video(tmp_path / "a/one.mp4")
+    assert (info.num_frames, info.fps) == (13, 10)
+    clip = str(ROOT / "assets/toy_world/clip.mp4")
+    arguments = [*TINY, "--input_path", clip, "--num_conditional_frames", "5", "--compare_to", clip, "--guidance", "1"]
+    for name in ("two", "again"):
+        assert run(*arguments, "--save_path", f"{name}.mp4", cwd=tmp_path).returncode == 0
+    records = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("two", "again")]
+    # of the frames, not of the file: x264 was seen to code one block of equal frames in two ways
+    assert records[0]["frames_sha256"] == records[1]["frames_sha256"] and len(records[0]["frames_sha256"]) == 64
+    assert (tmp_path / "two.png").exists()
+
+
+@pytest.mark.slow
+def test_a_batch_skips_what_exists_and_fails_as_a_whole_when_an_item_fails(tmp_path: Path) -> None:
+    picture = str(ROOT / "assets/toy_world/first_frame.png")
+    entries = [
+        dict(input_video=picture, prompt="push", output_video=str(tmp_path / "made.mp4")),
+        dict(input_video=str(tmp_path / "absent.png"), prompt="push", output_video=str(tmp_path / "failed.mp4")),
+    ]
+    (tmp_path / "batch.json").write_text(json.dumps(entries))
+    arguments = [*TINY, "--batch_input_json", str(tmp_path / "batch.json"), "--save_path", str(tmp_path / "x.mp4")]
+    first = run(*arguments)
+    assert first.returncode == 1
+    assert "1 made, 0 skipped, 1 failed" in first.stderr
+    made = (tmp_path / "made.mp4").stat().st_mtime_ns
+    second = run(*arguments)
+    assert "0 made, 1 skipped, 1 failed" in second.stderr
+    assert (tmp_path / "made.mp4").stat().st_mtime_ns == made

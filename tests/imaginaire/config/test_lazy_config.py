@@ -1,0 +1,440 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lazy calls, and configurations as YAML text and back."""
+
+import copy
+import enum
+import functools
+import pickle
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+import yaml
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from imaginaire.config.lazy_config import PLACEHOLDER, LazyDict, instantiate, load_yaml, save_yaml, to_yaml
+from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.config.lazy_yaml import from_yaml
+from imaginaire.config.names import find_name, locate, name_of
+from imaginaire.config.schema import Config, JITConfig, Profiling, freeze
+from imaginaire.errors import ConfigError
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+@attrs.define(kw_only=True, slots=False)
+class Settings:
+    rank: int = attrs.field(default=16, validator=attrs.validators.ge(1))
+    names: list[str] = attrs.field(factory=list)
+    part: Any = None
+    jit: JITConfig = attrs.field(factory=JITConfig)
+
+
+class Recorder:
+    """Keeps what it was called with."""
+
+    def __init__(self, a: Any = 1, b: Any = (0.9, 0.99), *, c: Any = None, d: Any = None) -> None:
+        self.a, self.b, self.c, self.d = a, b, c, d
+
+    @classmethod
+    def make(cls, a: Any = 3) -> "Recorder":
+        return cls(a=a)
+
+
+_SENTINEL = object()
+
+
+def anything(**kwargs: Any) -> dict[str, Any]:
+    return kwargs
+
+
+def with_sentinel(x: int = 1, y: Any = _SENTINEL, z: str = "${no.interpolation}") -> Any:
+    return x, y, z
+
+
+def needs(x: int, y: int = 2) -> int:
+    return x + y
+
+
+def adder(amount: int) -> Any:
+    return functools.partial(needs, y=amount)
+
+
+def breaks(x: int) -> Any:
+    return x + "text"  # type: ignore[operator]
+
+
+# --- LazyCall ---
+
+
+def test_lazy_call_fills_in_the_defaults_and_calls_nothing() -> None:
+    node = L(Recorder)(c=[1])
+    assert isinstance(node, LazyDict)
+    assert node._target_ is Recorder
+    assert node == {"_target_": Recorder, "a": 1, "b": [0.9, 0.99], "c": [1], "d": None}
+
+
+def test_lazy_call_leaves_out_defaults_that_no_file_can_show() -> None:
+    assert set(L(with_sentinel)()) == {"_target_", "x"}
+    assert instantiate(L(with_sentinel)()) == (1, _SENTINEL, "${no.interpolation}")
+
+
+@pytest.mark.parametrize("target", [5, None, [Recorder]])
+def test_lazy_call_refuses_what_cannot_be_called(target: Any) -> None:
+    with pytest.raises(TypeError, match="LazyCall takes a class, a function"):
+        L(target)
+
+
+def test_lazy_call_refuses_positional_arguments() -> None:
+    with pytest.raises(TypeError, match="keyword arguments only"):
+        L(Recorder)(1)
+
+
+def test_config_classes_and_containers_are_stored_by_name() -> None:
+    assert L(Settings)()._target_ == f"{__name__}.Settings"
+    assert instantiate(L(Settings)(rank=3)).rank == 3
+    assert instantiate(L(dict)(a=1)) == {"a": 1}
+
+
+def test_a_dotted_name_is_a_target() -> None:
+    assert instantiate(L("torch.Size")()) == torch.Size([])
+
+
+# --- instantiate ---
+
+
+def test_instantiate_builds_arguments_first_and_hands_over_plain_containers() -> None:
+    node = L(Recorder)(a=L(Recorder)(a=5), c={"x": [L(needs)(x=1)], "y": {"z": (1, 2)}}, d=[[L(needs)(x=2)]])
+    made = instantiate(node)
+    assert made.a.a == 5
+    assert type(made.b) is list
+    assert made.c == {"x": [3], "y": {"z": [1, 2]}}
+    assert type(made.c) is dict and type(made.c["x"]) is list and type(made.c["y"]) is dict
+    assert made.d == [[4]] and type(made.d[0]) is list
+
+
+def test_instantiate_without_recursion_hands_nodes_over() -> None:
+    made = instantiate(L(Recorder)(a=L(Recorder)(a=5), b=[1, 2], c=Settings(), _recursive_=False))
+    assert isinstance(made.a, DictConfig) and made.a._target_ is Recorder
+    assert type(made.b) is list
+    assert isinstance(made.c, DictConfig) and made.c.rank == 16
+
+
+def test_arguments_of_the_call_win_and_replace_the_nodes() -> None:
+    made = instantiate(L(Recorder)(a=L(breaks)(x=1), c=PLACEHOLDER), a=1, c="given")
+    assert (made.a, made.c) == (1, "given")
+
+
+def test_a_data_set_that_the_sampler_repeats_is_built_once() -> None:
+    def loader(*numbers: int) -> Any:
+        data = [L(Recorder)(a=number, b="${..c}") for number in numbers]
+        return L(anything)(sampler=L(anything)(dataset=data[-1], c=7), dataset=data[0], c=7)
+
+    same, other = instantiate(loader(1, 1)), instantiate(loader(1, 2))
+    assert same["dataset"] is same["sampler"]["dataset"] and same["dataset"].a == 1 and same["sampler"]["c"] == 7
+    assert (other["dataset"].a, other["sampler"]["dataset"].a) == (1, 2)
+    given = instantiate(loader(1, 1), dataset="given")
+    assert given["dataset"] == "given" and given["sampler"]["dataset"].a == 1
+
+
+def test_lists_typed_nodes_and_other_values() -> None:
+    assert instantiate([L(needs)(x=1), 5]) == [3, 5]
+    assert instantiate(ListConfig([L(needs)(x=1)], flags={"allow_objects": True})) == [3]
+    made = instantiate(DictConfig(Settings(part=L(needs)(x=1), names=["a"]), flags={"allow_objects": True}))
+    assert isinstance(made, Settings) and isinstance(made.jit, JITConfig)
+    assert made.names == ["a"] and type(made.names) is list
+    assert instantiate(made.part) == 3  # a lazy part waits for its owner
+    for value in (None, 5, "text", {"a": 1}):
+        assert instantiate(value) is value
+
+
+def test_plain_dictionaries_with_a_target_are_calls() -> None:
+    assert instantiate({"_target_": needs, "x": 1}) == 3
+    assert instantiate({"_target_": "operator.add"}, 1, 2) == 3
+
+
+def test_a_target_may_be_a_node_that_makes_it() -> None:
+    node = L({"_target_": adder, "amount": 5})(x=1)
+    assert instantiate(node) == 6
+
+
+def test_interpolations_are_resolved_for_the_target() -> None:
+    tree = DictConfig(
+        {"lr": 3, "node": L(Recorder)(a="${lr}", c={"x": "${add:${lr},2}"})}, flags={"allow_objects": True}
+    )
+    made = instantiate(tree.node)
+    assert (made.a, made.c) == (3, {"x": 5})
+
+
+def test_a_frozen_node_instantiates() -> None:
+    node = freeze(L(Recorder)(c={"x": [1]}))
+    assert instantiate(node).c == {"x": [1]}
+
+
+@pytest.mark.parametrize(
+    ("node", "texts"),
+    [
+        (
+            dict(opt=L(needs)(x=1, z=3)),
+            ["opt", f"{__name__}.needs", "takes no argument 'z'"],
+        ),
+        (dict(opt=dict(deep=L(Recorder)(cc=3))), ["opt.deep", "takes no argument 'cc'", "Did you mean c"]),
+        (dict(opt=L(needs)(y=3)), ["opt", "needs a value for x"]),
+        (dict(opt=L(breaks)(x=3)), ["opt", "building", "breaks failed", "test_lazy_config.py"]),
+        (dict(opt=L("no.such.module")()), ["opt._target_", "no module 'no'"]),
+        (dict(opt=L("torch.optim.AdamWW")()), ["torch.optim has no 'AdamWW'", "Did you mean AdamW"]),
+        (dict(opt=[L(needs)(x=1, z=3)]), ["opt[0]", "'z'"]),
+    ],
+)
+def test_a_call_that_fails_names_key_and_target(node: dict[str, Any], texts: list[str]) -> None:
+    tree = DictConfig(node, flags={"allow_objects": True})
+    value = tree.opt.deep if "deep" in tree.opt else tree.opt
+    with pytest.raises(ConfigError) as error:
+        instantiate({"_target_": anything, "opt": value} if isinstance(value, ListConfig) else value)
+    for text in texts:
+        assert text in str(error.value)
+
+
+# --- names ---
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.bfloat16,
+        torch.channels_last,
+        torch.relu,
+        torch.nn.functional.gelu,
+        torch.optim.AdamW,
+        Colour.RED,
+        len,
+        dict,
+    ]
+    + [Recorder.make, Path, functools.partial],
+)
+def test_names_find_the_same_object(value: Any) -> None:
+    assert locate(name_of(value)) == value
+
+
+def test_things_without_a_name_are_refused_with_the_key() -> None:
+    def local() -> None: ...
+
+    with pytest.raises(ConfigError, match=r"optimizer\.f: .*lambda.* has no name"):
+        to_yaml({"optimizer": {"f": lambda: 1}})
+    with pytest.raises(ConfigError, match=r"model\[0\]: .*local has no name"):
+        to_yaml({"model": [local]})
+    with pytest.raises(ConfigError, match=r"a: .* cannot be written to a configuration file"):
+        to_yaml({"a": object()})
+    main = type("InMain", (), {"__module__": "__main__"})
+    with pytest.raises(ConfigError, match="Move it into a module"):
+        to_yaml({"a": main})
+    assert find_name(lambda: 1) is None
+
+
+# --- YAML ---
+
+VALUES: list[Any] = [
+    None, True, False, 0, -3, 1_000_000, 1e-4, 1e-6, 2**-14.5, -0.0, 1e20, 1.0, float("inf"), -float("inf"),
+    "", "text", "1e-4", "5", "true", "null", "yes", "~",
+    "2024-01-01", "1_000", "1:30", "a: b", "# no", "- x", "é ü 中",
+    "line\nline\n", " lead", "trail ", "'quoted\"", "{a}", "[a]", "%", "@", "*x", "&y", "!z", "0x10", "0b1",
+    ".5", "1.", "e5",
+    [], {}, [[]], [[1, [2, []]], None], {0: 0.5, 1: 0.25}, {"a": {"b": []}}, {1.5: "x"}, {True: 1},
+    torch.bfloat16, torch.device("cuda:1"), torch.preserve_format, len, torch.relu, Recorder, Colour.RED, b"bytes\x00",
+    functools.partial(needs, 1, y=torch.float16), functools.partial(L, target=Recorder),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", VALUES, ids=[str(i) for i in range(len(VALUES))])
+def test_values_survive_the_file(value: Any) -> None:
+    node = DictConfig({"a": value, "b": [value]}, flags={"allow_objects": True})
+    text = to_yaml(node)
+    again = from_yaml(text)
+    assert to_yaml(again) == text
+    found = again.a
+    if isinstance(value, functools.partial):
+        assert (found.func, found.args, found.keywords) == (value.func, value.args, value.keywords)
+    else:
+        assert found == value and type(found) in (type(value), DictConfig, ListConfig)
+
+
+def test_random_trees_survive_the_file() -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(n: int) -> int:
+        return int(torch.randint(n, (1,), generator=generator))
+
+    def tree(depth: int) -> Any:
+        if depth and (kind := draw(4)) < 3:
+            if kind == 0:
+                return [tree(depth - 1) for _ in range(draw(4))]
+            content = {f"k{i}": tree(depth - 1) for i in range(draw(4))}
+            return content if kind == 1 else L(anything)(**content)
+        return VALUES[draw(len(VALUES))]
+
+    for _ in range(40):
+        node = DictConfig({"a": tree(4), "b": tree(3)}, flags={"allow_objects": True})
+        text = to_yaml(node)
+        assert to_yaml(from_yaml(text)) == text
+        assert to_yaml(from_yaml(to_yaml(from_yaml(text)))) == text
+
+
+def test_a_whole_config_survives_the_file_and_runs_again(tmp_path: Path) -> None:
+    config = Config()
+    config.model = L(Recorder)(a=Settings(rank=3, part=L(needs)(x=1)), _recursive_=False)
+    config.optimizer = L(Recorder)(a=L(needs)(x=2), d=torch.bfloat16)
+    save_yaml(config, tmp_path / "config.yaml")
+    text = (tmp_path / "config.yaml").read_text()
+    again = load_yaml(tmp_path / "config.yaml")
+    assert to_yaml(again) == text
+    assert instantiate(again.optimizer).a == 4 and instantiate(again.optimizer).d is torch.bfloat16
+    assert OmegaConf.get_type(again.model.a) is Settings
+    with pytest.raises(Exception, match="rank"):
+        again.model.a.rank = "abc"
+
+
+def test_the_file_is_plain_yaml_for_the_safe_loader() -> None:
+    text = to_yaml({"f": 1e-4, "t": torch.bfloat16, "p": Path("a/b"), "n": L(needs)(x=1)})
+    data = yaml.safe_load(text)
+    assert data["t"] == {"_object_": "torch.bfloat16"}
+    assert data["p"] == "a/b"
+    assert data["n"]["_target_"] == f"{__name__}.needs"
+
+
+def test_interpolations_are_resolved_in_the_file() -> None:
+    tree = DictConfig({"a": 3, "b": {"c": "${a}", "d": ["${subtract:${a},1}"]}}, flags={"allow_objects": True})
+    assert yaml.safe_load(to_yaml(tree)) == {"a": 3, "b": {"c": 3, "d": [2]}}
+
+
+def test_numbers_written_by_hand_are_numbers() -> None:
+    node = from_yaml("a: 1e-4\nb: 5e3\nc: 1_000\nd: 2024-01-01\n")
+    assert node == {"a": 1e-4, "b": 5000.0, "c": 1000, "d": "2024-01-01"}
+
+
+def _bomb(levels: int, each: int, form: str = "[{}]") -> str:
+    """A few hundred bytes that say each ** levels values."""
+    lines = ["a0: &a0 {x: 1}"]
+    lines += [f"a{i}: &a{i} " + form.format(", ".join([f"*a{i - 1}"] * each)) for i in range(1, levels + 1)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [1", "is not valid YAML"),
+        ("a: 1\na: 2\n", "the key 'a' appears twice"),
+        ("a: !!python/object/apply:os.system ['true']", "is not valid YAML"),
+        ("a: {_object_: os.no_such}", "os has no 'no_such'"),
+        ("a: {_object_: 3}", "a._object_ must be a dotted name"),
+        ("a: {_type_: os.path.join}", "which is no attrs class"),
+        (_bomb(9, 10), "aliases (*name) repeat"),
+        (_bomb(9, 10, "{{<<: [{}]}}"), "aliases (*name) repeat"),
+        (_bomb(60, 2), "aliases (*name) repeat"),
+        ("a: &a [1, *a]", "an alias (*name) lies within what it names"),
+        ("a: &a {b: *a}", "an alias (*name) lies within what it names"),
+        ("{a: " * 2_000, "is nested too deeply"),
+        ("a: " + "9" * 10_000, "is not valid YAML: ValueError"),
+        ("a: !!timestamp x", "is not valid YAML"),
+        ("a: !!bool x", "is not valid YAML"),
+        ("a: \x00", "is not valid YAML"),
+        (f"a: {{_type_: {__name__}.Settings, rnk: 3}}", "Unknown key a.rnk: Settings has no such field. Did"),
+    ],
+)  # fmt: skip
+def test_a_bad_file_is_one_message(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        from_yaml(text, "run/config.yaml")
+    assert message in str(error.value) and "run/config.yaml" in str(error.value)
+
+
+def test_aliases_may_repeat_what_they_name() -> None:
+    assert from_yaml("a: &a {x: 1, y: [2]}\nb: *a\nc: {<<: *a, x: 3}\nd: [*a, *a]") == {
+        "a": {"x": 1, "y": [2]},
+        "b": {"x": 1, "y": [2]},
+        "c": {"x": 3, "y": [2]},
+        "d": [{"x": 1, "y": [2]}] * 2,
+    }
+
+
+def test_marks_are_no_keys() -> None:
+    with pytest.raises(ConfigError, match="_object_' is a mark"):
+        to_yaml({"a": {"_object_": "x"}})
+
+
+def test_a_missing_file_is_one_message(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_yaml(tmp_path / "none.yaml")
+
+
+# --- freezing ---
+
+
+def test_a_frozen_config_refuses_every_change_and_names_the_cure() -> None:
+    config = Config()
+    config.optimizer = L(Recorder)(c={"x": [1]})
+    config.checkpoint.keys_not_to_resume = ["scheduler"]
+    config.freeze()
+    with pytest.raises(AttributeError, match=r"trainer\.profiling\.profile_freq=VALUE"):
+        config.trainer.profiling.profile_freq = 3
+    with pytest.raises(AttributeError, match="frozen"):
+        config.model = None
+    with pytest.raises(AttributeError, match="frozen"):
+        config.trainer.no_such_field = 1  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="frozen"):
+        del config.trainer.seed
+    with pytest.raises(AttributeError):
+        config.checkpoint.keys_not_to_resume.append("x")
+    with pytest.raises(AttributeError):
+        config.trainer.grad_scaler_args["enabled"] = True
+    with pytest.raises(Exception, match="read-only"):
+        config.optimizer.c.x.append(2)
+    assert config.checkpoint.keys_not_to_resume == ["scheduler"]
+
+
+def test_frozen_configs_copy_pickle_and_evolve() -> None:
+    config = Config()
+    config.freeze()
+    again = pickle.loads(pickle.dumps(config))
+    assert again.trainer.seed == 0 and to_yaml(again) == to_yaml(config)
+    with pytest.raises(AttributeError):
+        again.trainer.seed = 1
+    assert copy.deepcopy(config.trainer).seed == 0
+    changed = attrs.evolve(config.job, name="other")
+    assert changed.name == "other"
+    assert isinstance(config.trainer.profiling, Profiling)
+
+
+def test_a_subclass_and_an_upstream_style_root_freeze_too() -> None:
+    @attrs.define(slots=False)
+    class Mine(Config):
+        extra: int = 1
+
+    config = Mine(model=None)
+    config.freeze()
+    with pytest.raises(AttributeError, match="frozen"):
+        config.extra = 2
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Profiling(enable_profiling=True), "at least 4"),
+        (lambda: Config().job.__class__(wandb_mode="on"), "one of: null, online"),
+        (lambda: Config().trainer.__class__(grad_accum_iter=0), "grad_accum_iter=0"),
+        (lambda: Config().trainer.__class__(distributed_parallelism="fsdp2"), "one of: ddp, fsdp"),
+    ],
+)
+def test_values_out_of_range_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_the_run_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Config().job.__class__(project="p", group="g", name="n")
+    monkeypatch.delenv("IMAGINAIRE_OUTPUT_ROOT", raising=False)
+    assert job.path_local == "checkpoints/p/g/n"
+    monkeypatch.setenv("IMAGINAIRE_OUTPUT_ROOT", "s3://bucket/runs/")
+    assert job.path_local == "s3://bucket/runs/p/g/n"

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+import gzip
+import json
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import torch
+
+from imaginaire.errors import ConfigError
+from imaginaire.training.callbacks.profile import Profiler, is_profiled_rank
+from tests.imaginaire.training.callbacks.fakes import Trainer, make_config
+
+
+def test_profiler_joins_when_enabled_and_writes_one_trace_per_period(tmp_path: Path) -> None:
+    config = make_config(None)
+    config.trainer.profiling.enable_profiling = True
+    config.trainer.profiling.profile_freq = 5
+    trainer = Trainer(config, tmp_path)
+    trainer.start()
+    for _ in range(12):
+        trainer.step(1.0)
+    trainer.callbacks.on_train_end(trainer.model, 12)
+    trainer.metrics.close()
+    traces = sorted((tmp_path / "torch_trace").glob("*/*"))
+    assert [str(p.relative_to(tmp_path / "torch_trace")) for p in traces] == [
+        "iteration_10/rank0_trace.json.gz",
+        "iteration_5/rank0_trace.json.gz",
+    ]
+    names = {event.get("name") for event in json.loads(gzip.decompress(traces[0].read_bytes()))["traceEvents"]}
+    assert any("aten::" in str(name) for name in names)
+
+
+def test_profiler_begins_no_period_that_does_not_fit_and_is_silent(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    config = make_config(None, max_iter=9)
+    config.trainer.profiling.enable_profiling = True
+    config.trainer.profiling.profile_freq = 4
+    trainer = Trainer(config, tmp_path)
+    trainer.start()
+    for _ in range(9):
+        trainer.step(1.0)
+    profile = cast(Profiler, trainer.callbacks["profiler"])._profile
+    assert profile is not None and profile.current_action is torch.profiler.ProfilerAction.NONE
+    trainer.callbacks.on_train_end(trainer.model, 9)
+    trainer.metrics.close()
+    assert sorted(p.name for p in (tmp_path / "torch_trace").iterdir()) == ["iteration_4", "iteration_8"]
+    assert not [w for w in recwarn if "Profiler" in str(w.message)]
+
+
+def test_a_run_too_short_for_a_profile_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = make_config(None, max_iter=3)
+    config.trainer.profiling.enable_profiling = True
+    config.trainer.profiling.profile_freq = 4
+    with caplog.at_level(logging.INFO):
+        Trainer(config, tmp_path).start()
+    assert "no profile: trainer.max_iter=3 leaves fewer" in caplog.text
+
+
+def test_profile_freq_below_a_period_is_an_error(tmp_path: Path) -> None:
+    config = make_config(None)
+    config.trainer.profiling.enable_profiling = True
+    with pytest.raises(ConfigError, match=r"profile_freq=1, but .* at least 4"):
+        Trainer(config, tmp_path).start()
+
+
+def test_null_keeps_the_profiler_out(tmp_path: Path) -> None:
+    config = make_config({"profiler": None})
+    config.trainer.profiling.enable_profiling = True
+    assert "profiler" not in Trainer(config, tmp_path).callbacks
+
+
+@pytest.mark.parametrize(
+    ("target_ranks", "first_n_rank", "expected"),
+    [(None, 8, True), (None, -1, True), (None, 0, False), ([1], -1, False), ([0, 1], 0, True)],
+)
+def test_ranks_that_are_profiled(target_ranks: list[int] | None, first_n_rank: int, expected: bool) -> None:
+    assert is_profiled_rank(SimpleNamespace(target_ranks=target_ranks, first_n_rank=first_n_rank)) is expected
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says so only where there is no GPU")
+def test_memory_snapshots_say_that_they_need_a_gpu(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = make_config(None)
+    config.trainer.profiling.enable_memory_snapshot = True
+    trainer = Trainer(config, tmp_path)
+    with caplog.at_level(logging.WARNING):
+        trainer.start()
+    trainer.step(1.0)
+    trainer.callbacks.on_train_end(trainer.model, 1)
+    trainer.metrics.close()
+    assert "memory snapshots need a GPU" in caplog.text
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_memory_snapshots_are_written_on_a_gpu(tmp_path: Path) -> None:
+    config = make_config(None)
+    config.trainer.profiling.enable_memory_snapshot = True
+    config.trainer.profiling.profile_freq = 2
+    trainer = Trainer(config, tmp_path)
+    trainer.start()
+    for _ in range(2):
+        torch.ones(1000, device="cuda")
+        trainer.step(1.0)
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.ones(2**60, device="cuda")
+    trainer.callbacks.on_train_end(trainer.model, 2)
+    trainer.metrics.close()
+    folder = tmp_path / "memory_snapshot"
+    assert (folder / "iteration_2" / "rank0_memory_snapshot.pickle").stat().st_size > 0
+    assert (folder / "iteration_2_exit" / "rank0_memory_snapshot.pickle").stat().st_size > 0

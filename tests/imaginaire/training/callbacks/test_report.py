@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+import io
+import json
+import logging
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from imaginaire import distributed
+from imaginaire.training.callbacks.monitor import DeviceMonitor
+from imaginaire.training.callbacks.report import HeartBeat, IterSpeed, LossLog, ProgressBar, batch_size
+from imaginaire.training.callbacks.running_mean import RunningMean
+from tests.imaginaire.training.callbacks.fakes import ImageModel, Trainer, lazy, make_config
+from tests.imaginaire.training.callbacks.records import records
+from tests.multiprocess import run_distributed
+
+
+def test_loss_log_averages_losses_and_scalar_outputs_over_micro_batches(tmp_path: Path) -> None:
+    trainer = Trainer(make_config({"loss_log": lazy(LossLog)}, grad_accum_iter=2), tmp_path)
+    trainer.start()
+    trainer.step(1.0, 2.0, output={"edm_loss": torch.tensor(4.0), "latent": torch.ones(3), "name": "x"})
+    trainer.step(3.0, 6.0, output={"edm_loss": 8.0, "loss": torch.tensor(99.0)})
+    trainer.metrics.close()
+    (record,) = records(tmp_path)
+    assert record["iteration"] == 2
+    assert record["train/loss"] == pytest.approx(3.0)
+    assert record["train/edm_loss"] == pytest.approx(6.0)
+    assert record["train/samples_seen"] == 12
+    assert record["optim/lr_0"] == pytest.approx(0.1 / 2)  # the rate that step 2 ran with
+    assert record["optim/weight_decay_0"] == 0.0
+    assert not any("latent" in name or "name" in name for name in record)
+
+
+def test_loss_log_counts_what_is_not_finite(tmp_path: Path) -> None:
+    trainer = Trainer(make_config({"loss_log": lazy(LossLog)}), tmp_path)
+    trainer.start()
+    for loss in (1.0, math.nan, math.inf, math.nan):
+        trainer.step(loss)
+    trainer.metrics.close()
+    first, second = records(tmp_path)
+    assert (first["train/loss"], first["train/non_finite_loss"]) == (1.0, 1)
+    assert "train/loss" not in second and second["train/non_finite_loss"] == 2
+
+
+def test_loss_log_with_a_multiplier_has_its_own_names(tmp_path: Path) -> None:
+    callbacks = {"loss_log": lazy(LossLog), "slow": lazy(LossLog, logging_iter_multipler=2)}
+    trainer = Trainer(make_config(callbacks), tmp_path)
+    trainer.start()
+    for loss in (1.0, 2.0, 3.0, 4.0):
+        trainer.step(loss)
+    trainer.metrics.close()
+    first, second = records(tmp_path)
+    assert first["train/loss"] == 1.5 and "train@2/loss" not in first
+    assert second["train/loss"] == 3.5 and second["train@2/loss"] == 2.5
+
+
+def test_validation_loss_is_weighted_by_batch_size(tmp_path: Path) -> None:
+    trainer = Trainer(make_config({"loss_log": lazy(LossLog)}), tmp_path)
+    trainer.start()
+    cb, model = trainer.callbacks, trainer.model
+    cb.on_validation_start(model, [], 0)
+    for size, loss in ((3, 1.0), (1, 5.0)):
+        batch = {"meta": ["a"], "x": torch.ones(size, 2)}
+        cb.on_validation_step_end(model, batch, {"accuracy": loss / 10}, torch.tensor(loss), 0)
+    cb.on_validation_end(model, 0)
+    trainer.metrics.close()
+    (record,) = records(tmp_path)
+    assert record == {"iteration": 0, "val/loss": 2.0, "val/accuracy": pytest.approx(0.2)}
+
+
+def test_samples_without_weight_do_not_count_in_validation(tmp_path: Path) -> None:
+    trainer = Trainer(make_config({"loss_log": lazy(LossLog)}), tmp_path)
+    trainer.start()
+    cb, model = trainer.callbacks, trainer.model
+    cb.on_validation_start(model, [], 0)
+    for weights, loss in (([1.0, 1.0, 0.0], 1.0), ([1.0, 0.0, 0.0], 4.0), ([0.0, 0.0, 0.0], 99.0)):
+        batch = {"x": torch.ones(3, 2), "sample_weight": torch.tensor(weights)}
+        cb.on_validation_step_end(model, batch, {}, torch.tensor(loss), 0)
+    cb.on_validation_end(model, 0)
+    trainer.metrics.close()
+    assert records(tmp_path) == [{"iteration": 0, "val/loss": 2.0}]
+
+
+def test_images_and_videos_have_losses_of_their_own(tmp_path: Path) -> None:
+    trainer = Trainer(make_config({"loss_log": lazy(LossLog)}, logging_iter=3), tmp_path, ImageModel())
+    trainer.start()
+    for key, loss in (("image", 1.0), ("video", 2.0), ("video", 4.0)):
+        trainer.step(loss, batch={key: torch.ones(1)}, output={"edm_loss": loss / 10})
+    trainer.metrics.close()
+    (record,) = records(tmp_path)
+    assert (record["train/image_loss"], record["train/video_loss"]) == (1.0, 3.0)
+    assert record["train/image_edm_loss"] == pytest.approx(0.1)
+    assert record["train/video_edm_loss"] == pytest.approx(0.3)
+    assert record["train/loss"] == pytest.approx(7 / 3)
+
+
+def test_batch_size_is_the_first_tensors_length() -> None:
+    assert batch_size({"scalar": torch.tensor(1.0), "nested": [("a", torch.ones(5, 2))], "later": torch.ones(7)}) == 5
+    assert batch_size({"text": "a"}) == 1
+
+
+@pytest.mark.parametrize("stop_at", [3, 4, 5])  # 4: the checkpoint of a step that logs is taken after its log
+def test_a_resumed_run_logs_the_same_losses(stop_at: int, tmp_path: Path) -> None:
+    losses = [1.1 * 1.3**i for i in range(8)]
+
+    def run(folder: Path, stop_at: int) -> list[dict[str, Any]]:
+        config = make_config({"loss_log": lazy(LossLog)}, logging_iter=4)
+        trainer = Trainer(config, folder)
+        trainer.start()
+        for step, loss in enumerate(losses):
+            if step == stop_at:
+                file = io.BytesIO()
+                torch.save({"callbacks": trainer.callbacks.state_dict(), "metrics": trainer.metrics.state_dict()}, file)
+                file.seek(0)
+                saved = torch.load(file, weights_only=True)
+                optimizer, scheduler, seen = trainer.optimizer, trainer.scheduler, trainer.samples_seen
+                trainer.step(123.0)  # work that the kill loses
+                trainer.metrics.close()
+                trainer = Trainer(config, folder)
+                optimizer.param_groups[0]["lr"], scheduler.last_epoch = 0.1 / (1 + step), step
+                trainer.optimizer, trainer.scheduler, trainer.samples_seen = optimizer, scheduler, seen
+                trainer.metrics.load_state_dict(saved["metrics"])
+                trainer.callbacks.load_state_dict(saved["callbacks"])
+                trainer.start(step)
+            trainer.step(loss)
+        trainer.metrics.close()
+        return records(folder)
+
+    whole = run(tmp_path / "whole", -1)
+    assert [record["iteration"] for record in whole] == [4, 8]
+    assert run(tmp_path / "resumed", stop_at) == whole
+
+
+def test_a_record_logged_before_the_checkpoint_but_not_yet_written_is_written_on_resume(tmp_path: Path) -> None:
+    config = make_config({"loss_log": lazy(LossLog)})
+    trainer = Trainer(config, tmp_path)
+    trainer.start()
+    trainer.metrics.flush = lambda iteration: None  # type: ignore[method-assign]  # killed before it
+    trainer.step(1.0), trainer.step(3.0)
+    state = trainer.metrics.state_dict()
+    assert records(tmp_path) == []
+    for _ in range(2):  # a second resume from the same checkpoint does not repeat it
+        resumed = Trainer(config, tmp_path)
+        resumed.metrics.load_state_dict(state)
+        resumed.start(2)
+        resumed.metrics.close()
+        (record,) = records(tmp_path)
+        assert (record["iteration"], record["train/loss"]) == (2, 2.0)
+
+
+def test_running_mean_gives_the_same_whenever_it_is_read() -> None:
+    values = torch.rand(50, dtype=torch.float64).tolist()
+    once, often = RunningMean(), RunningMean()
+    for value in values:
+        once.add(torch.tensor(value))
+        often.add(value_as_float := float(torch.tensor(value)))
+        often.totals()
+        assert math.isfinite(value_as_float)
+    assert once.mean() == often.mean()
+    assert RunningMean().mean() is None
+
+
+@pytest.mark.filterwarnings("error")
+def test_running_mean_takes_a_loss_with_its_graph() -> None:
+    mean = RunningMean()
+    mean.add(torch.tensor(2.0, requires_grad=True) * 3)
+    assert mean.mean() == 6.0
+
+
+def test_iter_speed_counts_the_first_hits_then_logs_speed_and_its_split(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = Trainer(make_config({"iter_speed": lazy(IterSpeed, hit_thres=3)}), tmp_path)
+    with caplog.at_level(logging.DEBUG):
+        trainer.start()
+        for _ in range(6):
+            trainer.step(0.5)
+    trainer.metrics.close()
+    hits = [r for r in caplog.records if "Hit counter" in r.getMessage()]
+    assert [h.getMessage().split(" | Time")[0] for h in hits] == [
+        f"Iteration {i}: Hit counter: {i}/3 | Loss: 0.5000" for i in (1, 2, 3)
+    ]
+    assert [h.levelname for h in hits] == ["INFO", "DEBUG", "INFO"]
+    first, second = records(tmp_path)
+    assert (first["iteration"], second["iteration"]) == (4, 6)
+    assert {"timer/data", "timer/forward", "train/s_per_iter", "train/data_percent"} <= set(second)
+    assert 0 < second["timer/forward"] < second["train/s_per_iter"] < 1
+    assert second["train/samples_per_s"] == pytest.approx(3 / second["train/s_per_iter"])
+
+
+def test_iter_speed_leaves_out_validation_saving_and_what_is_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 10_000, 10))
+    trainer = Trainer(make_config({"iter_speed": lazy(IterSpeed, hit_thres=0)}), tmp_path)
+    trainer.start()
+    trainer.step(0.5), trainer.step(0.5)  # starts the clock
+    monkeypatch.setattr("imaginaire.training.callbacks.report.time.perf_counter", lambda: float(next(clock)))
+    speed = trainer.callbacks["iter_speed"]
+    assert isinstance(speed, IterSpeed)
+    speed._restart(2)  # reads 0
+    trainer.callbacks.on_validation_start(trainer.model, [], 2)  # 10
+    trainer.callbacks.on_validation_end(trainer.model, 2)  # 20
+    trainer.callbacks.on_save_checkpoint_start(trainer.model, 3)  # 30
+    trainer.callbacks.on_save_checkpoint_end(trainer.model, 3)  # 40
+    with trainer.timers("apart"):  # 50, 60
+        pass
+    speed.every_n_impl(trainer, trainer.model, {}, {}, torch.tensor(0.0), 4)  # 70
+    trainer.metrics.close()
+    record = records(tmp_path)[-1]
+    assert record["train/s_per_iter"] == pytest.approx((70 - 20 - 10) / 2)
+    assert "timer/apart" not in record
+
+
+def test_heart_beat_writes_at_the_start_then_at_intervals_and_at_the_end(tmp_path: Path) -> None:
+    heart_beat = lazy(HeartBeat, every_n=1, update_interval_in_minute=1000)
+    trainer = Trainer(make_config({"heart_beat": heart_beat}), tmp_path)
+
+    def beat() -> dict[str, Any]:
+        return dict(json.loads((tmp_path / "heart_beat.json").read_text()))
+
+    trainer.start()
+    trainer.step(1.0)
+    assert (beat()["state"], beat()["iteration"]) == ("training", 0)
+    callback = trainer.callbacks["heart_beat"]
+    assert isinstance(callback, HeartBeat)
+    callback.interval_s = 0.0
+    trainer.step(1.0)
+    assert beat()["iteration"] == 2 and beat()["samples_seen"] == 6
+    trainer.callbacks.on_train_end(trainer.model, 2)
+    assert beat()["state"] == "finished"
+
+
+def test_a_missed_heart_beat_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    trainer = Trainer(make_config({"heart_beat": lazy(HeartBeat)}), tmp_path)
+    trainer.run_dir = str(tmp_path / "file")
+    trainer.callbacks.on_train_start(trainer.model, 0)
+    assert "heart beat failed; training goes on without it" in caplog.text
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_bar_is_drawn_on_a_terminal_only(is_terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = io.StringIO()
+    stderr.isatty = lambda: is_terminal  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stderr", stderr)
+    trainer = Trainer(make_config({"bar": lazy(ProgressBar)}, max_iter=3), tmp_path)
+    trainer.start()
+    for _ in range(3):
+        trainer.step(1.0)
+    cb, model = trainer.callbacks, trainer.model
+    cb.on_validation_start(model, [1, 2], 3)
+    cb.on_validation_step_end(model, {}, {}, torch.tensor(0.0), 3)
+    cb.on_validation_end(model, 3)
+    cb.on_train_end(model, 3)
+    shown = stderr.getvalue()
+    assert ("training: 100%" in shown and "3/3" in shown and "validation:" in shown) if is_terminal else shown == ""
+
+
+def _two_ranks(folder: Path) -> None:
+    rank = distributed.rank()
+    callbacks = {"loss_log": lazy(LossLog), "device_monitor": lazy(DeviceMonitor, every_n=2)}
+    trainer = Trainer(make_config(callbacks), folder, is_writer=rank == 0)
+    trainer.start()
+    for loss in ((1.0, 3.0), (5.0, math.nan))[rank]:
+        trainer.step(loss, output={"image_loss" if rank == 0 else "video_loss": loss + 1})
+    trainer.metrics.close()
+
+
+@pytest.mark.slow
+def test_two_ranks_share_one_record(tmp_path: Path) -> None:
+    run_distributed(_two_ranks, world_size=2, args=(tmp_path,))
+    (record,) = records(tmp_path)
+    assert record["train/loss"] == 3.0  # of 1, 3, 5
+    assert (record["train/image_loss"], record["train/video_loss"]) == (3.0, 6.0)
+    assert record["train/non_finite_loss"] == 1
+    assert record["device/cpu_mem_gb_min"] <= record["device/cpu_mem_gb"] <= record["device/cpu_mem_gb_max"]

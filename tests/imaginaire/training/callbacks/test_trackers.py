@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+import io
+import json
+import logging
+import math
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from imaginaire import storage
+from imaginaire.training.callbacks import trackers
+from imaginaire.training.callbacks.trackers import Metrics, console_line
+from tests.imaginaire.training.callbacks.records import records
+from tests.s3_server import no_credentials, s3_bucket, s3_server
+
+__all__ = ["no_credentials", "s3_bucket", "s3_server"]
+
+JOB = SimpleNamespace(project="p", group="g", name="n", wandb_mode=None)
+
+
+def new(folder: Path | str, iteration: int = 0) -> Metrics:
+    metrics = Metrics(str(folder), JOB, is_writer=True)
+    metrics.open(iteration)
+    return metrics
+
+
+def test_one_iteration_is_one_record_of_all_that_was_logged(tmp_path: Path) -> None:
+    metrics = new(tmp_path / "made" / "here")
+    metrics.log({"a": 1, "b": torch.tensor(2.5)}, 3)
+    metrics.log({"c": torch.tensor([4], dtype=torch.bfloat16), "bad": math.nan}, 3)
+    metrics.flush(3)
+    metrics.flush(3)
+    metrics.log({"a": 2.0}, 4)
+    metrics.close()
+    metrics.close()
+    assert records(tmp_path / "made" / "here") == [
+        {"iteration": 3, "a": 1, "b": 2.5, "c": 4.0, "bad": None},
+        {"iteration": 4, "a": 2.0},
+    ]
+
+
+def test_values_of_the_next_iteration_wait_for_its_flush(tmp_path: Path) -> None:
+    metrics = new(tmp_path)
+    metrics.log({"a": 1.0}, 5)
+    metrics.flush(4)
+    assert records(tmp_path) == []
+    metrics.flush(5)
+    assert records(tmp_path) == [{"iteration": 5, "a": 1.0}]
+    metrics.close()
+
+
+def test_resume_drops_later_records_and_a_torn_last_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lines = [json.dumps({"iteration": i, "x": i}) for i in (2, 4, 6, 8)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"iteration": 1')
+    with caplog.at_level(logging.INFO):
+        metrics = new(tmp_path, iteration=4)
+    metrics.log({"x": 60}, 6)
+    metrics.close()
+    assert [(r["iteration"], r["x"]) for r in records(tmp_path)] == [(2, 2), (4, 4), (6, 60)]
+    assert "dropped 3 records after iteration 4" in caplog.text
+    with caplog.at_level(logging.INFO):
+        new(tmp_path, iteration=4).close()
+    assert "dropped 1 record after iteration 4" in caplog.text
+
+
+def test_a_run_from_scratch_starts_a_new_file(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"iteration": 0, "x": 1}\n{"iteration": 5, "x": 1}\n')
+    metrics = new(tmp_path)
+    metrics.close()
+    assert records(tmp_path) == []
+
+
+def test_a_record_survives_without_close(tmp_path: Path) -> None:
+    metrics = new(tmp_path)
+    metrics.log({"x": 1.0}, 1)
+    metrics.flush(1)
+    assert len(records(tmp_path)) == 1
+    metrics.close()
+
+
+def test_ranks_that_do_not_write_leave_nothing(tmp_path: Path) -> None:
+    metrics = Metrics(str(tmp_path), JOB, is_writer=False)
+    metrics.load_state_dict({"wandb_run_id": "abc", "values": {"x": 1.0}, "iteration": 1})
+    metrics.open(0)
+    metrics.log({"x": 1.0}, 1)
+    metrics.flush(1)
+    metrics.log_video("v", "nowhere.mp4", 1)
+    metrics.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tensorboard_gets_the_same_values_and_images(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="no tensorboard")
+    metrics = new(tmp_path)
+    metrics.log({"train/loss": 0.5}, 1)
+    metrics.log_image("samples", np.zeros((8, 8, 3), dtype=np.uint8), 1)
+    metrics.close()
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(1, 0.5)]
+    assert events.Tags()["images"] == ["samples"]
+
+
+def test_console_line_shows_what_is_known(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    values = {
+        "train/loss": 0.12345,
+        "train/grad_norm": 1.0,
+        "optim/lr_0": 1e-4,
+        "train/s_per_iter": 0.5123,
+        "train/data_percent": 3.2,
+        "device/cpu_mem_gb": 2.0,
+    }
+    line = "iter 7 loss 0.1235 grad_norm 1.000 lr 0.0001 0.512 s/iter data 3 %"
+    begun = "iter 7/120 5 % loss 0.1235 grad_norm 1.000 lr 0.0001 0.512 s/iter, 9 min left data 3 % host mem 2.0 GB"
+    assert console_line(values, 7, 120, 540.0) == begun
+    assert "left" not in console_line(values, 120, 120, 0.0)
+    assert console_line(values, 7) == line + " host mem 2.0 GB"
+    assert console_line({**values, "device/peak_gpu_mem_gb": 12.14}, 7) == line + " mem 12.1 GB"
+    metrics = new(tmp_path)
+    with caplog.at_level(logging.INFO):
+        metrics.log({"device/cpu_mem_gb": 3.0}, 1)
+        metrics.flush(1)
+        metrics.log({"train/loss": 1.0}, 2)
+        metrics.flush(2)
+    metrics.close()
+    assert [r.getMessage() for r in caplog.records if r.getMessage().startswith("iter")] == [
+        "iter 2 loss 1.0000 host mem 3.0 GB"
+    ]
+
+
+def test_state_goes_through_a_checkpoint(tmp_path: Path) -> None:
+    metrics = new(tmp_path)
+    metrics.log({"x": torch.tensor(1.5)}, 2)
+    file = io.BytesIO()
+    torch.save(metrics.state_dict(), file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True) == {"wandb_run_id": None, "values": {"x": 1.5}, "iteration": 2}
+    metrics.close()
+
+
+def test_without_the_packages_there_is_one_line_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    with caplog.at_level(logging.INFO):
+        metrics = new(tmp_path)
+    metrics.log({"x": 1.0}, 1)
+    metrics.close()
+    assert [r.getMessage() for r in caplog.records if ".[track]" in r.getMessage()] == [
+        "TensorBoard: not installed; for it: pip install -e '.[track]'",
+        "W&B: wandb is not installed; for it: pip install -e '.[track]'",
+    ]
+    assert records(tmp_path) == [{"iteration": 1, "x": 1.0}]
+
+
+@pytest.mark.slow
+def test_a_run_folder_in_an_object_store_is_mirrored(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = storage.join(s3_bucket, "run")
+    remote = storage.join(run_dir, "metrics.jsonl")
+
+    def on_record() -> list[Any]:
+        return [json.loads(line)["iteration"] for line in storage.read_text(remote).splitlines()]
+
+    metrics = new(run_dir)
+    metrics.log({"x": 1.0}, 1)
+    metrics.flush(1)
+    assert not storage.exists(remote)  # at most once a minute
+    monkeypatch.setattr(trackers, "UPLOAD_INTERVAL_S", 0.0)
+    metrics.log({"x": 1.0}, 2)
+    metrics.flush(2)
+    assert on_record() == [1, 2]
+    metrics.log({"x": 1.0}, 3)
+    metrics.close()
+    assert on_record() == [1, 2, 3]
+    assert len(storage.listdir(storage.join(run_dir, "tensorboard"))) == 1
+    metrics = new(run_dir, iteration=2)
+    metrics.log({"x": 9.0}, 3)
+    metrics.close()
+    assert on_record() == [1, 2, 3]
+    assert not os.path.exists(metrics._folder)

@@ -1,0 +1,529 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop: order of hooks, accumulation, precision, what is not finite, what hangs, what runs out."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tests.project.config as project
+from imaginaire.config import compose
+from imaginaire.distributed import parallel
+from imaginaire.errors import CheckpointError, ConfigError, DataError, TrainingError
+from imaginaire.training import run_folder
+from imaginaire.training.callbacks import Callback
+from imaginaire.training.callbacks.base import HOOKS
+from imaginaire.training.model import ImaginaireModel, Note
+from imaginaire.training.watchdog import EXIT_INTERRUPTED, EXIT_TIMEOUT
+from tests.programs import python
+from tests.training import difference, losses, run_dir, saved, train
+
+pytestmark = pytest.mark.slow
+
+QUICK = ["trainer.run_validation=False", "dataloader_train.num_workers=0", "trainer.max_iter=4"]
+
+
+class Recorder(Callback):
+    seen: list[tuple[str, int | None]] = []
+
+
+def _recording(hook: str) -> Any:
+    def note(self: Any, *args: Any, **kwargs: Any) -> None:
+        iterations = [a for a in (*args, *kwargs.values()) if isinstance(a, int)]
+        Recorder.seen.append((hook, iterations[0] if iterations else None))
+
+    return note
+
+
+for _hook in HOOKS:
+    setattr(Recorder, _hook, _recording(_hook))
+
+
+RECORD = "+trainer.callbacks.recorder={_target_: tests.imaginaire.training.test_trainer.Recorder}"
+
+
+def test_hooks_come_in_the_documented_order(tmp_path: Path) -> None:
+    Recorder.seen.clear()
+    overrides = ["trainer.max_iter=2", "dataloader_train.num_workers=0", "trainer.validation_iter=2"]
+    train(tmp_path, [*overrides, "trainer.max_val_iter=1", RECORD])
+    seen = [entry for entry in Recorder.seen if entry[0] != "on_save_checkpoint_success"]
+    validation = ["on_validation_start", "on_validation_step_start", "on_validation_step_end", "on_validation_end"]
+    micro = [
+        "on_before_dataloading",
+        "on_after_dataloading",
+        "on_training_step_start",
+        "on_training_step_batch_start",
+        "on_before_forward",
+        "on_after_forward",
+        "on_before_backward",
+        "on_after_backward",
+    ]
+    step = [*micro, "on_training_step_batch_end", *micro, "on_before_optimizer_step", "on_before_zero_grad"]
+    step += ["on_training_step_batch_end", "on_training_step_end"]
+    expected = [
+        "on_optimizer_init_start",
+        "on_optimizer_init_end",
+        "on_load_checkpoint_start",
+        "on_load_checkpoint_end",
+    ]
+    expected += ["on_train_start", *validation, *step, *step, *validation]
+    expected += [
+        "on_save_checkpoint_start",
+        "on_save_checkpoint",
+        "on_save_checkpoint_end",
+        "on_train_end",
+        "on_app_end",
+    ]
+    assert [name for name, _ in seen] == expected
+    ends = [iteration for name, iteration in seen if name == "on_training_step_end"]
+    inside = [iteration for name, iteration in seen if name == "on_before_optimizer_step"]
+    assert ends == [1, 2] and inside == [0, 1]
+    assert ("on_save_checkpoint_success", 2) in Recorder.seen
+    Recorder.seen.clear()
+    train(tmp_path, [*overrides, "trainer.max_iter=3", RECORD])
+    loading = [name for name, _ in Recorder.seen if "load_checkpoint" in name]
+    assert loading == ["on_load_checkpoint_start", "on_load_checkpoint", "on_load_checkpoint_end"]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+def test_each_precision_learns(tmp_path: Path, precision: str) -> None:
+    overrides = ["model._target_=examples.minimal.model.MinimalModel", f"model.precision={precision}", *QUICK]
+    overrides += ["trainer.max_iter=150", "dataloader_train.batch_size=16", "~trainer.callbacks.sway", "model.width=32"]
+    if precision == "float16":
+        with pytest.raises(ConfigError, match=r"float16.*grad_scaler_args.enabled=True"):
+            train(tmp_path, overrides)
+        overrides.append("trainer.grad_scaler_args={enabled: True, init_scale: 1024.0}")
+    train(tmp_path, overrides)
+    values = [value for _, value in losses(tmp_path)]
+    assert values[-1] < values[0] / 3
+    trees = saved(tmp_path)
+    kept = torch.bfloat16 if precision == "bfloat16" else torch.float32  # float16 is autocast over float32 weights
+    assert trees["model"]["net.head.weight"].dtype == kept
+    assert ("master" in trees["optim"]["state"]["net.head.weight"]) == (precision == "bfloat16")
+    assert bool(trees["trainer"]["grad_scaler"]) == (precision == "float16")
+
+
+def test_an_overflow_in_float16_lowers_the_scale_and_leaves_the_step_out(tmp_path: Path) -> None:
+    overrides = [*QUICK, "model.precision=float16", "trainer.grad_scaler_args={enabled: True, init_scale: 1.0e+30}"]
+    train(tmp_path, [*overrides, "trainer.max_non_finite=200", "trainer.max_iter=100"])
+    trees = saved(tmp_path)
+    assert trees["trainer"]["grad_scaler"]["scale"] < 1e30
+    skipped = trees["trainer"]["skipped_steps"]
+    assert 0 < skipped < 100
+    assert trees["scheduler"]["last_epoch"] == 100 - skipped
+
+
+# --- not finite
+
+
+EXPLODE = ["model._target_=tests.project.config.Explosive", *QUICK, "trainer.max_iter=8"]
+
+
+def test_a_loss_that_is_not_finite_stops_with_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(project.Explosive, "bad", (3,))
+    with pytest.raises(TrainingError) as caught:
+        train(tmp_path, EXPLODE)
+    message = str(caught.value)
+    assert "stopped at iteration 3" in message and "the loss is inf" in message
+    assert "non-finite gradients" in message and "trainer.non_finite=skip" in message
+
+
+def test_the_losses_of_all_micro_batches_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(project.Explosive, "bad", ())
+    losses: list[float] = []
+    given = iter([1.0, math.inf, 1.0, 1.0])
+    compute = project.Explosive.training_step
+
+    def step(model: Any, *arguments: Any) -> Any:
+        output, loss = compute(model, *arguments)
+        losses.append(next(given))
+        return output, loss * losses[-1]
+
+    monkeypatch.setattr(project.Explosive, "training_step", step)
+    with pytest.raises(TrainingError, match=r"stopped at iteration 1 .*the loss is inf"):
+        train(tmp_path, [*EXPLODE, "trainer.grad_accum_iter=4"])
+    assert len(losses) == 4
+
+
+def test_such_a_step_is_left_out_and_counted_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(project.Explosive, "bad", (3, 4))
+    train(tmp_path, [*EXPLODE, "trainer.non_finite=skip"])
+    trees = saved(tmp_path)
+    assert trees["trainer"]["skipped_steps"] == 2
+    assert trees["scheduler"]["last_epoch"] == 6
+    assert all(torch.isfinite(value).all() for value in trees["model"].values())
+    records = [json.loads(line) for line in (run_dir(tmp_path) / "metrics.jsonl").read_text().splitlines()]
+    assert max(record.get("train/skipped_steps", 0) for record in records) == 2
+
+
+def test_such_a_step_is_left_out_under_a_gradient_scaler_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(project.Explosive, "bad", (3,))
+    scaler = ["model.precision=float16", "trainer.grad_scaler_args={enabled: True, init_scale: 1024.0}"]
+    train(tmp_path, [*EXPLODE, *scaler, "trainer.non_finite=skip"])
+    assert saved(tmp_path)["trainer"]["skipped_steps"] == 1
+
+
+def test_too_many_in_a_row_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(project.Explosive, "bad", (2, 3, 4, 5))
+    skip = [*EXPLODE, "trainer.non_finite=skip", "trainer.max_non_finite=3"]
+    train(tmp_path, [*skip, "trainer.max_iter=3"])
+    with pytest.raises(TrainingError, match="4 steps in a row were skipped"):  # also where it went on in between
+        train(tmp_path, skip)
+
+
+# --- validation
+
+
+def test_validation_changes_nothing_in_training(tmp_path: Path) -> None:
+    train(tmp_path / "without", [*QUICK])
+    train(tmp_path / "with", [*QUICK, "trainer.run_validation=True", "trainer.validation_iter=1"])
+    assert difference(saved(tmp_path / "without"), saved(tmp_path / "with")) is None
+
+
+class Watching(project.RestlessModel):
+    modes: list[tuple[bool, bool]] = []
+    weights: list[tuple[torch.Tensor, torch.Tensor]] = []
+    is_copied: list[bool] = []  # the average is what the weights are
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.frozen = torch.nn.Dropout().eval()
+
+    def training_step(self, batch: Any, iteration: int) -> Any:
+        self.modes.append((self.training, self.frozen.training))
+        return super().training_step(batch, iteration)
+
+    def validation_step(self, batch: Any, iteration: int) -> Any:
+        assert self.ema is not None
+        weight, averaged = self.net.head.weight, self.ema.shadows["head.weight"]
+        self.weights.append((weight.float(), averaged.bfloat16().float()))
+        return self.training_step(batch, iteration)
+
+    def on_before_zero_grad(self, *args: Any) -> None:
+        super().on_before_zero_grad(*args)
+        assert self.ema is not None
+        weight, averaged = self.net.head.weight, self.ema.shadows["head.weight"]
+        self.is_copied.append(averaged.equal(weight.float()))
+        averaged.add_(1.0)  # after so few steps it is all but the weights
+
+
+def test_validation_keeps_frozen_parts_in_their_mode_and_uses_averaged_weights(tmp_path: Path) -> None:
+    overrides = [f"model._target_={__name__}.Watching", "dataloader_train.num_workers=0"]
+    overrides.append("scheduler.f_start=[1.0]")  # so that the first step moves the weights
+    train(tmp_path, [*overrides, "trainer.max_iter=3", "trainer.validation_iter=2"])
+    assert set(Watching.modes) == {(True, False), (False, False)}
+    assert len(Watching.weights) == 6, "at 0, at 2, and at the end"
+    assert all(used.equal(averaged) for used, averaged in Watching.weights)
+    assert Watching.is_copied == [True, False, False], "the average begins at the weights of the first step"
+
+
+def test_validation_needs_data(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run_validation=True, but dataloader_val is not set"):
+        train(tmp_path, ["~dataloader_val"])
+
+
+# --- what cannot start
+
+
+def test_no_data_is_said_before_anything_is_built(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"dataloader_train is not set.*Registered experiments: .*restless"):
+        train(tmp_path, ["~dataloader_train"])
+    assert not (tmp_path / "tests").exists()
+
+
+def test_more_context_parallel_ranks_than_processes(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="context_parallel_size=2 does not divide the 1 processes"):
+        train(tmp_path, ["model_parallel.context_parallel_size=2"])
+
+
+def test_a_run_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "tests").write_text("a file where a folder must be")
+    with pytest.raises(CheckpointError, match="a part of this path is a file; a folder was expected"):
+        train(tmp_path)
+
+
+class Missing(torch.utils.data.Dataset[int]):
+    @classmethod
+    def preflight(cls, folder: str, **others: Any) -> list[str]:
+        return [] if Path(folder).exists() else [f"the folder {folder} does not exist"]
+
+    def __init__(self, folder: str, **others: Any) -> None:
+        raise AssertionError("built in spite of its preflight")
+
+
+def test_preflight_of_a_data_set_stops_the_run_before_it_is_built(tmp_path: Path) -> None:
+    target = "dataloader_train.dataset._target_=tests.imaginaire.training.test_trainer.Missing"
+    clear = [target, "+dataloader_train.dataset.folder=/no/such/folder"]
+    with pytest.raises(DataError, match=r"dataloader_train.dataset: the folder /no/such/folder does not exist"):
+        train(tmp_path, clear)
+    assert not list(tmp_path.iterdir()), "a run folder is left"
+
+
+_loaded: list[str] = []
+
+
+class Noted(project.RestlessModel):
+    @classmethod
+    def preflight(cls, **others: Any) -> list[str]:
+        return [Note("this is known")] * 2
+
+    @classmethod
+    def preflight_start(cls, load_path: str, data: list[Any], **others: Any) -> list[tuple[str, str]]:
+        assert any("Waves" in str(node["_target_"]) and node["length"] == 60 for node in data), data
+        is_other = load_path.startswith("hf://")
+        return [("checkpoint.load_path", f"{load_path} is of another model")] if is_other else []
+
+    def on_load_path(self, path: str) -> None:
+        _loaded.append(path)
+
+
+def test_a_note_is_a_warning_once_and_weights_that_do_not_fit_stop_the_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = [f"model._target_={__name__}.Noted", *QUICK]
+    with pytest.raises(ConfigError, match=r"checkpoint.load_path: hf://a/b is of another model") as caught:
+        train(tmp_path, [*options, "checkpoint.load_path=hf://a/b"])
+    assert "this is known" not in str(caught.value)
+    assert capfd.readouterr().err.count("model: this is known") == 1
+    assert train(tmp_path, options) == 0
+    path = str(run_dir(tmp_path) / "checkpoints" / "model" / "iter_000000004.pt")
+    _loaded.clear()
+    assert train(tmp_path, [*options, "job.name=next", f"checkpoint.load_path={path}"]) == 0
+    assert _loaded == [path]
+    assert "is continued with other settings" not in capfd.readouterr().err
+    options += ["job.name=next", "dataloader_train.batch_size=3"]
+    assert train(tmp_path, [*options, "checkpoint.load_path=hf://a/b"]) == 0, "it resumes its own"
+    assert _loaded == [path]
+    own_log = (run_dir(tmp_path, "next") / "stdout.log").read_text()
+    assert own_log.count("model: this is known") == 2, "once a start, though said before there is a run folder"
+    for said in (capfd.readouterr().err, own_log):
+        assert "is continued with other settings than it was trained with" in said
+        assert "dataloader_train.batch_size: " in said
+
+
+class NoBatches(project.RestlessModel):
+    def train_batches(self, dataloader: Any) -> Any:
+        return iter(())
+
+
+def test_a_model_without_batches_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"NoBatches.train_batches gave no batch"):
+        train(tmp_path, [f"model._target_={__name__}.NoBatches", *QUICK])
+    assert not list(tmp_path.iterdir()), "a run folder is left"
+
+
+def test_a_refused_start_leaves_the_folder_that_was_there(tmp_path: Path) -> None:
+    no_batches = [f"model._target_={__name__}.NoBatches", *QUICK]
+    other = run_dir(tmp_path, "other")
+    other.mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"trainer\.callbacks"):  # the trainer is not built, and its folder is
+        train(tmp_path, [*QUICK, "+trainer.callbacks.odd._target_=builtins.dict"])
+    assert [path.name for path in other.parent.iterdir()] == ["other"]
+    (run_dir(tmp_path) / "kept").mkdir(parents=True)
+    with pytest.raises(DataError):
+        train(tmp_path, no_batches)
+    assert {"kept", "config.yaml", "stdout.log"} <= {path.name for path in run_dir(tmp_path).iterdir()}
+    mine = run_dir(tmp_path, "mine")  # of a trainer of this process that was used without launch
+    held = run_folder.claim(str(mine), "")
+    assert held is not None
+    run_folder.unlock(held)
+    with pytest.raises(ConfigError, match=r"no\.module"):
+        train(tmp_path, [*QUICK, "job.name=mine", "trainer.type=no.module.Trainer"])
+    assert (mine / "config.yaml").exists()
+
+
+def test_a_run_that_saves_nothing_needs_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(project.RestlessModel, "checkpoint_bytes", lambda **_: 2**60, raising=False)
+    with pytest.raises(ConfigError, match="the next checkpoint needs"):
+        train(tmp_path, QUICK)
+    assert train(tmp_path, [*QUICK, "ckpt_type=dummy"]) == 0
+
+
+# --- what goes wrong on the way
+
+
+class Hungry(project.RestlessModel):
+    def training_step(self, batch: Any, iteration: int) -> Any:
+        if iteration == 1:
+            torch.empty(2**60)
+        return super().training_step(batch, iteration)
+
+
+def test_out_of_memory_becomes_advice_in_keys_of_this_config(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError) as caught:
+        train(
+            tmp_path,
+            [f"model._target_={__name__}.Hungry", *QUICK, "dataloader_train.batch_size=4"],
+        )
+    message = str(caught.value)
+    assert "dataloader_train.batch_size=2 trainer.grad_accum_iter=4 (the same update)" in message
+    assert "model_parallel.context_parallel_size" in message
+
+
+class Hanging(project.RestlessModel):
+    def training_step(self, batch: Any, iteration: int) -> Any:
+        if iteration == 2:
+            import time
+
+            time.sleep(60)
+        return super().training_step(batch, iteration)
+
+
+def test_a_hang_ends_with_stacks_and_its_own_exit_code(tmp_path: Path) -> None:
+    command = [python(), "-m", "scripts.train", "--config=tests/project/config.py", "--", "experiment=restless"]
+    command += [f"model._target_={__name__}.Hanging", *QUICK, "trainer.timeout_period=2"]
+    environment = {**os.environ, "IMAGINAIRE_OUTPUT_ROOT": str(tmp_path), "WANDB_MODE": "disabled"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert result.returncode == EXIT_TIMEOUT, result.stderr[-2000:]
+    assert "made no progress at: iteration 3, micro-batch 1 of 2" in result.stderr
+    assert "in training_step" in (run_dir(tmp_path) / "hang" / "rank_0.txt").read_text()
+
+
+# --- what is left of a run
+
+
+class TellsOfData(project.RestlessModel):
+    def data_facts(self, data_sets: Any) -> dict[str, Any]:
+        return {"data": [str(arguments["_target_"]) for arguments in data_sets]}
+
+
+def test_a_run_folder_tells_what_ran(tmp_path: Path) -> None:
+    told = f"model._target_={__name__}.TellsOfData"
+    train(tmp_path, [*QUICK, told, "scheduler.cycle_lengths=[5]", "trainer.max_iter=7"])
+    train(tmp_path, [*QUICK, "trainer.max_iter=9", "optimizer.lr=0.001"])
+    folder = run_dir(tmp_path)
+    first, second = (json.loads(line) for line in (folder / "runs.jsonl").read_text().splitlines())
+    assert first["start_iteration"] == 0 and second["start_iteration"] == 7
+    assert first["optimizer"] == "FusedAdamW" and first["parameters"] > 1000 and "commit" in json.dumps(first)
+    assert len(first["data"]) == 2 and "data" not in second, "the loader and its data set"
+    log = (folder / "stdout.log").read_text()
+    assert "the schedule ends after 5 steps, trainer.max_iter is 7" in log
+    assert log.count("the schedule ends") == 1
+    rate = next(line for line in log.splitlines() if "optimizer.lr: " in line)
+    assert "|WARNING|" in rate and "checkpoint 0.003, config 0.001; using the config's" in rate
+    assert "scheduler.cycle_lengths: [5] -> [1000]\nThe new ones count" in log
+    assert log.count("scheduler.cycle_lengths=[1000] are for a longer run than trainer.max_iter=9, which ends at ") == 1
+    assert " scheduler.warm_up_steps=[0] scheduler.cycle_lengths=[9]" in log
+    config = compose.compose(str(folder / "config.yaml"), [])
+    assert config.trainer.max_iter == 9 and config.optimizer.lr == 0.001
+
+
+def test_the_dims_of_a_finished_run_are_those_of_one_process(tmp_path: Path) -> None:
+    train(tmp_path, QUICK)
+    assert parallel.current_dims().world_size == 1
+
+
+# --- ends
+
+
+class Raises(project.RestlessModel):
+    def training_step(self, batch: Any, iteration: int) -> Any:
+        if iteration == 2:
+            raise KeyError("a bug in the model")
+        return super().training_step(batch, iteration)
+
+
+class RaisingWaves(project.Waves):
+    def __getitem__(self, index: int) -> Any:
+        raise KeyError("a bug in the data set")
+
+
+@pytest.mark.parametrize("bug", ["model._target_={}.Raises", "dataloader_train.dataset._target_={}.RaisingWaves"])
+def test_a_bug_ends_the_process_with_workers_too(tmp_path: Path, bug: str) -> None:
+    command = [sys.executable, "-m", "scripts.train", "--config=tests/project/config.py", "--", "experiment=restless"]
+    environment = {**os.environ, "IMAGINAIRE_OUTPUT_ROOT": str(tmp_path), "WANDB_MODE": "disabled"}
+    command += [bug.format("tests.imaginaire.training.test_trainer"), "dataloader_train.num_workers=2"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert result.returncode == 1
+    assert "a bug in the" in result.stderr
+
+
+def test_ctrl_c_saves_and_a_second_start_of_a_running_run_is_refused(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "scripts.train", "--config=tests/project/config.py", "--", "experiment=restless"]
+    environment = {**os.environ, "IMAGINAIRE_OUTPUT_ROOT": str(tmp_path), "WANDB_MODE": "disabled"}
+    process = subprocess.Popen(
+        [*command, "trainer.max_iter=1000000"], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    metrics = run_dir(tmp_path) / "metrics.jsonl"
+    while process.poll() is None and (not metrics.exists() or not metrics.read_text()):
+        time.sleep(0.02)
+    with pytest.raises(ConfigError, match=rf"in use by .* pid {process.pid} since .*another job.name"):
+        train(tmp_path)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == EXIT_INTERRUPTED, errors[-2000:]
+    assert "SIGINT: saving after this step, then leaving. Ctrl-C again quits at once." in errors
+    assert saved(tmp_path)["trainer"]["iteration"] > 0
+
+
+def test_what_is_no_model_or_no_loader_is_said_with_its_cure(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model: Linear is not an imaginaire.training.model.ImaginaireModel"):
+        train(tmp_path, ["~model.width", "model._target_=torch.nn.Linear", *_arguments_gone()])
+    with pytest.raises(ConfigError, match="model: WithoutStep does not define training_step"):
+        train(tmp_path, [f"model._target_={__name__}.WithoutStep"])
+    with pytest.raises(ConfigError, match=r"dataloader_train builds the data set Waves, not a loader"):
+        gone = [
+            f"~dataloader_train.{name}" for name in ("batch_size", "num_workers", "shuffle", "pin_memory", "timeout")
+        ]
+        gone += ["~dataloader_train.prefetch_factor", "~dataloader_train.collate_fn", "~dataloader_train.dataset"]
+        train(tmp_path, ["dataloader_train._target_=examples.minimal.data.Waves", *gone])
+    with pytest.raises(ConfigError, match=r"dataloader_train.dataset: .*Unreadable could not be built: FileNot"):
+        train(tmp_path, ["dataloader_train.dataset._target_=tests.imaginaire.training.test_trainer.Unreadable"])
+
+
+def _arguments_gone() -> list[str]:
+    names = ("window", "depth", "dropout", "precision", "ema_rate", "fsdp_shard_size")
+    return [*(f"~model.{name}" for name in names), "+model.in_features=1", "+model.out_features=1"]
+
+
+class WithoutStep(ImaginaireModel):
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__()
+
+
+class Unreadable(project.Waves):
+    def __init__(self, **arguments: Any) -> None:
+        Path("/no/such/file").read_text()
+
+
+class ReportsEarly(Callback):
+    def on_after_backward(self, model: Any, iteration: int = 0) -> None:
+        if iteration == 1:
+            self.trainer.report_non_finite("something early", float("nan"))
+
+
+def test_a_report_before_the_optimizer_step_counts(tmp_path: Path) -> None:
+    node = "+trainer.callbacks.early={_target_: tests.imaginaire.training.test_trainer.ReportsEarly}"
+    train(tmp_path, [*QUICK, "trainer.non_finite=skip", node])
+    assert saved(tmp_path)["trainer"]["skipped_steps"] == 1
+
+
+class StopsInValidation(project.RestlessModel):
+    done = False
+
+    def validation_step(self, batch: Any, iteration: int) -> Any:
+        if iteration == 4 and not StopsInValidation.done:
+            StopsInValidation.done = True
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().validation_step(batch, iteration)
+
+
+def test_a_validation_that_a_signal_cut_short_is_made_up_for(tmp_path: Path) -> None:
+    overrides = [
+        f"model._target_={__name__}.StopsInValidation",
+        "dataloader_train.num_workers=0",
+    ]
+    assert train(tmp_path / "parts", overrides) == EXIT_INTERRUPTED
+    assert saved(tmp_path / "parts")["trainer"]["iteration"] == 4
+    assert train(tmp_path / "parts", overrides) == 0
+    assert train(tmp_path / "whole", overrides) == 0
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    assert difference(saved(tmp_path / "parts"), saved(tmp_path / "whole")) is None

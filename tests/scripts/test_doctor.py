@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The doctor finds what is wrong, says how to mend it, and is quiet about what is right."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from cosmos_predict2.tools.doctor import collectives, machine, packages, released
+from imaginaire import distributed
+from imaginaire.findings import Finding, as_data, as_lines, worst
+from scripts.doctor import main, show
+from tests.multiprocess import run_distributed
+from tests.programs import python
+
+ROOT = Path(__file__).resolve().parents[2]
+CPU = torch.device("cpu")
+Usage = namedtuple("Usage", "total used free")
+
+
+def level_of(findings: list[Finding], name: str) -> str:
+    return next(finding.level for finding in findings if finding.name == name)
+
+
+# --- findings
+
+
+def test_lines_show_areas_levels_cures_and_a_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    found = [Finding("a", "x", "1"), Finding("a", "y", "2", "fault", "mend it"), Finding("b", "z", "3", "note")]
+    expected = ["a", "  ok    x: 1", "  FAULT y: 2", "        -> mend it", "b", "  note  z: 3"]
+    assert list(as_lines(found))[:-1] == expected
+    assert list(as_lines(found))[-1] == "something is wrong: 1 ok, 1 notes, 1 faults"
+    assert worst(found) == "fault" and worst(found[2:]) == "note" and worst([]) == "ok"
+    assert show(found) == 1 and show(found[2:]) == 0
+    capsys.readouterr()
+    assert show(found, as_json=True) == 1
+    assert json.loads(capsys.readouterr().out) == as_data(found)
+
+
+def test_one_line_is_enough_where_all_is_well(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [Finding("a", "x", "1"), Finding("a", "y", "2", "note", "better")]
+    monkeypatch.setattr("scripts.doctor.findings", lambda: found)
+    assert main(["--brief"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("ready: Python 3.") and torch.__version__ in said and said.count("\n") == 1
+    found.append(Finding("b", "z", "3", "fault", "mend it"))
+    assert main(["--brief"]) == 1
+    assert "FAULT z: 3\n        -> mend it\nnot ready: 1 faults" in capsys.readouterr().out
+
+
+def test_set_up_ends_with_that_line_and_what_comes_next(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").write_text('#!/bin/sh\necho "ran $@"\n')
+    (tmp_path / "bin/python").chmod(0o755)
+    (tmp_path / ".installed").touch()
+    command = ["make", "--no-print-directory", f"VENV={tmp_path}", "-o", str(tmp_path / ".installed"), "setup"]
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert lines[0] == "ran -m scripts.doctor --brief"
+    assert f"source {tmp_path}/bin/activate" in lines[1] and "make demo" in lines[1]
+
+
+# --- packages
+
+
+def test_every_package_of_the_extras_is_described() -> None:
+    tree = ast.parse((ROOT / "setup.py").read_text())
+    extras = next(
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and getattr(node.targets[0], "id", "") == "EXTRAS"
+        and isinstance(node.value, ast.Dict)
+    )
+    described = {(package.extra, package.distribution.lower()) for package in packages.OPTIONAL}
+    not_used_yet = {"rl", "libero", "reward"}
+    listed = {
+        (extra, requirement.partition(">")[0].partition("=")[0].partition("[")[0].lower())
+        for extra, requirements in extras.items()
+        for requirement in requirements
+        if extra not in not_used_yet
+    }
+    assert described == listed
+
+
+def test_a_missing_optional_package_names_what_it_brings_and_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "_version", lambda name: None)
+    found = {finding.name: finding for finding in packages.optional()}
+    assert found["flash-attn"].level == "note"
+    assert "attention backends flash" in found["flash-attn"].value
+    assert found["flash-attn"].cure == "pip install -e '.[flash]'"
+
+
+def test_an_optional_package_that_cannot_be_imported_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "_version", lambda name: "2.8.0")
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
+    monkeypatch.setitem(sys.modules, "transformer_engine", None)
+    found = {finding.name: finding for finding in packages.optional()}
+    assert found["flash-attn"].level == "fault" and "built for this torch" not in found["flash-attn"].value
+    assert "build it for this torch" in found["flash-attn"].cure
+
+
+def test_a_core_package_that_is_missing_or_old_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert worst(packages.required()) == "ok"
+    old = {"torch": "2.5.1+cu121", "hydra-core": "1.4.0", "einops": None}
+    version = packages._version
+    monkeypatch.setattr(packages, "_version", lambda name: old.get(name, version(name)))
+    found = {finding.name: finding for finding in packages.required()}
+    assert {name for name, finding in found.items() if finding.level == "fault"} == set(old)
+    assert "2.5.1+cu121, but torch>=2.6 is needed" in found["torch"].value
+    assert "pip install" in found["einops"].cure
+
+
+def test_versions_compare_by_their_numbers() -> None:
+    assert packages.numbers("2.13.0+cpu") == (2, 13, 0) > packages.numbers("2.6")
+    assert packages.numbers("2.6.0rc1") == (2, 6, 0)
+
+
+def test_a_driver_without_a_torch_for_it_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "_driver", lambda: "570.86")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    (found,) = packages.accelerators()
+    assert found.level == "fault" and "is for CPUs" in found.value and "pip install" in found.cure
+    monkeypatch.setattr(packages, "_driver", lambda: None)
+    (found,) = packages.accelerators()
+    assert found.level == "ok" and found.value.startswith("none")
+
+
+@pytest.mark.parametrize(
+    ("capability", "architectures", "level"),
+    [
+        ((9, 0), ["sm_80", "sm_90"], "ok"),
+        ((8, 6), ["sm_80", "sm_90"], "ok"),  # binaries run on later devices of their generation
+        ((10, 0), ["sm_80", "sm_90"], "fault"),
+        ((12, 0), ["sm_90", "compute_90"], "ok"),  # compiled at run time
+        ((7, 5), ["sm_75"], "note"),
+        ((9, 0), ["sm_90a"], "ok"),
+    ],
+)
+def test_a_gpu_without_kernels_is_a_fault(capability: tuple[int, int], architectures: list[str], level: str) -> None:
+    properties = SimpleNamespace(name="GPU", total_memory=80e9, major=capability[0], minor=capability[1])
+    assert packages.gpu(0, properties, architectures).level == level
+
+
+# --- the machine
+
+
+def test_the_limit_of_a_container_is_read(tmp_path: Path) -> None:
+    assert machine.cpu_limit(tmp_path) is None
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    assert machine.cpu_limit(tmp_path) == 1.5
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert machine.cpu_limit(tmp_path) is None
+    (tmp_path / "cpu.max").unlink()
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("400000\n")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    assert machine.cpu_limit(tmp_path) == 4
+
+
+@pytest.mark.parametrize(("free", "level"), [(8 * 2**20, "fault"), (64 * 2**20, "note"), (8 * 2**30, "ok")])
+def test_little_shared_memory_is_told(free: int, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: Usage(free, 0, free))
+    found = machine.shared_memory(tmp_path)
+    assert found.level == level
+    assert ("--shm-size" in found.cure) == (level != "ok")
+
+
+def test_few_open_files_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for soft, level in ((128, "fault"), (1024, "note"), (65536, "ok")):
+        monkeypatch.setattr(machine.resource, "getrlimit", lambda kind, soft=soft: (soft, 1048576))
+        found = machine.open_files()
+        assert found.level == level
+        assert ("ulimit -n 65536" in found.cure) == (level != "ok")
+
+
+def test_a_full_or_read_only_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("IMAGINAIRE_OUTPUT_ROOT", "runs")
+    name = "disk of runs (runs)"
+    for free, level in ((0.5e9, "fault"), (40e9, "note"), (100e9, "ok")):
+        monkeypatch.setattr(machine.storage, "free_bytes", lambda path, free=free: int(free))
+        assert level_of(list(machine.disks()), name) == level
+    monkeypatch.setattr(machine.os, "access", lambda path, mode: False)
+    assert level_of(list(machine.disks()), name) == "fault"
+    monkeypatch.setenv("IMAGINAIRE_OUTPUT_ROOT", "s3://bucket/runs")
+    assert level_of(list(machine.disks()), "disk of s3://bucket/runs (runs)") == "ok"
+
+
+def test_variables_that_slow_a_run_are_noted_and_secrets_are_not_shown() -> None:
+    variables = {
+        "NCCL_P2P_DISABLE": "1",
+        "NCCL_SOCKET_IFNAME": "eth0",
+        "OMP_NUM_THREADS": "many",
+        "HF_TOKEN": "hf_secret",
+        "HOME": "/root",
+    }
+    found = {finding.name: finding for finding in machine.environment(variables)}
+    assert {name: finding.level for name, finding in found.items()} == {
+        "NCCL_P2P_DISABLE": "note",
+        "NCCL_SOCKET_IFNAME": "ok",
+        "OMP_NUM_THREADS": "fault",
+        "HF_TOKEN": "ok",
+    }
+    assert "hf_secret" not in str(found)
+
+
+# --- this project
+
+
+def test_attention_is_chosen_and_compared() -> None:
+    found = {finding.name: finding for finding in released.attention(CPU)}
+    assert found["auto"].value.startswith("takes torch in float32 on cpu")
+    assert found["torch"].level == found["math"].level == "ok" and "agrees" in found["torch"].value
+    assert found["flash, flash2, flash3, transformer_engine"].value == "need a GPU"
+
+
+def test_attention_that_gives_wrong_numbers_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    choose = released.choose_attention
+
+    def wrong(*args: Any) -> Any:
+        choice = choose(*args)
+        return choice._replace(op=lambda q, k, v: choice.op(q, k, v) * 1.01)
+
+    monkeypatch.setattr(released, "choose_attention", wrong)
+    found = {finding.name: finding for finding in released.attention(CPU)}
+    assert found["torch"].level == "fault" and "Attention is off by" in found["torch"].value
+    assert "atten_backend" in found["torch"].cure
+
+
+def test_a_small_network_runs_and_leaves_the_generator_alone() -> None:
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    assert released.network(CPU).level == "ok"
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_network_with_wrong_numbers_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    class Drifting(released.Video2WorldDiT):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            calls.append(0)
+            return super().forward(*args, **kwargs) * (1 + 0.1 * len(calls))
+
+    monkeypatch.setattr(released, "Video2WorldDiT", Drifting)
+    found = released.network(CPU)
+    assert found.level == "fault" and "differs from float32" in found.value
+
+
+def test_videos_are_written_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert worst(released.videos()) == "ok"
+    monkeypatch.setattr(released.media, "read_video", lambda path: (torch.zeros(3, 5, 64, 64, dtype=torch.uint8), 16.0))
+    found = {finding.name: finding for finding in released.videos()}
+    assert found["a clip written and read"].level == "fault"
+
+
+def test_released_weights_are_looked_for_and_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COSMOS_PREDICT2_ARGS", f"--checkpoints {tmp_path}")
+    (found,) = released.weights()
+    assert (
+        found.level == "note" and "2B Video2World 720p 16 fps" in found.value and "download_checkpoints" in found.cure
+    )
+    file = tmp_path / "nvidia" / "Cosmos-Predict2-2B-Video2World" / "model-720p-16fps.pt"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"cut off")
+    found_by_name = {finding.name: finding for finding in released.weights()}
+    assert found_by_name["2B Video2World 720p 16 fps"].level == "fault"
+    torch.save({"net.x": torch.zeros(1)}, file)
+    found_by_name = {finding.name: finding for finding in released.weights()}
+    assert found_by_name["2B Video2World 720p 16 fps"].level == "ok"
+
+
+# --- processes
+
+
+def test_clocks_that_differ_are_told() -> None:
+    assert [collectives.clock_finding(1, offset).level for offset in (0.01, -5.0, 1000.0)] == ["ok", "note", "fault"]
+
+
+def test_a_process_that_does_not_arrive_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(distributed.free_port())}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    (found,) = collectives.examine(limit_s=0.2)
+    assert found.level == "fault"
+    assert found.value.startswith("ranks 1-2 of 3 did not arrive within 0.2 s")
+
+
+def test_a_place_to_meet_must_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "nowhere"}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    (found,) = collectives.examine(limit_s=0.2)
+    assert found.level == "fault" and "MASTER_PORT='nowhere'" in found.value
+
+
+def _examined() -> tuple[list[Finding], list[Finding]]:
+    """What two processes find when all is well, and when one of them gets wrong sums."""
+    distributed.shutdown()  # the doctor forms a group of its own
+    collectives.SIZES = {"gloo": (2**12, 2**20), "nccl": (2**20,)}
+    well = collectives.examine(30)
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"
+    run, share = collectives.OPERATIONS["all-gather"]
+    if distributed.rank() == 1:
+
+        def wrong(values: torch.Tensor) -> torch.Tensor:
+            out = run(values)
+            out[7] += 1
+            return out
+
+        collectives.OPERATIONS["all-gather"] = (wrong, share)
+        monkey, collectives._expected = collectives._expected, lambda f, n: monkey(run if f is wrong else f, n)
+    ill = collectives.examine(30)
+    return well, ill
+
+
+@pytest.mark.slow
+def test_two_processes_talk_and_wrong_numbers_are_found() -> None:
+    results = run_distributed(_examined, 2)
+    for well, ill in results:
+        assert worst(well) == "ok", well
+        by_name = {finding.name: finding for finding in ill}
+        assert by_name["all-gather"].level == "fault" and "wrong numbers at 4 KiB" in by_name["all-gather"].value
+        assert by_name["all-to-all"].level == "ok"
+    names = {finding.name for finding in results[0][0]}
+    assert {"barrier", "clocks", *collectives.OPERATIONS} <= names
+    speeds = next(finding.value for finding in results[0][0] if finding.name == "all-reduce")
+    assert "4 KiB" in speeds and "1 MiB" in speeds and "GB/s" in speeds
+
+
+@pytest.mark.slow
+def test_the_commands_run(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["--json"]) in (0, 1)  # a machine may have a fault
+    areas = {finding["area"] for finding in json.loads(capfd.readouterr().out)["findings"]}
+    assert {"packages", "device", "machine", "attention", "network", "videos", "weights"} <= areas
+    command = [python(), "scripts/test_environment.py", "--training"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert ("[SUCCESS]" in result.stdout) == (result.returncode == 0), result.stderr
+    assert main(["--dist", "--limit", "60"]) == 0
+    out = capfd.readouterr().out
+    assert "ranks 0-1" in out and "collectives over gloo" in out and "healthy" in out

@@ -1,0 +1,547 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AgiBotWorld-Alpha: fetched from a hub on this machine, cleaned, cut into windows and captioned."""
+
+import argparse
+import json
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cosmos_predict2.data import jobs
+from cosmos_predict2.data.video.media import probe_video, read_video
+from cosmos_predict2.tools.prepare.agibot import episodes as agibot
+from cosmos_predict2.tools.prepare.agibot.captions import read_task_info, write_captions
+from cosmos_predict2.tools.prepare.agibot.episodes import Source
+from cosmos_predict2.tools.prepare.agibot.windows import Clip, cut_windows, split
+from imaginaire.errors import ConfigError, DataError
+from scripts import prepare_agibot_fisheye_data as command
+from tests.checkpoints.hub_server import Hub, serve
+from tests.data import sources_agibot as sources
+from tests.data.sources_agibot import CAMERA, EPISODES
+from tests.programs import python
+
+REPOSITORY = Path(__file__).parents[3]
+WINDOW = "task_327_episode_{}_window_0_frame_0-59"
+
+
+def _source(tmp_path: Path, camera: str = CAMERA) -> Source:
+    return Source(tmp_path / "agibot", ("327",), camera)
+
+
+def _names(folder: Path) -> set[str]:
+    files = (p for p in folder.rglob("*") if p.is_file() and ".cache" not in p.parts)
+    return {p.relative_to(folder).as_posix() for p in files}
+
+
+def _run(tmp_path: Path, *flags: str) -> int:
+    args = command._parser().parse_args(["--data_dir", str(tmp_path / "agibot"), "--workers", "0", *flags])
+    assert isinstance(args, argparse.Namespace)
+    return command.run(args)
+
+
+# Fetching -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    with serve(Hub({agibot.REPOSITORY: sources.repository()})) as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        yield running
+
+
+KEPT = {f"observations/327/{episode}/videos/{CAMERA}.mp4" for episode in EPISODES} | {"task_info/task_327.json"}
+MARKERS = {f"observations/327/.unpacked/{episode}-{episode}.tar.json" for episode in EPISODES}
+
+
+def test_one_camera_of_every_episode_arrives_and_a_second_call_fetches_nothing(hub: Hub, tmp_path: Path) -> None:
+    assert _run(tmp_path) == 0
+    assert _names(tmp_path / "agibot") == KEPT | MARKERS
+    assert not any("328" in name or "README" in name for name in hub.asked)
+    hub.asked.clear()
+    assert _run(tmp_path) == 0 and not hub.asked
+    (tmp_path / "agibot/observations/327/685393/videos" / f"{CAMERA}.mp4").unlink()
+    assert _run(tmp_path) == 0 and [name.rpartition("/")[2] for name in hub.asked] == ["685393-685393.tar"]
+    assert _names(tmp_path / "agibot") == KEPT | MARKERS
+
+
+def test_archives_stay_where_asked(hub: Hub, tmp_path: Path) -> None:
+    assert _run(tmp_path, "--keep_tar") == 0
+    archives = {f"observations/327/{episode}-{episode}.tar" for episode in EPISODES}
+    assert _names(tmp_path / "agibot") == KEPT | MARKERS | archives
+    hub.asked.clear()
+    assert _run(tmp_path) == 0 and not hub.asked  # and without the flag they go
+    assert _names(tmp_path / "agibot") == KEPT | MARKERS
+
+
+def test_a_dry_run_only_says_what_would_be_fetched(hub: Hub, tmp_path: Path, caplog: Any) -> None:
+    with caplog.at_level(logging.INFO):
+        assert _run(tmp_path, "--dry-run") == 0
+    assert "would fetch and unpack observations/327/685393-685393.tar" in caplog.text and "of disk" in caplog.text
+    assert not hub.asked and not (tmp_path / "agibot").exists()
+
+
+def test_a_wrong_camera_is_told_before_anything_is_unpacked_or_deleted(hub: Hub, tmp_path: Path, caplog: Any) -> None:
+    assert _run(tmp_path, "--camera", "head_center_fisheye") == 1
+    assert f"Did you mean {CAMERA}?" in caplog.text
+    archives = {f"observations/327/{episode}-{episode}.tar" for episode in EPISODES}
+    assert _names(tmp_path / "agibot") == archives | {"task_info/task_327.json"}
+
+
+def test_an_episode_without_the_camera_keeps_all_it_has(hub: Hub, tmp_path: Path, caplog: Any) -> None:
+    files = sources.episode_files(("1",)) | sources.episode_files(("2",), cameras=("head_color",))
+    hub.repositories[agibot.REPOSITORY]["observations/327/1-2.tar"] = sources.archive(files)
+    assert _run(tmp_path) == 1
+    assert f"observations/327/2/videos/{CAMERA}.mp4 is missing" in caplog.text and "head_color" in caplog.text
+    there = {name for name in _names(tmp_path / "agibot/observations/327") if name.startswith("2/")}
+    assert there == {name for name in files if name.startswith("2/")}
+
+
+def test_a_malicious_archive_is_refused_whole_and_the_others_are_unpacked(
+    hub: Hub, tmp_path: Path, caplog: Any
+) -> None:
+    evil = sources.archive({**sources.episode_files(("9",)), "../../../evil": b"x"})
+    hub.repositories[agibot.REPOSITORY]["observations/327/9-9.tar"] = evil
+    assert _run(tmp_path) == 1
+    assert "member '../../../evil' is refused" in caplog.text
+    names = _names(tmp_path / "agibot")
+    assert names >= KEPT and not any("/9/" in name or "evil" in name for name in names)
+    assert not (tmp_path / "evil").exists()
+
+
+def test_an_archive_does_not_write_among_the_others(hub: Hub, tmp_path: Path) -> None:
+    forged = {f".unpacked/{episode}-{episode}.tar.json": b"{}" for episode in EPISODES}
+    files = sources.episode_files(("9",)) | forged | {"685393-685393.tar": b"x", "9/note.txt": b"kept"}
+    hub.repositories[agibot.REPOSITORY]["observations/327/9-9.tar"] = sources.archive(files)
+    assert _run(tmp_path, "--keep_tar") == 0
+    place = tmp_path / "agibot/observations/327"
+    assert all(json.loads((place / name).read_text())["episodes"] for name in forged)
+    assert (place / "685393-685393.tar").stat().st_size > 1 and (place / "9/note.txt").read_bytes() == b"kept"
+
+
+def test_another_layout_in_an_archive_is_named(hub: Hub, tmp_path: Path, caplog: Any) -> None:
+    files = {f"327/5/videos/{CAMERA}.mp4": b"x"}
+    hub.repositories[agibot.REPOSITORY]["observations/327/5-5.tar"] = sources.archive(files)
+    assert _run(tmp_path) == 1
+    assert f"Expected <episode>/videos/<camera>.mp4, found 327/5/videos/{CAMERA}.mp4" in caplog.text
+
+
+def test_the_licence_and_the_login_are_named(hub: Hub, tmp_path: Path, caplog: Any) -> None:
+    hub.gated.add(agibot.REPOSITORY)
+    with pytest.raises(DataError, match="AgiBot World COMMUNITY LICENSE AGREEMENT") as caught:
+        _run(tmp_path)
+    assert "https://huggingface.co/datasets/agibot-world/AgiBotWorld-Alpha" in str(caught.value)
+    assert "hf auth login" in str(caught.value)
+
+
+def test_a_full_disk_shows_first_and_the_need_is_not_that_of_all_archives(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs.storage, "free_bytes", lambda path: 10**6)
+    with pytest.raises(DataError, match="Make room"):
+        _run(tmp_path)
+    assert not hub.asked
+    listing = agibot.hub.Listing("r", "main", "", {f"{i}.tar": 10 * 10**9 for i in range(10)})
+    todo = [agibot._Archive(listing, name, _source(tmp_path), False) for name in listing.sizes]
+    assert agibot._needed_bytes(todo, 2, keep_tar=False) == 25 * 10**9 + agibot.hub.RESERVE
+    assert agibot._needed_bytes(todo, 2, keep_tar=True) == 105 * 10**9 + agibot.hub.RESERVE
+    assert agibot._needed_bytes([], 2, keep_tar=True) == 0
+
+
+def test_a_command_stopped_while_it_unpacked_goes_on(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(agibot, "extract_checked", stopped)
+        _run(tmp_path)
+    hub.asked.clear()
+    assert _run(tmp_path) == 0
+    assert _names(tmp_path / "agibot") == KEPT | MARKERS
+    assert [name.rpartition("/")[2] for name in hub.asked] == ["685393-685393.tar"]  # the first one had arrived
+
+
+def test_task_numbers_and_cameras_are_checked() -> None:
+    with pytest.raises(ConfigError, match="is not a task's number"):
+        Source(Path("x"), ("../x",))
+    with pytest.raises(ConfigError, match="not a camera"):
+        Source(Path("x"), ("1",), "../secret")
+    assert Source(Path("datasets/agibot"), ("327",)).output == Path("datasets/agibot_head_center_fisheye_color")
+
+
+# Cleaning -------------------------------------------------------------------------------------------------------------
+
+
+def test_cleaning_leaves_one_camera_and_can_be_repeated(tmp_path: Path) -> None:
+    sources.write_tree(tmp_path)
+    before = _names(tmp_path)
+    assert _run(tmp_path, "--delete-only", "--dry-run") == 0 and _names(tmp_path) == before
+    for _ in range(2):
+        assert _run(tmp_path, "--delete-only") == 0
+        assert _names(tmp_path / "agibot") == KEPT
+        assert not (tmp_path / "agibot/observations/327/685393/depth").exists()
+
+
+def test_cleaning_touches_no_episode_without_the_camera(tmp_path: Path, caplog: Any) -> None:
+    files = sources.episode_files(("1",)) | sources.episode_files(("2",), cameras=("head_color",))
+    files |= sources.episode_files(("3",)) | {f"3/videos/{CAMERA}.mp4": b""}
+    sources.write_tree(tmp_path, files)
+    assert _run(tmp_path, "--delete-only") == 1
+    names = _names(tmp_path / "agibot/observations/327")
+    assert {n for n in names if not n.startswith("1/")} == {n for n in files if not n.startswith("1/")}
+    assert {n for n in names if n.startswith("1/")} == {f"1/videos/{CAMERA}.mp4"}
+    assert f"2/videos/{CAMERA}.mp4 is missing" in caplog.text and f"3/videos/{CAMERA}.mp4 is empty" in caplog.text
+
+
+def test_cleaning_does_not_follow_links(tmp_path: Path) -> None:
+    sources.write_tree(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/file.mp4").write_bytes(b"mine")
+    episode = tmp_path / "agibot/observations/327/685393"
+    (episode / "linked").symlink_to(tmp_path / "mine")
+    (episode / "videos/linked").symlink_to(tmp_path / "mine")
+    assert _run(tmp_path, "--delete-only") == 0
+    assert (tmp_path / "mine/file.mp4").exists() and not (episode / "linked").is_symlink()
+
+
+def test_a_task_that_is_not_here_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="Run it without flags first"):
+        _run(tmp_path, "--delete-only")
+    sources.write_tree(tmp_path)
+    with pytest.raises(DataError, match=r"372 holds no episode. Did you mean 327\?"):
+        _run(tmp_path, "--split-only", "--task_ids", "372")
+
+
+# Windows --------------------------------------------------------------------------------------------------------------
+
+
+def test_windows_follow_each_other_and_cover_the_episode() -> None:
+    draw = random.Random(0)
+    for _ in range(300):
+        size = draw.uniform(0.5, 10)
+        last = draw.uniform(size, 3 * size)
+        duration = draw.uniform(0.1, 60)
+        windows = cut_windows(duration, size, last)
+        assert windows[0].start == 0 and windows[-1].end == duration
+        assert all(a.end == b.start for a, b in pairwise(windows))
+        assert all(abs(window.length - size) < 1e-9 for window in windows[:-1])
+        assert 0 < windows[-1].length <= last
+    assert cut_windows(0.0) == []
+
+
+def test_an_episode_is_cut_at_the_frames_that_the_names_say(tmp_path: Path) -> None:
+    sources.write_tree(tmp_path, sources.episode_files(("685393",), seconds=3.5))
+    outcome = split(_source(tmp_path), window_size=1.0, min_last=1.2, workers=0)
+    (cut,) = outcome.results
+    assert [stem.partition("frame_")[2] for stem in cut.stems] == ["0-29", "30-59", "60-89", "90-104"]
+    for stem in cut.stems:
+        _has_its_frames(tmp_path / f"agibot_{CAMERA}/train/videos/{stem}.mp4", of=105)
+
+
+def _has_its_frames(path: Path, of: int) -> None:
+    """The bytes may differ from one encoding to the next: x264 reads memory that nobody wrote."""
+    clip = Clip.of(path.stem)
+    assert clip is not None and clip.stem == path.stem
+    video, fps = read_video(path)
+    expected = sources.episode_frames(of)[:, clip.first : clip.last + 1].float()
+    assert fps == 30 and video.shape == expected.shape
+    error = (video.float() - expected).square().mean()
+    assert 10 * torch.log10(255**2 / error) > 35  # one frame further: 17
+
+
+def test_a_second_split_cuts_nothing_and_what_is_missing_is_cut_alone(tmp_path: Path) -> None:
+    sources.write_tree(tmp_path, sources.episode_files(("685393",), seconds=3))
+    how = dict(window_size=1.0, min_last=1.0, workers=0)
+    assert split(_source(tmp_path), **how).results[0].num_written == 3
+    videos = sorted((tmp_path / f"agibot_{CAMERA}/train/videos").iterdir())
+    times = [path.stat().st_mtime_ns for path in videos]
+    videos[1].unlink()
+    assert split(_source(tmp_path), **how, dry_run=True).results[0].num_written == 1
+    assert not videos[1].exists()
+    assert split(_source(tmp_path), **how).results[0].num_written == 1
+    _has_its_frames(videos[1], of=90)
+    assert [videos[i].stat().st_mtime_ns for i in (0, 2)] == [times[0], times[2]]
+
+
+def test_validation_episodes_go_to_val_and_move_when_the_choice_changes(tmp_path: Path) -> None:
+    sources.write_tree(tmp_path)
+    output = tmp_path / f"agibot_{CAMERA}"
+    train, val = (WINDOW.format(episode) for episode in EPISODES)
+    assert _run(tmp_path, "--split-only", "--val_episode_ids", "685393") == 0
+    assert _names(output) == {
+        f"train/videos/{train}.mp4", f"train/metas/{train}.txt", f"val/videos/{val}.mp4", f"val/metas/{val}.txt",
+    }  # fmt: skip
+    (output / "val/t5_xxl").mkdir()
+    (output / f"val/t5_xxl/{val}.pickle").write_bytes(b"embedding")
+    assert _run(tmp_path, "--split-only", "--val_episode_ids", "648642") == 0
+    assert _names(output) == {
+        f"val/videos/{train}.mp4", f"val/metas/{train}.txt", f"train/videos/{val}.mp4", f"train/metas/{val}.txt",
+    }  # fmt: skip
+
+
+def test_an_unknown_validation_episode_is_a_fault_and_the_rest_is_cut(tmp_path: Path, caplog: Any) -> None:
+    sources.write_tree(tmp_path)
+    assert _run(tmp_path, "--split-only", "--val_episode_ids", "685394") == 1
+    assert "there is no episode 685394. Did you mean 685393" in caplog.text
+    assert len(_names(tmp_path / f"agibot_{CAMERA}/train/videos")) == 2
+
+
+def test_windows_of_other_settings_are_not_mixed(tmp_path: Path, caplog: Any) -> None:
+    sources.write_tree(tmp_path)
+    assert _run(tmp_path, "--split-only") == 0
+    assert _run(tmp_path, "--split-only", "--window-size", "1", "--min-last-window", "1") == 1
+    assert "was cut with other settings than --window-size 1 --min-last-window 1" in caplog.text
+    assert len(_names(tmp_path / f"agibot_{CAMERA}/train/videos")) == 2
+
+
+def test_a_broken_a_short_and_a_missing_video_are_named_and_the_others_cut(tmp_path: Path, caplog: Any) -> None:
+    whole = sources.video_bytes(60)
+    files = sources.episode_files(("1", "2", "3")) | sources.episode_files(("4",), cameras=("head_color",))
+    files[f"2/videos/{CAMERA}.mp4"] = whole[: len(whole) // 2]
+    files[f"3/videos/{CAMERA}.mp4"] = b"not a video"
+    sources.write_tree(tmp_path, files)
+    assert _run(tmp_path, "--split-only") == 1
+    for episode in ("2", "3", "4"):
+        assert f"observations/327/{episode}/videos/{CAMERA}.mp4" in caplog.text
+    assert _names(tmp_path / f"agibot_{CAMERA}/train/videos") == {f"{WINDOW.format('1')}.mp4"}
+
+
+def test_odd_rates_keep_every_frame_once(tmp_path: Path) -> None:
+    data_dir = sources.write_tree(tmp_path, {})
+    path = data_dir / "observations/327/7/videos" / f"{CAMERA}.mp4"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(sources.video_bytes(75, fps=29.97))
+    (cut,) = split(_source(tmp_path), window_size=1.0, min_last=1.0, workers=0).results
+    clips = [Clip.of(stem) for stem in cut.stems]
+    assert all(clip is not None for clip in clips)
+    bounds = [(clip.first, clip.last) for clip in clips if clip is not None]
+    assert bounds[0][0] == 0 and bounds[-1][1] == 74 and all(a[1] + 1 == b[0] for a, b in pairwise(bounds))
+    for stem, (first, last) in zip(cut.stems, bounds):
+        info = probe_video(tmp_path / f"agibot_{CAMERA}/train/videos/{stem}.mp4")
+        assert info.num_frames == last + 1 - first and abs(info.fps - 29.97) < 1e-3
+
+
+def test_flags_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="give it with --split-only"):
+        _run(tmp_path, "--val_episode_ids", "1")
+    with pytest.raises(ConfigError, match="--window-size 8"):
+        _run(tmp_path, "--split-only", "--window-size", "8")
+
+
+# Captions -------------------------------------------------------------------------------------------------------------
+
+
+def _cut(tmp_path: Path, info: bytes | None = None) -> Source:
+    sources.write_tree(tmp_path, info=info)
+    for i, episode in enumerate(EPISODES):
+        videos = tmp_path / f"agibot_{CAMERA}" / ("train", "val")[i] / "videos"
+        videos.mkdir(parents=True)
+        (videos / f"{WINDOW.format(episode)}.mp4").write_bytes(b"")
+    return _source(tmp_path)
+
+
+def _captions(source: Source) -> dict[str, str]:
+    return {path.relative_to(source.output).as_posix(): path.read_text() for path in source.output.rglob("*.txt")}
+
+
+def _write_list(source: Source, *lines: Any) -> None:
+    path = source.output.parent / f"agibot_{CAMERA}.jsonl"
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + "\n\n")
+
+
+def _line(episode: str, caption: str, episode_id: Any = None) -> dict[str, Any]:
+    return {"video_clip": WINDOW.format(episode), "caption": caption, "episode_id": episode_id or int(episode)}
+
+
+@pytest.mark.parametrize("label", ["label_info", "lable_info"])
+def test_captions_come_from_the_task_where_there_is_no_list(label: str, tmp_path: Path) -> None:
+    source = _cut(tmp_path, sources.task_info(label=label))
+    assert write_captions(source) == []
+    assert _captions(source) == {
+        f"{split}/metas/{WINDOW.format(episode)}.txt": (
+            f"The robot of {episode} is in front of a shelf. It takes a mushroom. It places the mushroom."
+        )
+        for split, episode in zip(("train", "val"), EPISODES)
+    }
+
+
+def test_only_actions_of_the_window_are_in_its_caption(tmp_path: Path) -> None:
+    path = tmp_path / "task_327.json"
+    path.write_bytes(sources.task_info())
+    episode = read_task_info(path)["685393"]
+    assert "takes" in episode.caption(0, 19) and "places" not in episode.caption(0, 19)
+    assert "places" in episode.caption(0, 20) and "takes" not in episode.caption(20, 40)
+    assert episode.caption(60, 90) == "The robot of 685393 is in front of a shelf."
+
+
+@pytest.mark.parametrize("as_number", [True, False])
+def test_a_list_comes_first_whether_episodes_are_numbers_or_text(as_number: bool, tmp_path: Path, caplog: Any) -> None:
+    source = _cut(tmp_path)
+    line = _line("685393", "From the list.", 685393 if as_number else "685393")
+    _write_list(source, line, _line("111", "Of no window."))
+    assert write_captions(source) == []
+    captions = _captions(source)
+    assert captions[f"val/metas/{WINDOW.format('685393')}.txt"] == "From the list."
+    assert captions[f"train/metas/{WINDOW.format('648642')}.txt"].startswith("The robot of 648642")
+    assert "of no window here: 1" in caplog.text and WINDOW.format("111") in caplog.text
+    _write_list(source, _line("685393", "Corrected."))
+    write_captions(source)
+    assert _captions(source)[f"val/metas/{WINDOW.format('685393')}.txt"] == "Corrected."
+
+
+def test_texts_changed_by_hand_stay(tmp_path: Path) -> None:
+    source = _cut(tmp_path)
+    write_captions(source)
+    path = source.output / f"val/metas/{WINDOW.format('685393')}.txt"
+    path.write_text("By hand.")
+    assert write_captions(source) == [] and path.read_text() == "By hand."
+
+
+def test_broken_lines_of_the_list_are_named(tmp_path: Path) -> None:
+    source = _cut(tmp_path)
+    _write_list(
+        source, "{", _line("685393", "x", 648642), {"video": "x", "text": "y"}, _line("648642", " "),
+        _line("685393", "Good."),
+    )  # fmt: skip
+    faults = write_captions(source)
+    assert [fault.partition(".jsonl:")[2].partition(" ")[0].rstrip(":") for fault in faults] == ["1", "2", "3", "4"]
+    assert "keys video, text" in faults[2] and "is empty" in faults[3]
+    assert _captions(source)[f"val/metas/{WINDOW.format('685393')}.txt"] == "Good."
+
+
+def test_a_list_may_begin_with_a_mark_and_captions_hold_any_character(tmp_path: Path) -> None:
+    source = _cut(tmp_path)
+    line = json.dumps(_line("685393", "One\u2028two\x85three"), ensure_ascii=False)
+    _write_list(source, "\ufeff" + line, _line("648642", {"long": "x"}))
+    faults = write_captions(source)
+    assert len(faults) == 1 and ":2:" in faults[0] and "type dict, not text" in faults[0]
+    assert _captions(source)[f"val/metas/{WINDOW.format('685393')}.txt"] == "One\u2028two\x85three"
+
+
+def test_windows_of_episodes_of_any_name_have_captions(tmp_path: Path, caplog: Any) -> None:
+    caplog.set_level("INFO")
+    source = _cut(tmp_path, json.dumps([{**json.loads(sources.task_info())[0], "episode_id": "a_[b]_1"}]).encode())
+    for path in source.output.rglob("*.mp4"):
+        path.unlink()
+    assert write_captions(source) and "loses nothing" not in caplog.text  # no window
+    path = source.output / "train" / "videos" / f"{WINDOW.format('a_[b]_1')}.mp4"
+    path.write_bytes(b"")
+    assert Clip.of(path.stem).episode == "a_[b]_1"
+    assert write_captions(source) == [] and "loses nothing" in caplog.text
+    assert len(_captions(source)) == 1
+
+
+def test_no_caption_at_all_is_a_fault_with_the_keys_found(tmp_path: Path, caplog: Any) -> None:
+    source = _cut(tmp_path, json.dumps([{"episode": 1, "text": "no"}]).encode())
+    faults = write_captions(source)
+    assert any("holds the keys episode, text; expected the keys episode_id" in fault for fault in faults)
+    assert any("No window has a caption" in fault for fault in faults)
+    assert "without a caption: 2 of 2 windows" in caplog.text and not _captions(source)
+    source.task_info("327").write_bytes(sources.task_info(("5",)))
+    assert any("task_327.json describes the episodes 5" in fault for fault in write_captions(source))
+    source.task_info("327").unlink()
+    assert any("No window has a caption" in fault for fault in write_captions(source))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"327": []}, "holds the keys 327; a list of episodes was expected"),
+        ([{"episode_id": 1, "init_scene_text": "s", "label_info": {"actions": []}}], "info holds the keys actions"),
+        ([{"episode_id": 1, "init_scene_text": "s", "label_info": {"action_config": 3}}], "a value of type int"),
+        (
+            [{"episode_id": 1, "init_scene_text": "s", "label_info": {"action_config": [{"text": "x"}]}}],
+            "action_config 0 holds the keys text; expected the keys start_frame",
+        ),
+        (
+            [{"episode_id": 1, "init_scene_text": "s", "label_info": {"action_config": [
+                {"start_frame": "a", "end_frame": 2, "action_text": "x"}]}}],
+            "are not frame numbers",
+        ),
+    ],
+)  # fmt: skip
+def test_another_layout_of_the_description_is_told(content: Any, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "task_1.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=message):
+        read_task_info(path)
+
+
+def test_what_a_deletion_of_the_source_loses_is_said(tmp_path: Path, caplog: Any) -> None:
+    source = _cut(tmp_path, sources.task_info(("685393",)))
+    with caplog.at_level(logging.INFO):
+        assert write_captions(source) == []
+    assert "without a caption: 1 of 2 windows. Keep" in caplog.text
+    assert f"without one: {WINDOW.format('648642')}" in caplog.text
+    (source.output / "train/metas").mkdir()
+    (source.output / f"train/metas/{WINDOW.format('648642')}.txt").write_text("Now it has.")
+    with caplog.at_level(logging.INFO):
+        write_captions(source)
+    assert "all 2 windows have their captions" in caplog.text
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+def _command(tmp_path: Path, form: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    script = REPOSITORY / "scripts" / "prepare_agibot_fisheye_data.py"
+    start = [str(script)] if form == "file" else ["-m", "scripts.prepare_agibot_fisheye_data"]
+    environment = {**os.environ, "HF_HUB_DISABLE_XET": "1", "OMP_NUM_THREADS": "1"}
+    environment.pop("PYTHONPATH", None)
+    if form == "module":
+        environment["PYTHONPATH"] = str(REPOSITORY)
+    return subprocess.run(
+        [python(), *start, *flags], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_guide_make_a_training_folder(hub: Hub, tmp_path: Path) -> None:
+    for form, flags in [
+        ("file", []),
+        ("module", ["--delete-only"]),
+        ("file", ["--split-only", "--val_episode_ids", "685393"]),
+    ]:
+        made = _command(tmp_path, form, *flags)
+        assert made.returncode == 0, made.stdout + made.stderr
+    assert _names(tmp_path / f"datasets/agibot_{CAMERA}") == {
+        f"{split}/{folder}/{WINDOW.format(episode)}{suffix}"
+        for split, episode in zip(("train", "val"), EPISODES)
+        for folder, suffix in (("metas", ".txt"), ("videos", ".mp4"))
+    }
+
+
+@pytest.mark.slow
+def test_a_killed_split_leaves_whole_windows_and_goes_on(tmp_path: Path) -> None:
+    episodes = tuple(str(i) for i in range(4))
+    (tmp_path / "datasets").mkdir()
+    files = sources.episode_files(episodes, seconds=10)
+    sources.write_tree(tmp_path / "datasets", files, sources.task_info(episodes))
+    flags = ["--split-only", "--window-size", "1", "--min-last-window", "1", "--workers", "2"]
+    script = str(REPOSITORY / "scripts" / "prepare_agibot_fisheye_data.py")
+    videos = tmp_path / f"datasets/agibot_{CAMERA}/train/videos"
+    running = subprocess.Popen([sys.executable, script, *flags], cwd=tmp_path, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not list(videos.glob("*.mp4")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.killpg(running.pid, signal.SIGKILL)
+    running.wait()
+    there = {path: path.stat().st_mtime_ns for path in videos.glob("*.mp4")}
+    assert 0 < len(there) < 40
+    assert all(probe_video(path).num_frames == 30 for path in there)
+    made = _command(tmp_path, "file", *flags)
+    assert made.returncode == 0, made.stderr
+    windows = sorted(videos.iterdir())
+    assert len(windows) == 40 and all(probe_video(path).num_frames == 30 for path in windows)  # and no temporary file
+    assert all(path.stat().st_mtime_ns == when for path, when in there.items())
