@@ -130,7 +130,7 @@ def evaluate(
         )
         losses[name] = held_out.losses(pipe_config, net, clips, sigmas)
         pipe = Video2WorldPipeline(pipe_config, net, tokenizer)
-        videos[name] = held_out.generate(pipe, clips, num_steps=num_steps)
+        videos[name] = held_out.generate(pipe.generate, clips, num_steps=num_steps)
     figures = Figures(
         sigmas=list(sigmas),
         before=losses[BEFORE],

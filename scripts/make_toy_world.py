@@ -11,8 +11,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/make_toy_world.py
 
-from cosmos_predict2.tools.prepare.toy.folder import ToyFolder, write_folder
+from cosmos_predict2.tools.prepare.toy.folder import write_folder
 from cosmos_predict2.tools.prepare.toy.forms import FORMS
+from cosmos_predict2.tools.prepare.toy.settings import ToyFolder
 from cosmos_predict2.toy_world.episodes import MIXES
 from cosmos_predict2.toy_world.scene import SETTINGS
 from cosmos_predict2.toy_world.tasks import TASKS

@@ -110,7 +110,6 @@ def _row(module: str) -> str | None:
 
 # What is still to be moved: (module, what it imports).
 PENDING = {
-    ("cosmos_predict2.evaluation.metrics.held_out", "cosmos_predict2.pipelines.video2world"),
     ("cosmos_predict2.guardrail.blocklist", "cosmos_predict2.checkpoints.released"),
     ("cosmos_predict2.text.embeddings.folder", "cosmos_predict2.data.jobs"),
     ("cosmos_predict2.text.trained_text", "cosmos_predict2.checkpoints.released"),

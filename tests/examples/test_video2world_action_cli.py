@@ -21,7 +21,8 @@ from cosmos_predict2.data.video import media
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
-from cosmos_predict2.tools.prepare.toy.folder import ToyFolder, write_folder
+from cosmos_predict2.tools.prepare.toy.folder import write_folder
+from cosmos_predict2.tools.prepare.toy.settings import ToyFolder
 from cosmos_predict2.world_model.assembly import build_net
 from cosmos_predict2.world_model.flow import FlowConfig
 from examples import action_conditioned

@@ -11,7 +11,8 @@ import torch
 from cosmos_predict2.actions.transforms import ActionTransform, controller, relative_pose
 from cosmos_predict2.checkpoints.action_transforms import recorded_transform
 from cosmos_predict2.checkpoints.written_pipeline import written_pipeline
-from cosmos_predict2.tools.prepare.toy.folder import ToyFolder, write_folder
+from cosmos_predict2.tools.prepare.toy.folder import write_folder
+from cosmos_predict2.tools.prepare.toy.settings import ToyFolder
 from imaginaire.errors import CheckpointError, DataError
 from scripts.convert import convert
 from tests.data.sources_libero import libero_tree

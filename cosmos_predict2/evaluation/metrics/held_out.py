@@ -21,7 +21,6 @@ from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.diffusion.rectified_flow import add_noise, per_frame, rectified_flow_weight
 from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.nn.dit import DiT
-from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.sampling import to_uint8
 from imaginaire import random
@@ -170,14 +169,17 @@ def _errors(denoise: Any, clips: Clips, sigmas: Sequence[float], seed: int) -> I
         yield total / count
 
 
-def generate(pipe: Video2WorldPipeline, clips: Clips, *, num_steps: int = 35, seed: int = 0) -> Tensor:
-    """What the model makes of the given frames and the text of each clip, uint8 [B, 3, F, H, W], without guidance."""
+def generate(sample: Callable[..., Tensor], clips: Clips, *, num_steps: int = 35, seed: int = 0) -> Tensor:
+    """What ``sample`` (a pipeline's `generate`) makes of the conditioning frames and the text of each clip.
+
+    uint8 [B, 3, F, H, W], without guidance.
+    """
     videos = []
     for start in range(0, len(clips), BATCH):
         part = clips.part(start, start + BATCH)
         given = part.video_B_C_F_H_W[:, :, : given_pixels(part)]
         text = part.condition.crossattn_emb_B_S_E
-        videos.append(to_uint8(pipe.generate(given, text, guidance=0.0, num_steps=num_steps, seed=seed)))
+        videos.append(to_uint8(sample(given, text, guidance=0.0, num_steps=num_steps, seed=seed)))
     return torch.cat(videos)
 
 

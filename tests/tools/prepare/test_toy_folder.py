@@ -12,7 +12,8 @@ from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings import pickles
 from cosmos_predict2.tools.prepare.toy import folder as toy_folder
 from cosmos_predict2.tools.prepare.toy import forms
-from cosmos_predict2.tools.prepare.toy.folder import ToyFolder, write_folder
+from cosmos_predict2.tools.prepare.toy.folder import write_folder
+from cosmos_predict2.tools.prepare.toy.settings import ToyFolder
 from imaginaire.errors import ConfigError, DataError
 from scripts import make_toy_world
 

@@ -14,9 +14,10 @@ from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditi
 from cosmos_predict2.data.toy.states import read_states
 from cosmos_predict2.data.toy.videos import ToyWorldStates, ToyWorldVideos
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.tools.prepare.toy import folder as toy_folder
-from cosmos_predict2.tools.prepare.toy.folder import ToyFolder, write_folder
+from cosmos_predict2.tools.prepare.toy import settings as toy_settings
+from cosmos_predict2.tools.prepare.toy.folder import write_folder
 from cosmos_predict2.tools.prepare.toy.forms import METRES_PER_PIXEL
+from cosmos_predict2.tools.prepare.toy.settings import ToyFolder
 from imaginaire.errors import ConfigError, DataError
 from scripts import make_toy_world
 
@@ -102,7 +103,7 @@ def test_states_give_the_same_samples_as_the_simulator(states: Path) -> None:
 
 
 def test_states_of_many_files_are_joined_and_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toy_folder, "_AT_ONCE", 3)
+    monkeypatch.setattr(toy_settings, "EPISODES_AT_ONCE", 3)
     settings = ToyFolder(**{**SMALL, "episodes": 8}, form="states")
     write_folder(str(tmp_path / "world"), settings)
     files = sorted((tmp_path / "world").rglob("*.npz"))

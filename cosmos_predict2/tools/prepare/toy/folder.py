@@ -22,77 +22,15 @@ from typing import Any
 import attrs
 
 from cosmos_predict2.data.video.media import check_writable
-from cosmos_predict2.tools.prepare.toy.forms import FORMS, layout_of, name_of, readable_json, write_text
-from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
-from cosmos_predict2.toy_world.scene import COLUMNS, STATE_SIZE
+from cosmos_predict2.tools.prepare.toy.forms import FORMS, layout_of, readable_json, write_text
+from cosmos_predict2.tools.prepare.toy.settings import ToyFolder, name_of
+from cosmos_predict2.toy_world.scene import COLUMNS
 from imaginaire import storage
-from imaginaire.errors import ConfigError, DataError, near
+from imaginaire.errors import ConfigError, DataError
 from imaginaire.progress import Progress
 
 FORMAT = "toy_world/1"
-_AT_ONCE = 256  # episodes simulated together
 _OURS = {"dataset.json", "README.md"}.union(*(form.entries for form in FORMS.values()))
-
-
-@attrs.define(kw_only=True, frozen=True)
-class ToyFolder:
-    """What to write; two folders of equal settings hold equal episodes."""
-
-    episodes: int = attrs.field(default=200, validator=attrs.validators.ge(1))
-    frames: int = attrs.field(default=25, validator=attrs.validators.ge(2))
-    size: int = 48
-    fps: float = attrs.field(default=10.0, validator=attrs.validators.gt(0))
-    seed: int = attrs.field(default=0, validator=[attrs.validators.ge(0), attrs.validators.lt(2**63)])
-    mix: str = "mixed"
-    setting: str = "default"
-    tasks: tuple[str, ...] = ("push_puck",)
-    action_dim: int = 4
-    val_fraction: float = attrs.field(default=0.1, validator=[attrs.validators.ge(0), attrs.validators.le(1)])
-    form: str = "video"
-    text_encoder: str | None = attrs.field(default=None, validator=attrs.validators.in_((None, "bytes")))
-    num_tokens: int = 512
-    text_width: int = 1024
-
-    def __attrs_post_init__(self) -> None:
-        if self.form not in FORMS:
-            raise ConfigError(f"The toy world has no form '{self.form}'.{near(self.form, FORMS)}")
-        if self.text_encoder and FORMS[self.form].embed is None:
-            raise ConfigError(f"The form '{self.form}' keeps no embeddings. Leave text_encoder out.")
-
-    @property
-    def num_val(self) -> int:
-        """The last so many episodes are for validation; one at least if any are asked for."""
-        if self.val_fraction == 0:
-            return 0
-        return min(self.episodes, max(1, round(self.episodes * self.val_fraction)))
-
-    def split(self, index: int) -> str:
-        return "val" if index >= self.episodes - self.num_val else "train"
-
-    def make(self, first: int, num: int) -> Episodes:
-        try:
-            return make_episodes(
-                num,
-                self.seed,
-                mix=self.mix,
-                length=self.frames - 1,
-                size=self.size,
-                setting=self.setting,
-                tasks=self.tasks,
-                action_dim=self.action_dim,
-                first=first,
-            )
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-
-    def bytes_needed(self) -> int:
-        """About how much the folder takes, rather too much than too little."""
-        if self.form == "states":
-            return int(self.episodes * self.frames * (8 * (STATE_SIZE + 1) + 4 * self.action_dim)) + 100_000
-        video = 6_000 + 0.15 * self.size**2 * self.frames
-        annotation = 130 * self.frames + 1_000
-        text = 2 * 64 * self.text_width + 300 if self.text_encoder else 0
-        return int(self.episodes * (video + annotation + text + 3 * 4096))
 
 
 def write_folder(out: str, settings: ToyFolder, *, overwrite: bool = False, command: str = "") -> dict[str, Any]:
@@ -117,13 +55,13 @@ def write_folder(out: str, settings: ToyFolder, *, overwrite: bool = False, comm
     for place, _, _ in os.walk(root):
         storage.remove_stale_temporaries(place)
     with Progress("toy world", settings.episodes, unit="episode") as bar:
-        for first in range(0, settings.episodes, _AT_ONCE):
-            episodes = settings.make(first, min(_AT_ONCE, settings.episodes - first))
+        for episodes in settings.batches():
             form.write(root, settings, episodes, bar.update)
             counts["success"] += int(episodes.success.sum())
             for i, caption in enumerate(episodes.captions):
-                counts[settings.split(first + i)] += 1
-                captions[settings.split(first + i)][name_of(first + i)] = caption
+                index = episodes.first + i
+                counts[settings.split(index)] += 1
+                captions[settings.split(index)][name_of(index)] = caption
     if settings.text_encoder and form.embed is not None:
         form.embed(root, settings, captions)
     if form.finish is not None:

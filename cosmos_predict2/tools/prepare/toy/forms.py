@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 import torch
@@ -16,20 +16,18 @@ from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.folder import embed_captions
 from cosmos_predict2.text.embeddings.pickles import trimmed
 from cosmos_predict2.tools.prepare.toy import lerobot
+from cosmos_predict2.tools.prepare.toy.settings import ToyFolder, name_of
 from cosmos_predict2.toy_world.episodes import Episodes
 from cosmos_predict2.toy_world.scene import BOX_X, CLOSED, COLUMNS, GRIPPER, HELD, PUCK_X
 from imaginaire import storage
-
-if TYPE_CHECKING:
-    from cosmos_predict2.tools.prepare.toy.folder import ToyFolder
 
 _TABLES = ("actions", "states", "state", "action", "toy_actions", "toy_states")  # one row a line
 
 # Of the Bridge layout: a table of 48 pixels is half a metre, and a step of the gripper like that of a real arm.
 METRES_PER_PIXEL = 0.01
 
-Write = Callable[[Path, "ToyFolder", Episodes, Callable[[int], Any]], None]
-Finish = Callable[[Path, "ToyFolder", Mapping[str, Mapping[str, str]]], None]
+Write = Callable[[Path, ToyFolder, Episodes, Callable[[int], Any]], None]
+Finish = Callable[[Path, ToyFolder, Mapping[str, Mapping[str, str]]], None]
 
 
 @dataclass(frozen=True)
@@ -38,20 +36,15 @@ class Form:
 
     entries: tuple[str, ...]  # what lies at the top of the folder besides dataset.json and README.md
     layout: str  # of the files, for the README
-    write: Write  # a batch of episodes, or what is missing of it, telling how many are done
+    write: Write  # a batch of episodes, or what is missing of it; reports each one that is done
     embed: Finish | None = None  # the captions, by split and episode
-    finish: Finish | None = None  # what only the whole can say, written last
-
-
-def name_of(index: int) -> str:
-    """What an episode is called."""
-    return f"episode_{index:06d}"
+    finish: Finish | None = None  # what needs all episodes, written last
 
 
 # ---- clips -----------------------------------------------------------------------------------------------------------
 
 
-def _write_clips(root: Path, settings: "ToyFolder", episodes: Episodes, advance: Callable[[int], Any]) -> None:
+def _write_clips(root: Path, settings: ToyFolder, episodes: Episodes, advance: Callable[[int], Any]) -> None:
     for i in range(len(episodes)):
         index = episodes.first + i
         folder, name = root / settings.split(index), name_of(index)
@@ -63,7 +56,7 @@ def _write_clips(root: Path, settings: "ToyFolder", episodes: Episodes, advance:
         advance(1)
 
 
-def _embed_clips(root: Path, settings: "ToyFolder", captions: Mapping[str, Mapping[str, str]]) -> None:
+def _embed_clips(root: Path, settings: ToyFolder, captions: Mapping[str, Mapping[str, str]]) -> None:
     encoder = BytesEncoder(settings.num_tokens, settings.text_width)
     for split, texts in captions.items():
         if texts:  # adopt: dataset.json says by which encoder the files are that have no record
@@ -71,7 +64,7 @@ def _embed_clips(root: Path, settings: "ToyFolder", captions: Mapping[str, Mappi
 
 
 def _annotation(episodes: Episodes, i: int, index: int, name: str) -> dict[str, Any]:
-    """Everything that is known of an episode. Objects that are not on the table are null."""
+    """Everything about an episode. Objects that are not on the table are null."""
     states = episodes.states[i].round(5).tolist()
     for column in (PUCK_X, BOX_X):
         if states[0][column] < 0:
@@ -99,7 +92,7 @@ def _annotation(episodes: Episodes, i: int, index: int, name: str) -> dict[str, 
 # ---- the Bridge layout -----------------------------------------------------------------------------------------------
 
 
-def _write_bridge(root: Path, settings: "ToyFolder", episodes: Episodes, advance: Callable[[int], Any]) -> None:
+def _write_bridge(root: Path, settings: ToyFolder, episodes: Episodes, advance: Callable[[int], Any]) -> None:
     for i in range(len(episodes)):
         index = episodes.first + i
         split, name = settings.split(index), name_of(index)
@@ -124,7 +117,7 @@ def _robot(episodes: Episodes, i: int) -> dict[str, Any]:
     return {"state": poses.tolist(), "continuous_gripper_state": closed.tolist(), "action": actions.tolist()}
 
 
-def _embed_bridge(root: Path, settings: "ToyFolder", captions: Mapping[str, Mapping[str, str]]) -> None:
+def _embed_bridge(root: Path, settings: ToyFolder, captions: Mapping[str, Mapping[str, str]]) -> None:
     encoder = BytesEncoder(settings.num_tokens, settings.text_width)
     for split, texts in captions.items():
         for name, text in texts.items():
@@ -137,7 +130,7 @@ def _embed_bridge(root: Path, settings: "ToyFolder", captions: Mapping[str, Mapp
 # ---- states ----------------------------------------------------------------------------------------------------------
 
 
-def _write_states(root: Path, settings: "ToyFolder", episodes: Episodes, advance: Callable[[int], Any]) -> None:
+def _write_states(root: Path, settings: ToyFolder, episodes: Episodes, advance: Callable[[int], Any]) -> None:
     first_val = min(max(settings.episodes - settings.num_val - episodes.first, 0), len(episodes))
     for split, rows in (("train", slice(0, first_val)), ("val", slice(first_val, len(episodes)))):
         if rows.start < rows.stop:

@@ -7,7 +7,7 @@ all are there. A table has a row per frame: the last one's action leads nowhere 
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 import torch
@@ -16,11 +16,9 @@ from cosmos_predict2.data.lerobot.writer import CHUNK, VIDEO_PATH, Recording, Wr
 from cosmos_predict2.data.video.media import write_video
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.folder import embed_captions
+from cosmos_predict2.tools.prepare.toy.settings import ToyFolder
 from cosmos_predict2.toy_world.episodes import Episodes
 from cosmos_predict2.toy_world.scene import COLUMNS
-
-if TYPE_CHECKING:
-    from cosmos_predict2.tools.prepare.toy.folder import ToyFolder
 
 ENTRIES = ("data", "meta", "videos", "t5_xxl")
 CAMERA = "observation.images.front"
@@ -34,10 +32,9 @@ A LeRobot data set of version 2.1:
 - `videos/chunk-000/observation.images.front/NAME.mp4`: the clip
 - `t5_xxl/NAME.pickle`: the caption's embedding, where a text encoder was asked for
 """
-_AT_ONCE = 256  # episodes simulated together
 
 
-def write_videos(root: Path, settings: "ToyFolder", episodes: Episodes, advance: Callable[[int], Any]) -> None:
+def write_videos(root: Path, settings: ToyFolder, episodes: Episodes, advance: Callable[[int], Any]) -> None:
     """The videos of a batch of episodes, or those that are missing."""
     for i in range(len(episodes)):
         number = episodes.first + i
@@ -47,11 +44,10 @@ def write_videos(root: Path, settings: "ToyFolder", episodes: Episodes, advance:
         advance(1)
 
 
-def write_rest(root: Path, settings: "ToyFolder", captions: Mapping[str, Mapping[str, str]]) -> None:
+def write_rest(root: Path, settings: ToyFolder, captions: Mapping[str, Mapping[str, str]]) -> None:
     """Tables and index of all episodes."""
     writer = Writer(root, settings.fps, robot="toy_world")
-    for first in range(0, settings.episodes, _AT_ONCE):
-        episodes = settings.make(first, min(_AT_ONCE, settings.episodes - first))
+    for episodes in settings.batches():
         for i in range(len(episodes)):
             writer.add(Recording(_columns(episodes, i), {CAMERA: _video(episodes, i)}, episodes.captions[i]))
     num_train = settings.episodes - settings.num_val
@@ -59,7 +55,7 @@ def write_rest(root: Path, settings: "ToyFolder", captions: Mapping[str, Mapping
     writer.finish({name: places for name, places in splits.items() if places[0] < places[1]}, _modality(settings))
 
 
-def embed(root: Path, settings: "ToyFolder", captions: Mapping[str, Mapping[str, str]]) -> None:
+def embed(root: Path, settings: ToyFolder, captions: Mapping[str, Mapping[str, str]]) -> None:
     """The captions' embeddings, of all splits in one folder."""
     texts = {name: text for split in captions.values() for name, text in split.items()}
     embed_captions(root / "t5_xxl", texts, BytesEncoder(settings.num_tokens, settings.text_width))
@@ -81,7 +77,7 @@ def _columns(episodes: Episodes, i: int) -> dict[str, numpy.ndarray]:
     }
 
 
-def _modality(settings: "ToyFolder") -> dict[str, Any]:
+def _modality(settings: ToyFolder) -> dict[str, Any]:
     """Each column of the state by its name, the whole action, the camera and the task."""
     return {
         "state": {name: {"start": k, "end": k + 1} for k, name in enumerate(COLUMNS)},
