@@ -7,6 +7,7 @@ RENAMED = {
     "cosmos_predict2.auxiliary.guardrail.runner": "cosmos_predict2.guardrail.runner",
     "cosmos_predict2.auxiliary.guardrail.words": "cosmos_predict2.guardrail.words",
     "cosmos_predict2.auxiliary.prompt_refiner": "cosmos_predict2.text.prompt_refiner",
+    "cosmos_predict2.checkpoints.released": "cosmos_predict2.released",
     "cosmos_predict2.data.action_conditioned.actions": "cosmos_predict2.actions.transforms",
     "cosmos_predict2.data.action_conditioned.rotations": "cosmos_predict2.actions.rotations",
     "cosmos_predict2.data.action_conditioned.statistics": "cosmos_predict2.actions.statistics",

@@ -181,8 +181,8 @@ def tell_differences(choice: ActionChoice, num_given: int, resolution: str, size
 
 def constant_text(dit_path: str) -> str:
     """The file of the one embedding that weights were trained with: their run's, or the released one beside them."""
-    from cosmos_predict2.checkpoints.released import PREDICT25_EMPTY_TEXT
     from cosmos_predict2.checkpoints.runs import run_config
+    from cosmos_predict2.released import PREDICT25_EMPTY_TEXT
     from imaginaire import storage
 
     text = (run_config(dit_path) or {}).get("text")

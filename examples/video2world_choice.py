@@ -35,9 +35,9 @@ class Weights:
 def choose_model(args: argparse.Namespace) -> Choice:
     """The pipeline's config and weights: what no flag says is as in the run that the weights come from."""
     from cosmos_predict2.checkpoints import parse_lora
-    from cosmos_predict2.checkpoints.released import get_cosmos_predict25_checkpoint
     from cosmos_predict2.configs.base import config_predict2p5, config_video2world
     from cosmos_predict2.data.video import media
+    from cosmos_predict2.released import get_cosmos_predict25_checkpoint
     from cosmos_predict2.text.trained_text import follow_text, trained_text
 
     if args.random_weights and args.dit_path:
@@ -97,8 +97,8 @@ def choose_model(args: argparse.Namespace) -> Choice:
 def look_at_weights(args: argparse.Namespace, sizes: Mapping[str, Any]) -> Weights:
     """The run that the weights or the adapter lie in, else what names and shapes say; a released model by its name."""
     from cosmos_predict2.checkpoints import parse_lora
-    from cosmos_predict2.checkpoints.released import PREDICT25, not_yet_here
     from cosmos_predict2.pipelines.recorded_run import recorded_run
+    from cosmos_predict2.released import PREDICT25, not_yet_here
 
     if args.model:
         return Weights(None, True, args.model.partition("/")[0])

@@ -200,7 +200,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def _name(text: str) -> str:
     """A model's name; one that is published, and runs elsewhere or not yet here, is told so."""
-    from cosmos_predict2.checkpoints.released import not_yet_here
+    from cosmos_predict2.released import not_yet_here
 
     if why := not_yet_here(text):
         raise argparse.ArgumentTypeError(why)

@@ -8,7 +8,7 @@ import sys
 
 from cosmos_predict2.checkpoints.download import check, fetch
 from cosmos_predict2.checkpoints.download_plan import MODEL_TYPES, Plan, Wishes, make_plan
-from cosmos_predict2.checkpoints.released import FPS, PREDICT25, RESOLUTIONS, SIZES, checkpoint_dir
+from cosmos_predict2.released import FPS, PREDICT25, RESOLUTIONS, SIZES, checkpoint_dir
 from imaginaire import command_line
 
 log = logging.getLogger(__name__)

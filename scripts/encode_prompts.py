@@ -6,9 +6,9 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
-from cosmos_predict2.checkpoints.released import get_reason1_encoder_dir, get_t5_model_dir
 from cosmos_predict2.data.video.media import check_writable
 from cosmos_predict2.interfaces import TextEncoder
+from cosmos_predict2.released import get_reason1_encoder_dir, get_t5_model_dir
 from cosmos_predict2.text.prompt_embeddings import write_prompt_embeddings
 from cosmos_predict2.text.prompts import DEFAULT_NEGATIVE_PROMPT
 from imaginaire import command_line, storage

@@ -2,7 +2,7 @@
 from cosmos_predict2.checkpoints.adapters.adapters import apply_lora, merge_lora_state, parse_lora
 from cosmos_predict2.checkpoints.diffusers_names import from_diffusers_name, to_diffusers_name
 from cosmos_predict2.checkpoints.dit_weights import load_dit, open_dit
-from cosmos_predict2.checkpoints.released import checkpoint_dir, describe_missing
+from cosmos_predict2.released import checkpoint_dir, describe_missing
 
 __all__ = [
     "apply_lora",

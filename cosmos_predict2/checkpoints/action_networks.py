@@ -9,8 +9,8 @@ from math import isqrt
 from typing import Any
 
 from cosmos_predict2.checkpoints.families import Family, action_readings
-from cosmos_predict2.checkpoints.released import NETWORKS
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
+from cosmos_predict2.released import NETWORKS
 from imaginaire.errors import CheckpointError
 
 KINDS = ("flat", "chunk")

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from cosmos_predict2.actions.transforms import ActionTransform, controller, relative_pose
 from cosmos_predict2.checkpoints.dit_weights import inside_a_pipeline
-from cosmos_predict2.checkpoints.released import PREDICT25, describe_missing, download_command
 from cosmos_predict2.checkpoints.runs import run_config, safetensors_metadata
+from cosmos_predict2.released import PREDICT25, describe_missing, download_command
 from imaginaire import storage
 from imaginaire.checkpoint import weights
 from imaginaire.errors import CheckpointError, ConfigError, near

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from cosmos_predict2.checkpoints.adapters.adapters import merge_lora_state
 from cosmos_predict2.checkpoints.diffusers_names import from_diffusers_name, is_diffusers
 from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS, describe, require_family
-from cosmos_predict2.checkpoints.released import describe_missing, download_command
 from cosmos_predict2.checkpoints.runs import clean_name, known_alpha, recorded_alpha
+from cosmos_predict2.released import describe_missing, download_command
 from imaginaire import storage
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, below, names_at

@@ -10,7 +10,7 @@ from typing import Any
 
 from cosmos_predict2.checkpoints.download_plan import Part, Plan
 from cosmos_predict2.checkpoints.manifests import dtype_note, file_faults
-from cosmos_predict2.checkpoints.released import GUARDRAIL, REPOSITORIES
+from cosmos_predict2.released import GUARDRAIL, REPOSITORIES
 from imaginaire import storage
 from imaginaire.checkpoint import weights
 from imaginaire.errors import CheckpointError

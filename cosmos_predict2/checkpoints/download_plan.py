@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from cosmos_predict2.checkpoints.released import (
+from cosmos_predict2.released import (
     GUARDRAIL,
     LLAMA_GUARD,
     PREDICT25,

@@ -25,10 +25,10 @@ from cosmos_predict2.checkpoints.diffusers_names import (
 )
 from cosmos_predict2.checkpoints.dit_weights import inside_a_pipeline, open_dit
 from cosmos_predict2.checkpoints.families import Family, describe, require_family
-from cosmos_predict2.checkpoints.released import NETWORKS
 from cosmos_predict2.checkpoints.runs import ALPHA_KEY, known_alpha, recorded_base, run_config
 from cosmos_predict2.checkpoints.written_pipeline import KEY as PIPELINE_KEY
 from cosmos_predict2.checkpoints.written_pipeline import facts_json, facts_tensor, recorded_pipeline
+from cosmos_predict2.released import NETWORKS
 from imaginaire import storage
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import below, local_file, names_at, shape_of

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from cosmos_predict2.checkpoints.released import not_yet_here
+from cosmos_predict2.released import not_yet_here
 from imaginaire.checkpoint.weight_files import shape_of
 from imaginaire.errors import CheckpointError
 

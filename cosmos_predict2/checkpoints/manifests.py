@@ -11,9 +11,9 @@ from torch import Tensor
 
 from cosmos_predict2.checkpoints.dit_weights import open_dit
 from cosmos_predict2.checkpoints.families import LATENT_CHANNELS, describe, require_family
-from cosmos_predict2.checkpoints.released import NETWORKS
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
+from cosmos_predict2.released import NETWORKS
 from imaginaire.checkpoint import weights
 from imaginaire.errors import CheckpointError, ConfigError, near
 

@@ -9,9 +9,9 @@ import importlib.resources
 import re
 from collections.abc import Iterable, Iterator, Sequence, Set
 
-from cosmos_predict2.checkpoints.released import DEFAULT_DIR, get_guardrail_dir
 from cosmos_predict2.guardrail.words import ANY, ascii_text, forms_of, words_of
 from cosmos_predict2.interfaces import Verdict
+from cosmos_predict2.released import DEFAULT_DIR, get_guardrail_dir
 from imaginaire import storage
 from imaginaire.errors import CheckpointError
 

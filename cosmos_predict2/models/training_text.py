@@ -14,8 +14,8 @@ import attrs
 import torch
 from torch import Tensor
 
-from cosmos_predict2.checkpoints.released import describe_missing
 from cosmos_predict2.conditioner import TEXT_KEY
+from cosmos_predict2.released import describe_missing
 from cosmos_predict2.text.constant_embedding import read_constant_embedding
 from cosmos_predict2.text.embeddings.cache import EmbeddingCache
 from imaginaire import storage

@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from cosmos_predict2.checkpoints import apply_lora, parse_lora
-from cosmos_predict2.checkpoints.released import download_command
 from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, TEXT_KEY, Condition, Conditioner
 from cosmos_predict2.data.sizes import latent_frames, pixel_frames, size_of
 from cosmos_predict2.guardrail.runner import GuardrailRunner, create_guardrail, require_safe
@@ -26,6 +25,7 @@ from cosmos_predict2.guardrail.status import status_line
 from cosmos_predict2.interfaces import PromptRefiner, TextEncoder, VideoTokenizer
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.pipelines.inputs import read_input
+from cosmos_predict2.released import download_command
 from cosmos_predict2.text.prompt_refiner import create_prompt_refiner
 from cosmos_predict2.text.trained_text import NO_TEXT, other_text, with_tokens, with_trained_text
 from cosmos_predict2.world_model.assembly import build_net

@@ -15,8 +15,8 @@ import attrs
 import torch
 from torch import Tensor
 
-from cosmos_predict2.checkpoints.released import get_reason1_encoder_dir, get_t5_model_dir
 from cosmos_predict2.checkpoints.runs import recorded_fact, run_folder
+from cosmos_predict2.released import get_reason1_encoder_dir, get_t5_model_dir
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.pickles import trimmed
 from cosmos_predict2.text.encoder_names import EncoderName, is_same_encoder, parse_name

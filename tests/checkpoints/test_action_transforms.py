@@ -21,11 +21,11 @@ from cosmos_predict2.checkpoints.action_transforms import (
 )
 from cosmos_predict2.checkpoints.dit_weights import load_dit, open_dit
 from cosmos_predict2.checkpoints.export import Export, export
-from cosmos_predict2.checkpoints.released import (
+from cosmos_predict2.nn.action_dit import ChunkActionDiT
+from cosmos_predict2.released import (
     get_cosmos_predict2_action_conditioned_checkpoint,
     get_cosmos_predict25_checkpoint,
 )
-from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from imaginaire.errors import CheckpointError, ConfigError
 
 NET = dict(model_channels=32, num_blocks=2, num_heads=2, adaln_lora_dim=8, crossattn_emb_channels=8)

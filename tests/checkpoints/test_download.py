@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from cosmos_predict2.checkpoints import download, open_dit, released
+from cosmos_predict2 import released
+from cosmos_predict2.checkpoints import download, open_dit
 from cosmos_predict2.checkpoints.download import check
 from cosmos_predict2.checkpoints.download_plan import Plan, Wishes, make_plan
 from imaginaire.errors import ConfigError

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from cosmos_predict2.checkpoints.released import NETWORKS
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from cosmos_predict2.nn.flops import PARAMETERS, forward_flops, num_parameters
+from cosmos_predict2.released import NETWORKS
 from tests.nn.networks import LATENT, inputs, small_net
 
 ENTRIES = {"0.6B": (414, 407), "2B": (574, 567), "14B": (734, 727)}  # in the state dict, and parameters among them

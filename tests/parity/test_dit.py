@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2.checkpoints.released import NETWORKS
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from cosmos_predict2.nn.embeddings import RotaryPositions, Timesteps
+from cosmos_predict2.released import NETWORKS
 from tests.goldens import Golden, Value
 
 AREA = "video2world"

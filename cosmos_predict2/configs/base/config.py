@@ -4,7 +4,6 @@
 import functools
 import os
 
-from cosmos_predict2.checkpoints.released import NOT_YET, SETTINGS_VARIABLE
 from cosmos_predict2.configs.action_conditioned.defaults import data as action_data
 from cosmos_predict2.configs.action_conditioned.defaults import model as action_model
 from cosmos_predict2.configs.base.defaults import (
@@ -17,6 +16,7 @@ from cosmos_predict2.configs.base.defaults import (
     optimizer,
     scheduler,
 )
+from cosmos_predict2.released import NOT_YET, SETTINGS_VARIABLE
 from imaginaire.config.compose import import_all_modules_from_package
 from imaginaire.config.registry import register_absent
 from imaginaire.config.schema import Config, JobConfig, TrainerConfig

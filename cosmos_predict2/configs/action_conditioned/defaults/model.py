@@ -6,11 +6,6 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
-from cosmos_predict2.checkpoints.released import (
-    NETWORKS,
-    get_cosmos_predict2_video2world_checkpoint,
-    get_predict25_empty_text,
-)
 from cosmos_predict2.configs.action_conditioned.networks import (
     get_action_dit_path,
     get_cosmos_predict2_action_conditioned_pipeline,
@@ -26,6 +21,11 @@ from cosmos_predict2.models.video2world_action_model import (
     Predict2Video2WorldActionConditionedModel,
 )
 from cosmos_predict2.models.video2world_model import Predict2ModelManagerConfig, Predict2Video2WorldModelConfig
+from cosmos_predict2.released import (
+    NETWORKS,
+    get_cosmos_predict2_video2world_checkpoint,
+    get_predict25_empty_text,
+)
 from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig
 from imaginaire.config.lazy_config import LazyCall as L
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cosmos_predict2.callbacks.draw_samples import DrawSamples
-from cosmos_predict2.checkpoints.released import get_cosmos_predict25_checkpoint
 from cosmos_predict2.configs.action_conditioned.defaults.data import GR1_DIM
 from cosmos_predict2.configs.base.post_training import group_choices, job, linear
+from cosmos_predict2.released import get_cosmos_predict25_checkpoint
 from imaginaire.config.compose import register_experiment
 from imaginaire.config.lazy_config import LazyCall as L
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosmos_predict2.checkpoints import released
+from cosmos_predict2 import released
 from cosmos_predict2.checkpoints.families import describe
 from cosmos_predict2.checkpoints.manifests import dit_manifest, file_faults, manifest_of
-from cosmos_predict2.checkpoints.released import NETWORKS, REPOSITORIES, checkpoint_dir, environment_settings
 from cosmos_predict2.nn.flops import PARAMETERS
+from cosmos_predict2.released import NETWORKS, REPOSITORIES, checkpoint_dir, environment_settings
 from imaginaire.checkpoint.weights import is_extra
 from imaginaire.errors import ConfigError
 from tests.checkpoints.nets import random_net, released_state
