@@ -11,7 +11,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/check_dataset.py
 
 from cosmos_predict2.tools.check.dataset import Wanted, check_dataset
-from cosmos_predict2.tools.check.report import as_text, write_json
+from cosmos_predict2.tools.check.report import as_json, as_text
+from cosmos_predict2.tools.prepare.records import write_json
 from imaginaire import command_line
 from imaginaire.errors import ConfigError
 
@@ -81,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     report = check_dataset(Path(args.folder), wanted)
     print(as_text(report))
     if args.json:
-        write_json(report, Path(args.json))
+        write_json(Path(args.json), as_json(report))
     return int(bool(report.all_faults()))
 
 

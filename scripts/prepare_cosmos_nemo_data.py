@@ -42,7 +42,7 @@ def _parser() -> command_line.Parser:
 
 def run(args: argparse.Namespace) -> int:
     dataset = Path(args.dataset_path)
-    done = prepare(
+    videos = prepare(
         NEMO,
         dataset,
         Path(args.download_dir or dataset),
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         dry_run=args.dry_run,
     )
     if not args.dry_run:
-        log.info("%s: %d clips", dataset, len(done.videos))
+        log.info("%s: %d clips", dataset, len(videos))
         log.info("next: python -m scripts.get_t5_embeddings_from_cosmos_nemo_assets --dataset_path %s", dataset)
     return 0
 

@@ -39,7 +39,7 @@ def _parser() -> command_line.Parser:
 
 def run(args: argparse.Namespace) -> int:
     dataset = Path(args.dataset_path)
-    done = prepare(
+    videos = prepare(
         GROOT,
         dataset,
         Path(args.download_dir),
@@ -51,8 +51,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     captions = captions_of_csv(dataset / "metadata.csv")
     prompts = dict(captions.results)
-    log.info("%s: %d clips, %d prompts", dataset, len(done.videos), len(prompts))
-    stems = {path.stem for path in done.videos}
+    log.info("%s: %d clips, %d prompts", dataset, len(videos), len(prompts))
+    stems = {path.stem for path in videos}
     for what, names in (("clips have no prompt", stems - set(prompts)), ("prompts have no clip", set(prompts) - stems)):
         if names:
             log.warning("%d %s: %s", len(names), what, ", ".join(sorted(names)[:5]))

@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a check found, for people and for programs."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from cosmos_predict2.tools.check.clips import ClipFacts
 from cosmos_predict2.tools.check.dataset import Report
-from imaginaire import storage
 
 MOST_FAULTS = 50
 _MOST_ROWS = 8
@@ -49,14 +46,6 @@ def as_json(report: Report) -> dict[str, Any]:
         "actions": [table.to_dict() for table in report.actions],
         "parts": [as_json(part) for part in report.parts],
     }
-
-
-def write_json(report: Report, path: Path) -> None:
-    """Write `as_json` to a file."""
-    text = json.dumps(as_json(report), indent=2, ensure_ascii=False) + "\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # backslashreplace: bytes of file names that are not UTF-8 are \udcXX in JSON, and come back as they were
-    storage.write_atomically(path, lambda file: file.write(text.encode(errors="backslashreplace")))
 
 
 def _lines(report: Report) -> Iterator[str]:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A batch file for `examples/video2world.py` from a folder of pictures with their prompts beside them."""
 
-import json
 import logging
 import os
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 from cosmos_predict2.data.jobs import read_caption
 from cosmos_predict2.data.video.media import IMAGE_SUFFIXES
 from cosmos_predict2.data.video.media_files import require_files
-from imaginaire import storage
+from cosmos_predict2.tools.prepare.records import write_json
 from imaginaire.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -65,7 +64,4 @@ def write_batch(entries: list[dict[str, str]], path: str) -> None:
         stem = os.path.splitext(os.path.realpath(entry["output_video"]))[0]
         if os.path.realpath(path) in [stem + ending for ending in _BESIDE_A_VIDEO]:
             raise DataError(f"{path} would be replaced by what is written beside {entry['output_video']}; rename it.")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(entries, indent=2, ensure_ascii=False) + "\n"
-    # backslashreplace: bytes of file names that are not UTF-8 are \udcXX in JSON, and come back as they were
-    storage.write_atomically(target, lambda file: file.write(text.encode(errors="backslashreplace")))
+    write_json(target, entries)

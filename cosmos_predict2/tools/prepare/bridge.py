@@ -6,17 +6,16 @@ OUT/videos/{train,val,test}/NAME/rgb.mp4
 OUT/dataset.json                             where it is from and what was counted; written last
 """
 
-import json
 import logging
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
 from urllib.parse import urlsplit
 
 from cosmos_predict2.data.action_conditioned.recordings import annotation_files, read_recording
 from cosmos_predict2.data.jobs import require_space, run_jobs
 from cosmos_predict2.tools.prepare import http_files
+from cosmos_predict2.tools.prepare.records import RECORD, read_record, require_own, write_json
 from cosmos_predict2.tools.prepare.tar_safety import extract_checked
 from imaginaire import storage
 from imaginaire.errors import DataError
@@ -45,12 +44,11 @@ def prepare(
 
     An archive that was fetched is removed when all is unpacked, unless it is to be kept.
     """
-    if _record(out) is not None:
+    if read_record(out / RECORD, FORMAT) is not None:
         log.info("%s is complete", out)
         return look_through(out, workers=workers)
     if find_annotations(out) is None:
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise DataError(f"{out} holds other things than Bridge. Give --out a new folder.")
+        require_own(out, FORMAT)
         archive, is_fetched = _archive(source, out, dry_run)
         if dry_run:
             return Contents()
@@ -64,7 +62,7 @@ def prepare(
     contents = look_through(out, workers=workers)
     if not contents.faults:
         record = {"format": FORMAT, "source": source, **{k: v for k, v in asdict(contents).items() if k != "faults"}}
-        storage.write_atomically(out / "dataset.json", lambda file: file.write((json.dumps(record) + "\n").encode()))
+        write_json(out / RECORD, record, indent=None)
     return contents
 
 
@@ -152,11 +150,3 @@ def _bridge_folders(staging: Path) -> list[Path]:
     """The folders that hold annotations; those called bridge alone where there are such."""
     found = sorted({path.parent for name in ANNOTATIONS for path in staging.rglob(name) if path.is_dir()})
     return [path for path in found if path.name == "bridge"] or found
-
-
-def _record(out: Path) -> dict[str, Any] | None:
-    try:
-        record = json.loads((out / "dataset.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return record if isinstance(record, dict) and record.get("format") == FORMAT else None

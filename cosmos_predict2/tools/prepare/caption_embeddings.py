@@ -8,16 +8,14 @@ one prompt for all      Cosmos-NeMo-Assets
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 from cosmos_predict2.data.jobs import Outcome, read_caption, several_lines
 from cosmos_predict2.data.video.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from cosmos_predict2.data.video.media_files import files_by_stem, require_files
 from cosmos_predict2.interfaces import TextEncoder
 from cosmos_predict2.text.embeddings.folder import FOLDER_NAMES, Counts, embed_captions, find_embedding_dir
-from imaginaire import storage
+from cosmos_predict2.tools.prepare.records import write_text
 from imaginaire.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -115,9 +113,9 @@ def captions_of_prompt(dataset: Path, prompt: str, is_image: bool = False) -> Ca
 def write_metas(dataset: Path, captions: Captions) -> None:
     """Write ``metas/NAME.txt`` wherever it does not say this yet."""
     for stem, text in captions.results:
-        path, content = dataset / "metas" / f"{stem}.txt", text.encode()
-        if not path.exists() or path.read_bytes().strip() != content:
-            storage.write_atomically(path, partial(_write, content=content + b"\n"))
+        path = dataset / "metas" / f"{stem}.txt"
+        if not path.exists() or path.read_bytes().strip() != text.encode():
+            write_text(path, text + "\n")
 
 
 def compare_with_clips(dataset: Path, captions: Captions) -> None:
@@ -175,10 +173,6 @@ def embed_dataset(
     if counts.orphans:
         log.warning("%s: embeddings of no caption: %d (%s)", folder, len(counts.orphans), _named(counts.orphans))
     return counts
-
-
-def _write(file: BinaryIO, content: bytes) -> None:
-    file.write(content)
 
 
 def _media(dataset: Path, is_image: bool) -> tuple[str, Sequence[str], str]:

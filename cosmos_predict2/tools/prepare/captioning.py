@@ -20,7 +20,7 @@ from typing import IO
 from cosmos_predict2.data.jobs import Outcome, run_jobs
 from cosmos_predict2.data.video.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from cosmos_predict2.data.video.media_files import files_by_stem, require_files
-from imaginaire import storage
+from cosmos_predict2.tools.prepare.records import write_text
 from imaginaire.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
@@ -99,8 +99,7 @@ def _caption(job: CaptionJob) -> str:
             if tries_left == 0:
                 raise
             log.warning("%s Trying again.", error)
-    job.target.parent.mkdir(parents=True, exist_ok=True)
-    storage.write_atomically(job.target, lambda file: file.write(f"{caption}\n".encode()))
+    write_text(job.target, f"{caption}\n")
     return caption
 
 

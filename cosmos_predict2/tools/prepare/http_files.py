@@ -2,16 +2,15 @@
 """One large file from an ordinary web server, fetched so that a broken connection goes on where it was."""
 
 import http.client
-import json
 import logging
 import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from imaginaire import storage
+from cosmos_predict2.tools.prepare.records import read_record, write_json
 from imaginaire.errors import DataError
 from imaginaire.progress import Progress
 
@@ -47,11 +46,10 @@ def look(url: str) -> Remote:
 def fetch(remote: Remote, target: Path, *, wait: float = 2.0) -> Path:
     """Fetch the file; what came of it lies in ``NAME.part`` until it is whole, and is not fetched again."""
     part, notes = target.with_name(f"{target.name}.part"), target.with_name(f"{target.name}.part.json")
-    target.parent.mkdir(parents=True, exist_ok=True)
     about = {"url": remote.url, "size": remote.size, "version": remote.version}
-    if part.exists() and _read(notes) != about:
+    if part.exists() and read_record(notes) != about:
         part.unlink()  # of another file, or of another version of it
-    storage.write_atomically(notes, lambda file: file.write(json.dumps(about).encode()))
+    write_json(notes, about)
     if remote.size is not None and _size(part) > remote.size:
         part.unlink()
     left = TRIES
@@ -98,10 +96,3 @@ def _copy(answer: IO[bytes], file: IO[bytes], bar: Progress) -> None:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data sets from the Hugging Face hub: what is there and how large, and fetching what is not here yet.
+"""Data sets from the Hugging Face hub: list the files with their sizes, and fetch those that are missing here.
 
 Each file appears in full or not at all, and one that lies here in its full size is not fetched again, so a command that
 was stopped goes on where it was. ``HF_ENDPOINT`` names another hub, ``HF_TOKEN`` or ``hf auth login`` the user.
+
+Not ``snapshot_download``: it lists whole repositories (AgiBot's is huge), ends at the first file that fails, and checks
+neither the disk before nor the sizes after.
 """
 
 import logging
@@ -40,49 +43,26 @@ class Listing:
         return {name: size for name, size in self.sizes.items() if _size(target / name) != size}
 
 
-@dataclass(frozen=True)
-class Download:
-    """What lies below ``target`` now (or would, in a dry run): all files, and those that this call fetched."""
+def fetch_absent(
+    listing: Listing, target: Path, names: Collection[str] | None = None, *, dry_run: bool = False
+) -> tuple[str, ...]:
+    """Fetch the files of a listing (all, or those of ``names``) that do not lie below ``target``; returns their names.
 
-    listing: Listing
-    target: Path
-    fetched: tuple[str, ...]
-
-    @property
-    def paths(self) -> list[Path]:
-        return [self.target / name for name in self.listing.sizes]
-
-
-def download(
-    repo_id: str,
-    target: Path | str,
-    *,
-    patterns: Sequence[str],
-    licence: str = "",
-    revision: str | None = None,
-    dry_run: bool = False,
-) -> Download:
-    """The files of a data repository that match ``patterns``, below ``target`` under their names there.
-
-    A full disk, a gated or absent repository, a pattern without a match and files that did not arrive are errors.
-    ``licence`` is the name of what a user of a gated repository has to accept.
+    A full disk is an error before anything is fetched. A dry run logs what would be fetched.
     """
-    target = Path(target)
-    listing = list_files(repo_id, patterns=patterns, licence=licence, revision=revision)
-    absent = listing.absent(target)
-    size = storage.readable_bytes(sum(absent.values()))
+    absent = {name: size for name, size in listing.absent(target).items() if names is None or name in names}
+    text = f"{len(absent)} of {len(listing.sizes)} files, {storage.readable_bytes(sum(absent.values()))}, to {target}"
     if dry_run:
-        log.info("%s: would fetch %d of %d files, %s, to %s", repo_id, len(absent), len(listing.sizes), size, target)
-        return Download(listing, target, tuple(absent))
-    if not absent:
-        log.info("%s: %d files are there already", repo_id, len(listing.sizes))
-        return Download(listing, target, ())
-    require_space(target, sum(absent.values()) + RESERVE, f"The download of {repo_id}")
-    log.info("%s: fetching %d of %d files, %s, to %s", repo_id, len(absent), len(listing.sizes), size, target)
-    start = time.time()
-    fetch(listing, target, absent)
-    remove_leftovers(target, before=start)
-    return Download(listing, target, tuple(absent))
+        log.info("%s: would fetch %s", listing.repo_id, text)
+    elif not absent:
+        log.info("%s: all files are there already", listing.repo_id)
+    else:
+        require_space(target, sum(absent.values()) + RESERVE, f"The download of {listing.repo_id}")
+        log.info("%s: fetching %s", listing.repo_id, text)
+        start = time.time()
+        fetch(listing, target, absent)
+        remove_leftovers(target, before=start)
+    return tuple(absent)
 
 
 def list_files(repo_id: str, *, patterns: Sequence[str], licence: str = "", revision: str | None = None) -> Listing:

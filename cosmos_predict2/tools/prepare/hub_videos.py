@@ -9,16 +9,15 @@ A file that lies in its place in its full size is not fetched again.
 """
 
 import errno
-import json
 import logging
 import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from cosmos_predict2.data.jobs import require_space
 from cosmos_predict2.tools.prepare import hub
+from cosmos_predict2.tools.prepare.records import read_record, write_json
 from imaginaire import storage
 from imaginaire.errors import DataError
 
@@ -41,14 +40,6 @@ GROOT = HubVideos("nvidia/GR1-100", "gr1", ("gr1/*mp4", "*metadata.csv"), ("meta
 NEMO = HubVideos("nvidia/Cosmos-NeMo-Assets", "nemo_diffusion_example_data", ("*.mp4*",))
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """What a data set has now, or would have: its clips, and what was (or would be) fetched."""
-
-    videos: tuple[Path, ...]
-    fetched: tuple[str, ...] = ()
-
-
 def prepare(
     source: HubVideos,
     dataset: Path,
@@ -57,8 +48,8 @@ def prepare(
     repo_id: str | None = None,
     revision: str | None = None,
     dry_run: bool = False,
-) -> Prepared:
-    """Fetch what is missing and move it to its place."""
+) -> list[Path]:
+    """Fetch what is missing and move it to its place; gives the clips."""
     repo_id = repo_id or source.repo_id
     if (finished := _finished(dataset, repo_id, revision)) is not None:
         log.info("%s: all of %s is there already", dataset, repo_id)
@@ -66,23 +57,16 @@ def prepare(
     listing = hub.list_files(repo_id, patterns=source.patterns, revision=revision)
     places = _places(source, listing.sizes, dataset)
     todo = {name: place for name, place in places.items() if not _is_there(place, listing.sizes[name])}
-    absent = {name: size for name, size in listing.absent(download_dir).items() if name in todo}
-    videos = tuple(place for place in places.values() if place.parent.name == "videos")
-    text = f"{len(absent)} of {len(places)} files, {storage.readable_bytes(sum(absent.values()))}"
+    videos = [place for place in places.values() if place.parent.name == "videos"]
+    hub.fetch_absent(listing, download_dir, todo, dry_run=dry_run)
     if dry_run:
-        log.info("%s: would fetch %s, to %s, and move %d to %s", repo_id, text, download_dir, len(todo), dataset)
-        return Prepared(videos, tuple(absent))
-    if absent:
-        require_space(download_dir, sum(absent.values()) + hub.RESERVE, f"The download of {repo_id}")
-        log.info("%s: fetching %s, to %s", repo_id, text, download_dir)
-        hub.fetch(listing, download_dir, absent)
+        log.info("%s: would move %d files to %s", repo_id, len(todo), dataset)
+        return videos
     for name, place in todo.items():
         _move(download_dir / name, place)
-    record: dict[str, Any] = {"repository": repo_id, "revision": listing.revision, "files": {}}
-    record["files"] = {place.relative_to(dataset).as_posix(): listing.sizes[name] for name, place in places.items()}
-    content = (json.dumps(record, indent=2) + "\n").encode()
-    storage.write_atomically(dataset / RECORD, lambda file: file.write(content))
-    return Prepared(videos, tuple(absent))
+    files = {place.relative_to(dataset).as_posix(): listing.sizes[name] for name, place in places.items()}
+    write_json(dataset / RECORD, {"repository": repo_id, "revision": listing.revision, "files": files})
+    return videos
 
 
 def _places(source: HubVideos, sizes: dict[str, int], dataset: Path) -> dict[str, Path]:
@@ -118,18 +102,15 @@ def _is_there(place: Path, size: int) -> bool:
     )
 
 
-def _finished(dataset: Path, repo_id: str, revision: str | None) -> Prepared | None:
-    """The data set, if its record says that it is complete and every file is there in its size."""
-    try:
-        record = json.loads((dataset / RECORD).read_text(encoding="utf-8"))
-        files = {dataset / name: size for name, size in record["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+def _finished(dataset: Path, repo_id: str, revision: str | None) -> list[Path] | None:
+    """The clips, where the record says that the data set is complete and every file is there in its size."""
+    record = read_record(dataset / RECORD) or {}
     if record.get("repository") != repo_id or revision not in (None, record.get("revision")):
         return None
+    files = {dataset / name: size for name, size in record.get("files", {}).items()}
     if any(not path.is_file() or path.stat().st_size != size for path, size in files.items()):
         return None
-    return Prepared(tuple(path for path in files if path.parent.name == "videos"))
+    return [path for path in files if path.parent.name == "videos"]
 
 
 def _move(source: Path, place: Path) -> None:

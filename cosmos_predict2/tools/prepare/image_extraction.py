@@ -4,7 +4,6 @@
 A clip's first picture is written last, so where it is, the others are, and what was interrupted goes on there.
 """
 
-import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from cosmos_predict2.data.jobs import Outcome, require_space, run_jobs
 from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES, iterate_frames, probe_video, write_image
 from cosmos_predict2.data.video.media_files import require_files
+from cosmos_predict2.tools.prepare.records import holds_nothing, read_record, require_settings, write_bytes, write_json
 from imaginaire import storage
 from imaginaire.errors import DataError
 
@@ -46,9 +46,8 @@ class Clip:
 def plan(source: Path, out: Path, stride: int, *, captions: bool = False) -> list[Clip]:
     """The clips that are not finished yet."""
     videos = require_files(source / "videos", VIDEO_SUFFIXES, "clips")
-    if out.exists() and not out.is_dir():
-        raise DataError(f"{out} is a file; pictures are written to a folder.")
-    _require_same_origin(out, _record(source, stride))
+    if not holds_nothing(out) and (out / RECORD).exists():
+        require_settings(out, read_record(out / RECORD) or {}, _record(source, stride))
     clips = []
     for stem, path in videos.items():
         caption = source / "metas" / f"{stem}.txt"
@@ -69,8 +68,7 @@ def extract_images(clips: list[Clip], workers: int | None = None) -> Outcome[int
     require_space(out, bytes_needed(clips), f"Pictures of {len(clips)} clips")
     (out / "images").mkdir(parents=True, exist_ok=True)
     storage.remove_stale_temporaries(out / "images")
-    record = json.dumps(_record(clips[0].source, clips[0].stride), indent=2) + "\n"
-    storage.write_atomically(out / RECORD, lambda file: file.write(record.encode()))
+    write_json(out / RECORD, _record(clips[0].source, clips[0].stride))
     return run_jobs(_extract, clips, what="clips", workers=workers)
 
 
@@ -92,7 +90,7 @@ def _extract(clip: Clip) -> int:
     try:
         for number, picture in enumerate(iterate_frames(clip.path, clip.stride)):
             if clip.caption is not None:
-                _copy(clip.caption, clip.meta(number))
+                write_bytes(clip.meta(number), clip.caption.read_bytes())
             if number == 0:
                 first = picture
             else:
@@ -112,28 +110,5 @@ def _extract(clip: Clip) -> int:
     return num_written
 
 
-def _copy(source: Path, target: Path) -> None:
-    content = source.read_bytes()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    storage.write_atomically(target, lambda file: file.write(content))
-
-
 def _record(source: Path, stride: int) -> dict[str, object]:
     return {"input": str(source.resolve()), "stride": stride}
-
-
-def _require_same_origin(out: Path, wanted: dict[str, object]) -> None:
-    """Raise where the folder's pictures are of other clips or of another stride: their names would clash."""
-    try:
-        found = json.loads((out / RECORD).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return
-    except (OSError, ValueError) as error:
-        raise DataError(f"{out / RECORD} cannot be read ({error}). Delete {out}, or give another folder.") from error
-    if found != wanted:
-        differing = ", ".join(
-            f"{key} {found.get(key)} (now {wanted[key]})" for key in wanted if found.get(key) != wanted[key]
-        )
-        raise DataError(
-            f"{out} holds pictures made with {differing}. Give another --output_dataset_dir, or delete that one."
-        )

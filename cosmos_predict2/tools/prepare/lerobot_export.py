@@ -8,7 +8,6 @@
 Videos are copied as they are, or cut out as they are where several episodes share a file; what cannot be is encoded.
 """
 
-import json
 import logging
 import shutil
 from collections import Counter
@@ -24,9 +23,10 @@ from cosmos_predict2.data.lerobot.reader import LeRobotSource, choose_camera
 from cosmos_predict2.data.video.clips import probe
 from cosmos_predict2.data.video.media import check_writable, write_video
 from cosmos_predict2.tools.prepare import hub
+from cosmos_predict2.tools.prepare.records import RECORD, require_own, require_settings, write_json, write_text
 from cosmos_predict2.tools.prepare.video_cuts import copy_cut
 from imaginaire import storage
-from imaginaire.errors import ConfigError, DataError
+from imaginaire.errors import DataError
 
 log = logging.getLogger(__name__)
 
@@ -68,25 +68,14 @@ def fetch_source(
     listing = hub.list_files(repo_id, patterns=["*"], licence=licence, revision=revision)
     if "meta/info.json" not in listing.sizes:
         raise DataError(f"{repo_id} is not a LeRobot data set: it has no meta/info.json.")
-    index = [name for name in listing.sizes if name.startswith("meta/")]
-    absent = listing.absent(target)
-    if not dry_run:
-        hub.fetch(listing, target, [name for name in index if name in absent], progress=False)
-    elif any(name in absent for name in index):
-        all_of_it = storage.readable_bytes(sum(absent.values()))
-        log.info("%s: would fetch up to %d files, %s, to %s", repo_id, len(absent), all_of_it, target)
+    index = [name for name in listing.absent(target) if name.startswith("meta/")]
+    if index and dry_run:
+        hub.fetch_absent(listing, target, dry_run=True)  # which videos are needed follows from the index
         return False
+    hub.fetch(listing, target, index, progress=False)
     info = read_info(target)
     chosen = choose_camera(info, camera) if camera is not None or len(info.cameras) == 1 else None
-    wanted = [name for name in absent if _is_needed(name, info, chosen)]
-    size = sum(absent[name] for name in wanted)
-    text = f"{len(wanted)} of {len(listing.sizes)} files, {storage.readable_bytes(size)}, to {target}"
-    if dry_run:
-        log.info("%s: would fetch %s", repo_id, text)
-    elif wanted:
-        require_space(target, size + hub.RESERVE, f"The download of {repo_id}")
-        log.info("%s: fetching %s", repo_id, text)
-        hub.fetch(listing, target, wanted)
+    hub.fetch_absent(listing, target, [n for n in listing.sizes if _is_needed(n, info, chosen)], dry_run=dry_run)
     return True
 
 
@@ -126,7 +115,9 @@ def export(
         "settings": {**settings, "caption": caption},
         "command": command,
     }
-    _check_record(out, record)
+    found = require_own(out, FORMAT)
+    if found is not None:
+        require_settings(out, {**found, **found.get("settings", {})}, {"source": str(root), **record["settings"]})
     todo = [job for job in jobs if not _is_done(job, source.name(job.index))]
     if missing := source.missing_files(key, [job.index for job in todo]):
         log.warning("%d files that the index names are not there, the first: %s", len(missing), missing[0])
@@ -138,14 +129,14 @@ def export(
         return Export(counts, Outcome())
     check_writable(out / "trial.mp4", flag="--out")
     require_space(out, needed, f"{len(todo)} clips")
-    if not todo and _read_record(out).get("is_complete"):
+    if not todo and found is not None and found.get("is_complete"):
         log.info("%s: all %d clips are there", out, len(jobs))
         return Export(counts, Outcome())
-    _write_record(out, record)
+    write_json(out / RECORD, record)
     log.info("writing %s", text)
     outcome = run_jobs(write_clip, todo, what="clips", workers=workers)
     if not outcome.faults:
-        _write_record(out, {**record, "is_complete": True, "counts": counts})
+        write_json(out / RECORD, {**record, "is_complete": True, "counts": counts})
     log.info("%s: %s", out, ", ".join(f"{n} {how}" for how, n in Counter(outcome.results).items()) or "nothing new")
     return Export(counts, outcome)
 
@@ -160,9 +151,7 @@ def write_clip(job: Job) -> str:
     target = job.folder / "videos" / f"{name}.mp4"
     check_writable(target)
     how = _write_video(source, job, target)
-    meta = job.folder / "metas" / f"{name}.txt"
-    meta.parent.mkdir(parents=True, exist_ok=True)
-    storage.write_atomically(meta, lambda file: file.write(f"{text}\n".encode()))
+    write_text(job.folder / "metas" / f"{name}.txt", f"{text}\n")
     return how
 
 
@@ -214,36 +203,3 @@ def _bytes_needed(source: LeRobotSource, camera: str, jobs: Sequence[Job]) -> in
     pixels = max(shape, default=256) ** 2  # the order of height, width and colours differs
     frames = sum(int(source.episodes.lengths[job.index]) for job in jobs)
     return int(frames * pixels * _PER_PIXEL) + 16_384 * len(jobs)
-
-
-# ---- dataset.json ----------------------------------------------------------------------------------------------------
-
-
-def _check_record(out: Path, record: dict[str, Any]) -> None:
-    """Raise unless the folder is new, or an export with the same settings."""
-    if out.exists() and not out.is_dir():
-        raise DataError(f"{out} is a file; --out names a folder.")
-    if not out.exists() or not any(out.iterdir()):
-        return
-    found = _read_record(out)
-    if found.get("format") != FORMAT:
-        raise DataError(f"{out} holds other files. Give --out a new folder.")
-    for key in ("source", "settings"):
-        if found.get(key) != record[key]:
-            raise ConfigError(
-                f"{out} was made with {key} {found.get(key)}, now {record[key]}. Give --out a new folder."
-            )
-
-
-def _read_record(out: Path) -> dict[str, Any]:
-    try:
-        record = json.loads((out / "dataset.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}
-
-
-def _write_record(out: Path, record: dict[str, Any]) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    content = (json.dumps(record, indent=2) + "\n").encode()
-    storage.write_atomically(out / "dataset.json", lambda file: file.write(content))

@@ -13,7 +13,6 @@ form "bridge", in another folder (read by ActionConditionedDataset):
 and with both dataset_statistics.json (of the controller's actions, by suite) and dataset.json, written last.
 """
 
-import json
 import logging
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -41,6 +40,7 @@ from cosmos_predict2.data.action_conditioned.libero_files import (
 from cosmos_predict2.data.jobs import Outcome, require_space, run_jobs
 from cosmos_predict2.data.video.media import write_video
 from cosmos_predict2.tools.prepare import hub
+from cosmos_predict2.tools.prepare.records import RECORD, require_own, require_settings, write_json, write_text
 from imaginaire import storage
 from imaginaire.errors import ConfigError, DataError, near
 
@@ -51,7 +51,6 @@ SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
 FORMS = ("bridge", "keep")
 FORMAT = "libero/1"
 STATISTICS = "dataset_statistics.json"
-RECORD = "dataset.json"
 
 _BYTES_PER_PIXEL = 0.3  # of a clip that is small and sharp
 _MASK = [True] * 6 + [False]  # policies do not normalise the gripper's command
@@ -88,7 +87,7 @@ class _Job:
 def download(repo_id: str, source: Path, suites: tuple[str, ...] | None, *, dry_run: bool = False) -> None:
     """Fetch the suites' files into ``source``, as far as they are not there."""
     patterns = [f"{suite}/*{SUFFIX}" for suite in suites or SUITES]
-    hub.download(repo_id, source, patterns=patterns, dry_run=dry_run)
+    hub.fetch_absent(hub.list_files(repo_id, patterns=patterns), source, dry_run=dry_run)
 
 
 def prepare(
@@ -118,7 +117,7 @@ def _keep(source: Path, demos: list[Demo], settings: Settings, dry_run: bool, *,
         log.info("%s: would write %d captions, statistics and %s", source, len(tasks), RECORD)
         return Outcome(list(tasks))
     for task, text in tasks.items():
-        _write_text(source / "metas" / f"{task}.txt", text + "\n")
+        write_text(source / "metas" / f"{task}.txt", text + "\n")
     outcome: Outcome[Any] = Outcome(list(tasks))
     outcome.faults += _finish(source, demos, settings, controller().to_dict(), is_whole)
     return outcome
@@ -130,7 +129,8 @@ def _keep(source: Path, demos: list[Demo], settings: Settings, dry_run: bool, *,
 def _export(
     demos: list[Demo], out: Path, settings: Settings, workers: int | None, dry_run: bool, *, is_whole: bool
 ) -> Outcome[Any]:
-    _check_same(out, settings)
+    if (found := require_own(out, FORMAT)) is not None:
+        require_settings(out, found, _settings(settings))
     splits = {True: "val", False: "train"}
     jobs = [
         _Job(demo, out, settings.cameras, settings.rotate, splits[is_validation(demo.number, settings.val_every)])
@@ -176,7 +176,7 @@ def _write_demo(job: _Job) -> str:
         "cameras": list(job.cameras),
         "is_rotated": job.rotate,
     }
-    _write_text(_annotation_path(job), json.dumps(annotation) + "\n")
+    write_json(_annotation_path(job), annotation, indent=None)
     return _name(demo)
 
 
@@ -205,22 +205,6 @@ def _bytes_needed(jobs: list[_Job]) -> int:
     return 0
 
 
-def _check_same(out: Path, settings: Settings) -> None:
-    """Raise unless the folder is new or one of ours with the same settings."""
-    if not out.exists() or not any(out.iterdir()):
-        return
-    try:
-        record = json.loads((out / RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        record = None
-    if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise DataError(f"{out} holds other things. Give --out a new folder.")
-    wanted = _settings(settings)
-    if differing := [key for key in wanted if wanted[key] != record.get(key)]:
-        what = ", ".join(f"{key} {record.get(key)} (now {wanted[key]})" for key in differing)
-        raise DataError(f"{out} was written with {what}. Give the same settings, or another --out.")
-
-
 # ---- what both end with ----------------------------------------------------------------------------------------------
 
 
@@ -239,7 +223,7 @@ def _finish(
                 ).to_dict()
             except DataError as error:
                 faults.append(f"{suite}: {error}")
-    _write_text(folder / STATISTICS, json.dumps(statistics, indent=2) + "\n")
+    write_json(folder / STATISTICS, statistics)
     if not faults:
         _write_record(folder, settings, transform, demos, is_complete=is_whole)
     return faults
@@ -257,7 +241,7 @@ def _write_record(
         "action_transform": transform,
         "counts": {"train": len(demos) - val, "val": val, "frames": sum(demo.length for demo in demos)},
     }
-    _write_text(folder / RECORD, json.dumps(record, indent=2) + "\n")
+    write_json(folder / RECORD, record)
 
 
 def _settings(settings: Settings) -> dict[str, Any]:
@@ -268,8 +252,3 @@ def _settings(settings: Settings) -> dict[str, Any]:
         "is_rotated": settings.rotate if settings.form == "bridge" else False,  # "keep" turns nothing on disk
         "val_every": settings.val_every,
     }
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    storage.write_atomically(path, lambda file: file.write(text.encode()))

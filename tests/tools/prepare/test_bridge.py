@@ -76,7 +76,7 @@ def test_other_contents_a_full_disk_and_wrong_archives_are_refused(
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").write_text("mine")
     assert run(monkeypatch, "--source", archive, "--out", tmp_path / "mine") == 2
-    assert "holds other things than Bridge" in capsys.readouterr().err
+    assert "holds other files" in capsys.readouterr().err
     assert run(monkeypatch, "--source", tmp_path / "nothing.tar.gz", "--out", tmp_path / "bridge") == 2
     assert "There is no archive" in capsys.readouterr().err
     with tarfile.open(tmp_path / "other.tar.gz", "w:gz") as other:

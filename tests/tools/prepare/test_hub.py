@@ -12,7 +12,7 @@ import pytest
 
 from cosmos_predict2.data import jobs
 from cosmos_predict2.tools.prepare import hub as data_hub
-from cosmos_predict2.tools.prepare.hub import download, list_files
+from cosmos_predict2.tools.prepare.hub import fetch_absent, list_files
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.storage.hub import explained
 from tests.checkpoints.hub_server import Hub, serve
@@ -34,29 +34,33 @@ def _names(folder: Path) -> set[str]:
     return {p.relative_to(folder).as_posix() for p in files}
 
 
+def download(target: Path, *patterns: str, dry_run: bool = False, licence: str = "") -> set[str]:
+    """The names of the files that were fetched."""
+    return set(fetch_absent(list_files(NAME, patterns=patterns, licence=licence), target, dry_run=dry_run))
+
+
 def test_matching_files_arrive_once(hub: Hub, tmp_path: Path) -> None:
-    made = download(NAME, tmp_path / "t", patterns=["videos/*.mp4"])
-    assert _names(tmp_path / "t") == {name for name in FILES if name.startswith("videos/")}
-    assert all((tmp_path / "t" / name).read_bytes() == FILES[name] for name in made.listing.sizes)
-    assert set(made.fetched) == set(made.listing.sizes) and len(made.paths) == 3
-    assert made.listing.revision == hub.commit(NAME)
+    videos = {name for name in FILES if name.startswith("videos/")}
+    assert download(tmp_path / "t", "videos/*.mp4") == _names(tmp_path / "t") == videos
+    assert all((tmp_path / "t" / name).read_bytes() == FILES[name] for name in videos)
+    assert list_files(NAME, patterns=["*"]).revision == hub.commit(NAME)
     hub.asked.clear()
-    assert download(NAME, tmp_path / "t", patterns=["videos/*.mp4"]).fetched == () and not hub.asked
+    assert download(tmp_path / "t", "videos/*.mp4") == set() and not hub.asked
 
 
 def test_a_file_that_is_missing_or_short_is_fetched_again_and_no_other(hub: Hub, tmp_path: Path) -> None:
-    download(NAME, tmp_path, patterns=["videos/*"])
+    download(tmp_path, "videos/*")
     (tmp_path / "videos/a.mp4").write_bytes(b"a" * 10)
     (tmp_path / "videos/b.mp4").unlink()
     hub.asked.clear()
-    assert set(download(NAME, tmp_path, patterns=["videos/*"]).fetched) == {"videos/a.mp4", "videos/b.mp4"}
+    assert download(tmp_path, "videos/*") == {"videos/a.mp4", "videos/b.mp4"}
     assert {name.rpartition("/")[2] for name in hub.asked} == {"a.mp4", "b.mp4"}
     assert (tmp_path / "videos/a.mp4").read_bytes() == FILES["videos/a.mp4"]
 
 
 def test_a_dry_run_lists_and_fetches_nothing(hub: Hub, tmp_path: Path) -> None:
-    made = download(NAME, tmp_path / "t", patterns=["*.md", "videos/a.mp4"], dry_run=True)
-    assert set(made.fetched) == {"README.md", "videos/a.mp4"} and made.listing.sizes["videos/a.mp4"] == 1000
+    assert download(tmp_path / "t", "*.md", "videos/a.mp4", dry_run=True) == {"README.md", "videos/a.mp4"}
+    assert list_files(NAME, patterns=["videos/a.mp4"]).sizes == {"videos/a.mp4": 1000}
     assert not (tmp_path / "t").exists() and not hub.asked
 
 
@@ -64,10 +68,10 @@ def test_a_dry_run_lists_and_fetches_nothing(hub: Hub, tmp_path: Path) -> None:
 def test_a_broken_connection_is_an_error_and_the_next_call_goes_on(hub: Hub, tmp_path: Path) -> None:
     hub.cut.add("videos/b.mp4")
     with pytest.raises(DataError, match=NAME):
-        download(NAME, tmp_path, patterns=["videos/*"])
+        download(tmp_path, "videos/*")
     assert "videos/a.mp4" in _names(tmp_path) and "videos/b.mp4" not in _names(tmp_path)
     hub.cut.clear()
-    assert download(NAME, tmp_path, patterns=["videos/*"]).fetched == ("videos/b.mp4",)
+    assert download(tmp_path, "videos/*") == {"videos/b.mp4"}
     assert (tmp_path / "videos/b.mp4").read_bytes() == FILES["videos/b.mp4"]
 
 
@@ -76,7 +80,7 @@ def test_what_killed_calls_left_half_written_goes(hub: Hub, tmp_path: Path) -> N
     left.parent.mkdir(parents=True)
     left.write_bytes(b"half")
     os.utime(left, (time.time() - 60, time.time() - 60))
-    download(NAME, tmp_path, patterns=["README.md"])
+    download(tmp_path, "README.md")
     assert not left.exists()
 
 
@@ -85,7 +89,7 @@ def test_a_gated_repository_names_its_licence_its_page_and_the_login(hub: Hub, t
     with pytest.raises(
         DataError, match=r"accept the Arm Licence on https://huggingface\.co/datasets/robots/arm"
     ) as caught:
-        download(NAME, tmp_path, patterns=["videos/*"], licence="Arm Licence")
+        download(tmp_path, "videos/*", licence="Arm Licence")
     assert "hf auth login" in str(caught.value) and "(3 of 3 files failed)" in str(caught.value)
 
 
@@ -117,7 +121,7 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(hub: Hub) -> None:
 def test_no_network_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(DataError, match="Is there a network"):
-        download(NAME, tmp_path, patterns=["*"])
+        download(tmp_path, "*")
 
 
 def test_a_full_disk_shows_before_anything_is_fetched(
@@ -125,11 +129,11 @@ def test_a_full_disk_shows_before_anything_is_fetched(
 ) -> None:
     monkeypatch.setattr(jobs.storage, "free_bytes", lambda path: 10**6)
     with pytest.raises(DataError, match="Make room"):
-        download(NAME, tmp_path, patterns=["videos/*"])
+        download(tmp_path, "videos/*")
     assert not hub.asked and data_hub.RESERVE > 10**6
 
 
 def test_without_the_client_the_cure_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ConfigError, match=r"pip install -e '\.\[weights\]'"):
-        download(NAME, tmp_path, patterns=["*"])
+        download(tmp_path, "*")

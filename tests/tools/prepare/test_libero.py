@@ -166,7 +166,7 @@ def test_a_foreign_folder_and_a_full_disk_are_refused(
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").write_text("mine")
     assert run(monkeypatch, "--source", source, "--out", tmp_path / "mine") == 2
-    assert "holds other things" in capsys.readouterr().err
+    assert "holds other files" in capsys.readouterr().err
     monkeypatch.setattr(jobs.storage, "free_bytes", lambda path: 100)
     assert run(monkeypatch, "--source", source, "--out", tmp_path / "out") == 2
     assert "Writing LIBERO out needs about" in capsys.readouterr().err and not (tmp_path / "out").exists()

@@ -14,7 +14,7 @@ from typing import Any
 
 from cosmos_predict2.tools.prepare.agibot.episodes import Source
 from cosmos_predict2.tools.prepare.agibot.windows import SPLITS, Clip
-from imaginaire import storage
+from cosmos_predict2.tools.prepare.records import write_text
 from imaginaire.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ def _write_one(
         episode = described[clip.task].get(clip.episode)
         text = episode.caption(clip.first, clip.last) if episode else ""
     if text and text != there:
-        storage.write_atomically(path, lambda file: file.write(text.encode()))
+        write_text(path, text)
     return bool(text)
 
 

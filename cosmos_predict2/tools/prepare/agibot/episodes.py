@@ -10,7 +10,6 @@ Archives are worked through one by one, and only what is kept is written out of 
 of them at once. An episode without the wanted camera keeps everything it has.
 """
 
-import json
 import logging
 import os
 import shutil
@@ -22,6 +21,7 @@ from pathlib import Path, PurePosixPath
 
 from cosmos_predict2.data.jobs import num_cores, require_space, run_jobs
 from cosmos_predict2.tools.prepare import hub
+from cosmos_predict2.tools.prepare.records import read_record, write_json
 from cosmos_predict2.tools.prepare.tar_safety import extract_checked, member_files
 from imaginaire import storage
 from imaginaire.errors import ConfigError, DataError, near
@@ -100,14 +100,10 @@ class _Archive:
     @property
     def is_done(self) -> bool:
         """Whether its episodes lie here, unpacked from this very archive."""
-        try:
-            made = json.loads(self.marker.read_text(encoding="utf-8"))
-            is_same = made["size"] == self.size and made["camera"] == self.source.camera
-            return is_same and all(
-                camera_path(self.path.parent / e, made["camera"]).is_file() for e in made["episodes"]
-            )
-        except (OSError, ValueError, KeyError, TypeError):
+        made = read_record(self.marker) or {}
+        if made.get("size") != self.size or made.get("camera") != self.source.camera:
             return False
+        return all(camera_path(self.path.parent / e, self.source.camera).is_file() for e in made.get("episodes", [""]))
 
 
 def fetch(source: Source, *, repo_id: str, keep_tar: bool, workers: int | None, dry_run: bool) -> list[str]:
@@ -171,7 +167,7 @@ def _unpack(archive: _Archive) -> int:
 
     extract_checked(path, path.parent, keep=keep)
     made = {"size": archive.size, "camera": camera, "episodes": sorted(wanted)}
-    storage.write_atomically(archive.marker, lambda file: file.write(json.dumps(made, indent=1).encode()))
+    write_json(archive.marker, made)
     if not archive.keep_tar:
         path.unlink()
     return len(wanted)

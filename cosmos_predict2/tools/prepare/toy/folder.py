@@ -13,7 +13,6 @@ Of an episode the annotation is written last, so what was interrupted goes on wh
 the other layouts.
 """
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -22,7 +21,8 @@ from typing import Any
 import attrs
 
 from cosmos_predict2.data.video.media import check_writable
-from cosmos_predict2.tools.prepare.toy.forms import FORMS, layout_of, readable_json, write_text
+from cosmos_predict2.tools.prepare.records import RECORD, require_own, require_settings, write_text
+from cosmos_predict2.tools.prepare.toy.forms import FORMS, layout_of, readable_json
 from cosmos_predict2.tools.prepare.toy.settings import ToyFolder, name_of
 from cosmos_predict2.toy_world.scene import COLUMNS
 from imaginaire import storage
@@ -30,7 +30,7 @@ from imaginaire.errors import ConfigError, DataError
 from imaginaire.progress import Progress
 
 FORMAT = "toy_world/1"
-_OURS = {"dataset.json", "README.md"}.union(*(form.entries for form in FORMS.values()))
+_OURS = {RECORD, "README.md"}.union(*(form.entries for form in FORMS.values()))
 
 
 def write_folder(out: str, settings: ToyFolder, *, overwrite: bool = False, command: str = "") -> dict[str, Any]:
@@ -47,8 +47,8 @@ def write_folder(out: str, settings: ToyFolder, *, overwrite: bool = False, comm
             f"{settings.episodes} episodes need about {storage.readable_bytes(needed)}, but the disk of {out} has "
             f"{storage.readable_bytes(free)} free. Lower --episodes, --frames or --size, or give another --out."
         )
-    record = {"format": FORMAT, "is_complete": False, "settings": _settings(settings), "columns": COLUMNS}
-    write_text(root / "dataset.json", readable_json(record))
+    record = {"format": FORMAT, "is_complete": False, "settings": attrs.asdict(settings), "columns": COLUMNS}
+    write_text(root / RECORD, readable_json(record))
     counts = {"train": 0, "val": 0, "success": 0}
     captions: dict[str, dict[str, str]] = {"train": {}, "val": {}}
     form = FORMS[settings.form]
@@ -69,45 +69,23 @@ def write_folder(out: str, settings: ToyFolder, *, overwrite: bool = False, comm
     distinct = {text for texts in captions.values() for text in texts.values()}
     record |= {"is_complete": True, "counts": {**counts, "distinct_captions": len(distinct)}, "command": command}
     write_text(root / "README.md", _readme(settings, record))
-    write_text(root / "dataset.json", readable_json(record))
+    write_text(root / RECORD, readable_json(record))
     return record
 
 
 def _make_room(root: Path, settings: ToyFolder, overwrite: bool) -> None:
     """Raise unless the folder is new, one of ours with the same settings, or one of ours that may be replaced."""
-    if root.exists() and not root.is_dir():
-        raise DataError(f"{root} is a file; --out names a folder.")
-    if not root.exists() or not any(root.iterdir()):
-        return
-    record = _record(root)
-    if record is None:
-        raise DataError(f"{root} holds other files. Give --out a new folder: even --overwrite keeps what is not ours.")
-    if overwrite:
+    record = require_own(root, FORMAT, "Give --out a new folder: even --overwrite keeps files of others.")
+    if record is not None and overwrite:
         for name in _OURS:
             path = root / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        return
-    wanted, found = _settings(settings), {"form": "video", **record["settings"]}  # older ones have no form
-    differing = [key for key in wanted if wanted[key] != found.get(key)]
-    if differing:
-        what = ", ".join(f"{key} {found.get(key)} (now {wanted[key]})" for key in differing)
-        raise DataError(
-            f"{root} already holds a toy world with {what}. Add --overwrite to replace it, give another --out, or the"
-            " same settings, which finish what is unfinished."
+    elif record is not None:
+        found = {"form": "video", **record["settings"]}  # older ones have no form
+        cure = (
+            "Add --overwrite to replace it, give another --out, or the same settings, which finish what is unfinished."
         )
-
-
-def _record(root: Path) -> dict[str, Any] | None:
-    """What dataset.json says, if it is one of ours."""
-    try:
-        record = json.loads((root / "dataset.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return record if isinstance(record, dict) and record.get("format") == FORMAT else None
-
-
-def _settings(settings: ToyFolder) -> dict[str, Any]:
-    return json.loads(json.dumps(attrs.asdict(settings)))
+        require_settings(root, found, attrs.asdict(settings), cure)
 
 
 def _readme(settings: ToyFolder, record: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ from cosmos_predict2.data.video.media import write_video
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.folder import embed_captions
 from cosmos_predict2.text.embeddings.pickles import trimmed
+from cosmos_predict2.tools.prepare.records import write_text
 from cosmos_predict2.tools.prepare.toy import lerobot
 from cosmos_predict2.tools.prepare.toy.settings import ToyFolder, name_of
 from cosmos_predict2.toy_world.episodes import Episodes
@@ -158,12 +159,6 @@ def readable_json(value: dict[str, Any]) -> str:
         else:
             lines.append(f'  "{key}": {json.dumps(item)}')
     return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file, making its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    storage.write_atomically(path, lambda file: file.write(text.encode()))
 
 
 FORMS = {
