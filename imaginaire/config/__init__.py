@@ -1,4 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-from imaginaire.config.schema import Config, Section
+from imaginaire.config.schema import (
+    CheckpointConfig,
+    Config,
+    CuDNNConfig,
+    DDPConfig,
+    EMAConfig,
+    JITConfig,
+    JobConfig,
+    ModelParallelConfig,
+    ObjectStoreConfig,
+    PowerEMAConfig,
+    Profiling,
+    Section,
+    StragglerDetectionConfig,
+    TrainerConfig,
+    make_freezable,
+)
 
-__all__ = ["Config", "Section"]
+__all__ = [  # what published configuration files import from here
+    "CheckpointConfig",
+    "Config",
+    "CuDNNConfig",
+    "DDPConfig",
+    "EMAConfig",
+    "JITConfig",
+    "JobConfig",
+    "ModelParallelConfig",
+    "ObjectStoreConfig",
+    "PowerEMAConfig",
+    "Profiling",
+    "Section",
+    "StragglerDetectionConfig",
+    "TrainerConfig",
+    "make_freezable",
+]
