@@ -81,7 +81,7 @@ def foreign_packages() -> list[str]:
 
 
 def _root() -> Path:
-    return Path(__file__).resolve().parent.parent
+    return Path(__file__).resolve().parents[2]
 
 
 def _other_providers() -> dict[str, set[str]]:

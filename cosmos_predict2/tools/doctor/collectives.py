@@ -73,7 +73,7 @@ def start_here(arguments: list[str]) -> int:
         environment = {"OMP_NUM_THREADS": "1", **os.environ}  # torchrun would set it, with a warning
         if not with_gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ""
-        root = Path(provenance.__file__).resolve().parents[1]
+        root = Path(provenance.__file__).resolve().parents[2]
         code = max(code, subprocess.run(command, env=environment, cwd=root, check=False).returncode)
     return int(code != 0)
 

@@ -62,7 +62,7 @@ def ours() -> Iterator[Finding]:
     yield Finding(
         "packages", "python", platform.python_version(), "fault" if old else "ok", "3.10 or newer" if old else ""
     )
-    root = Path(provenance.__file__).resolve().parent.parent
+    root = Path(provenance.__file__).resolve().parents[2]
     git = provenance.git_state(root)
     commit = "no git checkout" if git is None else git["commit"][:12] + (" with changes" if git["dirty"] else "")
     version = _version(provenance.DISTRIBUTION)

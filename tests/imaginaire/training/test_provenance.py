@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).parents[3]
 
 def _foreign(path: list[Path], folder: Path = REPOSITORY) -> list[str]:
     """What a new process says that has these folders on its path."""
-    code = "import json; from imaginaire import provenance; print(json.dumps(provenance.foreign_packages()))"
+    code = "import json; from imaginaire.training import provenance; print(json.dumps(provenance.foreign_packages()))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
     run = subprocess.run(
         [python(), "-c", code],
