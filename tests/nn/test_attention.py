@@ -184,8 +184,10 @@ def test_the_network_takes_its_operator_once_and_leaves_a_wrapped_one_alone() ->
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("allows_tf32", [False, True])  # True: as under torchrun
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_a_gpu_chooses_is_right(dtype: torch.dtype) -> None:
+def test_what_a_gpu_chooses_is_right(dtype: torch.dtype, allows_tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", allows_tf32)
     for head_dim in (64, 128):
         op, _, _ = choose_attention("auto", "cuda", dtype, head_dim)
         check_attention(op, head_dim, "cuda", dtype)
