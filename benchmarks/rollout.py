@@ -32,7 +32,7 @@ from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
 from cosmos_predict2.world_model.assembly import build_net
 from cosmos_predict2.world_model.sampling import initial_noise
 
-LARGEST_DIFFERENCE = 1e-5  # of pixels in [-1, 1], in float32
+LARGEST_DIFFERENCE = {"cpu": 1e-5, "cuda": 3e-4}  # of pixels in [-1, 1], in float32; kernels differ by batch
 GUIDANCE = 7.0
 SETTINGS = {  # height, width, tokens of the text of zeros
     "tiny": (48, 48, 64),
@@ -156,15 +156,17 @@ def _prepared(pipe: Video2WorldActionConditionedPipeline, condition: Condition, 
 
 def check_equal(size: str, device: torch.device) -> float:
     """The largest difference of any way to the pipeline's own videos, in float32; raises where there is one."""
+    torch.backends.cudnn.allow_tf32 = False  # float32 in full for the comparison
     pipe = make_pipeline(size, device, torch.float32)
     inputs = make_inputs(size, 2, pipe.transform.dim)
     ours = pipe.generate_actions(*_arguments(inputs), num_steps=2, guidance=GUIDANCE, as_float=True)
     worst = 0.0
     for way in WAYS:
         difference = float((imagine(pipe, way, inputs, 2, SETTINGS[size][2]) - ours).abs().max())
-        if not difference <= LARGEST_DIFFERENCE:
+        if not difference <= LARGEST_DIFFERENCE[device.type]:
             raise SystemExit(f"'{way.name}' gives other videos: they differ by {difference:.1e}.")
         worst = max(worst, difference)
+    torch.backends.cudnn.allow_tf32 = True
     return worst
 
 

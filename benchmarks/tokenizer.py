@@ -77,7 +77,8 @@ def main() -> None:
         assert difference <= limit, f"{name}: outputs differ by {difference:.1e}, more than {limit:.0e}"
         turns = [(*seconds(ours), *seconds(theirs)) for _ in range(arguments.turns)]
         own, own_cpu, other, other_cpu = (min(column) for column in zip(*turns))
-        ratios[f"{name}, {arguments.frames} x {arguments.height} x {arguments.width}"] = other_cpu / own_cpu
+        ratio = other / own if arguments.device.startswith("cuda") else other_cpu / own_cpu
+        ratios[f"{name}, {arguments.frames} x {arguments.height} x {arguments.width}"] = ratio
         print(
             f"{name}: ours {own:.3f} s, diffusers {other:.3f} s, {other / own:.2f} times faster "
             f"({other_cpu / own_cpu:.2f} in processor time); largest difference {difference:.1e}",
