@@ -10,8 +10,8 @@ import logging
 import math
 import re
 import sys
-from collections.abc import Callable, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
 from imaginaire import log as logs
 from imaginaire.errors import UserError, disk_fault, near
@@ -30,23 +30,56 @@ class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFo
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, with near names, in place of the list of all flags."""
+    """Reports a wrong flag in one line with near names, and accepts older spellings of flags."""
+
+    older: Mapping[str, str] = {}  # older and published spellings -> the flags that the help lists
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        return super().parse_known_args(self._renamed(sys.argv[1:] if args is None else list(args)), namespace)
+
+    def format_help(self) -> str:
+        pairs = ", ".join(f"{old} for {new}" for old, new in self.older.items())
+        return super().format_help() + (f"\nolder spellings, also accepted: {pairs}\n" if pairs else "")
+
+    def _renamed(self, words: list[str]) -> list[str]:
+        """The arguments in today's spelling: dashes in names are underscores, H,W is two words where two are taken."""
+        renamed: list[str] = []
+        flags = self._option_string_actions
+        action: argparse.Action | None = None
+        for place, word in enumerate(words):
+            if word == "--":
+                return renamed + words[place:]
+            name, equals, value = word.partition("=")
+            if name.startswith("--"):
+                plain = f"--{name[2:].replace('-', '_')}"
+                candidates = (name, self.older.get(name, ""), plain, self.older.get(plain, ""))
+                name = next((candidate for candidate in candidates if candidate in flags), name)
+                action = flags.get(name)
+                is_pair = equals and action is not None and action.nargs == 2
+                renamed += [name, *value.split(",")] if is_pair else [name + equals + value]
+            else:
+                renamed += word.split(",") if action is not None and action.nargs == 2 else [word]
+                action = None
+        return renamed
 
     def error(self, message: str) -> NoReturn:
         if flag := re.search(r"unrecognized arguments: (--[^\s=]+)", message):
-            flags = [
-                name for action in self._actions if action.help != argparse.SUPPRESS for name in action.option_strings
-            ]
+            shown = [action.option_strings for action in self._actions if action.help != argparse.SUPPRESS]
+            flags = [*(name for names in shown for name in names), *self.older]
             hint = near(flag[1], flags)
             message = f"unknown flag {flag[1]}" + (f".{hint}" if "Did you mean" in hint else "")
         self.exit(2, f"error: {message}{'' if message.endswith('?') else '.'} See --help.\n")
 
 
-def parser(name: str, description: str | None, epilog: str | None = None) -> Parser:
-    """The parser of ``python -m name``: no abbreviated flags, defaults in the help."""
-    return Parser(
+def parser(
+    name: str, description: str | None, epilog: str | None = None, older: Mapping[str, str] | None = None
+) -> Parser:
+    """The parser of ``python -m name``: no abbreviated flags, defaults in the help; ``older`` spellings of flags."""
+    made = Parser(
         prog=f"python -m {name}", description=description, epilog=epilog, formatter_class=Help, allow_abbrev=False
     )
+    made.older = older or {}
+    return made
 
 
 def at_least(least: int) -> Callable[[str], int]:

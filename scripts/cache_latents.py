@@ -29,15 +29,15 @@ is encoded anew. Several processes share the work with --shard 0/8 ... --shard 7
 Then train with dataloader_train=latents dataloader_train.dataset.dataset_dir=DIR.
 
 examples:
-  python -m scripts.cache_latents --dataset_path datasets/mine/train --num_frames 93 --size 432 768
-  python -m scripts.cache_latents --dataset_path datasets/toy/train --tokenizer tiny --num_frames 13 --size 48 48
+  python -m scripts.cache_latents --data datasets/mine/train --num_frames 93 --size 432 768
+  python -m scripts.cache_latents --data datasets/toy/train --tokenizer tiny --num_frames 13 --size 48 48
 """
 
 
 def _parser() -> command_line.Parser:
-    parser = command_line.parser("scripts.cache_latents", __doc__, EPILOG)
+    parser = command_line.parser("scripts.cache_latents", __doc__, EPILOG, {"--dataset_path": "--data"})
     add = parser.add_argument
-    add("--dataset_path", required=True, metavar="DIR", help="the folder with videos/")
+    add("--data", required=True, metavar="DIR", help="the folder with videos/")
     add(
         "--tokenizer",
         choices=("wan", "tiny"),
@@ -56,7 +56,7 @@ def _parser() -> command_line.Parser:
     add("--workers", type=int, default=2, metavar="N", help="processes that decode ahead of the tokenizer")
     add("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one, else cpu)")
     add("--shard", type=_shard, default=(0, 1), metavar="I/N", help="do the I-th of N parts, from 0 (default: all)")
-    add("--dry-run", "--dry_run", action="store_true", help="say what would be done, and write nothing")
+    add("--dry_run", action="store_true", help="say what would be done, and write nothing")
     return parser
 
 
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--workers is {args.workers}; it must be 0 or more.")
     device = device_of(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     outcome = cache_latents(
-        args.dataset_path,
+        args.data,
         make_tokenizer(args.tokenizer, args.tokenizer_path),
         num_frames=args.num_frames,
         size=(args.size[0], args.size[1]),
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         dry_run=args.dry_run,
     )
     if outcome.results:
-        log.info("wrote the latents of %d clips to %s", len(outcome.results), Path(args.dataset_path) / "latents")
+        log.info("wrote the latents of %d clips to %s", len(outcome.results), Path(args.data) / "latents")
     return outcome.report("clips")
 
 

@@ -23,21 +23,21 @@ on when it is started again, and captions written by hand are safe. There is no 
 pipes write a script, or sh -c '... "$1" ...' sh {PLACE}.
 
 examples:
-  python -m scripts.caption_videos --dataset_path datasets/mine --command 'python my_captioner.py {PLACE}'
-  python -m scripts.caption_videos --dataset_path datasets/mine --command './caption.sh --long {PLACE}' --workers 4
+  python -m scripts.caption_videos --data datasets/mine --command 'python my_captioner.py {PLACE}'
+  python -m scripts.caption_videos --data datasets/mine --command './caption.sh --long {PLACE}' --workers 4
 """
 
 
 def _parser() -> command_line.Parser:
-    parser = command_line.parser("scripts.caption_videos", __doc__, _EPILOG)
+    parser = command_line.parser("scripts.caption_videos", __doc__, _EPILOG, {"--dataset_path": "--data"})
     add = parser.add_argument
-    add("--dataset_path", required=True, metavar="DIR", help="data set with videos/ or images/")
+    add("--data", required=True, metavar="DIR", help="data set with videos/ or images/")
     add("--command", required=True, metavar="CMD", help=f"what to run for each clip; {PLACE} stands for its path")
     add("--workers", type=int, default=1, help="commands that run at the same time")
     add("--timeout", type=float, default=600.0, metavar="SECONDS", help="the longest that one clip may take")
     add("--retries", type=int, default=1, help="how often a clip that failed is tried again")
     add("--overwrite", action="store_true", help="caption again what has a caption")
-    add("--dry-run", "--dry_run", action="store_true", help="say what would be done, and run nothing")
+    add("--dry_run", action="store_true", help="say what would be done, and run nothing")
     return parser
 
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"--{name} is {getattr(args, name)}; it must be {least} or more.")
     if not args.timeout > 0:  # nan is not
         raise ConfigError(f"--timeout is {args.timeout:g}; it must be more than 0 seconds.")
-    dataset, command = Path(args.dataset_path), parse_command(args.command)
+    dataset, command = Path(args.data), parse_command(args.command)
     jobs = plan(dataset, command, timeout=args.timeout, retries=args.retries, overwrite=args.overwrite)
     if args.dry_run:
         for job in jobs[:10]:

@@ -28,20 +28,20 @@ table shows name, range and statistics of each number. Exit code: 0 without faul
 be checked.
 
 examples:
-  python -m scripts.check_dataset datasets/NAME/train --num_frames 93 --video_size 432 768
+  python -m scripts.check_dataset datasets/NAME/train --num_frames 93 --size 432 768
   python -m scripts.check_dataset datasets/NAME --experiment predict2_video2world_training_2b_video2world_data
   python -m scripts.check_dataset datasets/NAME --text_encoder t5 --json check.json
 """
 
 
 def _parser() -> command_line.Parser:
-    parser = command_line.parser("scripts.check_dataset", __doc__, _EPILOG)
+    parser = command_line.parser("scripts.check_dataset", __doc__, _EPILOG, {"--video_size": "--size"})
     add = parser.add_argument
     add("folder", metavar="DIR", help="the data set, or a folder of its train/ and val/")
     add("--experiment", metavar="NAME", help="check for it: frames, size, and the text of its model")
     add("--config", metavar="FILE", default=CONFIG, help="where the experiment is")
     add("--num_frames", type=int, help="frames that training takes; a shorter clip is a fault")
-    add("--video_size", type=int, nargs=2, metavar=("H", "W"), help="size that training takes; other shapes are noted")
+    add("--size", type=int, nargs=2, metavar=("H", "W"), help="size that training takes; other shapes are noted")
     add("--fps", type=float, help="the rate that clips should have (default: the most frequent one)")
     add("--any_fps", action="store_true", help="clips may differ in rate, as training with dataset.fps=RATE allows")
     add("--text_encoder", metavar="NAME", help="the encoder that the embeddings should be of: t5, bytes, ...")
@@ -65,7 +65,7 @@ def _parser() -> command_line.Parser:
 def run(args: argparse.Namespace) -> int:
     asked = dict(
         num_frames=args.num_frames,
-        video_size=tuple(args.video_size) if args.video_size else None,
+        video_size=tuple(args.size) if args.size else None,
         text_encoder=args.text_encoder,
         text_width=args.text_width,
         num_tokens=args.num_tokens,

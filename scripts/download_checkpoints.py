@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 _EPILOG = """\
 examples:
   python -m scripts.download_checkpoints --model_types video2world --model_sizes 2B
-  python -m scripts.download_checkpoints --model_types video2world --model_sizes 2B --no_text_encoder --dry-run
+  python -m scripts.download_checkpoints --model_types video2world --model_sizes 2B --no_text_encoder --dry_run
   python -m scripts.download_checkpoints --model_types video2world --model_sizes 2B --check
 
 The NVIDIA models are under the NVIDIA Open Model License; Llama-Guard-3 is gated under the Llama 3.1 licence. A gated
@@ -43,22 +43,14 @@ def parser() -> command_line.Parser:
         help=f"Predict2.5 models: {', '.join(PREDICT25)}; alone, nothing else is fetched",
     )
     beside = made.add_argument_group("what comes with them")
-    beside.add_argument(
-        "--no_text_encoder", "--no-text-encoder", action="store_true", help="leave out T5-11B (45 GB) and Reason1"
-    )
-    beside.add_argument("--no_guardrail", "--no-guardrail", action="store_true", help="leave out the blocklist")
-    beside.add_argument(
-        "--all_guardrails", "--all-guardrails", action="store_true", help="Llama-Guard-3 and the video guardrails too"
-    )
-    beside.add_argument(
-        "--prompt_refiner", "--prompt-refiner", action="store_true", help="Cosmos-Reason1-7B for the refiner too"
-    )
-    beside.add_argument(
-        "--tokenizer_only", "--tokenizer-only", action="store_true", help="nothing but the video tokenizer"
-    )
+    beside.add_argument("--no_text_encoder", action="store_true", help="leave out T5-11B (45 GB) and Reason1")
+    beside.add_argument("--no_guardrail", action="store_true", help="leave out the blocklist")
+    beside.add_argument("--all_guardrails", action="store_true", help="Llama-Guard-3 and the video guardrails too")
+    beside.add_argument("--prompt_refiner", action="store_true", help="Cosmos-Reason1-7B for the refiner too")
+    beside.add_argument("--tokenizer_only", action="store_true", help="nothing but the video tokenizer")
     how = made.add_argument_group("how")
     how.add_argument("--checkpoint_dir", metavar="DIR", help="where to put them (default: checkpoints)")
-    how.add_argument("--dry-run", "--dry_run", action="store_true", help="print the plan; asks nobody")
+    how.add_argument("--dry_run", action="store_true", help="print the plan; asks nobody")
     how.add_argument(
         "--check", action="store_true", help="look at what is here: presence, names and shapes of tensors; asks nobody"
     )

@@ -28,14 +28,15 @@ The file holds the prompts, the negative prompt and the encoder's name; give it 
   bytes    needs no weights: the tiny models, which take 64 tokens of 64
 
 examples:
-  python -m scripts.encode_prompts --prompt "A robot arm picks up a cup." --output cup.safetensors
-  python -m scripts.encode_prompts --prompts_file prompts.txt --device cuda --dtype bfloat16 --output all.safetensors
-  python -m scripts.encode_prompts --prompt "push the red puck" --text_encoder bytes --output tiny.safetensors
+  python -m scripts.encode_prompts --prompt "A robot arm picks up a cup." --out cup.safetensors
+  python -m scripts.encode_prompts --prompts_file prompts.txt --device cuda --dtype bfloat16 --out all.safetensors
+  python -m scripts.encode_prompts --prompt "push the red puck" --text_encoder bytes --out tiny.safetensors
 """
 
 
 def parser() -> argparse.ArgumentParser:
-    made = command_line.parser("scripts.encode_prompts", __doc__, _EPILOG)
+    older = {"--output": "--out", "--width": "--text_width"}
+    made = command_line.parser("scripts.encode_prompts", __doc__, _EPILOG, older)
     made.add_argument("--prompt", action="append", default=[], help="a prompt; may be given several times")
     made.add_argument("--prompts_file", metavar="FILE", help="a text file, one prompt a line; '-' is stdin")
     made.add_argument(
@@ -55,8 +56,8 @@ def parser() -> argparse.ArgumentParser:
         help="in which the encoder computes and the file keeps (default: as in the checkpoint; float32 in the file)",
     )
     made.add_argument("--num_tokens", type=int, help="tokens of each prompt (default: 512; bytes: 64)")
-    made.add_argument("--width", type=int, help="of the bytes encoder (default: 64)")
-    made.add_argument("--output", required=True, metavar="FILE", help="the .safetensors file to write")
+    made.add_argument("--text_width", type=int, help="of the bytes encoder (default: 64)")
+    made.add_argument("--out", required=True, metavar="FILE", help="the .safetensors file to write")
     return made
 
 
@@ -100,9 +101,9 @@ def make_encoder(args: argparse.Namespace) -> TextEncoder:
 
         if args.encoder_path is not None:
             raise ConfigError("--encoder_path has no meaning for --text_encoder bytes, which has no weights.")
-        return BytesEncoder(_or(args.num_tokens, 64), _or(args.width, 64), device=device)
-    if args.width is not None:
-        raise ConfigError(f"--width is for --text_encoder bytes; {args.text_encoder} has the width of its weights.")
+        return BytesEncoder(_or(args.num_tokens, 64), _or(args.text_width, 64), device=device)
+    if args.text_width is not None:
+        raise ConfigError(f"--text_width is for --text_encoder bytes; {args.text_encoder} has a width of its own.")
     options: dict[str, Any] = dict(max_length=_or(args.num_tokens, 512), dtype=args.dtype, device=device)
     if args.text_encoder == "t5":
         from cosmos_predict2.text.t5 import T5Encoder
@@ -116,9 +117,9 @@ def make_encoder(args: argparse.Namespace) -> TextEncoder:
 def run(args: argparse.Namespace) -> None:
     import torch
 
-    if not args.output.endswith(".safetensors"):
-        raise ConfigError(f"--output {args.output}: the file is a safetensors file, so its name ends in .safetensors.")
-    check_writable(args.output, (".safetensors",), flag="--output")
+    if not args.out.endswith(".safetensors"):
+        raise ConfigError(f"--out {args.out}: the file is a safetensors file, so its name ends in .safetensors.")
+    check_writable(args.out, (".safetensors",), flag="--out")
     prompts = prompts_of(args)
     negative = args.negative_prompt
     if negative is None:
@@ -127,7 +128,7 @@ def run(args: argparse.Namespace) -> None:
         negative = None
     encoder = make_encoder(args)
     dtype = torch.bfloat16 if args.dtype == "bfloat16" else torch.float32
-    written = write_prompt_embeddings(args.output, encoder, prompts, negative, dtype)
+    written = write_prompt_embeddings(args.out, encoder, prompts, negative, dtype)
     log.info(
         "wrote %d prompt%s%s by %s, %d x %d, to %s",
         len(written.prompts),
@@ -136,7 +137,7 @@ def run(args: argparse.Namespace) -> None:
         written.name,
         written.num_tokens,
         written.width,
-        args.output,
+        args.out,
     )
 
 

@@ -172,7 +172,7 @@ def _configuration(experiment: str, dit_path: str, overrides: Sequence[str], con
 
 
 def _parser() -> command_line.Parser:
-    parser = command_line.parser("scripts.evaluate_world_model", __doc__, _EPILOG)
+    parser = command_line.parser("scripts.evaluate_world_model", __doc__, _EPILOG, {"--resolution": "--size"})
     add = parser.add_argument
     add("--dit_path", default="", metavar="PATH", help="the weights: a run's folder, a .pt or a safetensors file")
     add("--data", default="", metavar="DATA", help="a folder; with actions also toy, toy:hard (default: of the run)")
@@ -184,7 +184,7 @@ def _parser() -> command_line.Parser:
     add("--json", metavar="FILE", help="write the figures to this file too")
     actions = parser.add_argument_group(WITH_ACTIONS).add_argument
     actions("--num_chunks", type=int, default=2, help="chunks of a rollout, each from the last imagined frame")
-    actions("--resolution", default="", metavar="H,W", help="size of a folder's frames (default: that of the run)")
+    actions("--size", type=int, nargs=2, metavar=("H", "W"), help="of a folder's frames (default: that of the run)")
     actions("--model_size", choices=["2B", "tiny"], default=None, help="of weights that lie in no run (default 2B)")
     actions("--action_transform", default="", metavar="NAME", help="what such weights were trained with, where unsaid")
     actions("--guidance", type=float, default=0.0, help="away from no text: 0 for models that have none")
@@ -331,7 +331,9 @@ def _no_ends(tasks: Sequence[str], setting: str, chunk_size: int) -> str:
 
 
 def _check_flags(args: argparse.Namespace) -> None:
-    """Raise for what cannot be meant, or could not be written in the end."""
+    """Raise for values out of range, and for outputs that could not be written in the end."""
+    from cosmos_predict2.data.action_conditioned.items import shape_problems
+
     for name in ("num_clips", "num_chunks", "num_steps", "batch_size"):
         if (value := getattr(args, name)) is not None and value < 1:
             raise ConfigError(f"--{name} {value}: at least 1.")
@@ -345,9 +347,14 @@ def _check_flags(args: argparse.Namespace) -> None:
         raise ConfigError(f"--out {args.out} is a file; give a folder for the page and its videos.")
     if args.json and (Path(args.json).is_dir() or not Path(args.json).absolute().parent.is_dir()):
         raise ConfigError(f"--json {args.json} cannot be written: give a file in a folder that exists.")
-    if _size(args) is not None and not Path(args.data).is_dir():
+    if args.size is None:
+        return
+    size = "{} {}".format(*args.size)
+    if wrong := [*shape_problems(2, tuple(args.size))]:
+        raise ConfigError(f"--size {size}: {wrong[0].partition('; ')[2]}.")
+    if not Path(args.data).is_dir():
         drawn = "the toy world is drawn in its own size" if args.data else "without it, clips are as in the run"
-        raise ConfigError(f"--resolution {args.resolution} goes with --data FOLDER: {drawn}. Leave it out.")
+        raise ConfigError(f"--size {size} goes with --data FOLDER: {drawn}. Leave it out.")
 
 
 def _require_actions(dit_path: str) -> None:
@@ -378,26 +385,12 @@ def _recordings(args: argparse.Namespace, choice: Any) -> Any:
     loader = (run_tree(choice.dit_path) or {}).get("dataloader_val") or {}
     if args.data:
         trained = loader.get("dataset")
-        size = _size(args) or choice.video_size or size_of_world(trained or {}, choice.config.resolution)
+        asked = tuple(args.size) if args.size else choice.video_size
+        size = asked or size_of_world(trained or {}, choice.config.resolution)
         return read_recordings(args.data, transform, size=size, trained=trained, **wanted)
     if not loader.get("dataset"):
         raise ConfigError("No run says what these weights were validated on: give --data toy, toy:hard or a folder.")
     return recordings_of_run(loader["dataset"], transform, **wanted)
-
-
-def _size(args: argparse.Namespace) -> tuple[int, int] | None:
-    """(height, width) of --resolution."""
-    from cosmos_predict2.data.action_conditioned.items import shape_problems
-
-    if not args.resolution:
-        return None
-    try:
-        height, width = (int(side) for side in args.resolution.split(","))
-    except ValueError as error:
-        raise ConfigError(f"--resolution {args.resolution}: height and width, such as 480,640.") from error
-    if wrong := [*shape_problems(2, (height, width))]:
-        raise ConfigError(f"--resolution {args.resolution}: {wrong[0].partition('; ')[2]}.")
-    return height, width
 
 
 def main() -> int:

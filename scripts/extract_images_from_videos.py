@@ -21,29 +21,30 @@ IN/videos/NAME.mp4 becomes OUT/images/NAME_00000000.jpg, NAME_00000001.jpg, ...:
 picture k is frame k * stride. Started again, it goes on with the clips that are not finished.
 
 example:
-  python -m scripts.extract_images_from_videos --input_dataset_dir datasets/cosmos_nemo_assets \\
-      --output_dataset_dir datasets/cosmos_nemo_assets_images --stride 30
+  python -m scripts.extract_images_from_videos --data datasets/cosmos_nemo_assets \\
+      --out datasets/cosmos_nemo_assets_images --stride 30
   python -m scripts.get_t5_embeddings_from_cosmos_nemo_assets --is_image \\
-      --dataset_path datasets/cosmos_nemo_assets_images
+      --data datasets/cosmos_nemo_assets_images
 """
 
 
 def _parser() -> command_line.Parser:
-    parser = command_line.parser("scripts.extract_images_from_videos", __doc__, _EPILOG)
+    older = {"--input_dataset_dir": "--data", "--output_dataset_dir": "--out"}
+    parser = command_line.parser("scripts.extract_images_from_videos", __doc__, _EPILOG, older)
     add = parser.add_argument
-    add("--input_dataset_dir", required=True, metavar="IN", help="data set with videos/")
-    add("--output_dataset_dir", required=True, metavar="OUT", help="data set that gets images/")
+    add("--data", required=True, metavar="IN", help="data set with videos/")
+    add("--out", required=True, metavar="OUT", help="data set that gets images/")
     add("--stride", type=int, default=30, help="frames from one picture to the next")
     add("--copy_captions", action="store_true", help="give each picture its clip's IN/metas/NAME.txt as its caption")
     add("--workers", type=command_line.at_least(0), help="processes (default: one per core; 0: in this one)")
-    add("--dry-run", "--dry_run", action="store_true", help="say what would be done, and write nothing")
+    add("--dry_run", action="store_true", help="say what would be done, and write nothing")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
     if args.stride < 1:
         raise ConfigError(f"--stride is {args.stride}; it must be 1 or more.")
-    source, out = Path(args.input_dataset_dir), Path(args.output_dataset_dir)
+    source, out = Path(args.data), Path(args.out)
     clips = plan(source, out, args.stride, captions=args.copy_captions)
     if args.dry_run:
         log.info("%d clips would give pictures in %s", len(clips), out / "images")

@@ -38,10 +38,13 @@ refused. Several processes share the work with --shard 0/8 ... --shard 7/8, each
 """
 _EXAMPLES = """
 examples:
-  python -m scripts.get_t5_embeddings --dataset_path datasets/mine/train --dtype bfloat16
-  python -m scripts.get_t5_embeddings --dataset_path datasets/mine/train --text_encoder bytes
-  python -m scripts.get_t5_embeddings --dataset_path datasets/toy/train --text_encoder bytes --num_tokens 64 --width 64
+  python -m scripts.get_t5_embeddings --data datasets/mine/train --dtype bfloat16
+  python -m scripts.get_t5_embeddings --data datasets/mine/train --text_encoder bytes
+  python -m scripts.get_t5_embeddings --data datasets/toy/train --text_encoder bytes --num_tokens 64 --text_width 64
 """
+
+
+OLDER = {"--dataset_path": "--data", "--width": "--text_width", "--max_length": "--num_tokens"}
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +52,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--num_tokens",
-        "--max_length",
         type=int,
         metavar="N",
         help=f"tokens of a caption at most; the rest is cut off (default: {MAX_LENGTH})",
@@ -62,7 +64,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="t5: what the released models were trained with; bytes: needs no weights, for the tiny models and trials;"
         " none: captions alone, for Predict2.5, which encodes them in training",
     )
-    add("--width", type=int, metavar="N", help=f"numbers per token of the bytes encoder (default: {BYTES_WIDTH})")
+    add("--text_width", type=int, metavar="N", help=f"numbers per token of the bytes encoder (default: {BYTES_WIDTH})")
     add("--form", choices=tuple(FORMS), default="pickle", help="of the files that are written; all are read")
     add("--batch_size", type=int, default=8, metavar="N", help="captions at a time")
     add("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one, else cpu)")
@@ -74,7 +76,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="take over embeddings that lie there without a record, after a few were compared with this encoder's",
     )
-    add("--dry-run", "--dry_run", action="store_true", help="say what would be done, and write nothing")
+    add("--dry_run", action="store_true", help="say what would be done, and write nothing")
 
 
 def run_with(
@@ -86,10 +88,10 @@ def run_with(
 ) -> int:
     """Find the captions, write the ``metas/`` that are not there, encode; the exit code. ``make`` gives the encoder."""
     make = make or functools.partial(make_encoder, args)
-    dataset = Path(args.dataset_path)
-    if args.width is not None and args.text_encoder != "bytes":
-        raise ConfigError("--width is for --text_encoder bytes; T5 has the width of its weights.")
-    for name in ("num_tokens", "width", "batch_size"):
+    dataset = Path(args.data)
+    if args.text_width is not None and args.text_encoder != "bytes":
+        raise ConfigError("--text_width is for --text_encoder bytes; T5 has the width of its weights.")
+    for name in ("num_tokens", "text_width", "batch_size"):
         if (value := getattr(args, name)) is not None and value < 1:
             raise ConfigError(f"--{name} is {value}; it must be 1 or more.")
     try:
@@ -145,7 +147,7 @@ def make_encoder(args: argparse.Namespace) -> TextEncoder:
     if args.text_encoder == "bytes":
         from cosmos_predict2.text.bytes_encoder import BytesEncoder
 
-        return BytesEncoder(num_tokens, args.width or BYTES_WIDTH, device=device)
+        return BytesEncoder(num_tokens, args.text_width or BYTES_WIDTH, device=device)
     from cosmos_predict2.text.t5 import T5Encoder
 
     check_weights(args)
@@ -160,9 +162,9 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def _parser() -> command_line.Parser:
-    parser = command_line.parser("scripts.get_t5_embeddings", __doc__, EPILOG + _EXAMPLES)
+    parser = command_line.parser("scripts.get_t5_embeddings", __doc__, EPILOG + _EXAMPLES, OLDER)
     parser.add_argument(
-        "--dataset_path",
+        "--data",
         default="datasets/hdvila",
         metavar="DIR",
         help="the folder with metas/, or with train/ and val/",
@@ -173,7 +175,7 @@ def _parser() -> command_line.Parser:
 
 def run(args: argparse.Namespace) -> int:
     """Encode a folder with metas/, or each of the folders train/, val/ and test/ that has one; the worst exit code."""
-    folder = Path(args.dataset_path)
+    folder = Path(args.data)
     splits = [part for part in split_folders(folder) if (part / "metas").is_dir()]
     if (folder / "metas").is_dir():
         splits = []
@@ -182,7 +184,7 @@ def run(args: argparse.Namespace) -> int:
     for part in splits or [folder]:
         if splits:
             log.info("%s:", part)
-        of_part = argparse.Namespace(**vars(args) | {"dataset_path": str(part)})
+        of_part = argparse.Namespace(**vars(args) | {"data": str(part)})
         codes.append(run_with(of_part, captions_of_metas, has_metas=True, make=make))
     return max(codes)
 

@@ -10,21 +10,22 @@ sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/NA
 
 from cosmos_predict2.tools.prepare.caption_embeddings import captions_of_prompt
 from imaginaire import command_line
-from scripts.get_t5_embeddings import EPILOG, add_flags, run_with
+from scripts.get_t5_embeddings import EPILOG, OLDER, add_flags, run_with
 
 _EXAMPLES = """
 A caption that is in metas/ already is kept, and it is what is encoded for its clip.
 
 examples:
-  python -m scripts.get_t5_embeddings_from_cosmos_nemo_assets --dataset_path datasets/cosmos_nemo_assets
-  python -m scripts.get_t5_embeddings_from_cosmos_nemo_assets --dataset_path datasets/nemo_images --is_image
+  python -m scripts.get_t5_embeddings_from_cosmos_nemo_assets --data datasets/cosmos_nemo_assets
+  python -m scripts.get_t5_embeddings_from_cosmos_nemo_assets --data datasets/nemo_images --is_image
 """
 
 
 def _parser() -> command_line.Parser:
-    parser = command_line.parser("scripts.get_t5_embeddings_from_cosmos_nemo_assets", __doc__, EPILOG + _EXAMPLES)
+    name = "scripts.get_t5_embeddings_from_cosmos_nemo_assets"
+    parser = command_line.parser(name, __doc__, EPILOG + _EXAMPLES, OLDER)
     add = parser.add_argument
-    add("--dataset_path", default="datasets/cosmos_nemo_assets", metavar="DIR", help="the folder with videos/")
+    add("--data", default="datasets/cosmos_nemo_assets", metavar="DIR", help="the folder with videos/")
     add("--prompt", default="A video of sks teal robot.", metavar="TEXT", help="the caption of all clips")
     add("--is_image", action="store_true", help="the data set has images/, not videos/")
     add_flags(parser)

@@ -10,26 +10,25 @@ sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/ge
 
 from cosmos_predict2.tools.prepare.caption_embeddings import captions_of_csv
 from imaginaire import command_line
-from scripts.get_t5_embeddings import EPILOG, add_flags, run_with
+from scripts.get_t5_embeddings import EPILOG, OLDER, add_flags, run_with
 
 _EXAMPLES = """
 A caption is --prompt_prefix with the prompt of the clip's line in --meta_csv (file name, comma, prompt; the first line
 is a header). Captions are written anew each time; with another prefix the embeddings follow.
 
 examples:
-  python -m scripts.get_t5_embeddings_from_groot_dataset --dataset_path datasets/benchmark_train/gr1
+  python -m scripts.get_t5_embeddings_from_groot_dataset --data datasets/benchmark_train/gr1
   python -m scripts.get_t5_embeddings_from_groot_dataset --text_encoder bytes
 """
 
 
 def _parser() -> command_line.Parser:
-    parser = command_line.parser("scripts.get_t5_embeddings_from_groot_dataset", __doc__, EPILOG + _EXAMPLES)
+    name = "scripts.get_t5_embeddings_from_groot_dataset"
+    parser = command_line.parser(name, __doc__, EPILOG + _EXAMPLES, OLDER)
     add = parser.add_argument
-    add("--dataset_path", default="datasets/benchmark_train/gr1", metavar="DIR", help="the folder with videos/")
+    add("--data", default="datasets/benchmark_train/gr1", metavar="DIR", help="the folder with videos/")
     add("--prompt_prefix", default="The robot arm is performing a task. ", metavar="TEXT", help="begins each caption")
-    add(
-        "--meta_csv", type=Path, metavar="FILE", help="file names and prompts (default: metadata.csv in --dataset_path)"
-    )
+    add("--meta_csv", type=Path, metavar="FILE", help="file names and prompts (default: metadata.csv in --data)")
     add_flags(parser)
     return parser
 

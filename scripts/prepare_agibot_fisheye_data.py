@@ -18,9 +18,9 @@ log = logging.getLogger(__name__)
 _EPILOG = f"""\
 examples:
   python scripts/prepare_agibot_fisheye_data.py                                        # fetch, unpack and clean
-  python scripts/prepare_agibot_fisheye_data.py --delete-only                          # clean what lies there
-  python scripts/prepare_agibot_fisheye_data.py --split-only --val_episode_ids 685393  # cut and caption
-  python scripts/get_t5_embeddings.py --dataset_path datasets/agibot_head_center_fisheye_color/train
+  python scripts/prepare_agibot_fisheye_data.py --delete_only                          # clean what lies there
+  python scripts/prepare_agibot_fisheye_data.py --split_only --val_episode_ids 685393  # cut and caption
+  python scripts/get_t5_embeddings.py --data datasets/agibot_head_center_fisheye_color/train
 
 The repository is gated: accept the {episodes.LICENCE} on
 https://huggingface.co/datasets/{episodes.REPOSITORY} and log in with 'hf auth login'.
@@ -29,34 +29,34 @@ A command that was stopped goes on where it was. Cutting needs no ffmpeg.
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_line.parser("scripts.prepare_agibot_fisheye_data", __doc__, _EPILOG)
+    parser = command_line.parser("scripts.prepare_agibot_fisheye_data", __doc__, _EPILOG, {"--data_dir": "--source"})
     add = parser.add_argument
     add("--task_ids", nargs="+", default=["327"], metavar="ID", help="tasks of the data set")
-    add("--data_dir", type=Path, default=Path("datasets/agibot"), help="where the source lies")
+    add("--source", type=Path, default=Path("datasets/agibot"), help="where the source lies")
     add("--repo_id", default=episodes.REPOSITORY, help="repository on the hub")
     add("--keep_tar", action="store_true", help="keep the archives after they are unpacked")
     add("--camera", default=episodes.CAMERA, help="the camera that is kept")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument(
-        "--delete-only", action="store_true", help="delete everything but the camera's video of each episode here"
+        "--delete_only", action="store_true", help="delete everything but the camera's video of each episode here"
     )
-    mode.add_argument("--split-only", action="store_true", help="cut the episodes here into windows, beside --data_dir")
-    add("--val_episode_ids", nargs="+", default=[], metavar="ID", help="episodes for validation (with --split-only)")
-    add("--window-size", type=float, default=windows.WINDOW_SIZE, metavar="S", help="seconds in a window")
+    mode.add_argument("--split_only", action="store_true", help="cut the episodes here into windows, beside --source")
+    add("--val_episode_ids", nargs="+", default=[], metavar="ID", help="episodes for validation (with --split_only)")
+    add("--window_size", type=float, default=windows.WINDOW_SIZE, metavar="S", help="seconds in a window")
     add(
-        "--min-last-window", type=float, default=windows.MIN_LAST_WINDOW, metavar="S",
+        "--min_last_window", type=float, default=windows.MIN_LAST_WINDOW, metavar="S",
         help="a rest of up to so many seconds is not divided",
     )  # fmt: skip
     add("--workers", type=command_line.at_least(0), help="processes (default: one a core; 0: only this one)")
-    add("--dry-run", "--dry_run", action="store_true", help="say what would be fetched, deleted or cut, and do nothing")
+    add("--dry_run", action="store_true", help="say what would be fetched, deleted or cut, and do nothing")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    source = episodes.Source(args.data_dir, tuple(args.task_ids), args.camera)
+    source = episodes.Source(args.source, tuple(args.task_ids), args.camera)
     how = dict(workers=args.workers, dry_run=args.dry_run)
     if args.val_episode_ids and not args.split_only:
-        raise ConfigError("--val_episode_ids says how to split: give it with --split-only.")
+        raise ConfigError("--val_episode_ids says how to split: give it with --split_only.")
     if args.split_only:
         outcome = windows.split(
             source,

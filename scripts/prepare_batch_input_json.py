@@ -19,35 +19,36 @@ The prompt of NAME.jpg (.jpeg, .png, .webp) is NAME.txt or NAME..txt in the same
 NAME.mp4. Pictures without a prompt are named and left out; relative paths count from where the commands run.
 
 example:
-  python -m scripts.prepare_batch_input_json --dataset_path pictures --save_path output/batch \\
-      --output_path pictures/batch.json
+  python -m scripts.prepare_batch_input_json --data pictures --save_path output/batch \\
+      --out pictures/batch.json
   python examples/video2world.py --batch_input_json pictures/batch.json
 """
 
 
 def _parser() -> command_line.Parser:
-    parser = command_line.parser("scripts.prepare_batch_input_json", __doc__, _EPILOG)
+    older = {"--dataset_path": "--data", "--output_path": "--out"}
+    parser = command_line.parser("scripts.prepare_batch_input_json", __doc__, _EPILOG, older)
     add = parser.add_argument
-    add("--dataset_path", required=True, metavar="DIR", help="folder of the pictures and their prompts")
+    add("--data", required=True, metavar="DIR", help="folder of the pictures and their prompts")
     add("--save_path", required=True, metavar="DIR", help="folder that the videos will be written to")
-    add("--output_path", required=True, metavar="FILE", help="the JSON file to write")
-    add("--dry-run", "--dry_run", action="store_true", help="say what would be written, and write nothing")
+    add("--out", required=True, metavar="FILE", help="the JSON file to write")
+    add("--dry_run", action="store_true", help="say what would be written, and write nothing")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    found = batch_entries(args.dataset_path, args.save_path)
+    found = batch_entries(args.data, args.save_path)
     for fault in found.faults:
         log.error("%s", fault)
     if found.without_prompt:
         names = ", ".join(found.without_prompt[:10]) + (", ..." if len(found.without_prompt) > 10 else "")
         log.warning("%d pictures have no NAME.txt beside them and are left out: %s", len(found.without_prompt), names)
     if not found.entries:
-        log.error("no picture of %s has a prompt: nothing was written", args.dataset_path)
+        log.error("no picture of %s has a prompt: nothing was written", args.data)
         return 1
     if not args.dry_run:
-        write_batch(found.entries, args.output_path)
-    log.info("%s: %d entries%s", args.output_path, len(found.entries), " (not written)" if args.dry_run else "")
+        write_batch(found.entries, args.out)
+    log.info("%s: %d entries%s", args.out, len(found.entries), " (not written)" if args.dry_run else "")
     return int(bool(found.faults))
 
 

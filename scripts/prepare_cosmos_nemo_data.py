@@ -21,27 +21,27 @@ interrupted goes on when it is started again.
 
 examples:
   python -m scripts.prepare_cosmos_nemo_data
-  python -m scripts.get_t5_embeddings_from_cosmos_nemo_assets --dataset_path datasets/cosmos_nemo_assets
+  python -m scripts.get_t5_embeddings_from_cosmos_nemo_assets --data datasets/cosmos_nemo_assets
 
 for training on images, after the first of them:
-  python -m scripts.extract_images_from_videos --input_dataset_dir datasets/cosmos_nemo_assets \\
-      --output_dataset_dir datasets/cosmos_nemo_assets_images --stride 30
+  python -m scripts.extract_images_from_videos --data datasets/cosmos_nemo_assets \\
+      --out datasets/cosmos_nemo_assets_images --stride 30
 """
 
 
 def _parser() -> command_line.Parser:
-    parser = command_line.parser("scripts.prepare_cosmos_nemo_data", __doc__, _EPILOG)
+    parser = command_line.parser("scripts.prepare_cosmos_nemo_data", __doc__, _EPILOG, {"--dataset_path": "--out"})
     add = parser.add_argument
-    add("--dataset_path", default="datasets/cosmos_nemo_assets", metavar="DIR", help="where the data set goes")
-    add("--download_dir", metavar="DIR", help="where files arrive first (default: --dataset_path)")
+    add("--out", default="datasets/cosmos_nemo_assets", metavar="DIR", help="where the data set goes")
+    add("--download_dir", metavar="DIR", help="where files arrive first (default: --out)")
     add("--repo_id", default=NEMO.repo_id, metavar="NAME", help="the data repository")
     add("--revision", metavar="COMMIT", help="a branch or commit of it (default: the newest)")
-    add("--dry-run", "--dry_run", action="store_true", help="say what would be fetched, and fetch nothing")
+    add("--dry_run", action="store_true", help="say what would be fetched, and fetch nothing")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    dataset = Path(args.dataset_path)
+    dataset = Path(args.out)
     videos = prepare(
         NEMO,
         dataset,
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if not args.dry_run:
         log.info("%s: %d clips", dataset, len(videos))
-        log.info("next: python -m scripts.get_t5_embeddings_from_cosmos_nemo_assets --dataset_path %s", dataset)
+        log.info("next: python -m scripts.get_t5_embeddings_from_cosmos_nemo_assets --data %s", dataset)
     return 0
 
 

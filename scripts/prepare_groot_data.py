@@ -22,23 +22,23 @@ on when it is started again.
 
 example:
   python -m scripts.prepare_groot_data
-  python -m scripts.get_t5_embeddings_from_groot_dataset --dataset_path datasets/benchmark_train/gr1
+  python -m scripts.get_t5_embeddings_from_groot_dataset --data datasets/benchmark_train/gr1
 """
 
 
 def _parser() -> command_line.Parser:
-    parser = command_line.parser("scripts.prepare_groot_data", __doc__, _EPILOG)
+    parser = command_line.parser("scripts.prepare_groot_data", __doc__, _EPILOG, {"--dataset_path": "--out"})
     add = parser.add_argument
-    add("--dataset_path", default="datasets/benchmark_train/gr1", metavar="DIR", help="where the data set goes")
+    add("--out", default="datasets/benchmark_train/gr1", metavar="DIR", help="where the data set goes")
     add("--download_dir", default="datasets/benchmark_train/hf_gr1", metavar="DIR", help="where files arrive first")
     add("--repo_id", default=GROOT.repo_id, metavar="NAME", help="the data repository")
     add("--revision", metavar="COMMIT", help="a branch or commit of it (default: the newest)")
-    add("--dry-run", "--dry_run", action="store_true", help="say what would be fetched, and fetch nothing")
+    add("--dry_run", action="store_true", help="say what would be fetched, and fetch nothing")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    dataset = Path(args.dataset_path)
+    dataset = Path(args.out)
     videos = prepare(
         GROOT,
         dataset,
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         log.error("no clip of %s has a prompt in %s", dataset, dataset / "metadata.csv")
         return 1
     log.info(
-        "next: python -m scripts.get_t5_embeddings_from_groot_dataset --dataset_path %s --meta_csv %s",
+        "next: python -m scripts.get_t5_embeddings_from_groot_dataset --data %s --meta_csv %s",
         dataset,
         dataset / "metadata.csv",
     )

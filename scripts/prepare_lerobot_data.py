@@ -30,7 +30,7 @@ terms of their own; HF_ENDPOINT names a mirror.
 examples:
   python -m scripts.prepare_lerobot_data --repo_id lerobot/libero_spatial_image
   python -m scripts.prepare_lerobot_data --source datasets/my_robot --camera front --out datasets/my_robot_clips
-  python -m scripts.get_t5_embeddings --dataset_path datasets/my_robot_clips/train
+  python -m scripts.get_t5_embeddings --data datasets/my_robot_clips/train
 """
 
 
@@ -54,7 +54,7 @@ def _parser() -> command_line.Parser:
     add(
         "--workers", type=command_line.at_least(0), metavar="N", help="processes that write clips (default: one a core)"
     )
-    add("--dry-run", "--dry_run", action="store_true", help="say what would be done, and write nothing")
+    add("--dry_run", action="store_true", help="say what would be done, and write nothing")
     return parser
 
 

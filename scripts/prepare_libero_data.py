@@ -50,20 +50,20 @@ def _parser() -> argparse.ArgumentParser:
         help="where the form bridge is written",
     )  # fmt: skip
     add("--cameras", nargs="+", default=list(default.cameras), metavar="CAMERA", help="which cameras (bridge)")
-    add("--no-rotate", action="store_true", help="leave the pictures upside down, as they are stored (bridge)")
+    add("--no_rotate", action="store_true", help="leave the pictures upside down, as they are stored (bridge)")
     add(
         "--val_every", type=int, default=default.val_every, metavar="N",
         help="of each task one demonstration in so many is for validation; 0: none",
     )  # fmt: skip
     add("--workers", type=command_line.at_least(0), help="processes (default: one a core; 0: only this one)")
-    add("--dry-run", "--dry_run", action="store_true", help="say what would be fetched and written, and do nothing")
+    add("--dry_run", action="store_true", help="say what would be fetched and written, and do nothing")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
     suites = tuple(args.suites) if args.suites else None
     if args.form == "keep" and args.no_rotate:
-        raise ConfigError("--no-rotate belongs to --form bridge: LiberoDataset has rotate=False instead.")
+        raise ConfigError("--no_rotate belongs to --form bridge: LiberoDataset has rotate=False instead.")
     settings = libero.Settings(args.form, suites, tuple(args.cameras), not args.no_rotate, args.val_every)
     if args.repo_id:
         libero.download(args.repo_id, args.source, suites, dry_run=args.dry_run)

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
+from imaginaire import command_line
 from imaginaire.errors import ConfigError, UserError
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ Runs go to $IMAGINAIRE_OUTPUT_ROOT (default: checkpoints)/project/group/name; th
 """
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(command_line.Parser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}. See --help.")
 
@@ -63,6 +64,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    made.older = {"--dry_run": "--dryrun"}
     made.add_argument(
         "--config",
         metavar="PATH",

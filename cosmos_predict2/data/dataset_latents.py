@@ -155,7 +155,7 @@ class LatentDataset(Dataset[dict[str, Any]]):
 
 
 def _opened(dataset_dir: str) -> tuple[Path, LatentRecord]:
-    how = f"Write them: python -m scripts.cache_latents --dataset_path {dataset_dir}"
+    how = f"Write them: python -m scripts.cache_latents --data {dataset_dir}"
     if not (Path(dataset_dir) / FOLDER).is_dir() and (Path(dataset_dir) / "videos").is_dir():
         raise DataError(f"{dataset_dir} has no folder {FOLDER}. {how}")
     folder = existing_folder(dataset_dir, FOLDER)

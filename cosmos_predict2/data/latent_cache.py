@@ -78,7 +78,7 @@ class LatentRecord:
         """What encodes clips like these."""
         rate = "" if self.fps is None else f" --fps {self.fps:g}"
         return (
-            f"python -m scripts.cache_latents --dataset_path {dataset_dir}"
+            f"python -m scripts.cache_latents --data {dataset_dir}"
             f" --tokenizer {'tiny' if self.tokenizer == 'TinyTokenizer' else 'wan'} --num_frames {self.num_frames}"
             f" --size {self.size[0]} {self.size[1]} --windows_per_clip {self.windows_per_clip}{rate}"
             f" --stride {self.stride} --crop {self.crop} --dtype {self.dtype}"

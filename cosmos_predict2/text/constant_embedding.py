@@ -12,7 +12,7 @@ from imaginaire.checkpoint import weights
 from imaginaire.errors import DataError
 from imaginaire.storage.object_store import StrPath
 
-CURE = 'Write one: python -m scripts.encode_prompts --text_encoder reason1 --prompt "" --no_negative_prompt --output F'
+CURE = 'Write one: python -m scripts.encode_prompts --text_encoder reason1 --prompt "" --no_negative_prompt --out F'
 
 
 def read_constant_embedding(path: StrPath) -> Tensor:

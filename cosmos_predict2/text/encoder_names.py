@@ -33,7 +33,7 @@ class EncoderName:
         if self.num_tokens and (self.kind == "bytes" or self.num_tokens != _DEFAULT_TOKENS):
             found.append(f"--num_tokens {self.num_tokens}")
         if self.kind == "bytes" and self.width:
-            found.append(f"--width {self.width}")
+            found.append(f"--text_width {self.width}")
         if self.dtype == "bfloat16":
             found.append("--dtype bfloat16")
         return " ".join(found)
@@ -62,7 +62,7 @@ def is_same_encoder(first: str, second: str) -> bool:
 def encode_command(dataset_dir: Path | str, encoder: str = "") -> str:
     """The command that encodes the captions of a data set, with the encoder of this name or kind where one is given."""
     flags = parse_name(encoder).flags()
-    command = f"python -m scripts.get_t5_embeddings --dataset_path {shlex.quote(str(dataset_dir))}"
+    command = f"python -m scripts.get_t5_embeddings --data {shlex.quote(str(dataset_dir))}"
     return f"{command} {flags}" if flags else command
 
 

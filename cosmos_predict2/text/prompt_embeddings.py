@@ -69,7 +69,7 @@ class PromptEmbeddings(Mapping[str, Tensor]):
                 raise DataError(
                     f"{self._source} has no embedding of {_short(prompt)}."
                     f"{near(_short(prompt), map(_short, self._rows), limit=4)}"
-                    " Encode it: python -m scripts.encode_prompts --prompt TEXT --output FILE.safetensors"
+                    " Encode it: python -m scripts.encode_prompts --prompt TEXT --out FILE.safetensors"
                 )
         return torch.stack([self[prompt] for prompt in batch])
 

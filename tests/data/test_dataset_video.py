@@ -210,7 +210,7 @@ def _split(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_no_embeddings, r"None of the 3 clips has an embedding.*get_t5_embeddings --dataset_path"),
+        (_no_embeddings, r"None of the 3 clips has an embedding.*get_t5_embeddings --data"),
         (_other_stems, r"None of the 3 clips.* has x, y, the clips are a, b, c"),
         (lambda f: (f / "t5_xxl").rename(f / "t5"), r"has no text embeddings \(t5_xxl or text_embedding\).*get_t5"),
         (_two_of_a_name, r"a\.mkv and a\.mp4: one name"),

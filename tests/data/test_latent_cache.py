@@ -304,7 +304,7 @@ def test_a_disk_that_is_too_small_is_told_first(tmp_path: Path, monkeypatch: pyt
 
 def test_folders_without_latents_say_how_to_get_them(cached: Path, tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "train", (9,))
-    with pytest.raises(DataError, match=r"has no folder latents. .* scripts.cache_latents --dataset_path"):
+    with pytest.raises(DataError, match=r"has no folder latents. .* scripts.cache_latents --data"):
         LatentDataset(str(folder))
     with pytest.raises(DataError, match="There is no folder"):
         LatentDataset(str(tmp_path / "nowhere"))

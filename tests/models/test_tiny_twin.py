@@ -55,7 +55,7 @@ def test_embeddings_that_the_network_does_not_take_show_before_anything_is_built
     assert len(found) == 2 and "but t5 was asked for" in found[0]
     assert (
         "have width 32, but the network takes 64" in found[1]
-        and "--text_encoder bytes --num_tokens 512 --width 64" in found[1]
+        and "--text_encoder bytes --num_tokens 512 --text_width 64" in found[1]
     )
 
 

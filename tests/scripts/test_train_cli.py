@@ -173,7 +173,7 @@ def test_help_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--dry-run"], "unknown flag --dry-run. Did you mean --dryrun?"),
+        (["--dryrn"], "unknown flag --dryrn. Did you mean --dryrun?"),
         (["--conifg=x", "--list"], "unknown flag --conifg. Did you mean --config?"),
         (["--config"], "argument --config: expected one argument. See --help."),
         (["--list", "--dryrun"], "argument --dryrun: not allowed with argument --list. See --help."),

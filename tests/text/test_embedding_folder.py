@@ -320,7 +320,7 @@ def test_a_malicious_pickle_is_refused_and_does_not_run(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     embed_captions(tmp_path, CAPTIONS, Counting())
     folder = EmbeddingFolder(tmp_path)
-    with pytest.raises(DataError, match=r"no embedding of 'z'.*get_t5_embeddings --dataset_path"):
+    with pytest.raises(DataError, match=r"no embedding of 'z'.*get_t5_embeddings --data"):
         folder.read("z")
     faults = {
         "width": [np.ones((3, 16), np.float16)],

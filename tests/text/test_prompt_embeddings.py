@@ -97,7 +97,7 @@ def test_the_command_writes_prompts_of_line_and_file(tmp_path: Path, monkeypatch
     (tmp_path / "more.txt").write_text("a car\n\n  a bus \n", encoding="utf-8")
     out = tmp_path / "deep" / "out.safetensors"
     assert _run(monkeypatch, "--prompt", "a cup", "--prompts_file", tmp_path / "more.txt",
-                "--text_encoder", "bytes", "--output", out) == 0  # fmt: skip
+                "--text_encoder", "bytes", "--out", out) == 0  # fmt: skip
     found = read_prompt_embeddings(out)
     assert found.prompts == ("a cup", "a car", "a bus") and found.negative_prompt == ""
     assert found.name == "bytes-v1-64x64"
@@ -109,7 +109,7 @@ def test_the_command_runs_the_real_encoders(kind: str, make, tmp_path: Path, mon
     make(tmp_path / "encoder")
     monkeypatch.setattr(encode_prompts, "DEFAULT_NEGATIVE_PROMPT", "ugly")
     out = tmp_path / "out.safetensors"
-    arguments = ["--text_encoder", kind, "--encoder_path", tmp_path / "encoder", "--num_tokens", 16, "--output", out]
+    arguments = ["--text_encoder", kind, "--encoder_path", tmp_path / "encoder", "--num_tokens", 16, "--out", out]
     assert _run(monkeypatch, "--prompt", "a cup", "--dtype", "bfloat16", *arguments) == 0
     found = read_prompt_embeddings(out)
     assert found.name.startswith(f"{kind}-") and found.name.endswith("bfloat16")
@@ -124,10 +124,10 @@ def test_the_command_runs_the_real_encoders(kind: str, make, tmp_path: Path, mon
     [
         ([], "nothing to encode"),
         (["--prompts_file", "nowhere.txt"], "nowhere.txt does not exist"),
-        (["--prompt", "a", "--output", "x.pt"], "ends in .safetensors"),
-        (["--prompt", "a", "--output", "/proc/nowhere/x.safetensors"], "Choose another --output"),
+        (["--prompt", "a", "--out", "x.pt"], "ends in .safetensors"),
+        (["--prompt", "a", "--out", "/proc/nowhere/x.safetensors"], "Choose another --out"),
         (["--prompt", "a", "--text_encoder", "bytes", "--device", "meta"], "--device meta"),
-        (["--prompt", "a", "--width", "8"], "--width is for"),
+        (["--prompt", "a", "--width", "8"], "--text_width is for"),
         (["--prompt", "a", "--text_encoder", "bytes", "--encoder_path", "x"], "has no weights"),
         (["--prompt", "a", "--device", "gpu"], "--device gpu"),
         (["--prompt", "a", "--checkpoint_dir", "nowhere"], "nowhere/google-t5/t5-11b does not exist"),
@@ -136,7 +136,7 @@ def test_the_command_runs_the_real_encoders(kind: str, make, tmp_path: Path, mon
 )
 def test_the_command_explains_what_is_wrong(arguments, words, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    assert _run(monkeypatch, "--output", tmp_path / "out.safetensors", *arguments) == 2
+    assert _run(monkeypatch, "--out", tmp_path / "out.safetensors", *arguments) == 2
     assert words in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 

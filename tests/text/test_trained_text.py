@@ -143,7 +143,12 @@ def test_embeddings_of_a_prompt_are_those_of_the_run_or_an_error(run_of_512: str
     check(BytesEncoder(64, 64), "push")  # nothing was cut off
     with pytest.raises(ConfigError) as error:
         check(BytesEncoder(64, 64), PROMPT)
-    for words in ("64 tokens", "bytes-v1-64x64", "bytes-v1-512x64", "--text_encoder bytes --num_tokens 512 --width 64"):
+    for words in (
+        "64 tokens",
+        "bytes-v1-64x64",
+        "bytes-v1-512x64",
+        "--text_encoder bytes --num_tokens 512 --text_width 64",
+    ):
         assert words in str(error.value)
 
 
@@ -157,7 +162,7 @@ def test_a_model_with_actions_is_asked_with_the_text_that_it_knows(
     no_text = dict(prompt="", negative_prompt="", prompt_embeddings=None)
     assert read_texts(argparse.Namespace(**no_text), choice, 8) == (None, None)
     assert "RUN was trained with captions encoded by bytes-v1-64x8" in caplog.text
-    assert "--text_encoder bytes --num_tokens 64 --width 8" in caplog.text
+    assert "--text_encoder bytes --num_tokens 64 --text_width 8" in caplog.text
     path = tmp_path / "prompt.safetensors"
     asked = argparse.Namespace(prompt=PROMPT, negative_prompt="", prompt_embeddings=str(path))
     write_prompt_embeddings(path, BytesEncoder(512, 8), [PROMPT])
@@ -275,7 +280,7 @@ def test_names_tell_encoders_apart_but_for_tokens_and_rounding() -> None:
     assert parse_name(half).flags() == "--text_encoder t5 --dtype bfloat16"
     assert parse_name("t5").flags() == "--text_encoder t5" and parse_name("own").flags() == ""
     assert encode_command("a b", "bytes-v1-64x32").endswith(
-        "--dataset_path 'a b' --text_encoder bytes --num_tokens 64 --width 32"
+        "--data 'a b' --text_encoder bytes --num_tokens 64 --text_width 32"
     )
     assert encode_commands("a", "bytes-v1-64x32") == encode_command("a", "bytes-v1-64x32")
 
@@ -290,7 +295,7 @@ def test_the_command_for_missing_embeddings_is_one_that_the_tiny_model_takes(tmp
     data = dict(dataset_dir=str(tmp_path), text_encoder=kind, num_tokens=64, _target_=Dataset)
     net = get_cosmos_predict2_video2world_pipeline(model_size="tiny").net
     said = " ".join(Dataset.preflight(**{key: value for key, value in data.items() if key != "_target_"}))
-    commands = re.findall(r"get_t5_embeddings (--dataset_path \S+ --text_encoder bytes [^)]*)", said)
+    commands = re.findall(r"get_t5_embeddings (--data \S+ --text_encoder bytes [^)]*)", said)
     assert len(commands) == 1 and ("for a tiny model" in said) == (kind != "bytes")
     assert get_t5_embeddings.run(get_t5_embeddings._parser().parse_args(commands[0].split())) == 0
     data["text_encoder"] = "bytes" if kind else None
@@ -302,7 +307,7 @@ def test_the_command_for_missing_embeddings_is_one_that_the_tiny_model_takes(tmp
 def test_a_network_of_another_width_names_its_own(tmp_path: Path) -> None:
     data = dict(dataset_dir=str(tmp_path), text_encoder="bytes", _target_=Dataset)
     (problem,) = data_text_problems(data, {"crossattn_emb_channels": 32})
-    assert "--text_encoder bytes --num_tokens 512 --width 32" in problem
+    assert "--text_encoder bytes --num_tokens 512 --text_width 32" in problem
 
 
 def test_texts_are_cut_and_padded_as_the_data_set_does() -> None:

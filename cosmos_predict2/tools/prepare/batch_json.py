@@ -57,9 +57,9 @@ def write_batch(entries: list[dict[str, str]], path: str) -> None:
     """Write the JSON list; a place where a request would replace it is an error."""
     target = Path(path)
     if target.is_dir():
-        raise DataError(f"{path} is a folder; --output_path is the JSON file to write.")
+        raise DataError(f"{path} is a folder; --out is the JSON file to write.")
     if target.suffix == ".jsonl":
-        raise DataError(f"{path} would be read as one object per line; --output_path should end in .json.")
+        raise DataError(f"{path} would be read as one object per line; --out should end in .json.")
     for entry in entries:
         stem = os.path.splitext(os.path.realpath(entry["output_video"]))[0]
         if os.path.realpath(path) in [stem + ending for ending in _BESIDE_A_VIDEO]:

@@ -238,7 +238,7 @@ def test_an_episode_of_several_tasks_tells_the_one_of_the_frame(
     args.dry_run = False
     caplog.set_level("INFO")
     assert prepare_lerobot_data.run(args, "") == 0
-    train = f"next: python -m scripts.get_t5_embeddings --dataset_path {args.out} --text_encoder "
+    train = f"next: python -m scripts.get_t5_embeddings --data {args.out} --text_encoder "
     assert f"{train}t5 (for a tiny model: " in caplog.text and " --text_encoder bytes --num_tokens 512" in caplog.text
 
 

@@ -172,7 +172,7 @@ PROGRAMS = [  # program, arguments, what the message names; each ends with code 
     ("scripts.cache_latents", "--dataset_path DATA --tokenizer tiny --workers -1", "--workers"),
     ("scripts.cache_latents", "--dataset_path DATA --tokenizer tiny --size 0 0", "size=(0, 0)"),
     ("scripts.cache_latents", "--dataset_path DATA --tokenizer tiny --size 50 48", "size=(50, 48)"),
-    ("scripts.get_t5_embeddings", "--dataset_path DATA --text_encoder bytes --width 0", "--width"),
+    ("scripts.get_t5_embeddings", "--dataset_path DATA --text_encoder bytes --width 0", "--text_width"),
     ("scripts.get_t5_embeddings", "--dataset_path DATA --text_encoder bytes --batch_size 0", "--batch_size"),
     ("scripts.encode_prompts", "--prompt x --text_encoder bytes --output OUT.safetensors --width -1", "width"),
     (
@@ -185,7 +185,7 @@ PROGRAMS = [  # program, arguments, what the message names; each ends with code 
     ("scripts.caption_videos", "--dataset_path DATA --command 'echo {video}' --workers -1", "--workers"),
     ("scripts.caption_videos", "--dataset_path DATA --command 'echo {video}' --timeout nan", "--timeout"),
     ("scripts.prepare_lerobot_data", "--repo_id me/.. --out OUT", "--repo_id"),
-    ("scripts.prepare_agibot_fisheye_data", "--split-only --data_dir DATA --window-size nan", "--window-size"),
+    ("scripts.prepare_agibot_fisheye_data", "--split_only --data_dir DATA --window_size nan", "--window_size"),
     ("scripts.prepare_agibot_fisheye_data", "--data_dir DATA --task_ids ../x", "--task_ids"),
     ("scripts.prepare_agibot_fisheye_data", "--data_dir DATA --camera ../x", "--camera"),
     ("scripts.convert", "RUN OUT.pt --merge-lora --lora_alpha nan", "--lora_alpha"),

@@ -92,7 +92,7 @@ def test_an_experiment_says_what_its_model_takes(folder: Path) -> None:
     assert sum("has 9 frames, but 13 are asked for" in fault["message"] for fault in record["faults"]) == 4
     (fault,) = (fault for fault in record["faults"] if fault["kind"] == "wrong_encoder")
     assert "width 32 by bytes-v1-64x32, but the model takes 64" in fault["message"]
-    assert f"--dataset_path {folder} --text_encoder bytes --num_tokens 512 --width 64" in fault["message"]
+    assert f"--data {folder} --text_encoder bytes --num_tokens 512 --text_width 64" in fault["message"]
 
     shutil.rmtree(folder / "t5_xxl")
     embed_captions(folder / "t5_xxl", CAPTIONS, BytesEncoder(512, 64))
@@ -101,9 +101,9 @@ def test_an_experiment_says_what_its_model_takes(folder: Path) -> None:
     assert [fault["kind"] for fault in record["faults"]] == ["wrong_encoder"], "one cause, one fault"
     shutil.rmtree(folder / "t5_xxl")
     _, record = check(folder, "--experiment", TINY, "--num_frames", "9")
-    assert "--text_encoder bytes --num_tokens 512 --width 64" in record["faults"][0]["message"]
+    assert "--text_encoder bytes --num_tokens 512 --text_width 64" in record["faults"][0]["message"]
     _, record = check(folder, "--experiment", TINY, "--num_frames", "9", "--num_tokens", "64")
-    assert "--text_encoder bytes --num_tokens 64 --width 64" in record["faults"][0]["message"]
+    assert "--text_encoder bytes --num_tokens 64 --text_width 64" in record["faults"][0]["message"]
     in_training = "predict2p5_video2world_training_tiny_groot_gr1_480"
     assert check(folder, "--experiment", in_training, "--num_frames", "9")[0] == 0, "it encodes captions itself"
 
@@ -126,7 +126,7 @@ def test_cures_name_the_encoder_of_the_folder(folder: Path) -> None:
     _, record = check(folder)
     messages = {fault["kind"]: fault["message"] for fault in record["faults"]}
     assert sorted(messages) == ["caption_changed", "no_embedding", "wrong_embedding"]
-    command = f"scripts.get_t5_embeddings --dataset_path {folder} --text_encoder bytes --num_tokens 64 --width 32"
+    command = f"scripts.get_t5_embeddings --data {folder} --text_encoder bytes --num_tokens 64 --text_width 32"
     assert all(command in message for message in messages.values())
     assert "Delete it" in messages["wrong_embedding"]
     (folder / "t5_xxl" / "c.pickle").unlink()

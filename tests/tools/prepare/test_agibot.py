@@ -186,9 +186,9 @@ def test_task_numbers_and_cameras_are_checked() -> None:
 def test_cleaning_leaves_one_camera_and_can_be_repeated(tmp_path: Path) -> None:
     sources.write_tree(tmp_path)
     before = _names(tmp_path)
-    assert _run(tmp_path, "--delete-only", "--dry-run") == 0 and _names(tmp_path) == before
+    assert _run(tmp_path, "--delete_only", "--dry-run") == 0 and _names(tmp_path) == before
     for _ in range(2):
-        assert _run(tmp_path, "--delete-only") == 0
+        assert _run(tmp_path, "--delete_only") == 0
         assert _names(tmp_path / "agibot") == KEPT
         assert not (tmp_path / "agibot/observations/327/685393/depth").exists()
 
@@ -197,7 +197,7 @@ def test_cleaning_touches_no_episode_without_the_camera(tmp_path: Path, caplog: 
     files = sources.episode_files(("1",)) | sources.episode_files(("2",), cameras=("head_color",))
     files |= sources.episode_files(("3",)) | {f"3/videos/{CAMERA}.mp4": b""}
     sources.write_tree(tmp_path, files)
-    assert _run(tmp_path, "--delete-only") == 1
+    assert _run(tmp_path, "--delete_only") == 1
     names = _names(tmp_path / "agibot/observations/327")
     assert {n for n in names if not n.startswith("1/")} == {n for n in files if not n.startswith("1/")}
     assert {n for n in names if n.startswith("1/")} == {f"1/videos/{CAMERA}.mp4"}
@@ -211,16 +211,16 @@ def test_cleaning_does_not_follow_links(tmp_path: Path) -> None:
     episode = tmp_path / "agibot/observations/327/685393"
     (episode / "linked").symlink_to(tmp_path / "mine")
     (episode / "videos/linked").symlink_to(tmp_path / "mine")
-    assert _run(tmp_path, "--delete-only") == 0
+    assert _run(tmp_path, "--delete_only") == 0
     assert (tmp_path / "mine/file.mp4").exists() and not (episode / "linked").is_symlink()
 
 
 def test_a_task_that_is_not_here_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="Run it without flags first"):
-        _run(tmp_path, "--delete-only")
+        _run(tmp_path, "--delete_only")
     sources.write_tree(tmp_path)
     with pytest.raises(DataError, match=r"372 holds no episode. Did you mean 327\?"):
-        _run(tmp_path, "--split-only", "--task_ids", "372")
+        _run(tmp_path, "--split_only", "--task_ids", "372")
 
 
 # Windows --------------------------------------------------------------------------------------------------------------
@@ -278,13 +278,13 @@ def test_validation_episodes_go_to_val_and_move_when_the_choice_changes(tmp_path
     sources.write_tree(tmp_path)
     output = tmp_path / f"agibot_{CAMERA}"
     train, val = (WINDOW.format(episode) for episode in EPISODES)
-    assert _run(tmp_path, "--split-only", "--val_episode_ids", "685393") == 0
+    assert _run(tmp_path, "--split_only", "--val_episode_ids", "685393") == 0
     assert _names(output) == {
         f"train/videos/{train}.mp4", f"train/metas/{train}.txt", f"val/videos/{val}.mp4", f"val/metas/{val}.txt",
     }  # fmt: skip
     (output / "val/t5_xxl").mkdir()
     (output / f"val/t5_xxl/{val}.pickle").write_bytes(b"embedding")
-    assert _run(tmp_path, "--split-only", "--val_episode_ids", "648642") == 0
+    assert _run(tmp_path, "--split_only", "--val_episode_ids", "648642") == 0
     assert _names(output) == {
         f"val/videos/{train}.mp4", f"val/metas/{train}.txt", f"train/videos/{val}.mp4", f"train/metas/{val}.txt",
     }  # fmt: skip
@@ -292,16 +292,16 @@ def test_validation_episodes_go_to_val_and_move_when_the_choice_changes(tmp_path
 
 def test_an_unknown_validation_episode_is_a_fault_and_the_rest_is_cut(tmp_path: Path, caplog: Any) -> None:
     sources.write_tree(tmp_path)
-    assert _run(tmp_path, "--split-only", "--val_episode_ids", "685394") == 1
+    assert _run(tmp_path, "--split_only", "--val_episode_ids", "685394") == 1
     assert "there is no episode 685394. Did you mean 685393" in caplog.text
     assert len(_names(tmp_path / f"agibot_{CAMERA}/train/videos")) == 2
 
 
 def test_windows_of_other_settings_are_not_mixed(tmp_path: Path, caplog: Any) -> None:
     sources.write_tree(tmp_path)
-    assert _run(tmp_path, "--split-only") == 0
-    assert _run(tmp_path, "--split-only", "--window-size", "1", "--min-last-window", "1") == 1
-    assert "was cut with other settings than --window-size 1 --min-last-window 1" in caplog.text
+    assert _run(tmp_path, "--split_only") == 0
+    assert _run(tmp_path, "--split_only", "--window_size", "1", "--min_last_window", "1") == 1
+    assert "was cut with other settings than --window_size 1 --min_last_window 1" in caplog.text
     assert len(_names(tmp_path / f"agibot_{CAMERA}/train/videos")) == 2
 
 
@@ -311,7 +311,7 @@ def test_a_broken_a_short_and_a_missing_video_are_named_and_the_others_cut(tmp_p
     files[f"2/videos/{CAMERA}.mp4"] = whole[: len(whole) // 2]
     files[f"3/videos/{CAMERA}.mp4"] = b"not a video"
     sources.write_tree(tmp_path, files)
-    assert _run(tmp_path, "--split-only") == 1
+    assert _run(tmp_path, "--split_only") == 1
     for episode in ("2", "3", "4"):
         assert f"observations/327/{episode}/videos/{CAMERA}.mp4" in caplog.text
     assert _names(tmp_path / f"agibot_{CAMERA}/train/videos") == {f"{WINDOW.format('1')}.mp4"}
@@ -333,10 +333,10 @@ def test_odd_rates_keep_every_frame_once(tmp_path: Path) -> None:
 
 
 def test_flags_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="give it with --split-only"):
+    with pytest.raises(ConfigError, match="give it with --split_only"):
         _run(tmp_path, "--val_episode_ids", "1")
-    with pytest.raises(ConfigError, match="--window-size 8"):
-        _run(tmp_path, "--split-only", "--window-size", "8")
+    with pytest.raises(ConfigError, match="--window_size 8"):
+        _run(tmp_path, "--split_only", "--window_size", "8")
 
 
 # Captions -------------------------------------------------------------------------------------------------------------
@@ -510,8 +510,8 @@ def _command(tmp_path: Path, form: str, *flags: str) -> subprocess.CompletedProc
 def test_the_commands_of_the_guide_make_a_training_folder(hub: Hub, tmp_path: Path) -> None:
     for form, flags in [
         ("file", []),
-        ("module", ["--delete-only"]),
-        ("file", ["--split-only", "--val_episode_ids", "685393"]),
+        ("module", ["--delete_only"]),
+        ("file", ["--split_only", "--val_episode_ids", "685393"]),
     ]:
         made = _command(tmp_path, form, *flags)
         assert made.returncode == 0, made.stdout + made.stderr
@@ -528,7 +528,7 @@ def test_a_killed_split_leaves_whole_windows_and_goes_on(tmp_path: Path) -> None
     (tmp_path / "datasets").mkdir()
     files = sources.episode_files(episodes, seconds=10)
     sources.write_tree(tmp_path / "datasets", files, sources.task_info(episodes))
-    flags = ["--split-only", "--window-size", "1", "--min-last-window", "1", "--workers", "2"]
+    flags = ["--split_only", "--window_size", "1", "--min_last_window", "1", "--workers", "2"]
     script = str(REPOSITORY / "scripts" / "prepare_agibot_fisheye_data.py")
     videos = tmp_path / f"datasets/agibot_{CAMERA}/train/videos"
     running = subprocess.Popen([sys.executable, script, *flags], cwd=tmp_path, start_new_session=True)

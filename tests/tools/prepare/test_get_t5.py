@@ -290,8 +290,8 @@ def test_nemo_clips_share_a_prompt_but_captions_by_hand_stay(
     [
         (["--shard", "8/8"], "0/8"),
         (["--shard", "half"], "0/8"),
-        (["--width", "64"], "--width is for --text_encoder bytes"),
-        (["--text_encoder", "bytes", "--width", "0"], "--width is 0"),
+        (["--width", "64"], "--text_width is for"),
+        (["--text_encoder", "bytes", "--width", "0"], "--text_width is 0"),
         (["--batch_size", "0"], "--batch_size is 0"),
         (["--device", "tpu"], "--device tpu"),
         (["--dataset_pth", "x"], "Did you mean --dataset_path"),

@@ -53,7 +53,7 @@ def test_clips_and_prompts_lie_where_training_reads_them(
     assert dict(captions_of_csv(tmp_path / "gr1" / "metadata.csv").results) == PROMPTS
     record = json.loads((tmp_path / "gr1" / "source.json").read_text())
     assert (record["repository"], record["revision"]) == (NAME, hub.commit(NAME))
-    next_step = f"get_t5_embeddings_from_groot_dataset --dataset_path {tmp_path}/gr1 --meta_csv {tmp_path}/gr1/meta"
+    next_step = f"get_t5_embeddings_from_groot_dataset --data {tmp_path}/gr1 --meta_csv {tmp_path}/gr1/meta"
     assert next_step in caplog.text
 
 

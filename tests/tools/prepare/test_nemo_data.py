@@ -44,7 +44,7 @@ def test_clips_lie_where_training_reads_them_and_pictures_follow(
     with caplog.at_level("INFO"):
         assert _run(dataset) == 0
     assert _names(dataset) == WANTED
-    assert f"get_t5_embeddings_from_cosmos_nemo_assets --dataset_path {dataset}" in caplog.text
+    assert f"get_t5_embeddings_from_cosmos_nemo_assets --data {dataset}" in caplog.text
     hub.asked.clear()
     assert _run(dataset) == 0 and not hub.asked
     flags = ["--input_dataset_dir", str(dataset), "--output_dataset_dir", str(images), "--stride", "5"]

@@ -69,7 +69,7 @@ class Source:
             episodes = _folders(self.observations(task))
             if not episodes:
                 tasks = [path.name for path in _folders(self.data_dir / "observations") if _folders(path)]
-                hint = near(task, tasks) if tasks else " Run it without flags first, or give --data_dir."
+                hint = near(task, tasks) if tasks else " Run it without flags first, or give --source."
                 raise DataError(f"{self.observations(task)} holds no episode.{hint}")
             found += sorted(episodes, key=lambda path: (len(path.name), path.name))
         return found

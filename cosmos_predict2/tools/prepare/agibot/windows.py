@@ -125,7 +125,7 @@ def split(
     """Cut every episode; those in ``val_episode_ids`` go to val, all others to train."""
     if not 0 < window_size <= min_last:
         raise ConfigError(
-            f"--window-size {window_size:g} and --min-last-window {min_last:g}: the first must be above zero and not"
+            f"--window_size {window_size:g} and --min_last_window {min_last:g}: the first must be above zero and not"
             " above the second, or windows would reach beyond the end of an episode."
         )
     folders = source.episodes()
@@ -207,7 +207,7 @@ def _require_same_windows(item: _Episode, clips: Sequence[Clip]) -> None:
         there = (item.output / name / "videos").glob(f"{start}*.mp4")
         if other := sorted(path for path in there if path.stem not in wanted):
             raise DataError(
-                f"{other[0]} was cut with other settings than --window-size {item.window_size:g} --min-last-window"
+                f"{other[0]} was cut with other settings than --window_size {item.window_size:g} --min_last_window"
                 f" {item.min_last:g}. Use those settings, or remove {item.output} first."
             )
 
