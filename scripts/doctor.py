@@ -21,8 +21,8 @@ from imaginaire.errors import ConfigError
 from imaginaire.findings import Finding, as_data, as_lines, worst
 
 _EPILOG = """\
-Every line is ok, a note (something could be better, or is not there) or a FAULT, with what to do about it.
-Exit code: 0 without faults, 1 with faults, 2 for wrong flags or settings.
+Every line is ok, a warning (something could be better, or is not there) or an ERROR, with what to do about it.
+Exit code: 0 without errors, 1 with errors, 2 for wrong flags or settings.
 
 examples:
   python -m scripts.doctor
@@ -39,7 +39,7 @@ def parser(name: str = "scripts.doctor") -> command_line.Parser:
     made = command_line.parser(name, __doc__, _EPILOG)
     made.add_argument("--dist", action="store_true", help="look at processes and their collectives, and nothing else")
     made.add_argument("--limit", type=float, default=60.0, metavar="S", help="seconds to wait for processes (--dist)")
-    made.add_argument("--brief", action="store_true", help="print the faults, or one line where there are none")
+    made.add_argument("--brief", action="store_true", help="print the errors, or one line where there are none")
     made.add_argument("--json", action="store_true", help="print what was found as JSON")
     return made
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     if rank == 0:
         return show(found, as_json=args.json)
     time.sleep(1)  # rank 0 speaks first
-    found = [finding for finding in found if finding.level == "fault" and finding.area == "processes"]
+    found = [finding for finding in found if finding.level == "error" and finding.key.startswith("processes/")]
     for line in list(as_lines(found))[1:-1]:
         print(f"[rank {rank}]{line}", file=sys.stderr)
     return int(bool(found))
@@ -74,14 +74,14 @@ def show(found: Sequence[Finding], *, as_json: bool = False) -> int:
         print(json.dumps(as_data(found), indent=2))
     else:
         print("\n".join(as_lines(found)))
-    return int(worst(found) == "fault")
+    return int(worst(found) == "error")
 
 
 def brief(found: Sequence[Finding]) -> int:
-    """Print the faults, or that there are none; the exit code."""
-    if faults := [finding for finding in found if finding.level == "fault"]:
-        print("\n".join([*as_lines(faults)][:-1]))
-        print(f"not ready: {len(faults)} faults (all that was looked at: python -m scripts.doctor)")
+    """Print the errors, or that there are none; the exit code."""
+    if wrong := [finding for finding in found if finding.level == "error"]:
+        print("\n".join([*as_lines(wrong)][:-1]))
+        print(f"not ready: {len(wrong)} errors (all that was looked at: python -m scripts.doctor)")
         return 1
     import torch
 

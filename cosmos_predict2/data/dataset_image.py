@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training pictures from a folder of images with text embeddings."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from cosmos_predict2.data.video_folder import (
     with_embedding,
 )
 from imaginaire.errors import ConfigError, DataError
+from imaginaire.findings import CheckContext, Finding, error, errors
 
 IMAGE_FPS = 16.0  # what the published training writes into a picture's sample
 
@@ -63,24 +64,16 @@ class ImageDataset(Dataset[dict[str, Any]]):
         self._metas = captions_of(self.dataset_dir, stems)
 
     @classmethod
-    def preflight(
-        cls,
-        dataset_dir: str = "",
-        image_size: Any = (16, 16),
-        *,
-        text_encoder: str | None = None,
-        num_tokens: int | None = None,
-        **_: Any,
-    ) -> Iterator[str]:
+    def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
         """What can be known to be wrong without opening a picture."""
-        yield from filter(None, [size_problem("image_size", image_size)])
+        yield from errors(context.key, [size_problem("image_size", arguments.get("image_size", (16, 16)))])
         try:
-            folder = existing_folder(dataset_dir, "images")
+            folder = existing_folder(arguments.get("dataset_dir", ""), "images")
             files = media_by_stem(folder / "images", IMAGE_SUFFIXES)
-            embeddings = open_embeddings(folder, text_encoder, num_tokens)
+            embeddings = open_embeddings(folder, arguments.get("text_encoder"), arguments.get("num_tokens"))
             with_embedding(files, embeddings.stems(), embeddings.folder, "pictures")
-        except DataError as error:
-            yield str(error)
+        except DataError as problem:
+            yield error(context.key, str(problem))
 
     def __len__(self) -> int:
         return len(self.stems)

@@ -3,7 +3,7 @@
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from cosmos_predict2.data.video_folder import (
     with_embedding,
 )
 from imaginaire.errors import ConfigError, DataError
+from imaginaire.findings import CheckContext, Finding, error, errors
 
 log = logging.getLogger(__name__)
 
@@ -81,29 +82,20 @@ class LatentDataset(Dataset[dict[str, Any]]):
         self._bad = BadSamples(skip_bad_samples, most_bad_samples)
 
     @classmethod
-    def preflight(
-        cls,
-        dataset_dir: str = "",
-        num_frames: int | None = None,
-        *,
-        skip_bad_samples: bool = False,
-        text_encoder: str | None = None,
-        num_tokens: int | None = None,
-        **_: Any,
-    ) -> Iterator[str]:
+    def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
         """What can be known to be wrong without opening the latents of more than a few clips."""
         try:
-            folder, record = _opened(dataset_dir)
-            if problem := _length_problem(num_frames, record):
-                yield problem
-            embeddings = open_embeddings(folder, text_encoder, num_tokens)
+            folder, record = _opened(arguments.get("dataset_dir", ""))
+            yield from errors(context.key, [_length_problem(arguments.get("num_frames"), record)])
+            embeddings = open_embeddings(folder, arguments.get("text_encoder"), arguments.get("num_tokens"))
             files = media_by_stem(folder / FOLDER, (SUFFIX,))
             stems = with_embedding(files, embeddings.stems(), embeddings.folder, "latents")
-            for stem in () if skip_bad_samples else stems[:: -(-len(stems) // NUM_LOOKED_INTO)]:
+            skip = arguments.get("skip_bad_samples", False)
+            for stem in () if skip else stems[:: -(-len(stems) // NUM_LOOKED_INTO)]:
                 with open_latents(folder / FOLDER / f"{stem}{SUFFIX}") as clip:
                     clip.require_video(folder / "videos")
-        except DataError as error:
-            yield str(error)
+        except DataError as problem:
+            yield error(context.key, str(problem))
 
     @classmethod
     def declared_rate(cls, dataset_dir: str = "", **_: Any) -> float:

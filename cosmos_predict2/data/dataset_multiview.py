@@ -35,6 +35,7 @@ from cosmos_predict2.data.video_folder import (
 )
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, find_embedding_dir
 from imaginaire.errors import ConfigError, DataError, near
+from imaginaire.findings import CheckContext, Finding, error, errors
 
 RATES_DIFFER = 1.1  # times; what containers state is off by a frame in a clip, and 29.97 is 30
 VALIDATION_PART = 0.1  # of the clips, and one more: the last ones by name
@@ -137,35 +138,21 @@ class MultiviewDataset(Dataset[dict[str, Any]]):
         self._ends = numpy.cumsum(counts)  # of each clip's samples
 
     @classmethod
-    def preflight(
-        cls,
-        dataset_dir: str = "",
-        sequence_interval: int = 1,
-        num_frames: int = 29,
-        camera_keys: Sequence[str] = (),
-        video_size: Any = (16, 16),
-        start_frame_interval: int = 1,
-        state_t: int = 8,
-        camera_to_view_id: Mapping[str, int] | None = None,
-        front_camera_key: str | None = None,
-        front_view_caption_only: bool = False,
-        *,
-        text_encoder: str | None = None,
-        **_: Any,
-    ) -> Iterator[str]:
+    def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
         """What can be known to be wrong without opening a clip."""
-        shape = (num_frames, sequence_interval, start_frame_interval, state_t, video_size)
-        found = list(_problems(camera_keys, camera_to_view_id, front_camera_key, *shape))
-        yield from found
-        if found:
+        cameras, front = arguments.get("camera_keys", ()), arguments.get("front_camera_key")
+        defaults = dict(num_frames=29, sequence_interval=1, start_frame_interval=1, state_t=8, video_size=(16, 16))
+        sizes = {name: arguments.get(name, value) for name, value in defaults.items()}
+        if found := [*_problems(cameras, arguments.get("camera_to_view_id"), front, **sizes)]:
+            yield from errors(context.key, found)
             return
+        is_front_only = arguments.get("front_view_caption_only", False)
         try:
-            folder = existing_folder(dataset_dir, "videos")
-            _files(folder, camera_keys)
-            front = front_camera_key or camera_keys[0]
-            _open_embeddings(folder, [front] if front_view_caption_only else camera_keys, text_encoder)
-        except DataError as error:
-            yield str(error)
+            folder = existing_folder(arguments.get("dataset_dir", ""), "videos")
+            _files(folder, cameras)
+            _open_embeddings(folder, [front or cameras[0]] if is_front_only else cameras, arguments.get("text_encoder"))
+        except DataError as problem:
+            yield error(context.key, str(problem))
 
     def __len__(self) -> int:
         return int(self._ends[-1])

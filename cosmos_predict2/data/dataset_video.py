@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training clips from a folder of videos with text embeddings."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from cosmos_predict2.data.video_folder import (
 )
 from cosmos_predict2.data.windows import FrameRule
 from imaginaire.errors import ConfigError, DataError, UserError, near
-from imaginaire.training.model import Note
+from imaginaire.findings import CheckContext, Finding, error, errors, warning
 
 
 class Dataset(MapDataset[dict[str, Any]]):
@@ -82,43 +82,33 @@ class Dataset(MapDataset[dict[str, Any]]):
         )
 
     @classmethod
-    def preflight(
-        cls,
-        dataset_dir: str = "",
-        num_frames: int = 1,
-        video_size: Any = (16, 16),
-        *,
-        fps: float | None = None,
-        stride: int = 1,
-        sampling: str = "random",
-        crop: str = "stretch",
-        decoder: str = "auto",
-        text_encoder: str | None = None,
-        num_tokens: int | None = None,
-        caption_format: str = "text",
-        **_: Any,
-    ) -> Iterator[str]:
+    def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
         """What can be known to be wrong from the header of one clip."""
-        yield from filter(None, (size_problem("video_size", video_size), _crop_problem(crop)))
+        size, key = arguments.get("video_size", (16, 16)), context.key
+        crop = arguments.get("crop", "stretch")
+        yield from errors(key, (size_problem("video_size", size), _crop_problem(crop)))
+        names = ("num_frames", "fps", "stride", "sampling")
         try:
-            FrameRule(num_frames=num_frames, fps=fps, stride=stride, sampling=sampling)
-        except ConfigError as error:
-            yield str(error)
+            FrameRule(**{"num_frames": 1} | {name: arguments[name] for name in names if name in arguments})
+        except ConfigError as problem:
+            yield error(key, str(problem))
         try:
-            clips.choose_decoder(decoder)
-        except ConfigError as error:
-            yield str(error)
+            clips.choose_decoder(arguments.get("decoder", "auto"))
+        except ConfigError as problem:
+            yield error(key, str(problem))
+        encoder, caption_format = arguments.get("text_encoder"), arguments.get("caption_format", "text")
         try:
-            folder = existing_folder(dataset_dir, "videos")
+            folder = existing_folder(arguments.get("dataset_dir", ""), "videos")
             files = media_by_stem(folder / "videos", VIDEO_SUFFIXES)
-            yield from _size_notes(folder / "videos" / next(iter(files.values())), video_size)
-            if text_encoder != NO_ENCODER:
-                embeddings = open_embeddings(folder, text_encoder, num_tokens)
+            if note := _size_note(folder / "videos" / next(iter(files.values())), size):
+                yield warning(key, note)
+            if encoder != NO_ENCODER:
+                embeddings = open_embeddings(folder, encoder, arguments.get("num_tokens"))
                 with_embedding(files, embeddings.stems(), embeddings.folder, "clips")
-            if text_encoder == NO_ENCODER or caption_format != "text":
+            if encoder == NO_ENCODER or caption_format != "text":
                 CaptionFiles(folder, caption_format).of(files)
-        except UserError as error:
-            yield str(error)
+        except UserError as problem:
+            yield error(key, str(problem))
 
     @classmethod
     def declared_rate(cls, dataset_dir: str = "", *, fps: float | None = None, stride: int = 1, **_: Any) -> float:
@@ -162,15 +152,13 @@ class Dataset(MapDataset[dict[str, Any]]):
         return clips.CROPS[self.crop](frames, self.video_size)
 
 
-def _size_notes(path: Path, video_size: Any) -> Iterator[Note]:
-    """A word on a size across which the clips lie, told by the first of them."""
+def _size_note(path: Path, video_size: Any) -> str | None:
+    """What is odd about a size whose sides are swapped, compared with the first clip's."""
     try:
         found = probe_video(path)
-        note = swapped_size("video_size", tuple(video_size), (found.height, found.width), str(path))
+        return swapped_size("video_size", tuple(video_size), (found.height, found.width), str(path))
     except (DataError, TypeError, ValueError):
-        return  # what is wrong with the clip or the size is said elsewhere
-    if note is not None:
-        yield Note(note)
+        return None  # the faults of clip and size have findings of their own
 
 
 def _crop_problem(crop: str) -> str | None:

@@ -8,7 +8,7 @@ import attrs
 
 from cosmos_predict2.actions.transforms import ActionTransform
 from cosmos_predict2.checkpoints import written_pipeline
-from cosmos_predict2.checkpoints.action_transforms import CONFIG_KEY, KEY, recorded_transform
+from cosmos_predict2.checkpoints.action_transforms import KEY, recorded_transform
 from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS
 from cosmos_predict2.checkpoints.presence import holds
 from cosmos_predict2.data.dataset_image import ImageDataset
@@ -39,20 +39,20 @@ def action_size(net: Mapping[str, Any], state_t: int) -> tuple[int | None, list[
     where = "model.config.pipe_config.net"
     target, count = target_of(net, where), pixel_frames(state_t) - 1
     if not (isinstance(target, type) and issubclass(target, ActionDiT)):
-        return None, [f"{where} is {getattr(target, '__name__', target)}, which takes no actions: choose one that does"]
+        return None, [f"it is {getattr(target, '__name__', target)}, which takes no actions: choose one that does"]
     if not isinstance(dim := net.get("action_dim"), int):
-        return None, [f"{where}.action_dim={dim}; how many numbers an action has must be said"]
+        return None, [f"action_dim={dim}; it must be the number of numbers of an action"]
     if issubclass(target, ChunkActionDiT):
         ratio = net.get("temporal_compression_ratio", RATIO)
         if ratio != RATIO:
-            return dim, [f"{where}.temporal_compression_ratio={ratio}, but {RATIO} actions lead to each latent frame"]
+            return dim, [f"temporal_compression_ratio={ratio}, but {RATIO} actions lead to each latent frame"]
         return dim, []
     chunk = net.get("num_action_per_chunk")
     total = dim * (chunk or 1)
     if total % count or (chunk or count) not in (1, count):
         read = f"{chunk} actions of {dim} numbers" if chunk else f"{dim} numbers"
         return None, [
-            f"{where} reads {read}, but a clip of {count + 1} frames (state_t={state_t}) has {count} actions: set"
+            f"it reads {read}, but a clip of {count + 1} frames (state_t={state_t}) has {count} actions: set"
             f" num_action_per_chunk={count}, with action_dim the numbers of one action"
         ]
     return total // count, []
@@ -66,7 +66,7 @@ def chunk_problem(pipe: Mapping[str, Any]) -> str | None:
         return None
     fitting = f", or set state_t={chunk // RATIO + 1}" if chunk > 0 and not chunk % RATIO else ""
     return (
-        f"pipe_config.chunk_size={chunk}, but a clip of {count + 1} frames (state_t={pipe['state_t']}) has {count}"
+        f"{chunk}, but a clip of {count + 1} frames (state_t={pipe['state_t']}) has {count}"
         f" actions. Leave chunk_size out{fitting} (a multiple of {RATIO} actions, and data with as many)"
     )
 
@@ -139,11 +139,11 @@ def transform_problems(pipe: Mapping[str, Any]) -> Iterator[str]:
     try:
         transform = ActionTransform.from_dict(pipe[KEY])
     except (ConfigError, TypeError, ValueError) as error:
-        yield f"{CONFIG_KEY}: {str(error).rstrip('.')}"
+        yield str(error).rstrip(".")
         return
     size, _ = action_size(pipe["net"], pipe["state_t"])
     if size is not None and size != transform.dim:
-        yield f"{CONFIG_KEY} is of {transform.dim} numbers, but the network reads {size} (net.action_dim)"
+        yield f"it is of {transform.dim} numbers, but the network reads {size} (net.action_dim)"
 
 
 def gives_images(data: Mapping[str, Any]) -> bool:

@@ -10,6 +10,7 @@ whose noise levels sigma = t / (1 - t) name the same mixtures: the methods here 
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import starmap
 from typing import Any, Literal, cast
 
 import attrs
@@ -25,12 +26,13 @@ from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel, P
 from cosmos_predict2.text.trained_text import text_facts
 from imaginaire.config.schema import above, one_of
 from imaginaire.errors import ConfigError
-from imaginaire.training.model import Note
+from imaginaire.findings import Finding, error, warning
 
 log = logging.getLogger(__name__)
 
+_FLOW_KEY = "model.config.pipe_config.flow"
 _NO_FLOW = (
-    "model.config.pipe_config.flow: null, but a Predict2.5 network is trained by it. Set flow=dict(shift=5.0) in the"
+    "null, but a Predict2.5 network is trained by it. Set flow=dict(shift=5.0) in the"
     " experiment, or take the pipeline of get_cosmos_predict2p5_video2world_pipeline"
 )
 
@@ -96,7 +98,7 @@ class Predict2p5Video2WorldModel(Predict2Video2WorldModel):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         if self.pipe_config.flow is None:
-            raise ConfigError(f"{_NO_FLOW}.")
+            raise ConfigError(f"{_FLOW_KEY}: {_NO_FLOW}.")
         self.flow = self.pipe_config.flow
         self.text = TrainingText(self.config.text)
         if shares := given_shares(self.config.conditional_frames_probs or {}):
@@ -106,44 +108,45 @@ class Predict2p5Video2WorldModel(Predict2Video2WorldModel):
             log.info("given latent frames: %s of the clips", told)
 
     @classmethod
-    def preflight(cls, config: Any) -> Iterator[str]:
-        yield from super().preflight(config)
-        yield from TrainingText.preflight(config["text"])
+    def _check_config(cls, config: Any) -> Iterator[Finding]:
+        yield from super()._check_config(config)
+        yield from TrainingText.check(config["text"])
         pipe = config["pipe_config"]
-        if pipe["net"] is not None:
-            yield from text_problems(config["text"], pipe["net"])
+        yield from starmap(error, text_problems(config["text"], pipe["net"]))
         for key, default in OF_PREDICT2.items():
             section, name = (pipe, key.removeprefix("pipe_config.")) if "." in key else (config, key)
             if (value := section.get(name, default)) != default:
-                yield Note(
-                    f"model.config.{key}: {value} has no effect: the loss of Predict2 reads it, that of Predict2.5 does"
-                    " not. At which noise Predict2.5 trains, train_time_shift and train_time_distribution say"
+                yield warning(
+                    f"model.config.{key}",
+                    f"{value} has no effect: the loss of Predict2 reads it, that of Predict2.5 does not. The noise of"
+                    " Predict2.5 is set by train_time_shift and train_time_distribution",
                 )
-        state_t = pipe["state_t"]
         shares = given_shares(config["conditional_frames_probs"] or {})
         most = max((number for number, share in shares.items() if share > 0), default=0)
-        if most >= state_t:
-            yield f"model.config.conditional_frames_probs: {most} given frames, but a clip has {state_t} (state_t)"
+        if most >= pipe["state_t"]:
+            text = f"{most} conditioning frames, but a clip has {pipe['state_t']} (state_t)"
+            yield error("model.config.conditional_frames_probs", text)
 
     @classmethod
-    def _other_family(cls, pipe: Mapping[str, Any]) -> str | None:
-        return _NO_FLOW if pipe.get("flow") is None else None
+    def _check_family(cls, pipe: Mapping[str, Any]) -> Iterator[Finding]:
+        if pipe.get("flow") is None:
+            yield error(_FLOW_KEY, _NO_FLOW)
 
     @classmethod
-    def preflight_data(cls, data: Mapping[str, Any], config: Any) -> Iterator[str]:
+    def _check_data(
+        cls, key: str, data: Mapping[str, Any], config: Any, training: Sequence[Mapping[str, Any]] = ()
+    ) -> Iterator[Finding]:
         """As for Predict2; besides, captions that nothing encodes."""
-        yield from super().preflight_data(data, config)
+        yield from super()._check_data(key, data, config, training)
         if data.get("text_encoder") == "none" and not _replaces_texts(config["text"]):
-            yield (
-                "text_encoder=none reads captions without embeddings, but nothing is set to encode them: set"
-                " model.config.text.encoder"
-            )
+            text = "text_encoder=none reads captions without embeddings, but nothing is set to encode them"
+            yield error(key, text, "Set model.config.text.encoder")
 
     @classmethod
-    def _text_of_data(cls, data: Mapping[str, Any], config: Any) -> Iterator[str]:
+    def _text_problems(cls, data: Mapping[str, Any], config: Any) -> Iterator[str]:
         """Those in the data need not fit where they are not used."""
         if not _replaces_texts(config["text"]):
-            for problem in super()._text_of_data(data, config):
+            for problem in super()._text_problems(data, config):
                 yield f"{problem}. Or set model.config.text.encoder or constant_path: their texts replace these"
 
     def _text_facts(self, data_sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -104,23 +104,24 @@ def text_of_config(text: Any) -> TrainedText | None:
     return TrainedText(kind, num_tokens, num_tokens, width_of_encoder)
 
 
-def text_problems(text: Mapping[str, Any], net: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with the text of a training run (``model.config.text``) for a network; reads headers alone."""
+def text_problems(text: Mapping[str, Any], net: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """(config key, text, cure) of what is wrong with the text of a training run (``model.config.text``) for a network;
+    reads headers alone."""
     key, wanted = "model.config.text", network_text_width(net)
     cure = f"Choose the encoder of the network's weights, or another network ({PROJECTION} says what it reads)"
     path = text.get("constant_path") or ""
     if text.get("encoder") is not None:
         width = encoder_text_width(text["encoder"])
         if width is not None and width != wanted:
-            yield f"{key}.encoder: its texts have width {width}, but the network takes {wanted}. {cure}"
+            yield f"{key}.encoder", f"its texts have width {width}, but the network takes {wanted}", cure
     elif path and not storage.is_remote(path) and storage.exists(path):
         try:
             _, width = constant_embedding_shape(path)
         except UserError as error:
-            yield f"{key}.constant_path: {str(error).rstrip('.')}"
+            yield f"{key}.constant_path", str(error).rstrip("."), ""
             return
         if width != wanted:
-            yield f"{key}.constant_path: {path} has width {width}, but the network takes {wanted}. {cure}"
+            yield f"{key}.constant_path", f"{path} has width {width}, but the network takes {wanted}", cure
 
 
 def data_text_problems(data: Mapping[str, Any], net: Mapping[str, Any]) -> Iterator[str]:

@@ -22,6 +22,7 @@ from imaginaire import storage
 from imaginaire.config import lazy_config
 from imaginaire.config.schema import Section, at_least
 from imaginaire.errors import ConfigError, DataError
+from imaginaire.findings import Finding, error
 
 log = logging.getLogger(__name__)
 
@@ -55,11 +56,11 @@ class TrainingText:
         self._constant: Tensor | None = None
 
     @classmethod
-    def preflight(cls, config: Mapping[str, Any]) -> Iterator[str]:
-        """What is wrong with the section; an encoder has a preflight of its own."""
+    def check(cls, config: Mapping[str, Any]) -> Iterator[Finding]:
+        """What is wrong with the section; an encoder has a check of its own."""
         path = config.get("constant_path") or ""
         if path and not storage.exists(path):
-            yield f"model.config.text.constant_path: {describe_missing(path)}"
+            yield error("model.config.text.constant_path", describe_missing(path))
 
     def added_to(self, batch: Mapping[str, Any], size: int, device: torch.device) -> Mapping[str, Any]:
         """The batch with the embeddings of its ``size`` samples, in place of those that it may have."""

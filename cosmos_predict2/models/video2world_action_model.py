@@ -49,7 +49,7 @@ from cosmos_predict2.models.action_checks import (
 )
 from cosmos_predict2.models.draws import Draws
 from cosmos_predict2.models.flow_model import Predict2p5Video2WorldModel
-from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel
+from cosmos_predict2.models.video2world_model import DIT_PATH_KEY, Predict2Video2WorldModel
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT
 from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig
 from imaginaire import distributed, storage
@@ -58,14 +58,12 @@ from imaginaire.checkpoint.weight_files import is_hub
 from imaginaire.config.lazy_config import to_yaml
 from imaginaire.data.stream import data_sets
 from imaginaire.errors import CheckpointError, ConfigError, DataError
-from imaginaire.training.model import Note
+from imaginaire.findings import CheckContext, Finding, error, errors, warning
 
 log = logging.getLogger(__name__)
 
 FIRST, START_WEIGHTS = "the training data", "the file of the start weights"
 LEAST, MOST = 0.05, 30.0  # of the largest action of a batch: 0.015 is ignored, released weights have grippers of 20
-
-_told: set[str] = set()  # what was said of start weights before anything was built, and is not said again
 
 
 class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
@@ -93,74 +91,57 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
         self._has_loaded = False  # weights of a checkpoint, in place of those that the run started from
 
     @classmethod
-    def preflight(cls, config: Any) -> Iterator[str]:
-        yield from super().preflight(config)
+    def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
+        yield from super().check(arguments, context)
+        config = arguments["config"]
         pipe = config["pipe_config"]
         if pipe["net"] is None:
             return
-        _, problems = action_size(pipe["net"], pipe["state_t"])
-        yield from problems
-        if (problem := chunk_problem(pipe)) is not None:
-            yield problem
-        if not problems and pipe.get(KEY) is not None:
-            yield from transform_problems(pipe)
+        transform = known_transform([*context.training.values(), *context.validation.values()], pipe)
+        if context.start_path is not None:
+            yield from cls._check_start(context.start_path, transform, config)
+        if context.resume_path and (problem := load_problem(context.resume_path, transform)) is not None:
+            name = "RUN" if context.config is None else context.config.job.name
+            yield error("dataloader_train", problem, f"Give the new run a folder of its own (job.name={name}_2, say)")
 
     @classmethod
-    def preflight_data(cls, data: Mapping[str, Any], config: Any) -> Iterator[str]:
-        """Also pictures, and actions of another size than the network's or with another transform than the config's."""
-        yield from super().preflight_data(data, config)
-        if gives_images(data):
-            yield NO_IMAGES
+    def _check_config(cls, config: Any) -> Iterator[Finding]:
+        yield from super()._check_config(config)
         pipe = config["pipe_config"]
-        if pipe["net"] is None:
-            return
-        transform = declared_transform(data)
-        if (problem := width_problem(data, pipe, ())) is not None:
-            yield problem
+        _, problems = action_size(pipe["net"], pipe["state_t"])
+        yield from errors("model.config.pipe_config.net", problems)
+        yield from errors("model.config.pipe_config.chunk_size", [chunk_problem(pipe)])
+        if not problems and pipe.get(KEY) is not None:
+            yield from errors(CONFIG_KEY, transform_problems(pipe))
+
+    @classmethod
+    def _check_data(
+        cls, key: str, data: Mapping[str, Any], config: Any, training: Sequence[Mapping[str, Any]] = ()
+    ) -> Iterator[Finding]:
+        """Also pictures, and actions of another size than the network's or with another transform than the config's or
+        those of training."""
+        yield from super()._check_data(key, data, config, training)
+        if gives_images(data):
+            yield error(key, NO_IMAGES)
+        pipe, transform = config["pipe_config"], declared_transform(data)
+        if (problem := width_problem(data, pipe, training)) is not None:
+            yield error(key, problem)
         elif transform is not None and pipe.get(KEY) is not None and not [*transform_problems(pipe)]:
             own = ActionTransform.from_dict(pipe[KEY])
             if not transform.yields_to(own):
-                yield f"its actions are {transform}, but {CONFIG_KEY} says {own}"
+                yield error(key, f"its actions are {transform}, but {CONFIG_KEY} is {own}")
+        yield from errors(key, [other_transform_problem(data, pipe, training)])
 
     @classmethod
-    def preflight_validation_data(
-        cls, data: Mapping[str, Any], training: Sequence[Mapping[str, Any]], config: Any
-    ) -> Iterator[str]:
-        """As of training data, but where those fit the network, it is not the network that has to change."""
-        pipe = config["pipe_config"]
-        of_network = None if pipe["net"] is None else width_problem(data, pipe, ())
-        for problem in cls.preflight_data(data, config):
-            yield (width_problem(data, pipe, training) or problem) if problem == of_network else problem
-        if (other := other_transform_problem(data, pipe, training)) is not None:
-            yield other
-
-    @classmethod
-    def preflight_start(
-        cls, load_path: str, data: Sequence[Mapping[str, Any]], config: Any
-    ) -> Iterator[tuple[str, str]]:
+    def _check_start(cls, load_path: str, transform: ActionTransform | None, config: Any) -> Iterator[Finding]:
         """Weights that training would start from, but that were trained with other actions: those of
         ``checkpoint.load_path`` go on with their own alone, others may learn them anew."""
-        pipe, path = config["pipe_config"], config["model_manager_config"]["dit_path"]
-        if pipe["net"] is None:
-            return
-        transform = known_transform(data, pipe)
+        path = config["model_manager_config"]["dit_path"]
         if load_path:  # whose weights replace those of dit_path
-            if (problem := load_problem(load_path, transform)) is not None:
-                yield "checkpoint.load_path", problem
-            return
-        if storage.is_remote(path) or is_hub(path) or problem_with(path) is not None:
-            return  # it is not here, or `preflight` says what is wrong
-        for note in start_notes(path, pipe["net"], transform):
-            _told.add(note)
-            yield "model.config.model_manager_config.dit_path", Note(note)
-
-    @classmethod
-    def preflight_resume(cls, path: str, data: Sequence[Mapping[str, Any]], config: Any) -> Iterator[tuple[str, str]]:
-        """Data with other actions than the checkpoint at a path, with which this run would go on."""
-        if config["pipe_config"]["net"] is not None:
-            problem = load_problem(path, known_transform(data, config["pipe_config"]))
-            if problem is not None:
-                yield "dataloader_train", problem
+            yield from errors("checkpoint.load_path", [load_problem(load_path, transform)])
+        elif not storage.is_remote(path) and not is_hub(path) and problem_with(path) is None:
+            for note in start_notes(path, config["pipe_config"]["net"], transform):
+                yield warning(DIT_PATH_KEY, note)
 
     # --- one step
 
@@ -367,7 +348,7 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
         if self._has_loaded:
             return
         for note in start_notes(self.config.model_manager_config.dit_path, self.pipe_config.net, transform):
-            if note not in _told:
+            if note not in self.reported:
                 log.warning("%s", note)
 
 

@@ -13,6 +13,7 @@ number of processes draw the same. Batches without ``sample_position`` draw from
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import starmap
 from typing import Any, Literal, cast
 
 import attrs
@@ -34,7 +35,7 @@ from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.text.trained_text import text_facts
 from cosmos_predict2.world_model.assembly import attention_problem, settle_attention
 from cosmos_predict2.world_model.config import PRECISIONS, Video2WorldPipelineConfig
-from cosmos_predict2.world_model.network import NO_NETWORK, build_network, fill_network, network_bytes
+from cosmos_predict2.world_model.network import NETWORK_KEY, NO_NETWORK, build_network, fill_network, network_bytes
 from cosmos_predict2.world_model.parallelize import ContextParallel, degree_problems, parallelize_dit
 from cosmos_predict2.world_model.recompute import checked_keys, checked_policy
 from imaginaire import distributed, storage
@@ -45,12 +46,14 @@ from imaginaire.data.stream import POSITION_KEY, WEIGHT_KEY
 from imaginaire.distributed.meta_device import has_meta
 from imaginaire.distributed.parallel import ParallelDims, current_dims
 from imaginaire.errors import ConfigError, DataError
+from imaginaire.findings import CheckContext, Finding, error, errors, warning
 from imaginaire.optim import lora
 from imaginaire.optim.ema import PowerEMA
-from imaginaire.training.model import ImaginaireModel, Note, weight_dtype
+from imaginaire.training.model import ImaginaireModel, weight_dtype
 
 log = logging.getLogger(__name__)
 
+DIT_PATH_KEY = "model.config.model_manager_config.dit_path"
 SMALLEST_RELEASED = 1280  # model_channels of the 0.6B network
 RELEASED_LATENT_SIDE = 240  # max_img_h and max_img_w; likewise
 LORA_TARGETS = "q_proj,k_proj,v_proj,output_proj,mlp.layer1,mlp.layer2"
@@ -118,95 +121,113 @@ class Predict2Video2WorldModel(ImaginaireModel):
         self._knows_latents = False  # that the data's latents are of this tokenizer
 
     @classmethod
-    def preflight(cls, config: Any) -> Iterator[str]:
-        """What can be known to be wrong before anything is built."""
-        path = config["model_manager_config"]["dit_path"]
-        if path and not storage.is_remote(path) and (problem := problem_with(path)) is not None:
-            yield f"model.config.model_manager_config.dit_path: {problem}"
-        pipe = config["pipe_config"]
-        if pipe["net"] is None:
-            yield NO_NETWORK
+    def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
+        config = arguments["config"]
+        yield from cls._check_weights(config)
+        if config["pipe_config"]["net"] is None:
+            yield error(NETWORK_KEY, NO_NETWORK)
             return
-        if problem := attention_problem(pipe["net"], distributed.device(), PRECISIONS[config["precision"]]):
-            yield f"model.config.pipe_config.net.atten_backend: {problem}"
+        yield from cls.check_degrees(config, context)
+        yield from cls._check_config(config)
+        for key, data in context.training.items():
+            yield from cls._check_data(key, data, config)
+        for key, data in context.validation.items():
+            yield from cls._check_data(key, data, config, [*context.training.values()])
+
+    @classmethod
+    def _check_weights(cls, config: Any) -> Iterator[Finding]:
+        path = config["model_manager_config"]["dit_path"]
+        if path and not storage.is_remote(path):
+            yield from errors(DIT_PATH_KEY, [problem_with(path)])
+
+    @classmethod
+    def _check_config(cls, config: Any) -> Iterator[Finding]:
+        pipe, key = config["pipe_config"], "model.config.pipe_config"
+        problem = attention_problem(pipe["net"], distributed.device(), PRECISIONS[config["precision"]])
+        yield from errors(f"{key}.net.atten_backend", [problem])
         if sac_config := pipe["net"].get("sac_config"):
             try:
                 checked_policy(**checked_keys(sac_config))
-            except ConfigError as error:
-                yield str(error).rstrip(".")
-        if (problem := cls._other_family(pipe)) is not None:
-            yield problem
+            except ConfigError as refused:
+                yield error(f"{key}.net.sac_config", str(refused).rstrip("."))
+        yield from cls._check_family(pipe)
         low, high = pipe["min_num_conditional_frames"], pipe["max_num_conditional_frames"]
         if not 0 <= low <= high < pipe["state_t"]:
-            yield (
-                f"pipe_config.min_num_conditional_frames={low} and max_num_conditional_frames={high} must be in order"
-                f" and below state_t={pipe['state_t']}"
+            yield error(
+                f"{key}.max_num_conditional_frames",
+                f"min_num_conditional_frames={low} and max_num_conditional_frames={high} must be in order and below"
+                f" state_t={pipe['state_t']}",
             )
 
     @classmethod
-    def _other_family(cls, pipe: Mapping[str, Any]) -> str | None:
-        """Why network and pipeline are not of the model family whose loss this is; None where they are, or where a
-        class has a loss of its own."""
+    def _check_family(cls, pipe: Mapping[str, Any]) -> Iterator[Finding]:
+        """Whether network and pipeline are of the family whose loss this is; a class may have a loss of its own."""
         if cls.loss is not Predict2Video2WorldModel.loss:
-            return None
+            return
+        key = "model.config.pipe_config"
         if pipe.get("flow") is not None:
-            return (
-                f"model.config.pipe_config.flow: it is set, as for Predict2.5, but {cls.__name__} has the loss of"
-                " Predict2, which knows no flow. Set flow=null, or choose a model of Predict2.5 (model=predict2p5_...)"
+            yield error(
+                f"{key}.flow",
+                f"it is set, as for Predict2.5, but {cls.__name__} has the loss of Predict2, which uses no flow",
+                "Set flow=null, or choose a model of Predict2.5 (model=predict2p5_...)",
             )
-        if (projected := pipe["net"].get(PROJECTION)) is not None:
-            return Note(
-                f"model.config.pipe_config.net.{PROJECTION}: {projected}, as networks of Predict2.5 have it, whose text"
-                f" comes through a projection; {cls.__name__} has the loss of Predict2. Released weights of Predict2.5"
-                " are trained by a model of theirs (model=predict2p5_...)"
+        elif (projected := pipe["net"].get(PROJECTION)) is not None:
+            yield warning(
+                f"{key}.net.{PROJECTION}",
+                f"{projected}, as networks of Predict2.5 have it, whose text comes through a projection; {cls.__name__}"
+                " has the loss of Predict2",
+                "Train released weights of Predict2.5 with a model of theirs (model=predict2p5_...)",
             )
-        return None
 
     @classmethod
-    def preflight_parallel(
-        cls, world_size: int | None, context_parallel_size: int, shards: bool, config: Any
-    ) -> Iterator[tuple[str, str]]:
+    def check_degrees(cls, config: Any, context: CheckContext) -> Iterator[Finding]:
         """Degrees of parallelism that the processes, the heads or the latent frames cannot be divided by."""
-        net = config["pipe_config"]["net"]
-        if net is None or net.get("num_heads") is None:
-            return  # there is none, as `preflight` says, or it has a number of its own
-        yield from degree_problems(
-            world_size=world_size,
-            context_parallel_size=context_parallel_size,
-            num_heads=net["num_heads"],
-            state_t=config["pipe_config"]["state_t"],
-            patch_temporal=net.get("patch_temporal", 1),
-            fsdp_shard_size=config["fsdp_shard_size"] if shards else 0,
+        net, run = config["pipe_config"]["net"], context.config
+        if run is None or net.get("num_heads") is None:
+            return  # a network with a number of its own
+        shards = run.trainer.distributed_parallelism != "ddp"
+        yield from starmap(
+            error,
+            degree_problems(
+                world_size=context.world_size,
+                context_parallel_size=run.model_parallel.context_parallel_size,
+                num_heads=net["num_heads"],
+                state_t=config["pipe_config"]["state_t"],
+                patch_temporal=net.get("patch_temporal", 1),
+                fsdp_shard_size=config["fsdp_shard_size"] if shards else 0,
+            ),
         )
 
     @classmethod
-    def checkpoint_bytes(cls, config: Any) -> int:
+    def checkpoint_bytes(cls, arguments: Mapping[str, Any]) -> int:
         """The size of a checkpoint: the network, its average, and what AdamW keeps of the trained weights."""
-        made = as_config(cls.config_class, config, "model.config")
+        made = as_config(cls.config_class, arguments["config"], "model.config")
         net = build_network(made, weight_dtype(PRECISIONS[made.precision]), may_fetch=False)
         return network_bytes(net, has_average=made.pipe_config.ema.enabled)
 
     @classmethod
-    def preflight_data(cls, data: Mapping[str, Any], config: Any) -> Iterator[str]:
-        """Clips shorter than the model's (longer ones are cut in time), and embeddings that it does not take."""
+    def _check_data(
+        cls, key: str, data: Mapping[str, Any], config: Any, training: Sequence[Mapping[str, Any]] = ()
+    ) -> Iterator[Finding]:
+        """Clips shorter than the model's (longer ones are cut in time), and embeddings that it does not take.
+
+        ``training`` has the data sets of training where this one is for validation.
+        """
         pipe = config["pipe_config"]
-        if pipe["net"] is None:
-            return
         have, wanted = data.get("num_frames"), pixel_frames(pipe["state_t"])
         if isinstance(have, int) and "state_t" not in data and have < wanted:
-            yield f"num_frames={have}, but the model takes {wanted} (state_t={pipe['state_t']}): set it to {wanted}"
+            text = f"num_frames={have}, but the model takes {wanted} (state_t={pipe['state_t']})"
+            yield error(key, text, f"Set it to {wanted}")
         sides = [8 * (pipe["net"].get(name) or RELEASED_LATENT_SIDE) for name in ("max_img_h", "max_img_w")]
         size = list(data.get("video_size") or ())
         if any(isinstance(side, int) and side > most for side, most in zip(size, sides)):
             usual = ", [48,48] for one of the tiny models" if str(pipe["resolution"]) == "48" else ""
-            yield (
-                f"video_size={size} is beyond the positions that the network knows: at most {sides}; set a smaller"
-                f" one{usual}"
-            )
-        yield from cls._text_of_data(data, config)
+            text = f"video_size={size} is beyond the positions of the network, at most {sides}"
+            yield error(key, text, f"Set a smaller one{usual}")
+        yield from errors(key, cls._text_problems(data, config))
 
     @classmethod
-    def _text_of_data(cls, data: Mapping[str, Any], config: Any) -> Iterator[str]:
+    def _text_problems(cls, data: Mapping[str, Any], config: Any) -> Iterator[str]:
         return data_text_problems(data, config["pipe_config"]["net"])
 
     @classmethod

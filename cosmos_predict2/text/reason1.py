@@ -6,7 +6,7 @@ tokens whose padding is ordinary input; each layer's output is normalised over i
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -17,6 +17,7 @@ from cosmos_predict2.text.prompts import prompt_list
 from imaginaire import storage
 from imaginaire.checkpoint import weights
 from imaginaire.errors import CheckpointError, ConfigError, near
+from imaginaire.findings import CheckContext, Finding, errors
 
 NUM_TOKENS = 512
 Strategy = Literal["full_concat", "mean_pooling", "pool_every_n_layers_and_concat"]
@@ -40,7 +41,7 @@ class Reason1Encoder:
         device: torch.device | str = "cpu",
     ) -> None:
         _check_strategy(strategy, n_layers_per_group)
-        if problems := self.preflight(path):
+        if problems := self.problems(path):
             raise CheckpointError(problems[0])
         package = pretrained.transformers()
         self._tokenizer = package.AutoTokenizer.from_pretrained(path)
@@ -57,10 +58,14 @@ class Reason1Encoder:
         how = f"{strategy}{n_layers_per_group}" if strategy.startswith("pool") else strategy
         self.name = f"reason1-{pretrained.fingerprint(self._model)}-{max_length}x{self.width}-{how}-{kind}"
 
-    @classmethod
-    def preflight(cls, path: str, **_: Any) -> list[str]:
+    @staticmethod
+    def problems(path: str) -> list[str]:
         """What keeps an encoder at this path from being built, each with its cure; loads nothing."""
         return pretrained.problems_of(path, TOKENIZER_FILES, DOWNLOAD.format(path=path))
+
+    @classmethod
+    def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
+        return errors(context.key, cls.problems(arguments["path"]))
 
     @classmethod
     def declared_width(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """T5 text embeddings, as the released Video2World models were trained with: 512 tokens, exact zeros past the prompt."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from cosmos_predict2.text import pretrained
 from cosmos_predict2.text.prompts import prompt_list
 from imaginaire.checkpoint import weights
 from imaginaire.errors import CheckpointError, ConfigError
+from imaginaire.findings import CheckContext, Finding, errors
 
 NUM_TOKENS = 512
 BATCH_SIZE = 8
@@ -34,7 +35,7 @@ class T5Encoder:
         device: torch.device | str = "cpu",
         batch_size: int = BATCH_SIZE,
     ) -> None:
-        if problems := self.preflight(path, max_length=max_length, dtype=dtype, batch_size=batch_size):
+        if problems := self.problems(path, max_length=max_length, dtype=dtype, batch_size=batch_size):
             raise CheckpointError(problems[0])
         package = pretrained.transformers()
         self._tokenizer = package.T5TokenizerFast.from_pretrained(path)
@@ -45,9 +46,8 @@ class T5Encoder:
         kind = str(self._model.dtype).removeprefix("torch.")
         self.name = f"t5-{pretrained.fingerprint(self._model)}-{max_length}x{self.width}-{kind}"
 
-    @classmethod
-    def preflight(
-        cls,
+    @staticmethod
+    def problems(
         path: str = "checkpoints/google-t5/t5-11b",
         *,
         max_length: int = NUM_TOKENS,
@@ -63,6 +63,10 @@ class T5Encoder:
         if batch_size < 1:
             raise ConfigError(f"A batch has at least one prompt; batch_size is {batch_size}.")
         return pretrained.problems_of(path, TOKENIZER_FILES, DOWNLOAD.format(path=path))
+
+    @classmethod
+    def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
+        return errors(context.key, cls.problems(**arguments))
 
     @torch.no_grad()
     def encode(self, prompts: str | Sequence[str]) -> Tensor:

@@ -7,7 +7,7 @@ little, and therefore is never used for training.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from imaginaire import storage
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.archives import FAULTS
 from imaginaire.errors import CheckpointError, ConfigError, near
+from imaginaire.findings import CheckContext, Finding, error
 from imaginaire.training.memory import host_memory_available
 
 log = logging.getLogger(__name__)
@@ -96,23 +97,15 @@ class WanTokenizer(LatentGrid):
         self._std = torch.tensor(latents_std, dtype=torch.float64)
 
     @classmethod
-    def preflight(
-        cls,
-        vae_pth: str = "",
-        *,
-        config: WanConfig | Mapping[str, Any] | None = None,
-        allow_random: bool = False,
-        **others: Any,
-    ) -> list[str]:
+    def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
         """What keeps the weights from being loaded, with its cure; compares names and shapes, and loads nothing."""
-        sizes = config if isinstance(config, WanConfig) else _sizes(config or {})
+        path, config = arguments.get("vae_pth", ""), arguments.get("config")
         try:
-            if vae_pth or not allow_random:
-                net, source = _open(vae_pth, sizes)
-                weights.account(net.state_dict(), source).require(source=str(vae_pth))
-        except CheckpointError as error:
-            return [str(error)]
-        return []
+            if path or not arguments.get("allow_random"):
+                net, source = _open(path, config if isinstance(config, WanConfig) else _sizes(config or {}))
+                weights.account(net.state_dict(), source).require(source=str(path))
+        except CheckpointError as problem:
+            yield error(context.key, str(problem))
 
     def _check_options(self, *num_constants: int) -> None:
         factor = self.temporal_compression_factor

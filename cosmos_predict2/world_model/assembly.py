@@ -14,6 +14,7 @@ from cosmos_predict2.nn.dit import DiT
 from imaginaire.config import lazy_config
 from imaginaire.config.names import target_of
 from imaginaire.errors import CheckpointError, ConfigError
+from imaginaire.findings import CheckContext
 
 log = logging.getLogger(__name__)
 
@@ -52,14 +53,15 @@ def build_net(
 def check_parts(net: Any, dit_path: str, others: Sequence[Any], which: str = "auto") -> None:
     """Raise for weights that are not there or not of these lazy nodes, before one of them is built.
 
-    The other parts are asked by their class method ``preflight``, where they have one; None is passed over.
+    The other parts are checked by their ``check``, where their class has one; None is passed over.
     """
     if dit_path:
         check_dit(net, dit_path, which)
     for node in others:
-        if (preflight := getattr(target_of(node), "preflight", None)) is not None:
-            for problem in preflight(**{str(key): node[key] for key in node if not str(key).startswith("_")}):
-                raise CheckpointError(problem)
+        if (check := getattr(target_of(node), "check", None)) is not None:
+            arguments = {str(key): node[key] for key in node if not str(key).startswith("_")}
+            for finding in check(arguments, CheckContext()):
+                raise CheckpointError(finding.text)
 
 
 def attention_problem(net: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> str | None:

@@ -33,7 +33,8 @@ from imaginaire.optim import lora
 
 log = logging.getLogger(__name__)
 
-NO_NETWORK = "model.config.pipe_config.net is not set: choose a model (model=NAME) or a network (net=NAME)"
+NETWORK_KEY = "model.config.pipe_config.net"
+NO_NETWORK = "not set: choose a model (model=NAME) or a network (net=NAME)"
 DRAWN_NUMEL = 1 << 20  # numbers that one generator draws; a rank skips those of other ranks
 
 
@@ -44,7 +45,7 @@ def build_network(config: Any, dtype: torch.dtype, *, may_fetch: bool = True) ->
     that begin anew are trained in full: they start at nothing. ``may_fetch`` as for `embedders_begin_anew`.
     """
     if config.pipe_config.net is None:
-        raise ConfigError(f"{NO_NETWORK}.")
+        raise ConfigError(f"{NETWORK_KEY}: {NO_NETWORK}.")
     with torch.device("meta"):
         net: DiT = lazy_config.instantiate(config.pipe_config.net)
     net.to(dtype)

@@ -14,12 +14,9 @@ from imaginaire.checkpoint import weights
 from imaginaire.config import lazy_config
 from imaginaire.distributed import parallel
 from imaginaire.distributed.parallel import ParallelDims
+from imaginaire.findings import CheckContext, Finding
 from imaginaire.optim import schedules
 from imaginaire.optim.ema import PowerEMA
-
-
-class Note(str):
-    """Of what a class's ``preflight`` methods say (`imaginaire.training.preflight`), what may well be meant so."""
 
 
 def weight_dtype(precision: torch.dtype) -> torch.dtype:
@@ -31,14 +28,31 @@ class ImaginaireModel(nn.Module):
     """What the trainer may ask of a model. Only `training_step` must be written.
 
     A model keeps what it trains in ``net`` and, when it averages weights, a `PowerEMA` of it in ``ema``; whoever does
-    otherwise overrides the methods that say so. Class methods ``preflight(**config)`` (an iterable of problems as
-    text) and ``checkpoint_bytes(**config)`` may be offered; the trainer calls them before it builds anything.
+    otherwise overrides the methods that use them. The class methods are called before anything is built, with the
+    arguments of the model's lazy call.
     """
 
     net: nn.Module
     ema: PowerEMA | None = None
     precision: torch.dtype = torch.float32
     seed: int = 0  # the run's; the trainer sets it before training
+
+    reported: frozenset[str] = frozenset()  # texts of findings that were logged before the build; set by the trainer
+
+    @classmethod
+    def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterable[Finding]:
+        """What is wrong or unusual in the configuration of this model, with its data and its start."""
+        return ()
+
+    @classmethod
+    def checkpoint_bytes(cls, arguments: Mapping[str, Any]) -> int:
+        """The size of one checkpoint; 0: not known before the build."""
+        return 0
+
+    @classmethod
+    def checkpoint_switches(cls, path: str) -> dict[str, Any]:
+        """Arguments, by key, with which the weights at a path were written; a run resumes with the same ones only."""
+        return {}
 
     @property
     def weight_dtype(self) -> torch.dtype:

@@ -1,31 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be known to be wrong before anything heavy is built: weights, data, disk, number of processes.
+"""Check a composed configuration before anything heavy is built: weights, data, disk, number of processes.
 
-A class that a config names may offer a class method ``preflight(**arguments)`` that yields problems as sentences, and
-a model class ``checkpoint_bytes(**arguments)``, the size of one of its checkpoints. Both get the arguments of the lazy
-call as they stand in the config, and must be quick. A model class may also offer ``preflight_data(data, **arguments)``,
-problems of a data set with it: ``data`` are the arguments of a class that one of the loaders names, with its
-``_target_``;
-``preflight_validation_data(data, training, **arguments)``, the same for a data set of ``dataloader_val``, with a list
-of those of ``dataloader_train``;
-``preflight_parallel(world_size, context_parallel_size, shards, **arguments)``, pairs of a config key and a sentence,
-with a world size of None where it is not known yet;
-``preflight_start(load_path, data, **arguments)``, such pairs for the weights that a new run starts from with these
-data sets, a list of such ``data`` (``load_path`` is ``checkpoint.load_path``, or empty);
-``preflight_resume(path, data, **arguments)``, such pairs for its run's newest checkpoint, which is about to be
-continued; and
-``checkpoint_switches(path)``: the values, by key of the class's own arguments, that the run had which wrote the
-weights at a path; a run folder is not continued with others.
-
-A class of data sets may have a ``data_kind``, a word for what it gives: training on one kind and validating on another
-is a `Note`.
-
-A problem that is a `Note` refuses nothing: it is said once, as a warning, before anything is built.
+Every class that ``model`` or a loader names may have a class method ``check`` (`imaginaire.findings`); a model also has
+``checkpoint_bytes`` and ``checkpoint_switches`` (`ImaginaireModel`). A data set may have a ``data_kind``, a word for
+what its items are: training on one kind and validating on another is a warning.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -44,17 +28,20 @@ from imaginaire.config.names import locate, target_of
 from imaginaire.config.schema import Config
 from imaginaire.distributed import parallel
 from imaginaire.errors import ConfigError, DataError, UserError
+from imaginaire.findings import CheckContext, Finding, error, warning
 from imaginaire.training import run_folder
-from imaginaire.training.model import ImaginaireModel, Note
+from imaginaire.training.model import ImaginaireModel
 
 log = logging.getLogger(__name__)
 
 
 _SECTIONS = ("model", "dataloader_train", "dataloader_val")
+_PARTS = {"training": "train", "validation": "val"}
+_CONTEXT_KEY = "model_parallel.context_parallel_size"
 
 
-def check_launch(config: Config) -> None:
-    """Raise one error that lists everything found wrong; called on every rank before models and data are built."""
+def check_launch(config: Config) -> list[Finding]:
+    """Raise one error that lists every error found, and log the warnings; called on every rank before the build."""
     if config.dataloader_train is None:
         names = ", ".join(experiment_names_registered()) or "none"
         raise ConfigError(
@@ -71,17 +58,16 @@ def check_launch(config: Config) -> None:
             raise ConfigError(f"{key} is a {name} that exists already. Name it, so that it is built: L({name})(...).")
     _check_model_class(target_of(config.model, "model"))
     run_folder.check_writable(config.job.path_local)
-    found = parallel_problems(config, distributed.world_size())
-    if not found:  # else the model has said what it can be divided by, which is less than the processes alone allow
+    found = findings(config, distributed.world_size())
+    if not any(one.key == _CONTEXT_KEY for one in found):  # else the model names the sizes that also suit itself
         parallel.check_context_parallel_size(config.model_parallel.context_parallel_size, distributed.world_size())
-    told = [*problems(config)]
-    for text in dict.fromkeys(f"{key}: {text}" for key, text in told if isinstance(text, Note)):
-        log.warning("%s", text)
-    found += [(key, problem) for key, problem in told if not isinstance(problem, Note)]
-    if found:
-        listed = "\n".join(f"  - {key}: {problem}" for key, problem in found[:20])
-        kind = DataError if all(key.startswith("dataloader") for key, _ in found) else ConfigError
-        raise kind(f"The run cannot start:\n{listed}")
+    for one in found:
+        if one.level != "error":
+            log.log(logging.WARNING if one.level == "warning" else logging.INFO, "%s", one)
+    if wrong := [one for one in found if one.level == "error"]:
+        kind = DataError if all(one.key.startswith("dataloader") for one in wrong) else ConfigError
+        raise kind("\n".join(["The run cannot start:", *(f"  - {one}" for one in wrong[:20])]))
+    return found
 
 
 def _check_model_class(target: Any) -> None:
@@ -137,54 +123,68 @@ def notes(config: Config) -> list[str]:
         found.append("dataloader_train is not set: this composes, but cannot train")
     found += [f"{key}: {remark}" for key, remark in (*lint.faults(config), *lint.remarks(config))]
     try:
-        found += [f"{key}: {problem}" for key, problem in (*parallel_problems(config), *problems(config))]
+        found += map(str, findings(config))
     except UserError as error:
         found.append(str(error))
     return found
 
 
-def parallel_problems(config: Config, world_size: int | None = None) -> list[tuple[str, str]]:
-    """(config key, sentence) of degrees of parallelism that the model cannot be divided by."""
-    of_model = getattr(target_of(config.model, "model"), "preflight_parallel", None)
-    if not callable(of_model):
-        return []
-    shards = config.trainer.distributed_parallelism != "ddp"
-    return list(of_model(world_size, config.model_parallel.context_parallel_size, shards, **_arguments(config.model)))
+def findings(config: Config, world_size: int | None = None) -> list[Finding]:
+    """Everything that the checks report, each once; ``world_size`` None: it is not known yet."""
+    sections = [name for name in _SECTIONS if name != "dataloader_val" or config.trainer.run_validation]
+    nodes = {name: dict(config_checks.nodes(getattr(config, name), name)) for name in sections}
+    context = CheckContext(
+        config=config,
+        world_size=world_size,
+        start_path=_start_path(config),
+        resume_path=_resume_path(config),
+        **{part: _calls(nodes.get(f"dataloader_{name}", {})) for part, name in _PARTS.items()},
+    )
+    return list(dict.fromkeys(_findings(config, context, nodes)))
 
 
-def problems(config: Config) -> Iterator[tuple[str, str]]:
-    """(config key, sentence) of everything that is wrong."""
-    target = None if config.model is None else target_of(config.model, "model")
-    arguments = {} if config.model is None else _arguments(config.model)
-    datasets: list[dict[str, Any]] = []
-    for section in _SECTIONS:
-        of_model, known = getattr(target, "preflight_data", None), arguments
-        if section == "dataloader_val":
-            if not config.trainer.run_validation:
-                continue  # it is not built
-            if callable(of_val := getattr(target, "preflight_validation_data", None)):
-                of_model, known = of_val, {**arguments, "training": [*datasets]}
-            yield from _other_kind(config)
-        for key, node in config_checks.nodes(getattr(config, section), section):
-            if callable(preflight := getattr(target_of(node, key), "preflight", None)):
-                for problem in preflight(**_arguments(node)):
-                    yield _by_key(key, problem)
-            if section != "model":
-                datasets.append({**_arguments(node), "_target_": node.get("_target_")})
-                for problem in of_model(datasets[-1], **known) if callable(of_model) else ():
-                    yield key, problem if isinstance(problem, Note) else str(problem)
+def _findings(config: Config, context: CheckContext, nodes: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
+    for section in nodes.values():
+        for key, node in section.items():
+            if callable(check := getattr(target_of(node, key), "check", None)):
+                yield from check(_arguments(node), replace(context, key=key))
+    if config.trainer.run_validation:
+        yield from _other_kind(config)
     yield from _scheduler_problems(config)
-    load_path = config.checkpoint.load_path
-    own = storage.join(config.job.path_local, "checkpoints", POINTER)
-    is_local = load_path.startswith((".", "/")) or load_path.endswith((".pt", ".safetensors"))
-    if is_local and not storage.exists(load_path) and not storage.exists(own):
-        yield "checkpoint.load_path", f"{load_path} does not exist"
-    elif not storage.exists(own) and "model" not in config.checkpoint.keys_not_to_resume:
-        of_start = getattr(target_of(config.model, "model"), "preflight_start", None)
-        if callable(of_start):
-            yield from of_start(load_path, datasets, **_arguments(config.model))
-    yield from _resume_problems(config, datasets)
+    if _is_missing(config.checkpoint.load_path) and not _resumes(config):
+        yield error("checkpoint.load_path", f"{config.checkpoint.load_path} does not exist")
+    yield from _switch_problems(config, context.resume_path)
     yield from _disk_problems(config)
+
+
+def _resumes(config: Config) -> bool:
+    return storage.exists(storage.join(config.job.path_local, "checkpoints", POINTER))
+
+
+def _is_missing(load_path: str) -> bool:
+    is_local = load_path.startswith((".", "/")) or load_path.endswith((".pt", ".safetensors"))
+    return is_local and not storage.exists(load_path)
+
+
+def _start_path(config: Config) -> str | None:
+    """See `CheckContext.start_path`; None also where the path does not exist, which has a finding of its own."""
+    path = config.checkpoint.load_path
+    if _resumes(config) or "model" in config.checkpoint.keys_not_to_resume or _is_missing(path):
+        return None
+    return path
+
+
+def _resume_path(config: Config) -> str:
+    checkpoint = config.checkpoint
+    exceptions = checkpoint.allow_missing or checkpoint.allow_unexpected  # whoever lists some decides by hand
+    if exceptions or not checkpoint.strict_resume or "model" in checkpoint.keys_not_to_resume:
+        return ""
+    sets = checkpoint_layout.all_sets(storage.join(config.job.path_local, "checkpoints"))
+    return next((saved.path("model") for saved in sets if saved.has("model")), "")
+
+
+def _calls(nodes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {key: {**_arguments(node), "_target_": node.get("_target_")} for key, node in nodes.items()}
 
 
 def data_sets(section: Any) -> list[dict[str, Any]]:
@@ -193,7 +193,7 @@ def data_sets(section: Any) -> list[dict[str, Any]]:
     return [{**_arguments(node), "_target_": node["_target_"]} for node in found]
 
 
-def _other_kind(config: Config) -> Iterator[tuple[str, str]]:
+def _other_kind(config: Config) -> Iterator[Finding]:
     """Validation on data of another kind than those of training, as where only the latter were chosen."""
     trained, validated = _kinds(config.dataloader_train), _kinds(config.dataloader_val)
     is_known = any(hasattr(cls, "data_kind") for cls in (*trained.values(), *validated.values()))
@@ -209,13 +209,11 @@ def _other_kind(config: Config) -> Iterator[tuple[str, str]]:
                 fitting[name] = 3 * is_same_place + 2 * (is_open and kinds == trained) + is_open
     nearest = [name for name in fitting if fitting[name] == max(fitting.values())]
     choices = " or ".join(f"dataloader_val={name}" for name in nearest[:4]) or "dataloader_val"
-    yield (
+    yield warning(
         "dataloader_val",
-        Note(
-            f"validation is on {_listed(validated)}, but training on {_listed(trained)}: the validation loss will say"
-            f" little about this training. Choose data like those of training ({choices}, with the same overrides of"
-            " dataset), or trainer.run_validation=False"
-        ),
+        f"validation is on {_listed(validated)}, but training on {_listed(trained)}: the validation loss will say"
+        f" little about this training. Choose data like those of training ({choices}, with the same overrides of"
+        " dataset), or trainer.run_validation=False",
     )
 
 
@@ -241,72 +239,50 @@ def _listed(kinds: dict[str, type]) -> str:
     return ", ".join(f"{kind} ({cls.__name__})" if kind != cls.__name__ else kind for kind, cls in kinds.items())
 
 
-def _scheduler_problems(config: Config) -> Iterator[tuple[str, str]]:
-    """A schedule takes no model: it is made to see whether it can be."""
+def _scheduler_problems(config: Config) -> Iterator[Finding]:
+    """A schedule needs no model: build it to see whether it can be built."""
     try:
         lazy_config.instantiate(config.scheduler)
-    except UserError as error:
-        yield "scheduler", str(error).rstrip(".")
+    except UserError as problem:
+        yield error("scheduler", str(problem).rstrip("."))
 
 
-def _by_key(key: str, problem: Any) -> tuple[str, str]:
-    """A problem with the key of its node, or with the one below it that it names itself, more precisely."""
-    text = problem if isinstance(problem, Note) else str(problem)
-    if text.startswith(f"{key}."):
-        named, _, rest = text.partition(": ")
-        return named, Note(rest) if isinstance(text, Note) else rest
-    return key, text
-
-
-def _resume_problems(config: Config, datasets: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Why the run's newest checkpoint, which is about to be continued, is of another run: its data, or switches of the
-    model."""
-    checkpoint = config.checkpoint
-    target = target_of(config.model, "model")
-    exceptions = checkpoint.allow_missing or checkpoint.allow_unexpected  # whoever lists some decides by hand
-    if exceptions or not checkpoint.strict_resume or "model" in checkpoint.keys_not_to_resume:
-        return
-    sets = checkpoint_layout.all_sets(storage.join(config.job.path_local, "checkpoints"))
-    newest = next((saved for saved in sets if saved.has("model")), None)
-    if newest is None:
-        return
-    own_folder = f"job.name={config.job.name}_2, say"
-    if callable(of_resume := getattr(target, "preflight_resume", None)):
-        found = [*of_resume(newest.path("model"), datasets, **_arguments(config.model))]
-        if found:  # no switch would mend that
-            yield from ((key, f"{problem} ({own_folder})") for key, problem in found)
-            return
-    if not callable(switches := getattr(target, "checkpoint_switches", None)):
-        return
-    for key, before in switches(newest.path("model")).items():
+def _switch_problems(config: Config, path: str) -> Iterator[Finding]:
+    """Switches of the model that differ from those of the checkpoint that the run would resume."""
+    for key, before in _model_class(config).checkpoint_switches(path).items() if path else ():
         now = OmegaConf.select(config.model, key)
         if now != before:
-            yield (
+            yield error(
                 f"model.{key}",
-                f"{now}, but {newest.path('model')} of this run was saved with {before}. Give the new run a folder of"
-                f" its own ({own_folder}), or go on with model.{key}={before}",
+                f"{now}, but {path} of this run was saved with {before}",
+                f"Give the new run a folder of its own (job.name={config.job.name}_2, say), or go on with"
+                f" model.{key}={before}",
             )
 
 
-def _disk_problems(config: Config) -> Iterator[tuple[str, str]]:
+def _disk_problems(config: Config) -> Iterator[Finding]:
     run_dir = config.job.path_local
     if _saves_nothing(config.checkpoint.type):
         return
     free = storage.free_bytes(run_dir)
     if free is None:
         return
-    target = target_of(config.model, "model")
-    if callable(size := getattr(target, "checkpoint_bytes", None)):
-        needed = int(size(**_arguments(config.model)))
-    else:
+    needed = 0 if config.model is None else _model_class(config).checkpoint_bytes(_arguments(config.model))
+    if not needed:
         sets = checkpoint_layout.all_sets(storage.join(run_dir, "checkpoints"))
         needed = max((s.bytes() for s in sets[:2]), default=0)
     if needed > free:
-        yield (
+        yield error(
             "checkpoint",
-            f"the next checkpoint needs {needed / 1e9:.3g} GB, but {run_dir} has {free / 1e9:.3g} GB free. Free "
-            "space, or set IMAGINAIRE_OUTPUT_ROOT to another disk or s3://",
+            f"the next checkpoint needs {needed / 1e9:.3g} GB, but {run_dir} has {free / 1e9:.3g} GB free",
+            "Free space, or set IMAGINAIRE_OUTPUT_ROOT to another disk or s3://",
         )
+
+
+def _model_class(config: Config) -> type[ImaginaireModel]:
+    """The model's class; the contract's defaults where a function builds the model."""
+    target = None if config.model is None else target_of(config.model, "model")
+    return target if isinstance(target, type) and issubclass(target, ImaginaireModel) else ImaginaireModel
 
 
 def _saves_nothing(node: Any) -> bool:

@@ -70,7 +70,7 @@ def foreign_packages() -> list[str]:
                 else "remove that folder from PYTHONPATH, or start in the checkout"
             )
             lines.append(
-                f"'{package}' is imported from {place} ({owner}), not from {DISTRIBUTION} at {_root()}. Cure: {cure}"
+                f"'{package}' is imported from {place} ({owner}), not from {DISTRIBUTION} at {root()}. Cure: {cure}"
             )
         elif others:
             lines.append(
@@ -80,7 +80,7 @@ def foreign_packages() -> list[str]:
     return lines
 
 
-def _root() -> Path:
+def root() -> Path:
     return Path(__file__).resolve().parents[2]
 
 
@@ -119,7 +119,7 @@ def _is_ours(place: Path, others: list[str]) -> bool:
 
     Judged by the folder of this very module; where that is foreign itself, another distribution owns the files in it.
     """
-    if place.parent != _root():
+    if place.parent != root():
         return False
     return not any(place / "__init__.py" == path for name in others for path in _files(name))
 
@@ -135,14 +135,14 @@ def run_record() -> dict[str, Any]:
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": [sys.executable, *sys.argv],
         "folder": str(Path.cwd()),
-        "git": git_state(_root()),
+        "git": git_state(root()),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "hostname": socket.gethostname(),
         "libraries": {name: version for name in LIBRARIES if (version := _version(name)) is not None},
         "distribution": {
             DISTRIBUTION: _version(DISTRIBUTION),
-            "imported_from": str(_root()),
+            "imported_from": str(root()),
             "foreign": foreign_packages(),
         },
         "cuda": _cuda(),

@@ -49,31 +49,32 @@ def launch(config: Config) -> int:
     distributed.init()
     config = compose.with_job_name(config, distributed.broadcast_object(config.job.name))
     logs.setup(None, distributed.rank())
-    preflight.check_launch(config)
+    found = preflight.check_launch(config)
     run_folder.keep(config.job.path_local)  # what a trainer of this process made before
     trainer = None
-    is_refused = False
+    discards_new_files = False  # of a start that was refused, or that found its run finished
     try:
         trainer_type = config.trainer.type
         if isinstance(trainer_type, str):
             trainer_type = locate(trainer_type, "trainer.type")
         trainer = trainer_type(config)
+        trainer.reported = frozenset(finding.text for finding in found)
         trainer.watchdog.beat("building the data loaders", long=True)
         dataloader_train = lazy_config.instantiate(config.dataloader_train)
         dataloader_val = lazy_config.instantiate(config.dataloader_val) if config.trainer.run_validation else None
         trainer.watchdog.beat("building the model", long=True)
         model = lazy_config.instantiate(config.model)
         trainer.train(model, dataloader_train, dataloader_val)
-        is_refused = 0 < trainer.iteration == trainer.resumed_iteration  # a finished run keeps its settings
+        discards_new_files = 0 < trainer.iteration == trainer.resumed_iteration
         return EXIT_INTERRUPTED if trainer.interrupted else 0
     except (ConfigError, DataError, CheckpointError):
-        is_refused = trainer is None or trainer.iteration == 0
+        discards_new_files = trainer is None or trainer.iteration == 0
         raise
     finally:
         if trainer is not None:
             trainer.close()
         data.close_readers()
-        (run_folder.discard_new if is_refused else run_folder.keep)(config.job.path_local)
+        (run_folder.discard_new if discards_new_files else run_folder.keep)(config.job.path_local)
         if is_ours:
             distributed.shutdown()
 
@@ -89,6 +90,7 @@ class ImaginaireTrainer:
             replicate_only=config.trainer.distributed_parallelism == "ddp",
         )
         self.run_dir = config.job.path_local
+        self.reported: frozenset[str] = frozenset()  # texts of findings that the launch has logged
         self.timers = Timers(self.device)
         self.iteration = 0
         self.resumed_iteration = 0
@@ -119,7 +121,7 @@ class ImaginaireTrainer:
         preflight.check_built(self.config, model, dataloader_train, dataloader_val)
         self.model = model
         self.dataloader_val = dataloader_val  # callbacks take their fixed samples from it
-        model.seed = self.config.trainer.seed
+        model.seed, model.reported = self.config.trainer.seed, self.reported
         try:
             with StopRequests() as self._stop:
                 try:

@@ -16,7 +16,6 @@ from imaginaire.config.compose import compose
 from imaginaire.config.lazy_config import to_yaml
 from imaginaire.errors import ConfigError
 from imaginaire.training import preflight
-from imaginaire.training.model import Note
 from scripts import train
 from tests.configs.test_experiments import ALL, composed
 
@@ -126,12 +125,13 @@ def test_the_tiny_experiment_takes_other_data_with_a_text_of_its_width(name: str
     place = "video_path" if name.startswith("bridge") else "dataset_dir" if name == "folder" else "root"
     words += [] if name.startswith("toy") else [f"dataloader_train.dataset.{place}=here"]
     config = compose(BASE, words)
-    assert not [text for _, text in preflight.problems(config) if "texts have width" in text]
+    assert not [one for one in preflight.findings(config) if "texts have width" in one.text]
     assert config.dataloader_train["dataset"].get("text_width", 64) == 64
     if name.startswith("bridge"):  # the folder of the user, for all splits
         assert config.dataloader_train["dataset"]["train_annotation_path"] == "here/annotation/train"
-    others = [text for key, text in preflight.problems(config) if key == "dataloader_val"]
-    assert [isinstance(text, Note) for text in others] == ([] if name.startswith("toy") else [True])
+    found = [one for one in preflight.findings(config) if one.key == "dataloader_val"]
+    assert [one.level for one in found] == ([] if name.startswith("toy") else ["warning"])
+    others = [one.text for one in found]
     assert not others or others[0].startswith("validation is on the toy world (ToyWorldVideos), but training on ")
     own = f"(dataloader_val={name.replace('train', 'val')}, with the same"  # alone: no published data set
     assert not others or own in others[0]
@@ -139,9 +139,9 @@ def test_the_tiny_experiment_takes_other_data_with_a_text_of_its_width(name: str
         assert "training on LeRobot recordings (LeRobotActionDataset)" in others[0]
         assert "trainer.run_validation=False" in others[0]
         without = compose(BASE, [*words, "trainer.run_validation=False"])
-        assert not [text for key, text in preflight.problems(without) if key == "dataloader_val"]
-        size = [text for key, text in preflight.problems(config) if "video_size" in text]
-        assert size and size[0].endswith("set a smaller one, [48,48] for one of the tiny models")
+        assert not [one for one in preflight.findings(without) if one.key == "dataloader_val"]
+        size = [str(one) for one in preflight.findings(config) if "video_size" in one.text]
+        assert size and size[0].endswith("Set a smaller one, [48,48] for one of the tiny models")
 
 
 def test_an_entry_that_cannot_be_imported_is_proposed_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,8 +151,8 @@ def test_an_entry_that_cannot_be_imported_is_proposed_to_nobody(monkeypatch: pyt
         DictConfig({"_target_": f"cosmos_predict2.data.{name}"}) for name in ("mock.MockVideos", "toy.ToyWorldVideos")
     ]
     config: Any = SimpleNamespace(dataloader_train=loaders[0], dataloader_val=loaders[1])
-    ((_, note),) = preflight._other_kind(config)
-    assert "Choose data like those of training (dataloader_val, " in note
+    (note,) = preflight._other_kind(config)
+    assert "Choose data like those of training (dataloader_val, " in note.text
 
 
 def test_a_text_of_zeros_is_never_as_wide_as_that_of_predict2p5() -> None:
@@ -184,11 +184,11 @@ WRONG = {
     "model.config.pipe_config.state_t=5": "reads 84 numbers, but a clip of 17 frames (state_t=5) has 16 actions",
     "model.config.pipe_config.action_transform={kind: controller, scale: [20,20,20,20,20,20,20]}": (
         "its actions are relative_pose of 7 numbers, scale [20, 20, 20, 20, 20, 20, 1], but"
-        " model.config.pipe_config.action_transform says controller of 7 numbers, scale 20"
+        " model.config.pipe_config.action_transform is controller of 7 numbers, scale 20"
     ),
     "model.config.pipe_config.action_transform={kind: controller, scale: [20]}": "is of 1 numbers, but the network",
     "net=cosmos_v1_2B_action_conditioned": ("its texts have width 1024 (text_width), but the network takes 100352"),
-    "net=cosmos_v1_2B_action_chunk_conditioned": "are trained by a model of theirs (model=predict2p5_...)",
+    "net=cosmos_v1_2B_action_chunk_conditioned": "with a model of theirs (model=predict2p5_...)",
 }
 
 

@@ -210,7 +210,7 @@ def test_a_tiny_twin_runs_anywhere_and_conditions_as_its_family(name: str, relea
     assert config.model.config.train_architecture == other.model.config.train_architecture
     assert (pipe.net.num_blocks, pipe.net.model_channels, pipe.precision) == (4, 128, "float32")
     assert config.trainer.distributed_parallelism == "ddp" and config.trainer.run_validation
-    assert config.dataloader_train.num_workers == 0 and list(preflight.problems(config)) == []
+    assert config.dataloader_train.num_workers == 0 and preflight.findings(config) == []
     assert config.dataloader_train.dataset.split == "train" and config.dataloader_val.dataset.split == "val"
 
 
@@ -237,11 +237,10 @@ def found_wrong(config: Config) -> Iterator[str]:
     yield from (f"{key}: {text}" for key, text in lint.faults(config))
     with_validation = attrs.evolve(config.trainer, run_validation=True)
     members = {field.name: getattr(config, field.name) for field in attrs.fields(Config)}
-    for key, text in preflight.problems(Config(**{**members, "trainer": with_validation})):
-        is_of_mock = not config.trainer.run_validation and text.startswith("validation is on mock data")
-        if not ABSENT.search(text) and not is_of_mock:  # which stands in where nothing is validated
-            yield f"{key}: {text}"
-    yield from (text for _, text in preflight.parallel_problems(config, 32))
+    for finding in preflight.findings(Config(**{**members, "trainer": with_validation}), world_size=32):
+        is_of_mock = not config.trainer.run_validation and finding.text.startswith("validation is on mock data")
+        if not ABSENT.search(str(finding)) and not is_of_mock:  # which stands in where nothing is validated
+            yield str(finding)
     for loader in (config.dataloader_train, config.dataloader_val):
         yield from _of_data(
             getattr(loader, "dataset", None) or {}, pixel_frames(config.model.config.pipe_config.state_t)
@@ -266,7 +265,7 @@ MISTAKES = {
     "model_parallel.context_parallel_size=5": "does not divide the 32 processes",
     "model.config.pipe_config.state_t=25": "dataloader_train.dataset: num_frames=93, but the model takes 97",
     "dataloader_train.dataset.video_size=[430,768]": "video_size=[430, 768]: it is (height, width) in pixels, both",
-    "dataloader_val.dataset.video_size=[2048,768]": "beyond the positions that the network knows",
+    "dataloader_val.dataset.video_size=[2048,768]": "beyond the positions of the network",
     "dataloader_val.dataset.num_frames=9": "dataloader_val.dataset: num_frames=9, but the model takes 97",
     "model.config.pipe_config.min_num_conditional_frames=2": "must be in order",
 }

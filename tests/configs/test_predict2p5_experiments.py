@@ -84,7 +84,7 @@ def test_json_captions_and_their_own_validation_clips() -> None:
 @pytest.mark.slow
 def test_the_twin_trains_without_files_and_is_read_back(tmp_path: Path) -> None:
     config = composed(TWIN)
-    assert list(preflight.problems(config)) == []
+    assert preflight.findings(config) == []
     assert config.model.config.model_manager_config.dit_path == "" and config.model.config.pipe_config.ema.enabled
     assert config.job.path == "cosmos_predict_v2p5/video2world/tiny_groot_gr1_480"
     save_yaml(config, tmp_path / "config.yaml")

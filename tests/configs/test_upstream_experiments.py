@@ -204,7 +204,7 @@ def test_a_published_file_composes_and_its_saved_configuration_runs_again(drop: 
     assert config.trainer.callbacks.iter_speed.hit_thres == 10
     save_yaml(config, tmp_path / "config.yaml")
     assert to_yaml(compose(str(tmp_path / "config.yaml"))) == (tmp_path / "config.yaml").read_text()
-    assert list(preflight.problems(config))[-1][0] != "dataloader_train", "a torch DataLoader is nothing wrong"
+    assert preflight.findings(config)[-1].key != "dataloader_train", "a torch DataLoader is nothing wrong"
 
 
 def test_a_file_that_does_not_import_takes_only_its_own_experiments_away(

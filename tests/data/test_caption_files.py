@@ -4,6 +4,7 @@
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,9 @@ from cosmos_predict2.data.caption_files import CaptionFiles
 from cosmos_predict2.data.dataset_video import Dataset
 from cosmos_predict2.data.video import media
 from imaginaire.errors import ConfigError, DataError
+from tests.findings import problems
+
+SETTINGS: dict[str, Any] = dict(num_frames=5, video_size=(32, 32), text_encoder="none")
 
 
 @pytest.fixture
@@ -48,18 +52,18 @@ def test_items_have_captions_and_no_embeddings(
     items = [dataset[i] for i in range(len(dataset))]
     assert [item["ai_caption"] for item in items] == expected
     assert all("t5_text_embeddings" not in item and item["video"].shape == (3, 5, 32, 32) for item in items)
-    assert list(Dataset.preflight(str(folder), 5, (32, 32), text_encoder="none", **options)) == []  # type: ignore[arg-type]
+    assert problems(Dataset, **SETTINGS, dataset_dir=str(folder), **options) == []
 
 
 def test_what_is_absent_is_told_before_training(folder: Path) -> None:
     for path in (folder / "captions").iterdir():
         path.unlink()
-    (problem,) = Dataset.preflight(str(folder), 5, (32, 32), text_encoder="none", caption_format="json")
+    (problem,) = problems(Dataset, **SETTINGS, dataset_dir=str(folder), caption_format="json")
     assert "None of the 3 clips has a caption" in problem
     (folder / "captions").rmdir()
-    (problem,) = Dataset.preflight(str(folder), 5, (32, 32), text_encoder="none", caption_format="json")
+    (problem,) = problems(Dataset, **SETTINGS, dataset_dir=str(folder), caption_format="json")
     assert "has no folder captions" in problem
-    (problem,) = Dataset.preflight(str(folder), 5, (32, 32), text_encoder="none", caption_format="yaml")
+    (problem,) = problems(Dataset, **SETTINGS, dataset_dir=str(folder), caption_format="yaml")
     assert "no caption_format 'yaml'" in problem
     with pytest.raises(ConfigError, match="caption_format"):
         CaptionFiles(folder, "yaml")

@@ -12,6 +12,7 @@ from cosmos_predict2.data.video.media import read_image, write_image
 from imaginaire.data.stream import ResumableLoader
 from imaginaire.errors import ConfigError, DataError
 from tests.data.video_files import moving_pictures, write_embeddings
+from tests.findings import problems
 
 SIZE = (16, 32)
 FILES = ("a.jpg", "b.png", "c.webp", "d.JPEG")
@@ -68,10 +69,10 @@ def test_a_broken_picture_is_named_or_skipped(folder: Path) -> None:
 def test_faults_show_early(folder: Path) -> None:
     with pytest.raises(ConfigError, match="image_size"):
         ImageDataset(str(folder), (16, 30))
-    assert list(ImageDataset.preflight(dataset_dir=str(folder), image_size=SIZE)) == []
+    assert problems(ImageDataset, dataset_dir=str(folder), image_size=SIZE) == []
     for path in (folder / "t5_xxl").iterdir():
         path.unlink()
-    problems = list(ImageDataset.preflight(dataset_dir=str(folder), image_size=(16, 30)))
-    assert len(problems) == 2 and "image_size" in problems[0] and "None of the 4 pictures" in problems[1]
+    found = problems(ImageDataset, dataset_dir=str(folder), image_size=(16, 30))
+    assert len(found) == 2 and "image_size" in found[0] and "None of the 4 pictures" in found[1]
     with pytest.raises(DataError, match="None of the 4 pictures"):
         ImageDataset(str(folder), SIZE)

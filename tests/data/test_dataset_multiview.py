@@ -14,6 +14,7 @@ from cosmos_predict2.data.video import clips
 from imaginaire.data.stream import ResumableLoader
 from imaginaire.errors import ConfigError, DataError
 from tests.data.video_files import all_frames, write_clip, write_embeddings
+from tests.findings import problems
 
 CAMERAS = ["left", "front", "right"]
 VIEW_IDS = {"front": 0, "right": 1, "left": 5, "unused": 3}
@@ -173,9 +174,8 @@ def test_wrong_arguments_are_named_before_and_when_it_is_built(
     arguments: dict[str, Any] = dict(
         dataset_dir=str(folder), num_frames=5, camera_keys=CAMERAS, video_size=(16, 32), state_t=2
     )
-    problems = list(MultiviewDataset.preflight(**arguments | options))
-    assert any(message in problem for problem in problems)
-    assert not list(MultiviewDataset.preflight(**arguments))
+    assert any(message in problem for problem in problems(MultiviewDataset, **arguments | options))
+    assert not problems(MultiviewDataset, **arguments)
 
 
 def test_cameras_of_different_rates_are_an_error(folder: Path) -> None:

@@ -23,6 +23,7 @@ from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from imaginaire.data.stream import ResumableLoader
 from imaginaire.errors import ConfigError, DataError
 from scripts import cache_latents as script
+from tests.findings import problems
 from tests.models.parts import PooledPixels, make_model
 from tests.programs import python
 
@@ -232,7 +233,7 @@ def test_latents_with_wrong_last_columns_are_to_be_made_again(
     cache_latents(folder, TinyTokenizer(), **SHAPE, windows_per_clip=1)
     path = folder / "latents" / "clip_1.safetensors"
     without(path, "reading")
-    found = [*LatentDataset.preflight(str(folder))]
+    found = problems(LatentDataset, dataset_dir=str(folder))
     if width == 48:  # which was read as it is now
         assert found == [] and cache_latents(folder, TinyTokenizer(), **SHAPE, windows_per_clip=1).results == []
         return
@@ -243,7 +244,7 @@ def test_latents_with_wrong_last_columns_are_to_be_made_again(
     with pytest.raises(DataError, match=r"no multiple of 16, as of .*clip_1.mp4"):
         LatentDataset(str(folder), num_tokens=4)[1]
     assert cache_latents(folder, TinyTokenizer(), **SHAPE, windows_per_clip=1).results == ["clip_1"]
-    assert [*LatentDataset.preflight(str(folder))] == []
+    assert problems(LatentDataset, dataset_dir=str(folder)) == []
     without(folder / "latents" / "clip_0.safetensors", "reading")
     (folder / "videos" / "clip_0.mp4").unlink()
     LatentDataset(str(folder), num_tokens=4)
@@ -310,9 +311,9 @@ def test_folders_without_latents_say_how_to_get_them(cached: Path, tmp_path: Pat
         LatentDataset(str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match="num_frames=13, but the cached latents are of windows of 9"):
         LatentDataset(str(cached), num_frames=13)
-    assert list(LatentDataset.preflight(str(cached))) == []
-    assert len(list(LatentDataset.preflight(str(cached), num_frames=8))) == 1
-    assert "cache_latents" in next(LatentDataset.preflight(str(folder)))
+    assert problems(LatentDataset, dataset_dir=str(cached)) == []
+    assert len(problems(LatentDataset, dataset_dir=str(cached), num_frames=8)) == 1
+    assert "cache_latents" in problems(LatentDataset, dataset_dir=str(folder))[0]
 
 
 def test_the_record_survives_being_written_and_read(cached: Path) -> None:

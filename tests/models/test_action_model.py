@@ -32,7 +32,8 @@ from imaginaire import distributed
 from imaginaire.config import lazy_config
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import CheckpointError, ConfigError, DataError
-from imaginaire.training.model import Note
+from imaginaire.findings import Finding
+from tests.findings import checked_model, problems
 from tests.models.parts import NET, PooledPixels, make_batch
 
 SIZE = dict(max_img_h=8, max_img_w=8, max_frames=4)
@@ -145,10 +146,10 @@ def test_a_first_validation_takes_the_transform_of_its_data_before_it_cuts() -> 
 
 def test_pictures_are_refused_before_and_in_training() -> None:
     data = dict(_target_=MockImages, num_tokens=4, width=8)
-    (problem,) = Predict2Video2WorldActionConditionedModel.preflight_data(data, _node(make_config()))
-    assert "they are pictures" in problem and "Leave them out" in problem
+    (problem,) = checked_model(Predict2Video2WorldActionConditionedModel, _node(make_config()), [data])
+    assert problem.level == "error" and "they are pictures" in problem.text
     clips = dict(_target_=MockVideos, num_tokens=4, width=8, num_frames=9, action_shape=[8, 3])
-    assert [*Predict2Video2WorldActionConditionedModel.preflight_data(clips, _node(make_config()))] == []
+    assert checked_model(Predict2Video2WorldActionConditionedModel, _node(make_config()), [clips]) == []
     batch = action_batch()
     batch["images"] = batch.pop("video")[:, :, 0].float() / 255
     with pytest.raises(DataError, match="'images': they are pictures"):
@@ -401,7 +402,9 @@ def test_the_size_of_a_checkpoint_counts_embedders_that_begin_anew(knows_actions
     of_optimizer = sum(p.numel() * (8 if p.dtype == torch.float32 else 12) for p in trained)  # moments, masters
     state = {name: value for name, value in model.checkpoint_state().items() if name.startswith("net.")}
     expected = of_optimizer + sum(value.numel() * value.element_size() for value in state.values())
-    assert Predict2Video2WorldActionConditionedModel.checkpoint_bytes(config) == pytest.approx(expected, abs=100)
+    assert Predict2Video2WorldActionConditionedModel.checkpoint_bytes(dict(config=config)) == pytest.approx(
+        expected, abs=100
+    )
 
 
 def test_the_average_has_the_embedders() -> None:
@@ -420,7 +423,7 @@ def one_process() -> Any:
 
 
 def _told(**options: Any) -> str:
-    return "\n".join(Predict2Video2WorldActionConditionedModel.preflight(_node(make_config(**options))))
+    return "\n".join(map(str, checked_model(Predict2Video2WorldActionConditionedModel, _node(make_config(**options)))))
 
 
 def _node(config: Predict2Video2WorldModelConfig) -> Any:
@@ -441,7 +444,7 @@ def _node(config: Predict2Video2WorldModelConfig) -> Any:
         (dict(chunk_size=8), ""),
         (
             dict(chunk_size=16),
-            r"chunk_size=16, but a clip of 9 frames (state_t=3) has 8 actions. Leave chunk_size out,",
+            r"chunk_size: 16, but a clip of 9 frames (state_t=3) has 8 actions. Leave chunk_size out,",
         ),
         (dict(chunk_size=16), "or set state_t=5"),
         (dict(network="chunk", state_t=4), ""),
@@ -470,17 +473,17 @@ def test_the_width_that_lerobot_data_have_is_told(tmp_path: Path) -> None:
     (tmp_path / "meta/info.json").write_text(json.dumps(info))
     data = dict(_target_=LeRobotActionDataset, root=str(tmp_path), text_width=NET["crossattn_emb_channels"])
     model, config = Predict2Video2WorldActionConditionedModel, _node(make_config())
-    (problem,) = model.preflight_data(data, config)
-    assert "its actions have 5 numbers, but the network reads 3: set" in problem and "net.action_dim=5" in problem
+    (problem,) = checked_model(model, config, [data])
+    assert "its actions have 5 numbers, but the network reads 3" in problem.text and "net.action_dim=5" in problem.text
     features["action"]["shape"] = [3]
     (tmp_path / "meta/info.json").write_text(json.dumps(info))
-    assert [*model.preflight_data(data, config)] == []
+    assert checked_model(model, config, [data]) == []
     write_states(path_of(tmp_path / "states", 0), make_episodes(1, 0, length=4, action_dim=4), slice(0, 1), 10.0)
     states = dict(_target_=ToyWorldStates, folder=str(tmp_path / "states"), width=NET["crossattn_emb_channels"])
-    (problem,) = model.preflight_data(states, config)
-    assert "its actions have 4 numbers, but the network reads 3" in problem
+    (problem,) = checked_model(model, config, [states])
+    assert "its actions have 4 numbers, but the network reads 3" in problem.text
     for wrong in (dict(camera="wrist"), dict(action_keys="acton")):
-        assert "there is no" in "\n".join(LeRobotActionDataset.preflight(root=str(tmp_path), **wrong))
+        assert "there is no" in "\n".join(problems(LeRobotActionDataset, root=str(tmp_path), **wrong))
 
 
 def test_a_network_without_actions_is_refused() -> None:
@@ -488,11 +491,14 @@ def test_a_network_without_actions_is_refused() -> None:
         make_model(net=L(Video2WorldDiT)(**SIZE, **NET))
 
 
-def _start(load_path: str = "", data: ActionTransform | None = OWN, **options: Any) -> list[tuple[str, str]]:
-    """What is said of the weights that a run with these actions starts from."""
+def _start(load_path: str = "", data: ActionTransform | None = OWN, **options: Any) -> list[Finding]:
+    """The findings on the weights that a run with these actions starts from."""
     shape = None if data is None else [8, data.dim]
-    nodes = [dict(_target_=MockVideos), dict(_target_=MockVideos, action_shape=shape)]
-    return [*Predict2Video2WorldActionConditionedModel.preflight_start(load_path, nodes, _node(make_config(**options)))]
+    sizes = dict(num_tokens=4, width=8, num_frames=9)
+    nodes = [dict(_target_=MockVideos, **sizes), dict(_target_=MockVideos, **sizes, action_shape=shape)]
+    return checked_model(
+        Predict2Video2WorldActionConditionedModel, _node(make_config(**options)), nodes, start_path=load_path
+    )
 
 
 def _exported(path: Path, transform: ActionTransform) -> str:
@@ -504,11 +510,11 @@ def _exported(path: Path, transform: ActionTransform) -> str:
 
 def test_weights_of_other_actions_are_no_load_path(tmp_path: Path) -> None:
     path = _exported(tmp_path / "exported.safetensors", controller(3, 9.0))
-    ((key, problem),) = _start(path)
-    assert key == "checkpoint.load_path" and not isinstance(problem, Note)
-    assert "scale 9, the data have controller of 3 numbers, scale 1" in problem and "dit_path" in problem
+    (problem,) = _start(path)
+    assert (problem.key, problem.level) == ("checkpoint.load_path", "error")
+    assert "scale 9, the data have controller of 3 numbers, scale 1" in problem.text and "dit_path" in problem.text
     assert _start(path, data=None) == [] == _start(_exported(tmp_path / "own.safetensors", OWN))
-    ((_, by_config),) = _start(path, data=None, action_transform=OWN.to_dict())
+    (by_config,) = _start(path, data=None, action_transform=OWN.to_dict())
     assert by_config == problem
 
 
@@ -526,10 +532,14 @@ def test_a_start_from_other_actions_is_said_once_before_anything_is_built(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = _exported(tmp_path / "bridge.safetensors", controller(3, 9.0))
-    ((key, note),) = _start(dit_path=path)
-    assert key == "model.config.model_manager_config.dit_path" and isinstance(note, Note)
-    assert "scale 9, the data have controller of 3 numbers, scale 1: what the weights know" in note
-    loss_of(make_model(dit_path=path), action_batch())
-    assert "must be learnt anew" not in caplog.text
+    (note,) = _start(dit_path=path)
+    assert (note.key, note.level) == ("model.config.model_manager_config.dit_path", "warning")
+    assert "scale 9, the data have controller of 3 numbers, scale 1" in note.text
+    for reported in (frozenset({note.text}), frozenset()):
+        assert note.text not in caplog.text
+        model = make_model(dit_path=path)
+        model.reported = reported
+        loss_of(model, action_batch())
+    assert note.text in caplog.text, "without a check before the start, the model reports it"
     assert _start(dit_path=_exported(tmp_path / "own.safetensors", OWN)) == []
-    assert _start(dit_path=str(tmp_path / "none.pt")) == [], "preflight says what is wrong"
+    assert "none.pt does not exist" in str(*_start(dit_path=str(tmp_path / "none.pt")))

@@ -14,7 +14,7 @@ from cosmos_predict2.checkpoints.action_transforms import KEY, transform_tensor
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.models.video2world_action_model import Predict2Video2WorldActionConditionedModel
 from imaginaire.config.lazy_config import LazyCall as L
-from imaginaire.training import preflight
+from tests.findings import checked_model
 from tests.models.parts import NET
 from tests.models.test_action_model import _saved, loss_of, make_config, make_model, proposed_batches
 
@@ -53,34 +53,20 @@ def test_validation_data_are_at_fault_where_the_network_reads_what_training_has(
         text_width = NET["crossattn_emb_channels"]
         return dict(_target_=LeRobotActionDataset, root=str(meta.parent), text_width=text_width)
 
-    three, four, model = data(3), data(4), L(Predict2Video2WorldActionConditionedModel)
-    told = dict(training=[three], **preflight._arguments(model(config=make_config(), _recursive_=False)))
-    (problem,) = Predict2Video2WorldActionConditionedModel.preflight_validation_data(four, **told)
+    three, four = data(3), data(4)
+    config = L(Predict2Video2WorldActionConditionedModel)(config=make_config(), _recursive_=False)["config"]
+
+    def wrong(training: Any, validation: Any) -> list[str]:
+        found = checked_model(Predict2Video2WorldActionConditionedModel, config, [training], [validation])
+        return [str(finding) for finding in found if finding.key.startswith("dataloader_val")]
+
+    (problem,) = wrong(three, four)
     assert "4 numbers, but the network reads 3, as many as those of training" in problem
     assert "dataloader_val=lerobot_val" in problem and "run_validation=False" in problem and "=4" not in problem
-    (problem,) = Predict2Video2WorldActionConditionedModel.preflight_validation_data(
-        four, **{**told, "training": [four]}
-    )
+    (problem,) = wrong(four, four)
     assert "net.action_dim=4" in problem, "the network is at fault"
-    scaled = [{**three, "action_transform": dict(kind="controller", scale=[scale] * 3)} for scale in (1.0, 20.0)]
-    for training, data_of_validation, is_same in (
-        (scaled[:1], scaled[1], False),
-        (scaled[:1], scaled[0], True),
-        (scaled[:1], three, True),  # which takes that of training
-        ([three], scaled[0], True),  # which training takes
-    ):
-        found = [
-            *Predict2Video2WorldActionConditionedModel.preflight_validation_data(
-                data_of_validation, **{**told, "training": training}
-            )
-        ]
-        assert ["scale 20, but those of dataloader_train controller of 3 numbers, scale 1" in one for one in found] == (
-            [] if is_same else [True]
-        )
-
-    class Own(Predict2Video2WorldActionConditionedModel):
-        @classmethod
-        def preflight_data(cls, data: Any, config: Any) -> Any:
-            return ["of its own"]
-
-    assert [*Own.preflight_validation_data(four, **told)] == ["of its own"]
+    one, twenty = [{**three, "action_transform": dict(kind="controller", scale=[scale] * 3)} for scale in (1.0, 20.0)]
+    (problem,) = wrong(one, twenty)
+    assert "scale 20, but those of dataloader_train controller of 3 numbers, scale 1" in problem
+    # the same, or one that takes that of the other
+    assert wrong(one, one) == wrong(one, three) == wrong(three, twenty) == []

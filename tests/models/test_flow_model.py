@@ -29,7 +29,8 @@ from cosmos_predict2.world_model.flow import FlowConfig
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import ConfigError, DataError
-from imaginaire.training.model import Note
+from imaginaire.findings import Finding
+from tests.findings import checked_model
 from tests.models.parts import NET, PooledPixels, draw_modulations, make_batch, part
 
 
@@ -287,7 +288,7 @@ def test_what_cannot_be_trained_is_said() -> None:
 # --- what is told before anything is built ---
 
 
-def _told(text: TrainingTextConfig | None = None, net: dict[str, Any] | None = None, **options: Any) -> list[str]:
+def _told(text: TrainingTextConfig | None = None, net: dict[str, Any] | None = None, **options: Any) -> list[Finding]:
     pipe_names = ("video_noise_factor", "rectified_flow_loss_weight_uniform", "flow")
     pipe = {"flow": FlowConfig(), **{name: options.pop(name) for name in pipe_names if name in options}}
     if "pipe_adjust_video_noise" in options:
@@ -297,7 +298,7 @@ def _told(text: TrainingTextConfig | None = None, net: dict[str, Any] | None = N
         text=text or TrainingTextConfig(),
         **options,
     )
-    return [*Predict2p5Video2WorldModel.preflight(_node(config))]
+    return checked_model(Predict2p5Video2WorldModel, _node(config))
 
 
 def _node(config: Predict2Video2WorldModelConfig) -> Any:
@@ -315,8 +316,8 @@ def _node(config: Predict2Video2WorldModelConfig) -> Any:
 )
 def test_options_of_the_other_loss_are_noted_with_those_of_this_one(options: dict[str, Any], key: str) -> None:
     (problem,) = _told(**options)
-    assert isinstance(problem, Note)
-    assert problem.startswith(f"model.config.{key} has no effect") and "train_time_shift" in problem
+    assert problem.level == "warning" and str(problem).startswith(f"model.config.{key} has no effect")
+    assert "train_time_shift" in problem.text
 
 
 def test_every_option_that_is_noted_exists_and_has_that_default() -> None:
@@ -328,22 +329,24 @@ def test_every_option_that_is_noted_exists_and_has_that_default() -> None:
 
 def test_the_two_families_are_not_mixed() -> None:
     (problem,) = _told(flow=None)
-    assert problem.startswith("model.config.pipe_config.flow: null, but a Predict2.5 network")
+    assert str(problem).startswith("model.config.pipe_config.flow: null, but a Predict2.5 network")
     node = L(Video2WorldDiT)(**NET)
     projected = L(Video2WorldDiT)(**NET, crossattn_proj_in_channels=64)
-    data = dict(_target_=MockVideos, width=8, num_tokens=4, text_width=16)
+    data = dict(_target_=MockVideos, width=8, num_frames=9, num_tokens=4, text_width=16)
     for pipe, message, is_note in [
         (dict(net=node, flow=FlowConfig()), "flow: it is set, as for Predict2.5", False),
         (dict(net=projected), "net.crossattn_proj_in_channels: 64, as networks of Predict2.5", True),
     ]:
         config = _node(Predict2Video2WorldModelConfig(pipe_config=Video2WorldPipelineConfig(state_t=3, **pipe)))
-        (problem,) = Predict2Video2WorldModel.preflight(config)
-        assert problem.startswith(f"model.config.pipe_config.{message}") and "model=predict2p5_" in problem
-        assert isinstance(problem, Note) == is_note
-        assert [*WithLossOfItsOwn.preflight(config)] == []
+        (problem,) = checked_model(Predict2Video2WorldModel, config)
+        assert str(problem).startswith(f"model.config.pipe_config.{message}") and "model=predict2p5_" in problem.cure
+        assert (problem.level == "warning") == is_note
+        assert checked_model(WithLossOfItsOwn, config) == []
         if is_note:
-            (problem,) = Predict2Video2WorldModel.preflight_data(data, config)
-            assert "the network takes 64" in problem and not isinstance(problem, Note)
+            (problem,) = [
+                one for one in checked_model(Predict2Video2WorldModel, config, [data]) if one.level == "error"
+            ]
+            assert "the network takes 64" in problem.text
 
 
 class WithLossOfItsOwn(Predict2Video2WorldModel):
@@ -354,7 +357,8 @@ class WithLossOfItsOwn(Predict2Video2WorldModel):
 def test_texts_of_another_width_are_told_of_data_encoder_and_file(tmp_path: Path) -> None:
     def of_data(model: Any, config: Any, width: int) -> list[str]:
         data = dict(_target_=MockVideos, width=width, num_frames=9)
-        return [*model.preflight_data(data, _node(config))]
+        found = checked_model(model, _node(config), [data])
+        return [str(one) for one in found if one.key.startswith("dataloader")]
 
     pipe = dict(net=L(Video2WorldDiT)(**NET), state_t=3)
     older = Predict2Video2WorldModelConfig(pipe_config=Video2WorldPipelineConfig(**pipe))
@@ -368,22 +372,22 @@ def test_texts_of_another_width_are_told_of_data_encoder_and_file(tmp_path: Path
     encoded = Predict2p5Video2WorldModelConfig(pipe_config=flow, text=encoder)
     assert of_data(Predict2p5Video2WorldModel, encoded, 1024) == [], "they are not used"
     (problem,) = _told(encoder)
-    assert "model.config.text.encoder: its texts have width 64, but the network takes 8" in problem
+    assert str(problem).startswith("model.config.text.encoder: its texts have width 64, but the network takes 8")
     assert _told(encoder, net=dict(crossattn_proj_in_channels=64)) == []
     torch.save(torch.zeros(4, 64), tmp_path / "empty.pt")
     constant = TrainingTextConfig(constant_path=str(tmp_path / "empty.pt"))
     (problem,) = _told(constant)
-    assert "model.config.text.constant_path" in problem and "has width 64, but the network takes 8" in problem
+    assert problem.key == "model.config.text.constant_path" and "has width 64" in problem.text
     assert _told(constant, net=dict(crossattn_proj_in_channels=64)) == []
     torch.save({"text": torch.zeros(4, 64)}, tmp_path / "empty.pt")
-    assert "holds a dict, but an embedding is a tensor" in _told(constant)[0]
-    assert any("There is no embedding" in told for told in _told(TrainingTextConfig(constant_path=str(tmp_path))))
+    assert "holds a dict, but an embedding is a tensor" in _told(constant)[0].text
+    assert any("There is no embedding" in told.text for told in _told(TrainingTextConfig(constant_path=str(tmp_path))))
 
 
 def test_an_encoder_that_stands_in_the_config_itself_has_its_width() -> None:
     net = dict(crossattn_emb_channels=8)
-    (problem,) = text_problems({"encoder": BytesEncoder(4, 64)}, net)
-    assert "its texts have width 64, but the network takes 8" in problem
+    ((key, _, _),) = text_problems({"encoder": BytesEncoder(4, 64)}, net)
+    assert key == "model.config.text.encoder"
     for node in (BytesEncoder(4, 8), "a name", L(Reason1Encoder)(path="none", strategy="unknown")):
         assert [*text_problems({"encoder": node}, net)] == []
 

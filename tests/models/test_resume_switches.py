@@ -13,6 +13,7 @@ from cosmos_predict2.checkpoints.action_transforms import transform_tensor
 from imaginaire.checkpoint import layout as checkpoint_layout
 from imaginaire.checkpoint.layout import CheckpointSet
 from imaginaire.config.compose import compose
+from imaginaire.config.schema import Config
 from imaginaire.training import preflight
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
@@ -42,8 +43,12 @@ def _save(run: Path, *, has_lora: bool, has_average: bool, is_dcp: bool = False)
     (checkpoint_layout.write_dcp if is_dcp else checkpoint_layout.write_standard)(saved, trees)
 
 
+def _texts(config: Config) -> dict[str, str]:
+    return {finding.key: f"{finding.text}. {finding.cure}" for finding in preflight.findings(config)}
+
+
 def _problems(*overrides: str) -> dict[str, str]:
-    return dict(preflight.problems(compose(CONFIG, [EXPERIMENT, *overrides])))
+    return _texts(compose(CONFIG, [EXPERIMENT, *overrides]))
 
 
 @pytest.mark.parametrize("is_dcp", [False, True], ids=["standard", "dcp"])
@@ -58,7 +63,7 @@ def test_a_run_with_adapters_is_not_continued_without_them(root: Path, is_dcp: b
     assert _problems("job.name=another") == {}  # as it says
 
 
-def test_a_run_with_other_actions_is_told_by_its_actions_and_not_by_a_switch(root: Path) -> None:
+def test_a_run_with_other_actions_is_not_continued(root: Path) -> None:
     run, tiny = root.parent / "arm", "experiment=predict2_video2world_tiny_action_conditioned_training"
     trained = transform_tensor(controller(4, scale=20.0))
     state = {"net.action_embedder_B_D.fc1.weight": torch.zeros(1, 1), "action_transform": trained}
@@ -66,14 +71,14 @@ def test_a_run_with_other_actions_is_told_by_its_actions_and_not_by_a_switch(roo
     saved = CheckpointSet(str(run / "checkpoints"), checkpoint_layout.set_name(2, dcp=False))
     trees = {"model": state, "optim": {}, "scheduler": {}, "trainer": {"iteration": 2}}
     checkpoint_layout.write_standard(saved, trees)
-    found = dict(preflight.problems(compose(CONFIG, [tiny, "job.name=arm"])))
-    assert list(found) == ["dataloader_train"]  # ema.enabled differs, too: its cure would not help
+    found = _texts(compose(CONFIG, [tiny, "job.name=arm"]))
+    assert list(found) == ["dataloader_train", "model.config.pipe_config.ema.enabled"]
     text = found["dataloader_train"]
     assert "was trained with actions controller of 4 numbers, scale 20, the data have controller of 4" in text
     assert "job.name=arm_2" in text and "model_manager_config.dit_path" in text
     same = "model.config.pipe_config.action_transform={kind: controller, scale: [20, 20, 20, 20]}"
     config = compose(CONFIG, [tiny, "job.name=arm", same])
-    assert "was saved with False" in dict(preflight.problems(config))["model.config.pipe_config.ema.enabled"]
+    assert "was saved with False" in _texts(config)["model.config.pipe_config.ema.enabled"]
 
 
 def test_a_run_without_adapters_is_not_continued_with_them(root: Path) -> None:

@@ -36,10 +36,10 @@ SHORT = [
 
 def test_clips_that_are_too_short_show_before_anything_is_built() -> None:
     short = ["dataloader_train.dataset.num_frames=9", "dataloader_val.dataset.num_frames=5"]
-    found = list(preflight.problems(compose(CONFIG, [*SHORT, *short])))
-    assert [key for key, _ in found] == ["dataloader_train.dataset", "dataloader_val.dataset"]
-    assert "num_frames=9, but the model takes 13 (state_t=4): set it to 13" in found[0][1]
-    unused = preflight.problems(compose(CONFIG, [*SHORT, short[1], "trainer.run_validation=False"]))
+    found = preflight.findings(compose(CONFIG, [*SHORT, *short]))
+    assert [one.key for one in found] == ["dataloader_train.dataset", "dataloader_val.dataset"]
+    assert "num_frames=9, but the model takes 13 (state_t=4). Set it to 13" in str(found[0])
+    unused = preflight.findings(compose(CONFIG, [*SHORT, short[1], "trainer.run_validation=False"]))
     assert list(unused) == []  # validation data that is never built need not fit
 
 
@@ -49,9 +49,9 @@ def test_embeddings_that_the_network_does_not_take_show_before_anything_is_built
     folder = ["dataloader_train=folder", f"dataloader_train.dataset.dataset_dir={tmp_path}"]
     folder += ["trainer.run_validation=False"]  # it would be on the toy world, which draws a note
     ours = [EXPERIMENT, *SHORT[1:5], *folder, "dataloader_train.dataset.video_size=[48,48]"]
-    found = [text for _, text in preflight.problems(compose(CONFIG, ours))]
+    found = sorted(one.text for one in preflight.findings(compose(CONFIG, ours)))
     large = compose(CONFIG, [*ours[:-1], "dataloader_train.dataset.video_size=[48,144]"])
-    assert any("video_size=[48, 144] is beyond" in text for _, text in preflight.problems(large))
+    assert any("video_size=[48, 144] is beyond" in one.text for one in preflight.findings(large))
     assert len(found) == 2 and "but t5 was asked for" in found[0]
     assert (
         "have width 32, but the network takes 64" in found[1]
@@ -60,9 +60,9 @@ def test_embeddings_that_the_network_does_not_take_show_before_anything_is_built
 
 
 def test_a_problem_below_a_section_comes_under_its_own_key() -> None:
-    found = list(preflight.problems(compose(CONFIG, [*SHORT, "model.config.model_manager_config.dit_path=no/such.pt"])))
-    assert [key for key, _ in found] == ["model.config.model_manager_config.dit_path"]
-    assert found[0][1].startswith("no/such.pt does not exist")
+    (found,) = preflight.findings(compose(CONFIG, [*SHORT, "model.config.model_manager_config.dit_path=no/such.pt"]))
+    assert found.key == "model.config.model_manager_config.dit_path"
+    assert found.text.startswith("no/such.pt does not exist")
 
 
 def test_overrides_of_the_guides_compose() -> None:

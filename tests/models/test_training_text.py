@@ -79,9 +79,9 @@ def test_two_sources_are_one_too_many() -> None:
 
 
 def test_a_file_that_is_not_there_shows_before_anything_is_built() -> None:
-    assert list(TrainingText.preflight({"constant_path": ""})) == []
-    (problem,) = TrainingText.preflight({"constant_path": "no/such.pt"})
-    assert problem.startswith("model.config.text.constant_path: no/such.pt does not exist")
+    assert list(TrainingText.check({"constant_path": ""})) == []
+    (problem,) = TrainingText.check({"constant_path": "no/such.pt"})
+    assert str(problem).startswith("model.config.text.constant_path: no/such.pt does not exist")
 
 
 def test_an_encoder_tells_its_width_before_it_is_built(tmp_path: Path) -> None:

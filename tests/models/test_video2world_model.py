@@ -19,6 +19,7 @@ from cosmos_predict2.world_model.config import EMAConfig
 from cosmos_predict2.world_model.denoiser import Denoiser
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import CheckpointError, ConfigError, DataError
+from tests.findings import checked_model
 from tests.models.parts import make_batch, make_model, part
 
 
@@ -234,7 +235,7 @@ def test_checkpoints_hold_the_network_and_its_average_only() -> None:
     assert names == {f"net.{name}" for name in own} | {f"net_ema.{name}" for name in own}
 
 
-def test_preflight_names_missing_weights_and_impossible_frames() -> None:
+def test_the_check_names_missing_weights_and_impossible_frames() -> None:
     config = make_model(max_num_conditional_frames=3).config
     config.model_manager_config = Predict2ModelManagerConfig(
         dit_path="checkpoints/nvidia/Cosmos-Predict2-2B-Video2World/model-480p-10fps.pt"
@@ -244,11 +245,9 @@ def test_preflight_names_missing_weights_and_impossible_frames() -> None:
     plain = attrs.asdict(config, recurse=False)
     plain["model_manager_config"] = attrs.asdict(config.model_manager_config)
     plain["pipe_config"] = attrs.asdict(config.pipe_config, recurse=False)
-    problems = list(Predict2Video2WorldModel.preflight(plain))
-    assert len(problems) == 2
-    assert "download_checkpoints" in problems[0]
-    assert "--model_sizes 2B" in problems[0]
-    assert "state_t=3" in problems[1]
+    missing, frames = map(str, checked_model(Predict2Video2WorldModel, plain))
+    assert "download_checkpoints" in missing and "--model_sizes 2B" in missing
+    assert "state_t=3" in frames
 
 
 def test_the_nonuniform_weight_is_used_when_asked_for() -> None:

@@ -26,19 +26,23 @@ CPU = torch.device("cpu")
 Usage = namedtuple("Usage", "total used free")
 
 
+def _name(finding: Finding) -> str:
+    return finding.key.partition("/")[2]
+
+
 def level_of(findings: list[Finding], name: str) -> str:
-    return next(finding.level for finding in findings if finding.name == name)
+    return next(finding.level for finding in findings if _name(finding) == name)
 
 
 # --- findings
 
 
 def test_lines_show_areas_levels_cures_and_a_verdict(capsys: pytest.CaptureFixture[str]) -> None:
-    found = [Finding("a", "x", "1"), Finding("a", "y", "2", "fault", "mend it"), Finding("b", "z", "3", "note")]
-    expected = ["a", "  ok    x: 1", "  FAULT y: 2", "        -> mend it", "b", "  note  z: 3"]
+    found = [Finding("a/x", "1"), Finding("a/y", "2", "error", "mend it"), Finding("b/z", "3", "warning")]
+    expected = ["a", "  ok      x: 1", "  ERROR   y: 2", "          -> mend it", "b", "  warning z: 3"]
     assert list(as_lines(found))[:-1] == expected
-    assert list(as_lines(found))[-1] == "something is wrong: 1 ok, 1 notes, 1 faults"
-    assert worst(found) == "fault" and worst(found[2:]) == "note" and worst([]) == "ok"
+    assert list(as_lines(found))[-1] == "something is wrong: 1 ok, 1 warnings, 1 errors"
+    assert worst(found) == "error" and worst(found[2:]) == "warning" and worst([]) == "note"
     assert show(found) == 1 and show(found[2:]) == 0
     capsys.readouterr()
     assert show(found, as_json=True) == 1
@@ -48,14 +52,14 @@ def test_lines_show_areas_levels_cures_and_a_verdict(capsys: pytest.CaptureFixtu
 def test_one_line_is_enough_where_all_is_well(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = [Finding("a", "x", "1"), Finding("a", "y", "2", "note", "better")]
+    found = [Finding("a/x", "1"), Finding("a/y", "2", "warning", "better")]
     monkeypatch.setattr("scripts.doctor.findings", lambda: found)
     assert main(["--brief"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("ready: Python 3.") and torch.__version__ in said and said.count("\n") == 1
-    found.append(Finding("b", "z", "3", "fault", "mend it"))
+    found.append(Finding("b/z", "3", "error", "mend it"))
     assert main(["--brief"]) == 1
-    assert "FAULT z: 3\n        -> mend it\nnot ready: 1 faults" in capsys.readouterr().out
+    assert "ERROR   z: 3\n          -> mend it\nnot ready: 1 errors" in capsys.readouterr().out
 
 
 def test_set_up_ends_with_that_line_and_what_comes_next(tmp_path: Path) -> None:
@@ -94,9 +98,9 @@ def test_every_package_of_the_extras_is_described() -> None:
 
 def test_a_missing_optional_package_names_what_it_brings_and_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "_version", lambda name: None)
-    found = {finding.name: finding for finding in packages.optional()}
-    assert found["flash-attn"].level == "note"
-    assert "attention backends flash" in found["flash-attn"].value
+    found = {_name(finding): finding for finding in packages.optional()}
+    assert found["flash-attn"].level == "warning"
+    assert "attention backends flash" in found["flash-attn"].text
     assert found["flash-attn"].cure == "pip install -e '.[flash]'"
 
 
@@ -104,19 +108,19 @@ def test_an_optional_package_that_cannot_be_imported_is_a_fault(monkeypatch: pyt
     monkeypatch.setattr(packages, "_version", lambda name: "2.8.0")
     monkeypatch.setitem(sys.modules, "flash_attn", None)
     monkeypatch.setitem(sys.modules, "transformer_engine", None)
-    found = {finding.name: finding for finding in packages.optional()}
-    assert found["flash-attn"].level == "fault" and "built for this torch" not in found["flash-attn"].value
+    found = {_name(finding): finding for finding in packages.optional()}
+    assert found["flash-attn"].level == "error" and "built for this torch" not in found["flash-attn"].text
     assert "build it for this torch" in found["flash-attn"].cure
 
 
 def test_a_core_package_that_is_missing_or_old_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert worst(packages.required()) == "ok"
+    assert worst(packages.required()) == "note"
     old = {"torch": "2.5.1+cu121", "hydra-core": "1.4.0", "einops": None}
     version = packages._version
     monkeypatch.setattr(packages, "_version", lambda name: old.get(name, version(name)))
-    found = {finding.name: finding for finding in packages.required()}
-    assert {name for name, finding in found.items() if finding.level == "fault"} == set(old)
-    assert "2.5.1+cu121, but torch>=2.6 is needed" in found["torch"].value
+    found = {_name(finding): finding for finding in packages.required()}
+    assert {name for name, finding in found.items() if finding.level == "error"} == set(old)
+    assert "2.5.1+cu121, but torch>=2.6 is needed" in found["torch"].text
     assert "pip install" in found["einops"].cure
 
 
@@ -130,21 +134,21 @@ def test_a_driver_without_a_torch_for_it_is_a_fault(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", None)
     (found,) = packages.accelerators()
-    assert found.level == "fault" and "is for CPUs" in found.value and "pip install" in found.cure
+    assert found.level == "error" and "is for CPUs" in found.text and "pip install" in found.cure
     monkeypatch.setattr(packages, "_driver", lambda: None)
     (found,) = packages.accelerators()
-    assert found.level == "ok" and found.value.startswith("none")
+    assert found.level == "note" and found.text.startswith("none")
 
 
 @pytest.mark.parametrize(
     ("capability", "architectures", "level"),
     [
-        ((9, 0), ["sm_80", "sm_90"], "ok"),
-        ((8, 6), ["sm_80", "sm_90"], "ok"),  # binaries run on later devices of their generation
-        ((10, 0), ["sm_80", "sm_90"], "fault"),
-        ((12, 0), ["sm_90", "compute_90"], "ok"),  # compiled at run time
-        ((7, 5), ["sm_75"], "note"),
-        ((9, 0), ["sm_90a"], "ok"),
+        ((9, 0), ["sm_80", "sm_90"], "note"),
+        ((8, 6), ["sm_80", "sm_90"], "note"),  # binaries run on later devices of their generation
+        ((10, 0), ["sm_80", "sm_90"], "error"),
+        ((12, 0), ["sm_90", "compute_90"], "note"),  # compiled at run time
+        ((7, 5), ["sm_75"], "warning"),
+        ((9, 0), ["sm_90a"], "note"),
     ],
 )
 def test_a_gpu_without_kernels_is_a_fault(capability: tuple[int, int], architectures: list[str], level: str) -> None:
@@ -168,33 +172,33 @@ def test_the_limit_of_a_container_is_read(tmp_path: Path) -> None:
     assert machine.cpu_limit(tmp_path) == 4
 
 
-@pytest.mark.parametrize(("free", "level"), [(8 * 2**20, "fault"), (64 * 2**20, "note"), (8 * 2**30, "ok")])
+@pytest.mark.parametrize(("free", "level"), [(8 * 2**20, "error"), (64 * 2**20, "warning"), (8 * 2**30, "note")])
 def test_little_shared_memory_is_told(free: int, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: Usage(free, 0, free))
     found = machine.shared_memory(tmp_path)
     assert found.level == level
-    assert ("--shm-size" in found.cure) == (level != "ok")
+    assert ("--shm-size" in found.cure) == (level != "note")
 
 
 def test_few_open_files_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    for soft, level in ((128, "fault"), (1024, "note"), (65536, "ok")):
+    for soft, level in ((128, "error"), (1024, "warning"), (65536, "note")):
         monkeypatch.setattr(machine.resource, "getrlimit", lambda kind, soft=soft: (soft, 1048576))
         found = machine.open_files()
         assert found.level == level
-        assert ("ulimit -n 65536" in found.cure) == (level != "ok")
+        assert ("ulimit -n 65536" in found.cure) == (level != "note")
 
 
 def test_a_full_or_read_only_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("IMAGINAIRE_OUTPUT_ROOT", "runs")
     name = "disk of runs (runs)"
-    for free, level in ((0.5e9, "fault"), (40e9, "note"), (100e9, "ok")):
+    for free, level in ((0.5e9, "error"), (40e9, "warning"), (100e9, "note")):
         monkeypatch.setattr(machine.storage, "free_bytes", lambda path, free=free: int(free))
         assert level_of(list(machine.disks()), name) == level
     monkeypatch.setattr(machine.os, "access", lambda path, mode: False)
-    assert level_of(list(machine.disks()), name) == "fault"
+    assert level_of(list(machine.disks()), name) == "error"
     monkeypatch.setenv("IMAGINAIRE_OUTPUT_ROOT", "s3://bucket/runs")
-    assert level_of(list(machine.disks()), "disk of s3://bucket/runs (runs)") == "ok"
+    assert level_of(list(machine.disks()), "disk of s3://bucket/runs (runs)") == "note"
 
 
 def test_variables_that_slow_a_run_are_noted_and_secrets_are_not_shown() -> None:
@@ -205,12 +209,12 @@ def test_variables_that_slow_a_run_are_noted_and_secrets_are_not_shown() -> None
         "HF_TOKEN": "hf_secret",
         "HOME": "/root",
     }
-    found = {finding.name: finding for finding in machine.environment(variables)}
+    found = {_name(finding): finding for finding in machine.environment(variables)}
     assert {name: finding.level for name, finding in found.items()} == {
-        "NCCL_P2P_DISABLE": "note",
-        "NCCL_SOCKET_IFNAME": "ok",
-        "OMP_NUM_THREADS": "fault",
-        "HF_TOKEN": "ok",
+        "NCCL_P2P_DISABLE": "warning",
+        "NCCL_SOCKET_IFNAME": "note",
+        "OMP_NUM_THREADS": "error",
+        "HF_TOKEN": "note",
     }
     assert "hf_secret" not in str(found)
 
@@ -219,10 +223,10 @@ def test_variables_that_slow_a_run_are_noted_and_secrets_are_not_shown() -> None
 
 
 def test_attention_is_chosen_and_compared() -> None:
-    found = {finding.name: finding for finding in released.attention(CPU)}
-    assert found["auto"].value.startswith("takes torch in float32 on cpu")
-    assert found["torch"].level == found["math"].level == "ok" and "agrees" in found["torch"].value
-    assert found["flash, flash2, flash3, transformer_engine"].value == "need a GPU"
+    found = {_name(finding): finding for finding in released.attention(CPU)}
+    assert found["auto"].text.startswith("takes torch in float32 on cpu")
+    assert found["torch"].level == found["math"].level == "note" and "agrees" in found["torch"].text
+    assert found["flash, flash2, flash3, transformer_engine"].text == "need a GPU"
 
 
 def test_attention_that_gives_wrong_numbers_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,15 +237,15 @@ def test_attention_that_gives_wrong_numbers_is_a_fault(monkeypatch: pytest.Monke
         return choice._replace(op=lambda q, k, v: choice.op(q, k, v) * 1.01)
 
     monkeypatch.setattr(released, "choose_attention", wrong)
-    found = {finding.name: finding for finding in released.attention(CPU)}
-    assert found["torch"].level == "fault" and "Attention is off by" in found["torch"].value
+    found = {_name(finding): finding for finding in released.attention(CPU)}
+    assert found["torch"].level == "error" and "Attention is off by" in found["torch"].text
     assert "atten_backend" in found["torch"].cure
 
 
 def test_a_small_network_runs_and_leaves_the_generator_alone() -> None:
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    assert released.network(CPU).level == "ok"
+    assert released.network(CPU).level == "note"
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -255,37 +259,41 @@ def test_a_network_with_wrong_numbers_is_a_fault(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(released, "Video2WorldDiT", Drifting)
     found = released.network(CPU)
-    assert found.level == "fault" and "differs from float32" in found.value
+    assert found.level == "error" and "differs from float32" in found.text
 
 
 def test_videos_are_written_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert worst(released.videos()) == "ok"
+    assert worst(released.videos()) == "note"
     monkeypatch.setattr(released.media, "read_video", lambda path: (torch.zeros(3, 5, 64, 64, dtype=torch.uint8), 16.0))
-    found = {finding.name: finding for finding in released.videos()}
-    assert found["a clip written and read"].level == "fault"
+    found = {_name(finding): finding for finding in released.videos()}
+    assert found["a clip written and read"].level == "error"
 
 
 def test_released_weights_are_looked_for_and_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COSMOS_PREDICT2_ARGS", f"--checkpoints {tmp_path}")
     (found,) = released.weights()
     assert (
-        found.level == "note" and "2B Video2World 720p 16 fps" in found.value and "download_checkpoints" in found.cure
+        found.level == "warning" and "2B Video2World 720p 16 fps" in found.text and "download_checkpoints" in found.cure
     )
     file = tmp_path / "nvidia" / "Cosmos-Predict2-2B-Video2World" / "model-720p-16fps.pt"
     file.parent.mkdir(parents=True)
     file.write_bytes(b"cut off")
-    found_by_name = {finding.name: finding for finding in released.weights()}
-    assert found_by_name["2B Video2World 720p 16 fps"].level == "fault"
+    found_by_name = {_name(finding): finding for finding in released.weights()}
+    assert found_by_name["2B Video2World 720p 16 fps"].level == "error"
     torch.save({"net.x": torch.zeros(1)}, file)
-    found_by_name = {finding.name: finding for finding in released.weights()}
-    assert found_by_name["2B Video2World 720p 16 fps"].level == "ok"
+    found_by_name = {_name(finding): finding for finding in released.weights()}
+    assert found_by_name["2B Video2World 720p 16 fps"].level == "note"
 
 
 # --- processes
 
 
 def test_clocks_that_differ_are_told() -> None:
-    assert [collectives.clock_finding(1, offset).level for offset in (0.01, -5.0, 1000.0)] == ["ok", "note", "fault"]
+    assert [collectives.clock_finding(1, offset).level for offset in (0.01, -5.0, 1000.0)] == [
+        "note",
+        "warning",
+        "error",
+    ]
 
 
 def test_a_process_that_does_not_arrive_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,8 +302,8 @@ def test_a_process_that_does_not_arrive_is_named(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
     (found,) = collectives.examine(limit_s=0.2)
-    assert found.level == "fault"
-    assert found.value.startswith("ranks 1-2 of 3 did not arrive within 0.2 s")
+    assert found.level == "error"
+    assert found.text.startswith("ranks 1-2 of 3 did not arrive within 0.2 s")
 
 
 def test_a_place_to_meet_must_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +311,7 @@ def test_a_place_to_meet_must_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in values.items():
         monkeypatch.setenv(name, value)
     (found,) = collectives.examine(limit_s=0.2)
-    assert found.level == "fault" and "MASTER_PORT='nowhere'" in found.value
+    assert found.level == "error" and "MASTER_PORT='nowhere'" in found.text
 
 
 def _examined() -> tuple[list[Finding], list[Finding]]:
@@ -330,20 +338,20 @@ def _examined() -> tuple[list[Finding], list[Finding]]:
 def test_two_processes_talk_and_wrong_numbers_are_found() -> None:
     results = run_distributed(_examined, 2)
     for well, ill in results:
-        assert worst(well) == "ok", well
-        by_name = {finding.name: finding for finding in ill}
-        assert by_name["all-gather"].level == "fault" and "wrong numbers at 4 KiB" in by_name["all-gather"].value
-        assert by_name["all-to-all"].level == "ok"
-    names = {finding.name for finding in results[0][0]}
+        assert worst(well) == "note", well
+        by_name = {_name(finding): finding for finding in ill}
+        assert by_name["all-gather"].level == "error" and "wrong numbers at 4 KiB" in by_name["all-gather"].text
+        assert by_name["all-to-all"].level == "note"
+    names = {_name(finding) for finding in results[0][0]}
     assert {"barrier", "clocks", *collectives.OPERATIONS} <= names
-    speeds = next(finding.value for finding in results[0][0] if finding.name == "all-reduce")
+    speeds = next(finding.text for finding in results[0][0] if _name(finding) == "all-reduce")
     assert "4 KiB" in speeds and "1 MiB" in speeds and "GB/s" in speeds
 
 
 @pytest.mark.slow
 def test_the_commands_run(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--json"]) in (0, 1)  # a machine may have a fault
-    areas = {finding["area"] for finding in json.loads(capfd.readouterr().out)["findings"]}
+    areas = {finding["key"].partition("/")[0] for finding in json.loads(capfd.readouterr().out)["findings"]}
     assert {"packages", "device", "machine", "attention", "network", "videos", "weights"} <= areas
     command = [python(), "scripts/test_environment.py", "--training"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)

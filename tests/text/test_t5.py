@@ -121,7 +121,7 @@ def test_a_folder_that_is_not_there_or_not_complete_names_the_cure(tmp_path: Pat
         T5Encoder(str(tmp_path / "a"))
     (tmp_path / "a" / "config.json").unlink()
     (tmp_path / "a" / "model.safetensors").unlink()
-    problems = T5Encoder.preflight(str(tmp_path / "a"))
+    problems = T5Encoder.problems(str(tmp_path / "a"))
     assert len(problems) == 3 and all("--local-dir" in problem for problem in problems)
 
 

@@ -47,6 +47,7 @@ from imaginaire.errors import ConfigError
 from imaginaire.training import preflight, provenance
 from scripts import get_t5_embeddings
 from tests.data.video_files import write_clip
+from tests.findings import problems
 
 CAPTION = "a box slides to the right over a dark table, and nothing else in the whole scene moves"  # above 63 bytes
 PROMPT = "a box slides to the right over a bright table, and nothing else in the whole scene moves"
@@ -294,7 +295,7 @@ def test_the_command_for_missing_embeddings_is_one_that_the_tiny_model_takes(tmp
     (tmp_path / "metas" / "a.txt").write_text("push the red puck")
     data = dict(dataset_dir=str(tmp_path), text_encoder=kind, num_tokens=64, _target_=Dataset)
     net = get_cosmos_predict2_video2world_pipeline(model_size="tiny").net
-    said = " ".join(Dataset.preflight(**{key: value for key, value in data.items() if key != "_target_"}))
+    said = " ".join(problems(Dataset, **data))
     commands = re.findall(r"get_t5_embeddings (--data \S+ --text_encoder bytes [^)]*)", said)
     assert len(commands) == 1 and ("for a tiny model" in said) == (kind != "bytes")
     assert get_t5_embeddings.run(get_t5_embeddings._parser().parse_args(commands[0].split())) == 0

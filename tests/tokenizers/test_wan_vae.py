@@ -20,6 +20,7 @@ from cosmos_predict2.tokenizers.wan_network import (
 )
 from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
 from imaginaire.errors import CheckpointError, ConfigError, DataError
+from tests.findings import problems
 
 TINY = dict(dim=4)
 
@@ -355,9 +356,9 @@ def test_half_precision_on_a_gpu_is_near_float32_on_the_cpu(weights: str) -> Non
     assert tokenizer.decode(latent).shape == video.shape
 
 
-def test_preflight_says_what_a_constructor_would(tmp_path: Path) -> None:
-    assert "download_checkpoints" in WanTokenizer.preflight(str(tmp_path / "tokenizer.pth"))[0]
-    assert "vae_pth is empty" in WanTokenizer.preflight("")[0]
-    assert WanTokenizer.preflight("", allow_random=True, temporal_window=4) == []
+def test_the_check_reports_what_a_constructor_would_raise(tmp_path: Path) -> None:
+    assert "download_checkpoints" in problems(WanTokenizer, vae_pth=str(tmp_path / "tokenizer.pth"))[0]
+    assert "vae_pth is empty" in problems(WanTokenizer)[0]
+    assert problems(WanTokenizer, allow_random=True, temporal_window=4) == []
     torch.save({"conv1.weight": torch.zeros(1)}, tmp_path / "other.pth")
-    assert "does not fit" in WanTokenizer.preflight(str(tmp_path / "other.pth"))[0]
+    assert "does not fit" in problems(WanTokenizer, vae_pth=str(tmp_path / "other.pth"))[0]

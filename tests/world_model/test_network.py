@@ -174,7 +174,7 @@ def test_the_size_of_a_checkpoint_is_known_before_anything_is_built(options: dic
     state = [value for values in named_state(optimizer, model)["state"].values() for value in values.values()]
     tensors = [tensor for tensor in [*model.checkpoint_state().values(), *state] if tensor.ndim]
     expected = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    assert Predict2Video2WorldModel.checkpoint_bytes(config) == pytest.approx(expected, abs=100)  # counters
+    assert Predict2Video2WorldModel.checkpoint_bytes({"config": config}) == pytest.approx(expected, abs=100)  # counters
 
 
 def test_a_plain_mapping_makes_a_model_with_the_same_checks() -> None:
@@ -186,7 +186,7 @@ def test_a_plain_mapping_makes_a_model_with_the_same_checks() -> None:
         ({"precision": "float31"}, r"model\.config\.precision='float31'"),
         ({"pipe_config": {"state": 3}}, r"Unknown key model\.config\.pipe_config\.state.*state_t"),
         ({"lora_rank": "many"}, r"model\.config\.lora_rank='many'"),
-        ({}, r"model\.config\.pipe_config\.net is not set"),
+        ({}, r"model\.config\.pipe_config\.net: not set"),
     ]:
         with pytest.raises(ConfigError, match=text):
             Predict2Video2WorldModel(wrong)

@@ -72,7 +72,7 @@ def test_a_launch_with_wrong_degrees_stops_before_anything_is_built(
 @pytest.mark.parametrize(
     ("override", "text"),
     [
-        ("model.config.pipe_config.net=null", r"pipe_config\.net is not set.*model=NAME"),
+        ("model.config.pipe_config.net=null", r"pipe_config\.net: not set.*model=NAME"),
         ("model.config.pipe_config.net.sac_config.mode=blockwise", r"sac_config\.mode is 'blockwise'.*block_wise"),
         ("+model.config.pipe_config.net.sac_config.every=2", r"sac_config\.every is no key of it.*every_n_blocks"),
         ("model.config.pipe_config.net.sac_config.every_n_blocks=0", r"every_n_blocks is 0"),

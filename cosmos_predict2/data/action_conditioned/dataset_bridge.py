@@ -38,6 +38,7 @@ from cosmos_predict2.data.bad_samples import BadSamples
 from cosmos_predict2.data.video.clips import probe, read_frames, stretch
 from cosmos_predict2.text.embeddings.pickles import padded
 from imaginaire.errors import ConfigError, DataError, near
+from imaginaire.findings import CheckContext, Finding, error, errors
 
 log = logging.getLogger(__name__)
 
@@ -149,10 +150,10 @@ class ActionConditionedDataset(Dataset[dict[str, Any]]):
         self.action_transform = given or self._from_statistics(form)
 
     @classmethod
-    def preflight(cls, **arguments: Any) -> Iterator[str]:
+    def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
         """What is wrong with the arguments, without reading the annotations."""
-        mode = arguments.get("mode", "train")
-        yield from _problems(arguments.get("normalize", False), arguments.get("pre_encode", False), mode)
+        mode, key = arguments.get("mode", "train"), context.key
+        yield from errors(key, _problems(arguments.get("normalize", False), arguments.get("pre_encode", False), mode))
         try:
             num_frames, _ = _frames(
                 arguments.get("num_frames", 13),
@@ -160,17 +161,17 @@ class ActionConditionedDataset(Dataset[dict[str, Any]]):
                 arguments.get("num_action_per_chunk"),
                 arguments.get("fps_downsample_ratio"),
             )
-            yield from shape_problems(num_frames, arguments.get("video_size", (480, 640)))
+            yield from errors(key, shape_problems(num_frames, arguments.get("video_size", (480, 640))))
             cls.declared_transform(**{**arguments, "load_action": True})
-        except ConfigError as error:
-            yield str(error)
+        except ConfigError as problem:
+            yield error(key, str(problem))
         if mode in MODES:
             try:
                 annotation_files(Path(arguments.get(f"{mode}_annotation_path", "")))
-            except DataError as error:
-                yield f"{mode}_annotation_path: {error}"
+            except DataError as problem:
+                yield error(f"{key}.{mode}_annotation_path", str(problem))
         if not Path(arguments.get("video_path", "")).is_dir():
-            yield f"video_path: the folder {arguments.get('video_path', '')} does not exist"
+            yield error(f"{key}.video_path", f"the folder {arguments.get('video_path', '')} does not exist")
 
     @classmethod
     def declared_transform(cls, **arguments: Any) -> ActionTransform | None:

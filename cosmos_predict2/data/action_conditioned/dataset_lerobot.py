@@ -31,11 +31,24 @@ from cosmos_predict2.data.video.clips import choose_decoder, stretch
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, find_embedding_dir
 from cosmos_predict2.text.encoder_names import encode_commands
 from imaginaire.errors import ConfigError, DataError, near
-from imaginaire.training.model import Note
+from imaginaire.findings import CheckContext, Finding, error, errors, warning
 
 log = logging.getLogger(__name__)
 
 HELD_OUT = ("val", "test")
+
+_CHECKED: dict[str, Any] = dict(  # arguments that the check reads, with their defaults
+    root="",
+    camera=None,
+    num_frames=13,
+    data_split="train",
+    action_keys=None,
+    embodiment=None,
+    stride=1,
+    frame_rate=None,
+    combine_actions=None,
+    start_interval=1,
+)
 
 
 class LeRobotActionDataset(Dataset[dict[str, Any]]):
@@ -134,32 +147,28 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
         )
 
     @classmethod
-    def preflight(cls, **arguments: Any) -> Iterator[str]:
+    def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
         """What is wrong with the arguments, without reading the episodes."""
-        yield from _problems(
-            arguments.get("data_split", "train"),
-            arguments.get("embodiment"),
-            arguments.get("stride", 1),
-            arguments.get("start_interval", 1),
-            arguments.get("combine_actions"),
-        )
-        yield from shape_problems(arguments.get("num_frames", 13), arguments.get("video_size", (256, 320)))
+        options, size = {**_CHECKED, **arguments}, tuple(arguments.get("video_size", (256, 320)))
+        stride, combine = options["stride"], options["combine_actions"]
+        problems = _problems(options["data_split"], options["embodiment"], stride, options["start_interval"], combine)
+        yield from errors(context.key, problems)
+        yield from errors(context.key, shape_problems(options["num_frames"], size))
         try:
-            info = read_info(Path(arguments.get("root", "")))
-            stride = _stride(info.fps, arguments.get("stride", 1), arguments.get("frame_rate"))
-            parts = choose_action(info, arguments.get("action_keys"), arguments.get("embodiment"))
-            _combination(arguments.get("combine_actions"), stride, info, parts)
-            camera = choose_camera(info, arguments.get("camera"))
-            size, have = arguments.get("video_size", (256, 320)), info.picture_size(camera)
-            if have is not None and (note := swapped_size("video_size", tuple(size), have, f"camera {camera}")):
-                yield Note(note)
+            info = read_info(Path(options["root"]))
+            parts = choose_action(info, options["action_keys"], options["embodiment"])
+            _combination(combine, _stride(info.fps, stride, options["frame_rate"]), info, parts)
+            camera = choose_camera(info, options["camera"])
+            have = info.picture_size(camera)
+            if have is not None and (note := swapped_size("video_size", size, have, f"camera {camera}")):
+                yield warning(context.key, note)
             cls.declared_width(**arguments)
-        except (ConfigError, DataError) as error:
-            yield str(error)
+        except (ConfigError, DataError) as problem:
+            yield error(context.key, str(problem))
         try:
             cls.declared_transform(**arguments)
-        except (ConfigError, DataError) as error:
-            yield str(error)
+        except (ConfigError, DataError) as problem:
+            yield error(context.key, str(problem))
 
     @classmethod
     def declared_transform(cls, **arguments: Any) -> ActionTransform | None:

@@ -31,6 +31,7 @@ from cosmos_predict2.data.video.clips import stretch
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, find_embedding_dir
 from cosmos_predict2.text.encoder_names import encode_commands
 from imaginaire.errors import ConfigError, DataError, near
+from imaginaire.findings import CheckContext, Finding, error, errors
 
 log = logging.getLogger(__name__)
 
@@ -109,24 +110,26 @@ class LiberoDataset(Dataset[dict[str, Any]]):
         log.info("%s: %d windows of %d demonstrations for %s", root, len(self.windows), len(demos), mode)
 
     @classmethod
-    def preflight(cls, **arguments: Any) -> Iterator[str]:
+    def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
         """What is wrong with the arguments, without opening the files."""
-        yield from _problems(
+        problems = _problems(
             arguments.get("cameras", ("agentview_rgb",)),
             arguments.get("mode", "train"),
             arguments.get("val_every", 10),
             arguments.get("stride", 1),
             arguments.get("outcome"),
         )
-        yield from shape_problems(arguments.get("num_frames", 13), arguments.get("video_size", (256, 320)))
+        yield from errors(context.key, problems)
+        shape = arguments.get("num_frames", 13), arguments.get("video_size", (256, 320))
+        yield from errors(context.key, shape_problems(*shape))
         try:
             find_suites(Path(arguments.get("root", "")), arguments.get("suites"))
-        except DataError as error:
-            yield str(error)
+        except DataError as problem:
+            yield error(context.key, str(problem))
         try:
             cls.declared_transform(**arguments)
-        except (ConfigError, DataError) as error:
-            yield str(error)
+        except (ConfigError, DataError) as problem:
+            yield error(context.key, str(problem))
 
     @classmethod
     def declared_transform(cls, **arguments: Any) -> ActionTransform | None:

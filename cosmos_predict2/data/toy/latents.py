@@ -34,7 +34,7 @@ class ToyWorldLatents(Dataset[dict[str, Any]]):
     """
 
     declared_transform = ToyWorldVideos.declared_transform
-    preflight = ToyWorldVideos.preflight
+    check = ToyWorldVideos.check
 
     data_kind = "the toy world"
 

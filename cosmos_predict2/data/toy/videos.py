@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training videos that are made while they are read: episodes of the toy world with captions and actions."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.trained_text import NO_TEXT
 from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
 from imaginaire.errors import ConfigError, near
+from imaginaire.findings import CheckContext, Finding, error, errors
 
 # Where each split's episodes begin in the endless series of a seed: far enough apart that none is in both.
 SPLITS = {"train": 0, "val": 2**40}
@@ -125,8 +126,9 @@ class ToyWorldVideos(EpisodeVideos):
     ) -> None:
         if split not in SPLITS:
             raise ConfigError(f"The toy world has no split '{split}'.{near(split, SPLITS)}")
-        if wrong := [*self.preflight(num_episodes=num_episodes, num_frames=num_frames, num_steps=num_steps, seed=seed)]:
-            raise ConfigError(f"{wrong[0]}.")
+        counts = dict(num_episodes=num_episodes, num_frames=num_frames, num_steps=num_steps, seed=seed)
+        for problem in count_problems(counts):
+            raise ConfigError(f"{problem}.")
         try:
             episodes = make_episodes(
                 num_episodes,
@@ -156,11 +158,9 @@ class ToyWorldVideos(EpisodeVideos):
         )
 
     @classmethod
-    def preflight(cls, **arguments: Any) -> Iterator[str]:
+    def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
         """What is wrong with the arguments, before any episode is made."""
-        for name, least in (("num_episodes", 1), ("num_frames", 1), ("num_steps", 1), ("seed", 0)):
-            if isinstance(value := arguments.get(name), int) and value < least:
-                yield f"{name}={value}; at least {least} is needed"
+        return errors(context.key, count_problems(arguments))
 
     @classmethod
     def declared_transform(cls, **arguments: Any) -> ActionTransform:
@@ -196,16 +196,25 @@ class ToyWorldStates(EpisodeVideos):
         )
 
     @classmethod
-    def preflight(cls, **arguments: Any) -> Iterator[str]:
+    def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
         """What is wrong with the arguments, without reading the files."""
         folder = Path(arguments.get("folder", ""))
         if not folder.is_dir() or not any(folder.glob(PATTERN)):
-            yield f"{folder} holds no {PATTERN}: python -m scripts.make_toy_world --form states writes them"
+            yield error(
+                context.key, f"{folder} holds no {PATTERN}: python -m scripts.make_toy_world --form states writes them"
+            )
 
     @classmethod
     def declared_transform(cls, **arguments: Any) -> ActionTransform:
         """The transform of the actions of a data set with these arguments."""
         return controller(action_width(Path(arguments.get("folder", ""))), scale=1.0)
+
+
+def count_problems(arguments: Mapping[str, Any]) -> Iterator[str]:
+    """Which numbers of `ToyWorldVideos` are too small."""
+    for name, least in (("num_episodes", 1), ("num_frames", 1), ("num_steps", 1), ("seed", 0)):
+        if isinstance(value := arguments.get(name), int) and value < least:
+            yield f"{name}={value}; at least {least} is needed"
 
 
 def _embeddings(encoder: BytesEncoder, captions: Sequence[str]) -> dict[str, tuple[Tensor, Tensor]]:

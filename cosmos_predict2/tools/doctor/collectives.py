@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,7 +38,7 @@ def examine(limit_s: float = LIMIT_S) -> list[Finding]:
     try:
         store = _sign_in(rank, world_size, limit_s)
     except ConfigError as error:
-        return [Finding("processes", "meeting", str(error), "fault")]
+        return [Finding("processes/meeting", str(error), "error")]
     hosts = [store.get(f"host{r}").decode() if store.check([f"host{r}"]) else None for r in range(world_size)]
     if missing := [r for r, host in enumerate(hosts) if host is None]:
         came = ", ".join(sorted({host for host in hosts if host is not None}))
@@ -47,7 +46,7 @@ def examine(limit_s: float = LIMIT_S) -> list[Finding]:
             f"{places.ranks(missing)} of {world_size} did not arrive within {limit_s:g} s; from {came} the others did"
         )
         cure = "look at the first error of the missing process, and whether its machine was started with this address"
-        return [Finding("processes", "meeting", value, "fault", cure)]
+        return [Finding("processes/meeting", value, "error", cure)]
     findings: list[Finding] = []
     try:
         distributed.init(limit_s, store=dist.distributed_c10d.PrefixStore("doctor", store))
@@ -57,7 +56,7 @@ def examine(limit_s: float = LIMIT_S) -> list[Finding]:
     except (RuntimeError, ConfigError) as error:
         value = f"rank {rank} at {places.here().text}: {str(error).splitlines()[0]}"
         where = places.report()
-        findings.append(Finding("processes", "communication", value + (where and f"\n{where}"), "fault", _KNOBS))
+        findings.append(Finding("processes/communication", value + (where and f"\n{where}"), "error", _KNOBS))
     finally:
         distributed.shutdown()
     return findings
@@ -73,8 +72,7 @@ def start_here(arguments: list[str]) -> int:
         environment = {"OMP_NUM_THREADS": "1", **os.environ}  # torchrun would set it, with a warning
         if not with_gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ""
-        root = Path(provenance.__file__).resolve().parents[2]
-        code = max(code, subprocess.run(command, env=environment, cwd=root, check=False).returncode)
+        code = max(code, subprocess.run(command, env=environment, cwd=provenance.root(), check=False).returncode)
     return int(code != 0)
 
 
@@ -107,7 +105,7 @@ def _backends() -> list[Callable[[], list[Finding]]]:
 
 def _rank_map() -> list[Finding]:
     """Which process is where, and whether all run the same code."""
-    git = provenance.git_state(Path(provenance.__file__).resolve().parent)
+    git = provenance.git_state(provenance.root())
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     mine = dict(
         host=socket.gethostname(),
@@ -121,15 +119,15 @@ def _rank_map() -> list[Finding]:
     for host in dict.fromkeys(entry["host"] for entry in all_of_them):
         members = [rank for rank, entry in enumerate(all_of_them) if entry["host"] == host]
         devices = ", ".join(sorted({all_of_them[rank]["device"] for rank in members}))
-        findings.append(Finding("processes", f"machine {host}", f"{places.ranks(members)} on {devices}"))
+        findings.append(Finding(f"processes/machine {host}", f"{places.ranks(members)} on {devices}"))
     for key in ("python", "torch", "commit", "device"):
         by_value: dict[Any, list[int]] = {}
         for rank, entry in enumerate(all_of_them):
             by_value.setdefault(entry[key], []).append(rank)
         if len(by_value) > 1:
             value = "; ".join(f"{name}: {places.ranks(ranks)}" for name, ranks in by_value.items())
-            level: Level = "note" if key in ("device", "python") else "fault"
-            findings.append(Finding("processes", f"different {key}", value, level, "install the same on every machine"))
+            level: Level = "warning" if key in ("device", "python") else "error"
+            findings.append(Finding(f"processes/different {key}", value, level, "install the same on every machine"))
     return findings
 
 
@@ -139,7 +137,7 @@ def _barriers() -> list[Finding]:
         start = time.perf_counter()
         distributed.barrier(f"latency {i + 1} of 20")
         times.append(time.perf_counter() - start)
-    return [Finding("processes", "barrier", f"{statistics.median(times) * 1e3:.2f} ms (median of 20)")]
+    return [Finding("processes/barrier", f"{statistics.median(times) * 1e3:.2f} ms (median of 20)")]
 
 
 def _clocks() -> list[Finding]:
@@ -174,8 +172,8 @@ def _round_trip(other: int) -> tuple[float, float]:
 
 def clock_finding(rank: int, offset: float) -> Finding:
     value = f"the largest difference is {abs(offset) * 1e3:.1f} ms, of rank {rank}"
-    level: Level = "fault" if abs(offset) > LOST_SKEW_S else "note" if abs(offset) > SKEW_S else "ok"
-    return Finding("processes", "clocks", value, level, "" if level == "ok" else "start a time service (chrony, ntpd)")
+    level: Level = "error" if abs(offset) > LOST_SKEW_S else "warning" if abs(offset) > SKEW_S else "note"
+    return Finding("processes/clocks", value, level, "" if level == "note" else "start a time service (chrony, ntpd)")
 
 
 def _collectives(backend: str, device: torch.device) -> list[Finding]:
@@ -196,10 +194,10 @@ def _collectives(backend: str, device: torch.device) -> list[Finding]:
             )
         area = f"collectives over {backend}"
         if wrong is None:
-            findings.append(Finding(area, operation, ", ".join(speeds)))
+            findings.append(Finding(f"{area}/{operation}", ", ".join(speeds)))
             continue
         cure = "wrong sums come from faulty links or memory: try NCCL_P2P_DISABLE=1, other GPUs, another driver"
-        findings.append(Finding(area, operation, f"wrong numbers at {wrong}", "fault", cure))
+        findings.append(Finding(f"{area}/{operation}", f"wrong numbers at {wrong}", "error", cure))
     return findings
 
 

@@ -48,13 +48,12 @@ def processors() -> Iterator[Finding]:
     value = f"{cores} cores" + (f", of which a container may use {limit:g}" if limit is not None else "")
     few = min(cores, limit or cores) < 2
     cure = "training and data workers share one core: expect to wait for data" if few else ""
-    yield Finding("machine", "processor", value, "note" if few else "ok", cure)
+    yield Finding("machine/processor", value, "warning" if few else "note", cure)
     has_onednn = torch.backends.mkldnn.is_available()
     yield Finding(
-        "machine",
-        "vector units",
+        "machine/vector units",
         f"{torch.backends.cpu.get_cpu_capability()}, oneDNN {'yes' if has_onednn else 'no'}",
-        "ok" if has_onednn else "note",
+        "note" if has_onednn else "warning",
         "" if has_onednn else "this torch was built without oneDNN: networks on the CPU are slow",
     )
 
@@ -83,10 +82,9 @@ def memories() -> Iterator[Finding]:
     total, free = int(psutil.virtual_memory().total), memory.host_memory_available()
     is_low = free < 4 * _GB
     yield Finding(
-        "machine",
-        "memory",
+        "machine/memory",
         f"{free / _GB:.1f} of {total / _GB:.1f} GB can be taken",
-        "note" if is_low else "ok",
+        "warning" if is_low else "note",
         "enough for the tiny models only: end other programs, or raise the container's limit" if is_low else "",
     )
     yield shared_memory(Path("/dev/shm"))
@@ -96,7 +94,7 @@ def shared_memory(place: Path) -> Finding:
     """How many data workers the shared memory feeds: each holds two clips in it."""
     if not place.is_dir():
         return Finding(
-            "machine", "shared memory", f"{place} does not exist", "note", "use dataloader_train.num_workers=0"
+            "machine/shared memory", f"{place} does not exist", "warning", "use dataloader_train.num_workers=0"
         )
     usage = shutil.disk_usage(place)
     workers = usage.free // (2 * _CLIP)
@@ -105,19 +103,17 @@ def shared_memory(place: Path) -> Finding:
     )
     cure = "docker run --shm-size=16g (or --ipc=host), or dataloader_train.num_workers=0"
     if usage.free < 16 * 2**20:
-        return Finding("machine", "shared memory", value, "fault", f"workers die with a bus error: {cure}")
-    return Finding("machine", "shared memory", value, *(("note", cure) if workers < 4 else ()))
+        return Finding("machine/shared memory", value, "error", f"workers die with a bus error: {cure}")
+    return Finding("machine/shared memory", value, *(("warning", cure) if workers < 4 else ()))
 
 
 def open_files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     is_low = soft != resource.RLIM_INFINITY and soft < _OPEN_FILES
-    level: Level = "fault" if is_low and soft < 256 else "note" if is_low else "ok"
+    level: Level = "error" if is_low and soft < 256 else "warning" if is_low else "note"
     highest = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
     cure = f"ulimit -n {min(65536, hard) if hard > 0 else 65536} before the start: many workers open many files"
-    return Finding(
-        "machine", "open files", f"{soft} at once, can be raised to {highest}", level, cure if is_low else ""
-    )
+    return Finding("machine/open files", f"{soft} at once, can be raised to {highest}", level, cure if is_low else "")
 
 
 def disks() -> Iterator[Finding]:
@@ -129,12 +125,12 @@ def disks() -> Iterator[Finding]:
     for place, what in places.items():
         name = f"disk of {place} ({what})"
         if storage.is_remote(place):
-            yield Finding("machine", name, "remote: not looked at")
+            yield Finding(f"machine/{name}", "remote: not looked at")
             continue
         try:
             free = storage.free_bytes(place)
         except OSError as error:
-            yield Finding("machine", name, str(error), "fault", "set IMAGINAIRE_OUTPUT_ROOT to a disk that is there")
+            yield Finding(f"machine/{name}", str(error), "error", "set IMAGINAIRE_OUTPUT_ROOT to a disk that is there")
             continue
         assert free is not None
         existing = Path(place).absolute()
@@ -144,15 +140,15 @@ def disks() -> Iterator[Finding]:
             cure = (
                 "set IMAGINAIRE_OUTPUT_ROOT to a folder that can be written" if "runs" in what else f"chown {existing}"
             )
-            yield Finding("machine", name, f"{existing} cannot be written", "fault", cure)
+            yield Finding(f"machine/{name}", f"{existing} cannot be written", "error", cure)
             continue
-        level: Level = "fault" if free < _GB else "note" if free < 2 * _CHECKPOINT else "ok"
+        level: Level = "error" if free < _GB else "warning" if free < 2 * _CHECKPOINT else "note"
         cure = (
             f"one checkpoint of the 2B model with its optimizer takes {_CHECKPOINT / _GB:.0f} GB"
-            if level != "ok"
+            if level != "note"
             else ""
         )
-        yield Finding("machine", name, f"{free / _GB:.0f} GB free", level, cure)
+        yield Finding(f"machine/{name}", f"{free / _GB:.0f} GB free", level, cure)
 
 
 def environment(variables: Mapping[str, str]) -> Iterator[Finding]:
@@ -163,8 +159,10 @@ def environment(variables: Mapping[str, str]) -> Iterator[Finding]:
         value = "is set" if any(word in name for word in _SECRET) else variables[name]
         slow, meaning = _SLOW.get(name, ("", ""))
         if slow and re.fullmatch(slow, variables[name].upper()):
-            yield Finding("environment", name, value, "note", f"{meaning}: unset {name} unless you look for a fault")
+            yield Finding(
+                f"environment/{name}", value, "warning", f"{meaning}: unset {name} unless you look for a fault"
+            )
         elif name == "OMP_NUM_THREADS" and not value.isdecimal():
-            yield Finding("environment", name, repr(value), "fault", "give a number, such as OMP_NUM_THREADS=1")
+            yield Finding(f"environment/{name}", repr(value), "error", "give a number, such as OMP_NUM_THREADS=1")
         else:
-            yield Finding("environment", name, value)
+            yield Finding(f"environment/{name}", value)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -60,22 +59,21 @@ def all_findings() -> Iterator[Finding]:
 def ours() -> Iterator[Finding]:
     old = sys.version_info < (3, 10)
     yield Finding(
-        "packages", "python", platform.python_version(), "fault" if old else "ok", "3.10 or newer" if old else ""
+        "packages/python", platform.python_version(), "error" if old else "note", "3.10 or newer" if old else ""
     )
-    root = Path(provenance.__file__).resolve().parents[2]
+    root = provenance.root()
     git = provenance.git_state(root)
     commit = "no git checkout" if git is None else git["commit"][:12] + (" with changes" if git["dirty"] else "")
     version = _version(provenance.DISTRIBUTION)
     is_installed = version is not None
     yield Finding(
-        "packages",
-        provenance.DISTRIBUTION,
+        f"packages/{provenance.DISTRIBUTION}",
         f"{version or 'not installed'} ({commit}) in {root}",
-        "ok" if is_installed else "note",
+        "note" if is_installed else "warning",
         "" if is_installed else "it runs from this folder only: make setup, or pip install -c constraints.txt -e .",
     )
     for line in provenance.foreign_packages():
-        yield Finding("packages", "a foreign package", line, "fault")
+        yield Finding("packages/a foreign package", line, "error")
 
 
 def required() -> Iterator[Finding]:
@@ -89,33 +87,39 @@ def required() -> Iterator[Finding]:
         below = re.search(r"<\s*([\d.]+)", requirement)
         found = _version(name)
         if found is None:
-            yield Finding("packages", name, "not installed", "fault", f"pip install -c constraints.txt '{requirement}'")
+            yield Finding(
+                f"packages/{name}", "not installed", "error", f"pip install -c constraints.txt '{requirement}'"
+            )
         elif (least and numbers(found) < numbers(least[1])) or (below and numbers(found) >= numbers(below[1])):
             cure = f"pip install -c constraints.txt '{requirement}'"
-            yield Finding("packages", name, f"{found}, but {requirement} is needed", "fault", cure)
+            yield Finding(f"packages/{name}", f"{found}, but {requirement} is needed", "error", cure)
         else:
             in_order.append(f"{name} {found}")
     if in_order:
-        yield Finding("packages", "required", ", ".join(in_order))
+        yield Finding("packages/required", ", ".join(in_order))
 
 
 def optional() -> Iterator[Finding]:
     for package in OPTIONAL:
         cure = f"pip install -e '.[{package.extra}]'"
         if (version := _version(package.distribution)) is None:
-            yield Finding("optional packages", package.distribution, f"not installed: {package.brings}", "note", cure)
+            yield Finding(
+                f"optional packages/{package.distribution}", f"not installed: {package.brings}", "warning", cure
+            )
         elif package.module and (problem := _import_problem(package.module)):
             value = f"{version}, but it cannot be imported: {problem}"
-            yield Finding("optional packages", package.distribution, value, "fault", f"build it for this torch: {cure}")
+            yield Finding(
+                f"optional packages/{package.distribution}", value, "error", f"build it for this torch: {cure}"
+            )
         else:
-            yield Finding("optional packages", package.distribution, f"{version}: {package.brings}")
+            yield Finding(f"optional packages/{package.distribution}", f"{version}: {package.brings}")
     for module, name, brings, cure in _FROM_SOURCE:
         if importlib.util.find_spec(module) is None:
-            yield Finding("optional packages", name, f"not installed: {brings}", "note", cure)
+            yield Finding(f"optional packages/{name}", f"not installed: {brings}", "warning", cure)
         elif problem := _import_problem(module):
-            yield Finding("optional packages", name, f"cannot be imported: {problem}", "fault", cure)
+            yield Finding(f"optional packages/{name}", f"cannot be imported: {problem}", "error", cure)
         else:
-            yield Finding("optional packages", name, f"installed: {brings}")
+            yield Finding(f"optional packages/{name}", f"installed: {brings}")
 
 
 def accelerators() -> Iterator[Finding]:
@@ -123,20 +127,20 @@ def accelerators() -> Iterator[Finding]:
     driver = _driver()
     if not torch.cuda.is_available():
         if driver is None:
-            yield Finding("device", "GPU", "none: everything runs on the CPU")
+            yield Finding("device/GPU", "none: everything runs on the CPU")
         elif torch.version.cuda is None:
             cure = f"pip install -c constraints.txt --force-reinstall torch=={torch.__version__.partition('+')[0]}"
-            yield Finding("device", "GPU", f"driver {driver}, but torch {torch.__version__} is for CPUs", "fault", cure)
+            yield Finding("device/GPU", f"driver {driver}, but torch {torch.__version__} is for CPUs", "error", cure)
         else:
             cure = (
                 "nvidia-smi shows what the driver sees; CUDA_VISIBLE_DEVICES may hide all; a container needs --gpus all"
             )
             value = f"driver {driver}, torch is for CUDA {torch.version.cuda}, but sees no device"
-            yield Finding("device", "GPU", value, "fault", cure)
+            yield Finding("device/GPU", value, "error", cure)
         return
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else "none"
     cudnn = torch.backends.cudnn.version()
-    yield Finding("device", "CUDA", f"{torch.version.cuda}, driver {driver or 'unknown'}, cuDNN {cudnn}, NCCL {nccl}")
+    yield Finding("device/CUDA", f"{torch.version.cuda}, driver {driver or 'unknown'}, cuDNN {cudnn}, NCCL {nccl}")
     for index in range(torch.cuda.device_count()):
         yield gpu(index, torch.cuda.get_device_properties(index), torch.cuda.get_arch_list())
 
@@ -152,10 +156,10 @@ def gpu(index: int, properties: Any, architectures: list[str]) -> Finding:
     fits = fits or any(int(name[8:].rstrip("af")) <= mine for name in architectures if name.startswith("compute_"))
     if built and not fits:
         cure = f"install a torch whose kernels include sm_{mine}; this one has {', '.join(architectures)}"
-        return Finding("device", f"GPU {index}", value, "fault", cure)
+        return Finding(f"device/GPU {index}", value, "error", cure)
     if properties.major < 8:
-        return Finding("device", f"GPU {index}", value, "note", "bfloat16 is slow before compute capability 8.0")
-    return Finding("device", f"GPU {index}", value)
+        return Finding(f"device/GPU {index}", value, "warning", "bfloat16 is slow before compute capability 8.0")
+    return Finding(f"device/GPU {index}", value)
 
 
 def numbers(version: str) -> tuple[int, ...]:

@@ -35,12 +35,12 @@ def attention(device: torch.device) -> Iterator[Finding]:
     """What ``auto`` takes here and why, and every backend compared with plain products."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     choice = choose_attention("auto", device, dtype, HEAD_DIMS[0])
-    yield Finding("attention", "auto", f"takes {choice.name} in {_name(dtype)} on {device}: {choice.reason}")
+    yield Finding("attention/auto", f"takes {choice.name} in {_name(dtype)} on {device}: {choice.reason}")
     names = sorted(set(BACKENDS.values()) - {"auto"})
     if device.type != "cuda":
         need_gpu = [name for name in names if name not in ON_ANY_DEVICE]
         names = [name for name in names if name in ON_ANY_DEVICE]
-        yield Finding("attention", ", ".join(need_gpu), "need a GPU")
+        yield Finding(f"attention/{', '.join(need_gpu)}", "need a GPU")
     for backend in names:
         yield _backend(backend, device, dtype)
 
@@ -49,7 +49,7 @@ def _backend(backend: str, device: torch.device, dtype: torch.dtype) -> Finding:
     try:
         ops = {head_dim: choose_attention(backend, device, dtype, head_dim).op for head_dim in HEAD_DIMS}
     except (ImportError, ValueError) as error:
-        return Finding("attention", backend, f"cannot run here: {error}", "note")
+        return Finding(f"attention/{backend}", f"cannot run here: {error}", "warning")
     try:
         for head_dim, op in ops.items():
             check_attention(op, head_dim, device, dtype)
@@ -57,9 +57,9 @@ def _backend(backend: str, device: torch.device, dtype: torch.dtype) -> Finding:
         cure = (
             f"do not use it: leave atten_backend at auto, or install a {backend} that was built for this GPU and torch"
         )
-        return Finding("attention", backend, f"{type(error).__name__}: {_first_line(error)}", "fault", cure)
+        return Finding(f"attention/{backend}", f"{type(error).__name__}: {_first_line(error)}", "error", cure)
     widths = " and ".join(map(str, HEAD_DIMS))
-    return Finding("attention", backend, f"agrees with plain products, head widths {widths}")
+    return Finding(f"attention/{backend}", f"agrees with plain products, head widths {widths}")
 
 
 def network(device: torch.device) -> Finding:
@@ -83,12 +83,12 @@ def network(device: torch.device) -> Finding:
         out.float().square().mean().backward()
         is_finite = all(bool(p.grad.isfinite().all()) for p in net.parameters() if p.grad is not None)
     except (RuntimeError, ValueError) as problem:
-        return Finding("network", name, f"{type(problem).__name__}: {_first_line(problem)}", "fault")
+        return Finding(f"network/{name}", f"{type(problem).__name__}: {_first_line(problem)}", "error")
     if not error <= _ROUNDING or not is_finite:
         value = f"differs from float32 on the host by {error:.1e}" if is_finite else "a gradient is not finite"
         cure = "try net.atten_backend=math; if that is right, the attention kernel is wrong, else the device or driver"
-        return Finding("network", name, value, "fault", cure)
-    return Finding("network", name, f"works, {error:.0e} from float32 on the host")
+        return Finding(f"network/{name}", value, "error", cure)
+    return Finding(f"network/{name}", f"works, {error:.0e} from float32 on the host")
 
 
 def _inputs() -> dict[str, torch.Tensor]:
@@ -108,19 +108,19 @@ def videos() -> Iterator[Finding]:
     try:
         import av
     except ImportError as error:
-        yield Finding("videos", "PyAV", f"cannot be imported: {error}", "fault", "pip install -c constraints.txt av")
+        yield Finding("videos/PyAV", f"cannot be imported: {error}", "error", "pip install -c constraints.txt av")
         return
     library = ".".join(map(str, av.library_versions.get("libavcodec", ())))
-    yield Finding("videos", "PyAV", f"{av.__version__} (brings its own FFmpeg, libavcodec {library})")
+    yield Finding("videos/PyAV", f"{av.__version__} (brings its own FFmpeg, libavcodec {library})")
     encoder = "libx264" if "libx264" in av.codecs_available else "mpeg4"
     cure = "" if encoder == "libx264" else "files are larger: install the PyAV wheel of the package index"
-    yield Finding("videos", "encoder", encoder, "note" if cure else "ok", cure)
+    yield Finding("videos/encoder", encoder, "warning" if cure else "note", cure)
     missing = [f"{name} ({use})" for name, use in _DECODERS.items() if name not in av.codecs_available]
     if missing:
         cure = "such files cannot be read: install the PyAV wheel of the package index"
-        yield Finding("videos", "decoders", f"without {', '.join(missing)}", "note", cure)
+        yield Finding("videos/decoders", f"without {', '.join(missing)}", "warning", cure)
     else:
-        yield Finding("videos", "decoders", ", ".join(_DECODERS))
+        yield Finding("videos/decoders", ", ".join(_DECODERS))
     yield _tried("videos", "a clip written and read", _round_trip)
 
 
@@ -145,15 +145,15 @@ def weights() -> Iterator[Finding]:
             missing.append(what)
         elif path.endswith(".pt") and (problem := problem_with(path)) is not None:
             yield Finding(
-                "weights", what, problem, "fault", "fetch it again: python -m scripts.download_checkpoints --check"
+                f"weights/{what}", problem, "error", "fetch it again: python -m scripts.download_checkpoints --check"
             )
         else:
-            yield Finding("weights", what, path)
+            yield Finding(f"weights/{what}", path)
     if missing:
         cure = (
             "python -m scripts.download_checkpoints --model_types video2world --model_sizes 2B (tiny models: nothing)"
         )
-        yield Finding("weights", f"not in {root}", ", ".join(missing), "note", cure)
+        yield Finding(f"weights/not in {root}", ", ".join(missing), "warning", cure)
 
 
 def _released() -> Iterator[tuple[str, str]]:
@@ -171,9 +171,9 @@ def _released() -> Iterator[tuple[str, str]]:
 
 def _tried(area: str, name: str, work: Callable[[], str]) -> Finding:
     try:
-        return Finding(area, name, work())
+        return Finding(f"{area}/{name}", work())
     except (UserError, ValueError, OSError, RuntimeError) as error:
-        return Finding(area, name, f"{type(error).__name__}: {_first_line(error)}", "fault")
+        return Finding(f"{area}/{name}", f"{type(error).__name__}: {_first_line(error)}", "error")
 
 
 def _first_line(error: BaseException) -> str:

@@ -20,7 +20,7 @@ from imaginaire.config.names import target_of
 from imaginaire.config.schema import Config
 from imaginaire.config.typed_nodes import as_config
 from imaginaire.errors import ConfigError
-from imaginaire.training import preflight
+from imaginaire.findings import CheckContext
 
 T5_TOKENS = 512
 OPTIMIZERS = {"fused_adamw": "fusedadamw", "adamw": "adamw", "muon": "muon"}  # functions of imaginaire, by kind
@@ -88,12 +88,11 @@ class Workload:
 
 def read_workload(config: Config, num_gpus: int) -> Workload:
     """The workload of a composed configuration; degrees that cannot work are the errors that training gives."""
-    model = _model_config(config)
+    cls, model = _model_config(config)
     if num_gpus < 1:
         raise ConfigError(f"--gpus {num_gpus}: at least one is needed.")
-    wrong = preflight.parallel_problems(config, num_gpus)
-    if wrong:
-        raise ConfigError(" ".join(f"{key}: {problem}" for key, problem in wrong))
+    if wrong := [*cls.check_degrees(config.model.config, CheckContext(config=config, world_size=num_gpus))]:
+        raise ConfigError(" ".join(map(str, wrong)))
     pipe = model.pipe_config
     with torch.device("meta"):
         net: DiT = lazy_config.instantiate(pipe.net)
@@ -132,7 +131,7 @@ def read_workload(config: Config, num_gpus: int) -> Workload:
     )
 
 
-def _model_config(config: Config) -> Predict2Video2WorldModelConfig:
+def _model_config(config: Config) -> tuple[type[Predict2Video2WorldModel], Predict2Video2WorldModelConfig]:
     if config.model is None:
         raise ConfigError("model is not set: choose an experiment (experiment=NAME) or a model (model=NAME).")
     target = target_of(config.model, "model")
@@ -141,7 +140,7 @@ def _model_config(config: Config) -> Predict2Video2WorldModelConfig:
     model: Predict2Video2WorldModelConfig = as_config(target.config_class, config.model.config, "model.config")
     if model.pipe_config.net is None:
         raise ConfigError("model.config.pipe_config.net is not set: choose a model (model=NAME).")
-    return model
+    return target, model
 
 
 def _encodes_text(model: Any) -> bool:

@@ -20,6 +20,7 @@ from cosmos_predict2.data.video.clips import probe
 from imaginaire.data.stream import ResumableLoader
 from imaginaire.errors import ConfigError, DataError
 from tests.data.sources_bridge import bridge_tree, frame_value, recording
+from tests.findings import problems
 
 KEYS = {
     "video", "action", "action_transform", "t5_text_embeddings", "t5_text_mask", "fps", "image_size", "num_frames",
@@ -228,13 +229,13 @@ def test_wrong_folders_name_the_right_ones(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"annotation/train does not exist. Did you mean .*annotations/train\?"):
         _dataset(root)
     given = dict(train_annotation_path=str(root / "annotation" / "train"), video_path=str(root / "nowhere"))
-    found = list(ActionConditionedDataset.preflight(**given))
+    found = list(problems(ActionConditionedDataset, **given))
     assert len(found) == 2 and "annotations/train" in found[0] and "nowhere does not exist" in found[1]
     with pytest.raises(DataError, match=r"holds no annotation.*annotations/train"):
         _dataset(root, train_annotation_path=str(root / "annotations"))
     right = dict(train_annotation_path=str(root / "annotations" / "train"), video_path=str(root))
-    assert not list(ActionConditionedDataset.preflight(**right))
-    (problem,) = ActionConditionedDataset.preflight(**right, action_scale=0.0)
+    assert not list(problems(ActionConditionedDataset, **right))
+    (problem,) = problems(ActionConditionedDataset, **right, action_scale=0.0)
     assert "needs a number other than 0" in problem
 
 

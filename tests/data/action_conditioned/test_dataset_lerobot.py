@@ -20,9 +20,10 @@ from cosmos_predict2.data.sizes import frame_rate
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.folder import embed_captions
 from imaginaire.errors import ConfigError, DataError
-from imaginaire.training.model import Note
+from imaginaire.findings import Finding
 from tests.data import sources_lerobot as made
 from tests.data.sources_lerobot import FRONT, LENGTHS, grey
+from tests.findings import checked, problems
 
 SHAPE = dict(num_frames=4, video_size=(32, 48), data_split="full")
 FIXTURE = Path(__file__).resolve().parent.parent / "fixtures" / "lerobot_v3"
@@ -90,7 +91,7 @@ def test_a_stride_combines_actions_by_what_modality_says_of_them(root: Path) -> 
         for part, absolute in zip(modality["action"].values(), said, strict=True):
             part["absolute"] = absolute
         place.write_text(json.dumps(modality))
-        told = "".join(LeRobotActionDataset.preflight(root=str(root), camera="front", stride=3, **SHAPE))
+        told = "".join(problems(LeRobotActionDataset, root=str(root), camera="front", stride=3, **SHAPE))
         assert ("combine_actions (--combine_actions)" in told) == (None in said)
         if None not in said:
             data, rows = dataset(root, num_frames=3, stride=3, action_transform=controller(3, 1.0)), made.action(0)
@@ -131,11 +132,11 @@ def test_text_comes_from_embeddings_of_the_episodes(root: Path, caplog: pytest.L
 
 
 def test_a_size_across_the_pictures_is_told(original: Path) -> None:
-    def notes(camera: str, size: list[int]) -> list[str]:
-        return list(LeRobotActionDataset.preflight(root=str(original), camera=camera, video_size=size, num_frames=5))
+    def notes(camera: str, size: list[int]) -> list[Finding]:
+        return checked(LeRobotActionDataset, root=str(original), camera=camera, video_size=size, num_frames=5)
 
     (note,) = notes("wrist", [32, 16])
-    assert isinstance(note, Note) and "but camera observation.images.wrist is wide, 16 high and 24 wide" in note
+    assert note.level == "warning" and "camera observation.images.wrist is wide" in note.text
     assert notes("wrist", [16, 32]) == notes("front", [32, 16]) == []  # a square has no right way
 
 
@@ -172,13 +173,13 @@ def test_windows_longer_than_all_episodes_are_an_error(original: Path) -> None:
 
 
 def test_preflight_tells_without_reading_episodes(original: Path, tmp_path: Path) -> None:
-    assert not list(LeRobotActionDataset.preflight(root=str(original), camera="front", **SHAPE))
-    assert "which camera?" in "".join(LeRobotActionDataset.preflight(root=str(original), **SHAPE))
-    found = "; ".join(LeRobotActionDataset.preflight(root=str(tmp_path), video_size=(30, 48), stride=0))
+    assert not problems(LeRobotActionDataset, root=str(original), camera="front", **SHAPE)
+    assert "which camera?" in "".join(problems(LeRobotActionDataset, root=str(original), **SHAPE))
+    found = "; ".join(problems(LeRobotActionDataset, root=str(tmp_path), video_size=(30, 48), stride=0))
     assert "meta/info.json" in found and "multiples of 16" in found and "stride=0" in found
-    assert "in between" in "".join(LeRobotActionDataset.preflight(root=str(original), stride=2))
+    assert "in between" in "".join(problems(LeRobotActionDataset, root=str(original), stride=2))
     transform = dict(kind="controller", statistics=str(tmp_path / "none.json"))
-    assert "none.json" in "".join(LeRobotActionDataset.preflight(root=str(original), action_transform=transform))
+    assert "none.json" in "".join(problems(LeRobotActionDataset, root=str(original), action_transform=transform))
 
 
 def test_missing_files_stop_the_run_or_are_left_out_with_a_count(root: Path, caplog: pytest.LogCaptureFixture) -> None:

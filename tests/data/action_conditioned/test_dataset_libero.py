@@ -19,6 +19,7 @@ from imaginaire.data.stream import ResumableLoader
 from imaginaire.errors import ConfigError, DataError
 from tests.data.action_conditioned.test_dataset_bridge import KEYS
 from tests.data.sources_libero import demo, libero_tree
+from tests.findings import problems
 
 h5py = pytest.importorskip("h5py", reason="h5py is not installed")
 
@@ -165,13 +166,13 @@ def test_wrong_settings_and_folders_are_told(libero: Path, tmp_path: Path) -> No
     ]:
         with pytest.raises(DataError, match=message):
             find_suites(root, suites)
-        assert any(LiberoDataset.preflight(root=str(root), suites=suites))
-    assert not list(LiberoDataset.preflight(root=str(libero)))
+        assert any(problems(LiberoDataset, root=str(root), suites=suites))
+    assert not list(problems(LiberoDataset, root=str(libero)))
     for transform, message in [
         (dict(kind="relative_pose", scale=[20.0] * 7), "LIBERO's files hold controller actions"),
         (dict(kind="controller", statistics=str(tmp_path / "none.json")), "none.json"),
     ]:
-        assert message in "".join(LiberoDataset.preflight(root=str(libero), action_transform=transform))
+        assert message in "".join(problems(LiberoDataset, root=str(libero), action_transform=transform))
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ import tests.project.config as project
 from imaginaire.config import compose
 from imaginaire.distributed import parallel
 from imaginaire.errors import CheckpointError, ConfigError, DataError, TrainingError
+from imaginaire.findings import CheckContext, Finding, error, warning
 from imaginaire.training import run_folder
 from imaginaire.training.callbacks import Callback
 from imaginaire.training.callbacks.base import HOOKS
-from imaginaire.training.model import ImaginaireModel, Note
+from imaginaire.training.model import ImaginaireModel
 from imaginaire.training.watchdog import EXIT_INTERRUPTED, EXIT_TIMEOUT
 from tests.programs import python
 from tests.training import difference, losses, run_dir, saved, train
@@ -252,14 +254,15 @@ def test_a_run_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 class Missing(torch.utils.data.Dataset[int]):
     @classmethod
-    def preflight(cls, folder: str, **others: Any) -> list[str]:
-        return [] if Path(folder).exists() else [f"the folder {folder} does not exist"]
+    def check(cls, arguments: Any, context: CheckContext) -> Iterator[Finding]:
+        if not Path(arguments["folder"]).exists():
+            yield error(context.key, f"the folder {arguments['folder']} does not exist")
 
     def __init__(self, folder: str, **others: Any) -> None:
-        raise AssertionError("built in spite of its preflight")
+        raise AssertionError("built in spite of its check")
 
 
-def test_preflight_of_a_data_set_stops_the_run_before_it_is_built(tmp_path: Path) -> None:
+def test_the_check_of_a_data_set_stops_the_run_before_it_is_built(tmp_path: Path) -> None:
     target = "dataloader_train.dataset._target_=tests.imaginaire.training.test_trainer.Missing"
     clear = [target, "+dataloader_train.dataset.folder=/no/such/folder"]
     with pytest.raises(DataError, match=r"dataloader_train.dataset: the folder /no/such/folder does not exist"):
@@ -272,14 +275,12 @@ _loaded: list[str] = []
 
 class Noted(project.RestlessModel):
     @classmethod
-    def preflight(cls, **others: Any) -> list[str]:
-        return [Note("this is known")] * 2
-
-    @classmethod
-    def preflight_start(cls, load_path: str, data: list[Any], **others: Any) -> list[tuple[str, str]]:
+    def check(cls, arguments: Any, context: CheckContext) -> Iterator[Finding]:
+        data = context.training.values()
         assert any("Waves" in str(node["_target_"]) and node["length"] == 60 for node in data), data
-        is_other = load_path.startswith("hf://")
-        return [("checkpoint.load_path", f"{load_path} is of another model")] if is_other else []
+        yield from [warning(context.key, "this is known")] * 2
+        if (path := context.start_path or "").startswith("hf://"):
+            yield error("checkpoint.load_path", f"{path} is of another model")
 
     def on_load_path(self, path: str) -> None:
         _loaded.append(path)
@@ -341,7 +342,7 @@ def test_a_refused_start_leaves_the_folder_that_was_there(tmp_path: Path) -> Non
 
 
 def test_a_run_that_saves_nothing_needs_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(project.RestlessModel, "checkpoint_bytes", lambda **_: 2**60, raising=False)
+    monkeypatch.setattr(project.RestlessModel, "checkpoint_bytes", lambda arguments: 2**60)
     with pytest.raises(ConfigError, match="the next checkpoint needs"):
         train(tmp_path, QUICK)
     assert train(tmp_path, [*QUICK, "ckpt_type=dummy"]) == 0

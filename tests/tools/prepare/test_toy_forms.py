@@ -20,6 +20,7 @@ from cosmos_predict2.tools.prepare.toy.forms import METRES_PER_PIXEL
 from cosmos_predict2.tools.prepare.toy.settings import ToyFolder
 from imaginaire.errors import ConfigError, DataError
 from scripts import make_toy_world
+from tests.findings import problems
 
 SMALL = dict(episodes=4, frames=9, val_fraction=0.25)
 
@@ -121,8 +122,8 @@ def test_states_of_many_files_are_joined_and_go_on(tmp_path: Path, monkeypatch: 
 def test_broken_and_mixed_states_are_told(states: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds no states.*There are some in .*train, .*val"):
         read_states(states)
-    assert "--form states" in next(ToyWorldStates.preflight(folder=str(tmp_path)))
-    assert not list(ToyWorldStates.preflight(folder=str(states / "train")))
+    assert "--form states" in problems(ToyWorldStates, folder=str(tmp_path))[0]
+    assert not problems(ToyWorldStates, folder=str(states / "train"))
     content = (states / "train" / "states-000000.npz").read_bytes()
     for broken in (b"", content[:500], content[:-2000], b"no archive at all"):
         (tmp_path / "states-000000.npz").write_bytes(broken)
