@@ -5,6 +5,7 @@ import functools
 import io
 import os
 import struct
+import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -38,19 +39,28 @@ def damage(archives: Sequence[Archive], share: tuple[int, int] = (0, 1)) -> list
     """A sentence for each record that is not what was saved; of share (i, n) every n-th record is read, from the i-th
     on, so that n processes read all of them."""
     with ExitStack() as files, ThreadPoolExecutor(THREADS) as pool:
-        checks = [check for archive in archives for check in _checks(archive, files)]
+
+        @functools.cache
+        def opened(path: Path, thread: int) -> zipfile.ZipFile:
+            """One for each thread: threads that open records of the same one disturb each other in Python 3.12."""
+            return files.enter_context(zipfile.ZipFile(path))
+
+        checks = [check for archive in archives for check in _checks(archive, opened)]
         found = pool.map(lambda check: check(), checks[share[0] :: share[1]])
         return [sentence for sentence in found if sentence]
 
 
-def _checks(archive: Archive, files: ExitStack) -> list[Callable[[], str]]:
+def _checks(archive: Archive, opened: Callable[[Path, int], zipfile.ZipFile]) -> list[Callable[[], str]]:
     if archive.length is not None:
         return [functools.partial(_damage_of_part, archive)]
     try:
-        opened = files.enter_context(zipfile.ZipFile(archive.path))
+        records = opened(archive.path, threading.get_ident()).infolist()
     except FAULTS as error:
         return [functools.partial(_sentence, archive, error)]
-    return [functools.partial(_damage_of_record, archive, opened, info) for info in opened.infolist()]
+    return [
+        lambda info=info: _damage_of_record(archive, opened(archive.path, threading.get_ident()), info)  # type: ignore
+        for info in records
+    ]
 
 
 def _damage_of_part(archive: Archive) -> str:
