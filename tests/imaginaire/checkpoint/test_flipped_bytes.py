@@ -2,6 +2,8 @@
 """A byte that a disk changes in a checkpoint is found when the run resumes, or changes nothing that is read."""
 
 import random
+import threading
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -105,6 +107,23 @@ def test_a_record_is_read_to_its_end_however_large_it_is(tmp_path: Path, monkeyp
     file.write_bytes(content.replace(last, bytes(4)))
     (sentence,) = archives.damage([archives.Archive(file, "it")])
     assert sentence.startswith("it is damaged")
+
+
+def test_a_thread_reads_a_zip_that_it_opened_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that share one move its position in each other's way (Python 3.12): good files seem damaged."""
+
+    class Watched(zipfile.ZipFile):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self.thread = threading.get_ident()
+
+        def open(self, *arguments: Any) -> Any:
+            assert self.thread == threading.get_ident()
+            return super().open(*arguments)
+
+    torch.save({"w": torch.ones(3)}, tmp_path / "model.pt")
+    monkeypatch.setattr(zipfile, "ZipFile", Watched)
+    assert archives.damage([archives.Archive(tmp_path / "model.pt", "it")]) == []
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"iter_\x00000000002.pt", b"\n", b"\xc3\x28" * 500])
