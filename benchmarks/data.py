@@ -27,7 +27,7 @@ from cosmos_predict2.data.dataset_video import Dataset
 from cosmos_predict2.data.video import media
 from cosmos_predict2.data.video.clips import read_frames, stretch
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.text.embeddings.folder import embed_captions
+from cosmos_predict2.text.embeddings.encode import embed_captions
 
 CLIP_FRAMES = 150  # 5 s at 30 frames per second, as AgiBot clips are cut
 SIZE = (480, 640)

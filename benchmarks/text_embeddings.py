@@ -18,7 +18,8 @@ import torch
 
 from cosmos_predict2.interfaces import TextEncoder
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, embed_captions
+from cosmos_predict2.text.embeddings.encode import embed_captions
+from cosmos_predict2.text.embeddings.folder import EmbeddingFolder
 from cosmos_predict2.text.t5 import T5Encoder
 from imaginaire import command_line
 

@@ -111,7 +111,6 @@ def _row(module: str) -> str | None:
 
 # What is still to be moved: (module, what it imports).
 PENDING = {
-    ("cosmos_predict2.text.embeddings.folder", "cosmos_predict2.data.jobs"),
     ("cosmos_predict2.text.trained_text", "cosmos_predict2.checkpoints.runs"),
 }
 

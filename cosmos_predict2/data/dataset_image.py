@@ -7,21 +7,16 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from cosmos_predict2.data.bad_samples import BadSamples
-from cosmos_predict2.data.jobs import read_caption
-from cosmos_predict2.data.packed_strings import PackedStrings
+from cosmos_predict2.data.samples import BadSamples
 from cosmos_predict2.data.video.clips import scaled
 from cosmos_predict2.data.video.media import IMAGE_SUFFIXES, read_image
 from cosmos_predict2.data.video_folder import (
-    captions_of,
+    CaptionedFolder,
     existing_folder,
     frame_item,
     media_by_stem,
     open_embeddings,
-    read_embedding,
     size_problem,
-    tell_left_out,
-    text_item,
     with_embedding,
 )
 from imaginaire.errors import ConfigError, DataError
@@ -52,16 +47,16 @@ class ImageDataset(Dataset[dict[str, Any]]):
         if problem := size_problem("image_size", image_size):
             raise ConfigError(problem)
         self.image_size = (int(image_size[0]), int(image_size[1]))
-        self._num_tokens = num_tokens
         self._bad = BadSamples(skip_bad_samples, most_bad_samples)
-        self.dataset_dir = existing_folder(dataset_dir, "images")
-        self.embeddings = open_embeddings(self.dataset_dir, text_encoder, num_tokens)
-        files = media_by_stem(self.dataset_dir / "images", IMAGE_SUFFIXES)
-        stems = with_embedding(files, self.embeddings.stems(), self.embeddings.folder, "pictures")
-        tell_left_out(files, stems, self.embeddings.folder, "pictures")
-        self.stems = PackedStrings(stems)
-        self._files = PackedStrings([files[stem] for stem in stems])
-        self._metas = captions_of(self.dataset_dir, stems)
+        self.folder = CaptionedFolder(
+            dataset_dir,
+            "images",
+            IMAGE_SUFFIXES,
+            "pictures",
+            skip_bad=skip_bad_samples,
+            text_encoder=text_encoder,
+            num_tokens=num_tokens,
+        )
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
@@ -76,23 +71,19 @@ class ImageDataset(Dataset[dict[str, Any]]):
             yield error(context.key, str(problem))
 
     def __len__(self) -> int:
-        return len(self.stems)
+        return len(self.folder)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self._bad.read(index, len(self), self._item)
 
     def _item(self, index: int) -> dict[str, Any]:
-        path = self.dataset_dir / "images" / self._files[index]
-        stem = self.stems[index]
-        image = scaled(read_image(path), self.image_size).clamp_(0, 1).mul_(2).sub_(1)
-        embedding, mask, embedding_path = read_embedding(self.embeddings, stem, self._num_tokens)
-        caption = {} if self._metas is None else {"ai_caption": read_caption(self._metas / f"{stem}.txt")}
+        path = self.folder.path(index)
+        text, embedding_path = self.folder.text(index)
         return {
-            "images": image,
+            "images": scaled(read_image(path), self.image_size).clamp_(0, 1).mul_(2).sub_(1),
             "image_name": {"image_path": str(path), "t5_embedding_path": embedding_path},
-            **text_item(embedding, mask),
+            **text,
             "fps": torch.tensor([IMAGE_FPS]),
             "num_frames": torch.tensor([1.0]),
             **frame_item(self.image_size),
-            **caption,
         }

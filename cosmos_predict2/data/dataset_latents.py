@@ -11,8 +11,6 @@ import numpy
 import torch
 from torch.utils.data import Dataset
 
-from cosmos_predict2.data.bad_samples import BadSamples
-from cosmos_predict2.data.jobs import read_caption
 from cosmos_predict2.data.latent_cache import (
     FOLDER,
     LATENTS_KEY,
@@ -23,17 +21,14 @@ from cosmos_predict2.data.latent_cache import (
     open_latents,
     read_record,
 )
-from cosmos_predict2.data.packed_strings import PackedStrings
+from cosmos_predict2.data.samples import BadSamples
 from cosmos_predict2.data.sizes import latent_frames
 from cosmos_predict2.data.video_folder import (
-    captions_of,
+    CaptionedFolder,
     existing_folder,
     frame_item,
     media_by_stem,
     open_embeddings,
-    read_embedding,
-    tell_left_out,
-    text_item,
     with_embedding,
 )
 from imaginaire.errors import ConfigError, DataError
@@ -69,16 +64,17 @@ class LatentDataset(Dataset[dict[str, Any]]):
         if problem := _length_problem(num_frames, self.record):
             raise ConfigError(problem)
         self.num_frames = num_frames or self.record.num_frames
-        self._folder = self.dataset_dir / FOLDER
         self._probe = torch.tensor(self.record.probe)
-        self._num_tokens = num_tokens
-        self._embeddings = open_embeddings(self.dataset_dir, text_encoder, num_tokens)
-        files = media_by_stem(self._folder, (SUFFIX,))
-        stems = with_embedding(files, self._embeddings.stems(), self._embeddings.folder, "latents")
-        tell_left_out(files, stems, self._embeddings.folder, "latents")
-        self.stems = PackedStrings(stems)
+        self.folder = CaptionedFolder(
+            dataset_dir,
+            FOLDER,
+            (SUFFIX,),
+            "latents",
+            skip_bad=skip_bad_samples,
+            text_encoder=text_encoder,
+            num_tokens=num_tokens,
+        )
         self._note_earlier_version()
-        self._metas = captions_of(self.dataset_dir, stems)
         self._bad = BadSamples(skip_bad_samples, most_bad_samples)
 
     @classmethod
@@ -106,43 +102,43 @@ class LatentDataset(Dataset[dict[str, Any]]):
             return clip.fps
 
     def _note_earlier_version(self) -> None:
-        with contextlib.suppress(DataError), open_latents(self._folder / f"{self.stems[0]}{SUFFIX}") as clip:
+        with contextlib.suppress(DataError), open_latents(self.folder.path(0)) as clip:
+            folder = self.dataset_dir / FOLDER
             again = f"To have them, delete it and: {self.record.command(self.dataset_dir)}"
             if clip.checksums is None:
-                log.info("%s has no checksums: bytes that a disk changes are not noticed. %s", self._folder, again)
+                log.info("%s has no checksums: bytes that a disk changes are not noticed. %s", folder, again)
             if not clip.reads_any_width and not clip.require_video(self.dataset_dir / "videos").is_file():
                 log.warning(
                     "%s was written by an earlier version, and its clips are not there. If their width is no multiple"
                     " of 16, their last columns have wrong pixels: encode them again.",
-                    self._folder,
+                    folder,
                 )
 
     def __len__(self) -> int:
-        return len(self.stems)
+        return len(self.folder)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self._bad.read(index, len(self), self._item)
 
     def _item(self, index: int) -> dict[str, Any]:
-        stem = self.stems[index]
-        with open_latents(self._folder / f"{stem}{SUFFIX}") as clip:
+        path = self.folder.path(index)
+        with open_latents(path) as clip:
             video = clip.require_video(self.dataset_dir / "videos")
             latents, start = clip.window(int(numpy.random.randint(clip.num_windows)))
         if latents.shape[1] != (expected := latent_frames(self.record.num_frames)):
             raise DataError(
-                f"{stem}{SUFFIX} has windows of {latents.shape[1]} latent frames, but {self._folder / RECORD} says"
-                f" num_frames={self.record.num_frames}: {expected}. Delete {self._folder} and write the latents again."
+                f"{path} has windows of {latents.shape[1]} latent frames, but {RECORD} has"
+                f" num_frames={self.record.num_frames}: {expected}. Delete {path.parent} and write the latents again."
             )
-        embedding, mask, embedding_path = read_embedding(self._embeddings, stem, self._num_tokens)
+        text, embedding_path = self.folder.text(index)
         return {
             LATENTS_KEY: latents[:, : latent_frames(self.num_frames)],
             PROBE_KEY: self._probe,
             "video_name": {"video_path": str(video), "t5_embedding_path": embedding_path, "start_frame": start},
-            **text_item(embedding, mask),
+            **text,
             "fps": clip.fps,
             "num_frames": self.num_frames,
             **frame_item(self.record.size),
-            **({} if self._metas is None else {"ai_caption": read_caption(self._metas / f"{stem}.txt")}),
         }
 
 

@@ -14,23 +14,22 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from cosmos_predict2.data.bad_samples import BadSamples
-from cosmos_predict2.data.packed_strings import PackedStrings
+from cosmos_predict2.data.samples import BadSamples, PackedStrings
 from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES
 from cosmos_predict2.data.video_folder import (
+    exclude,
     existing_folder,
     frame_item,
     in_threads,
-    leave_out,
     media_by_stem,
     opened_embeddings,
     probed,
     read_embedding,
     size_problem,
-    tell_left_out,
     text_item,
+    warn_without_embedding,
     with_embedding,
 )
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, find_embedding_dir
@@ -104,7 +103,7 @@ class MultiviewDataset(Dataset[dict[str, Any]]):
             )
         for embeddings in self.embeddings.values():
             kept = with_embedding(chosen, embeddings.stems(), embeddings.folder, "clips")
-            tell_left_out(chosen, kept, embeddings.folder, "clips")
+            warn_without_embedding(chosen, kept, embeddings.folder, "clips")
             chosen = kept
         return chosen
 
@@ -132,7 +131,7 @@ class MultiviewDataset(Dataset[dict[str, Any]]):
             else:
                 kept.append(stem)
                 counts.append(-(-(shortest - needed + 1) // self._every))
-        leave_out(faults, len(stems), skip_bad, "clips")
+        exclude(faults, len(stems), skip_bad, "clips")
         self.stems = PackedStrings(kept)
         self._file_names = PackedStrings([files[stem][camera] for stem in kept for camera in self.cameras])
         self._ends = numpy.cumsum(counts)  # of each clip's samples

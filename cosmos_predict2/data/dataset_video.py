@@ -9,20 +9,19 @@ import numpy
 from torch import Tensor
 from torch.utils.data import Dataset as MapDataset
 
-from cosmos_predict2.data.bad_samples import BadSamples
-from cosmos_predict2.data.caption_files import CaptionFiles
+from cosmos_predict2.data.samples import BadSamples
 from cosmos_predict2.data.sizes import swapped_size
 from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES, probe_video
 from cosmos_predict2.data.video_folder import (
     NO_ENCODER,
-    VideoFolder,
+    CaptionedFolder,
+    CaptionFiles,
     existing_folder,
     frame_item,
     media_by_stem,
     open_embeddings,
     size_problem,
-    text_item,
     with_embedding,
 )
 from cosmos_predict2.data.windows import FrameRule
@@ -71,7 +70,7 @@ class Dataset(MapDataset[dict[str, Any]]):
         self._decoder = clips.choose_decoder(decoder)
         self._num_threads = num_threads
         self._bad = BadSamples(skip_bad_samples, most_bad_samples)
-        self.folder = VideoFolder(
+        self.folder = CaptionedFolder(
             dataset_dir,
             rule=self.rule,
             skip_bad=skip_bad_samples,
@@ -125,18 +124,16 @@ class Dataset(MapDataset[dict[str, Any]]):
         return self._bad.read(index, len(self), self._item)
 
     def _item(self, index: int) -> dict[str, Any]:
-        path = self.folder.video_path(index)
+        path = self.folder.path(index)
         video, fps = self._frames(path)
-        found = self.folder.embedding(index)
-        caption = self.folder.caption(index)
+        text, embedding_path = self.folder.text(index)
         return {
             "video": video,
-            "video_name": {"video_path": str(path), "t5_embedding_path": found[2] if found else ""},
-            **(text_item(*found[:2]) if found else {}),
+            "video_name": {"video_path": str(path), "t5_embedding_path": embedding_path},
+            **text,
             "fps": fps,
             "num_frames": self.rule.num_frames,
             **frame_item(self.video_size),
-            **({} if caption is None else {"ai_caption": caption}),
         }
 
     def _frames(self, path: Path) -> tuple[Tensor, float]:

@@ -5,17 +5,14 @@ import logging
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Generic, TypeVar
 
-from imaginaire import storage
 from imaginaire.errors import DataError, UserError, disk_fault
 from imaginaire.progress import Progress
-from imaginaire.storage.object_store import StrPath
 
 log = logging.getLogger(__name__)
 
@@ -72,38 +69,6 @@ def run_jobs(
 def num_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def require_space(path: StrPath, needed: int, what: str) -> None:
-    """Raise unless the disk that holds ``path`` has so many bytes free."""
-    free = storage.free_bytes(path)
-    if free is not None and free < needed:
-        raise DataError(
-            f"{what} needs about {storage.readable_bytes(needed)}, but the disk of {path} has"
-            f" {storage.readable_bytes(free)} free. Make room, or give a folder on another disk."
-        )
-
-
-def read_caption(path: Path) -> str:
-    """The text of a ``metas/NAME.txt``, without the spaces around it; empty and non-UTF-8 files are errors."""
-    try:
-        text = path.read_text(encoding="utf-8-sig").strip()  # some editors begin every file with a mark
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text ({error}). Save it as UTF-8.") from error
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
-    if not text:
-        raise DataError(f"{path} is empty. Write the clip's caption into it.")
-    return text
-
-
-def several_lines(texts: Iterable[tuple[str, str]]) -> str | None:
-    """Which captions, (stem, text), have several lines, in words: each file is one caption. None where none has."""
-    found = [stem for stem, text in texts if sum(bool(line.strip()) for line in text.splitlines()) > 1]
-    if not found:
-        return None
-    named = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
-    return f"{len(found)} captions have several lines ({named}): a file is one caption, all of its lines together"
 
 
 def _finished(

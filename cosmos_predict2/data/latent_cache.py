@@ -27,7 +27,7 @@ from safetensors.torch import save
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from cosmos_predict2.data.jobs import Outcome, require_space
+from cosmos_predict2.data.jobs import Outcome
 from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.clips import CROPS
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES, opened_video
@@ -200,7 +200,7 @@ def cache_latents(
     factor = tokenizer.spatial_compression_factor
     each = tokenizer.latent_ch * num_latent_frames * math.prod(side // factor for side in size)
     needed = each * DTYPES[dtype].itemsize * windows_per_clip * len(todo)
-    require_space(dataset_dir, needed, f"the latents of {len(todo)} clips")
+    storage.require_space(dataset_dir, needed, f"the latents of {len(todo)} clips")
     storage.makedirs(folder)
     storage.remove_stale_temporaries(folder)
     if known is None:

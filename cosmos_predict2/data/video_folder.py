@@ -1,35 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The index of a folder of clips with text embeddings, and what is wrong with such a folder.
+"""A data set's folder of clips, pictures or latents: its files, their captions and embeddings, and its faults.
 
-DIR/videos/NAME.mp4          the clips
+DIR/videos/NAME.mp4          the clips (or images/, latents/)
 DIR/t5_xxl/NAME.pickle       an embedding per clip (or .safetensors, or in DIR/text_embedding)
-DIR/metas/NAME.txt           its caption; given out as ai_caption where every clip has one
+DIR/metas/NAME.txt           its caption, ai_caption of the sample where every clip has one
+DIR/captions/NAME.json       with caption_format "json": {"MODEL": {"long": "...", "medium": "...", "short": "..."}}
 
-Where captions are encoded in training (text_encoder "none"), there are no embeddings, and each clip needs its caption.
+With text_encoder "none" training encodes the captions: there are no embeddings, and each clip needs its caption.
 """
 
+import json
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from cosmos_predict2.data.caption_files import CaptionFiles
-from cosmos_predict2.data.jobs import num_cores, read_caption
-from cosmos_predict2.data.packed_strings import PackedStrings
+from cosmos_predict2.data.samples import PackedStrings
 from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES
 from cosmos_predict2.data.windows import FrameRule
-from cosmos_predict2.text.embeddings.folder import FOLDER_NAMES, EmbeddingFolder, find_embedding_dir
-from cosmos_predict2.text.embeddings.record import caption_hash
+from cosmos_predict2.text.embeddings.folder import FOLDER_NAMES, EmbeddingFolder, caption_hash, find_embedding_dir
 from cosmos_predict2.text.encoder_names import encode_commands
 from imaginaire import storage
-from imaginaire.errors import DataError
+from imaginaire.errors import ConfigError, DataError, near
 from imaginaire.storage.object_store import StrPath
 
 log = logging.getLogger(__name__)
@@ -38,22 +37,27 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 SHOWN = 5  # names in a message
-SAME_RATE = 0.01  # relative: 29.97 and 30 are taken for one
+THREADS = 16  # that open files, which is mostly waiting for the disk
+SAME_RATE = 0.01  # relative: 29.97 and 30 count as equal
 SPLITS = ("train", "val", "test")
 NO_ENCODER = "none"  # captions are encoded in training
+CAPTION_FORMATS = {"text": ("metas", ".txt"), "json": ("captions", ".json")}
 
 
-class VideoFolder:
-    """The clips of a folder that can be trained on, by their place in the alphabet.
+class CaptionedFolder:
+    """The files of a folder that can be trained on, in alphabetical order, each with its text.
 
-    A clip without an embedding (or caption, where those are encoded in training) is left out and told. One that is
-    broken or shorter than ``rule`` needs is an error, or with ``skip_bad`` left out and told: only headers are read for
-    this.
+    A file without an embedding (or caption, where those are encoded in training) is excluded with a warning. A clip
+    that is broken or shorter than ``rule`` needs is an error, or with ``skip_bad`` excluded with a warning; only
+    headers are read for this.
     """
 
     def __init__(
         self,
         dataset_dir: StrPath,
+        content: str = "videos",
+        suffixes: Collection[str] = VIDEO_SUFFIXES,
+        what: str = "clips",
         *,
         rule: FrameRule | None = None,
         skip_bad: bool = False,
@@ -62,47 +66,48 @@ class VideoFolder:
         caption_format: str = "text",
         prompt_type: str = "long",
     ) -> None:
-        self.dataset_dir = existing_folder(dataset_dir, "videos")
+        self.dataset_dir = existing_folder(dataset_dir, content)
+        self._folder = self.dataset_dir / content
+        self._num_tokens = num_tokens
         self._captions: CaptionFiles | None = None
         if text_encoder == NO_ENCODER or caption_format != "text":
             self._captions = CaptionFiles(self.dataset_dir, caption_format, prompt_type)
-        self.embeddings = (
-            None if text_encoder == NO_ENCODER else open_embeddings(self.dataset_dir, text_encoder, num_tokens)
-        )
-        self._num_tokens = num_tokens
-        files = media_by_stem(self.dataset_dir / "videos", VIDEO_SUFFIXES)
+        self.embeddings: EmbeddingFolder | None = None
+        files = media_by_stem(self._folder, suffixes)
         stems = list(files)
-        if self.embeddings is not None:
-            stems = with_embedding(files, self.embeddings.stems(), self.embeddings.folder, "clips")
-            tell_left_out(files, stems, self.embeddings.folder, "clips")
+        if text_encoder != NO_ENCODER:
+            self.embeddings = open_embeddings(self.dataset_dir, text_encoder, num_tokens)
+            stems = with_embedding(files, self.embeddings.stems(), self.embeddings.folder, what)
+            warn_without_embedding(files, stems, self.embeddings.folder, what)
         if self._captions is not None:
             stems = self._captions.of(stems)
         if rule is not None:
-            stems = _long_enough([self.dataset_dir / "videos" / files[stem] for stem in stems], stems, rule, skip_bad)
+            stems = _long_enough([self._folder / files[stem] for stem in stems], stems, rule, skip_bad)
         self.stems = PackedStrings(stems)
         self._files = PackedStrings([files[stem] for stem in stems])
         self._metas = captions_of(self.dataset_dir, stems) if self._captions is None else None
         if self.embeddings is not None:
-            _tell_changed(self.embeddings, self._metas, stems, skip_bad)
-        log.info("%s: %d clips", self.dataset_dir, len(stems))
+            _warn_of_changed_captions(self.embeddings, self._metas, stems, skip_bad)
+        log.info("%s: %d %s", self.dataset_dir, len(stems), what)
 
     def __len__(self) -> int:
         return len(self.stems)
 
-    def video_path(self, index: int) -> Path:
-        return self.dataset_dir / "videos" / self._files[index]
+    def path(self, index: int) -> Path:
+        return self._folder / self._files[index]
 
-    def embedding(self, index: int) -> tuple[Tensor, Tensor, str] | None:
-        """float32 [num_tokens, width], the mask int64 [num_tokens], and the path of the file; None: there are none."""
-        if self.embeddings is None:
-            return None
-        return read_embedding(self.embeddings, self.stems[index], self._num_tokens)
-
-    def caption(self, index: int) -> str | None:
-        """The clip's caption; None where not every clip of the folder has one."""
+    def text(self, index: int) -> tuple[dict[str, Any], str]:
+        """The sample's embedding and mask where there are some, ``ai_caption`` where every file has one; and the path
+        of the embedding."""
+        stem, item, path = self.stems[index], {}, ""
+        if self.embeddings is not None:
+            embedding, mask, path = read_embedding(self.embeddings, stem, self._num_tokens)
+            item = text_item(embedding, mask)
         if self._captions is not None:
-            return self._captions.read(self.stems[index])
-        return None if self._metas is None else read_caption(self._metas / f"{self.stems[index]}.txt")
+            item["ai_caption"] = self._captions.read(stem)
+        elif self._metas is not None:
+            item["ai_caption"] = read_caption(self._metas / f"{stem}.txt")
+        return item, path
 
 
 def existing_folder(dataset_dir: StrPath, content: str) -> Path:
@@ -144,7 +149,7 @@ def opened_embeddings(folder: Path, text_encoder: str | None, num_tokens: int | 
     if text_encoder is not None:
         embeddings.require_encoder(text_encoder, num_tokens)
     embeddings.record()  # read here, once: it has an entry per clip, which each worker process would hold a copy of
-    with suppress(DataError):  # a file that cannot be read is told when it is wanted
+    with suppress(DataError):  # a file that cannot be read is reported when it is needed
         _ = embeddings.width
     return embeddings
 
@@ -177,11 +182,11 @@ def with_embedding(files: Collection[str], embedded: Collection[str], folder: Pa
     return found
 
 
-def tell_left_out(files: Collection[str], kept: Collection[str], folder: Path, what: str) -> None:
-    """Log which have no embedding."""
+def warn_without_embedding(files: Collection[str], kept: Collection[str], folder: Path, what: str) -> None:
+    """Warn of the files that have no embedding."""
     if missing := sorted(set(files) - set(kept)):
         counts = f"{len(missing)} of {len(files)} {what}"
-        log.warning("%s have no embedding in %s and are left out: %s", counts, folder, _listed(missing))
+        log.warning("%s have no embedding in %s and are excluded: %s", counts, folder, _listed(missing))
 
 
 def captions_of(dataset_dir: Path, stems: Sequence[str]) -> Path | None:
@@ -192,31 +197,30 @@ def captions_of(dataset_dir: Path, stems: Sequence[str]) -> Path | None:
     names = set(os.listdir(metas))
     missing = [stem for stem in stems if f"{stem}.txt" not in names]
     if missing:
-        level = logging.INFO if len(missing) == len(stems) else logging.WARNING  # of some, a name may be mistyped
+        level = logging.INFO if len(missing) == len(stems) else logging.WARNING  # some: a name may be mistyped
         text = "%d of %d have no caption in %s: samples go without ai_caption: %s"
         log.log(level, text, len(missing), len(stems), metas, _listed(missing))
         return None
     return metas
 
 
-def _tell_changed(embeddings: EmbeddingFolder, metas: Path | None, stems: Sequence[str], skip_bad: bool) -> None:
+def _warn_of_changed_captions(
+    embeddings: EmbeddingFolder, metas: Path | None, stems: Sequence[str], skip_bad: bool
+) -> None:
     """Warn of captions that are not those that were encoded; raise for one that is empty by now."""
     record = embeddings.record()
     if record is None or metas is None:
         return
     changed = []
     for stem in stems:
-        with suppress(DataError) if skip_bad else nullcontext():  # left out and told when it is wanted
+        with suppress(DataError) if skip_bad else nullcontext():  # excluded with a warning when it is read
             encoded = record.captions.get(stem)
             if encoded is not None and encoded != caption_hash(read_caption(metas / f"{stem}.txt")):
                 changed.append(stem)
     if changed:
         log.warning(
             "%d captions in %s changed since they were encoded (%s): training uses the old ones. Encode them again: %s",
-            len(changed),
-            metas,
-            _listed(changed),
-            embeddings.command(),
+            *(len(changed), metas, _listed(changed), embeddings.command()),
         )
 
 
@@ -231,7 +235,7 @@ def text_item(embedding: Tensor, mask: Tensor) -> dict[str, Tensor]:
 
 
 def frame_item(size: tuple[int, int]) -> dict[str, Tensor]:
-    """What a sample says of its pictures' size: there is no padding."""
+    """A sample's picture size (height, width) and its padding mask: nothing is padded."""
     height, width = size
     return {
         "image_size": torch.tensor([height, width, height, width]),
@@ -251,8 +255,8 @@ def size_problem(name: str, size: object) -> str | None:
 
 
 def in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """The function of every item, in order, by threads: for files to open, which mostly waits."""
-    with ThreadPoolExecutor(min(16, 2 * num_cores())) as pool:
+    """The function of every item, in order; for opening files."""
+    with ThreadPoolExecutor(THREADS) as pool:
         return list(pool.map(function, items))
 
 
@@ -264,17 +268,17 @@ def probed(path: Path) -> tuple[int, float] | str:
         return str(error)
 
 
-def leave_out(faults: Sequence[str], total: int, skip_bad: bool, what: str) -> None:
-    """Tell what is left out, or raise."""
+def exclude(faults: Sequence[str], total: int, skip_bad: bool, what: str) -> None:
+    """Raise for the faults, or with ``skip_bad`` warn of what is excluded."""
     if not faults:
         return
     shown = "".join(f"\n  {fault}" for fault in faults[:SHOWN])
     more = f"\n  ... and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
     found = f"{len(faults)} of {total} {what} cannot be used:{shown}{more}"
     if not skip_bad or len(faults) == total:
-        cure = "\nRemove them, or leave them out: dataset.skip_bad_samples=True of dataloader_train or dataloader_val."
+        cure = "\nRemove them, or exclude them: dataset.skip_bad_samples=True of dataloader_train or dataloader_val."
         raise DataError(found if len(faults) == total else f"{found}{cure}")
-    log.warning("%s\nThey are left out (skip_bad_samples=True).", found)
+    log.warning("%s\nThey are excluded (skip_bad_samples=True).", found)
 
 
 def _long_enough(paths: Sequence[Path], stems: Sequence[str], rule: FrameRule, skip_bad: bool) -> list[str]:
@@ -290,14 +294,14 @@ def _long_enough(paths: Sequence[Path], stems: Sequence[str], rule: FrameRule, s
         else:
             good.append(stem)
             rates.setdefault(fps, str(path))
-    leave_out(faults, len(stems), skip_bad, "clips")
-    if said := _rate_note(rates, rule):
-        log.warning("%s", said)
+    exclude(faults, len(stems), skip_bad, "clips")
+    if note := _rate_note(rates, rule):
+        log.warning("%s", note)
     return good
 
 
 def _rate_note(rates: Mapping[float, str], rule: FrameRule) -> str | None:
-    """What to say of the clips' rates, each with a clip of it: that frames repeat, or that rates differ."""
+    """A warning where frames repeat or rates differ; ``rates`` maps each rate to one of its clips."""
     if not rates or rule.sampling == "uniform":
         return None
     slowest, fastest = min(rates), max(rates)
@@ -306,7 +310,7 @@ def _rate_note(rates: Mapping[float, str], rule: FrameRule) -> str | None:
             return None
         return (
             f"fps={rule.fps:g}, but {rates[slowest]} has {slowest:g} frames per second: its frames repeat, and"
-            f" the model learns motion that halts. Set fps={slowest:g} at most, or leave slower clips out."
+            f" the model learns motion that halts. Set fps={slowest:g} at most, or exclude slower clips."
         )
     if fastest <= slowest * (1 + SAME_RATE):
         return None
@@ -320,3 +324,84 @@ def _rate_note(rates: Mapping[float, str], rule: FrameRule) -> str | None:
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return f"{', '.join(names[:SHOWN])}{more}"
+
+
+# ---- captions --------------------------------------------------------------------------------------------------------
+
+
+class CaptionFiles:
+    """Captions by the stem of their clip, for training that encodes them.
+
+    From a JSON file: the caption ``prompt_type`` of the first model that has one.
+    """
+
+    def __init__(self, dataset_dir: Path, form: str = "text", prompt_type: str = "long") -> None:
+        if form not in CAPTION_FORMATS:
+            raise ConfigError(f"There is no caption_format '{form}'.{near(form, CAPTION_FORMATS)}")
+        name, self._suffix = CAPTION_FORMATS[form]
+        self.folder = dataset_dir / name
+        self._prompt_type = prompt_type
+        if not self.folder.is_dir():
+            raise DataError(
+                f"{dataset_dir} has no folder {name} with captions to encode in training ({name}/NAME{self._suffix} for"
+                " each clip)."
+            )
+
+    def of(self, files: Collection[str]) -> list[str]:
+        """The stems among ``files`` that have a caption, one at least; warns of the others."""
+        known = {stem for stem, suffix in map(os.path.splitext, os.listdir(self.folder)) if suffix == self._suffix}
+        found = [stem for stem in files if stem in known]
+        if not found:
+            raise DataError(f"None of the {len(files)} clips has a caption in {self.folder} (NAME{self._suffix}).")
+        if missing := [stem for stem in files if stem not in known]:
+            text = "%d of %d clips have no caption in %s and are excluded: %s"
+            log.warning(text, len(missing), len(files), self.folder, _listed(missing))
+        return found
+
+    def read(self, stem: str) -> str:
+        """The caption of a clip."""
+        path = self.folder / f"{stem}{self._suffix}"
+        if self._suffix == ".txt":
+            return read_caption(path)
+        try:
+            content = json.loads(path.read_text(encoding="utf-8-sig"))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path} cannot be read as JSON: {error}.") from error
+        found = dict(_texts(content))
+        if self._prompt_type not in found:
+            raise DataError(
+                f"{path} has no caption called '{self._prompt_type}' (prompt_type); expected is"
+                f' {{"MODEL": {{"{self._prompt_type}": "..."}}}}.{near(self._prompt_type, found)}'
+            )
+        return found[self._prompt_type]
+
+
+def _texts(content: object) -> Iterator[tuple[str, str]]:
+    """(prompt type, text) of each text that is not empty; the first model comes last and so prevails."""
+    by_model = list(content.values()) if isinstance(content, dict) else []
+    for texts in reversed(by_model):
+        for name, text in texts.items() if isinstance(texts, dict) else ():
+            if isinstance(text, str) and text.strip():
+                yield str(name), text.strip()
+
+
+def read_caption(path: Path) -> str:
+    """The text of a ``metas/NAME.txt``, without the spaces around it; empty and non-UTF-8 files are errors."""
+    try:
+        text = path.read_text(encoding="utf-8-sig").strip()  # some editors begin every file with a mark
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text ({error}). Save it as UTF-8.") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+    if not text:
+        raise DataError(f"{path} is empty. Write the clip's caption into it.")
+    return text
+
+
+def several_lines(texts: Iterable[tuple[str, str]]) -> str | None:
+    """A note on the captions, (stem, text), with several lines, as each file is one caption; None without any."""
+    found = [stem for stem, text in texts if sum(bool(line.strip()) for line in text.splitlines()) > 1]
+    if not found:
+        return None
+    named = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
+    return f"{len(found)} captions have several lines ({named}): a file is one caption, all of its lines together"

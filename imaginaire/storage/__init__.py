@@ -24,7 +24,7 @@ from typing import IO, Any, BinaryIO, cast
 
 import psutil
 
-from imaginaire.errors import CheckpointError
+from imaginaire.errors import CheckpointError, DataError
 from imaginaire.storage import object_store
 from imaginaire.storage.object_store import is_s3, raise_if_no_bucket, retry
 
@@ -128,6 +128,16 @@ def free_bytes(path: StrPath) -> int | None:
     while not place.exists():
         place = place.parent
     return shutil.disk_usage(place).free
+
+
+def require_space(path: StrPath, needed: int, what: str) -> None:
+    """Raise unless the disk that holds ``path`` has so many bytes free."""
+    free = free_bytes(path)
+    if free is not None and free < needed:
+        raise DataError(
+            f"{what} needs about {readable_bytes(needed)}, but the disk of {path} has {readable_bytes(free)} free."
+            " Make room, or give a folder on another disk."
+        )
 
 
 # Reading --------------------------------------------------------------------------------------------------------------

@@ -16,12 +16,12 @@ from cosmos_predict2.data.dataset_video import Dataset
 from cosmos_predict2.data.sizes import frame_rate
 from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.media import resize_and_crop
-from cosmos_predict2.data.video_folder import VideoFolder
+from cosmos_predict2.data.video_folder import CaptionedFolder
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings import folder as embedding_folder
 from cosmos_predict2.text.embeddings import pickles
-from cosmos_predict2.text.embeddings.folder import embed_captions
-from cosmos_predict2.text.embeddings.record import EncoderRecord, write_record
+from cosmos_predict2.text.embeddings.encode import embed_captions
+from cosmos_predict2.text.embeddings.folder import EncoderRecord, write_record
 from imaginaire.data.stream import DataStream, ResumableLoader
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import ConfigError, DataError
@@ -345,9 +345,9 @@ def test_damage_inside_a_clip_is_named(own: Path) -> None:
 
 
 def test_an_index_of_many_clips_holds_no_list_of_them(folder: Path) -> None:
-    index = VideoFolder(folder)
+    index = CaptionedFolder(folder)
     held = [value for value in vars(index).values() if isinstance(value, (list, dict, tuple))]
-    assert not held and index.stems[1] == "b" and index.video_path(2) == folder / "videos/c.mp4"
+    assert not held and index.stems[1] == "b" and index.path(2) == folder / "videos/c.mp4"
 
 
 @pytest.mark.parametrize("has_record", [True, False])

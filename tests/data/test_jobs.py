@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_predict2.data.jobs import Outcome, read_caption, require_space, run_jobs
+from cosmos_predict2.data.jobs import Outcome, run_jobs
 from imaginaire.errors import DataError
 
 
@@ -36,26 +36,6 @@ def test_faults_are_collected_and_the_rest_goes_on_in_order(workers: int) -> Non
 def test_a_worker_that_dies_is_an_error_with_a_cure() -> None:
     with pytest.raises(DataError, match="fewer --workers"):
         run_jobs(_square, [7, 1, 2], what="numbers", workers=2)
-
-
-def test_captions_are_read_or_named(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text(" a robot \n")
-    assert read_caption(path) == "a robot"
-    path.write_bytes("\ufeffa robot\r\n".encode())  # as some editors save it
-    assert read_caption(path) == "a robot"
-    path.write_text(" \n")
-    with pytest.raises(DataError, match=r"a\.txt is empty"):
-        read_caption(path)
-    path.write_bytes(b"\xff\xfe")
-    with pytest.raises(DataError, match="not UTF-8"):
-        read_caption(path)
-
-
-def test_a_full_disk_shows_before_the_work(tmp_path: Path) -> None:
-    require_space(tmp_path / "absent" / "folder", 10, "nothing")
-    with pytest.raises(DataError, match="Make room"):
-        require_space(tmp_path, 2**70, "everything")
 
 
 def test_commands_are_waited_for_in_threads() -> None:

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset as MapDataset
 from cosmos_predict2.data.dataset_video import Dataset
 from cosmos_predict2.data.video.media import write_video
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.text.embeddings.folder import embed_captions
+from cosmos_predict2.text.embeddings.encode import embed_captions
 from imaginaire.data.stream import DataStream, ResumableLoader, close_readers
 from imaginaire.distributed.parallel import ParallelDims
 

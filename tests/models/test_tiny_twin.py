@@ -12,7 +12,7 @@ import torch
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.data.video import media
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.text.embeddings.folder import embed_captions
+from cosmos_predict2.text.embeddings.encode import embed_captions
 from imaginaire.config.compose import compose
 from imaginaire.training import preflight
 from tests.multiprocess import run_distributed

@@ -22,7 +22,8 @@ from cosmos_predict2.models.training_text import TrainingTextConfig
 from cosmos_predict2.pipelines.recorded_run import recorded_run
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, embed_captions
+from cosmos_predict2.text.embeddings.encode import embed_captions
+from cosmos_predict2.text.embeddings.folder import EmbeddingFolder
 from cosmos_predict2.text.encoder_names import encode_command, encode_commands, is_same_encoder, parse_name
 from cosmos_predict2.text.prompt_embeddings import write_prompt_embeddings
 from cosmos_predict2.text.reason1 import Reason1Encoder

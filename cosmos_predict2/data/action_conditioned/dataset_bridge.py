@@ -34,7 +34,7 @@ from cosmos_predict2.data.action_conditioned.items import (
     shape_problems,
 )
 from cosmos_predict2.data.action_conditioned.recordings import annotation_files, read_recording, read_recordings
-from cosmos_predict2.data.bad_samples import BadSamples
+from cosmos_predict2.data.samples import BadSamples
 from cosmos_predict2.data.video.clips import probe, read_frames, stretch
 from cosmos_predict2.text.embeddings.pickles import padded
 from imaginaire.errors import ConfigError, DataError, near

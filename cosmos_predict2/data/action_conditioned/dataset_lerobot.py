@@ -22,10 +22,10 @@ from cosmos_predict2.actions.statistics import (
 )
 from cosmos_predict2.actions.transforms import COMBINATIONS, ActionTransform, combined_actions
 from cosmos_predict2.data.action_conditioned.items import ACTION_FPS, Windows, action_item, shape_problems
-from cosmos_predict2.data.bad_samples import BadSamples
 from cosmos_predict2.data.lerobot.info import SPLITS, VAL_FRACTION, Info, choose_episodes, read_info
 from cosmos_predict2.data.lerobot.modality import EMBODIMENTS, Part, is_absolute, read_modality
 from cosmos_predict2.data.lerobot.reader import LeRobotSource, choose_action, choose_camera, part_width
+from cosmos_predict2.data.samples import BadSamples
 from cosmos_predict2.data.sizes import swapped_size
 from cosmos_predict2.data.video.clips import choose_decoder, stretch
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, find_embedding_dir

@@ -25,8 +25,7 @@ from cosmos_predict2.data.action_conditioned.libero_files import (
     read_actions,
     read_pictures,
 )
-from cosmos_predict2.data.bad_samples import BadSamples
-from cosmos_predict2.data.packed_strings import PackedStrings
+from cosmos_predict2.data.samples import BadSamples, PackedStrings
 from cosmos_predict2.data.video.clips import stretch
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, find_embedding_dir
 from cosmos_predict2.text.encoder_names import encode_commands

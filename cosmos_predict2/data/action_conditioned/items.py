@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cosmos_predict2.actions.transforms import ActionTransform
-from cosmos_predict2.data.bad_samples import BadSamples
+from cosmos_predict2.data.samples import BadSamples
 from cosmos_predict2.data.windows import action_windows, evenly
 from imaginaire.errors import DataError
 

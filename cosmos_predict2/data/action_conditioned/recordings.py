@@ -19,7 +19,7 @@ from typing import Any
 import numpy
 
 from cosmos_predict2.actions.transforms import Floats, check_poses
-from cosmos_predict2.data.packed_strings import PackedStrings
+from cosmos_predict2.data.samples import PackedStrings
 from imaginaire.errors import DataError, near
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy
 from numpy.typing import NDArray
 
-from cosmos_predict2.data.packed_strings import PackedStrings
+from cosmos_predict2.data.samples import PackedStrings
 from imaginaire.errors import DataError
 
 

@@ -1,78 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A data set's folder of text embeddings: one file a clip, read cheaply, written so that it can go on after a stop.
+"""A data set's folder of text embeddings: one file a clip, and a record of the encoder that made them.
 
-    t5_xxl/NAME.pickle         a list with one float16 array [tokens, width], as public data sets have it (also .pkl)
-    t5_xxl/NAME.safetensors    "embedding", the same numbers, where asked for
-    t5_xxl/embeddings.json     which encoder made them and of which captions (see embedding_record)
+    t5_xxl/NAME.pickle                     a list with one float16 array [tokens, width], as public data sets have it
+    t5_xxl/NAME.safetensors                "embedding", the same numbers
+    t5_xxl/embeddings.json                 {"format", "encoder", "width", "num_tokens", "captions": {stem: SHA-256}}
+    t5_xxl/embeddings.shard-0-of-8.json    the same of one of several processes, with "revision"
 
-A folder without a record, from elsewhere, is read; what is added to it must be of the same encoder, and nobody knows
-which that was, so adding is refused unless the caller says so (``adopt``), and then a few files are compared.
+A folder without a record, made by other software, is read as it is. Several processes write one record file each, so
+that none waits for another; reading merges them. Where two have the same stem, the higher revision is the newer run.
 """
 
+import hashlib
+import json
 import logging
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
-from cosmos_predict2.data.jobs import require_space
-from cosmos_predict2.interfaces import TextEncoder
-from cosmos_predict2.text.embeddings.cache import EmbeddingCache
-from cosmos_predict2.text.embeddings.files import (
-    FOLDER_NAMES,
-    FORMS,
-    SUFFIXES,
-    embedding_files,
-    find_embedding_dir,
-    read_embedding,
-    write_embedding,
-)
-from cosmos_predict2.text.embeddings.pickles import NUM_TOKENS, padded, trimmed
-from cosmos_predict2.text.embeddings.record import (
-    RECORD,
-    EncoderRecord,
-    caption_hash,
-    next_revision,
-    read_record,
-    remove_parts,
-    write_record,
-)
+from cosmos_predict2.text.embeddings import pickles
+from cosmos_predict2.text.embeddings.cache import KEY
+from cosmos_predict2.text.embeddings.pickles import LARGEST_BYTES, NUM_TOKENS, padded
 from cosmos_predict2.text.encoder_names import encode_commands, parse_name
 from imaginaire import storage
-from imaginaire.errors import ConfigError, DataError, near
-from imaginaire.progress import Progress
+from imaginaire.errors import DataError
 
 log = logging.getLogger(__name__)
 
-__all__ = [
-    "FOLDER_NAMES", "FORMS", "Counts", "EmbeddingFolder", "embed_captions", "embedding_files", "find_embedding_dir",
-    "is_encoder", "read_embedding",
-]  # fmt: skip
-
-Item = TypeVar("Item")
-
-_WRITERS = 8
-_AT_ONCE = 256  # files between two looks at the clock
-_FLUSH_SECONDS = 5.0  # so much work is done again after a kill,
-_FLUSH_SHARE = 0.05  # or more, where writing the record would take a larger share of the time
-_NUM_COMPARED = 3
-_SIMILAR = 0.98  # cosine: other dtypes of the same weights are above, other weights far below
+FOLDER_NAMES = ("t5_xxl", "text_embedding")  # the first is written
+SUFFIXES = (".pickle", ".pkl", ".safetensors")  # the first that is there is read
+FORMS = {"pickle": ".pickle", "safetensors": ".safetensors"}
+FORMAT = "text_embeddings/1"
+RECORD = "embeddings.json"
+_PART = re.compile(r"embeddings\.shard-\d+-of-\d+\.json")
 
 
 @dataclass(frozen=True)
-class Counts:
-    """What ``embed_captions`` did, or with ``dry_run`` would do."""
+class EncoderRecord:
+    """What the embeddings of a folder have in common."""
 
-    written: int = 0  # files
-    encoded: int = 0  # distinct captions among them
-    unchanged: int = 0
-    orphans: tuple[str, ...] = ()  # embeddings that no caption belongs to
+    encoder: str
+    width: int
+    num_tokens: int
+    captions: Mapping[str, str]  # caption_hash of the text that each stem's embedding is of
 
 
 class EmbeddingFolder:
@@ -117,25 +94,25 @@ class EmbeddingFolder:
             )
         rows = read_embedding(path)
         if rows.shape[1] != self.width:
-            whose = f"{RECORD} says" if self.record() else "the other files have"
+            whose = RECORD if self.record() else "the other files"
             raise DataError(
                 f"{path} has embeddings of width {rows.shape[1]}, but {whose} {self.width}: it is of another encoder."
                 f" Delete it and encode its caption again: {self.command()}"
             )
         if len(rows) > num_tokens and not self._has_warned:
             self._has_warned = True
-            log.warning("%s has %d tokens: cut to %d (said once)", path, len(rows), num_tokens)
+            log.warning("%s has %d tokens: cut to %d (logged once)", path, len(rows), num_tokens)
         mask = torch.zeros(num_tokens, dtype=torch.int64)
         mask[: len(rows)] = 1
         return padded(rows, num_tokens), mask
 
     def record(self) -> EncoderRecord | None:
-        """What embeddings.json says; None in a folder from elsewhere."""
+        """The record of the encoder; None in a folder made by other software."""
         if self._has_record is None:
             self._record = read_record(self.folder)
             self._has_record = self._record is not None
             if not self._has_record:
-                log.info("%s has no %s: taken as it is, whatever encoder it is of", self.folder, RECORD)
+                log.info("%s has no %s: its encoder is unknown, and it is used as it is", self.folder, RECORD)
         return self._record
 
     @property
@@ -171,181 +148,132 @@ class EmbeddingFolder:
         raise fault or DataError(f"{self.folder} holds no embeddings ({', '.join(SUFFIXES)}).")
 
 
+# ---- the files -------------------------------------------------------------------------------------------------------
+
+
+def find_embedding_dir(dataset_dir: Path | str) -> Path | None:
+    """Where a data set keeps its embeddings; None if it has none."""
+    folders = (Path(dataset_dir) / name for name in FOLDER_NAMES)
+    return next((folder for folder in folders if folder.is_dir()), None)
+
+
+def embedding_files(folder: Path) -> dict[str, list[Path]]:
+    """The embedding files of a folder by stem, in the order of SUFFIXES."""
+    found: dict[str, list[Path]] = {}
+    names = {name for name in storage.listdir(folder) if not name.startswith(".")}
+    for suffix in SUFFIXES:
+        for name in sorted(name for name in names if name.endswith(suffix)):
+            found.setdefault(name.removesuffix(suffix), []).append(folder / name)
+    return found
+
+
+def read_embedding(path: Path) -> Tensor:
+    """float32 [tokens, width] of one file, as many tokens as it has; every number of it is finite."""
+    rows = _read_safetensors(path) if path.suffix == ".safetensors" else pickles.read_rows(path)
+    if not torch.isfinite(rows.sum()):
+        raise DataError(f"{path} holds NaN or infinity. Delete it and encode its caption again.")
+    return rows
+
+
+def write_embedding(folder: Path, stem: str, rows: Tensor, form: str, replaced: Sequence[Path]) -> None:
+    """Write one embedding, and then remove the files that it stands for."""
+    path = folder / f"{stem}{FORMS[form]}"
+    if form == "pickle":
+        pickles.write(path, rows)
+    else:
+        content = save({KEY: rows.contiguous()})
+        storage.write_atomically(path, lambda file: file.write(content))
+    for old in replaced:
+        if old != path:
+            old.unlink(missing_ok=True)
+
+
+def _read_safetensors(path: Path) -> Tensor:
+    size = storage.size(path)
+    if size > LARGEST_BYTES:
+        raise DataError(f"{path} has {storage.readable_bytes(size)}: too large for the embedding of one prompt.")
+    try:
+        tensors = load(path.read_bytes())
+    except SafetensorError as error:
+        raise DataError(f"{path} cannot be read as safetensors ({error}). Write it again.") from error
+    tensor = tensors.get(KEY, next(iter(tensors.values()))) if len(tensors) == 1 or KEY in tensors else None
+    if tensor is None or tensor.ndim != 2 or not tensor.is_floating_point() or 0 in tensor.shape:
+        found = ", ".join(f"{name} {value.dtype} {list(value.shape)}" for name, value in tensors.items()) or "nothing"
+        raise DataError(f"{path} should hold one floating-point tensor [tokens, width], '{KEY}'; found {found}.")
+    return tensor.float()
+
+
+# ---- the record ------------------------------------------------------------------------------------------------------
+
+
 def is_encoder(encoder: str, name: str) -> bool:
     """Whether the encoder ``name``, or encoders of that kind, are what is recorded as ``encoder``."""
     return encoder == name or encoder.startswith(f"{name}-")
 
 
-def embed_captions(
-    folder: Path | str,
-    captions: Mapping[str, str],
-    encoder: TextEncoder | Callable[[], TextEncoder],
-    *,
-    kind: str | None = None,
-    form: str = "pickle",
-    shard: tuple[int, int] = (0, 1),
-    batch_size: int = 8,
-    cache: Path | str | None = None,
-    adopt: bool = False,
-    dry_run: bool = False,
-) -> Counts:
-    """Write the embedding of every caption, by stem, that the folder does not have yet or has of another text.
-
-    Equal captions are encoded once, and with ``cache``, a folder, once for all data sets. ``encoder`` may be a function
-    that makes it: it is called only when something is missing; ``kind`` ("t5", "bytes") then says early that the
-    folder is of another one. ``shard`` (i, n) does every n-th stem from the i-th on, for n processes at a time.
-    """
-    folder = Path(folder)
-    _check(form, shard, batch_size)
-    plan = _plan(folder, captions, shard, adopt)
-    record = plan.record
-    if record is not None and kind is not None and not is_encoder(record.encoder, kind):
-        raise _mixed(folder, record, kind)
-    if record is not None and isinstance(encoder, TextEncoder) and record.encoder != encoder.name:
-        raise _mixed(folder, record, encoder.name)
-    if record is None and plan.files and not adopt:
-        if plan.todo:
-            raise DataError(
-                f"{folder} holds {len(plan.files)} embeddings from elsewhere: no {RECORD} says by which encoder, so"
-                f" {len(plan.todo)} more must not be mixed in. With --adopt a few of them are compared with this"
-                " encoder's, and the folder is taken over; or delete it and encode all."
-            )
-        log.info("%s has no %s: its %d embeddings are taken as they are", folder, RECORD, len(plan.files))
-    has_work = bool(plan.todo or (adopt and plan.unrecorded))
-    if dry_run or not has_work:
-        return plan.counts
-
-    made = encoder if isinstance(encoder, TextEncoder) else encoder()
-    if record is not None and record.encoder != made.name:
-        raise _mixed(folder, record, made.name)
-    _compare(plan.files, plan.unrecorded, made)
-    needed = sum(2 * made.width * min(made.num_tokens, len(text.encode()) + 1) + 4096 for text in plan.todo.values())
-    require_space(folder, needed, f"writing {len(plan.todo)} embeddings")
-    if shard[1] == 1:
-        storage.makedirs(folder)
-        storage.remove_stale_temporaries(folder)
-    done = dict(plan.done)
-    revision = next_revision(folder)
-
-    def flush() -> None:
-        write_record(folder, EncoderRecord(made.name, made.width, made.num_tokens, done), shard, revision)
-
-    flush()  # before any file: files without a record are from elsewhere
-    if shard[1] == 1:
-        remove_parts(folder)
-    source = EmbeddingCache(made, cache, memory_bytes=0) if cache is not None else made
-    next_flush = time.monotonic() + _FLUSH_SECONDS
-
-    def write(item: tuple[str, Tensor]) -> str:
-        write_embedding(folder, *item, form, plan.files.get(item[0], []))
-        return item[0]
-
-    try:
-        with (
-            ThreadPoolExecutor(_WRITERS) as pool,  # a file waits for its disk most of the time
-            Progress("embeddings", len(plan.todo), unit="file") as progress,
-        ):
-            for items in _encoded(source, plan.todo, batch_size):
-                for stem in pool.map(write, items):
-                    done[stem] = caption_hash(captions[stem])
-                progress.update(len(items))
-                if (now := time.monotonic()) > next_flush:
-                    flush()
-                    done_at = time.monotonic()
-                    next_flush = done_at + max(_FLUSH_SECONDS, (done_at - now) / _FLUSH_SHARE)
-    finally:
-        flush()
-    return plan.counts
+def caption_hash(caption: str) -> str:
+    """SHA-256 of a caption, as records keep it."""
+    return hashlib.sha256(caption.encode("utf-8", errors="surrogatepass")).hexdigest()
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """What a folder has and lacks of some captions."""
-
-    record: EncoderRecord | None
-    files: dict[str, list[Path]]
-    todo: dict[str, str]  # captions to encode
-    unrecorded: dict[str, str]  # captions whose file may be of them: nothing says so
-    done: dict[str, str]  # what the record will say before anything is written
-    counts: Counts
-
-
-def _plan(folder: Path, captions: Mapping[str, str], shard: tuple[int, int], adopt: bool) -> _Plan:
-    files = embedding_files(folder)  # before the record: where files are ours, there is one
-    record = read_record(folder)
-    known = record.captions if record is not None else {}
-    todo, unrecorded, done = {}, {}, {}
-    for stem in sorted(captions)[shard[0] :: shard[1]]:
-        digest = caption_hash(captions[stem])
-        if stem in files and known.get(stem) == digest:
-            done[stem] = digest
-        elif stem in files and stem not in known and (adopt or record is None):
-            unrecorded[stem] = captions[stem]
-            done[stem] = digest
-        else:  # without a file, of another text, or left by a process that was killed
-            todo[stem] = captions[stem]
-    counts = Counts(
-        written=len(todo),
-        encoded=len(set(todo.values())),
-        unchanged=len(done),
-        orphans=tuple(sorted(set(files) - set(captions))),
-    )
-    if shard[1] == 1:  # the record of the whole folder keeps what has no caption any more
-        done = {stem: digest for stem, digest in known.items() if stem in files and stem not in captions} | done
-    return _Plan(record, files, todo, unrecorded, done, counts)
-
-
-def _encoded(
-    encoder: TextEncoder, captions: Mapping[str, str], batch_size: int
-) -> Iterator[Sequence[tuple[str, Tensor]]]:
-    """Stems with their float16 rows, some at a time; captions of like length are encoded together."""
-    stems_of: dict[str, list[str]] = {}
-    for stem, caption in captions.items():
-        stems_of.setdefault(caption, []).append(stem)
-    for batch in _batches(sorted(stems_of, key=lambda caption: (len(caption), caption)), batch_size):
-        items: list[tuple[str, Tensor]] = []
-        for caption, embedding in zip(batch, encoder.encode(batch)):
-            rows = trimmed(embedding).to("cpu", torch.float16)
-            if not torch.isfinite(rows).all():
+def read_record(folder: Path) -> EncoderRecord | None:
+    """All records of the folder merged; None where there is none."""
+    found = sorted(((_read(path), path) for path in _paths(folder)), key=lambda item: item[0]["revision"])
+    if not found:
+        return None
+    first, first_path = found[0]
+    captions: dict[str, str] = {}
+    for part, path in found:
+        for key in ("encoder", "width", "num_tokens"):
+            if part[key] != first[key]:
                 raise DataError(
-                    f"The embedding of {caption[:60]!r} by {encoder.name} does not fit float16 (NaN, infinity, or above"
-                    " 65504): the weights or the dtype are wrong. T5 is run in bfloat16 or float32."
+                    f"{folder} mixes embeddings: {first_path.name} has {key} {first[key]}, {path.name} has {part[key]}."
+                    f" Delete {folder} and encode it again with one encoder."
                 )
-            items += [(stem, rows) for stem in stems_of[caption]]
-        yield from _batches(items, _AT_ONCE)
+        captions.update(part["captions"])
+    return EncoderRecord(first["encoder"], first["width"], first["num_tokens"], captions)
 
 
-def _batches(items: Sequence[Item], size: int) -> Iterable[Sequence[Item]]:
-    return (items[start : start + size] for start in range(0, len(items), size))
+def write_record(folder: Path, record: EncoderRecord, shard: tuple[int, int] = (0, 1), revision: int = 0) -> None:
+    """Write the record, or one process's part of it, in place of what this process wrote before."""
+    content: dict[str, Any] = {"format": FORMAT, "encoder": record.encoder, "width": record.width}
+    content["num_tokens"] = record.num_tokens
+    if shard[1] > 1:
+        content["revision"] = revision
+    content["captions"] = dict(sorted(record.captions.items()))
+    name = RECORD if shard[1] == 1 else f"embeddings.shard-{shard[0]}-of-{shard[1]}.json"
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    storage.write_atomically(folder / name, lambda file: file.write(text.encode("utf-8", errors="surrogatepass")))
 
 
-def _compare(files: Mapping[str, Sequence[Path]], captions: Mapping[str, str], encoder: TextEncoder) -> None:
-    """Raise unless a few of the files look like this encoder's embeddings of these captions."""
-    for stem in sorted(captions)[:: max(len(captions) // _NUM_COMPARED, 1)][:_NUM_COMPARED]:
-        path = files[stem][0]
-        found = trimmed(read_embedding(path))  # some are padded
-        expected = trimmed(encoder.encode([captions[stem]])[0]).to("cpu", torch.float32)
-        is_like = found.shape == expected.shape and (
-            torch.cosine_similarity(found.flatten(), expected.flatten(), dim=0).item() > _SIMILAR
-        )
-        if not is_like:
-            raise DataError(
-                f"{path} is not what {encoder.name} makes of {captions[stem][:60]!r} (file {list(found.shape)}, encoder"
-                f" {list(expected.shape)}): the folder is of another encoder or other captions. Delete it."
-            )
+def next_revision(folder: Path) -> int:
+    """A number above those of all parts that the folder has."""
+    return 1 + max((_read(path)["revision"] for path in _paths(folder)), default=0)
 
 
-def _mixed(folder: Path, record: EncoderRecord, name: str) -> DataError:
-    return DataError(
-        f"{folder} holds embeddings by {record.encoder}; those by {name} must not be mixed in. Delete the folder to"
-        " encode all with the new one, or give the same encoder, weights, dtype and number of tokens."
-    )
+def remove_parts(folder: Path) -> None:
+    """Delete the parts, after their content was written as one record."""
+    for path in _paths(folder):
+        if path.name != RECORD:
+            path.unlink(missing_ok=True)
 
 
-def _check(form: str, shard: tuple[int, int], batch_size: int) -> None:
-    if form not in FORMS:
-        raise ConfigError(f"Embeddings have no form '{form}'.{near(form, FORMS)}")
-    if not 0 <= shard[0] < shard[1]:
-        raise ConfigError(f"shard {shard[0]}/{shard[1]}: it is i/n with i from 0 to n - 1.")
-    if batch_size < 1:
-        raise ConfigError(f"batch_size is 1 or more, not {batch_size}.")
+def _paths(folder: Path) -> list[Path]:
+    names = storage.listdir(folder)
+    return [folder / name for name in names if name == RECORD or _PART.fullmatch(name)]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    cure = f"Delete {path.parent} and encode it again, or bring the file back."
+    try:
+        content = json.loads(path.read_bytes().decode("utf-8", errors="surrogatepass"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}, the record of these embeddings, cannot be read ({error}). {cure}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        found = content.get("format") if isinstance(content, dict) else type(content).__name__
+        raise DataError(f"{path} is no record of embeddings: format {found!r}, expected '{FORMAT}'. {cure}")
+    content.setdefault("revision", 0)
+    kinds = {"encoder": str, "width": int, "num_tokens": int, "revision": int, "captions": dict}
+    if wrong := [key for key, kind in kinds.items() if not isinstance(content.get(key), kind)]:
+        raise DataError(f"{path} is a damaged record of embeddings: see {', '.join(wrong)}. {cure}")
+    return content

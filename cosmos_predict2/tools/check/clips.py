@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.data import latent_cache
-from cosmos_predict2.data.jobs import read_caption
 from cosmos_predict2.data.video import clips, media
+from cosmos_predict2.data.video_folder import read_caption
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.text.embeddings.folder import read_embedding
+from cosmos_predict2.text.embeddings.folder import caption_hash, read_embedding
 from cosmos_predict2.text.embeddings.pickles import trimmed
-from cosmos_predict2.text.embeddings.record import caption_hash
 from cosmos_predict2.text.encoder_names import encode_commands
 from imaginaire.errors import DataError, UserError
 

@@ -10,16 +10,15 @@ import attrs
 
 from cosmos_predict2.data import dataset_forms as forms
 from cosmos_predict2.data import latent_cache
-from cosmos_predict2.data.jobs import run_jobs, several_lines
+from cosmos_predict2.data.jobs import run_jobs
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.sizes import swapped_size
 from cosmos_predict2.data.video.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from cosmos_predict2.data.video.media_files import files_by_stem
-from cosmos_predict2.data.video_folder import SAME_RATE
+from cosmos_predict2.data.video_folder import SAME_RATE, several_lines
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, embedding_files, find_embedding_dir
+from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, EncoderRecord, embedding_files, find_embedding_dir
 from cosmos_predict2.text.embeddings.pickles import NUM_TOKENS
-from cosmos_predict2.text.embeddings.record import EncoderRecord
 from cosmos_predict2.text.encoder_names import encode_commands
 from cosmos_predict2.tools.check.action_tables import ActionTable, bridge_table
 from cosmos_predict2.tools.check.bridge import RecordingJob, check_recording

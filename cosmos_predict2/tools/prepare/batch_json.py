@@ -6,9 +6,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from cosmos_predict2.data.jobs import read_caption
 from cosmos_predict2.data.video.media import IMAGE_SUFFIXES
 from cosmos_predict2.data.video.media_files import require_files
+from cosmos_predict2.data.video_folder import read_caption
 from cosmos_predict2.tools.prepare.records import write_json
 from imaginaire.errors import DataError
 

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from cosmos_predict2.data.action_conditioned.recordings import annotation_files, read_recording
-from cosmos_predict2.data.jobs import require_space, run_jobs
+from cosmos_predict2.data.jobs import run_jobs
 from cosmos_predict2.tools.prepare import http_files
 from cosmos_predict2.tools.prepare.records import RECORD, read_record, require_own, write_json
 from cosmos_predict2.tools.prepare.tar_safety import extract_checked
@@ -109,7 +109,7 @@ def _archive(source: str, out: Path, dry_run: bool) -> tuple[Path | None, bool]:
             raise DataError(f"There is no archive {source}. Give a file, or an address that begins with https://.")
         needed = int(path.stat().st_size * UNPACKED)
         log.info("%s: %s to unpack to %s", path, storage.readable_bytes(needed), out)
-        require_space(out.parent, needed, f"Unpacking {path}")
+        storage.require_space(out.parent, needed, f"Unpacking {path}")
         return path, False
     name = PurePosixPath(urlsplit(source).path).name
     if not name:
@@ -117,12 +117,12 @@ def _archive(source: str, out: Path, dry_run: bool) -> tuple[Path | None, bool]:
     target = out.parent / name
     if target.is_file():
         log.info("%s is here already", target)
-        require_space(out.parent, int(target.stat().st_size * UNPACKED), f"Unpacking {target}")
+        storage.require_space(out.parent, int(target.stat().st_size * UNPACKED), f"Unpacking {target}")
         return target, True
     remote = http_files.look(source)
     if remote.size is not None:
         log.info("%s: %s to fetch to %s", source, storage.readable_bytes(remote.size), target)
-        require_space(out.parent, int(remote.size * (1 + UNPACKED)), f"Bridge ({source})")
+        storage.require_space(out.parent, int(remote.size * (1 + UNPACKED)), f"Bridge ({source})")
     return (None, True) if dry_run else (http_files.fetch(remote, target), True)
 
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
-from cosmos_predict2.data.jobs import require_space
 from imaginaire import storage
 from imaginaire.errors import DataError, UserError
 from imaginaire.progress import Progress
@@ -57,7 +56,7 @@ def fetch_absent(
     elif not absent:
         log.info("%s: all files are there already", listing.repo_id)
     else:
-        require_space(target, sum(absent.values()) + RESERVE, f"The download of {listing.repo_id}")
+        storage.require_space(target, sum(absent.values()) + RESERVE, f"The download of {listing.repo_id}")
         log.info("%s: fetching %s", listing.repo_id, text)
         start = time.time()
         fetch(listing, target, absent)

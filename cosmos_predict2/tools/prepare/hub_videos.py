@@ -15,7 +15,6 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from cosmos_predict2.data.jobs import require_space
 from cosmos_predict2.tools.prepare import hub
 from cosmos_predict2.tools.prepare.records import read_record, write_json
 from imaginaire import storage
@@ -120,7 +119,7 @@ def _move(source: Path, place: Path) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise DataError(f"{source} cannot be moved to {place}: {error.strerror or error}.") from error
-        require_space(place.parent, source.stat().st_size, f"Moving {source.name} to another disk")
+        storage.require_space(place.parent, source.stat().st_size, f"Moving {source.name} to another disk")
         with source.open("rb") as content:
             storage.write_atomically(place, lambda file: shutil.copyfileobj(content, file))
         source.unlink()

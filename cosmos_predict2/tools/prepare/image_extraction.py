@@ -8,7 +8,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from cosmos_predict2.data.jobs import Outcome, require_space, run_jobs
+from cosmos_predict2.data.jobs import Outcome, run_jobs
 from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES, iterate_frames, probe_video, write_image
 from cosmos_predict2.data.video.media_files import require_files
@@ -65,7 +65,7 @@ def extract_images(clips: list[Clip], workers: int | None = None) -> Outcome[int
     if not clips:
         return Outcome()
     out = clips[0].out
-    require_space(out, bytes_needed(clips), f"Pictures of {len(clips)} clips")
+    storage.require_space(out, bytes_needed(clips), f"Pictures of {len(clips)} clips")
     (out / "images").mkdir(parents=True, exist_ok=True)
     storage.remove_stale_temporaries(out / "images")
     write_json(out / RECORD, _record(clips[0].source, clips[0].stride))

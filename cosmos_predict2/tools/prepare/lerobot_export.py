@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from cosmos_predict2.data.jobs import Outcome, require_space, run_jobs
+from cosmos_predict2.data.jobs import Outcome, run_jobs
 from cosmos_predict2.data.lerobot.info import VAL_FRACTION, Info, choose_episodes, read_info
 from cosmos_predict2.data.lerobot.reader import LeRobotSource, choose_camera
 from cosmos_predict2.data.video.clips import probe
@@ -128,7 +128,7 @@ def export(
         log.info("would write %s (%s)", text, ", ".join(f"{count} {split}" for split, count in counts.items()))
         return Export(counts, Outcome())
     check_writable(out / "trial.mp4", flag="--out")
-    require_space(out, needed, f"{len(todo)} clips")
+    storage.require_space(out, needed, f"{len(todo)} clips")
     if not todo and found is not None and found.get("is_complete"):
         log.info("%s: all %d clips are there", out, len(jobs))
         return Export(counts, Outcome())

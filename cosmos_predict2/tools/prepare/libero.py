@@ -37,7 +37,7 @@ from cosmos_predict2.data.action_conditioned.libero_files import (
     read_poses,
     read_proprio,
 )
-from cosmos_predict2.data.jobs import Outcome, require_space, run_jobs
+from cosmos_predict2.data.jobs import Outcome, run_jobs
 from cosmos_predict2.data.video.media import write_video
 from cosmos_predict2.tools.prepare import hub
 from cosmos_predict2.tools.prepare.records import RECORD, require_own, require_settings, write_json, write_text
@@ -142,7 +142,7 @@ def _export(
     log.info("%s: %d of %d demonstrations to write, about %s", out, len(todo), len(jobs), size)
     if dry_run:
         return Outcome(jobs)
-    require_space(out, needed, "Writing LIBERO out")
+    storage.require_space(out, needed, "Writing LIBERO out")
     _write_record(out, settings, relative_pose().to_dict(), demos, is_complete=False)
     written = run_jobs(_write_demo, todo, what="writing demonstrations", workers=workers)
     done = [job.demo for job in jobs if _annotation_path(job).exists()]

@@ -18,7 +18,7 @@ from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActio
 from cosmos_predict2.data.lerobot.writer import write_table
 from cosmos_predict2.data.sizes import frame_rate
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.text.embeddings.folder import embed_captions
+from cosmos_predict2.text.embeddings.encode import embed_captions
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.findings import Finding
 from tests.data import sources_lerobot as made

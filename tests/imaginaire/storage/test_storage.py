@@ -17,7 +17,7 @@ import torch
 from imaginaire import storage
 from imaginaire.checkpoint import layout as checkpoint_layout
 from imaginaire.checkpoint.layout import KINDS, CheckpointSet
-from imaginaire.errors import CheckpointError, ConfigError, UserError
+from imaginaire.errors import CheckpointError, ConfigError, DataError, UserError
 from imaginaire.storage import object_store
 from tests.s3_server import no_credentials, s3_bucket, s3_server
 
@@ -93,6 +93,9 @@ def test_local_round_trip(tmp_path: Path) -> None:
     assert storage.local_copy(path) == Path(path)
     assert storage.listdir(tmp_path / "absent") == [] and not storage.exists(tmp_path / "absent")
     assert (storage.free_bytes(tmp_path / "x" / "y") or 0) > 0
+    storage.require_space(tmp_path / "x" / "y", 10, "nothing")
+    with pytest.raises(DataError, match=str(tmp_path)):
+        storage.require_space(tmp_path, 2**70, "everything")
 
 
 def test_is_remote_and_join() -> None:

@@ -20,7 +20,7 @@ from cosmos_predict2.data.lerobot.writer import write_table
 from cosmos_predict2.data.video import media
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings import pickles
-from cosmos_predict2.text.embeddings.folder import embed_captions
+from cosmos_predict2.text.embeddings.encode import embed_captions
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from cosmos_predict2.tools.check.dataset import Report
 from cosmos_predict2.tools.check.report import as_text

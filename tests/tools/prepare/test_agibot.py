@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import torch
 
-from cosmos_predict2.data import jobs
 from cosmos_predict2.data.video.media import probe_video, read_video
 from cosmos_predict2.tools.prepare.agibot import episodes as agibot
 from cosmos_predict2.tools.prepare.agibot.captions import read_task_info, write_captions
@@ -148,7 +147,7 @@ def test_the_licence_and_the_login_are_named(hub: Hub, tmp_path: Path, caplog: A
 def test_a_full_disk_shows_first_and_the_need_is_not_that_of_all_archives(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs.storage, "free_bytes", lambda path: 10**6)
+    monkeypatch.setattr("imaginaire.storage.free_bytes", lambda path: 10**6)
     with pytest.raises(DataError, match="Make room"):
         _run(tmp_path)
     assert not hub.asked

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_predict2.data import jobs
 from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditionedDataset
 from cosmos_predict2.tools.prepare import bridge
 from imaginaire.errors import DataError
@@ -87,7 +86,7 @@ def test_other_contents_a_full_disk_and_wrong_archives_are_refused(
         evil.add(tmp_path / "mine" / "file", arcname="../file")
     assert run(monkeypatch, "--source", tmp_path / "evil.tar.gz", "--out", tmp_path / "bridge") == 2
     assert "'../file' is refused" in capsys.readouterr().err
-    monkeypatch.setattr(jobs.storage, "free_bytes", lambda path: 100)
+    monkeypatch.setattr("imaginaire.storage.free_bytes", lambda path: 100)
     assert run(monkeypatch, "--source", archive, "--out", tmp_path / "bridge") == 2
     assert "has 100 B free" in capsys.readouterr().err.replace("bytes", "B")
     assert not (tmp_path / "bridge").exists() and not list(tmp_path.glob(".bridge*"))

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from cosmos_predict2.data import jobs
 from cosmos_predict2.tools.prepare import hub as data_hub
 from cosmos_predict2.tools.prepare.hub import fetch_absent, list_files
 from imaginaire.errors import ConfigError, DataError
@@ -127,7 +126,7 @@ def test_no_network_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 def test_a_full_disk_shows_before_anything_is_fetched(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs.storage, "free_bytes", lambda path: 10**6)
+    monkeypatch.setattr("imaginaire.storage.free_bytes", lambda path: 10**6)
     with pytest.raises(DataError, match="Make room"):
         download(tmp_path, "videos/*")
     assert not hub.asked and data_hub.RESERVE > 10**6

@@ -12,7 +12,6 @@ import torch
 
 from cosmos_predict2.actions.statistics import read_statistics
 from cosmos_predict2.actions.transforms import ActionTransform, controller, relative_pose
-from cosmos_predict2.data import jobs
 from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditionedDataset
 from cosmos_predict2.data.action_conditioned.libero_files import list_demos, read_poses
 from cosmos_predict2.tools.prepare import libero
@@ -167,7 +166,7 @@ def test_a_foreign_folder_and_a_full_disk_are_refused(
     (tmp_path / "mine" / "file").write_text("mine")
     assert run(monkeypatch, "--source", source, "--out", tmp_path / "mine") == 2
     assert "holds other files" in capsys.readouterr().err
-    monkeypatch.setattr(jobs.storage, "free_bytes", lambda path: 100)
+    monkeypatch.setattr("imaginaire.storage.free_bytes", lambda path: 100)
     assert run(monkeypatch, "--source", source, "--out", tmp_path / "out") == 2
     assert "Writing LIBERO out needs about" in capsys.readouterr().err and not (tmp_path / "out").exists()
     for arguments, message in [(["--val_every", "1"], "2 or more"), (["--suites", "libero_gaol"], "no suite")]:

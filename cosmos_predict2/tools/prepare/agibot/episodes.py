@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from cosmos_predict2.data.jobs import num_cores, require_space, run_jobs
+from cosmos_predict2.data.jobs import num_cores, run_jobs
 from cosmos_predict2.tools.prepare import hub
 from cosmos_predict2.tools.prepare.records import read_record, write_json
 from cosmos_predict2.tools.prepare.tar_safety import extract_checked, member_files
@@ -126,7 +126,7 @@ def fetch(source: Source, *, repo_id: str, keep_tar: bool, workers: int | None, 
             log.info("would %s %s (%s)", state, archive.name, storage.readable_bytes(archive.size))
         return []
     if todo:
-        require_space(source.data_dir, needed, f"Preparing {repo_id}")
+        storage.require_space(source.data_dir, needed, f"Preparing {repo_id}")
     if descriptions:
         hub.fetch(listing, source.data_dir, descriptions)
     start = time.time()

@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cosmos_predict2.data.jobs import Outcome, require_space, run_jobs
+from cosmos_predict2.data.jobs import Outcome, run_jobs
 from cosmos_predict2.tools.prepare.agibot.episodes import Source, require_camera
 from imaginaire import storage
 from imaginaire.errors import CheckpointError, ConfigError, DataError, near
@@ -138,7 +138,7 @@ def split(
     ]  # fmt: skip
     if not dry_run:
         sizes = [path.stat().st_size for f in folders if (path := f / "videos" / f"{source.camera}.mp4").is_file()]
-        require_space(source.output, 2 * sum(sizes), "Cutting the episodes")
+        storage.require_space(source.output, 2 * sum(sizes), "Cutting the episodes")
         for name in SPLITS:
             (source.output / name / "videos").mkdir(parents=True, exist_ok=True)
             storage.remove_stale_temporaries(source.output / name / "videos")

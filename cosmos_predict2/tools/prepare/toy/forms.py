@@ -13,7 +13,7 @@ import torch
 from cosmos_predict2.data.toy.states import path_of, write_states
 from cosmos_predict2.data.video.media import write_video
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.text.embeddings.folder import embed_captions
+from cosmos_predict2.text.embeddings.encode import embed_captions
 from cosmos_predict2.text.embeddings.pickles import trimmed
 from cosmos_predict2.tools.prepare.records import write_text
 from cosmos_predict2.tools.prepare.toy import lerobot

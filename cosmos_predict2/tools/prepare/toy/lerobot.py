@@ -15,7 +15,7 @@ import torch
 from cosmos_predict2.data.lerobot.writer import CHUNK, VIDEO_PATH, Recording, Writer
 from cosmos_predict2.data.video.media import write_video
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.text.embeddings.folder import embed_captions
+from cosmos_predict2.text.embeddings.encode import embed_captions
 from cosmos_predict2.tools.prepare.toy.settings import ToyFolder
 from cosmos_predict2.toy_world.episodes import Episodes
 from cosmos_predict2.toy_world.scene import COLUMNS

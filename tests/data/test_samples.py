@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bad sample stops the run or is replaced, counted and told; never silently."""
+"""Bad samples stop the run or are replaced, counted and logged; names are kept in arrays."""
 
 import logging
+import pickle
 from collections.abc import Callable
 
 import pytest
 
-from cosmos_predict2.data.bad_samples import BadSamples
+from cosmos_predict2.data.samples import BadSamples, PackedStrings
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 
 
@@ -20,7 +21,7 @@ def _reader(bad: set[int], error: type[Exception] = DataError) -> Callable[[int]
 
 
 def test_without_skipping_a_bad_sample_is_an_error_with_its_cure() -> None:
-    with pytest.raises(DataError, match=r"clip2\.mp4 is broken\. .*check_dataset.*skip_bad_samples=True"):
+    with pytest.raises(DataError, match=r"clip2\.mp4 .*skip_bad_samples=True"):
         BadSamples().read(2, 5, _reader({2}))
 
 
@@ -62,5 +63,23 @@ def test_indices_are_those_of_a_sequence() -> None:
 
 
 def test_at_least_one_try() -> None:
-    with pytest.raises(ConfigError, match="need 1"):
+    with pytest.raises(ConfigError, match="most_bad_samples"):
         BadSamples(most=0)
+
+
+def test_packed_strings_read_like_a_list() -> None:
+    strings = ["a", "", "größe", "日本", "\udcff.mp4"]  # the last is a file name that is not UTF-8
+    packed = PackedStrings(iter(strings))
+    assert list(packed) == strings and len(packed) == 5
+    assert packed[-1] == strings[-1] and packed[1:3] == strings[1:3]
+    assert packed.index("日本") == 3 and "b" not in packed
+    assert list(pickle.loads(pickle.dumps(packed))) == strings
+    for place in (5, -6):
+        with pytest.raises(IndexError):
+            packed[place]
+    assert list(PackedStrings()) == []
+
+
+def test_packed_strings_are_two_arrays() -> None:
+    packed = PackedStrings(f"clip_{i:06d}" for i in range(1000))
+    assert sum(value.nbytes for value in vars(packed).values()) == 1000 * 11 + 1001 * 8

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from cosmos_predict2.data.caption_files import CaptionFiles
 from cosmos_predict2.data.dataset_video import Dataset
 from cosmos_predict2.data.video import media
+from cosmos_predict2.data.video_folder import CaptionFiles, read_caption
 from imaginaire.errors import ConfigError, DataError
 from tests.findings import problems
 
@@ -48,7 +48,7 @@ def test_items_have_captions_and_no_embeddings(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         dataset = Dataset(str(folder), 5, (32, 32), text_encoder="none", **options)  # type: ignore[arg-type]
-    assert "1 of 3 clips have no caption" in caplog.text and "left out: c" in caplog.text
+    assert "1 of 3 clips have no caption" in caplog.text and "excluded: c" in caplog.text
     items = [dataset[i] for i in range(len(dataset))]
     assert [item["ai_caption"] for item in items] == expected
     assert all("t5_text_embeddings" not in item and item["video"].shape == (3, 5, 32, 32) for item in items)
@@ -86,3 +86,17 @@ def test_json_of_another_form_is_an_error_with_the_file(content: str, folder: Pa
     (folder / "captions/a.json").write_text(content)
     with pytest.raises(DataError, match=r"captions/a\.json"):
         CaptionFiles(folder, "json").read("a")
+
+
+def test_captions_are_read_or_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text(" a robot \n")
+    assert read_caption(path) == "a robot"
+    path.write_bytes("\ufeffa robot\r\n".encode())  # as some editors save it
+    assert read_caption(path) == "a robot"
+    path.write_text(" \n")
+    with pytest.raises(DataError, match=r"a\.txt is empty"):
+        read_caption(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(DataError, match="not UTF-8"):
+        read_caption(path)
