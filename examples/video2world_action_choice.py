@@ -23,7 +23,7 @@ class ActionChoice:
     video_size: tuple[int, int] | None  # (height, width) of the clips that the run was trained on
     constant_text: str  # a file of the one embedding that the run was trained with; empty: none is known
     model_size: str
-    run: Any = None  # RecordedRun, where the weights come from one or say the same
+    run: Any = None  # ModelCard, where it suffices to build the pipeline
 
     @property
     def fps(self) -> float:
@@ -33,13 +33,14 @@ class ActionChoice:
 
 def choose_action_model(args: argparse.Namespace) -> ActionChoice:
     """The pipeline's config and weights: what no flag says is as in the run, or as the shapes of the weights tell."""
-    from cosmos_predict2.checkpoints.action_transforms import require_transform
+    from cosmos_predict2.checkpoints import read_card
+    from cosmos_predict2.checkpoints.card_checks import require_transform
     from cosmos_predict2.configs.action_conditioned.networks import (
         SIZES,
         get_action_dit_path,
         get_cosmos_predict2_action_conditioned_pipeline,
     )
-    from cosmos_predict2.pipelines.recorded_run import recorded_run
+    from cosmos_predict2.pipelines.recorded_run import apply_card, recorded_run
     from imaginaire.checkpoint.weight_files import latest
 
     dit_path = latest(args.dit_path) if args.dit_path else get_action_dit_path(model_size=args.model_size or "2B")
@@ -49,16 +50,17 @@ def choose_action_model(args: argparse.Namespace) -> ActionChoice:
     size = args.model_size or trained or "2B"
     if run is not None and trained not in (None, size):
         raise ConfigError(
-            f"--model_size {size}, but {run.folder} trained a {trained} model. Leave --model_size out, or give weights"
+            f"--model_size {size}, but {run.source} trained a {trained} model. Leave --model_size out, or give weights"
             f" of a {size} model."
         )
     config = sizes[size]
     if run is not None:
-        run.apply_to(config)
+        apply_card(run, config)
         config.resolution, _ = run.shape
-        log.info("run: %s: %s", run.folder, run)
-    family = require_actions(dit_path, args) if run is None else None
-    transform = require_transform(dit_path, asked_transform(args))
+        log.info("run: %s: %s", run.source, run)
+    card = run or read_card(dit_path)
+    family = require_actions(card) if run is None else None
+    transform = require_transform(card, asked_transform(args))
     config.action_transform = transform.to_dict()
     if run is None:
         fit_network(config, dit_path, args, transform.dim, family)
@@ -67,19 +69,16 @@ def choose_action_model(args: argparse.Namespace) -> ActionChoice:
     if args.given_timestep is not None:
         tell_given_frames(config, args.given_timestep)
     video_size = run.video_size if run is not None else None
-    return ActionChoice(config, dit_path, video_size, constant_text(dit_path), size, run)
+    return ActionChoice(config, dit_path, video_size, constant_text(card), size, run)
 
 
-def require_actions(dit_path: str, args: argparse.Namespace) -> Any:
-    """What network a file without a run is of; raises where it is told no actions."""
-    from cosmos_predict2.checkpoints.dit_weights import open_dit
-    from cosmos_predict2.checkpoints.families import describe
-
-    family = describe(open_dit(dit_path, "net_ema" if args.load_ema else "auto"))
+def require_actions(card: Any) -> Any:
+    """What network a file without a record is of; raises for one that takes no actions."""
+    family = card.opened().family
     if family is None:
-        raise CheckpointError(f"{dit_path} is no video network. Choose weights of an action-conditioned one.")
+        raise CheckpointError(f"{card.path} is no video network. Choose weights of an action-conditioned one.")
     if family.action_inputs is None:
-        raise CheckpointError(f"{dit_path} is a {family}, without actions: use examples/video2world.py for it.")
+        raise CheckpointError(f"{card.path} is a {family}, without actions: use examples/video2world.py for it.")
     return family
 
 
@@ -149,15 +148,19 @@ def tell_differences(choice: ActionChoice, num_given: int, resolution: str, size
     from cosmos_predict2.data.sizes import VIDEO_SIZES, pixel_frames
 
     run = choice.run
-    most = None if run is None or run.most_given is None else pixel_frames(max(1, run.most_given))
+    most = (
+        None
+        if run is None or run.max_conditioning_frames is None
+        else pixel_frames(max(1, run.max_conditioning_frames))
+    )
     if most is not None and num_given > most:
         log.warning(
             "--num_conditional_frames %d, but %s was trained with %d at most (max_num_conditional_frames=%d): expect"
             " smeared frames",
             num_given,
-            run.folder,
+            run.source,
             most,
-            run.most_given,
+            run.max_conditioning_frames,
         )
     elif most is None and num_given > 1:
         log.warning(
@@ -175,21 +178,17 @@ def tell_differences(choice: ActionChoice, num_given: int, resolution: str, size
         if trained and (height, width) not in trained:
             asked = f"--resolution {resolution}" if resolution else "no --resolution"
             log.warning(
-                "%s: frames of %d,%d (height, width), but %s was trained at %s", asked, height, width, run.folder, run
+                "%s: frames of %d,%d (height, width), but %s was trained at %s", asked, height, width, run.source, run
             )
 
 
-def constant_text(dit_path: str) -> str:
-    """The file of the one embedding that weights were trained with: their run's, or the released one beside them."""
-    from cosmos_predict2.checkpoints.runs import run_config
+def constant_text(card: Any) -> str:
+    """The file of the one embedding that weights were trained with: as recorded, or the released one beside them."""
     from cosmos_predict2.released import PREDICT25_EMPTY_TEXT
     from imaginaire import storage
 
-    text = (run_config(dit_path) or {}).get("text")
-    if isinstance(text, dict) and text.get("constant_path"):
-        return str(text["constant_path"])
-    beside = storage.join(dit_path.rpartition("/")[0], PREDICT25_EMPTY_TEXT.rpartition("/")[2])
-    return beside if storage.exists(beside) else ""
+    beside = storage.join(card.path.rpartition("/")[0], PREDICT25_EMPTY_TEXT.rpartition("/")[2])
+    return card.constant_text or (beside if storage.exists(beside) else "")
 
 
 def read_texts(args: argparse.Namespace, choice: ActionChoice, width: int) -> tuple[Any, Any]:

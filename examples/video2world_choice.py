@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from imaginaire.errors import CheckpointError, ConfigError
+from imaginaire.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -27,18 +27,18 @@ class Choice:
 class Weights:
     """What is known of the weights that the flags name."""
 
-    run: Any  # RecordedRun, or None
+    run: Any  # ModelCard that suffices to build the pipeline, or None
     is_predict2p5: bool
     model_size: str | None
 
 
 def choose_model(args: argparse.Namespace) -> Choice:
     """The pipeline's config and weights: what no flag says is as in the run that the weights come from."""
-    from cosmos_predict2.checkpoints import parse_lora
+    from cosmos_predict2.checkpoints import parse_lora, read_card
     from cosmos_predict2.configs.base import config_predict2p5, config_video2world
     from cosmos_predict2.data.video import media
+    from cosmos_predict2.pipelines.recorded_run import apply_text
     from cosmos_predict2.released import get_cosmos_predict25_checkpoint
-    from cosmos_predict2.text.trained_text import follow_text, trained_text
 
     if args.random_weights and args.dit_path:
         raise ConfigError(f"--random_weights and --dit_path {args.dit_path}: give one of them.")
@@ -47,7 +47,7 @@ def choose_model(args: argparse.Namespace) -> Choice:
     found = look_at_weights(args, config_video2world.SIZES)
     run, size = found.run, args.model_size or found.model_size or "2B"
     if found.model_size not in (None, size):
-        whose = f"{run.folder} trained" if run is not None else f"{args.model or args.dit_path} is of"
+        whose = f"{run.source} trained" if run is not None else f"{args.model or args.dit_path} is of"
         raise ConfigError(
             f"--model_size {size}, but {whose} a {found.model_size} model. Leave --model_size out, or give weights of a"
             f" {size} model."
@@ -71,8 +71,8 @@ def choose_model(args: argparse.Namespace) -> Choice:
         aspect_ratio = follow(run, config, args) or aspect_ratio
         warn_of_size(run, config.resolution, aspect_ratio)
     for path in (parse_lora(adapter)[0] for adapter in args.lora if args.dit_path):
-        if (text := trained_text(path)) is not None:  # adapters were trained last, so theirs counts
-            follow_text(config, text, path)
+        if (card := read_card(path)).texts:  # adapters were trained last, so theirs counts
+            apply_text(card, config)
     if args.fps is not None:
         if run is None and not fps:
             log.warning("--fps %g is the rate of the mp4: the weights make %g frames per second", args.fps, config.fps)
@@ -83,8 +83,8 @@ def choose_model(args: argparse.Namespace) -> Choice:
         config.state_t = latent_frames_of(args.num_frames)
     dit_path = args.dit_path
     if not dit_path and not args.random_weights:
-        if run is not None and run.dit_path and os.path.exists(run.dit_path):
-            dit_path = run.dit_path
+        if run is not None and run.base and os.path.exists(run.base):
+            dit_path = run.base
         elif args.model:
             dit_path = get_cosmos_predict25_checkpoint(args.model)
         elif found.is_predict2p5:
@@ -107,23 +107,21 @@ def look_at_weights(args: argparse.Namespace, sizes: Mapping[str, Any]) -> Weigh
     sources = [args.dit_path] if args.dit_path else [parse_lora(adapter)[0] for adapter in args.lora]
     run = next((found for path in sources if (found := recorded_run(path)) is not None), None)
     if run is not None:
-        return Weights(run, bool(run.pipe.get("flow")), run.model_size(sizes))
-    return told_by_shapes(args.dit_path, sizes) if args.dit_path else Weights(None, False, None)
+        return Weights(run, run.is_predict2p5, run.model_size(sizes))
+    return weights_by_shapes(args.dit_path, sizes) if args.dit_path else Weights(None, False, None)
 
 
-def told_by_shapes(dit_path: str, sizes: Mapping[str, Any]) -> Weights:
-    """Predict2.5 networks read their text through a projection. Of what cannot be read here, loading tells."""
-    from cosmos_predict2.checkpoints.dit_weights import open_dit
-    from cosmos_predict2.checkpoints.families import describe
+def weights_by_shapes(dit_path: str, sizes: Mapping[str, Any]) -> Weights:
+    """Predict2.5 networks read their text through a projection. Why a file cannot be opened, loading reports."""
+    from cosmos_predict2.checkpoints import read_card
 
-    try:
-        family = describe(open_dit(dit_path))
-    except (CheckpointError, OSError):
+    card = read_card(dit_path)
+    if card.problem:
         return Weights(None, "Predict2.5" in dit_path, None)
-    if family is None or family.text_projection_from is None:
+    if card.family is None or not card.is_predict2p5:
         return Weights(None, False, None)
     as_large = {(size.net["model_channels"], size.net["num_blocks"]): name for name, size in sizes.items()}
-    return Weights(None, True, as_large.get((family.width, family.num_blocks)))
+    return Weights(None, True, as_large.get((card.family.width, card.family.num_blocks)))
 
 
 def latent_frames_of(num_frames: int) -> int:
@@ -139,17 +137,18 @@ def follow(run: Any, config: Any, args: argparse.Namespace) -> str | None:
     """Make the config that of the run but for what the flags say, and tell where they differ; the aspect ratio of the
     run where the flags give none."""
     from cosmos_predict2.data.sizes import pixel_frames
+    from cosmos_predict2.pipelines.recorded_run import apply_card
 
     state_t, fps = config.state_t, config.fps
     resolution, aspect_ratio = run.shape
-    run.apply_to(config)
-    log.info("run: %s: %s", run.folder, run)
+    apply_card(run, config)
+    log.info("run: %s: %s", run.source, run)
     asked = [("--resolution", args.resolution, resolution), ("--fps", args.fps and f"{args.fps:g}", f"{run.fps:g}")]
     asked += [("--aspect_ratio", args.aspect_ratio, aspect_ratio)]
     asked += [("--num_frames", args.num_frames, pixel_frames(run.state_t))]
     for flag, wanted, trained in asked:
         if wanted is not None and trained is not None and wanted != trained:
-            log.warning("%s %s, but %s was trained at %s: %s", flag, wanted, run.folder, trained, run)
+            log.warning("%s %s, but %s was trained at %s: %s", flag, wanted, run.source, trained, run)
     if fps == args.fps != run.fps:  # the length of the released model of this rate
         config.state_t = state_t
     config.resolution = args.resolution or resolution
@@ -167,5 +166,5 @@ def warn_of_size(run: Any, resolution: str, aspect_ratio: str) -> None:
         (height, width), (own_height, own_width) = size, run.video_size
         log.warning(
             "frames of %dx%d (--resolution %s, --aspect_ratio %s), but %s was trained at %dx%d (width x height): %s",
-            *(width, height, resolution, aspect_ratio, run.folder, own_width, own_height, run),
+            *(width, height, resolution, aspect_ratio, run.source, own_width, own_height, run),
         )

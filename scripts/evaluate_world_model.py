@@ -80,7 +80,7 @@ def evaluate(
 
     Without ``experiment`` they lie in a run, which says its data. ``data`` is another folder of held-out clips.
     """
-    from cosmos_predict2.checkpoints.presence import described_weights
+    from cosmos_predict2.checkpoints.dit_weights import described_weights
     from cosmos_predict2.data.sizes import frame_rate
     from cosmos_predict2.evaluation.metrics import held_out
     from cosmos_predict2.models.training_text import TrainingText
@@ -157,18 +157,19 @@ def evaluate(
 
 def _configuration(experiment: str, dit_path: str, overrides: Sequence[str], config_path: str) -> Any:
     """The configuration of an experiment, or that of the run that the weights lie in."""
-    from cosmos_predict2.pipelines.composed_run import composed_run, data_differences, video2world_folder
+    from cosmos_predict2.checkpoints import read_card
+    from cosmos_predict2.pipelines.composed_run import composed_run, data_differences, is_video2world
     from imaginaire.config.compose import compose
 
-    folder = video2world_folder(dit_path)
+    card = read_card(dit_path)
     if experiment:
         config = compose(config_path, [f"experiment={experiment}", *overrides])
-        for difference in data_differences(config, folder) if folder is not None else ():
+        for difference in data_differences(config, card) if is_video2world(card) else ():
             log.warning("--experiment %s: %s. Leave it out to take the run's own data.", experiment, difference)
         return config
-    if folder is None:
+    if not is_video2world(card):
         raise ConfigError(f"{dit_path} lies in no Video2World run on this machine: give --experiment NAME, too.")
-    return composed_run(folder, list(overrides))
+    return composed_run(card, list(overrides))
 
 
 def _parser() -> command_line.Parser:
@@ -201,11 +202,12 @@ def _parser() -> command_line.Parser:
 
 
 def run(args: argparse.Namespace) -> int:
+    from cosmos_predict2.checkpoints import read_card
     from cosmos_predict2.data.video.media import WRITTEN_VIDEO_SUFFIXES, check_writable
-    from cosmos_predict2.pipelines.composed_run import video2world_folder
+    from cosmos_predict2.pipelines.composed_run import is_video2world
 
     _check_flags(args)
-    if not args.experiment and video2world_folder(args.dit_path) is None:
+    if not args.experiment and not is_video2world(read_card(args.dit_path)):
         return evaluate_actions(args)
     if not args.dit_path:
         raise ConfigError(
@@ -249,7 +251,7 @@ def _finished(args: argparse.Namespace) -> int:
 
 def evaluate_actions(args: argparse.Namespace) -> int:
     """Measure a model with actions: print its figures and write the page."""
-    from cosmos_predict2.checkpoints.presence import described_weights
+    from cosmos_predict2.checkpoints.dit_weights import described_weights
     from cosmos_predict2.data.video.media import check_writable
     from cosmos_predict2.evaluation.metrics.video_quality import lpips_package
     from cosmos_predict2.evaluation.reports.action_evaluation import evaluate as measured
@@ -359,10 +361,9 @@ def _check_flags(args: argparse.Namespace) -> None:
 
 def _require_actions(dit_path: str) -> None:
     """Raise for weights of a network without actions, before anything is asked of their actions."""
-    from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS
-    from cosmos_predict2.checkpoints.presence import holds
+    from cosmos_predict2.checkpoints import read_card
 
-    if dit_path and not holds(dit_path, ACTION_EMBEDDERS):
+    if dit_path and not read_card(dit_path).opened().has_action_embedders:
         raise CheckpointError(
             f"{dit_path} is of a model without actions, and lies in no run of one. Of a tiny Video2World model give"
             " --experiment NAME, too, the one that it was trained by; otherwise weights of an action-conditioned model."
@@ -371,7 +372,7 @@ def _require_actions(dit_path: str) -> None:
 
 def _recordings(args: argparse.Namespace, choice: Any) -> Any:
     """The held-out recordings that --data names, or those that the run was validated on."""
-    from cosmos_predict2.checkpoints.runs import run_tree
+    from cosmos_predict2.checkpoints import read_card
     from cosmos_predict2.pipelines.evaluation_data import read_recordings, recordings_of_run, size_of_world
     from cosmos_predict2.pipelines.video2world_action import check_bases
 
@@ -382,7 +383,7 @@ def _recordings(args: argparse.Namespace, choice: Any) -> Any:
     if chunks > 1:
         check_bases(transform, choice.config.chunk_size)
     wanted = dict(num=args.num_clips, num_actions=chunks * choice.config.chunk_size, seed=args.seed)
-    loader = (run_tree(choice.dit_path) or {}).get("dataloader_val") or {}
+    loader = read_card(choice.dit_path).run.get("dataloader_val") or {}
     if args.data:
         trained = loader.get("dataset")
         asked = tuple(args.size) if args.size else choice.video_size

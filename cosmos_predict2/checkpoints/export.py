@@ -8,15 +8,15 @@ largest tensor.
 import json
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
-from cosmos_predict2.checkpoints.action_transforms import KEY as TRANSFORM_KEY
-from cosmos_predict2.checkpoints.action_transforms import recorded_transform, transform_tensor
 from cosmos_predict2.checkpoints.adapters.adapters import merge_lora_state
+from cosmos_predict2.checkpoints.card import ALPHA_KEY, ModelCard, card_tensors, card_texts, read_card
+from cosmos_predict2.checkpoints.card_checks import agreed_alpha
 from cosmos_predict2.checkpoints.diffusers_names import (
     diffusers_config,
     frame_rate_note,
@@ -25,9 +25,6 @@ from cosmos_predict2.checkpoints.diffusers_names import (
 )
 from cosmos_predict2.checkpoints.dit_weights import inside_a_pipeline, open_dit
 from cosmos_predict2.checkpoints.families import Family, describe, require_family
-from cosmos_predict2.checkpoints.runs import ALPHA_KEY, known_alpha, recorded_base, run_config
-from cosmos_predict2.checkpoints.written_pipeline import KEY as PIPELINE_KEY
-from cosmos_predict2.checkpoints.written_pipeline import facts_json, facts_tensor, recorded_pipeline
 from cosmos_predict2.released import NETWORKS
 from imaginaire import storage
 from imaginaire.checkpoint import weights
@@ -75,65 +72,71 @@ class Export:
 
 def export(job: Export) -> Mapping[str, Tensor]:
     """Write the weights; gives what was written, by the names in the file."""
-    tensors = open_dit(job.source, job.which)
+    tensors, card = open_dit(job.source, job.which), read_card(job.source).opened()
     family = describe(tensors)
     require_family(family, None, job.source, tensors)
     assert family is not None
-    if family.has_lora and job.merge_lora:
-        tensors = merge_lora_state(tensors, known_alpha(job.source, job.lora_alpha), where=job.source, dtype=job.dtype)
-    elif family.has_lora and job.form == "diffusers":
-        raise CheckpointError(
-            f"{job.source} has LoRA adapters, which diffusers' transformer folder has no place for: --merge-lora, or"
-            " --to diffusers-lora for the adapters alone."
-        )
-    elif job.merge_lora or (job.lora_alpha is not None and not family.has_lora):
-        log.warning("%s has no LoRA adapters: there is nothing to merge, and no alpha", job.source)
-    alpha = known_alpha(job.source, job.lora_alpha) if family.has_lora and not job.merge_lora else None
-    if family.has_lora and not job.merge_lora and alpha is None:
-        log.warning(
-            "the adapters are written beside the weights, and their alpha, which nothing records, is not: give it with"
-            " --lora_alpha NUMBER"
-        )
+    tensors, card = _with_adapters(job, tensors, card)
     existing = storage.join(job.destination, "config.json") if job.form == "diffusers" else job.destination
     if not job.overwrite and storage.exists(existing):
         raise CheckpointError(f"{existing} exists already. Choose another destination, or --overwrite.")
     log.info("%s: %s, %d tensors", job.source, family, len(tensors))
-    if job.which == "auto" and any(name.startswith("net_ema.") for name in weights.read(inside_a_pipeline(job.source))):
+    if job.which == "auto" and card.has_average:
         log.info("taking the trained weights where the source has them; --weights ema takes the averaged ones")
     if job.form == "diffusers":
-        config = diffusers_config(net_arguments(job, family), has_condition_mask=family.kind != "Text2Image")
+        config = diffusers_config(net_arguments(job, family, card), has_condition_mask=family.kind != "Text2Image")
         tensors = weights.renamed(tensors, to_diffusers_name)
-        _write_folder(job.destination, tensors, config, job.dtype)
+        _write_folder(job.destination, tensors, config, job.dtype, card_texts(card))
         note = frame_rate_note(config)
         text = _README.format(source=job.source, family=family, folder=job.destination, note=note)
         storage.write_atomically(storage.join(job.destination, "README.md"), lambda file: file.write(text.encode()))
         log.info("frame rate: %s", note)
         return tensors
     tensors = weights.renamed(tensors, lambda name: f"net.{name}")
-    has_actions = family.action_inputs is not None
-    transform = recorded_transform(job.source) if has_actions else None
-    pipeline = recorded_pipeline(job.source) if has_actions else None
     if job.form == "safetensors":
-        facts = {} if alpha is None else {"alpha": repr(alpha)}
-        facts |= {"base": recorded_base(job.source)} if family.has_lora and not job.merge_lora else {}
-        facts |= {} if transform is None else {TRANSFORM_KEY: transform.to_json()}
-        facts |= {} if pipeline is None else {PIPELINE_KEY: facts_json(pipeline)}
-        plan = replace(_Plan.of(tensors, job.dtype), metadata={"format": "pt", **facts})
+        facts = {} if card.lora_alpha is None else {"alpha": repr(card.lora_alpha)}
+        facts |= {} if card.lora_rank is None else {"base": card.base}
+        plan = _Plan.of(tensors, job.dtype, {"format": "pt", **facts, **card_texts(card)})
         storage.write_atomically(job.destination, plan.write)
     else:
         # Copies: a view of a mapped file would take the whole file along.
-        state = {name: _cast(tensors[name], job.dtype).clone() for name in tensors}
-        state |= {} if alpha is None else {ALPHA_KEY: torch.tensor(alpha, dtype=torch.float64)}
-        state |= {} if transform is None else {TRANSFORM_KEY: transform_tensor(transform)}
-        state |= {} if pipeline is None else {PIPELINE_KEY: facts_tensor(pipeline)}
+        state = {name: _cast(tensors[name], job.dtype).clone() for name in tensors} | card_tensors(card)
+        state |= {} if card.lora_alpha is None else {ALPHA_KEY: torch.tensor(card.lora_alpha, dtype=torch.float64)}
         storage.write_atomically(job.destination, lambda file: torch.save(state, file))
     return tensors
 
 
-def net_arguments(job: Export, family: Family) -> dict[str, Any]:
-    """What the network was built with, as diffusers must know it: shapes, and what a release or a run says of RoPE."""
+def _with_adapters(
+    job: Export, tensors: Mapping[str, Tensor], card: ModelCard
+) -> tuple[Mapping[str, Tensor], ModelCard]:
+    """The tensors with their adapters merged or kept, as the job asks, and their card."""
+    without = replace(card, lora_rank=None, lora_alpha=None, lora_targets="")
+    if card.lora_rank is None:
+        if job.merge_lora or job.lora_alpha is not None:
+            log.warning("%s has no LoRA adapters: there is nothing to merge, and no alpha", job.source)
+        return tensors, without
+    alpha = agreed_alpha(job.source, card.lora_alpha, job.lora_alpha)
+    if job.merge_lora:
+        return merge_lora_state(tensors, alpha, where=job.source, dtype=job.dtype), without
+    if job.form == "diffusers":
+        raise CheckpointError(
+            f"{job.source} has LoRA adapters, which diffusers' transformer folder has no place for: --merge-lora, or"
+            " --to diffusers-lora for the adapters alone."
+        )
+    if alpha is None:
+        log.warning(
+            "the adapters are written beside the weights, and their alpha, which nothing records, is not: give it with"
+            " --lora_alpha NUMBER"
+        )
+    return tensors, replace(card, lora_alpha=alpha)
+
+
+def net_arguments(job: Export, family: Family, card: ModelCard) -> dict[str, Any]:
+    """The arguments that the network was built with, as diffusers must know them: from its shapes, and RoPE ratios from
+    the record or the release."""
     _require_a_class(job.source, family)
-    recorded = _recorded_net(job.source)
+    recorded = {key: value for key, value in card.net.items() if not key.startswith("_")}
+    recorded = recorded or diffusers_net(job.source) or {}
     released = NETWORKS.get(family.network or "", {})
     if job.rope_scale is not None:
         recorded = {**recorded, **{f"rope_{axis}_extrapolation_ratio": r for axis, r in zip("thw", job.rope_scale)}}
@@ -158,15 +161,6 @@ def _require_a_class(source: str, family: Family) -> None:
         )
 
 
-def _recorded_net(source: str) -> dict[str, Any]:
-    """Arguments of the network as the run's config.yaml, or a diffusers folder's config.json, has them."""
-    pipe = (run_config(source) or {}).get("pipe_config")
-    net = pipe.get("net") if isinstance(pipe, dict) else None
-    if isinstance(net, dict):
-        return {key: value for key, value in net.items() if not key.startswith("_")}
-    return diffusers_net(source) or {}
-
-
 def diffusers_net(source: str) -> dict[str, Any] | None:
     """Our network's arguments from the config.json of a diffusers folder; None for any other source."""
     folder = inside_a_pipeline(source)
@@ -186,10 +180,10 @@ class _Plan:
     tensors: Mapping[str, Tensor]
     header: dict[str, dict[str, Any]]
     cast: torch.dtype | None
-    metadata: Mapping[str, str] = field(default_factory=lambda: {"format": "pt"})
+    metadata: Mapping[str, str]
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], cast: torch.dtype | None) -> "_Plan":
+    def of(cls, tensors: Mapping[str, Tensor], cast: torch.dtype | None, metadata: Mapping[str, str]) -> "_Plan":
         header: dict[str, dict[str, Any]] = {}
         end = 0
         for name in tensors:
@@ -197,7 +191,7 @@ class _Plan:
             shape = shape_of(tensors, name)
             start, end = end, end + _bytes(shape, dtype)
             header[name] = {"dtype": _DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
-        return cls(tensors, header, cast)
+        return cls(tensors, header, cast, metadata)
 
     def write(self, file: BinaryIO) -> None:
         text = json.dumps({"__metadata__": self.metadata, **self.header}, separators=(",", ":")).encode()
@@ -209,9 +203,13 @@ class _Plan:
 
 
 def _write_folder(
-    folder: str, tensors: Mapping[str, Tensor], config: Mapping[str, Any], cast: torch.dtype | None
+    folder: str,
+    tensors: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    cast: torch.dtype | None,
+    record: Mapping[str, str],
 ) -> None:
-    """config.json and the tensors in one file, or in shards with an index."""
+    """config.json and the tensors in one file, or in shards with an index; the first file has the record."""
     storage.makedirs(folder)
     shards = list(_shards(tensors, cast))
     files = [f"{_STEM}-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
@@ -220,7 +218,8 @@ def _write_folder(
         files = [f"{_STEM}.safetensors"]
     for file, names in zip(files, shards):
         part = dict(zip(names, names))
-        plan = _Plan.of(weights.renamed(tensors, part.get), cast)
+        metadata = {"format": "pt", **(record if file == files[0] else {})}
+        plan = _Plan.of(weights.renamed(tensors, part.get), cast, metadata)
         storage.write_atomically(storage.join(folder, file), plan.write)
     if len(shards) > 1:
         total = sum(_bytes(shape_of(tensors, name), _target(tensors[name], cast)) for name in tensors)

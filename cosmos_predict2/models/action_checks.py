@@ -7,26 +7,17 @@ from typing import Any
 import attrs
 
 from cosmos_predict2.actions.transforms import ActionTransform
-from cosmos_predict2.checkpoints import written_pipeline
-from cosmos_predict2.checkpoints.action_transforms import KEY, recorded_transform
-from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS
-from cosmos_predict2.checkpoints.presence import holds
+from cosmos_predict2.checkpoints.card import TRANSFORM_KEY as KEY
 from cosmos_predict2.data.dataset_image import ImageDataset
 from cosmos_predict2.data.mock import MockImages
 from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT
 from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig
-from imaginaire import storage
-from imaginaire.checkpoint.weight_files import is_hub
 from imaginaire.config.names import target_of
-from imaginaire.errors import CheckpointError, ConfigError, DataError
+from imaginaire.errors import ConfigError, DataError
 
 RATIO = 4  # pixel frames, and so actions, that make a latent frame
 CHUNK = attrs.fields(Video2WorldActionPipelineConfig).chunk_size.default  # stands where nobody set it
-OTHER_TRANSFORM = (
-    "Weights fit one transform only. Give the data the same (dataset.action_transform),"
-    " or start a new run (job.name) from the weights alone, by model.config.model_manager_config.dit_path."
-)
 ONE_RUN = "All data of a run must have the same, for validation too (dataloader_train, dataloader_val)."
 NO_IMAGES = (
     "they are pictures, which no action leads to: the embedders of actions would get no gradient, for which the"
@@ -152,49 +143,8 @@ def gives_images(data: Mapping[str, Any]) -> bool:
     return isinstance(target, type) and issubclass(target, (ImageDataset, MockImages))
 
 
-def start_notes(path: str, net: Mapping[str, Any], transform: ActionTransform | None) -> list[str]:
-    """In what the weights at a path, from which training starts, were trained otherwise than it will: by a network that
-    differs though its shapes fit, or with other actions. Nothing where they know no actions, or do not say."""
-    if not path or not holds(path, ACTION_EMBEDDERS):
-        return []
-    notes = [
-        f"the start weights {path} were trained by a network with {difference} (pipe_config.net)"
-        for difference in written_pipeline.untold_differences(path, net)
-    ]
-    theirs = None if transform is None else recorded_transform(path)
-    if transform is not None and theirs is not None and not transform.yields_to(theirs):
-        notes.append(
-            f"the start weights {path} were trained with actions {theirs}, the data have {transform}: what the weights"
-            " know of actions must be learnt anew"
-        )
-    return notes
-
-
-def transform_of_start(path: str, proposed: ActionTransform) -> ActionTransform | None:
-    """The transform of the weights at a path, from which training starts, where it is one of actions of this kind and
-    size; None where they know no actions, or others."""
-    if not path or not holds(path, ACTION_EMBEDDERS):
-        return None
-    theirs = recorded_transform(path)
-    return theirs if theirs is not None and theirs.raw_form == proposed.raw_form else None
-
-
 def known_transform(data: Sequence[Mapping[str, Any]], pipe: Mapping[str, Any]) -> ActionTransform | None:
     """The transform that training will have, as the config says it, or the first of the data sets that can tell."""
     if pipe.get(KEY) is not None:
         return None if [*transform_problems(pipe)] else ActionTransform.from_dict(pipe[KEY])
     return next((found for node in data if (found := declared_transform(node)) is not None), None)
-
-
-def load_problem(path: str, transform: ActionTransform | None) -> str | None:
-    """Why training does not go on from weights at a path (``checkpoint.load_path``) with these actions; None where it
-    does, or where the path is not here to be looked into."""
-    if transform is None or storage.is_remote(path) or is_hub(path):
-        return None
-    try:
-        theirs = recorded_transform(path)
-    except CheckpointError as error:
-        return str(error).rstrip(".")
-    if theirs is None or transform.yields_to(theirs):
-        return None
-    return f"{path} was trained with actions {theirs}, the data have {transform}. {OTHER_TRANSFORM.rstrip('.')}"

@@ -9,24 +9,23 @@ the weights are of use with no other. Data sets that only propose one are given 
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import attrs
 import torch
-import yaml
 from torch import Tensor
 
 from cosmos_predict2.actions.statistics import other_range, recorded_columns
 from cosmos_predict2.actions.transforms import ActionTransform
-from cosmos_predict2.checkpoints import written_pipeline
-from cosmos_predict2.checkpoints.action_transforms import (
+from cosmos_predict2.checkpoints.card import TRANSFORM_KEY as KEY
+from cosmos_predict2.checkpoints.card import ModelCard, card_in, read_card
+from cosmos_predict2.checkpoints.card_checks import (
     CONFIG_KEY,
-    KEY,
-    recorded_transform,
-    tensor_transform,
-    transform_tensor,
+    OTHER_TRANSFORM,
+    resume_differences,
+    start_differences,
 )
-from cosmos_predict2.checkpoints.presence import problem_with
 from cosmos_predict2.conditioner import ACTION_KEY, Condition
 from cosmos_predict2.data.action_conditioned.items import TRANSFORM_KEY
 from cosmos_predict2.data.latent_cache import LATENTS_KEY
@@ -34,16 +33,12 @@ from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.models.action_checks import (
     NO_IMAGES,
     ONE_RUN,
-    OTHER_TRANSFORM,
     action_size,
     chunk_problem,
     declared_transform,
     gives_images,
     known_transform,
-    load_problem,
     other_transform_problem,
-    start_notes,
-    transform_of_start,
     transform_problems,
     width_problem,
 )
@@ -55,7 +50,6 @@ from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig
 from imaginaire import distributed, storage
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import is_hub
-from imaginaire.config.lazy_config import to_yaml
 from imaginaire.data.stream import data_sets
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.findings import CheckContext, Finding, error, errors, warning
@@ -83,8 +77,6 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
         pipe = self.pipe_config
         self.action_transform = pipe.transform if isinstance(pipe, Video2WorldActionPipelineConfig) else None
         self._says_transform = CONFIG_KEY
-        facts = written_pipeline.pipeline_facts(yaml.safe_load(to_yaml(pipe)))
-        self._pipeline_facts = written_pipeline.facts_tensor(facts)
         self._compared: set[str] = set()  # transforms of samples that are the run's
         self._has_seen_size = False  # of the first actions
         self._has_agreed = False  # with the other processes
@@ -100,9 +92,11 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
         transform = known_transform([*context.training.values(), *context.validation.values()], pipe)
         if context.start_path is not None:
             yield from cls._check_start(context.start_path, transform, config)
-        if context.resume_path and (problem := load_problem(context.resume_path, transform)) is not None:
+        if context.resume_path and not storage.is_remote(context.resume_path):
             name = "RUN" if context.config is None else context.config.job.name
-            yield error("dataloader_train", problem, f"Give the new run a folder of its own (job.name={name}_2, say)")
+            cure = f"Give the new run a folder of its own (job.name={name}_2, say)"
+            for problem in resume_differences(read_card(context.resume_path), transform):
+                yield error("dataloader_train", problem, cure)
 
     @classmethod
     def _check_config(cls, config: Any) -> Iterator[Finding]:
@@ -138,9 +132,10 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
         ``checkpoint.load_path`` go on with their own alone, others may learn them anew."""
         path = config["model_manager_config"]["dit_path"]
         if load_path:  # whose weights replace those of dit_path
-            yield from errors("checkpoint.load_path", [load_problem(load_path, transform)])
-        elif not storage.is_remote(path) and not is_hub(path) and problem_with(path) is None:
-            for note in start_notes(path, config["pipe_config"]["net"], transform):
+            if not (storage.is_remote(load_path) or is_hub(load_path)):
+                yield from errors("checkpoint.load_path", resume_differences(read_card(load_path), transform))
+        elif not (card := read_card(path, fetch=False)).problem:  # else another check reports it
+            for note in start_differences(card, config["pipe_config"]["net"], transform):
                 yield warning(DIT_PATH_KEY, note)
 
     # --- one step
@@ -227,29 +222,27 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
 
     # --- the transform of the actions
 
-    def checkpoint_state(self) -> dict[str, Tensor]:
-        state = super().checkpoint_state()
-        state = {**state, written_pipeline.KEY: self._pipeline_facts}
-        return state if self.action_transform is None else {**state, KEY: transform_tensor(self.action_transform)}
+    def card(self) -> ModelCard:
+        return replace(super().card(), has_action_embedders=True, action_transform=self.action_transform)
 
     def load_checkpoint_state(self, state: Mapping[str, Tensor]) -> weights.LoadReport:
         self._compare_saved(state)
-        return weights.load_into(super().checkpoint_state(), _without_transform(state))
+        return super().load_checkpoint_state(state)
 
     def account_checkpoint_state(self, state: Mapping[str, Tensor]) -> weights.LoadReport:
         self._compare_saved(state)
-        return weights.account(super().checkpoint_state(), _without_transform(state))
+        return super().account_checkpoint_state(state)
 
     def on_load_path(self, path: str) -> None:
         """Take over the transform that stands beside the weights, or raise where the config has another."""
         super().on_load_path(path)
-        if (saved := recorded_transform(path)) is not None:
+        if (saved := read_card(path).opened().action_transform) is not None:
             self._take_over(saved)
 
     def _compare_saved(self, state: Mapping[str, Tensor]) -> None:
         self._has_loaded = True
-        if KEY in state:
-            self._take_over(tensor_transform(state[KEY]))
+        if (saved := card_in(state).action_transform) is not None:
+            self._take_over(saved)
 
     def _take_over(self, saved: ActionTransform) -> None:
         """The checkpoint's transform is the model's; raise where the config has another."""
@@ -319,7 +312,9 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
         """The run's transform, of those that its data have."""
         own, self._says_transform = next((one for one in found if not one.proposed), None), FIRST
         if own is None:
-            own = transform_of_start(self.config.model_manager_config.dit_path, found[0])
+            start = self._start_card()
+            if start.has_action_embedders and start.action_transform is not None:
+                own = start.action_transform if start.action_transform.raw_form == found[0].raw_form else None
             self._says_transform = START_WEIGHTS if own else FIRST
         self.action_transform = attrs.evolve(own or found[0], proposed=False)
         log.info("actions: %s, as %s has them", self.action_transform, self._says_transform)
@@ -347,9 +342,13 @@ class Predict2Video2WorldActionConditionedModel(Predict2Video2WorldModel):
     def _compare_start(self, transform: ActionTransform) -> None:
         if self._has_loaded:
             return
-        for note in start_notes(self.config.model_manager_config.dit_path, self.pipe_config.net, transform):
+        for note in start_differences(self._start_card(), self.pipe_config.net, transform):
             if note not in self.reported:
                 log.warning("%s", note)
+
+    def _start_card(self) -> ModelCard:
+        path = self.config.model_manager_config.dit_path
+        return read_card(path).opened() if path else ModelCard()
 
 
 class Predict2p5ActionConditionedModel(Predict2Video2WorldActionConditionedModel, Predict2p5Video2WorldModel):
@@ -362,7 +361,3 @@ def _arguments(net: ActionDiT) -> dict[str, Any]:
         ratio = net.temporal_compression_ratio
         return dict(_target_=type(net), action_dim=net.action_dim, temporal_compression_ratio=ratio)
     return dict(_target_=type(net), action_dim=net.action_inputs)
-
-
-def _without_transform(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    return weights.renamed(state, lambda name: None if name in (KEY, written_pipeline.KEY) else name)

@@ -20,9 +20,10 @@ import attrs
 import torch
 from torch import Tensor
 
-from cosmos_predict2.checkpoints.dit_weights import require_alpha
-from cosmos_predict2.checkpoints.presence import problem_with
-from cosmos_predict2.checkpoints.runs import RATE_KEY, switches_of
+from cosmos_predict2.checkpoints.card import ModelCard, card_of_config, card_tensors, read_card
+from cosmos_predict2.checkpoints.card_checks import alpha_differences
+from cosmos_predict2.checkpoints.dit_weights import problem_with
+from cosmos_predict2.checkpoints.runs import RATE_KEY
 from cosmos_predict2.conditioner import TEXT_KEY, Condition, Conditioner
 from cosmos_predict2.data.latent_cache import LATENTS_KEY, check_tokenizer
 from cosmos_predict2.data.sizes import frame_rate, pixel_frames
@@ -39,13 +40,14 @@ from cosmos_predict2.world_model.network import NETWORK_KEY, NO_NETWORK, build_n
 from cosmos_predict2.world_model.parallelize import ContextParallel, degree_problems, parallelize_dit
 from cosmos_predict2.world_model.recompute import checked_keys, checked_policy
 from imaginaire import distributed, storage
+from imaginaire.checkpoint import weights
 from imaginaire.config import lazy_config
 from imaginaire.config.schema import Section, above, at_least, one_of
 from imaginaire.config.typed_nodes import as_config
 from imaginaire.data.stream import POSITION_KEY, WEIGHT_KEY
 from imaginaire.distributed.meta_device import has_meta
 from imaginaire.distributed.parallel import ParallelDims, current_dims
-from imaginaire.errors import ConfigError, DataError
+from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.findings import CheckContext, Finding, error, errors, warning
 from imaginaire.optim import lora
 from imaginaire.optim.ema import PowerEMA
@@ -233,7 +235,7 @@ class Predict2Video2WorldModel(ImaginaireModel):
     @classmethod
     def checkpoint_switches(cls, path: str) -> dict[str, Any]:
         """What a run had set when it wrote these weights: a checkpoint with adapters continues as one with adapters."""
-        return {f"config.{key}": value for key, value in switches_of(path).items()}
+        return {f"config.{key}": value for key, value in read_card(path).switches.items()}
 
     def data_facts(self, data_sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         rates = [rate for data in data_sets if (rate := frame_rate(data)) is not None]
@@ -242,12 +244,27 @@ class Predict2Video2WorldModel(ImaginaireModel):
     def _text_facts(self, data_sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return text_facts(text for data in data_sets if (text := data_text(data)) is not None)
 
+    # --- what stands beside the weights in a checkpoint
+
+    def card(self) -> ModelCard:
+        """What the weights of this run record about themselves."""
+        return card_of_config(self.config)
+
+    def checkpoint_state(self) -> dict[str, Tensor]:
+        return super().checkpoint_state() | card_tensors(self.card())
+
+    def load_checkpoint_state(self, state: Mapping[str, Tensor]) -> weights.LoadReport:
+        return weights.load_into(super().checkpoint_state(), state)
+
+    def account_checkpoint_state(self, state: Mapping[str, Tensor]) -> weights.LoadReport:
+        return weights.account(super().checkpoint_state(), state)
+
     # --- set-up
 
     def on_load_path(self, path: str) -> None:
         """Raise where adapters would go on that were trained with another alpha."""
-        if "lora_alpha" in switches_of(path):
-            require_alpha(self.net, path)
+        for problem in alpha_differences(read_card(path), lora.lora_spec(self.net)):
+            raise CheckpointError(problem)
 
     def on_train_start(self, memory_format: torch.memory_format = torch.preserve_format) -> None:
         device = next(self.net.parameters()).device

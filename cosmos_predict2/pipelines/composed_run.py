@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from cosmos_predict2.checkpoints.runs import run_config, run_folder, run_tree
-from cosmos_predict2.pipelines.recorded_run import NETWORKS, WITH_ACTIONS
+from cosmos_predict2.checkpoints.card import ModelCard
 from imaginaire.config.compose import compose
 from imaginaire.config.lazy_yaml import FOLDERS, MARKS, to_data
 from imaginaire.config.names import locate, target_of
@@ -28,20 +27,16 @@ VIDEOS = "videos"  # of a folder of clips
 PLACES = ("dataset_dir", "folder", "root", "video_path")  # arguments of data sets: where they lie
 
 
-def video2world_folder(path: str) -> str | None:
-    """The local folder of the Video2World run, without actions, that weights lie in; None for any others."""
-    folder = run_folder(path) if path else None
-    if folder is None or "://" in folder:
-        return None
-    net = ((run_config(path) or {}).get("pipe_config") or {}).get("net") or {}
-    name = net.get("_target_")
-    return folder if name in NETWORKS and name not in WITH_ACTIONS else None
+def is_video2world(card: ModelCard) -> bool:
+    """Whether weights lie in the local folder of a Video2World run without actions."""
+    has_folder = bool(card.run_folder) and "://" not in card.run_folder
+    return has_folder and card.network_class is not None and not card.takes_actions
 
 
-def composed_run(folder: str, overrides: list[str]) -> Config:
-    """The frozen configuration of a run, as its ``config.yaml`` has it, with overrides."""
-    file = f"{folder}/config.yaml"
-    if (tree := run_tree(folder)) is None:
+def composed_run(card: ModelCard, overrides: list[str]) -> Config:
+    """The frozen configuration of the run that weights lie in, as its ``config.yaml`` has it, with overrides."""
+    file, tree = f"{card.run_folder}/config.yaml", dict(card.run)
+    if not tree:
         raise ConfigError(f"{file} cannot be read. Give --experiment NAME, the one that the run trained.")
     types = [section.get("type") for section in _sections(tree, "trainer", "checkpoint")]
     names = [*_names(tree), *(name for name in types if isinstance(name, str))]
@@ -64,12 +59,11 @@ def described_dataset(node: Mapping[str, Any]) -> str:
     return f"{name} ({place})" if place else str(name)
 
 
-def data_differences(config: Config, folder: str) -> Iterator[str]:
-    """Where the data of a configuration are not those of a run, in words."""
-    tree = run_tree(folder) or {}
+def data_differences(config: Config, card: ModelCard) -> Iterator[str]:
+    """Where the data of a configuration are not those of the run of weights, in words."""
     for loader in ("dataloader_train", "dataloader_val"):
         ours = (getattr(config, loader) or {}).get("dataset")
-        theirs = (tree.get(loader) or {}).get("dataset")
+        theirs = (card.run.get(loader) or {}).get("dataset")
         if ours and theirs and to_data(ours) != theirs:
             names = described_dataset(ours), described_dataset(theirs)
             others = " with other arguments" if names[0] == names[1] else ""

@@ -25,9 +25,10 @@ from cosmos_predict2.guardrail.status import status_line
 from cosmos_predict2.interfaces import PromptRefiner, TextEncoder, VideoTokenizer
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.pipelines.inputs import read_input
+from cosmos_predict2.pipelines.recorded_run import with_trained_text
 from cosmos_predict2.released import download_command
 from cosmos_predict2.text.prompt_refiner import create_prompt_refiner
-from cosmos_predict2.text.trained_text import NO_TEXT, other_text, with_tokens, with_trained_text
+from cosmos_predict2.text.trained_text import NO_TEXT, other_text, with_tokens
 from cosmos_predict2.world_model.assembly import build_net
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.device_memory import clips_at_once

@@ -50,17 +50,18 @@ class Video2WorldActionConditionedPipeline(Video2WorldPipeline):
     ) -> "Video2WorldActionConditionedPipeline":
         """As for Video2World. The weights must say which transform of actions they were trained with, or the config;
         of random ones the config."""
-        from cosmos_predict2.checkpoints.action_transforms import require_transform
-        from cosmos_predict2.checkpoints.written_pipeline import untold_differences
+        from cosmos_predict2.checkpoints.card import read_card
+        from cosmos_predict2.checkpoints.card_checks import network_differences, require_transform
 
         if not isinstance(config, Video2WorldActionPipelineConfig):
             raise ConfigError("This pipeline is configured by a Video2WorldActionPipelineConfig, for its actions.")
-        transform = require_transform(dit_path, config.transform, flag="config.action_transform")
+        card = read_card(dit_path)
+        transform = require_transform(card, config.transform, flag="config.action_transform")
         config = attrs.evolve(config, action_transform=transform.to_dict())
-        if dit_path and config.net is not None and (differences := untold_differences(dit_path, config.net)):
+        if config.net is not None and (differences := [*network_differences(card, config.net)]):
             raise CheckpointError(
                 f"{dit_path} was trained by a network with {'; '.join(differences)} (pipe_config.net). Nothing in"
-                " its weights shows that: build the network as it was (recorded_run(dit_path).apply_to(config))."
+                " its weights shows that: build the network as it was (apply_card(read_card(dit_path), config))."
             )
         pipe = super().from_config(config, dit_path, *arguments, **options)
         return cast("Video2WorldActionConditionedPipeline", pipe)

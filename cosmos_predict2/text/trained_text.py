@@ -1,33 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text that a network was trained with, as its run records it, so that inference gives it the same.
+"""The text that a network was trained with: recorded by its run, compared with the text of a request.
 
-Every start of a run adds a line to its ``runs.jsonl``; "text" there says which encoder made the embeddings, and how
-many tokens of them the network read. For released weights, and for runs that recorded nothing, inference takes the
-encoder of the pipeline's config as it is.
+Every start of a run adds a line to its ``runs.jsonl``, whose "text" names the encoder of the embeddings, and how many
+tokens of them the network read.
 """
 
-import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-import attrs
 import torch
 from torch import Tensor
 
-from cosmos_predict2.checkpoints.runs import recorded_fact, run_folder
-from cosmos_predict2.released import get_reason1_encoder_dir, get_t5_model_dir
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.pickles import trimmed
-from cosmos_predict2.text.encoder_names import EncoderName, is_same_encoder, parse_name
+from cosmos_predict2.text.encoder_names import is_same_encoder, parse_name
 from cosmos_predict2.text.reason1 import Reason1Encoder
 from cosmos_predict2.text.t5 import T5Encoder
-from imaginaire.config.lazy_config import LazyCall
-from imaginaire.config.names import target_of
-
-log = logging.getLogger(__name__)
-
-Config = TypeVar("Config", bound=Any)  # of a pipeline
 
 KEY = "text"  # in the run's record of its starts
 NO_TEXT = "none"  # in place of an encoder's name: every sample had the same text, as a rule zeros
@@ -62,63 +51,6 @@ def text_facts(texts: Iterable[TrainedText]) -> dict[str, Any]:
     """What a run records of the texts of its data sets."""
     distinct = list(dict.fromkeys(texts))
     return {KEY: [asdict(text) for text in distinct]} if distinct else {}
-
-
-def trained_text(path: str) -> TrainedText | None:
-    """The text of the run that a checkpoint lies in; None where nothing says it."""
-    try:
-        found = [TrainedText(**text) for text in recorded_fact(path, KEY) or ()]
-    except TypeError as error:
-        log.warning("%s: its '%s' cannot be read (%s): the text of training is unknown", path, KEY, error)
-        return None
-    if len(found) > 1:
-        log.warning(
-            "%s: trained with texts of %d kinds (%s): a prompt is encoded as the first",
-            run_folder(path),
-            len(found),
-            "; ".join(map(str, found)),
-        )
-    return found[0] if found else None
-
-
-def follow_text(config: Any, text: TrainedText, whose: str) -> None:
-    """Make a pipeline's config give the network its text as in training; ``whose`` names the run for the log."""
-    config.num_text_tokens, config.text_encoder_name = text.num_tokens, text.encoder
-    log.info("text: %s, as %s was trained", text, whose)
-    name = parse_name(text.encoder)
-    if config.text_encoder is None or name.kind in ("", NO_TEXT):
-        return
-    if name.kind not in KINDS:
-        config.text_encoder = None  # asking for a prompt says which encoder there was
-    elif isinstance(config.text_encoder, Mapping):
-        config.text_encoder = _encoder_node(config.text_encoder, name, text)
-
-
-def with_trained_text(config: Config, sources: Sequence[str]) -> Config:
-    """The pipeline's config with the text of the run that weights lie in, the last that says it; as it is where it has
-    one already."""
-    if config.num_text_tokens is None:
-        for path in reversed(sources):
-            if (text := trained_text(path)) is not None:
-                config = attrs.evolve(config)
-                follow_text(config, text, path)
-                break
-    return config
-
-
-def _encoder_node(node: Any, name: EncoderName, text: TrainedText) -> Any:
-    """The lazy node of the encoder, with the arguments that the config has for one of its class."""
-    cls = KINDS[name.kind]
-    known: dict[str, Any] = {}
-    if target_of(node) is cls:
-        known = {str(key): value for key, value in node.items() if not str(key).startswith("_")}
-    if cls is BytesEncoder:
-        return LazyCall(cls)(**{**known, "num_tokens": text.encoder_tokens, "width": text.width})
-    known.setdefault("path", get_t5_model_dir() if cls is T5Encoder else get_reason1_encoder_dir())
-    known["max_length"] = text.encoder_tokens
-    if name.dtype and not known.get("dtype"):
-        known["dtype"] = name.dtype
-    return LazyCall(cls)(**known)
 
 
 def other_text(trained: str, given: str, rows: Iterable[Tensor] | None = None) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from cosmos_predict2.checkpoints import load_dit
-from cosmos_predict2.checkpoints.presence import check_dit
+from cosmos_predict2.checkpoints.dit_loading import check_dit
 from cosmos_predict2.nn.attention import check_attention, choose_attention
 from cosmos_predict2.nn.dit import DiT
 from imaginaire.config import lazy_config

@@ -19,16 +19,15 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.checkpoints import load_dit
-from cosmos_predict2.checkpoints.action_transforms import released_transform
+from cosmos_predict2.checkpoints.card import read_card
+from cosmos_predict2.checkpoints.dit_weights import clean_name
 from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS
-from cosmos_predict2.checkpoints.presence import holds
-from cosmos_predict2.checkpoints.runs import clean_name
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.nn.start_weights import Start, starts
-from imaginaire import random, storage
-from imaginaire.checkpoint import weight_files, weights
+from imaginaire import random
+from imaginaire.checkpoint import weights
 from imaginaire.config import lazy_config
-from imaginaire.errors import CheckpointError, ConfigError
+from imaginaire.errors import ConfigError
 from imaginaire.optim import lora
 
 log = logging.getLogger(__name__)
@@ -75,13 +74,10 @@ def embedders_begin_anew(path: str, *, may_fetch: bool = True) -> bool:
     """
     if not path:
         return True
-    try:
-        if may_fetch or not (storage.is_remote(path) or weight_files.is_hub(path)):
-            return not holds(path, ACTION_EMBEDDERS)
-    except CheckpointError:
-        if may_fetch:
-            raise
-    return released_transform(path) is None
+    card = read_card(path, fetch=may_fetch)
+    if may_fetch:
+        card.opened()
+    return not card.has_action_embedders if not card.problem else card.action_transform is None
 
 
 def network_bytes(net: DiT, *, has_average: bool) -> int:

@@ -55,6 +55,7 @@ EXTRAS = (
     "*accum_image_sample_counter",
     "*accum_iteration",
     "*accum_train_in_hours",
+    "model_card",
     "action_transform",
     "action_pipeline",
     "lora_alpha",

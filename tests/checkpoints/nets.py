@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cosmos_predict2.actions.transforms import ActionTransform
+from cosmos_predict2.checkpoints.card import text_tensor
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 
 SMALL: dict[str, Any] = dict(
@@ -80,3 +82,8 @@ def call(net: DiT, seed: int = 1) -> Tensor:
     masks = dict(condition_mask_B_1_T_H_W=inputs.condition_mask, padding_mask_B_1_H_W=inputs.padding_mask)
     with torch.no_grad():
         return net(inputs.x, inputs.timesteps, inputs.text, **masks)
+
+
+def transform_tensor(transform: ActionTransform) -> Tensor:
+    """``action_transform`` of a checkpoint."""
+    return text_tensor(transform.to_json())

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from cosmos_predict2.checkpoints import load_dit, open_dit
 from cosmos_predict2.checkpoints.action_networks import action_network
+from cosmos_predict2.checkpoints.dit_loading import check_dit
 from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS, action_readings, describe
 from cosmos_predict2.checkpoints.manifests import manifest_of
-from cosmos_predict2.checkpoints.presence import check_dit
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
 from imaginaire.checkpoint import weight_files
 from imaginaire.config.lazy_config import LazyCall as L

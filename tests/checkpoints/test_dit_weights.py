@@ -17,8 +17,9 @@ import yaml
 from torch import Tensor
 
 from cosmos_predict2.checkpoints import describe_missing, load_dit, open_dit, to_diffusers_name
+from cosmos_predict2.checkpoints.dit_loading import check_dit
+from cosmos_predict2.checkpoints.dit_weights import problem_with
 from cosmos_predict2.checkpoints.families import describe
-from cosmos_predict2.checkpoints.presence import check_dit, problem_with
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import CheckpointError

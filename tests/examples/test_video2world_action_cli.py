@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from cosmos_predict2.actions.transforms import ActionTransform, controller, relative_pose
-from cosmos_predict2.checkpoints.action_transforms import transform_tensor
 from cosmos_predict2.configs.action_conditioned.networks import (
     get_cosmos_predict2_action_conditioned_pipeline,
     get_cosmos_predict2p5_action_conditioned_pipeline,
@@ -32,7 +31,7 @@ from examples.video2world_action_flags import NOT_RECORDED, parse
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.config.lazy_config import instantiate, to_yaml
 from imaginaire.errors import ConfigError
-from tests.checkpoints.nets import SMALL
+from tests.checkpoints.nets import SMALL, transform_tensor
 from tests.data import sources_lerobot as made
 from tests.test_documentation import ROOT, rows
 
@@ -191,7 +190,7 @@ def test_a_bare_file_tells_which_network_it_is_of(
     flags = ["--model_size", "tiny", "--dit_path", str(file), "--input_annotation", str(annotation(bridge)), *FAST]
     flags += ["--save_path", str(tmp_path / "out.mp4")]
     assert main(flags) == 2
-    assert "does not say which actions it was trained with" in capsys.readouterr().err
+    assert "does not record the transform of the actions" in capsys.readouterr().err
     caplog.set_level("INFO")
     assert main([*flags, "--action_transform", "relative_pose:20"]) == 0
     kind = {"flat": "FlatActionDiT", "chunk": "ChunkActionDiT"}[network]

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from cosmos_predict2.actions.transforms import ActionTransform, controller, relative_pose
-from cosmos_predict2.checkpoints.action_transforms import KEY, transform_tensor
+from cosmos_predict2.checkpoints.card import TRANSFORM_KEY as KEY
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.latent_cache import LATENTS_KEY
 from cosmos_predict2.data.mock import MockImages, MockVideos
@@ -33,6 +33,7 @@ from imaginaire.config import lazy_config
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.findings import Finding
+from tests.checkpoints.nets import transform_tensor
 from tests.findings import checked_model, problems
 from tests.models.parts import NET, PooledPixels, make_batch
 

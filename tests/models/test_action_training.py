@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from cosmos_predict2.actions.transforms import ActionTransform, controller, relative_pose
-from cosmos_predict2.checkpoints.action_transforms import recorded_transform
-from cosmos_predict2.checkpoints.written_pipeline import written_pipeline
+from cosmos_predict2.checkpoints import read_card
 from cosmos_predict2.tools.prepare.toy.folder import write_folder
 from cosmos_predict2.tools.prepare.toy.settings import ToyFolder
 from imaginaire.errors import CheckpointError, DataError
@@ -98,7 +97,7 @@ def test_every_form_trains_and_resumes_bit_by_bit(
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert train(whole, [*options, "trainer.max_iter=4"], config=CONFIG) == 0
     assert train(parts, [*options, "trainer.max_iter=2"], config=CONFIG) == 0
-    assert recorded_transform(str(run_dir(parts, NAME))) == transform
+    assert read_card(str(run_dir(parts, NAME))).action_transform == transform
     assert train(parts, [*options, "trainer.max_iter=4"], config=CONFIG) == 0
     assert difference(saved(whole, NAME), saved(parts, NAME)) is None
     assert losses(whole, NAME) == losses(parts, NAME)
@@ -109,7 +108,7 @@ def test_other_actions_do_not_go_on_with_a_run_and_shards_keep_what_it_knows(tmp
     options = bridge(tmp_path / "data")
     sharded = [*options, "ckpt_type=dcp"]
     assert train(tmp_path, [*sharded, "trainer.max_iter=2"], config=CONFIG) == 0
-    assert recorded_transform(str(run_dir(tmp_path, NAME))) == relative_pose()
+    assert read_card(str(run_dir(tmp_path, NAME))).action_transform == relative_pose()
     with pytest.raises(DataError, match=r"trained with actions .*scale \[20.* the data have .*scale \[10.*job.name="):
         train(tmp_path, [*sharded, "trainer.max_iter=3", f"{DATA}.action_scale=10"], config=CONFIG)
     other = "model.config.pipe_config.action_transform={kind: controller, scale: [20,20,20,20,20,20,20]}"
@@ -117,9 +116,9 @@ def test_other_actions_do_not_go_on_with_a_run_and_shards_keep_what_it_knows(tmp
         train(tmp_path, [*sharded, "trainer.max_iter=3", other], config=CONFIG)
     assert train(tmp_path, [*sharded, "trainer.max_iter=3"], config=CONFIG) == 0
     convert(str(run_dir(tmp_path, NAME)), str(tmp_path / "converted"), "standard")
-    facts = written_pipeline(str(tmp_path / "converted"))  # far from its config.yaml
-    assert facts is not None and facts["state_t"] == 4 and facts["net"]["action_dim"] == 7
-    assert recorded_transform(str(tmp_path / "converted")) == relative_pose()
+    facts = read_card(str(tmp_path / "converted")).pipeline  # far from its config.yaml
+    assert facts["state_t"] == 4 and facts["net"]["action_dim"] == 7
+    assert read_card(str(tmp_path / "converted")).action_transform == relative_pose()
 
 
 LAYOUTS = {  # of two processes, for four samples a step
@@ -148,6 +147,6 @@ def test_two_processes_train_with_actions_what_one_does(tmp_path: Path) -> None:
     for layout in LAYOUTS:
         two = saved(tmp_path, layout)["model"]
         assert one.keys() == two.keys() and "action_transform" in one
-        assert recorded_transform(str(run_dir(tmp_path, layout))) == relative_pose()
+        assert read_card(str(run_dir(tmp_path, layout))).action_transform == relative_pose()
         for name, value in one.items():
             assert torch.allclose(value.double(), two[name].double(), atol=2e-5), f"{layout}: {name}"

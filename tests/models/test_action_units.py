@@ -10,10 +10,11 @@ import numpy
 import pytest
 
 from cosmos_predict2.actions.statistics import column_statistics, order_one_transform
-from cosmos_predict2.checkpoints.action_transforms import KEY, transform_tensor
+from cosmos_predict2.checkpoints.card import TRANSFORM_KEY as KEY
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.models.video2world_action_model import Predict2Video2WorldActionConditionedModel
 from imaginaire.config.lazy_config import LazyCall as L
+from tests.checkpoints.nets import transform_tensor
 from tests.findings import checked_model
 from tests.models.parts import NET
 from tests.models.test_action_model import _saved, loss_of, make_config, make_model, proposed_batches

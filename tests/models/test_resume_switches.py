@@ -9,12 +9,12 @@ import torch
 import yaml
 
 from cosmos_predict2.actions.transforms import controller
-from cosmos_predict2.checkpoints.action_transforms import transform_tensor
 from imaginaire.checkpoint import layout as checkpoint_layout
 from imaginaire.checkpoint.layout import CheckpointSet
 from imaginaire.config.compose import compose
 from imaginaire.config.schema import Config
 from imaginaire.training import preflight
+from tests.checkpoints.nets import transform_tensor
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
 EXPERIMENT = "experiment=predict2_video2world_training_tiny_groot_gr1_480"

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import yaml
 
+from cosmos_predict2.checkpoints import read_card
 from cosmos_predict2.evaluation.reports.held_out_report import Figures
 from cosmos_predict2.pipelines.composed_run import (
     composed_run,
     dataset_node,
     held_out_doubt,
     held_out_node,
-    video2world_folder,
+    is_video2world,
 )
 from imaginaire.config.compose import compose
 from imaginaire.config.lazy_yaml import save_yaml
@@ -52,8 +53,8 @@ def evaluated(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 
 def test_a_run_is_measured_on_its_own_data(run: Path) -> None:
     model = str(run / "checkpoints" / "model" / "iter_000000001.pt")
-    assert video2world_folder(str(run)) == video2world_folder(model) == str(run)
-    config = composed_run(str(run), ["dataloader_train.dataset.stride=2"])
+    assert is_video2world(read_card(str(run))) and is_video2world(read_card(model))
+    config = composed_run(read_card(str(run)), ["dataloader_train.dataset.stride=2"])
     assert held_out_node(config, "")["dataset_dir"] == "own/val"
     other = held_out_node(config, str(run))
     assert other["dataset_dir"] == str(run) and other["stride"] == 2, "read as the training data are"
@@ -104,17 +105,17 @@ def test_an_experiment_with_other_data_than_the_run_is_warned_of(run: Path, capl
     assert len(told) == 2 and "its dataloader_val is ToyWorldVideos, but" in told[1] and "(own/val)" in told[1]
 
 
-@pytest.mark.parametrize("name", ["os.system", "cosmos_predict2.checkpoints.presence.logging.os.system", "torch.load"])
+@pytest.mark.parametrize("name", ["os.system", "cosmos_predict2.checkpoints.runs.logging.os.system", "torch.load"])
 def test_nothing_else_is_imported_for_a_run(run: Path, text: str, name: str) -> None:
     tree: dict[str, Any] = yaml.safe_load(text)
     tree["dataloader_val"]["dataset"] = {"_target_": name, "command": "true"}
     (run / "config.yaml").write_text(yaml.safe_dump(tree))
     with pytest.raises(ConfigError, match=f"names {name}, which is not of this code"):
-        composed_run(str(run), [])
+        composed_run(read_card(str(run)), [])
     tree = {"_import_from_": ["/elsewhere"], **yaml.safe_load(text)}
     (run / "config.yaml").write_text(yaml.safe_dump(tree))
     with pytest.raises(ConfigError, match="elsewhere"):
-        composed_run(str(run), [])
+        composed_run(read_card(str(run)), [])
 
 
 @pytest.mark.parametrize("section", ["trainer", "checkpoint"])
@@ -123,7 +124,7 @@ def test_no_class_of_the_trainer_is_imported_for_a_run(run: Path, text: str, sec
     tree[section]["type"] = "checkpoints.run.payload.Trainer"
     (run / "config.yaml").write_text(yaml.safe_dump(tree))
     with pytest.raises(ConfigError, match=r"names checkpoints\.run\.payload\.Trainer, which is not of this code"):
-        composed_run(str(run), [])
+        composed_run(read_card(str(run)), [])
 
 
 def test_nothing_is_computed_for_a_run(run: Path, text: str) -> None:
@@ -131,7 +132,7 @@ def test_nothing_is_computed_for_a_run(run: Path, text: str) -> None:
     tree["dataloader_val"]["dataset"]["fps"] = "${oc.create:{_target_:os.system,command:false}}"
     (run / "config.yaml").write_text(yaml.safe_dump(tree))
     with pytest.raises(ConfigError, match=r"config\.yaml cannot be read"):
-        composed_run(str(run), [])
+        composed_run(read_card(str(run)), [])
 
 
 @pytest.mark.parametrize(
@@ -143,4 +144,4 @@ def test_only_classes_of_models_and_data_are_built_for_a_run(run: Path, text: st
         tree["dataloader_val" if part == "dataset" else "model"][part]["extra"] = {"_target_": name}
         (run / "config.yaml").write_text(yaml.safe_dump(tree))
         with pytest.raises(ConfigError, match=f"by {name}"):
-            composed_run(str(run), [])
+            composed_run(read_card(str(run)), [])

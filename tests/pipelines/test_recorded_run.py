@@ -10,10 +10,10 @@ import pytest
 import torch
 import yaml
 
-from cosmos_predict2.checkpoints import written_pipeline
+from cosmos_predict2.checkpoints.card import PIPELINE_KEY, text_tensor
 from cosmos_predict2.configs.base.config_video2world import SIZES, get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.nn.dit import Video2WorldDiT
-from cosmos_predict2.pipelines.recorded_run import recorded_run
+from cosmos_predict2.pipelines.recorded_run import apply_card, recorded_run
 from examples.video2world import main
 from examples.video2world_choice import choose_model
 from examples.video2world_flags import parse
@@ -143,7 +143,7 @@ def test_text_and_width_of_another_network_are_followed(tmp_path: Path) -> None:
     run = recorded_run(path)
     assert run is not None and run.model_size(SIZES) is None
     config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
-    run.apply_to(config)
+    apply_card(run, config)
     assert config.text_encoder.width == 32
     with torch.device("meta"):
         assert instantiate(config.net).model_channels == 64
@@ -214,8 +214,7 @@ def test_nothing_that_weights_bring_is_computed(tmp_path: Path, caplog: pytest.L
     (folder / "config.yaml").write_text(yaml.safe_dump(tree))
     assert recorded_run(path) is None
     assert caplog.text.count("holds an interpolation") >= 2
-    facts = written_pipeline.facts_tensor({"net": {"max_frames": call}})
-    torch.save({written_pipeline.KEY: facts}, tmp_path / "model.pt")
+    torch.save({PIPELINE_KEY: text_tensor(json.dumps({"net": {"max_frames": call}}))}, tmp_path / "model.pt")
     with pytest.raises(CheckpointError, match=r"'action_pipeline' cannot be read: .* holds an interpolation"):
         recorded_run(str(tmp_path / "model.pt"))
 
@@ -232,7 +231,7 @@ def test_a_video_by_a_run_needs_no_other_flag(tmp_path: Path, monkeypatch: pytes
     run = recorded_run(path)
     assert run is not None
     config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
-    run.apply_to(config)
+    apply_card(run, config)
     net: Video2WorldDiT = instantiate(config.net)
     torch.save({f"net.{name}": value for name, value in net.state_dict().items()}, path)
     flags = ["--dit_path", path, "--prompt", "x", "--model_size", "tiny", "--num_steps", "1"]

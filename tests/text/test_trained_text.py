@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from cosmos_predict2.checkpoints import read_card
 from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, TEXT_KEY
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
@@ -19,7 +20,7 @@ from cosmos_predict2.data.mock import MockVideos
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.models.text_widths import data_text, data_text_problems, text_of_config
 from cosmos_predict2.models.training_text import TrainingTextConfig
-from cosmos_predict2.pipelines.recorded_run import recorded_run
+from cosmos_predict2.pipelines.recorded_run import apply_card, follow_text, recorded_run, with_trained_text
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.encode import embed_captions
@@ -30,11 +31,8 @@ from cosmos_predict2.text.reason1 import Reason1Encoder
 from cosmos_predict2.text.t5 import T5Encoder
 from cosmos_predict2.text.trained_text import (
     TrainedText,
-    follow_text,
     other_text,
-    trained_text,
     with_tokens,
-    with_trained_text,
 )
 from examples.video2world import prepare
 from examples.video2world_action_choice import ActionChoice, read_texts
@@ -108,7 +106,7 @@ def test_a_caption_of_the_training_is_the_same_text_at_inference(
     config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
     run = recorded_run(path)
     assert run is not None
-    run.apply_to(config)
+    apply_card(run, config)
     own = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
     own.net = config.net
     pipes = [Video2WorldPipeline.from_config(one, path, device="cpu") for one in (config, own)]
@@ -180,7 +178,7 @@ def test_an_encoder_of_other_texts_is_refused_where_it_meets_the_network(run_of_
     config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
     run = recorded_run(path)
     assert run is not None
-    run.apply_to(config)
+    apply_card(run, config)
     config.text_encoder = L(BytesEncoder)(num_tokens=64, width=64)
     with pytest.raises(ConfigError, match=r"bytes-v1-64x64.*bytes-v1-512x64.*--num_tokens 512"):
         Video2WorldPipeline.from_config(config, path, device="cpu")
@@ -202,8 +200,7 @@ def test_an_encoder_of_other_texts_is_refused_where_it_meets_the_network(run_of_
 def test_a_run_that_recorded_nothing_is_asked_as_before(
     starts: str, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert trained_text(_bare_run(tmp_path, starts)) is None and said in caplog.text
-    assert trained_text("") is None
+    assert not read_card(_bare_run(tmp_path, starts)).texts and said in caplog.text
     before = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
     assert (before.text_encoder.num_tokens, before.num_text_tokens) == (64, None)
 
@@ -217,8 +214,9 @@ def test_the_last_start_counts_and_two_kinds_of_text_are_told(
     fact = json.loads(line)["text"][0]
     assert fact == dict(encoder="bytes-v1-512x64", encoder_tokens=512, num_tokens=512, width=64, constant_path="")
     later = json.dumps({"text": [{**fact, "encoder": "t5"}, fact]})
-    found = trained_text(_bare_run(tmp_path, f"{line}{later}\n"))
-    assert found is not None and found.encoder == "t5"
+    bare = _bare_run(tmp_path, f"{line}{later}\n")
+    found = with_trained_text(get_cosmos_predict2_video2world_pipeline(model_size="tiny"), [bare])
+    assert found.text_encoder_name == "t5"
     assert "texts of 2 kinds" in caplog.text and "by bytes-v1-512x64" in caplog.text
 
 

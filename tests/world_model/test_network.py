@@ -173,6 +173,7 @@ def test_the_size_of_a_checkpoint_is_known_before_anything_is_built(options: dic
     optimizer.step()
     state = [value for values in named_state(optimizer, model)["state"].values() for value in values.values()]
     tensors = [tensor for tensor in [*model.checkpoint_state().values(), *state] if tensor.ndim]
+    tensors = [tensor for tensor in tensors if tensor.dtype != torch.uint8]  # the card, some kilobytes
     expected = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     assert Predict2Video2WorldModel.checkpoint_bytes({"config": config}) == pytest.approx(expected, abs=100)  # counters
 

@@ -18,8 +18,10 @@ from torch.distributed.tensor import DTensor
 
 from cosmos_predict2.checkpoints.adapters.base_match import base_fingerprint, check_base
 from cosmos_predict2.checkpoints.adapters.peft_settings import PeftSettings
+from cosmos_predict2.checkpoints.card import read_card, safetensors_header
+from cosmos_predict2.checkpoints.card_checks import agreed_alpha
 from cosmos_predict2.checkpoints.diffusers_names import from_diffusers_name
-from cosmos_predict2.checkpoints.runs import agreed_alpha, clean_name, known_alpha, recorded_base, safetensors_metadata
+from cosmos_predict2.checkpoints.dit_weights import clean_name
 from imaginaire import storage
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weight_files import TENSOR_SUFFIXES, LazyTensors, below, local_file, names_at, shape_of
@@ -124,7 +126,7 @@ def read_adapter(path: str, *, alpha: float | None = None, which: str = "auto") 
     files = [name for name in names if name.endswith(TENSOR_SUFFIXES)]
     file = next((below(path, name) for name in files if name == DIFFUSERS_FILE or len(files) == 1), path)
     source = weights.read(file)
-    metadata = safetensors_metadata(file)
+    metadata = safetensors_header(file)
     settings: PeftSettings | None
     if metadata.get("format") == FILE_FORMAT:
         settings = PeftSettings.of({"r": metadata.get("rank"), "lora_alpha": metadata.get("alpha")}, file)
@@ -137,7 +139,8 @@ def read_adapter(path: str, *, alpha: float | None = None, which: str = "auto") 
 
 def _of_a_network(path: str, source: Mapping[str, Tensor], alpha: float | None, which: str) -> Adapter:
     """The adapters of a checkpoint that holds the whole network, with what it records of their base."""
-    known = known_alpha(path, alpha)
+    card = read_card(path)
+    known = agreed_alpha(path, card.lora_alpha, alpha)
     if known is None:
         raise CheckpointError(_no_alpha(path))
     try:
@@ -151,7 +154,7 @@ def _of_a_network(path: str, source: Mapping[str, Tensor], alpha: float | None, 
     network = {name.replace(".base_layer.", ".").removesuffix(".weight") for name in chosen if name.endswith(".weight")}
     return replace(
         found,
-        base=recorded_base(path),
+        base=card.base,
         base_fingerprint=base_fingerprint(found.layers, base) if len(base) == len(matrices) else "",
         network=tuple(sorted(name for name in network if ".lora_" not in name)),
     )
@@ -224,7 +227,7 @@ def _read_peft(path: str, names: Iterable[str], alpha: float | None) -> Adapter:
         raise CheckpointError(f"{where} is not JSON: {error}.") from error
     settings = PeftSettings.of(config, where)
     found = _adapter(path, weights.read(below(path, file)), settings, alpha)
-    found = _with_base(found, safetensors_metadata(below(path, file)))
+    found = _with_base(found, safetensors_header(below(path, file)))
     return replace(found, base=found.base or config.get("base_model_name_or_path") or "")
 
 

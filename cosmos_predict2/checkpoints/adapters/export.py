@@ -29,10 +29,9 @@ from cosmos_predict2.checkpoints.adapters.adapters import (
     read_adapter,
 )
 from cosmos_predict2.checkpoints.adapters.peft_settings import patterns_of
+from cosmos_predict2.checkpoints.card import ModelCard, card_texts, read_card
 from cosmos_predict2.checkpoints.diffusers_names import to_diffusers_name
 from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS
-from cosmos_predict2.checkpoints.presence import holds
-from cosmos_predict2.checkpoints.runs import run_config, run_folder
 from imaginaire import storage
 from imaginaire.errors import CheckpointError
 from imaginaire.training import provenance
@@ -64,7 +63,8 @@ def export_adapter(job: AdapterExport) -> Mapping[str, Tensor]:
     _require_only_adapters(adapter, job)
     rename = _our_name if job.form == "peft" else _their_name
     names = {layer: rename(layer) for layer in adapter.layers}
-    targets = _targets(list(names.values()), adapter, job.source, rename)
+    card = read_card(job.source)
+    targets = _targets(list(names.values()), adapter, card.lora_targets, rename)
     tensors: dict[str, Tensor] = {}
     for layer, name in names.items():
         for part, factor in zip("AB", adapter.layers[layer].factors()):
@@ -79,8 +79,9 @@ def export_adapter(job: AdapterExport) -> Mapping[str, Tensor]:
         "target_modules": json.dumps(targets),
         "base": adapter.base,
         "base_fingerprint": adapter.base_fingerprint,
-        "commit": _commit(job.source),
+        "commit": _commit(card),
         "source": job.source,
+        **card_texts(card),
     }
     storage.makedirs(job.destination)
     if job.form == "peft":
@@ -110,7 +111,7 @@ def _require_only_adapters(adapter: Adapter, job: AdapterExport) -> None:
             " --to safetensors --merge-lora has the embedders of actions, too",
             *(job.source, adapter.base or "(unknown)"),
         )
-    elif not holds(adapter.base, ACTION_EMBEDDERS):
+    elif not read_card(adapter.base).opened().has_action_embedders:
         raise CheckpointError(
             f"{job.source} learnt its embedders of actions beside the adapters, since {adapter.base} has none, and"
             f" --to {job.form} writes adapters alone. Write all weights: --to safetensors --merge-lora."
@@ -132,12 +133,11 @@ def _selects(target: str, names: Iterable[str]) -> bool:
     return any(name == target or name.endswith(f".{target}") for name in names)
 
 
-def _targets(layers: list[str], adapter: Adapter, source: str, rename: Callable[[str], str]) -> list[str]:
+def _targets(layers: list[str], adapter: Adapter, of_run: str, rename: Callable[[str], str]) -> list[str]:
     """What selects the layers: as the run had it, where that is so in the names of the layout; else the ends of their
     names, as far as the whole network is known."""
     modules = {name for full in adapter.network for name in _with_parents(rename(full))}
-    recorded = str((run_config(source) or {}).get("lora_target_modules") or "").split(",")
-    recorded = [target.strip() for target in recorded if target.strip()]
+    recorded = [target.strip() for target in of_run.split(",") if target.strip()]
     chosen = {name for name in modules if any(_selects(target, [name]) for target in recorded)}
     if chosen and chosen == set(layers):
         return recorded
@@ -176,13 +176,7 @@ def _plain(alpha: float) -> float:
     return int(alpha) if alpha == int(alpha) else alpha
 
 
-def _commit(source: str) -> str:
-    """The commit that the run was last started with, where its folder says; else that of this code."""
-    folder = run_folder(source)
-    starts = storage.join(folder, "runs.jsonl") if folder is not None else ""
-    if starts and storage.exists(starts):
-        lines = storage.read_text(starts).split("\n")
-        state = json.loads(next((line for line in reversed(lines) if line.strip()), "{}")).get("git")
-    else:
-        state = provenance.git_state(Path(__file__).parent)
+def _commit(card: ModelCard) -> str:
+    """The commit that the run was last started with, where it is recorded; else that of this code."""
+    state = card.starts.get("git") if card.starts else provenance.git_state(Path(__file__).parent)
     return str((state or {}).get("commit", ""))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from cosmos_predict2 import released
-from cosmos_predict2.checkpoints.presence import problem_with
+from cosmos_predict2.checkpoints.dit_weights import problem_with
 from cosmos_predict2.data.video import media
 from cosmos_predict2.nn.attention import BACKENDS, check_attention, choose_attention
 from cosmos_predict2.nn.dit import Video2WorldDiT

@@ -1,0 +1,470 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What weights record about themselves, read once into plain data.
+
+    card = read_card("checkpoints/posttraining/.../iter_000001000.pt")
+    card.action_transform, card.family, card.net, card.texts, card.state_t
+
+The path is anything that holds weights: a .pt or safetensors file, a run's folder or an iteration of it, a DCP or
+diffusers folder, adapters, a released file, a hub id. The record comes from the config.yaml and runs.jsonl of the run
+that the weights lie in, and from the weights themselves, which count more. Nothing that it names is imported; classes
+that may be built for it are those of `register`.
+"""
+
+import json
+import logging
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.actions.transforms import ActionTransform, controller, relative_pose
+from cosmos_predict2.checkpoints.dit_weights import inside_a_pipeline, network_of, open_weights, quiet
+from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS, Family, describe
+from cosmos_predict2.checkpoints.runs import RATE_KEY, run_folder, run_tree, start_facts
+from cosmos_predict2.data.dataset_latents import LatentDataset
+from cosmos_predict2.data.dataset_video import Dataset
+from cosmos_predict2.data.latent_cache import FOLDER, read_record
+from cosmos_predict2.data.sizes import VIDEO_SIZES, pixel_frames
+from cosmos_predict2.data.video.clips import CROPS
+from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
+from cosmos_predict2.nn.dit import Video2WorldDiT
+from cosmos_predict2.released import PREDICT25
+from cosmos_predict2.text.trained_text import KEY as TEXT_KEY
+from cosmos_predict2.text.trained_text import TrainedText
+from cosmos_predict2.tokenizers.tiny import TinyTokenizer
+from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
+from imaginaire import storage
+from imaginaire.checkpoint.weight_files import below, is_hub, local_file, names_at, shape_of
+from imaginaire.config.lazy_yaml import refuse_interpolations, to_data
+from imaginaire.errors import CheckpointError, DataError
+from imaginaire.renamed import RENAMED
+
+log = logging.getLogger(__name__)
+
+# Keys in checkpoints (the bytes of JSON as uint8) and in the header of safetensors (JSON). The first has all that the
+# others have not; those are only in weights of networks with actions, as older versions wrote them.
+KEY, TRANSFORM_KEY, PIPELINE_KEY = "model_card", "action_transform", "action_pipeline"
+ALPHA_KEY = "lora_alpha"  # in an exported .pt: a number
+# Of model.config.pipe_config, what gives the weights the meaning that they had in training.
+PIPELINE = (
+    "net",
+    "tokenizer",
+    "state_t",
+    "fps",
+    "resolution",
+    "conditioning_strategy",
+    "sigma_conditional",
+    "sigma_data",
+    "rectified_flow_t_scaling_factor",
+    "timestamps",
+    "flow",
+    "conditioner",
+)
+OF_THE_MACHINE = ("atten_backend", "sac_config")  # of the network's arguments: another machine chooses anew
+
+# Published files that record no transform, by a part of their path.
+_RELEASED: list[tuple[str, ActionTransform]] = [
+    (r"Cosmos-Predict2-2B-Sample-Action-Conditioned(/|$)", relative_pose()),
+    (re.escape(PREDICT25["2B/robot/action-cond"][1].rpartition("/")[2].partition("_")[0]), relative_pose()),
+    (r"(^|/)libero-\w+-2b-\d+k\.pt$", controller()),
+]
+
+KNOWN: dict[str, type] = {}  # by dotted name
+
+
+def name_of(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def register(*classes: type) -> None:
+    """Add networks and tokenizers that may be built for weights whose record names them."""
+    KNOWN.update({name_of(cls): cls for cls in classes})
+
+
+register(Video2WorldDiT, FlatActionDiT, ChunkActionDiT, TinyTokenizer, WanTokenizer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCard:
+    """What weights, the run that they lie in, or their release record; of all else names and shapes. Empty and None:
+    not recorded."""
+
+    path: str = ""  # of the weights, as it was given
+    problem: str = ""  # why they cannot be opened
+    run_folder: str = ""  # of the training run that they lie in
+    run: Mapping[str, Any] = field(default_factory=dict)  # the config.yaml of that run
+    starts: Mapping[str, Any] = field(default_factory=dict)  # what its starts recorded in runs.jsonl
+
+    # as names and shapes show
+    family: Family | None = None
+    has_action_embedders: bool = False
+    has_average: bool = False
+    lora_rank: int | None = None
+
+    # as recorded
+    pipeline: Mapping[str, Any] = field(default_factory=dict)  # of model.config.pipe_config the keys PIPELINE
+    action_transform: ActionTransform | None = None
+    is_known_by_name: bool = False  # the transform is that of a published file, which does not record it
+    texts: tuple[TrainedText, ...] = ()  # of the training data; prompts are encoded as the first
+    constant_text: str = ""  # the file of the one embedding that every sample had
+    video_size: tuple[int, int] | None = None  # (height, width) of the training clips
+    frame_rate: float | None = None  # of the training clips
+    input_crop: str = ""  # how the training clips were brought to size
+    max_conditioning_frames: int | None = None  # latent frames, in training
+    lora_alpha: float | None = None
+    lora_targets: str = ""
+    base: str = ""  # the weights that training started from
+
+    def opened(self) -> "ModelCard":
+        """This card; raises where the weights cannot be opened."""
+        if self.problem:
+            raise CheckpointError(self.problem)
+        return self
+
+    @property
+    def source(self) -> str:
+        """The run's folder, or else the weights: for messages."""
+        return self.run_folder or self.path
+
+    @property
+    def net(self) -> Mapping[str, Any]:
+        """Arguments of the network, its class as ``_target_``."""
+        found: Mapping[str, Any] = self.pipeline.get("net") or {}
+        return found
+
+    @property
+    def network_class(self) -> type | None:
+        """The class of the network, where it is recorded and known here."""
+        return known_class(self.net)
+
+    @property
+    def has_pipeline(self) -> bool:
+        """Whether the record suffices to build the pipeline."""
+        is_whole = all(key in self.pipeline for key in ("net", "state_t", "fps", "resolution"))
+        return is_whole and self.network_class is not None
+
+    @property
+    def takes_actions(self) -> bool:
+        cls = self.network_class
+        return self.has_action_embedders if cls is None else issubclass(cls, ActionDiT)
+
+    @property
+    def is_predict2p5(self) -> bool:
+        """Whether the network predicts the velocity of a flow: as recorded, else by its projection of the text."""
+        if self.pipeline:
+            return bool(self.pipeline.get("flow"))
+        return self.family is not None and self.family.text_projection_from is not None
+
+    @property
+    def state_t(self) -> int:
+        return int(self.pipeline["state_t"])
+
+    @property
+    def chunk_size(self) -> int:
+        """Actions between the first and the last frame of a clip."""
+        return pixel_frames(self.state_t) - 1
+
+    @property
+    def fps(self) -> float:
+        """Frames per second of the training clips, or else those of the model's config."""
+        return self.frame_rate or float(self.pipeline["fps"])
+
+    @property
+    def shape(self) -> tuple[str, str | None]:
+        """(resolution, aspect ratio) of the training clips; where no name fits their size, the model's resolution."""
+        for resolution, table in VIDEO_SIZES.items():
+            for ratio, (width, height) in table.items():
+                if self.video_size == (height, width):
+                    return resolution, ratio
+        return str(self.pipeline["resolution"]), None
+
+    def model_size(self, sizes: Mapping[str, Any]) -> str | None:
+        """The key of ``sizes`` whose network is as large; None for a network of another size."""
+        numbers = ("model_channels", "num_blocks", "num_heads")
+        return next(
+            (n for n, size in sizes.items() if all(self.net.get(key) == size.net[key] for key in numbers)), None
+        )
+
+    @property
+    def switches(self) -> dict[str, Any]:
+        """Values of model.config that the run had when it wrote these weights; empty where they cannot be opened."""
+        if self.problem:
+            return {}
+        found: dict[str, Any] = {"train_architecture": "base" if self.lora_rank is None else "lora"}
+        if self.lora_rank is not None:
+            found["lora_rank"] = self.lora_rank
+            found |= {} if self.lora_alpha is None else {"lora_alpha": self.lora_alpha}
+        return found | {"pipe_config.ema.enabled": self.has_average}
+
+    def __str__(self) -> str:
+        size = f" ({self.video_size[1]}x{self.video_size[0]})" if self.video_size else ""
+        crop = f", crop={self.input_crop}" if self.input_crop else ""
+        return f"resolution {self.shape[0]}{size}, {self.fps:g} frames per second, {self.state_t} latent frames{crop}"
+
+
+def known_class(node: Mapping[str, Any]) -> type | None:
+    """The class of a recorded node, if it is one of `register`; also by the name that it had in older versions."""
+    return KNOWN.get(_renamed(str(node.get("_target_"))))
+
+
+# Reading --------------------------------------------------------------------------------------------------------------
+
+
+def read_card(path: str, *, fetch: bool = True) -> ModelCard:
+    """The card of the weights at a path; raises for a record in them that cannot be read.
+
+    Weights that cannot be opened give a card with a ``problem``, as do those of another machine without ``fetch``.
+    """
+    if not path:
+        return ModelCard(problem="There are no weights.")
+    found: dict[str, Any] = {"path": path}
+    if not fetch and (storage.is_remote(path) or is_hub(path)):
+        found["problem"] = f"{path} is not on this machine."
+    else:
+        if folder := run_folder(path):
+            found |= dict(run_folder=folder, run=run_tree(folder), starts=start_facts(folder))
+            found |= _typed(_of_run(found["run"], found["starts"]), folder, is_strict=False)
+        found |= _of_weights(path)
+    if found.get("action_transform") is None:
+        of_release = next((transform for pattern, transform in _RELEASED if re.search(pattern, path)), None)
+        found |= dict(action_transform=of_release, is_known_by_name=of_release is not None)
+    return ModelCard(**found)
+
+
+def card_in(state: Mapping[str, Tensor]) -> ModelCard:
+    """The card that is written in the state of a checkpoint."""
+    return ModelCard(**_typed(_written("the checkpoint", state, {}), "the checkpoint"))
+
+
+def card_of_config(config: Any) -> ModelCard:
+    """The card of weights that are trained by a ``model.config``."""
+    return ModelCard(**_typed(_of_config(to_data(config)), "model.config"))
+
+
+def _of_weights(path: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    header: dict[str, str] = {}
+    source: Mapping[str, Tensor] = {}
+    try:
+        with quiet():
+            source = open_weights(path)
+            header = safetensors_header(inside_a_pipeline(path))
+            net = network_of(source, path)
+        found = dict(
+            family=describe(net),
+            has_action_embedders=any(name.startswith(ACTION_EMBEDDERS.rstrip("*")) for name in net),
+            has_average=any(name.startswith("net_ema.") for name in source),
+            lora_rank=next((shape_of(net, n)[0] for n in net if n.endswith(".lora_A.default.weight")), None),
+        )
+    except (CheckpointError, OSError) as error:
+        found = {"problem": str(error)}
+    return found | _typed(_written(path, source, header), path)
+
+
+def _written(path: str, source: Mapping[str, Tensor], header: Mapping[str, str]) -> dict[str, Any]:
+    """The record in the weights, as plain data by the fields of a card."""
+
+    def json_of(key: str) -> dict[str, Any]:
+        text = header.get(key)
+        if text is None and key in source:
+            text = bytes(source[key].detach().cpu().to(torch.uint8).tolist()).decode(errors="replace")
+        if text is None:
+            return {}
+        try:
+            tree = json.loads(text)
+            refuse_interpolations(tree, key)
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{path}: its '{key}' cannot be read: {error}") from error
+        if not isinstance(tree, dict):
+            raise CheckpointError(f"{path}: its '{key}' cannot be read: an object was expected.")
+        return tree
+
+    pipeline = json_of(PIPELINE_KEY)
+    found = {
+        "video_size": pipeline.pop("video_size", None),
+        "pipeline": pipeline,
+        TRANSFORM_KEY: json_of(TRANSFORM_KEY),
+    }
+    found |= {"lora_alpha": header.get("alpha", source.get(ALPHA_KEY)), "base": header.get("base")}
+    return {name: value for name, value in found.items() if value not in (None, {})} | json_of(KEY)
+
+
+def safetensors_header(path: str) -> dict[str, str]:
+    """The metadata of a safetensors file, or of the first in a folder; empty for any other."""
+    import safetensors
+
+    if not path.endswith(".safetensors"):
+        files = sorted(name for name in names_at(path) if name.endswith(".safetensors"))
+        if not files:
+            return {}
+        path = below(path, files[0])
+    try:
+        with safetensors.safe_open(local_file(path), framework="pt") as file:
+            return dict(file.metadata() or {})
+    except (OSError, safetensors.SafetensorError):
+        return {}  # reading its tensors raises the error
+
+
+def _of_run(tree: Mapping[str, Any], starts: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of a run's config.yaml and of its starts."""
+    training = tree.get("dataloader_train")
+    found = _of_config(_below(tree, "model", "config"))
+    found |= {"input_crop": next(_crops(training), None) or found["input_crop"]}
+    found |= {"video_size": next(_video_sizes(training), None)}
+    return found | {"texts": starts.get(TEXT_KEY), "frame_rate": starts.get(RATE_KEY)}
+
+
+def _of_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of a ``model.config`` as plain data."""
+    pipe, is_whole = _below(config, "pipe_config"), config.get("train_architecture") == "base"
+    shares = config.get("conditional_frames_probs") if pipe.get("flow") else None
+    most = max((int(number) for number, share in shares.items() if share), default=None) if shares else None
+    return {
+        "pipeline": _pipeline_facts(pipe) if isinstance(pipe.get("net"), dict) else None,
+        "action_transform": pipe.get(TRANSFORM_KEY),
+        "constant_text": _below(config, "text").get("constant_path"),
+        "input_crop": pipe.get("input_crop"),
+        "max_conditioning_frames": pipe.get("max_num_conditional_frames") if most is None else most,
+        "lora_alpha": None if is_whole else config.get("lora_alpha"),
+        "lora_targets": None if is_whole else config.get("lora_target_modules"),
+        "base": _below(config, "model_manager_config").get("dit_path"),
+    }
+
+
+def _pipeline_facts(pipe: Mapping[str, Any]) -> dict[str, Any]:
+    found = {key: pipe[key] for key in PIPELINE if pipe.get(key) is not None}
+    return found | {"net": {key: value for key, value in pipe["net"].items() if key not in OF_THE_MACHINE}}
+
+
+def _video_sizes(tree: Any) -> Iterator[list[int]]:
+    """Every ``video_size`` of the data sets in a loader's section."""
+    if isinstance(tree, dict):
+        if _is_size(tree.get("video_size")):
+            yield tree["video_size"]
+        for value in tree.values():
+            yield from _video_sizes(value)
+
+
+def _crops(tree: Any) -> Iterator[str]:
+    """How each data set of clips in a loader's section brings them to size: its argument, or the default of its class;
+    of cached latents as their record says, where it is here."""
+    if not isinstance(tree, dict):
+        return
+    crop, name = tree.get("crop"), _renamed(str(tree.get("_target_")))
+    if name == name_of(Dataset):
+        crop = crop or "stretch"
+    elif name == name_of(LatentDataset):
+        with suppress(DataError):
+            record = read_record(Path(str(tree.get("dataset_dir"))) / FOLDER)
+            crop = record and record.crop
+    if crop in CROPS:
+        yield crop
+    for value in tree.values():
+        yield from _crops(value)
+
+
+def _below(tree: Any, *keys: str) -> dict[str, Any]:
+    for key in keys:
+        tree = tree.get(key) if isinstance(tree, dict) else None
+    return tree if isinstance(tree, dict) else {}
+
+
+def _renamed(name: str) -> str:
+    module, _, last = name.rpartition(".")
+    return f"{RENAMED.get(module, module)}.{last}"
+
+
+# Fields ---------------------------------------------------------------------------------------------------------------
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(side, int) for side in value)
+
+
+def _require(is_valid: bool, expected: str) -> None:
+    if not is_valid:
+        raise TypeError(f"{expected} expected")
+
+
+def _pipeline(value: Any) -> dict[str, Any]:
+    _require(isinstance(value, dict) and isinstance(value.get("net"), dict), "an object with 'net'")
+    return dict(value)
+
+
+def _size(value: Any) -> tuple[int, int]:
+    _require(_is_size(value), "[height, width]")
+    return value[0], value[1]
+
+
+def _rate(value: Any) -> float:
+    _require(isinstance(value, int | float) and 0 < value < math.inf, "a number above 0")
+    return float(value)
+
+
+def _crop(value: Any) -> str:
+    _require(value in CROPS, " or ".join(CROPS))
+    return str(value)
+
+
+# Every recorded field, from plain data; a failure is a TypeError or ValueError.
+_FIELDS: dict[str, Any] = {
+    "pipeline": _pipeline,
+    "action_transform": ActionTransform.from_dict,
+    "texts": lambda value: tuple(TrainedText(**text) for text in value),
+    "constant_text": str,
+    "video_size": _size,
+    "frame_rate": _rate,
+    "input_crop": _crop,
+    "max_conditioning_frames": int,
+    "lora_alpha": float,
+    "lora_targets": str,
+    "base": str,
+}
+
+
+def _typed(record: Mapping[str, Any], where: str, *, is_strict: bool = True) -> dict[str, Any]:
+    """The fields of a card from plain data. What cannot be read is an error, or a warning if not ``is_strict``."""
+    found = {}
+    for name, convert in _FIELDS.items():
+        if record.get(name) is None:
+            continue
+        try:
+            found[name] = convert(record[name])
+        except (TypeError, ValueError) as error:
+            if is_strict:
+                raise CheckpointError(f"{where}: its '{name}' cannot be read: {error}") from error
+            log.warning("%s: its '%s' cannot be read: %s", where, name, error)
+    return found
+
+
+# Writing --------------------------------------------------------------------------------------------------------------
+
+
+def card_texts(card: ModelCard) -> dict[str, str]:
+    """The record of a card as JSON, by the keys that the header of a safetensors file has it under."""
+    record = {name: getattr(card, name) for name in _FIELDS if getattr(card, name) not in (None, "", (), {})}
+    record |= {"texts": [asdict(text) for text in card.texts]} if card.texts else {}
+    record |= {TRANSFORM_KEY: card.action_transform.to_dict()} if card.action_transform is not None else {}
+    older: dict[str, Any] = {}
+    if card.takes_actions:
+        if pipeline := record.pop("pipeline", None):
+            size = record.pop("video_size", None)
+            older[PIPELINE_KEY] = {**pipeline, **({"video_size": list(size)} if size else {})}
+        if transform := record.pop(TRANSFORM_KEY, None):
+            older[TRANSFORM_KEY] = transform
+    return {key: json.dumps(tree, separators=(",", ":")) for key, tree in {**older, KEY: record}.items() if tree}
+
+
+def card_tensors(card: ModelCard) -> dict[str, Tensor]:
+    """The same as a checkpoint has it: bytes."""
+    return {key: text_tensor(text) for key, text in card_texts(card).items()}
+
+
+def text_tensor(text: str) -> Tensor:
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).clone()

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Comparisons of the card of weights with what is wanted of them: a request, a network's config, the data of a run."""
+
+import logging
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cosmos_predict2.actions.transforms import ActionTransform, controller, relative_pose
+from cosmos_predict2.checkpoints.card import TRANSFORM_KEY, ModelCard
+from imaginaire.errors import CheckpointError, ConfigError, near
+from imaginaire.optim.lora import LoraSpec
+
+log = logging.getLogger(__name__)
+
+CONFIG_KEY = f"model.config.pipe_config.{TRANSFORM_KEY}"
+FLAG = f"--{TRANSFORM_KEY}"
+OTHER_TRANSFORM = (
+    "Weights fit one transform only. Give the data the same (dataset.action_transform),"
+    " or start a new run (job.name) from the weights alone, by model.config.model_manager_config.dit_path."
+)
+# Arguments of a network that neither names nor shapes of its weights show, and their defaults.
+INVISIBLE: dict[str, Any] = {"summed_action_dims": [], "summed_action_scale": 1.0, "reads_text": True}
+_TRANSFORMS = {"relative_pose": relative_pose, "controller": controller}
+
+
+def network_differences(trained: ModelCard, net: Mapping[str, Any]) -> Iterator[str]:
+    """Where a network's lazy node differs from that of the weights in what shapes do not show."""
+    for name, default in INVISIBLE.items() if trained.net else ():
+        theirs, ours = (_plain(default if value is None else value) for value in (trained.net.get(name), net.get(name)))
+        if theirs != ours:
+            yield f"{name}={theirs}, here {ours}"
+
+
+def start_differences(trained: ModelCard, net: Mapping[str, Any], transform: ActionTransform | None) -> Iterator[str]:
+    """What training that starts from weights must learn anew about actions: their network differs though its shapes
+    fit, or their transform."""
+    if not trained.has_action_embedders:
+        return
+    for difference in network_differences(trained, net):
+        yield f"the start weights {trained.path} were trained by a network with {difference} (pipe_config.net)"
+    theirs = trained.action_transform
+    if transform is not None and theirs is not None and not transform.yields_to(theirs):
+        yield (
+            f"the start weights {trained.path} were trained with actions {theirs}, the data have {transform}: what the"
+            " weights know of actions must be learnt anew"
+        )
+
+
+def resume_differences(trained: ModelCard, transform: ActionTransform | None) -> Iterator[str]:
+    """Why training with this transform cannot go on from weights."""
+    if transform is None:
+        return
+    if trained.problem:
+        yield trained.problem.rstrip(".")
+    elif (theirs := trained.action_transform) is not None and not transform.yields_to(theirs):
+        cure = OTHER_TRANSFORM.rstrip(".")
+        yield f"{trained.path} was trained with actions {theirs}, the data have {transform}. {cure}"
+
+
+def require_transform(trained: ModelCard, given: Any = None, *, flag: str = FLAG) -> ActionTransform:
+    """The transform of weights that are about to be used: the recorded one, else the ``given`` one, else that of the
+    release. An error where there is none, and where the recorded and the given one differ."""
+    asked = None if given is None or given == "" else parse_transform(given)
+    found, path = trained.action_transform, trained.path
+    if path:
+        trained.opened()
+    if asked is not None and found is not None and asked != found:
+        if not trained.is_known_by_name:
+            raise CheckpointError(
+                f"{path} was trained with actions {found}, but {flag} (or {CONFIG_KEY}) is {asked}. Leave it out: the"
+                " weights fit theirs alone."
+            )
+        log.warning("%s is known for actions %s; %s are used, as asked", path, found, asked)
+    if asked is None and found is None:
+        whose = f"{path} does not record the transform of the actions that it was trained with, and fits no other."
+        raise CheckpointError(
+            f"{whose if path else 'Random weights have no transform of actions.'} Give it with {flag}"
+            " (relative_pose:20 for pose differences as in Bridge, controller:20x7 for a"
+            f" controller's seven numbers times 20, or JSON with kind, scale, offset), or in a config as {CONFIG_KEY}."
+        )
+    return asked or found  # type: ignore[return-value]
+
+
+def parse_transform(value: Any) -> ActionTransform:
+    """A transform from itself, a mapping of its values, their JSON, or a name: relative_pose, controller:20x7.
+
+    After the colon stands the scale, for a controller with how many numbers: 20x7 is seven times 20.
+    """
+    if isinstance(value, ActionTransform):
+        return value
+    if isinstance(value, Mapping):
+        return ActionTransform.from_dict({str(key): value[key] for key in value})
+    text = str(value).strip()
+    if text.startswith("{"):
+        return ActionTransform.from_json(text)
+    name, _, numbers = text.partition(":")
+    if name not in _TRANSFORMS:
+        raise ConfigError(f"There is no action transform '{text}'.{near(name, _TRANSFORMS)} Or give JSON.")
+    match = re.fullmatch(r"([-+.\deE]+)(?:x(\d+))?", numbers or "20")
+    try:
+        scale = float(match[1]) if match else 0.0
+    except ValueError:
+        match = None
+    if match is None or (match[2] and name == "relative_pose"):
+        example = "relative_pose:20" if name == "relative_pose" else "controller:20x7"
+        raise ConfigError(f"The action transform '{text}' cannot be read; an example is {example}.")
+    return controller(int(match[2] or 7), scale) if name == "controller" else relative_pose(scale)
+
+
+def agreed_alpha(where: str, recorded: float | None, given: float | None) -> float | None:
+    """The alpha of adapters: the recorded one, else the given one; an error where they differ."""
+    if recorded is None:
+        return given
+    if given is not None and not math.isclose(given, recorded, rel_tol=1e-6):
+        raise CheckpointError(
+            f"{where} records alpha {recorded:g}, but --lora_alpha (lora_alpha in Python) is {given:g}. Leave it out:"
+            " the recorded one is what the adapters were trained with. To make them weaker or stronger, give --lora"
+            " PATH:WEIGHT at inference."
+        )
+    return recorded
+
+
+def alpha_differences(trained: ModelCard, wanted: LoraSpec | None) -> Iterator[str]:
+    """Why the adapters of a network cannot take over those of a checkpoint, which were trained with another alpha."""
+    recorded = trained.lora_alpha
+    if wanted is not None and recorded is not None and wanted.alpha != recorded:
+        yield (
+            f"{trained.path} has adapters that were trained with alpha {recorded:g}, the network's have"
+            f" {wanted.alpha:g}: their effect would change by a factor of {wanted.alpha / recorded:g}. Set"
+            f" model.config.lora_alpha={recorded:g}."
+        )
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, bool | int | float | str) else list(value)
