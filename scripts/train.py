@@ -107,7 +107,7 @@ def run(arguments: Sequence[str]) -> int:
     flags, overrides = split_arguments(arguments)
     args, unknown = parser().parse_known_args(flags)
     if unknown:
-        raise unknown_flag(unknown[0])
+        raise unknown_flag(unknown[0], overrides)
     from imaginaire.config import compose
 
     if OTHER_TREE in args.config and not os.path.exists(args.config):

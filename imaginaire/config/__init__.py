@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
+"""What a config file needs: the sections of a run, ``L(TheClass)(...)`` for what is built, ``register_experiment``."""
+
+from imaginaire.config.lazy_config import PLACEHOLDER, LazyCall, LazyDict, instantiate
+from imaginaire.config.registry import register_experiment
 from imaginaire.config.schema import (
+    NEVER,
     CheckpointConfig,
     Config,
     CuDNNConfig,
@@ -8,6 +13,7 @@ from imaginaire.config.schema import (
     JITConfig,
     JobConfig,
     ModelParallelConfig,
+    NVTXConfig,
     ObjectStoreConfig,
     PowerEMAConfig,
     Profiling,
@@ -17,7 +23,11 @@ from imaginaire.config.schema import (
     make_freezable,
 )
 
-__all__ = [  # what published configuration files import from here
+L = LazyCall
+
+__all__ = [
+    "NEVER",
+    "PLACEHOLDER",
     "CheckpointConfig",
     "Config",
     "CuDNNConfig",
@@ -25,12 +35,18 @@ __all__ = [  # what published configuration files import from here
     "EMAConfig",
     "JITConfig",
     "JobConfig",
+    "L",
+    "LazyCall",
+    "LazyDict",
     "ModelParallelConfig",
+    "NVTXConfig",
     "ObjectStoreConfig",
     "PowerEMAConfig",
     "Profiling",
     "Section",
     "StragglerDetectionConfig",
     "TrainerConfig",
+    "instantiate",
     "make_freezable",
+    "register_experiment",
 ]

@@ -11,16 +11,16 @@ import enum
 import functools
 import inspect
 import traceback
-import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from imaginaire.config.internals import OBJECTS, full_key, is_empty
 from imaginaire.config.lazy_yaml import load_yaml, save_yaml, to_yaml
-from imaginaire.config.names import describe, find_name, locate, name_of
-from imaginaire.config.typed_nodes import OBJECTS, full_key, is_config_class, to_object, typed_class
+from imaginaire.config.names import describe, find_name, locate, name_of, parameters_of, signature, takes
+from imaginaire.config.typed_nodes import is_config_class, join, to_object, typed_class
 from imaginaire.errors import ConfigError, UserError, near
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "locate",
     "name_of",
     "save_yaml",
+    "signature",
     "to_object",
     "to_yaml",
 ]
@@ -109,37 +110,6 @@ def _is_showable(value: Any) -> bool:
     return find_name(value) is not None
 
 
-def signature(target: Any) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a target by name; empty where Python cannot say."""
-    try:
-        return inspect.signature(target).parameters
-    except (TypeError, ValueError):
-        return {}
-
-
-def takes(target: Any) -> tuple[list[str], bool]:
-    """The names of the arguments that a target takes, and whether it takes any other.
-
-    A class hands its ``**kwargs`` on to the classes that it is derived from: what the first of them without any names
-    is all that it takes.
-    """
-    if not isinstance(target, type):
-        return _names(signature(target))
-    found: list[str] = []
-    for cls in target.__mro__[:-1]:
-        if isinstance(init := vars(cls).get("__init__"), types.FunctionType):
-            names, takes_any = _names(inspect.signature(init).parameters)
-            found += [name for name in names[1:] if name not in found]
-            if not takes_any:
-                return found, False
-    return (found, True) if found else _names(signature(target))
-
-
-def _names(parameters: Mapping[str, inspect.Parameter]) -> tuple[list[str], bool]:
-    names = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    return names, not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-
-
 # --- making the calls -----------------------------------------------------------------------------------------------
 
 
@@ -153,17 +123,15 @@ def instantiate(cfg: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _instantiate(cfg: Any, key: str, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    if isinstance(cfg, (DictConfig, ListConfig)) and is_empty(cfg):
+        return None if isinstance(cfg, ListConfig) else cfg
     if isinstance(cfg, (ListConfig, list)):
-        if isinstance(cfg, ListConfig) and (cfg._is_none() or cfg._is_missing()):
-            return None
         return [_instantiate(item, f"{key}[{i}]") for i, item in enumerate(cfg)]
     if isinstance(cfg, DictConfig):
         key = full_key(cfg) or key
         if typed_class(cfg) is not None:
             return to_object(cfg, key)
-    if not isinstance(cfg, Mapping) or (isinstance(cfg, DictConfig) and (cfg._is_none() or cfg._is_missing())):
-        return cfg
-    if "_target_" not in cfg:
+    if not isinstance(cfg, Mapping) or "_target_" not in cfg:
         return cfg
     return _call(cfg, key, args, dict(kwargs or {}))
 
@@ -181,9 +149,9 @@ def _call(cfg: Mapping[Any, Any], key: str, args: tuple[Any, ...], given: dict[s
     target = cfg["_target_"]
     at = f"{key}: " if key else ""
     if isinstance(target, str):
-        target = locate(target, f"{key}._target_" if key else "")
+        target = locate(target, join(key, "_target_") if key else "")
     elif isinstance(target, Mapping):
-        target = _instantiate(target, f"{key}._target_" if key else "_target_")
+        target = _instantiate(target, join(key, "_target_"))
     if not callable(target):
         raise ConfigError(f"{at}the target {target!r} cannot be called.")
     is_recursive = cfg.get("_recursive_", True)
@@ -193,12 +161,12 @@ def _call(cfg: Mapping[Any, Any], key: str, args: tuple[Any, ...], given: dict[s
         if name in ("_target_", "_recursive_") or name in given or (shares_dataset and name == "sampler"):
             continue
         if is_recursive:
-            arguments[name] = _argument(value, f"{key}.{name}" if key else str(name))
+            arguments[name] = _argument(value, join(key, name))
         else:
             arguments[name] = list(value) if isinstance(value, ListConfig) else value
     if shares_dataset:
-        place = f"{key}.sampler" if key else "sampler"
-        arguments["sampler"] = _instantiate(cfg["sampler"], place, kwargs={"dataset": arguments["dataset"]})
+        dataset = {"dataset": arguments["dataset"]}
+        arguments["sampler"] = _instantiate(cfg["sampler"], join(key, "sampler"), kwargs=dataset)
     arguments.update(given)
     try:
         return target(*args, **arguments)
@@ -224,13 +192,10 @@ def _sampler_repeats_dataset(cfg: Mapping[Any, Any]) -> bool:
 
 def _why_refused(target: Any, args: tuple[Any, ...], arguments: Mapping[str, Any], error: TypeError) -> str:
     """What a TypeError of a call means: an argument too many, one too few, or trouble inside the target."""
-    name = describe(target)
-    try:
-        parameters = inspect.signature(target).parameters
-    except (TypeError, ValueError):
+    name, parameters = describe(target), parameters_of(target)
+    if parameters is None:
         return f"{name} refused its arguments ({', '.join(map(str, arguments))}): {error}"
-    named = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    named, takes_any = takes(parameters)
     if not takes_any and (unknown := [str(argument) for argument in arguments if argument not in named]):
         return f"{name} takes no argument '{unknown[0]}'.{near(unknown[0], named)}"
     free = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][len(args) :]

@@ -19,14 +19,13 @@ import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from imaginaire.config.internals import OBJECTS, full_key, is_empty
 from imaginaire.config.names import locate, name_of
 from imaginaire.config.schema import Config, declared_class
 from imaginaire.config.typed_nodes import (
-    OBJECTS,
     default_of,
     explain_value,
     fields_of,
-    full_key,
     is_config_class,
     join,
     typed_class,
@@ -62,22 +61,17 @@ _FLOAT = re.compile(
     |\.(?:nan|NaN|NAN))$""",
     re.VERBOSE,
 )
-
-
-def _resolvers(base: Any) -> dict[str, list[tuple[str, Any]]]:
-    """Which plain scalars are numbers, truth values or null: dates stay text, floats as above."""
-    dropped = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:float")
-    resolvers = {
-        first: [(tag, expression) for tag, expression in rules if tag not in dropped]
-        for first, rules in base.yaml_implicit_resolvers.items()
-    }
-    for first in "-+0123456789.":
-        resolvers.setdefault(first, []).insert(0, ("tag:yaml.org,2002:float", _FLOAT))
-    return resolvers
+_OWN_RULE = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:float")  # dates stay text, floats are as above
+_RULES = {
+    first: [(tag, rule) for tag, rule in rules if tag not in _OWN_RULE]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _first in "-+0123456789.":
+    _RULES.setdefault(_first, []).insert(0, ("tag:yaml.org,2002:float", _FLOAT))
 
 
 class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers = _resolvers(yaml.SafeLoader)
+    yaml_implicit_resolvers = _RULES
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen = set()
@@ -86,16 +80,14 @@ class _Loader(yaml.SafeLoader):
                 continue
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, (str, int)) and key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key '{key}' appears twice", key_node.start_mark
-                )
-            if isinstance(key, (str, int)):
-                seen.add(key)
+                why = f"the key '{key}' appears twice"
+                raise yaml.constructor.ConstructorError(None, None, why, key_node.start_mark)
+            seen.add(key if isinstance(key, (str, int)) else None)
         return super().construct_mapping(node, deep)
 
 
 class _Dumper(yaml.SafeDumper):
-    yaml_implicit_resolvers = _resolvers(yaml.SafeDumper)
+    yaml_implicit_resolvers = _RULES
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -111,8 +103,7 @@ def to_yaml(config: Any) -> str:
 
 def save_yaml(config: Any, path: str | Path) -> None:
     """Write ``to_yaml(config)`` to a local file."""
-    text = to_yaml(config)
-    Path(path).write_text(text, encoding="utf-8")
+    Path(path).write_text(to_yaml(config), encoding="utf-8")
 
 
 def load_yaml(path: str | Path, declared: type | None = None) -> Any:
@@ -197,27 +188,24 @@ def to_data(value: Any, key: str = "", declared: Any = None) -> Any:
 
     ``declared`` is the class that the surrounding field promises; a typed node of that very class needs no mark.
     """
+    if isinstance(value, (DictConfig, ListConfig)) and is_empty(value):
+        return "???" if value._is_missing() else None
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, enum.Enum):
         return {"_object_": name_of(value, key)}
-    for plain in (int, float, str):
+    plain: Any
+    for plain in (int, float, str, bytes):
         if isinstance(value, plain):
             return plain(value)  # a subclass, such as a NumPy float, as what it is underneath
-    if isinstance(value, bytes):
-        return bytes(value)
     if isinstance(value, Path):
         return str(value)
-    if isinstance(value, DictConfig):
-        return _node_to_data(value, key, declared)
-    if isinstance(value, (ListConfig, list, tuple)):
-        if isinstance(value, ListConfig) and (value._is_none() or value._is_missing()):
-            return "???" if value._is_missing() else None
-        return [to_data(item, f"{key}[{i}]") for i, item in enumerate(value)]
+    if is_config_class(cls := typed_class(value) or type(value)):
+        return _fields_to_data(value, declared_class(cls), key, declared)
     if isinstance(value, Mapping):
-        return _mapping_to_data(value, key)
-    if is_config_class(type(value)):
-        return _instance_to_data(value, key, declared)
+        return _mapping_to_data(value, key or (full_key(value) if isinstance(value, DictConfig) else ""))
+    if isinstance(value, (ListConfig, list, tuple)):
+        return [to_data(item, f"{key}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, functools.partial):
         return {
             "_partial_": name_of(value.func, key),
@@ -229,61 +217,37 @@ def to_data(value: Any, key: str = "", declared: Any = None) -> Any:
     return {"_object_": name_of(value, key)}
 
 
-def _node_to_data(node: DictConfig, key: str, declared: Any) -> Any:
-    if node._is_none():
-        return None
-    if node._is_missing():
-        return "???"
-    cls = typed_class(node)
-    if cls is None:
-        return _mapping_to_data({name: _item(node, name) for name in node}, key or full_key(node))
-    cls = declared_class_of(cls)
-    data: dict[Any, Any] = {} if cls is declared else {"_type_": name_of(cls, join(key, "_type_"))}
+def _fields_to_data(value: Any, cls: type, key: str, declared: Any) -> dict[str, Any]:
+    """The fields of a typed node or of an object, with its class where that is another than the declared one."""
+    is_node = isinstance(value, DictConfig)
+    is_root = not is_node and isinstance(value, Config)
+    is_known = cls is declared or (is_root and cls is Config and not key)
+    data: dict[str, Any] = {} if is_known else {"_type_": name_of(cls, join(key, "_type_"))}
     fields = fields_of(cls)
-    for name in node:
-        field = fields.get(str(name))
-        data[name] = to_data(_item(node, name), join(key, name), getattr(field, "type", None))
+    for name in value if is_node else fields:
+        if is_root and name == "defaults":
+            continue  # composed already
+        item = _item(value, name) if is_node else getattr(value, name)
+        data[name] = to_data(item, join(key, name), getattr(fields.get(name), "type", None))
     return data
 
 
-def _item(node: DictConfig, name: Any) -> Any:
-    return "???" if OmegaConf.is_missing(node, name) else node[name]
+def _item(node: Mapping[Any, Any], name: Any) -> Any:
+    return "???" if isinstance(node, DictConfig) and OmegaConf.is_missing(node, name) else node[name]
 
 
 def _mapping_to_data(mapping: Mapping[Any, Any], key: str) -> dict[Any, Any]:
     data: dict[Any, Any] = {}
-    for name, value in mapping.items():
+    for name in mapping:
         at = join(key, name)
         if not isinstance(name, (str, int, float)) or isinstance(name, enum.Enum):
             raise ConfigError(f"{at}: a configuration file has text and numbers as keys, not {name!r}.")
         if name in MARKS or name == FOLDERS:
             raise ConfigError(f"{at}: '{name}' is a mark of saved configurations and cannot be a key. Rename it.")
-        if name == "_target_" and not isinstance(value, Mapping):
-            data[name] = _target_to_data(value, at)
-        else:
-            data[name] = to_data(value, at)
+        value = _item(mapping, name)
+        is_target = name == "_target_" and not isinstance(value, (str, Mapping, functools.partial))
+        data[name] = name_of(value, at) if is_target else to_data(value, at)
     return data
-
-
-def _target_to_data(target: Any, key: str) -> Any:
-    if isinstance(target, str):
-        return target
-    return to_data(target, key) if isinstance(target, functools.partial) else name_of(target, key)
-
-
-def _instance_to_data(instance: Any, key: str, declared: Any) -> dict[Any, Any]:
-    cls = declared_class(instance)
-    is_default_class = cls is declared or (cls is Config and not key)
-    data: dict[Any, Any] = {} if is_default_class else {"_type_": name_of(cls, join(key, "_type_"))}
-    for name, field in fields_of(cls).items():
-        if isinstance(instance, Config) and name == "defaults":
-            continue  # composed already
-        data[name] = to_data(getattr(instance, name), join(key, name), field.type)
-    return data
-
-
-def declared_class_of(cls: type) -> type:
-    return cls.__mro__[1] if "_can_freeze" in vars(cls) else cls
 
 
 # --- data to objects ------------------------------------------------------------------------------------------------
@@ -296,25 +260,24 @@ def from_data(data: Any, key: str = "", declared: Any = None) -> Any:
     if not isinstance(data, dict):
         return data
     if "_object_" in data:
-        return locate(_text(data["_object_"], join(key, "_object_")), key)
+        return _located(data, "_object_", key)
     if "_partial_" in data:
-        function = locate(_text(data["_partial_"], join(key, "_partial_")), key)
         args = from_data(data.get("args") or [], f"{key}.args")
         kwargs = from_data(data.get("kwargs") or {}, f"{key}.kwargs")
-        return functools.partial(function, *args, **kwargs)
+        return functools.partial(_located(data, "_partial_", key), *args, **kwargs)
     if data.get("_call_") == "torch.device":
         return locate("torch.device", key)(*data.get("args", ()))
     if "_type_" in data:
-        cls = locate(_text(data["_type_"], join(key, "_type_")), key)
-        if not is_config_class(cls):
+        declared = _located(data, "_type_", key)
+        if not is_config_class(declared):
             raise ConfigError(f"{join(key, '_type_')} names {data['_type_']}, which is no attrs class or dataclass.")
-        return _typed(cls, {name: value for name, value in data.items() if name != "_type_"}, key)
+        data = {name: value for name, value in data.items() if name != "_type_"}
     if is_config_class(declared):
         return _typed(declared, data, key)
     return {name: from_data(value, join(key, name)) for name, value in data.items()}
 
 
-def _typed(cls: type, data: Mapping[Any, Any], key: str) -> Any:
+def _typed(cls: Any, data: Mapping[Any, Any], key: str) -> Any:
     fields = fields_of(cls)
     values = {
         name: from_data(value, join(key, name), getattr(fields.get(str(name)), "type", None))
@@ -331,7 +294,8 @@ def _typed(cls: type, data: Mapping[Any, Any], key: str) -> Any:
     return made
 
 
-def _text(value: Any, key: str) -> str:
-    if not isinstance(value, str):
-        raise ConfigError(f"{key} must be a dotted name, not {value!r}.")
-    return value
+def _located(data: Mapping[Any, Any], mark: str, key: str) -> Any:
+    name = data[mark]
+    if not isinstance(name, str):
+        raise ConfigError(f"{join(key, mark)} must be a dotted name, not {name!r}.")
+    return locate(name, key)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dotted names of importable things: find one by its name, and give one a name that finds it again."""
+"""Dotted names of importable things: find one by its name, give one a name that finds it again, read its arguments."""
 
 import enum
 import importlib
+import inspect
 import sys
 import types
+from collections.abc import Mapping
 from typing import Any
 
 from imaginaire.errors import ConfigError, near
@@ -50,16 +52,38 @@ def target_of(node: Any, key: str = "") -> Any:
     return locate(target, f"{key}._target_" if key else "_target_") if isinstance(target, str) else target
 
 
-def _is_same(found: Any, wanted: Any) -> bool:
-    # Every access to a class method makes a new object, equal to the others.
-    return found is wanted or (isinstance(wanted, types.MethodType) and bool(found == wanted))
-
-
-def _lookup(name: str) -> Any:
+def parameters_of(target: Any) -> Mapping[str, inspect.Parameter] | None:
+    """The parameters of a target by name; None where Python cannot read them."""
     try:
-        return locate(name)
-    except ConfigError:
+        return inspect.signature(target).parameters
+    except (TypeError, ValueError):
         return None
+
+
+def signature(target: Any) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a target by name; empty where Python cannot read them."""
+    return parameters_of(target) or {}
+
+
+def takes(parameters: Mapping[str, inspect.Parameter] | None) -> tuple[list[str], bool]:
+    """The names of the arguments that can be given by keyword, and whether any other can."""
+    if parameters is None:
+        return [], True
+    names = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return names, any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def takes_with_bases(target: Any) -> tuple[list[str], bool]:
+    """As ``takes``, for a class that hands its ``**kwargs`` on: with the arguments of the classes it is derived from,
+    up to the first that takes no others."""
+    found: list[str] = []
+    for cls in target.__mro__[:-1] if isinstance(target, type) else ():
+        if isinstance(init := vars(cls).get("__init__"), types.FunctionType):
+            names, takes_any = takes(inspect.signature(init).parameters)
+            found += [name for name in names[1:] if name not in found]
+            if not takes_any:
+                return found, False
+    return (found, True) if found else takes(parameters_of(target))
 
 
 def _candidates(value: Any) -> list[str]:
@@ -79,8 +103,14 @@ def _candidates(value: Any) -> list[str]:
 def find_name(value: Any) -> str | None:
     """A dotted name by which another process finds this very object, or None."""
     for name in _candidates(value):
-        module = name.split(".")[0]
-        if module != "__main__" and "<" not in name and _is_same(_lookup(name), value):
+        if name.split(".")[0] == "__main__" or "<" in name:
+            continue
+        try:
+            found = locate(name)
+        except ConfigError:
+            continue
+        # Every access to a class method makes a new object, equal to the others.
+        if found is value or (isinstance(value, types.MethodType) and found == value):
             return name
     return None
 
@@ -90,20 +120,19 @@ def name_of(value: Any, key: str = "") -> str:
     if (name := find_name(value)) is not None:
         return name
     at = f"{key}: " if key else ""
+    shown = describe(value)
     if getattr(value, "__module__", None) == "__main__":
-        raise ConfigError(
-            f"{at}{describe(value)} is defined in the program that was started, so no saved configuration can name it."
-            " Move it into a module."
+        why = (
+            "is defined in the program that was started, so no saved configuration can name it. Move it into a module."
         )
-    if "<lambda>" in describe(value) or "<locals>" in describe(value):
-        raise ConfigError(
-            f"{at}{describe(value)} has no name by which a saved configuration can find it."
-            " Define it at the top level of a module, without lambda."
+    elif "<lambda>" in shown or "<locals>" in shown:
+        why = "has no name that a saved configuration can hold. Define it at the top level of a module, without lambda."
+    else:
+        shown = f"{value!r} (a {type(value).__qualname__})"
+        why = (
+            "cannot be written to a configuration file. Use plain values, or L(TheClass)(...), built when it is needed."
         )
-    raise ConfigError(
-        f"{at}{value!r} (a {type(value).__qualname__}) cannot be written to a configuration file."
-        " Use plain values, or L(TheClass)(...) so that it is built when it is needed."
-    )
+    raise ConfigError(f"{at}{shown} {why}")
 
 
 def describe(value: Any) -> str:

@@ -4,6 +4,7 @@
 Hydra's grammar parses the items. What it says about a comma, a quote or an equals sign too many is explained here.
 """
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,41 +26,44 @@ def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """(flags, overrides) of a command line: cut at the first bare ``--``, else before the first word without a dash."""
     arguments = list(argv)
     cut = arguments.index("--") if "--" in arguments else len(arguments)
-    flags: list[str] = []
-    rest = iter(range(cut))
-    overrides: list[str] = []
-    for i in rest:
-        word = arguments[i]
-        if not word.startswith("-"):
-            overrides = arguments[i:cut]
-            break
-        flags.append(word)
-        if word in WITH_VALUE and i + 1 < cut:
-            flags.append(arguments[next(rest)])
-    overrides += arguments[cut + 1 :]
+    first = 0
+    while first < cut and arguments[first].startswith("-"):
+        first += 2 if arguments[first] in WITH_VALUE else 1
+    first = min(first, cut)
+    flags, overrides = arguments[:first], arguments[first:cut] + arguments[cut + 1 :]
     for word in overrides:
-        _refuse_flag(word, overrides)
+        _refuse_flag(word)
     return flags, overrides
 
 
-def _refuse_flag(word: str, overrides: Sequence[str]) -> None:
-    name = word.partition("=")[0]
+def _refuse_flag(word: str) -> None:
     if not word.startswith("-"):
         return
+    name = word.partition("=")[0]
     if word == "--":
         raise ConfigError("A second '--' stands among the overrides. Give one, between the flags and the overrides.")
     if name in FLAGS:
+        flag = f"{word}{' PATH' if word in WITH_VALUE else ''}"
         raise ConfigError(
             f"{name} stands among the overrides, but it is a flag and belongs before them:"
-            f" python -m scripts.train {word}{' PATH' if word in WITH_VALUE else ''} -- key=value ..."
+            f" python -m scripts.train {flag} -- key=value ..."
         )
-    raise ConfigError(f"'{word}' stands among the overrides, but an override is key=value.{near(name, FLAGS)}")
+    raise ConfigError(f"'{word}' stands among the overrides, but an override is key=value.{_instead(word)}")
 
 
-def unknown_flag(word: str) -> ConfigError:
+def unknown_flag(word: str, overrides: Sequence[str]) -> ConfigError:
     """The error for a word with a dash that is none of the flags."""
-    name = word.partition("=")[0]
-    return ConfigError(f"unknown flag {name}.{near(name, FLAGS)}")
+    value = f"={overrides[0]}" if overrides and "=" not in word + overrides[0] else ""
+    return ConfigError(f"unknown flag {word.partition('=')[0]}.{_instead(word + value)}")
+
+
+def _instead(word: str) -> str:
+    """What a word with a dash was probably meant as: a flag, or an override such as ``experiment=NAME``."""
+    name, _, value = word.lstrip("-").partition("=")
+    hint = near(f"--{name}", FLAGS)
+    if hint.startswith(" Did") or not (value or name == "experiment"):
+        return hint
+    return f" Overrides have no dashes and come after the flags: -- {name}={value or 'NAME'}"
 
 
 @dataclass(frozen=True)
@@ -96,30 +100,34 @@ _QUOTING = (
 )
 
 
-def parse(overrides: Sequence[str]) -> list[Item]:
-    """The items of an override list, renamed where guides use another spelling; ConfigError for what cannot be read."""
+def parse(overrides: Sequence[str], experiments: Sequence[str] = ()) -> list[Item]:
+    """The items of an override list, renamed where guides use another spelling; ConfigError for what cannot be read.
+
+    ``experiments`` are the names that a word without a key may have been meant as.
+    """
     parser = OverridesParser.create()
-    return [_parse_one(parser, text) for text in overrides]
+    return [_parse_one(parser, text, experiments) for text in overrides]
 
 
-def _parse_one(parser: OverridesParser, text: str) -> Item:
+def _parse_one(parser: OverridesParser, text: str, experiments: Sequence[str]) -> Item:
     if not text.strip():
         raise ConfigError("An override is empty. Is a shell variable unset? An override is key=value.")
     if text.strip() in ("experiment=", "experiment=''", 'experiment=""', "+experiment="):
         raise ConfigError("experiment= is empty; is EXP set?")
     if "=" not in text and not text.startswith("~"):
-        raise ConfigError(f"'{text}' is not an override: it must be key=value, +key=value or ~key.{_flag_hint(text)}")
+        hint = _instead_of_word(text, experiments)
+        raise ConfigError(f"'{text}' is not an override: it must be key=value, +key=value or ~key.{hint}")
     try:
         override: Override = parser.parse_override(text)
     except HydraException as error:
         reason = str(error).splitlines()[0].partition(" expecting ")[0]
         raise ConfigError(f"The override {text} cannot be read ({reason}).{_QUOTING}") from error
     if override.is_sweep_override():
-        key, _, value = text.partition("=")
-        as_list = "" if "(" in value else f" For a list write '{key}=[{value}]'."
+        key, _, given = text.partition("=")
+        as_list = "" if "(" in given else f" For a list write '{key}=[{given}]'."
         raise ConfigError(
             f"The override {text} has a comma or a sweep in its value and would mean several runs.{as_list}"
-            f" For text write '{key}=\"{value}\"'. The outer quotes are for the shell."
+            f" For text write '{key}=\"{given}\"'. The outer quotes are for the shell."
         )
     key = override.key_or_group
     if key == "hydra" or key.startswith(("hydra.", "hydra/")):
@@ -127,18 +135,13 @@ def _parse_one(parser: OverridesParser, text: str) -> Item:
     if override.package is not None:
         raise ConfigError(f"The override {text} gives a package with '@', which is not supported. Leave '@...' out.")
     head, dot, tail = key.partition(".")
-    head = head.lstrip("/")
-    if (RENAMED.get(head, head) + dot + tail) != key:
-        renamed = RENAMED.get(head, head) + dot + tail
-        text = text.replace(key, renamed, 1)
-        key = renamed
-    return Item(text=text, key=key, value=_value(override), sign=_SIGNS[override.type])
+    renamed = RENAMED.get(head.lstrip("/"), head.lstrip("/")) + dot + tail
+    value = override.value() if override.value_type is not None else None
+    return Item(text=text.replace(key, renamed, 1), key=renamed, value=value, sign=_SIGNS[override.type])
 
 
-def _flag_hint(text: str) -> str:
-    hint = near(text, [flag.lstrip("-") for flag in FLAGS])
-    return f" The flag is --{text}, before the overrides." if f"--{text}" in FLAGS else hint if "Did" in hint else ""
-
-
-def _value(override: Override) -> Any:
-    return override.value() if override.value_type is not None else None
+def _instead_of_word(text: str, experiments: Sequence[str]) -> str:
+    if f"--{text}" in FLAGS:
+        return f" The flag is --{text}, before the overrides."
+    close = difflib.get_close_matches(text, experiments, n=1)
+    return f" Did you mean experiment={close[0]}?" if close else ""

@@ -5,23 +5,23 @@ An entry keeps its name for the file that registered it first. Where a second fi
 (published experiment files bring data of their own), the experiments of that file take its entry, all others the first.
 """
 
-import contextlib
 import logging
 import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra.core.config_store import ConfigNode, ConfigStore
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, read_write
 
 from imaginaire.config.files import broken_modules, silent_modules
+from imaginaire.config.internals import OBJECTS, patched_store
 from imaginaire.config.names import describe
 from imaginaire.config.overrides import RENAMED
 from imaginaire.config.schema import Config
-from imaginaire.config.typed_nodes import OBJECTS
 from imaginaire.errors import ConfigError, near
 
 log = logging.getLogger(__name__)
@@ -33,13 +33,13 @@ _absent: dict[str, str] = {}  # a word of names -> what they are of
 
 
 def register_absent(words: Mapping[str, str]) -> None:
-    """Names with one of these words are of something that exists elsewhere and is not here yet: whoever asks for one is
-    told so, and no name of something else."""
+    """Names with one of these words belong to something that exists elsewhere and is not here yet: the message for such
+    a name reports that, and proposes no other name."""
     _absent.update(words)
 
 
 def register_experiment(name: str, node: Mapping[str, Any]) -> None:
-    """Make ``experiment=name`` known. The same content again is harmless, other content is refused."""
+    """Make ``experiment=name`` available. The same content again is harmless, other content is refused."""
     if not name or not re.fullmatch(r"[\w.\-+]+", name):
         raise ConfigError(f"'{name}' cannot name an experiment: use letters, digits, '_', '-' and '.'.")
     if not isinstance(node, (Mapping, DictConfig)):
@@ -62,65 +62,32 @@ def _note(name: str, node: Any, module: str, may_replace_own: bool = False) -> N
     _registered[name] = (content, module)
 
 
-@contextlib.contextmanager
-def forgiving_store() -> Iterator[None]:
-    """Hydra's own ``store`` as experiment files in the wild use it: a plain dictionary may hold classes and functions,
-    and nothing takes the place of what another file registered without a word."""
-    of_hydra = ConfigStore.store
-
-    def store(
-        self: ConfigStore,
-        name: str,
-        node: Any,
-        group: str | None = None,
-        package: str | None = None,
-        provider: str | None = None,
-    ) -> None:
-        if isinstance(node, dict):
-            node = DictConfig(dict(node), flags=dict(OBJECTS))
-        module = provider or sys._getframe(1).f_globals.get("__name__", "?")
-        if group == "experiment" and provider is None:  # register_experiment has looked already
-            _note(name.removesuffix(".yaml"), node, module, may_replace_own=True)
-        elif group not in (None, "experiment"):
-            name = _own_name(str(group), name.removesuffix(".yaml"), node, module)
-        of_hydra(self, name, node, group, package, module)
-
-    ConfigStore.store = store  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        ConfigStore.store = of_hydra  # type: ignore[method-assign]
+def forgiving_store() -> AbstractContextManager[None]:
+    """Hydra's own ``store`` as published experiment files use it: a plain dictionary may hold classes and functions,
+    and no file silently replaces what another file registered."""
+    return patched_store(_enter)
 
 
-def _own_name(group: str, name: str, node: Any, module: str) -> str:
+def _enter(group: str | None, name: str, node: Any, module: str) -> str:
     """The name to store an entry under: its own, or one with the module where another file's other entry has it."""
-    first = _entry(RENAMED.get(group, group), name) or _entry(group, name)
+    if group == "experiment":
+        _note(name, node, module, may_replace_own=True)
+    if group in (None, "experiment"):
+        return name
+    renamed = RENAMED.get(str(group), str(group))
+    first = entry_of(renamed, name) or entry_of(str(group), name)
     if first is None or first.provider in (None, module):
         return name
-    tree = node if isinstance(node, DictConfig) else OmegaConf.structured(node)
-    if _content(tree) == _content(first.node):
+    if _content(node if isinstance(node, DictConfig) else OmegaConf.structured(node)) == _content(first.node):
         return name
     own = f"{name}@{module}"
-    group = RENAMED.get(group, group)
-    if _entry(group, own) is None and os.environ.get("RANK", "0") == "0":
+    if entry_of(renamed, own) is None and os.environ.get("RANK", "0") == "0":
         log.warning(
             "%s registers %s=%s, but %s has registered another entry of that name, which stays. The experiments of"
             " %s that choose it take their file's own, called %s=%s on the command line.",
-            *(_file(module), group, name, _file(str(first.provider)), _file(module), group, own),
+            *(_file(module), renamed, name, _file(str(first.provider)), _file(module), renamed, own),
         )
     return own
-
-
-def node_of(group: str, name: str) -> Any:
-    """What is registered under a name, before it is composed; None where nothing is."""
-    return None if (entry := _entry(group, name)) is None else entry.node
-
-
-def _entry(group: str, name: str) -> ConfigNode | None:
-    node: Any = ConfigStore.instance().repo
-    for part in (*group.strip("/").split("/"), f"{name}.yaml"):
-        node = node.get(part) if isinstance(node, dict) else None
-    return node if isinstance(node, ConfigNode) else None
 
 
 def _file(module: str) -> str:
@@ -131,20 +98,9 @@ def _file(module: str) -> str:
     return os.path.relpath(file) if Path(file).is_relative_to(Path.cwd()) else str(file)
 
 
-@contextlib.contextmanager
-def uncopied_store() -> Iterator[None]:
-    """Hydra's store, shared with each composition: else Hydra copies every entry first, and what it loads once more."""
-    store = ConfigStore.instance()
-    store.__deepcopy__ = lambda memo: store  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        del store.__deepcopy__  # type: ignore[attr-defined]
-
-
 def _content(value: Any) -> str:
     """A text that is equal for equal nodes, also after their modules were loaded again."""
-    if isinstance(value, (DictConfig, ListConfig)):
+    if OmegaConf.is_config(value):
         value = OmegaConf.to_container(value, resolve=False)
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key!r}: {_content(item)}" for key, item in value.items()) + "}"
@@ -153,48 +109,33 @@ def _content(value: Any) -> str:
     return describe(value) if callable(value) else repr(value)
 
 
+# --- what is there --------------------------------------------------------------------------------------------------
+
+
+def _group(name: str) -> dict[str, Any]:
+    node: Any = ConfigStore.instance().repo
+    for part in name.strip("/").split("/"):
+        node = node.get(part) if isinstance(node, dict) else None
+    return node if isinstance(node, dict) else {}
+
+
+def entry_of(group: str, name: str) -> ConfigNode | None:
+    """What Hydra's store holds under a name: the node, its package, and as its provider the module."""
+    node = _group(group).get(f"{name}.yaml")
+    return node if isinstance(node, ConfigNode) else None
+
+
+def node_of(group: str, name: str) -> Any:
+    """What is registered under a name, before it is composed; None where nothing is."""
+    return None if (entry := entry_of(group, name)) is None else entry.node
+
+
 def groups() -> list[str]:
     return [name for name, node in ConfigStore.instance().repo.items() if isinstance(node, dict)]
 
 
 def entries(group: str) -> list[str]:
-    node: Any = ConfigStore.instance().repo
-    for part in group.strip("/").split("/"):
-        node = node.get(part) if isinstance(node, dict) else None
-    return sorted(name.removesuffix(".yaml") for name in node) if isinstance(node, dict) else []
-
-
-def summary(name: str) -> str:
-    """A line on an experiment, without composing it: what its file says of itself, its model, data and length."""
-    entry = _entry("experiment", name)
-    module = sys.modules.get(str(entry.provider)) if entry is not None else None
-    paragraph = " ".join((getattr(module, "__doc__", None) or "").partition("\n\n")[0].split())
-    about = paragraph.partition(". ")[0].rstrip(".").replace("``", "")
-    facts = ", ".join(f"{key}={value}" for key, value in _facts(name).items())
-    return " ".join(part for part in (about, f"({facts})" if facts else "") if part)
-
-
-def _facts(name: str) -> dict[str, Any]:
-    """Model, data and number of iterations of an experiment, its own or those of the one that it starts from."""
-    facts: dict[str, Any] = {}
-    entry = _entry("experiment", name)
-    tree = entry.node if entry is not None else None
-    if not isinstance(tree, DictConfig):
-        return facts
-    defaults: Any = OmegaConf.to_container(tree._get_node("defaults") or ListConfig([]), resolve=False)  # type: ignore[arg-type]
-    for item in defaults:
-        group, choice = next(iter(item.items())) if isinstance(item, dict) else str(item).rpartition("/")[::2]
-        group = _renamed(str(group)).removeprefix("override ").strip("/")
-        if group == "experiment" or (not group and is_registered("experiment", str(choice))):
-            facts |= _facts(str(choice))
-        elif group in ("model", "dataloader_train"):
-            facts[group] = choice
-    for key, inner in (("model", "model._target_"), ("dataloader_train", "dataloader_train.dataset._target_")):
-        if target := OmegaConf.select(tree, inner):
-            facts[key] = describe(target).rpartition(".")[2]
-    if iterations := OmegaConf.select(tree, "trainer.max_iter"):
-        facts["trainer.max_iter"] = iterations
-    return facts
+    return sorted(name.removesuffix(".yaml") for name in _group(group))
 
 
 def is_registered(group: str, name: str) -> bool:
@@ -205,10 +146,72 @@ def package_of(group: str) -> str:
     """The key that a group fills."""
     if group in LAZY_MEMBERS:
         return group
-    node: Any = ConfigStore.instance().repo.get(group, {})
-    packages = {entry.package for entry in node.values() if isinstance(entry, ConfigNode)}
+    packages = {entry.package for entry in _group(group).values() if isinstance(entry, ConfigNode)}
     named = sorted(package for package in packages if package not in (None, "_global_", "_group_"))
     return named[0] if named else group
+
+
+class Choice(NamedTuple):
+    """An item of a defaults list, such as ``{"override /group": name}`` or ``/group/name``."""
+
+    group: str
+    names: list[Any]
+    is_override: bool
+
+
+def choices(defaults: Any, within: str = "") -> Iterator[Choice]:
+    """The items of a defaults list that stands in the group ``within``, but for those that only Hydra understands."""
+    listed = OmegaConf.to_container(defaults, resolve=False) if OmegaConf.is_config(defaults) else defaults
+    for item in listed or ():
+        key, names = next(iter(item.items())) if isinstance(item, Mapping) and item else str(item).rpartition("/")[::2]
+        if item == "_self_" or "@" in str(key) or str(key).startswith("optional "):
+            continue
+        path = _renamed(str(key)).removeprefix("override ").strip()
+        group = path.strip("/") if path.startswith("/") or item == f"/{names}" else f"{within}/{path}".strip("/")
+        yield Choice(group, names if isinstance(names, list) else [names], str(key).startswith("override "))
+
+
+def parents(name: str) -> Iterator[tuple[str, list[Choice]]]:
+    """An experiment and those that it starts from, the first of all first, each with its defaults list."""
+    tree = node_of("experiment", name)
+    own = list(choices(tree.get("defaults"), "experiment")) if isinstance(tree, DictConfig) else []
+    for choice in own:
+        for parent in choice.names if choice.group == "experiment" else ():
+            yield from parents(str(parent))
+    yield name, own
+
+
+# --- messages -------------------------------------------------------------------------------------------------------
+
+
+def summary(name: str) -> str:
+    """A line on an experiment, without composing it: the docstring of its file, its model, data and length."""
+    entry = entry_of("experiment", name)
+    module = sys.modules.get(str(entry.provider)) if entry is not None else None
+    paragraph = " ".join((getattr(module, "__doc__", None) or "").partition("\n\n")[0].split())
+    about = paragraph.partition(". ")[0].rstrip(".").replace("``", "")
+    facts: dict[str, Any] = {}
+    for parent, own in parents(name):
+        facts |= {c.group: c.names[0] for c in own if c.group in ("model", "dataloader_train")}
+        tree = node_of("experiment", parent)
+        for key, inner in (("model", "model._target_"), ("dataloader_train", "dataloader_train.dataset._target_")):
+            if isinstance(tree, DictConfig) and (target := OmegaConf.select(tree, inner)):
+                facts[key] = describe(target).rpartition(".")[2]
+        if isinstance(tree, DictConfig) and (iterations := OmegaConf.select(tree, "trainer.max_iter")):
+            facts["trainer.max_iter"] = iterations
+    shown = ", ".join(f"{key}={value}" for key, value in facts.items())
+    return " ".join(part for part in (about, f"({shown})" if shown else "") if part)
+
+
+def table() -> str:
+    """The registered experiments, a line for each file that registers some: the smallest, and how many more."""
+    families: dict[str, list[str]] = {}
+    for name in entries("experiment"):
+        entry = entry_of("experiment", name)
+        families.setdefault(str(entry.provider if entry else ""), []).append(name)
+    rows = [sorted(names, key=lambda name: ("tiny" not in name, len(name))) for names in families.values()]
+    lines = [f"\n  {names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}" for names in rows]
+    return "".join(sorted(lines)) or " none"
 
 
 def unknown_entry(group: str, name: str) -> str:
@@ -219,7 +222,7 @@ def unknown_entry(group: str, name: str) -> str:
         return f"The group '{group}' has no entry '{name}'.{near(name, entries(group))}"
     text = f"No experiment is called '{name}'.{_near_experiment(name, entries(group))}"
     if broken_modules:
-        shown = [f"{module}: {_short(cause)}" for module, cause in broken_modules.items()]
+        shown = [f"{module}: {cause[:300]}" for module, cause in broken_modules.items()]
         text += f"\nThese modules did not import, it may be in one of them:{_lines(shown)}"
     if silent_modules:
         text += f"\nThese files of the experiment folder register nothing:{_lines(sorted(silent_modules.values()))}"
@@ -241,26 +244,24 @@ def _lines(items: list[str], limit: int = 8) -> str:
     return "".join(f"\n  {item}" for item in items[:limit]) + more
 
 
-def _short(text: str, limit: int = 300) -> str:
-    return text if len(text) <= limit else text[:limit] + " ..."
+# --- before a composition -------------------------------------------------------------------------------------------
 
 
 def prepare_store(root: Config) -> None:
     """Bring what was registered into one form: one name per data group, entries that clear, no group without entry."""
-    repo: dict[str, Any] = ConfigStore.instance().repo
+    store = ConfigStore.instance()
     for old, new in RENAMED.items():
-        for entry, node in (repo.pop(old, None) or {}).items():
-            package = new if node.package in (None, "_group_", old) else node.package
-            kept = ConfigNode(name=entry, node=node.node, group=new, package=package, provider=node.provider)
-            repo.setdefault(new, {}).setdefault(entry, kept)
-    for group_entries in repo.values():
-        for entry in group_entries.values() if isinstance(group_entries, dict) else ():
+        for name, entry in store.repo.pop(old, {}).items():
+            package = new if entry.package in (None, "_group_", old) else entry.package
+            kept = ConfigNode(name=name, node=entry.node, group=new, package=package, provider=entry.provider)
+            store.repo.setdefault(new, {}).setdefault(name, kept)
+    for group in store.repo.values():
+        for entry in group.values() if isinstance(group, dict) else ():
             if isinstance(entry, ConfigNode) and isinstance(entry.node, DictConfig) and "defaults" in entry.node:
                 _rename_defaults(entry.node, entry.provider)
-    clear: dict[str, Any] = {name: {name: None} for name in LAZY_MEMBERS}
-    clear["callbacks"] = {"trainer": {"callbacks": None}}
-    for name, node in clear.items():
-        ConfigStore.instance().store(group="clear", package="_global_", name=name, node=node)
+    for name in LAZY_MEMBERS:
+        store.store(group="clear", package="_global_", name=name, node={name: None})
+    store.store(group="clear", package="_global_", name="callbacks", node={"trainer": {"callbacks": None}})
     listed = []
     for item in root.defaults:
         if isinstance(item, Mapping) and len(item) == 1:
@@ -274,16 +275,16 @@ def prepare_store(root: Config) -> None:
 
 
 def _rename_defaults(node: DictConfig, module: str | None) -> None:
-    found: list[Any] = OmegaConf.to_container(node._get_node("defaults"), resolve=False)  # type: ignore[arg-type,assignment]
-    defaults = [_renamed(item) if isinstance(item, str) else item for item in found]
+    found: list[Any] = OmegaConf.to_container(node, resolve=False)["defaults"]  # type: ignore[call-overload,index,assignment]
     defaults = [
-        {_renamed(str(k)): _own_choice(_renamed(str(k)), v, module) for k, v in i.items()} if isinstance(i, dict) else i
-        for i in defaults
+        {_renamed(str(key)): _own_choice(_renamed(str(key)), name, module) for key, name in item.items()}
+        if isinstance(item, dict)
+        else _renamed(str(item))
+        for item in found
     ]
     if defaults != found:
-        was_readonly, node._metadata.flags = node._metadata.flags, {**(node._metadata.flags or {}), "readonly": False}
-        node["defaults"] = defaults
-        node._metadata.flags = was_readonly
+        with read_write(node):
+            node["defaults"] = defaults
 
 
 def _renamed(entry: str) -> str:
@@ -297,4 +298,4 @@ def _own_choice(key: str, choice: Any, module: str | None) -> Any:
         return [_own_choice(key, name, module) for name in choice]
     group = key.rsplit(maxsplit=1)[-1].partition("@")[0].strip("/")
     own = f"{choice}@{module}"
-    return own if isinstance(choice, str) and _entry(group, own) is not None else choice
+    return own if isinstance(choice, str) and entry_of(group, own) is not None else choice

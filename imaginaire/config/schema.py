@@ -155,9 +155,8 @@ def _restore(cls: type, state: dict[str, Any]) -> Any:
     return instance
 
 
-def declared_class(value: Any) -> type:
-    """The class that an instance was declared with, frozen or not."""
-    cls = type(value)
+def declared_class(cls: type) -> type:
+    """The class that was declared, of one whose instances can be frozen."""
     return cls.__mro__[1] if "_can_freeze" in vars(cls) else cls
 
 

@@ -6,18 +6,15 @@ object runs the validators. Both are done here, with the full key in every messa
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException, ValidationError
+from omegaconf.errors import ConfigTypeError, OmegaConfBaseException
 
+from imaginaire.config.internals import OBJECTS, is_empty, raw
 from imaginaire.errors import ConfigError, near
-
-# The flag of nodes that may hold classes, functions and dtypes. A node changes the dictionary it is given: copy it.
-OBJECTS = MappingProxyType({"allow_objects": True})
 
 
 def is_config_class(cls: Any) -> bool:
@@ -42,17 +39,20 @@ def join(key: str, name: Any) -> str:
     return f"{key}.{name}" if key else str(name)
 
 
-def full_key(node: Any) -> str:
-    """Where a node lies in its tree; empty for one that stands alone."""
-    key = ""
-    while (parent := node._get_parent()) is not None:
-        own = node._key()
-        if isinstance(parent, ListConfig):
-            key = f"[{own}]{key}"
-        elif own is not None:
-            key = f".{own}{key}"
-        node = parent
-    return key.lstrip(".")
+def everything(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Every item of a tree with its key, parents first, each as it is written: nothing is resolved."""
+    yield key, node
+    if isinstance(node, DictConfig) and not is_empty(node):
+        for name in node:
+            yield from everything(raw(node, name), join(key, name))
+    elif isinstance(node, ListConfig) and not is_empty(node):
+        for i in range(len(node)):
+            yield from everything(raw(node, i), f"{key}[{i}]")
+
+
+def nodes(node: Any, key: str = "") -> Iterator[tuple[str, DictConfig]]:
+    """Every mapping of a tree with its key, parents first."""
+    return ((at, found) for at, found in everything(node, key) if isinstance(found, DictConfig) and not is_empty(found))
 
 
 def check_fields(cls: type, names: Iterable[Any], key: str) -> None:
@@ -60,10 +60,12 @@ def check_fields(cls: type, names: Iterable[Any], key: str) -> None:
     known = fields_of(cls)
     for name in names:
         if name not in known:
-            offered = [field for field in known if field != "defaults"]  # Hydra's list, not for users
-            raise ConfigError(
-                f"Unknown key {join(key, name)}: {cls.__qualname__} has no such field.{near(str(name), offered)}"
-            )
+            raise ConfigError(_no_field(cls, name, key))
+
+
+def _no_field(cls: type, name: Any, key: str) -> str:
+    offered = [field for field in fields_of(cls) if field != "defaults"]  # Hydra's list, not for users
+    return f"Unknown key {join(key, name)}: {cls.__qualname__} has no such field.{near(str(name), offered)}"
 
 
 def to_object(node: DictConfig, key: str = "", keep_nodes: bool = False) -> Any:
@@ -78,8 +80,10 @@ def to_object(node: DictConfig, key: str = "", keep_nodes: bool = False) -> Any:
     by_init: dict[str, Any] = {}
     afterwards: dict[str, Any] = {}
     for name in node:
-        value = _plain(node[name], join(key, name), keep_nodes)
         field = fields[str(name)]
+        value, is_node = node[name], isinstance(node[name], DictConfig) and typed_class(node[name]) is None
+        if not (keep_nodes and is_node and field.type in (Any, "Any")):
+            value = _plain(value, join(key, name), keep_nodes)
         if field.init:
             by_init[getattr(field, "alias", None) or field.name] = value
         else:
@@ -112,16 +116,17 @@ def as_config(cls: type, value: Any, key: str) -> Any:
         raise ConfigError(explain_value(error, key)) from error
 
 
-def _with_key(error: Exception, fields: Mapping[str, Any], key: str) -> str:
+def _with_key(error: Exception, fields: Iterable[str], key: str) -> str:
     """The text of a validator's error, led by the full key of the field that it names."""
     text = str(error.args[0]) if error.args else str(error)
-    bare = text.lstrip("'\"")
-    first = next(
-        (name for name in fields if bare.startswith(name) and bare[len(name) :][:1] in ("=", "'", '"', " ")), ""
-    )
-    if not first or not key or bare.startswith(key):
-        return text if not key or bare.startswith(f"{key}.") else f"{key}: {text}"
-    return f"{key}.{bare}" if bare is text or bare == text else f"{key}.{first}: {text}"
+    if not key or text.startswith(f"{key}."):
+        return text
+    for name in fields:
+        if text.startswith((f"{name}=", f"{name} ")):
+            return f"{key}.{text}"
+        if text.startswith((f"'{name}'", f'"{name}"')):
+            return f"{key}.{name}: {text}"
+    return f"{key}: {text}"
 
 
 def _plain(value: Any, key: str, keep_nodes: bool) -> Any:
@@ -130,8 +135,6 @@ def _plain(value: Any, key: str, keep_nodes: bool) -> Any:
     if isinstance(value, ListConfig):
         return [_plain(item, f"{key}[{i}]", keep_nodes) for i, item in enumerate(value)]
     if isinstance(value, DictConfig) and "_target_" not in value:
-        if keep_nodes and value._metadata.ref_type is Any:
-            return value
         return {name: _plain(item, join(key, name), keep_nodes) for name, item in value.items()}
     return value
 
@@ -150,45 +153,33 @@ def unchecked(cls: type, values: Mapping[str, Any], key: str = "") -> Any:
 
 def default_of(field: Any, made: Any = None) -> Any:
     """The default of a field of an attrs class or dataclass; "???" where it has none."""
-    if isinstance(field, attrs.Attribute):
-        if field.default is attrs.NOTHING:
-            return "???"
-        if isinstance(field.default, attrs.Factory):  # type: ignore[arg-type]
-            factory: Any = field.default
-            return factory.factory(made) if factory.takes_self else factory.factory()
+    if isinstance(field.default, attrs.Factory):  # type: ignore[arg-type]
+        factory: Any = field.default
+        return factory.factory(made) if factory.takes_self else factory.factory()
+    if field.default is not attrs.NOTHING and field.default is not dataclasses.MISSING:
         return field.default
-    if field.default is not dataclasses.MISSING:
-        return field.default
-    return field.default_factory() if field.default_factory is not dataclasses.MISSING else "???"
+    make = getattr(field, "default_factory", dataclasses.MISSING)
+    return "???" if make is dataclasses.MISSING else make()
 
 
 def explain_value(error: OmegaConfBaseException, prefix: str = "") -> str:
     """An error of OmegaConf about one key, in our words: the full key, what was found, what is expected."""
     key = join(prefix, error.full_key or str(error.key or ""))
-    cls = error.object_type if is_config_class(error.object_type) else None
-    name = str(error.key)
-    if key == "experiment" and "not in" in str(error.msg):
-        return 'it was stored without package="_global_". Add that to its store(...), or use register_experiment.'
-    if "not in" in str(error.msg) and cls is not None:
-        return f"Unknown key {key}: {cls.__qualname__} has no such field.{near(name, fields_of(cls))}"
-    if "does not support deletion" in str(error.msg):
-        default = f" Set it instead: {key}=VALUE." if cls is not None else ""
-        return f"~{key}: a field of {cls.__qualname__ if cls else 'a typed section'} cannot be removed.{default}"
-    if isinstance(error, ValidationError) or "conver" in str(error.msg) or "not a subclass" in str(error.msg):
-        found = f"{error.value!r} ({type(error.value).__name__})" if error.value is not None else "null"
-        return f"{key}={found} has the wrong type: {_expected(cls, name, error)}"
-    return f"{key}: {str(error.msg or error).splitlines()[0]}"
+    first_line = str(error.msg or error).splitlines()[0]
+    if isinstance(error, ConfigTypeError):
+        return f"{key} is a section where a list is given, or a list where a section is: {first_line}."
+    cls: Any = error.object_type
+    if not is_config_class(cls):
+        return f"{key}: {first_line}"
+    if (field := fields_of(cls).get(str(error.key))) is None:
+        return _no_field(cls, error.key, key.rpartition(".")[0])
+    found = f"{error.value!r} ({type(error.value).__name__})" if error.value is not None else "null"
+    return f"{key}={found} has the wrong type: {_expected(field.type, error.value)}"
 
 
-def _expected(cls: type | None, name: str, error: OmegaConfBaseException) -> str:
-    field = fields_of(cls).get(name) if cls is not None else None
-    if field is None:
-        return str(error.msg or error).splitlines()[0]
-    declared = field.type
+def _expected(declared: Any, value: Any) -> str:
     if is_config_class(declared):
         return f"it is a section ({declared.__qualname__}) with the fields {', '.join(list(fields_of(declared))[:12])}."
     kind = declared.__name__ if isinstance(declared, type) and not hasattr(declared, "__args__") else str(declared)
-    hint = ""
-    if isinstance(error.value, float) and "int" in kind and error.value.is_integer():
-        hint = f" Write {int(error.value)}."
+    hint = f" Write {int(value)}." if isinstance(value, float) and "int" in kind and value.is_integer() else ""
     return f"{kind.replace('typing.', '')} is expected.{hint}"

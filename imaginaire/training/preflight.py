@@ -23,7 +23,6 @@ from imaginaire.checkpoint.checkpointer import DummyCheckpointer
 from imaginaire.checkpoint.weight_files import POINTER
 from imaginaire.config import checks as config_checks
 from imaginaire.config import lazy_config, lint, registry
-from imaginaire.config.compose import experiment_names_registered
 from imaginaire.config.names import locate, target_of
 from imaginaire.config.schema import Config
 from imaginaire.distributed import parallel
@@ -43,10 +42,9 @@ _CONTEXT_KEY = "model_parallel.context_parallel_size"
 def check_launch(config: Config) -> list[Finding]:
     """Raise one error that lists every error found, and log the warnings; called on every rank before the build."""
     if config.dataloader_train is None:
-        names = ", ".join(experiment_names_registered()) or "none"
         raise ConfigError(
-            "dataloader_train is not set: there is nothing to train on. Choose an experiment (experiment=NAME) or set "
-            f"dataloader_train. Registered experiments: {names}."
+            "dataloader_train is not set: there is nothing to train on. Choose an experiment (experiment=NAME; --list"
+            f" prints all) or set dataloader_train. Registered experiments:{registry.table()}"
         )
     for key in ("model", "optimizer", "scheduler"):
         if getattr(config, key) is None:

@@ -432,7 +432,7 @@ MISTAKES = [
     (["ema=power"], ["ema"]),
     (["checkpoint=local"], ["'checkpoint' is a section", "checkpoint.type="]),
     (["trainer=fast"], ["'trainer' is a section"]),
-    (["optimzer=adamw"], ["Unknown key or group 'optimzer'", "Did you mean optimizer"]),
+    (["optimzer=adamw"], ["Unknown key optimzer", "Did you mean optimizer"]),
     (["trainer.max_itr=3"], ["Unknown key trainer.max_itr", "TrainerConfig has no such", "Did you mean max_iter"]),
     (["trainer.profiling.first_n=3"], ["Unknown key trainer.profiling.first_n", "Did you mean first_n_rank"]),
     (["max_iter=3"], ["Unknown key max_iter", "Did you mean trainer.max_iter"]),

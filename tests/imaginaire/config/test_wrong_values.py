@@ -76,35 +76,36 @@ NUMBERS: dict[str, list[Any]] = {  # of what is built, under names that mean the
 }
 
 
-def test_a_configuration_refuses_them() -> None:
-    members = ("model", "optimizer", "dataloader_train", "dataloader_val")
-    fine = {"trainer": {"callbacks": {"clip": {"norm": math.inf}}}, "optimizer": {"lr": 0, "betas": (0.9, 0.99)}}
-    config_checks.check_numbers(OmegaConf.create({**fine, "dataloader_train": {"batch_size": None}}), members)
-    for key, values in NUMBERS.items():
-        for value in values:
-            tree = OmegaConf.create({})
-            OmegaConf.update(tree, f"{key.rpartition('.')[0]}._target_", "torch.Class")
-            OmegaConf.update(tree, key, value)
-            with pytest.raises(ConfigError, match=re.escape(key)):
-                config_checks.check_numbers(tree, members)
+def checked(target: str, **values: Any) -> None:
+    """Check a tree whose lazy members are made by ``target``; ``values`` are by key, with ``__`` for a dot."""
+    tree = OmegaConf.create({name: {} for name in (*MEMBERS, "trainer")} | {"trainer": {"callbacks": {}}})
+    for key, value in values.items():
+        key = key.replace("__", ".")
+        OmegaConf.update(tree, f"{key.rpartition('.')[0]}._target_", target)
+        OmegaConf.update(tree, key, value)
+    for name in MEMBERS:
+        OmegaConf.update(tree, f"{name}._target_", tree[name].get("_target_", target))
+    config_checks.check_values(tree, MEMBERS)
 
 
-def test_classes_from_elsewhere_have_numbers_of_their_own() -> None:
-    members = ("model", "optimizer", "dataloader_train")
-    dataset = {"_target_": "my.Clips", "timeout": -1, "longest_s": math.inf, "fill": [math.nan]}
-    tree = OmegaConf.create(
-        {
-            "dataloader_train": {"_target_": "torch.utils.data.DataLoader", "num_workers": 0, "dataset": dataset},
-            "model": {"_target_": "my.Model", "net": {"masked": -math.inf}},
-            "optimizer": {"_target_": "adan.Adan", "betas": [0.98, 0.92, 0.99], "max_grad_norm": math.inf},
-        }
-    )
-    config_checks.check_numbers(tree, members)
-    for key, value in {"optimizer.lr": math.inf, "dataloader_train.num_workers": -1}.items():
-        wrong = tree.copy()
-        OmegaConf.update(wrong, key, value)
-        with pytest.raises(ConfigError, match=key):
-            config_checks.check_numbers(wrong, members)
+MEMBERS = ("model", "optimizer", "dataloader_train", "dataloader_val")
+OURS, FOREIGN = "torch.nn.Identity", "collections.UserDict"  # both take any argument
+
+
+@pytest.mark.parametrize("key", NUMBERS)
+def test_a_configuration_refuses_them(key: str) -> None:
+    for value in NUMBERS[key]:
+        with pytest.raises(ConfigError, match=re.escape(key)):
+            checked(OURS, **{key.replace(".", "__"): value})
+
+
+def test_what_may_be_meant_is_accepted() -> None:
+    checked(OURS, trainer__callbacks__clip__norm=math.inf, optimizer__lr=0, optimizer__betas=[0.9, 0.99])
+    checked(OURS, dataloader_train__batch_size=None)
+    checked(FOREIGN, dataloader_train__dataset__timeout=-1, dataloader_train__dataset__fill=[math.nan])
+    checked(FOREIGN, optimizer__betas=[0.98, 0.92, 0.99], optimizer__max_grad_norm=math.inf, model__mask=-math.inf)
+    with pytest.raises(ConfigError, match=r"optimizer\.lr"):
+        checked(FOREIGN, optimizer__lr=math.inf)
 
 
 SECTIONS: list[tuple[Callable[..., Any], dict[str, list[Any]]]] = [

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All that this repository uses of OmegaConf and Hydra beyond their public interface, and why.
+
+OmegaConf has no public way to recognise a null node without resolving it, nor to ask a node for its place in the tree.
+Hydra's store refuses classes and functions in plain dictionaries, which published experiment files store, and copies
+every entry at each composition. ``patched_store`` mends the first; ``uncopied_store`` saves the second, half a second.
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from types import MappingProxyType
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import Container, DictConfig
+
+# The flag of nodes that may hold classes, functions and dtypes. A node changes the dictionary it is given: copy it.
+OBJECTS = MappingProxyType({"allow_objects": True})
+
+
+def is_empty(node: Container) -> bool:
+    """Whether a node is null, "???" or an interpolation: it has no items to look at."""
+    return node._is_none() or node._is_missing() or node._is_interpolation()
+
+
+def full_key(node: Container) -> str:
+    """Where a node lies in its tree; empty for one that stands alone."""
+    parent = node._get_parent()
+    return "" if parent is None else parent._get_full_key(node._key())
+
+
+def raw(node: Container, name: Any) -> Any:
+    """An item of a node as it is written: an interpolation is its text, null a node."""
+    child: Any = node._get_node(name)
+    return child if isinstance(child, Container) and not is_empty(child) else child and child._value()
+
+
+@contextlib.contextmanager
+def patched_store(enter: Callable[[str | None, str, Any, str], str]) -> Iterator[None]:
+    """Hydra's own ``store`` accepts plain dictionaries that hold classes and functions.
+
+    ``enter(group, name, node, module)`` looks at what a module stores and returns the name to store it under. It is not
+    called where the caller names itself as ``provider``.
+    """
+    of_hydra = ConfigStore.store
+
+    def store(
+        self: ConfigStore,
+        name: str,
+        node: Any,
+        group: str | None = None,
+        package: str | None = None,
+        provider: str | None = None,
+    ) -> None:
+        if isinstance(node, dict):
+            node = DictConfig(dict(node), flags=dict(OBJECTS))
+        if provider is None:
+            provider = sys._getframe(1).f_globals.get("__name__", "?")
+            name = enter(group, name.removesuffix(".yaml"), node, provider)
+        of_hydra(self, name, node, group, package, provider)
+
+    ConfigStore.store = store  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ConfigStore.store = of_hydra  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def uncopied_store() -> Iterator[None]:
+    """Hydra's store, shared with each composition: else Hydra copies every entry first, and what it loads once more."""
+    store = ConfigStore.instance()
+    store.__deepcopy__ = lambda memo: store  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        del store.__deepcopy__  # type: ignore[attr-defined]
