@@ -10,6 +10,7 @@ or the same once more nested, under the name of each data set.
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,14 @@ Floats = NDArray[numpy.float64]
 
 NAMES = ("mean", "std", "min", "max", "q01", "q99")
 MOST_ROWS = 500_000  # that statistics are computed of: more would not change a figure, but take minutes to read
+FEW_ROWS = 2_000  # that show whether actions change at all
 CONSTANT = 1e-6, 1e-4  # a column that varies by less, absolutely or beside its mean, is noise around a constant
 OUTLIER = 100.0  # a normalised number above it is hardly meant
 FAR_OFF = 5.0  # how many times wider or narrower a usual range is not by chance: units are factors of 10 and more
 NUM_NAMED = 4  # numbers of an action in a warning
 SHOWN = 8  # numbers of an action in a line of the log
 STATISTICS = "statistics"  # in place of an action_transform: one that the data give
+STILL = "%s: the actions never change, so a model can learn nothing from them"
 
 
 def _floats(values: ArrayLike) -> Floats:
@@ -198,27 +201,37 @@ def order_one_transform(columns: ColumnStatistics, kind: str = "controller", **f
     return ActionTransform(kind=kind, scale=scale.tolist(), offset=offset.tolist(), stats=stats, **form)
 
 
-def proposed_transform(
-    statistics: DatasetStatistics, *, what: str, is_said: bool, kind: str = "controller", **form: Any
+def fitted_transform(
+    given: ActionTransform | None,
+    statistics_of: Callable[[int], DatasetStatistics],
+    *,
+    what: str,
+    is_logged: bool,
+    kind: str = "controller",
+    **form: Any,
 ) -> ActionTransform:
-    """The transform that the statistics of the data set ``what`` give, which a run may replace by its own;
-    ``is_said``: with a line of the log that shows both."""
+    """The ``given`` transform, or else one by the statistics of the data set, which a run may replace by its own.
+
+    ``statistics_of(n)`` are those of about n rows. ``is_logged``: warn of actions that never change and of outliers,
+    and log the ranges; ``what`` names the data set there.
+    """
+    if given is not None:
+        with suppress(DataError):  # what is wrong with a recording is reported when it is read
+            if is_logged and all(is_constant(statistics_of(rows).action) for rows in (FEW_ROWS, MOST_ROWS)):
+                log.warning(STILL, what)
+        return given
+    statistics = statistics_of(MOST_ROWS)
     columns = statistics.action
     transform = attrs.evolve(order_one_transform(columns, kind, **form), proposed=True)
-    if not is_said:
+    if not is_logged:
         return transform
     if is_constant(columns):
-        log.warning("%s: the actions never change, so a model can learn nothing from them", what)
+        log.warning(STILL, what)
     for k, value in outliers(columns, transform).items():
         log.warning(
             "%s: number %d of the actions has a row with %g, where 98 %% lie between %g and %g: look at that"
             " recording, which the model will see times %g",
-            what,
-            k,
-            value,
-            columns.q01[k],
-            columns.q99[k],
-            transform.scale[k],
+            *(what, k, value, columns.q01[k], columns.q99[k], transform.scale[k]),
         )
     ranges = [f"{low + 0:.3g}..{high + 0:.3g}" for low, high in zip(columns.q01[:SHOWN], columns.q99[:SHOWN])]
     log.info(
@@ -306,8 +319,8 @@ def column_lines(columns: ColumnStatistics, names: Sequence[str] = ()) -> list[s
 
 
 def transform_of(given: ActionTransform | Mapping[str, Any] | str) -> ActionTransform:
-    """The transform that a data set is told: itself, its values, or kind and ``statistics``, the file whose quantiles
-    q01 and q99 become -1 and 1 (``statistics_name``: of which data set in it)."""
+    """The transform of an argument: itself, its values, or kind and ``statistics``, the file whose quantiles q01 and
+    q99 become -1 and 1 (``statistics_name``: of which data set in it)."""
     if isinstance(given, ActionTransform):
         return given
     if isinstance(given, str):
@@ -317,11 +330,21 @@ def transform_of(given: ActionTransform | Mapping[str, Any] | str) -> ActionTran
     known = ("kind", "statistics", "statistics_name")
     if unknown := [str(key) for key in given if key not in known]:
         raise ConfigError(
-            f"action_transform has '{unknown[0]}' beside statistics, which say scale and offset. Known then:"
-            f" {', '.join(known)}."
+            f"action_transform has '{unknown[0]}' beside statistics, which determine scale and offset. Known with"
+            f" statistics: {', '.join(known)}."
         )
     statistics = read_statistics(given["statistics"], given.get("statistics_name"))
     return unit_transform(statistics.action, str(given.get("kind", "controller")))
+
+
+def controller_transform(given: ActionTransform | Mapping[str, Any] | str | None, cure: str) -> ActionTransform | None:
+    """The transform of an argument for actions of a controller; None where the data are to give it."""
+    if given is None or given == STATISTICS:
+        return None
+    transform = transform_of(given)
+    if transform.kind != "controller":
+        raise ConfigError(f"action_transform.kind is '{transform.kind}', but the data hold controller actions. {cure}")
+    return transform
 
 
 def _nested(content: Mapping[str, Any], path: Path | str, name: str | None) -> Mapping[str, Any]:

@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from cosmos_predict2.data.samples import BadSamples
+from cosmos_predict2.data.samples import BadSamples, frame_item
 from cosmos_predict2.data.video.clips import scaled
 from cosmos_predict2.data.video.media import IMAGE_SUFFIXES, read_image
 from cosmos_predict2.data.video_folder import (
     CaptionedFolder,
     existing_folder,
-    frame_item,
     media_by_stem,
     open_embeddings,
     size_problem,

@@ -21,12 +21,11 @@ from cosmos_predict2.data.latent_cache import (
     open_latents,
     read_record,
 )
-from cosmos_predict2.data.samples import BadSamples
+from cosmos_predict2.data.samples import BadSamples, frame_item
 from cosmos_predict2.data.sizes import latent_frames
 from cosmos_predict2.data.video_folder import (
     CaptionedFolder,
     existing_folder,
-    frame_item,
     media_by_stem,
     open_embeddings,
     with_embedding,

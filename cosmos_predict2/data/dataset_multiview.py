@@ -14,21 +14,19 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from cosmos_predict2.data.samples import BadSamples, PackedStrings
+from cosmos_predict2.data.samples import BadSamples, PackedStrings, frame_item, place_of, text_item
 from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES
 from cosmos_predict2.data.video_folder import (
     exclude,
     existing_folder,
-    frame_item,
     in_threads,
     media_by_stem,
     opened_embeddings,
     probed,
     read_embedding,
     size_problem,
-    text_item,
     warn_without_embedding,
     with_embedding,
 )
@@ -157,9 +155,7 @@ class MultiviewDataset(Dataset[dict[str, Any]]):
         return int(self._ends[-1])
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"item {index} of {len(self)}")
-        index %= len(self)
+        index = place_of(index, len(self))
         own = int(numpy.searchsorted(self._ends, index, side="right"))
         start = (index - (int(self._ends[own - 1]) if own else 0)) * self._every
         # What breaks one sample of a clip mostly breaks them all: the next is the first of the next clip.

@@ -9,7 +9,7 @@ import numpy
 from torch import Tensor
 from torch.utils.data import Dataset as MapDataset
 
-from cosmos_predict2.data.samples import BadSamples
+from cosmos_predict2.data.samples import BadSamples, frame_item
 from cosmos_predict2.data.sizes import swapped_size
 from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES, probe_video
@@ -18,7 +18,6 @@ from cosmos_predict2.data.video_folder import (
     CaptionedFolder,
     CaptionFiles,
     existing_folder,
-    frame_item,
     media_by_stem,
     open_embeddings,
     size_problem,

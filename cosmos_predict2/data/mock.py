@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from cosmos_predict2.actions.transforms import ActionTransform, controller
 from cosmos_predict2.data.action_conditioned.items import TRANSFORM_KEY
+from cosmos_predict2.data.samples import frame_item, place_of, text_item
 from imaginaire import random
 from imaginaire.errors import ConfigError
 
@@ -61,9 +62,8 @@ class MockVideos(Dataset[dict[str, Any]]):
             "video": video,
             **_text(*self._text, generator),
             "fps": self.fps,
-            "image_size": torch.tensor([height, width, height, width]),
             "num_frames": self.num_frames,
-            "padding_mask": torch.zeros(1, height, width),
+            **frame_item(self.size),
             "ai_caption": "placeholder",
             "dataset_name": "video_data",
             "chunk_index": 0,
@@ -109,9 +109,8 @@ class MockImages(Dataset[dict[str, Any]]):
             "images": torch.rand(3, height, width, generator=generator) * 2 - 1,
             **_text(*self._text, generator),
             "fps": 1.0,
-            "image_size": torch.tensor([height, width, height, width]),
             "num_frames": 1,
-            "padding_mask": torch.zeros(1, height, width),
+            **frame_item(self.size),
             "raw_captions": "placeholder",
             "dataset_name": "image_data",
             "__url__": "",
@@ -120,16 +119,12 @@ class MockImages(Dataset[dict[str, Any]]):
 
 
 def _text(num_tokens: int, width: int, generator: torch.Generator) -> dict[str, Tensor]:
-    return {
-        "t5_text_embeddings": torch.randn(num_tokens, width, generator=generator),
-        "t5_text_mask": torch.randint(2, (num_tokens,), generator=generator),
-    }
+    embedding = torch.randn(num_tokens, width, generator=generator)
+    return text_item(embedding, torch.randint(2, (num_tokens,), generator=generator))
 
 
 def _generator(dataset: MockVideos | MockImages, seed: int, index: int, purpose: str) -> torch.Generator:
-    if not -len(dataset) <= index < len(dataset):
-        raise IndexError(f"item {index} of {len(dataset)}")
-    return random.generator(seed, index % len(dataset), purpose)
+    return random.generator(seed, place_of(index, len(dataset)), purpose)
 
 
 def _size(size: Sequence[int], name: str) -> tuple[int, int]:

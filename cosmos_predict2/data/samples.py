@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a data set finds a sample by its index: names kept in arrays, and bad samples raised or skipped."""
+"""What the samples of all data sets share: keys, finding one by its index, skipping bad ones, names in arrays."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar, overload
 
 import numpy
+import torch
+from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from imaginaire.errors import CheckpointError, ConfigError, DataError
@@ -22,6 +24,19 @@ def place_of(index: int, length: int) -> int:
     if not -length <= index < length:
         raise IndexError(f"item {index} of {length}")
     return index % length
+
+
+def text_item(embedding: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    return {"t5_text_embeddings": embedding, "t5_text_mask": mask}
+
+
+def frame_item(size: tuple[int, int]) -> dict[str, Tensor]:
+    """A sample's picture size (height, width) and its padding mask: nothing is padded."""
+    height, width = size
+    return {
+        "image_size": torch.tensor([height, width, height, width]),
+        "padding_mask": torch.zeros(1, height, width),
+    }
 
 
 class BadSamples:

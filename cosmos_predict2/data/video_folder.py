@@ -18,10 +18,9 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
-from cosmos_predict2.data.samples import PackedStrings
+from cosmos_predict2.data.samples import PackedStrings, text_item
 from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES
 from cosmos_predict2.data.windows import FrameRule
@@ -228,19 +227,6 @@ def read_embedding(embeddings: EmbeddingFolder, stem: str, num_tokens: int) -> t
     """float32 [num_tokens, width], the mask int64 [num_tokens], and the path of the file."""
     embedding, mask = embeddings.read(stem, num_tokens)
     return embedding, mask, str(embeddings.find(stem) or "")
-
-
-def text_item(embedding: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    return {"t5_text_embeddings": embedding, "t5_text_mask": mask}
-
-
-def frame_item(size: tuple[int, int]) -> dict[str, Tensor]:
-    """A sample's picture size (height, width) and its padding mask: nothing is padded."""
-    height, width = size
-    return {
-        "image_size": torch.tensor([height, width, height, width]),
-        "padding_mask": torch.zeros(1, height, width),
-    }
 
 
 def size_problem(name: str, size: object) -> str | None:

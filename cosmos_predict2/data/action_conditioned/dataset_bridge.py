@@ -15,9 +15,8 @@ import attrs
 import numpy
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from cosmos_predict2.actions.statistics import STATISTICS, proposed_transform, sampled_statistics, transform_of
+from cosmos_predict2.actions.statistics import STATISTICS, fitted_transform, sampled_statistics, transform_of
 from cosmos_predict2.actions.transforms import (
     ACTION_SCALE,
     Accumulate,
@@ -29,12 +28,12 @@ from cosmos_predict2.actions.transforms import (
 from cosmos_predict2.data.action_conditioned.items import (
     ACTION_FPS,
     TRANSFORM_KEY,
+    ActionDataset,
     Windows,
-    action_item,
+    camera_of,
     shape_problems,
 )
 from cosmos_predict2.data.action_conditioned.recordings import annotation_files, read_recording, read_recordings
-from cosmos_predict2.data.samples import BadSamples
 from cosmos_predict2.data.video.clips import probe, read_frames, stretch
 from cosmos_predict2.text.embeddings.pickles import padded
 from imaginaire.errors import ConfigError, DataError, near
@@ -52,7 +51,7 @@ _DESTROYS = (
 _NO_LATENTS = "pre_encode=True is not there: latents are made by the model. Remove pre_encode."
 
 
-class ActionConditionedDataset(Dataset[dict[str, Any]]):
+class ActionConditionedDataset(ActionDataset):
     """Every window of ``num_frames`` frames, ``sequence_interval`` apart, of every recording, by file and start.
 
     Items are those of `action_item`, all on the CPU, with actions relative to the frame before; ``accumulate_action``
@@ -61,7 +60,7 @@ class ActionConditionedDataset(Dataset[dict[str, Any]]):
     without it one of ``cam_ids`` is drawn for each item in training, and they take turns otherwise.
 
     Position and angles are multiplied by ``action_scale`` (20), the gripper by ``gripper_rescale_factor``; or all of
-    them as ``action_transform`` says, "statistics": as the actions of all recordings give it (`order_one_transform`).
+    them by ``action_transform``, where "statistics" fits one to the actions of all recordings (`order_one_transform`).
 
     ``num_action_per_chunk`` and ``fps_downsample_ratio`` are the newer names of num_frames - 1 and sequence_interval.
     """
@@ -114,17 +113,22 @@ class ActionConditionedDataset(Dataset[dict[str, Any]]):
             )
         if problems:
             raise ConfigError("; ".join(problems))
+        super().__init__(
+            video_size=video_size,
+            fps=fps,
+            num_tokens=num_tokens,
+            text_width=text_width,
+            skip_bad_samples=skip_bad_samples,
+            most_bad_samples=most_bad_samples,
+        )
         folders = {"train": train_annotation_path, "val": val_annotation_path, "test": test_annotation_path}
         self.mode = mode
         self.num_frames = num_frames
         self.stride = stride
-        self.video_size = (int(video_size[0]), int(video_size[1]))
-        self.fps = float(fps)
         self.load_action = load_action
         form = {"accumulate": _accumulate(accumulate_action), "quaternion": quaternion}
         given = _transform(action_transform, action_scale, gripper_rescale_factor, form)
         self._load_t5_embeddings = load_t5_embeddings
-        self._num_tokens, self._text_width = num_tokens, text_width
         self._decoder, self._num_threads = decoder, num_threads
         self._draws_camera = mode == "train" and not do_evaluate
         self._videos = Path(video_path)
@@ -146,8 +150,14 @@ class ActionConditionedDataset(Dataset[dict[str, Any]]):
             what=folders[mode],
             most=NUM_DEBUG if debug else None,
         )
-        self._bad = BadSamples(skip=skip_bad_samples, most=most_bad_samples)
-        self.action_transform = given or self._from_statistics(form)
+        self.action_transform = fitted_transform(
+            given,
+            lambda most: sampled_statistics(self.recordings.lengths, lambda i: self._rows(i, form), most),
+            what=str(self.recordings.folder),
+            is_logged=mode == "train" and load_action,
+            kind="relative_pose",
+            **form,
+        )
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
@@ -175,8 +185,7 @@ class ActionConditionedDataset(Dataset[dict[str, Any]]):
 
     @classmethod
     def declared_transform(cls, **arguments: Any) -> ActionTransform | None:
-        """The transform of the actions of a data set with these arguments; None where it has none, or where only its
-        files can tell."""
+        """The transform of the actions with these arguments; None without actions, or where it depends on the files."""
         if not arguments.get("load_action", True):
             return None
         form = {
@@ -193,7 +202,7 @@ class ActionConditionedDataset(Dataset[dict[str, Any]]):
 
     @classmethod
     def declared_rate(cls, **arguments: Any) -> float:
-        """Frames per second of the frames of an item, told by the header of the first video."""
+        """Frames per second of the frames of an item, by the header of the first video."""
         first = annotation_files(Path(arguments.get(f"{arguments.get('mode', 'train')}_annotation_path", "")))[0]
         camera = arguments["cam_id"] if arguments.get("cam_id") is not None else arguments.get("cam_ids", (0,))[0]
         keys = {key: arguments[key] for key in ("state_key", "gripper_key") if key in arguments}
@@ -202,15 +211,10 @@ class ActionConditionedDataset(Dataset[dict[str, Any]]):
         stride = arguments.get("fps_downsample_ratio") or arguments.get("sequence_interval", 1)
         return probe(Path(arguments.get("video_path", "")) / recording.videos[0])[1] / stride
 
-    def __len__(self) -> int:
-        return len(self.windows)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.windows.read(index, self._bad, self._item)
-
     def _item(self, index: int) -> dict[str, Any]:
         i, frames = self.windows[index]
-        video_path = self._videos / self.recordings.video(i, self._camera(index))
+        camera = camera_of(index, self.recordings.num_cameras, self._draws_camera)
+        video_path = self._videos / self.recordings.video(i, camera)
         path = self.recordings.path(i)
         video = read_frames(
             video_path,
@@ -220,19 +224,15 @@ class ActionConditionedDataset(Dataset[dict[str, Any]]):
             fit=lambda frame: stretch(frame, self.video_size),
         )
         embedding, embedding_path = self._embedding(path)
-        item = action_item(
+        item = self._sample(
             video,
             self.actions(i, frames),
-            transform=self.action_transform,
             key=self.recordings.keys[i],
             annotation=str(path),
-            fps=self.fps,
-            embedding=embedding,
             caption=self.recordings.captions[i],
             video_path=str(video_path),
+            embedding=embedding,
             embedding_path=embedding_path,
-            num_tokens=self._num_tokens,
-            text_width=self._text_width,
         )
         if not self.load_action:
             del item["action"], item[TRANSFORM_KEY]
@@ -251,29 +251,16 @@ class ActionConditionedDataset(Dataset[dict[str, Any]]):
         except DataError as error:
             raise DataError(f"{self.recordings.path(i)}: {error}") from error
 
-    def _from_statistics(self, form: Mapping[str, Any]) -> ActionTransform:
-        """The transform that the actions along all recordings give."""
-
-        def rows_of(i: int) -> Floats:
-            frames = numpy.arange(0, int(self.recordings.lengths[i]), self.stride)
-            size = self.num_frames - 1  # of a window, to whose first frame actions may be relative
-            parts = [frames[first : first + size + 1] for first in range(0, len(frames) - 1, size)]
-            return numpy.concatenate(
-                [numpy.empty((0, 7 + form["quaternion"])), *(self._differences(i, part, form) for part in parts)]
-            )
-
-        statistics = sampled_statistics(self.recordings.lengths, rows_of)
-        what, is_said = str(self.recordings.folder), self.mode == "train"
-        return proposed_transform(statistics, what=what, is_said=is_said, kind="relative_pose", **form)
-
-    def _camera(self, index: int) -> int:
-        count = self.recordings.num_cameras
-        if count == 1:
-            return 0
-        return int(numpy.random.randint(count)) if self._draws_camera else index % count
+    def _rows(self, i: int, form: Mapping[str, Any]) -> Floats:
+        """Unscaled actions along recording i."""
+        frames = numpy.arange(0, int(self.recordings.lengths[i]), self.stride)
+        size = self.num_frames - 1  # of a window, to whose first frame actions may be relative
+        parts = [frames[first : first + size + 1] for first in range(0, len(frames) - 1, size)]
+        nothing = numpy.empty((0, 7 + form["quaternion"]))
+        return numpy.concatenate([nothing, *(self._differences(i, part, form) for part in parts)])
 
     def _embedding(self, annotation: Path) -> tuple[tuple[Tensor, Tensor] | None, str]:
-        """The caption's embedding with its mask, and the file; None and nothing where none is asked for."""
+        """The caption's embedding with its mask, and the file; None and "" without load_t5_embeddings."""
         if not self._load_t5_embeddings:
             return None, ""
         path = annotation.with_suffix(".npy")
@@ -320,13 +307,13 @@ def _transform(
     gripper_scale: float,
     form: Mapping[str, Any],
 ) -> ActionTransform | None:
-    """The transform that a data set is told, or proposes as the published one; None where its statistics give it."""
+    """The given transform, or the published one as a proposal; None where it is fitted to the data."""
     is_scaled = (scale, gripper_scale) != (ACTION_SCALE, 1.0)
     published = relative_pose(scale, gripper_scale, **form)
     if given is None:
         return attrs.evolve(published, proposed=not is_scaled)
     if is_scaled:
-        raise ConfigError("action_transform says the scales too: leave out action_scale and gripper_rescale_factor.")
+        raise ConfigError("action_transform has the scales too: leave out action_scale and gripper_rescale_factor.")
     if given == STATISTICS:
         return None
     transform = transform_of(given)

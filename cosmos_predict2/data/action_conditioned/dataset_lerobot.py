@@ -10,25 +10,30 @@ from typing import Any
 
 import numpy
 from numpy.typing import NDArray
-from torch.utils.data import Dataset
 
 from cosmos_predict2.actions.statistics import (
     MOST_ROWS,
     STATISTICS,
     DatasetStatistics,
-    proposed_transform,
+    controller_transform,
+    fitted_transform,
     sampled_statistics,
     transform_of,
 )
 from cosmos_predict2.actions.transforms import COMBINATIONS, ActionTransform, combined_actions
-from cosmos_predict2.data.action_conditioned.items import ACTION_FPS, Windows, action_item, shape_problems
+from cosmos_predict2.data.action_conditioned.items import (
+    ACTION_FPS,
+    ActionDataset,
+    Windows,
+    shape_problems,
+    task_embeddings,
+)
 from cosmos_predict2.data.lerobot.info import SPLITS, VAL_FRACTION, Info, choose_episodes, read_info
 from cosmos_predict2.data.lerobot.modality import EMBODIMENTS, Part, is_absolute, read_modality
 from cosmos_predict2.data.lerobot.reader import LeRobotSource, choose_action, choose_camera, part_width
-from cosmos_predict2.data.samples import BadSamples
 from cosmos_predict2.data.sizes import swapped_size
 from cosmos_predict2.data.video.clips import choose_decoder, stretch
-from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, find_embedding_dir
+from cosmos_predict2.text.embeddings.folder import EmbeddingFolder
 from cosmos_predict2.text.encoder_names import encode_commands
 from imaginaire.errors import ConfigError, DataError, near
 from imaginaire.findings import CheckContext, Finding, error, errors, warning
@@ -51,22 +56,21 @@ _CHECKED: dict[str, Any] = dict(  # arguments that the check reads, with their d
 )
 
 
-class LeRobotActionDataset(Dataset[dict[str, Any]]):
+class LeRobotActionDataset(ActionDataset):
     """Every window of ``num_frames`` frames, ``stride`` apart, of every episode of the split, in order.
 
     ``camera`` and ``action_keys`` may be left out where the data set has only one camera and one column ``action`` or
     ``actions``. ``action_keys`` are columns or the names that modality.json gives to parts of the action;
     ``embodiment`` is a list of such names: "gr1" is left arm, left hand, right arm, right hand and waist, 29 numbers.
-    Row k of the action leads from frame k to frame k + 1, scaled by ``action_transform``; unless told (or
-    "statistics"), by one that the actions of all episodes give (`order_one_transform`), whatever the split is. With a
-    stride, ``combine_actions`` says what becomes of the rows in between: "sum" adds moves up and keeps the last number,
-    a gripper's, of the last row; "first" and "last" take one row, as is right for absolute targets; a list says it of
-    each number. Unless told, it is "last" or "sum" where modality.json says of every number whether it is absolute, and
-    an error where it does not.
-    ``frame_rate`` asks for a stride by frames per second.
+    Row k of the action leads from frame k to frame k + 1, scaled by ``action_transform``; by default (or "statistics")
+    by one fitted to the actions of all episodes (`order_one_transform`), whatever the split is. With a stride,
+    ``combine_actions`` determines what becomes of the rows in between: "sum" adds moves up and keeps the last number, a
+    gripper's, of the last row; "first" and "last" take one row, as is right for absolute targets; a list has a word for
+    each number. By default it is "last" or "sum" as modality.json has "absolute" for each number, else it is required.
+    ``frame_rate`` gives the stride by frames per second.
 
-    ``load_t5_embeddings`` takes the text from episode_000000.pickle and so on in ``embedding_dir`` (ROOT/t5_xxl unless
-    told); without it the text is zeros. ``fps`` is the label in the items, whatever the rate of the recording.
+    ``load_t5_embeddings`` reads the text from episode_000000.pickle and so on in ``embedding_dir`` (ROOT/t5_xxl by
+    default); without it the text is zeros. ``fps`` is the label in the items, whatever the rate of the recording.
     """
 
     data_kind = "LeRobot recordings"
@@ -104,19 +108,24 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
         ]
         if problems:
             raise ConfigError("; ".join(problems))
+        super().__init__(
+            video_size=video_size,
+            fps=fps,
+            num_tokens=num_tokens,
+            text_width=text_width,
+            skip_bad_samples=skip_bad_samples,
+            most_bad_samples=most_bad_samples,
+            embeddings=_embeddings(root, embedding_dir) if load_t5_embeddings else None,
+        )
         self.source = LeRobotSource.open(root)
         self.camera = self.source.camera(camera)
         self.stride = _stride(self.source.info.fps, stride, frame_rate)
         self.action_parts = self.source.action_parts(action_keys, embodiment)
         self.combine_actions = _combination(combine_actions, self.stride, self.source.info, self.action_parts)
         given = _given_transform(action_transform, self.source.width(self.action_parts))
-        self.video_size = (int(video_size[0]), int(video_size[1]))
         self._fit = partial(stretch, size=self.video_size)
-        self.fps = float(fps)
         self._annotation = annotation
-        self._num_tokens, self._text_width = num_tokens, text_width
         self._decoder, self._num_threads = choose_decoder(decoder), num_threads
-        self._embeddings = _embeddings(root, embedding_dir) if load_t5_embeddings else None
         if self._embeddings is not None and (note := self.source.episodes.several_tasks()) is not None:
             log.warning(
                 "%s: %s. An embedding is of a whole episode, so the later tasks have the text of the first", root, note
@@ -127,23 +136,20 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
             raise DataError(f"{root} has no episode for data_split='{data_split}' with val_fraction={val_fraction}.")
         if not skip_bad_samples:
             self.source.require_lengths(self.camera, self.episodes.tolist())
-        is_said = data_split not in HELD_OUT  # once, by the data of training, which has the same
-        if is_said and (note := self.source.rate_note()) is not None:
+        is_logged = data_split not in HELD_OUT  # once, by the data of training, which has the same
+        if is_logged and (note := self.source.rate_note()) is not None:
             log.warning("%s: %s", root, note)
-        self.action_transform = given or proposed_transform(
-            self.action_statistics(skip_bad=skip_bad_samples), what=root, is_said=is_said
+        self.action_transform = fitted_transform(
+            given,
+            lambda most: self.action_statistics(skip_bad=skip_bad_samples, most_rows=most),
+            what=root,
+            is_logged=is_logged,
         )
         lengths = self.source.episodes.lengths[self.episodes]
         self.windows = Windows(lengths, num_frames, self.stride, start_interval, what=str(root))
-        self._bad = BadSamples(skip=skip_bad_samples, most=most_bad_samples)
         log.info(
             "%s: %d windows of %d episodes for %s; camera %s, %d numbers per action",
-            root,
-            len(self.windows),
-            len(self.episodes),
-            data_split,
-            self.camera,
-            self.action_transform.dim,
+            *(root, len(self.windows), len(self.episodes), data_split, self.camera, self.action_transform.dim),
         )
 
     @classmethod
@@ -172,13 +178,13 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
 
     @classmethod
     def declared_transform(cls, **arguments: Any) -> ActionTransform | None:
-        """The transform of the actions of a data set with these arguments; None where only its files can tell."""
+        """The transform of the actions with these arguments; None where it depends on the files."""
         given = arguments.get("action_transform")
         return None if given in (None, STATISTICS) else transform_of(given)
 
     @classmethod
     def declared_width(cls, **arguments: Any) -> int:
-        """How many numbers an action of a data set with these arguments has, as its meta/info.json says."""
+        """How many numbers an action has with these arguments, by meta/info.json."""
         info = read_info(Path(arguments.get("root", "")))
         parts = choose_action(info, arguments.get("action_keys"), arguments.get("embodiment"))
         return sum(part_width(info, part) for part in parts)
@@ -188,12 +194,6 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
         """Frames per second of the frames of an item, whatever its label ``fps`` is."""
         info = read_info(Path(arguments.get("root", "")))
         return info.fps / _stride(info.fps, arguments.get("stride", 1), arguments.get("frame_rate"))
-
-    def __len__(self) -> int:
-        return len(self.windows)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.windows.read(index, self._bad, self._item)
 
     def _item(self, index: int) -> dict[str, Any]:
         place, frames = self.windows[index]
@@ -208,21 +208,14 @@ class LeRobotActionDataset(Dataset[dict[str, Any]]):
             decoder=self._decoder,
             num_threads=self._num_threads,
         )
-        text = self._embeddings.read(name, self._num_tokens) if self._embeddings is not None else None
-        path = self._embeddings.find(name) if self._embeddings is not None else None
-        return action_item(
+        return self._sample(
             video,
             actions,
-            transform=self.action_transform,
             key=name,
             annotation=str(self.source.layout.rows(i).path),
-            fps=self.fps,
-            embedding=text,
             caption=self.source.caption(i, int(frames[0]), self._annotation),
             video_path=str(self.source.file_of(i, self.camera)),
-            embedding_path=str(path or ""),
-            num_tokens=self._num_tokens,
-            text_width=self._text_width,
+            **self._text_of(name),
         )
 
     def actions(self, i: int, frames: NDArray[numpy.int64]) -> NDArray[Any]:
@@ -290,7 +283,7 @@ def _stride(fps: float, stride: int, frame_rate: float | None) -> int:
     if frame_rate is None:
         return stride
     if stride != 1:
-        raise ConfigError(f"frame_rate={frame_rate} and stride={stride} are two ways to say the same: give one.")
+        raise ConfigError(f"frame_rate={frame_rate} and stride={stride} mean the same: give one.")
     if not frame_rate > 0 or abs(fps / frame_rate - round(fps / frame_rate)) > 1e-6 or frame_rate > fps:
         raise ConfigError(
             f"frame_rate={frame_rate}, but the recording has {fps:g} frames per second: take {fps:g}, {fps / 2:g},"
@@ -307,24 +300,16 @@ def _combination(wanted: str | Sequence[str] | None, stride: int, info: Info, pa
     kinds = [is_absolute(modality, column, place) for column, place in places]
     if None in kinds:
         raise ConfigError(
-            f"With stride {stride}, say what becomes of the actions in between: combine_actions (--combine_actions) is"
+            f"With stride {stride}, set what becomes of the actions in between: combine_actions (--combine_actions) is"
             " last for absolute targets, such as positions of joints, sum for moves, which add up, or a list with a"
-            ' word for each number, [sum,sum,last]. The data set does not say which they are ("absolute" of each'
-            " part in meta/modality.json)."
+            ' word for each number, [sum,sum,last]. meta/modality.json of the data set has no "absolute" for them.'
         )
     return ["last" if kind else "sum" for kind in kinds]
 
 
 def _given_transform(given: ActionTransform | Mapping[str, Any] | str | None, width: int) -> ActionTransform | None:
-    if given is None or given == STATISTICS:
-        return None
-    transform = transform_of(given)
-    if transform.kind != "controller":
-        raise ConfigError(
-            f"action_transform.kind is '{transform.kind}'; LeRobot data sets hold what the controller was told:"
-            " 'controller'."
-        )
-    if transform.dim != width:
+    transform = controller_transform(given, "Use 'controller'.")
+    if transform is not None and transform.dim != width:
         raise ConfigError(
             f"action_transform.scale has {transform.dim} numbers, but an action of this data set {width}."
         )
@@ -334,11 +319,8 @@ def _given_transform(given: ActionTransform | Mapping[str, Any] | str | None, wi
 def _embeddings(root: str, folder: str | None) -> EmbeddingFolder:
     if folder is not None:
         return EmbeddingFolder(folder)
-    found = find_embedding_dir(root)
-    if found is None:
-        raise DataError(
-            f"{root} has no t5_xxl/ with embeddings of the episodes' tasks. Write it: python -m"
-            f" scripts.prepare_lerobot_data --source {root} --out FOLDER, {encode_commands('FOLDER/train')},"
-            " and then embedding_dir=FOLDER/train/t5_xxl."
-        )
-    return EmbeddingFolder(found)
+    commands = (
+        f"python -m scripts.prepare_lerobot_data --source {root} --out FOLDER, {encode_commands('FOLDER/train')}, and"
+        " then embedding_dir=FOLDER/train/t5_xxl."
+    )
+    return task_embeddings(root, commands)

@@ -9,11 +9,17 @@ from typing import Any
 import attrs
 import numpy
 import torch
-from torch.utils.data import Dataset
 
-from cosmos_predict2.actions.statistics import STATISTICS, proposed_transform, sampled_statistics, transform_of
+from cosmos_predict2.actions.statistics import controller_transform, fitted_transform, sampled_statistics
 from cosmos_predict2.actions.transforms import ActionTransform, Floats, controller, summed_actions
-from cosmos_predict2.data.action_conditioned.items import ACTION_FPS, Windows, action_item, shape_problems
+from cosmos_predict2.data.action_conditioned.items import (
+    ACTION_FPS,
+    ActionDataset,
+    Windows,
+    camera_of,
+    shape_problems,
+    task_embeddings,
+)
 from cosmos_predict2.data.action_conditioned.libero_files import (
     FPS,
     SUFFIX,
@@ -25,9 +31,8 @@ from cosmos_predict2.data.action_conditioned.libero_files import (
     read_actions,
     read_pictures,
 )
-from cosmos_predict2.data.samples import BadSamples, PackedStrings
+from cosmos_predict2.data.samples import PackedStrings
 from cosmos_predict2.data.video.clips import stretch
-from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, find_embedding_dir
 from cosmos_predict2.text.encoder_names import encode_commands
 from imaginaire.errors import ConfigError, DataError, near
 from imaginaire.findings import CheckContext, Finding, error, errors
@@ -38,7 +43,7 @@ MODES = ("train", "val", "all")
 OUTCOMES = ("success", "failure")
 
 
-class LiberoDataset(Dataset[dict[str, Any]]):
+class LiberoDataset(ActionDataset):
     """Every window of ``num_frames`` frames, ``stride`` apart, of every demonstration of the suites, in order.
 
     Of each task, the demonstrations whose number divided by ``val_every`` leaves ``val_every - 1`` are for validation
@@ -49,8 +54,8 @@ class LiberoDataset(Dataset[dict[str, Any]]):
     ``outcome`` takes only what ended in success or in failure, by its ``rewards``: of a policy's own attempts in this
     layout, say.
 
-    Actions are those of the controller, scaled by ``action_transform`` (all seven by 20 unless told; "statistics": by
-    their own); with a stride, moves in between are added up and the gripper's number is the last.
+    Actions are those of the controller, scaled by ``action_transform`` (by default all seven by 20; "statistics": by
+    a transform fitted to them); with a stride, moves in between are added up and the gripper's number is the last.
     ``load_t5_embeddings`` takes the text from ROOT/t5_xxl/<task>.pickle; without it the text is zeros.
     """
 
@@ -80,15 +85,20 @@ class LiberoDataset(Dataset[dict[str, Any]]):
     ) -> None:
         if problems := [*_problems(cameras, mode, val_every, stride, outcome), *shape_problems(num_frames, video_size)]:
             raise ConfigError("; ".join(problems))
-        self.video_size = (int(video_size[0]), int(video_size[1]))
+        super().__init__(
+            video_size=video_size,
+            fps=fps,
+            num_tokens=num_tokens,
+            text_width=text_width,
+            skip_bad_samples=skip_bad_samples,
+            most_bad_samples=most_bad_samples,
+            embeddings=task_embeddings(root, _embedding_commands(root)) if load_t5_embeddings else None,
+        )
         self.cameras = tuple(cameras)
         self.rotate = rotate
         self.stride = stride
         self.mode = mode
-        self.fps = float(fps)
         given = _transform(action_transform)
-        self._num_tokens, self._text_width = num_tokens, text_width
-        self._embeddings = _embeddings(root) if load_t5_embeddings else None
         demos = [
             demo
             for demo in _all_demos(Path(root), suites, skip_bad_samples)
@@ -102,9 +112,11 @@ class LiberoDataset(Dataset[dict[str, Any]]):
         self._numbers = numpy.asarray([demo.number for demo in demos], dtype=numpy.int32)
         self._lengths = numpy.asarray([demo.length for demo in demos], dtype=numpy.int32)
         self.windows = Windows(self._lengths, num_frames, stride, start_interval, what=root)
-        self._bad = BadSamples(skip=skip_bad_samples, most=most_bad_samples)
-        self.action_transform = given or proposed_transform(
-            sampled_statistics(self._lengths, self._rows), what=root, is_said=mode == "train"
+        self.action_transform = fitted_transform(
+            given,
+            lambda most: sampled_statistics(self._lengths, self._rows, most),
+            what=root,
+            is_logged=mode == "train",
         )
         log.info("%s: %d windows of %d demonstrations for %s", root, len(self.windows), len(demos), mode)
 
@@ -132,19 +144,13 @@ class LiberoDataset(Dataset[dict[str, Any]]):
 
     @classmethod
     def declared_transform(cls, **arguments: Any) -> ActionTransform | None:
-        """The transform of the actions of a data set with these arguments; None where only its files can tell."""
+        """The transform of the actions with these arguments; None where it depends on the files."""
         return _transform(arguments.get("action_transform"))
 
     @classmethod
     def declared_rate(cls, **arguments: Any) -> float:
         """Frames per second of the frames of an item, whatever its label ``fps`` is."""
         return FPS / int(arguments.get("stride", 1))
-
-    def __len__(self) -> int:
-        return len(self.windows)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.windows.read(index, self._bad, self._item)
 
     def demo(self, i: int) -> Demo:
         """Demonstration i of those that are used."""
@@ -164,34 +170,22 @@ class LiberoDataset(Dataset[dict[str, Any]]):
     def _item(self, index: int) -> dict[str, Any]:
         i, frames = self.windows[index]
         demo = self.demo(i)
-        camera = self._camera(index)
+        camera = self.cameras[camera_of(index, len(self.cameras), self.mode == "train")]
         first, last = int(frames[0]), int(frames[-1])
         pictures = read_pictures(demo, camera, slice(first, last + 1, self.stride), rotate=self.rotate)
         video = torch.from_numpy(numpy.ascontiguousarray(pictures.transpose(3, 0, 1, 2)))
         actions = self.action_transform.apply(summed_actions(read_actions(demo), frames))
         if not numpy.isfinite(actions).all():
             raise DataError(f"{demo.file}: {demo.name} has actions that are not finite.")
-        text = self._embeddings.read(demo.task, self._num_tokens) if self._embeddings is not None else None
-        path = self._embeddings.find(demo.task) if self._embeddings is not None else None
-        return action_item(
+        return self._sample(
             stretch(video, self.video_size),
             actions,
-            transform=self.action_transform,
             key=f"{demo.suite}/{demo.task}/{demo.name}",
             annotation=str(demo.file),
-            fps=self.fps,
-            embedding=text,
             caption=demo.caption,
             video_path=f"{demo.file}/data/{demo.name}/obs/{camera}",
-            embedding_path=str(path or ""),
-            num_tokens=self._num_tokens,
-            text_width=self._text_width,
+            **self._text_of(demo.task),
         )
-
-    def _camera(self, index: int) -> str:
-        count = len(self.cameras)
-        draws = self.mode == "train" and count > 1
-        return self.cameras[int(numpy.random.randint(count)) if draws else index % count]
 
 
 def _all_demos(root: Path, suites: Sequence[str] | None, skip_bad: bool) -> list[Demo]:
@@ -211,26 +205,15 @@ def _all_demos(root: Path, suites: Sequence[str] | None, skip_bad: bool) -> list
 
 
 def _transform(given: ActionTransform | Mapping[str, Any] | str | None) -> ActionTransform | None:
-    """None where the actions' own statistics give it."""
-    if given is None or given == STATISTICS:
-        return None if given == STATISTICS else attrs.evolve(controller(), proposed=True)
-    transform = transform_of(given)
-    if transform.kind != "controller":
-        raise ConfigError(
-            f"action_transform.kind is '{transform.kind}', but LIBERO's files hold controller actions. For actions from"
-            " poses write them in the Bridge layout: python -m scripts.prepare_libero_data --form bridge"
-        )
-    return transform
+    """The given transform, or by default the published one as a proposal; None where it is fitted to the data."""
+    if given is None:
+        return attrs.evolve(controller(), proposed=True)
+    cure = "For actions from poses write them in the Bridge layout: python -m scripts.prepare_libero_data --form bridge"
+    return controller_transform(given, cure)
 
 
-def _embeddings(root: str) -> EmbeddingFolder:
-    folder = find_embedding_dir(root)
-    if folder is None:
-        raise DataError(
-            f"{root} has no t5_xxl/ with embeddings of the tasks. Write it: python -m scripts.prepare_libero_data"
-            f" --source {root} --form keep, then {encode_commands(root)}"
-        )
-    return EmbeddingFolder(folder)
+def _embedding_commands(root: str) -> str:
+    return f"python -m scripts.prepare_libero_data --source {root} --form keep, then {encode_commands(root)}"
 
 
 def _problems(cameras: Any, mode: str, val_every: int, stride: int, outcome: Any) -> Iterator[str]:

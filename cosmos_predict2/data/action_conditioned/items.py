@@ -9,10 +9,12 @@ import numpy
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from cosmos_predict2.actions.transforms import ActionTransform
-from cosmos_predict2.data.samples import BadSamples
+from cosmos_predict2.data.samples import BadSamples, frame_item, place_of, text_item
 from cosmos_predict2.data.windows import action_windows, evenly
+from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, find_embedding_dir
 from imaginaire.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -64,12 +66,10 @@ def action_item(
         "video": video,
         "action": action,
         TRANSFORM_KEY: transform.to_json(),
-        "t5_text_embeddings": text,
-        "t5_text_mask": mask,
+        **text_item(text, mask),
         "fps": float(fps),
-        "image_size": torch.tensor([height, width, height, width]),
         "num_frames": num_frames,
-        "padding_mask": torch.zeros(1, height, width),
+        **frame_item((height, width)),
         "ai_caption": caption,
         "annotation_file": annotation,
         "__key__": key,
@@ -80,6 +80,63 @@ def action_item(
 def no_text(num_tokens: int = 512, width: int = 1024) -> tuple[Tensor, Tensor]:
     """The embedding float32 [num_tokens, width] of "no text" and its mask int64 [num_tokens]."""
     return torch.zeros(num_tokens, width), torch.ones(num_tokens, dtype=torch.int64)
+
+
+class ActionDataset(Dataset[dict[str, Any]]):
+    """Data sets of recordings: a subclass sets ``windows`` and ``action_transform``, and reads an item."""
+
+    windows: "Windows"
+    action_transform: ActionTransform
+
+    def __init__(
+        self,
+        *,
+        video_size: Sequence[int],
+        fps: float,
+        num_tokens: int,
+        text_width: int,
+        skip_bad_samples: bool,
+        most_bad_samples: int,
+        embeddings: EmbeddingFolder | None = None,
+    ) -> None:
+        self.video_size = (int(video_size[0]), int(video_size[1]))
+        self.fps = float(fps)
+        self._num_tokens, self._text_width = num_tokens, text_width
+        self._embeddings = embeddings
+        self._bad = BadSamples(skip_bad_samples, most_bad_samples)
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.windows.read(index, self._bad, self._item)
+
+    def _item(self, index: int) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _sample(self, video: Tensor, actions: NDArray[Any], **about: Any) -> dict[str, Any]:
+        sizes = {"num_tokens": self._num_tokens, "text_width": self._text_width}
+        return action_item(video, actions, transform=self.action_transform, fps=self.fps, **sizes, **about)
+
+    def _text_of(self, stem: str) -> dict[str, Any]:
+        """The arguments of a sample for the text of this embedding; without embeddings none."""
+        if self._embeddings is None:
+            return {}
+        path = self._embeddings.find(stem)
+        return {"embedding": self._embeddings.read(stem, self._num_tokens), "embedding_path": str(path or "")}
+
+
+def task_embeddings(root: str, command: str) -> EmbeddingFolder:
+    """The embeddings of a data set's tasks."""
+    folder = find_embedding_dir(root)
+    if folder is None:
+        raise DataError(f"{root} has no t5_xxl/ with embeddings of the tasks. Write it: {command}")
+    return EmbeddingFolder(folder)
+
+
+def camera_of(index: int, count: int, is_drawn: bool) -> int:
+    """Which of ``count`` cameras an item shows: drawn from NumPy's global generator, or in turns."""
+    return int(numpy.random.randint(count)) if is_drawn and count > 1 else index % count
 
 
 class Windows:
@@ -155,9 +212,7 @@ class Windows:
 
         What breaks one window of a recording mostly breaks them all.
         """
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"item {index} of {len(self)}")
-        index %= len(self)
+        index = place_of(index, len(self))
         own = int(numpy.searchsorted(self._firsts, index, side="right")) - 1
         return bad.read(own, len(self._firsts), lambda place: item(index if place == own else int(self._firsts[place])))
 

@@ -172,7 +172,7 @@ def read_recording(
 
 
 def read_annotation(path: Path) -> dict[str, Any]:
-    """What an annotation file says."""
+    """The content of an annotation file."""
     try:
         annotation = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # too many brackets are a RecursionError

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from cosmos_predict2.actions.transforms import ActionTransform, controller
 from cosmos_predict2.data.action_conditioned.items import TRANSFORM_KEY
+from cosmos_predict2.data.samples import frame_item, place_of, text_item
 from cosmos_predict2.data.toy.states import PATTERN, action_width, read_states
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.trained_text import NO_TEXT
@@ -72,8 +73,7 @@ class EpisodeVideos(Dataset[dict[str, Any]]):
         return len(self.episodes)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"item {index} of {len(self)}")
+        index = place_of(index, len(self))
         start = numpy.random.randint(self._num_starts) if self._start is None else self._start
         frames = self.episodes.render(index, start, start + self.num_frames)
         video = torch.from_numpy(numpy.ascontiguousarray(frames.transpose(3, 0, 1, 2)))
@@ -88,12 +88,10 @@ class EpisodeVideos(Dataset[dict[str, Any]]):
         return {
             "action": torch.zeros_like(action) if self._hides_actions else action,
             TRANSFORM_KEY: self._transform_json,
-            "t5_text_embeddings": embedding,
-            "t5_text_mask": mask,
+            **text_item(embedding, mask),
             "fps": self.fps,
-            "image_size": torch.tensor([size, size, size, size]),
             "num_frames": self.num_frames,
-            "padding_mask": torch.zeros(1, size, size),
+            **frame_item((size, size)),
             "ai_caption": caption,
             "video_name": {"video_path": f"{self._name}/{index % len(self):06d}.mp4", "t5_embedding_path": ""},
         }

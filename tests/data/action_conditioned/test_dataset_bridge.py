@@ -182,6 +182,19 @@ def test_embeddings_beside_the_annotations_are_read(tmp_path: Path) -> None:
         _dataset(root, load_t5_embeddings=True)[0]
 
 
+def test_actions_that_never_change_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = bridge_tree(tmp_path, episodes={"train": 1, "val": 1})
+    _dataset(root)
+    for path in (root / "annotation").rglob("*.json"):
+        content = json.loads(path.read_text())
+        still = {key: [content[key][0]] * 20 for key in ("state", "continuous_gripper_state")}
+        path.write_text(json.dumps(content | still))
+    _dataset(root, mode="val")
+    assert "never change" not in caplog.text
+    _dataset(root)
+    assert "never change" in caplog.text
+
+
 def test_a_broken_clip_is_an_error_or_skipped_with_its_whole_recording(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

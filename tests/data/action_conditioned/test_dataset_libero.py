@@ -169,7 +169,7 @@ def test_wrong_settings_and_folders_are_told(libero: Path, tmp_path: Path) -> No
         assert any(problems(LiberoDataset, root=str(root), suites=suites))
     assert not list(problems(LiberoDataset, root=str(libero)))
     for transform, message in [
-        (dict(kind="relative_pose", scale=[20.0] * 7), "LIBERO's files hold controller actions"),
+        (dict(kind="relative_pose", scale=[20.0] * 7), "action_transform.kind"),
         (dict(kind="controller", statistics=str(tmp_path / "none.json")), "none.json"),
     ]:
         assert message in "".join(problems(LiberoDataset, root=str(libero), action_transform=transform))
