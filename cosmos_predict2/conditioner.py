@@ -6,7 +6,7 @@ become zero, and a text of zeros is what "no text" means to the network. In infe
 with the text, and with the negative text or none.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -49,6 +49,11 @@ class Condition:
             gt_frames_B_C_T_H_W=None if gt_frames is None else gt_frames[:, :, first:end],
             condition_mask_B_1_T_H_W=None if mask is None else mask[:, :, first:end],
         )
+
+    def with_tensors(self, change: Callable[[Tensor], Tensor]) -> "Condition":
+        """The same with every tensor changed, such as moved to a device, or cut to some of the samples."""
+        changed: dict[str, Any] = {name: change(v) for name, v in vars(self).items() if isinstance(v, Tensor)}
+        return replace(self, **changed)
 
     def equals(self, other: "Condition") -> bool:
         """Whether a network sees the same in both: then what guidance would subtract is zero."""

@@ -8,6 +8,8 @@ import shlex
 import sys
 from pathlib import Path
 
+import attrs
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/make_toy_world.py
 
@@ -104,22 +106,9 @@ def run(args: argparse.Namespace, command: str) -> None:
 
 
 def _settings(args: argparse.Namespace) -> ToyFolder:
-    return ToyFolder(
-        episodes=args.episodes,
-        frames=args.frames,
-        size=SETTINGS[args.setting].size if args.size is None else args.size,
-        fps=args.fps,
-        seed=args.seed,
-        mix=args.mix,
-        setting=args.setting,
-        tasks=tuple(args.tasks),
-        action_dim=args.action_dim,
-        val_fraction=args.val_fraction,
-        form=args.form,
-        text_encoder=args.text_encoder,
-        num_tokens=args.num_tokens,
-        text_width=args.text_width,
-    )
+    values = {field.name: getattr(args, field.name) for field in attrs.fields(ToyFolder)}
+    size = SETTINGS[args.setting].size if args.size is None else args.size
+    return ToyFolder(**values | {"tasks": tuple(args.tasks), "size": size})
 
 
 def main() -> int:

@@ -48,7 +48,7 @@ class FixedClip:
 
     def condition_on(self, device: torch.device) -> Condition:
         """The condition, on a device."""
-        return _with_tensors(self.condition, lambda value: value.to(device))
+        return self.condition.with_tensors(lambda value: value.to(device))
 
 
 def first_clips(loader: Any, model: Any, count: int) -> list[FixedClip]:
@@ -134,14 +134,9 @@ def _singly(model: Any, batch: Mapping[str, Any]) -> Iterator[FixedClip]:
         yield FixedClip(
             position=position,
             x0_1_C_T_H_W=part(x0),
-            condition=_with_tensors(condition, part),
+            condition=condition.with_tensors(part),
             negative_text_1_S_E=None if negative is None else part(negative),
             fps=float(batch["fps"][i]),
             video_1_C_F_H_W=None if video is None else to_uint8(part(video)),
             origin=str(position if origins is None else origins[i]),
         )
-
-
-def _with_tensors(condition: Condition, change: Any) -> Condition:
-    changed: dict[str, Any] = {name: change(v) for name, v in vars(condition).items() if isinstance(v, Tensor)}
-    return replace(condition, **changed)

@@ -49,7 +49,7 @@ def load(
         options.pop("timeout", None)
     start = WorkerStart(options.pop("worker_init_fn", None))
     collate = _Collate(options.pop("collate_fn", None) or default_collate)
-    with _in_one_line(num_workers):
+    with _in_one_line(num_workers, "dataloader_val" if purpose == "validation" else "dataloader_train"):
         # its own generator: the loader must not draw its base seed from the model's
         loader: DataLoader[Any] = DataLoader(
             _Positioned(dataset, seed, purpose),
@@ -64,19 +64,20 @@ def load(
 
 
 @contextmanager
-def _in_one_line(num_workers: int) -> Iterator[None]:
-    """Says that there are more workers than cores in one line, where torch takes six."""
+def _in_one_line(num_workers: int, loader: str) -> Iterator[None]:
+    """Logs that a loader has more workers than there are cores in one line, where torch takes six."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if num_workers > cores:
-        _tell_of_cores(num_workers, cores)
+        _log_cores(loader, num_workers, cores)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         yield
 
 
 @functools.cache  # once, not in every validation
-def _tell_of_cores(num_workers: int, cores: int) -> None:
-    log.info("%d workers read data on %d cores; num_workers=%d may be as fast", num_workers, cores, cores)
+def _log_cores(loader: str, num_workers: int, cores: int) -> None:
+    text = "%d workers read data on %d cores; %s.num_workers=%d may be as fast"
+    log.info(text, num_workers, cores, loader, cores)
 
 
 def explained(error: BaseException, num_workers: int | None = None) -> DataError | None:

@@ -13,7 +13,6 @@ Whether a video also does what its actions say is a question for `inverse_dynami
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,7 +107,8 @@ def action_gap(
         sums = {"true": 0.0, "swapped": 0.0}
         for part_B, worse in zip(chosen.split(batch_size), worse_B.split(batch_size)):
             rows = part_B.to(x0_B_C_T_H_W.device)
-            x0, epsilon, own = x0_B_C_T_H_W[rows], epsilon_B_C_T_H_W[rows], rows_of(condition, rows)
+            x0, epsilon = x0_B_C_T_H_W[rows], epsilon_B_C_T_H_W[rows]
+            own = condition.with_tensors(lambda value, part_B=part_B: value[part_B.to(value.device)])
             other = replace(own, action_B_A_D=action_B_A_D[partner_B[part_B].to(action_B_A_D.device)])
             for name, condition_of, sign in (("true", own, -1), ("swapped", other, 1)):
                 errors_B = predict.velocity_errors(x0, epsilon, sigma, condition_of).double().cpu()
@@ -220,11 +220,3 @@ class Predictor:
             return squared_B_T.mean(dim=1)
         rest_B_T = 1 - condition.condition_mask_B_1_T_H_W[:, 0, :, 0, 0].to(squared_B_T)
         return (squared_B_T * rest_B_T).sum(dim=1) / rest_B_T.sum(dim=1).clamp(min=1)
-
-
-def rows_of(condition: Condition, rows_B: Tensor) -> Condition:
-    """The condition of some of the samples."""
-    tensors: dict[str, Any] = {
-        name: value[rows_B.to(value.device)] for name, value in vars(condition).items() if isinstance(value, Tensor)
-    }
-    return replace(condition, **tensors)

@@ -8,7 +8,7 @@ Given frames count nowhere: they cost the model nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -57,10 +57,7 @@ class Clips:
     def part(self, start: int, stop: int) -> "Clips":
         """Some of them."""
         chosen = slice(start, stop)
-        tensors: dict[str, Any] = {
-            name: value[chosen] for name, value in vars(self.condition).items() if isinstance(value, Tensor)
-        }
-        condition = replace(self.condition, **tensors)
+        condition = self.condition.with_tensors(lambda value: value[chosen])
         x0_B_C_T_H_W = self.x0_B_C_T_H_W[chosen]
         return Clips(self.video_B_C_F_H_W[chosen], x0_B_C_T_H_W, condition, self.captions[chosen], self.num_given)
 

@@ -174,8 +174,9 @@ def evaluate(
     unreadable = why_not_read(recordings)
     left_out = [f"actions read from the frames, as {unreadable}"] if unreadable else []
     if gap is None or distances is None:
-        found = "there is one clip" if len(recordings) == 1 else "no two clips have different ones"
-        left_out.insert(0, f"what other actions change, as {found}: {recordings.where_more_are}")
+        alike = f"the first {chunk} actions of all {len(recordings)} clips are alike: give --data in which they differ"
+        found = f"there is one clip: {recordings.where_more_are}" if len(recordings) == 1 else alike
+        left_out.insert(0, f"what other actions change, as {found}")
     report = Report(
         data=recordings.name,
         num_clips=len(recordings),

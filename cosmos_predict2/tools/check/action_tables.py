@@ -16,6 +16,7 @@ from cosmos_predict2.actions.statistics import (
     DatasetStatistics,
     column_lines,
     dataset_statistics,
+    is_constant,
     order_one_transform,
     outliers,
     sampled_statistics,
@@ -42,8 +43,8 @@ class ActionTable:
     title: str
     names: tuple[str, ...]
     statistics: DatasetStatistics
-    transform: ActionTransform  # that training gives own data, unless told another
-    of_units: tuple[str, ...] = ()  # notes on units that are hardly meant
+    transform: ActionTransform  # that training uses for own data by default
+    of_units: tuple[str, ...] = ()  # notes on units that are unlikely
     published: str = ""  # what becomes of this layout in published training
 
     def lines(self) -> list[str]:
@@ -60,6 +61,15 @@ class ActionTable:
     def to_dict(self) -> dict[str, Any]:
         return {"title": self.title, "names": list(self.names), **self.statistics.to_dict()}
 
+    @property
+    def fault(self) -> str:
+        """What makes training on these actions pointless; empty where nothing does."""
+        return f"{self.title}: no number ever changes, so a model can learn nothing" if self._is_constant else ""
+
+    @property
+    def _is_constant(self) -> bool:
+        return is_constant(self.statistics.action)
+
     def notes(self) -> Iterator[str]:
         """What may be wrong with the numbers."""
         yield from self.of_units
@@ -70,7 +80,7 @@ class ActionTable:
                 f" {columns.q99[k]:g}: look at that recording"
             )
         constant = [name for name, low, high in zip(self.names, columns.min, columns.max) if high - low < ROUNDING]
-        if constant:
+        if constant and not self._is_constant:
             yield f"{self.title}: {', '.join(constant)} never change{'s' if len(constant) == 1 else ''}"
 
 

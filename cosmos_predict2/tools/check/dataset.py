@@ -365,8 +365,7 @@ def _check_recordings(report: Report, folder: Path, wanted: Wanted) -> None:
     report.faults += [fault for item in facts for fault in item.faults]
     report.counts = {"recordings": len(files), "clips": len(report.clips)}
     if (table := bridge_table(files)) is not None:
-        report.actions = [table]
-        report.notes += table.notes()
+        _add_actions(report, [table])
 
 
 def _check_lerobot(report: Report, folder: Path, wanted: Wanted) -> None:
@@ -374,10 +373,10 @@ def _check_lerobot(report: Report, folder: Path, wanted: Wanted) -> None:
     size = sum(path.stat().st_size for path in folder.rglob("*.mp4"))
     workers = wanted.workers if wanted.workers is not None else 0 if size < _SMALL else None
     report.clips = check_videos(source, is_fast=wanted.is_fast, workers=workers)
-    report.actions, faults = check_tables(source)
+    tables, faults = check_tables(source)
+    _add_actions(report, tables)
     report.faults += [fault for facts in report.clips for fault in facts.faults]
     report.faults += [*faults, *index_faults(source, report.clips, wanted.num_frames)]
-    report.notes += [note for table in report.actions for note in table.notes()]
     report.counts = {"episodes": len(source), "frames": int(source.episodes.lengths.sum())}
     report.counts |= {"tasks": len(source.tasks) or len(source.episodes.texts), "videos": len(report.clips)}
     if (note := source.rate_note()) is not None:
@@ -385,6 +384,14 @@ def _check_lerobot(report: Report, folder: Path, wanted: Wanted) -> None:
     if (note := source.episodes.several_tasks()) is not None:
         report.notes.append(f"{note}: a clip or an embedding of a whole episode has the text of its first frame")
     report.notes.insert(0, f"version {source.info.version}, cameras {', '.join(source.info.cameras) or 'none'}")
+
+
+def _add_actions(report: Report, tables: list[ActionTable]) -> None:
+    report.actions = tables
+    for table in tables:
+        report.notes += table.notes()
+        if table.fault:
+            report.fault(report.folder, "constant_actions", f"{report.folder}: {table.fault}.")
 
 
 def _compare_splits(report: Report) -> None:

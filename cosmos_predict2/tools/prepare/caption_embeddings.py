@@ -7,8 +7,9 @@ one prompt for all      Cosmos-NeMo-Assets
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from cosmos_predict2.data.jobs import Outcome
 from cosmos_predict2.data.video.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
@@ -17,13 +18,12 @@ from cosmos_predict2.data.video_folder import read_caption, several_lines
 from cosmos_predict2.interfaces import TextEncoder
 from cosmos_predict2.text.embeddings.encode import Counts, embed_captions
 from cosmos_predict2.text.embeddings.folder import FOLDER_NAMES, find_embedding_dir
-from cosmos_predict2.tools.prepare.records import write_text
+from cosmos_predict2.tools.prepare.records import some, write_text
 from imaginaire.errors import DataError
 
 log = logging.getLogger(__name__)
 
 Captions = Outcome[tuple[str, str]]  # stem and text; a sentence for each that cannot be used
-_NAMED = 5  # of many, so many are named
 
 
 def captions_of_metas(dataset: Path) -> Captions:
@@ -107,7 +107,7 @@ def captions_of_prompt(dataset: Path, prompt: str, is_image: bool = False) -> Ca
             "%s: captions that say something else than --prompt and are kept: %d (%s). Delete them to have it there.",
             dataset / "metas",
             len(others),
-            _named(others),
+            some(others),
         )
     return captions
 
@@ -129,10 +129,10 @@ def compare_with_clips(dataset: Path, captions: Captions) -> None:
         stems = {stem for stem, _ in captions.results}
         if missing := sorted(set(clips) - stems):
             log.warning(
-                "%s: %s without a caption: %d of %d (%s)", dataset, what, len(missing), len(clips), _named(missing)
+                "%s: %s without a caption: %d of %d (%s)", dataset, what, len(missing), len(clips), some(missing)
             )
         if extra := sorted(stems - set(clips)):
-            log.warning("%s: captions without a file in %s/: %d (%s)", dataset, folder, len(extra), _named(extra))
+            log.warning("%s: captions without a file in %s/: %d (%s)", dataset, folder, len(extra), some(extra))
         return
     log.warning("%s: captions, but no file in videos/ or images/: %d", dataset, len(captions.results))
 
@@ -142,28 +142,12 @@ def embed_dataset(
     captions: Captions,
     encoder: TextEncoder | Callable[[], TextEncoder],
     *,
-    kind: str,
-    form: str = "pickle",
-    shard: tuple[int, int] = (0, 1),
-    batch_size: int = 8,
-    cache: Path | None = None,
-    adopt: bool = False,
     dry_run: bool = False,
+    **options: Any,
 ) -> Counts:
-    """Write what the data set's folder of embeddings lacks, and log what that was."""
+    """Write what the data set's folder of embeddings lacks, and log it; ``options`` are those of `embed_captions`."""
     folder = find_embedding_dir(dataset) or dataset / FOLDER_NAMES[0]
-    counts = embed_captions(
-        folder,
-        dict(captions.results),
-        encoder,
-        kind=kind,
-        form=form,
-        shard=shard,
-        batch_size=batch_size,
-        cache=cache,
-        adopt=adopt,
-        dry_run=dry_run,
-    )
+    counts = embed_captions(folder, dict(captions.results), encoder, dry_run=dry_run, **options)
     log.info(
         "%s: embeddings %s: %d, of %d different captions; kept as they are: %d",
         folder,
@@ -173,7 +157,7 @@ def embed_dataset(
         counts.unchanged,
     )
     if counts.orphans:
-        log.warning("%s: embeddings of no caption: %d (%s)", folder, len(counts.orphans), _named(counts.orphans))
+        log.warning("%s: embeddings of no caption: %d (%s)", folder, len(counts.orphans), some(counts.orphans))
     return counts
 
 
@@ -193,9 +177,3 @@ def _unquoted(text: str) -> str:
     if len(text) >= 2 and text[0] == text[-1] == '"':
         return text[1:-1].replace('""', '"').strip()
     return text
-
-
-def _named(names: Iterable[str]) -> str:
-    listed = list(names)
-    more = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
-    return ", ".join(listed[:_NAMED]) + more

@@ -6,7 +6,7 @@ from mixing two data sets in one folder.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,12 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def write_json(path: Path, values: object, indent: int | None = 2) -> None:
     write_text(path, json.dumps(values, indent=indent, ensure_ascii=False) + "\n")
+
+
+def some(names: Iterable[str], most: int = 5) -> str:
+    """The first names of many, and how many more there are."""
+    listed = list(names)
+    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
 
 
 def read_record(path: Path, kind: str | None = None) -> dict[str, Any] | None:

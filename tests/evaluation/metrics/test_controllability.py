@@ -15,7 +15,6 @@ from cosmos_predict2.evaluation.metrics.controllability import (
     lending_order,
     partners,
     prediction_distance,
-    rows_of,
     video_distances,
 )
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
@@ -135,7 +134,7 @@ def test_a_sample_has_the_same_error_beside_others() -> None:
     x0, epsilon, condition = clips()
     predict = predictor(obeys=True)
     rows = torch.tensor([2])
-    alone = predict.velocity_errors(x0[rows], epsilon[rows], 10.0, rows_of(condition, rows))
+    alone = predict.velocity_errors(x0[rows], epsilon[rows], 10.0, condition.with_tensors(lambda value: value[rows]))
     torch.testing.assert_close(alone, predict.velocity_errors(x0, epsilon, 10.0, condition)[rows])
 
 

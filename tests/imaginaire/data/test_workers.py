@@ -127,9 +127,9 @@ def test_a_worker_that_hangs_is_an_error_after_the_timeout() -> None:
 def test_more_workers_than_cores_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         for _ in range(2):  # training, and every validation
-            with workers._in_one_line(9_999):
+            with workers._in_one_line(9_999, "dataloader_train"):
                 pass
-    assert caplog.text.count("9999 workers read data on") == 1
+    assert caplog.text.count("9999 workers read data on") == caplog.text.count("; dataloader_train.num_workers=") == 1
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -417,7 +417,7 @@ def bridge(tmp_path: Path) -> Path:
             video = f"videos/{split}/{name}/rgb.mp4"
             _video(folder / video, num_frames=6)
             annotation = {
-                "state": [[0.1 * k, 0, 0, 0, 0, 0.1] for k in range(6)],
+                "state": [[0.1 * k * (name != "1"), 0, 0, 0, 0, 0.1] for k in range(6)],
                 "continuous_gripper_state": [0.0] * 6,
                 "action": [[0.0] * 7] * 5,
                 "videos": [{"video_path": video}],
@@ -482,9 +482,9 @@ def test_the_numbers_of_poses_are_shown_with_units_that_are_hardly_meant(bridge:
     _, record = check(bridge)
     (table,) = record["actions"]
     assert table["names"][:2] == ["dx (m)", "dy (m)"] and table["num_transitions"] == 15
-    assert table["action"]["mean"][:2] == pytest.approx([0.1 * np.cos(0.1), -0.1 * np.sin(0.1)])
+    assert table["action"]["mean"][:2] == pytest.approx([0.2 / 3 * np.cos(0.1), -0.2 / 3 * np.sin(0.1)])
     printed = capsys.readouterr().out
-    assert "dx (m)      0.0995" in printed and "0.1" not in "".join(record["notes"])
+    assert " 0.0995" in printed and "0.1" not in "".join(record["notes"])
     assert "relative_pose of 7 numbers, scale [8, 128, 1" in printed
     assert "dataset.action_transform=statistics); with bridge_train as" in printed
     states = [[100.0 * k, 0, 0, 0, 0, 90.0] for k in range(6)]

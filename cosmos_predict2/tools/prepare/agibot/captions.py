@@ -14,7 +14,7 @@ from typing import Any
 
 from cosmos_predict2.tools.prepare.agibot.episodes import Source
 from cosmos_predict2.tools.prepare.agibot.windows import SPLITS, Clip
-from cosmos_predict2.tools.prepare.records import write_text
+from cosmos_predict2.tools.prepare.records import some, write_text
 from imaginaire.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ def write_captions(source: Source) -> list[str]:
         lost = [c for c in clips if not _write_one(source, split, c, listed, described, faults)]
         num_captions += len(clips) - len(lost)
         without += lost
-        names = f"; without one: {_some([clip.stem for clip in lost])}" if lost else ""
+        names = f"; without one: {some([clip.stem for clip in lost])}" if lost else ""
         log.info("%s: %d videos, %d captions%s", source.output / split, len(clips), len(clips) - len(lost), names)
     if not num_captions:
         faults.append(f"No window has a caption. {_tried(source, listed, described)}")
@@ -196,7 +196,7 @@ def _entries(path: Path, lines: list[str], faults: list[str]) -> Iterator[tuple[
 
 def _report_strangers(listed: Mapping[str, str], stems: set[str]) -> None:
     if strangers := sorted(listed.keys() - stems):
-        log.warning("captions of the list that are of no window here: %d (%s)", len(strangers), _some(strangers))
+        log.warning("captions of the list that are of no window here: %d (%s)", len(strangers), some(strangers))
 
 
 def _say_what_a_deletion_loses(source: Source, num_windows: int, without: list[Clip]) -> None:
@@ -211,12 +211,8 @@ def _say_what_a_deletion_loses(source: Source, num_windows: int, without: list[C
 
 def _tried(source: Source, listed: Mapping[str, str], described: Mapping[str, Mapping[str, Described]]) -> str:
     """Where captions were looked for, and what was found there."""
-    found = [f"{_list_path(source)} names {_some(sorted(listed))}" if listed else f"{_list_path(source)} gives none"]
+    found = [f"{_list_path(source)} names {some(sorted(listed))}" if listed else f"{_list_path(source)} gives none"]
     for task in sorted(described):
         path, episodes = source.task_info(task), sorted(described[task])
-        found.append(f"{path} describes {f'the episodes {_some(episodes)}' if episodes else 'none'}")
+        found.append(f"{path} describes {f'the episodes {some(episodes)}' if episodes else 'none'}")
     return "; ".join(found) + "."
-
-
-def _some(names: list[str], most: int = 5) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
