@@ -8,8 +8,6 @@ import shlex
 import sys
 from pathlib import Path
 
-import attrs
-
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/make_toy_world.py
 
@@ -106,6 +104,8 @@ def run(args: argparse.Namespace, command: str) -> None:
 
 
 def _settings(args: argparse.Namespace) -> ToyFolder:
+    import attrs
+
     values = {field.name: getattr(args, field.name) for field in attrs.fields(ToyFolder)}
     size = SETTINGS[args.setting].size if args.size is None else args.size
     return ToyFolder(**values | {"tasks": tuple(args.tasks), "size": size})
