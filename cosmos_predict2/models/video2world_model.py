@@ -437,6 +437,11 @@ class Predict2Video2WorldModel(ImaginaireModel):
         """Latents, noise and the loss are in float32 at least; a float64 network has all of it in float64."""
         return torch.promote_types(self.precision, torch.float32)
 
+    batch_kinds = ("image", "video")
+
+    def batch_kind(self, batch: Mapping[str, Any]) -> str:
+        return "image" if self.is_image_batch(batch) else "video"
+
     def is_image_batch(self, batch: Mapping[str, Any]) -> bool:
         return self._input_key(batch) == self.config.input_image_key
 

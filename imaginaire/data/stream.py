@@ -10,9 +10,12 @@ A plain torch DataLoader over a map-style data set is resumed by its own order: 
 and its batches are skipped as indices. What else can be iterated over is read again up to the place.
 """
 
+import copy
+import dataclasses
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sized
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -128,7 +131,7 @@ class DataStream:
     """Iterates over training batches for ever; `samples_seen` counts, over all ranks, what was handed out.
 
     Mappings get a key ``sample_position``: the stream position of each sample, from which a model derives its own
-    draws.
+    draws. ``waiting`` is entered while a batch is waited for.
     """
 
     def __init__(
@@ -137,8 +140,10 @@ class DataStream:
         seed: int,
         dims: ParallelDims,
         state: Mapping[str, int | None] | None = None,
+        waiting: AbstractContextManager[Any] | None = None,
     ) -> None:
         self.loader = loader
+        self._waiting = waiting or nullcontext()
         self._seed = seed
         self._dims = dims
         state = state or {}
@@ -164,11 +169,13 @@ class DataStream:
         }
 
     def __iter__(self) -> Iterator[Any]:
-        if isinstance(self.loader, ResumableLoader):
-            return self._own()
-        if foreign_loader.is_map_style(self.loader):
-            return self._foreign()
-        return self._opaque()
+        is_map_style = foreign_loader.is_map_style(self.loader)
+        is_own = isinstance(self.loader, ResumableLoader)
+        batches = self._own() if is_own else self._foreign() if is_map_style else self._opaque()
+        while True:
+            with self._waiting:
+                batch = next(batches)
+            yield batch
 
     def _own(self) -> Iterator[Any]:
         loader: ResumableLoader = self.loader
@@ -355,7 +362,10 @@ def _batch_length(batch: Any) -> int:
 
 
 def move_to(batch: Any, device: torch.device) -> Any:
-    """The batch with every tensor in it on the device, but the samples' positions: the host draws by them."""
+    """The batch with every tensor in it on the device, but the samples' positions: the host draws by them.
+
+    Mappings, lists, tuples and dataclasses (also frozen ones) are rebuilt, whatever they hold.
+    """
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):
@@ -364,4 +374,10 @@ def move_to(batch: Any, device: torch.device) -> Any:
         return type(batch)(*(move_to(value, device) for value in batch))
     if isinstance(batch, list | tuple):
         return type(batch)(move_to(value, device) for value in batch)
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        moved = copy.copy(batch)
+        for field in dataclasses.fields(batch):
+            if field.name != POSITION_KEY:
+                object.__setattr__(moved, field.name, move_to(getattr(batch, field.name), device))
+        return moved
     return batch

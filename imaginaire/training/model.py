@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contract between the trainer and everything it trains."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -25,10 +25,10 @@ def weight_dtype(precision: torch.dtype) -> torch.dtype:
 
 
 class ImaginaireModel(nn.Module):
-    """What the trainer may ask of a model. Only `training_step` must be written.
+    """All that the trainer and its callbacks use of a model. Only `training_step` must be written.
 
-    A model keeps what it trains in ``net`` and, when it averages weights, a `PowerEMA` of it in ``ema``; whoever does
-    otherwise overrides the methods that use them. The class methods are called before anything is built, with the
+    A model keeps what it trains in ``net`` and, when it averages weights, a `PowerEMA` of it in ``ema``; a model that
+    does otherwise overrides the methods that use them. The class methods are called before anything is built, with the
     arguments of the model's lazy call.
     """
 
@@ -37,6 +37,8 @@ class ImaginaireModel(nn.Module):
     precision: torch.dtype = torch.float32
     seed: int = 0  # the run's; the trainer sets it before training
 
+    batch_kinds: tuple[str, ...] = ()  # whose losses and gradient norms are also logged apart, such as image and video
+    progress: Callable[[str], None] = staticmethod(lambda text: None)  # see `train_batches`; set by the trainer
     reported: frozenset[str] = frozenset()  # texts of findings that were logged before the build; set by the trainer
 
     @classmethod
@@ -67,8 +69,16 @@ class ImaginaireModel(nn.Module):
         return self.training_step(batch, iteration)
 
     def train_batches(self, dataloader: Iterable[Any]) -> Iterator[Any]:
-        """The batches to train on. Reinforcement learning turns the loader's prompts into scored experience here."""
+        """The batches to train on. Reinforcement learning turns the loader's prompts into scored experience here.
+
+        This may take minutes before it yields. Then call ``self.progress("rollout 3 of 8")`` whenever some of the work
+        is done: without a call for ``trainer.timeout_period`` seconds the watchdog takes the run for hung.
+        """
         yield from dataloader
+
+    def batch_kind(self, batch: Any) -> str:
+        """Which of `batch_kinds` a batch is of; called only where there are some."""
+        raise NotImplementedError(f"{type(self).__name__} has batch_kinds, so it must define batch_kind")
 
     def on_load_path(self, path: str) -> None:
         """Called with ``checkpoint.load_path`` before its weights are loaded: the place to read what lies beside them,
@@ -113,6 +123,18 @@ class ImaginaireModel(nn.Module):
 
     def on_after_backward(self) -> None:
         pass
+
+    def has_start_weights(self) -> bool:
+        """Whether training starts from trained weights. If not, adapters that learn nothing are only a warning."""
+        return True
+
+    def adapters_begin_at_zero(self) -> bool:
+        """Whether adapters must not change the model before it is trained."""
+        return True
+
+    def expected_first_loss(self, output: Mapping[str, Any]) -> tuple[float, float] | None:
+        """The range in which the loss of the first step must lie, by that step's output; None: not known."""
+        return None
 
     def likely_causes(self, batch: Any) -> Iterable[str]:
         """What in a batch may be why training diverges, as sentences without an end; asked for when it does."""

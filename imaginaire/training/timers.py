@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seconds spent per phase of a step: device time on a GPU, wall time on a CPU, and never a synchronisation per step."""
+"""Seconds spent in each phase of a step: device time on a GPU, wall time on a CPU; no synchronisation in a step."""
 
 import time
 from types import TracebackType
 
 import torch
 
-# Waiting for data happens on the host whatever the device; what a callback does apart from the steps counts whole.
-HOST_PHASES = frozenset({"data", "apart"})
+# Wall time whatever the device: the wait for the loader, what a model does to make batches, a callback's own work.
+HOST_PHASES = frozenset({"data", "train_batches", "apart"})
 _MAX_PENDING = 512
 
 
@@ -15,35 +15,45 @@ class Timers:
     """``with timers("forward"): ...`` adds to the seconds of that name; `read_and_reset` hands them out.
 
     On a GPU a phase lasts from when the device reaches its first line to when it has finished its last, by events on
-    the current stream. Phases named in ``HOST_PHASES`` are always wall time. A phase must not contain itself.
+    the current stream. Phases named in ``HOST_PHASES`` are always wall time. A phase must not contain itself; the wall
+    time of one inside another counts for the inner one alone.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
         self._phases: dict[str, _HostPhase | _DevicePhase] = {}
+        self._running: list[_HostPhase] = []  # the innermost last; only that one counts
 
     def __call__(self, name: str) -> "_HostPhase | _DevicePhase":
         phase = self._phases.get(name)
         if phase is None:
-            phase = _DevicePhase() if self._cuda and name not in HOST_PHASES else _HostPhase()
+            phase = _DevicePhase() if self._cuda and name not in HOST_PHASES else _HostPhase(self._running)
             self._phases[name] = phase
         return phase
 
     def read_and_reset(self) -> dict[str, float]:
-        """Seconds per name since the last call. On a GPU this waits for the phases still running there."""
+        """Seconds of each name since the last call. On a GPU this waits for the phases still running there."""
         return {name: phase.take() for name, phase in self._phases.items()}
 
 
 class _HostPhase:
-    def __init__(self) -> None:
+    def __init__(self, running: "list[_HostPhase]") -> None:
         self._seconds = 0.0
         self._start = 0.0
+        self._running = running
 
     def __enter__(self) -> None:
         self._start = time.perf_counter()
+        if self._running:
+            self._running[-1]._seconds += self._start - self._running[-1]._start
+        self._running.append(self)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._seconds += time.perf_counter() - self._start
+        now = time.perf_counter()
+        self._seconds += now - self._start
+        self._running.pop()
+        if self._running:
+            self._running[-1]._start = now
 
     def take(self) -> float:
         seconds, self._seconds = self._seconds, 0.0

@@ -40,6 +40,7 @@ from imaginaire.training.watchdog import EXIT_INTERRUPTED, StopRequests, Watchdo
 
 log = logging.getLogger(__name__)
 
+_PROGRESS_S = 30.0  # between two lines of a model's progress in the log
 _COMMON_ERROR_S = 5.0  # within which all ranks meet an error that is common to them
 
 
@@ -99,7 +100,7 @@ class ImaginaireTrainer:
         self._is_applying = False  # the weights are neither of this iteration nor of the next
         self._validation_due = False
         self._lock: IO[str] | None = None
-        self._start = time.monotonic()
+        self._start = self._reported_at = time.monotonic()
         self._make_run_dir()
         torch.backends.cudnn.deterministic = config.trainer.cudnn.deterministic
         torch.backends.cudnn.benchmark = config.trainer.cudnn.benchmark
@@ -122,6 +123,7 @@ class ImaginaireTrainer:
         self.model = model
         self.dataloader_val = dataloader_val  # callbacks take their fixed samples from it
         model.seed, model.reported = self.config.trainer.seed, self.reported
+        model.progress = self._report_progress
         try:
             with StopRequests() as self._stop:
                 try:
@@ -180,12 +182,11 @@ class ImaginaireTrainer:
         self.callbacks.on_optimizer_init_end()
         checkpoint_layout.check_plain(self.callbacks.state_dict(), "callbacks")
 
-        self.stream = DataStream(dataloader_train, config.trainer.seed, self.dims)
+        self._open_stream(dataloader_train)
         self._seed_rank()
         self._state = TrainingState(model, self.optimizer, self.scheduler, self.state_dict, self.load_state_dict)
         if not isinstance(self.checkpointer, checkpointer.DummyCheckpointer):
             checkpointer.check_room(self._state, self.run_dir, gathers=not self.checkpointer.is_dcp)
-        self._dataloader_train = dataloader_train
         self.watchdog.beat("reading the checkpoint", long=True)
         self.iteration = self.resumed_iteration = self.checkpointer.load(self._state)
         if (name := parallel.replicas_equal(model)) is not None:
@@ -229,8 +230,9 @@ class ImaginaireTrainer:
         for micro in range(micro_batches):
             is_last = micro == micro_batches - 1
             self._beat(f"iteration {iteration + 1}, waiting for data")
+            self._reported_at = time.monotonic()
             callbacks.on_before_dataloading(iteration)
-            with self.timers("data"):
+            with self.timers("train_batches"):  # less the wait for the loader, which is timed as "data"
                 batch = next(batches)
             callbacks.on_after_dataloading(iteration)
             self._beat(f"iteration {iteration + 1}, micro-batch {micro + 1} of {micro_batches}")
@@ -381,7 +383,7 @@ class ImaginaireTrainer:
         if position is None:
             log.warning("the checkpoint records no data position: it was written by another program, data starts anew")
         self.iteration = int(state["iteration"])
-        self.stream = DataStream(self._dataloader_train, config.seed, self.dims, position)
+        self._open_stream(self.stream.loader, position)
         if self.grad_scaler.is_enabled() and state.get("grad_scaler"):
             self.grad_scaler.load_state_dict(state["grad_scaler"])
         self._validation_due = bool(state.get("validation_due", False))
@@ -463,6 +465,17 @@ class ImaginaireTrainer:
     def _beat(self, place: str) -> None:
         """A sign of life within a step; the first of a process compiles, and fills caches."""
         self.watchdog.beat(place, long=self.iteration == self.resumed_iteration)
+
+    def _report_progress(self, text: str) -> None:
+        """What the model does to make the next batch: a sign of life, and now and then a line in the log."""
+        self._beat(f"iteration {self.iteration + 1}, {text}")
+        now = time.monotonic()
+        if now - self._reported_at >= _PROGRESS_S:
+            self._reported_at = now
+            log.info("iteration %d: %s", self.iteration + 1, text)
+
+    def _open_stream(self, loader: Any, position: dict[str, int | None] | None = None) -> None:
+        self.stream = DataStream(loader, self.config.trainer.seed, self.dims, position, self.timers("data"))
 
     def _place(self) -> str:
         newest = self.checkpointer.saved_iteration or self.resumed_iteration

@@ -34,7 +34,7 @@ class LossLog(Callback):
     Means run over all micro-batches and ranks, every ``logging_iter * logging_iter_multipler`` steps; with a multiplier
     the names begin with ``train@10/`` instead of ``train/``. NaN and infinite values are counted, not averaged.
     Validation gives ``val/...``, weighted by the samples that count (``sample_weight``). A model with
-    ``is_image_batch(batch)`` has its losses by kind as well: ``train/image_loss``, ``train/video_loss``.
+    ``batch_kinds`` has its losses by kind as well: ``train/image_loss``, ``train/video_loss``.
     """
 
     def __init__(self, logging_iter_multipler: int = 1) -> None:  # the spelling that configs in the wild use
@@ -88,11 +88,11 @@ class LossLog(Callback):
                 log.info("iter %d validation loss %.6g", iteration, values["val/loss"])
 
     def _with_kind(self, batch: Any, output: Any, loss: Tensor) -> Any:
-        """The output with the losses of a batch of images or videos under names of their own."""
-        is_image_batch = getattr(self.trainer.model, "is_image_batch", None)
-        if is_image_batch is None or not isinstance(output, Mapping):
+        """The output with the losses of this kind of batch under names of their own."""
+        model = self.trainer.model
+        if not model.batch_kinds or not isinstance(output, Mapping):
             return output
-        kind = "image" if is_image_batch(batch) else "video"
+        kind = model.batch_kind(batch)
         of_kind = {f"{kind}_edm_loss": output["edm_loss"]} if "edm_loss" in output else {}
         return {**output, **of_kind, f"{kind}_loss": loss}
 
@@ -169,7 +169,7 @@ class IterSpeed(EveryN):
 
     ``train/s_per_iter`` leaves out validation, saving and what callbacks do apart from the steps (under
     ``trainer.timers("apart")``). ``timer/data``, ``timer/forward``, ... are seconds per step
-    by the trainer's timers, and ``train/data_percent`` is the share spent waiting for data. Rank 0 speaks for all.
+    by the trainer's timers, and ``train/data_percent`` is the share spent waiting for data. All are those of rank 0.
     """
 
     def __init__(self, every_n: int | None = None, hit_thres: int = 5, step_size: int = 1) -> None:

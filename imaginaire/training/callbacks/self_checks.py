@@ -34,7 +34,7 @@ class SelfChecks(Callback):
     * sharded parameters are equal on all their replicas (the trainer compares those that are not sharded);
     * the ranks of a context-parallel group read the same data;
     * adapters begin without an effect, and the gradient of some lora_B is not zero (but for random weights);
-    * the first loss lies where ``model.expected_first_loss(output)`` says, if the model has such a method and knows.
+    * the first loss lies within ``model.expected_first_loss(output)``, where the model knows a range.
 
     A trained parameter that the first gradient does not reach is a warning. A resumed run looks at the first three.
     A loss or gradient norm that leaves the range of its first steps is a warning at once, with the keys that may be why
@@ -63,7 +63,7 @@ class SelfChecks(Callback):
         if distributed.world_size() > 1:
             self._facts.append("replicas equal")
         is_own_start = not self.config.checkpoint.load_path  # other weights may have adapters that are trained
-        if self._is_fresh and is_own_start and getattr(model, "adapters_begin_at_zero", lambda: True)():
+        if self._is_fresh and is_own_start and model.adapters_begin_at_zero():
             self._check_adapters(model)
 
     def on_training_step_start(self, model: Any, batch: Any, iteration: int = 0) -> None:
@@ -102,7 +102,7 @@ class SelfChecks(Callback):
     ) -> None:
         if self._is_over or not self._is_fresh:
             return
-        expected = getattr(model, "expected_first_loss", lambda output: None)(output)
+        expected = model.expected_first_loss(output)
         if expected is not None:
             for i, value in enumerate((float(loss.detach()), *expected)):
                 self._losses[i] += value
@@ -132,7 +132,7 @@ class SelfChecks(Callback):
             if value is None or not math.isfinite(value) or (found := self._ranges[name].add(value)) is None:
                 continue
             rates = ", ".join(f"{float(group['lr']):.3g}" for group in self.trainer.optimizer.param_groups)
-            causes = [*getattr(model, "likely_causes", lambda batch: ())(batch), *causes_in(self.config)]
+            causes = [*model.likely_causes(batch), *causes_in(self.config)]
             log.warning(
                 "iteration %d: the %s has left its first range: it began with %.4g (at most %.4g in the first %d"
                 " steps), and the median of the last %d is %.4g, at learning rate %s. The run goes on, but hardly"
@@ -160,7 +160,7 @@ class SelfChecks(Callback):
             self._facts.append(f"{len(adapters)} adapters without effect")
 
     def _tell_idle_adapters(self, model: nn.Module) -> None:
-        has_start = self.config.checkpoint.load_path or getattr(model, "has_start_weights", lambda: True)()
+        has_start = self.config.checkpoint.load_path or model.has_start_weights()
         problem = (
             "the gradient of every lora_B is zero, so the adapters learn nothing: they sit behind weights of zero."
         )

@@ -125,14 +125,12 @@ class GradClip(Callback):
         self._kinds: set[str] = set()  # of the step's micro-batches
 
     def on_train_start(self, model: Any, iteration: int = 0) -> None:
-        if hasattr(self.trainer.model, "is_image_batch"):
-            for kind in ("image", "video"):
-                self._means.setdefault(f"clip_grad_norm/{kind}", RunningMean())
+        for kind in self.trainer.model.batch_kinds:
+            self._means.setdefault(f"clip_grad_norm/{kind}", RunningMean())
 
     def on_training_step_start(self, model: Any, batch: Any, iteration: int = 0) -> None:
-        if hasattr(self.trainer.model, "is_image_batch"):
-            is_image = self.trainer.model.is_image_batch(batch)
-            self._kinds.add("clip_grad_norm/image" if is_image else "clip_grad_norm/video")
+        if self.trainer.model.batch_kinds:
+            self._kinds.add(f"clip_grad_norm/{self.trainer.model.batch_kind(batch)}")
 
     def on_before_optimizer_step(
         self, model: Any, optimizer: Any, scheduler: Any, grad_scaler: Any, iteration: int = 0

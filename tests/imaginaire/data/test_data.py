@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import dataclasses
 import multiprocessing
 import os
 import random as python_random
@@ -396,6 +397,32 @@ def test_a_pass_for_validation_is_in_order_and_always_alike(monkeypatch: pytest.
         assert (weights[1] is None) == (rank == 0)
     assert parts == [[[0, 1], [4, 5]], [[2, 3], [6, 0]]], "as many batches on each rank, one sample twice"
     assert weights[1].tolist() == [1.0, 0.0], "the second time it does not count"
+
+
+@dataclasses.dataclass(frozen=True)
+class Experience:
+    advantage: torch.Tensor
+    sample_position: torch.Tensor
+    history: tuple[torch.Tensor, ...] = ()
+    text: str = "push"
+    whole: bool = dataclasses.field(default=True, init=False)
+
+    def __post_init__(self) -> None:
+        assert self.advantage.device.type == "cpu", "a copy is not made anew"
+
+
+@dataclasses.dataclass(slots=True)
+class Scored:
+    experience: Experience
+
+
+def test_move_to_moves_dataclasses_and_leaves_the_original() -> None:
+    one = Experience(torch.ones(2), torch.tensor([7]), (torch.zeros(1),))
+    moved = move_to({"first": one, "all": [Scored(one)]}, torch.device("meta"))
+    for found in (moved["first"], moved["all"][0].experience):
+        assert isinstance(found, Experience) and found.advantage.is_meta and found.history[0].is_meta
+        assert (found.text, found.whole) == ("push", True) and not found.sample_position.is_meta
+    assert not one.advantage.is_meta and not one.history[0].is_meta
 
 
 def test_move_to_keeps_containers() -> None:

@@ -21,6 +21,17 @@ def test_phases_add_up_and_reading_resets_them() -> None:
     assert timers.read_and_reset() == {"forward": 0.0, "data": 0.0}
 
 
+def test_the_time_of_an_inner_phase_is_not_that_of_the_outer_one() -> None:
+    timers = Timers(torch.device("cpu"))
+    with timers("train_batches"):
+        time.sleep(0.01)
+        with timers("data"):
+            time.sleep(0.2)
+        time.sleep(0.01)
+    read = timers.read_and_reset()
+    assert read["data"] >= 0.2 > read["train_batches"] >= 0.02
+
+
 def test_a_phase_that_fails_is_still_counted() -> None:
     timers = Timers(torch.device("cpu"))
     with pytest.raises(KeyError), timers("forward"):

@@ -20,7 +20,7 @@ from imaginaire.config import compose
 from imaginaire.distributed import parallel
 from imaginaire.errors import CheckpointError, ConfigError, DataError, TrainingError
 from imaginaire.findings import CheckContext, Finding, error, warning
-from imaginaire.training import run_folder
+from imaginaire.training import run_folder, trainer
 from imaginaire.training.callbacks import Callback
 from imaginaire.training.callbacks.base import HOOKS
 from imaginaire.training.model import ImaginaireModel
@@ -319,6 +319,30 @@ def test_a_model_without_batches_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"NoBatches.train_batches gave no batch"):
         train(tmp_path, [f"model._target_={__name__}.NoBatches", *QUICK])
     assert not list(tmp_path.iterdir()), "a run folder is left"
+
+
+class Rollouts(project.RestlessModel):
+    """Makes each batch in three parts, which together take longer than the watchdog waits."""
+
+    def train_batches(self, dataloader: Any) -> Any:
+        for batch in dataloader:
+            for part in range(3):
+                time.sleep(0.9)
+                self.progress(f"rollout {part + 1} of 3")
+            yield batch
+
+
+def test_batches_may_take_long_to_make(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trainer, "_PROGRESS_S", 1.5)
+    options = [f"model._target_={__name__}.Rollouts", *QUICK, "trainer.max_iter=2", "trainer.grad_accum_iter=1"]
+    options += ["trainer.timeout_period=2", "trainer.callbacks.iter_speed.hit_thres=1", "trainer.logging_iter=1"]
+    assert train(tmp_path, options) == 0, "the watchdog ends a process that makes no progress"
+    assert caplog.text.count("rollout 2 of 3") == 2 and "rollout 1 of 3" not in caplog.text
+    lines = [json.loads(line) for line in (run_dir(tmp_path) / "metrics.jsonl").read_text().splitlines()]
+    (times,) = [line for line in lines if "timer/train_batches" in line]
+    assert times["timer/train_batches"] >= 2.7 > times["timer/data"]
 
 
 def test_a_refused_start_leaves_the_folder_that_was_there(tmp_path: Path) -> None:

@@ -10,25 +10,22 @@ from torch import nn
 
 from imaginaire.config import lazy_config
 from imaginaire.config.schema import Config
-from imaginaire.distributed import parallel
 from imaginaire.training.callbacks import CallbackGroup
 from imaginaire.training.callbacks.trackers import Metrics
+from imaginaire.training.model import ImaginaireModel
 from imaginaire.training.timers import Timers
 
 
-class Model(nn.Linear):
-    precision = torch.float32
-
+class Model(nn.Linear, ImaginaireModel):
     def __init__(self) -> None:
         super().__init__(4, 1)
 
-    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        return parallel.clip_grad_norm_(self.parameters(), max_norm)
-
 
 class ImageModel(Model):
-    def is_image_batch(self, batch: Any) -> bool:
-        return "image" in batch
+    batch_kinds = ("image", "video")
+
+    def batch_kind(self, batch: Any) -> str:
+        return "image" if "image" in batch else "video"
 
 
 def make_config(callbacks: dict[str, Any] | None = None, **trainer: Any) -> Any:

@@ -20,14 +20,13 @@ from imaginaire.optim import lora
 from imaginaire.training.callbacks.first_range import FirstRange
 from imaginaire.training.callbacks.self_checks import SelfChecks
 from imaginaire.training.callbacks.train import GradClip
+from imaginaire.training.model import ImaginaireModel
 from tests.imaginaire.training.callbacks.fakes import Trainer, lazy, make_config
 from tests.multiprocess import run_distributed
 
 
-class Net(nn.Module):
+class Net(ImaginaireModel):
     """Two layers, of which the second lets nothing through while ``gate`` is zero."""
-
-    precision = torch.float32
 
     def __init__(self, gate: float = 1.0) -> None:
         super().__init__()
