@@ -10,6 +10,7 @@ that for forward and backward. On a GPU, in bfloat16.
 """
 
 import argparse
+import gc
 import statistics
 import sys
 import types
@@ -208,6 +209,7 @@ def report(case: Case, device: torch.device, dtype: torch.dtype, peak: float, ro
             ours, theirs = paired(wrap(run_ours), wrap(run_theirs), rounds)
         except torch.OutOfMemoryError:
             print(f"  {name:19s} does not fit into this GPU (nothing is recomputed)")
+            gc.collect()  # what the exception held
             continue
         ratio = ratios[f"{case.name}: {name}"] = statistics.median(b / a for a, b in zip(ours, theirs))
         a, b = statistics.median(ours), statistics.median(theirs)

@@ -91,6 +91,7 @@ def make_pipeline(size: str, device: torch.device, dtype: torch.dtype) -> Video2
         tokenizer = TinyTokenizer()
     else:
         tokenizer = WanTokenizer(allow_random=True, dtype=dtype)
+    tokenizer.to(device)
     return Video2WorldActionConditionedPipeline(config, net, tokenizer, device=device)
 
 

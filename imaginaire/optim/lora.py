@@ -77,7 +77,9 @@ class LoraLinear(nn.Module):
         y: Tensor = self.base_layer(x)
         x = x.to(self.factors[0].dtype)
         update: Tensor = self.lora_B["default"](self.lora_A["default"](x))
-        return (y + self.scaling * update).to(y.dtype)
+        if self.scaling != 1:
+            update = self.scaling * update
+        return (y + update).to(y.dtype)
 
     @torch.no_grad()
     def init_adapter(self, generator: torch.Generator, zero_b: bool) -> None:
