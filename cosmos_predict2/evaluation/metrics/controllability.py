@@ -108,7 +108,7 @@ def action_gap(
         for part_B, worse in zip(chosen.split(batch_size), worse_B.split(batch_size)):
             rows = part_B.to(x0_B_C_T_H_W.device)
             x0, epsilon = x0_B_C_T_H_W[rows], epsilon_B_C_T_H_W[rows]
-            own = condition.with_tensors(lambda value, part_B=part_B: value[part_B.to(value.device)])
+            own = condition.with_tensors(partial(_rows, rows_B=part_B))
             other = replace(own, action_B_A_D=action_B_A_D[partner_B[part_B].to(action_B_A_D.device)])
             for name, condition_of, sign in (("true", own, -1), ("swapped", other, 1)):
                 errors_B = predict.velocity_errors(x0, epsilon, sigma, condition_of).double().cpu()
@@ -173,6 +173,10 @@ def video_distances(videos_K_R_C_F_H_W: Tensor) -> Distances:
     if videos.shape[0] < 2 or videos.shape[1] < 2:
         raise ValueError(f"{videos.shape[0]} sequences of actions and {videos.shape[1]} seeds: two of each at least.")
     return Distances(_between(videos), _between(videos.transpose(0, 1)))
+
+
+def _rows(value: Tensor, rows_B: Tensor) -> Tensor:
+    return value[rows_B.to(value.device)]
 
 
 def _between(videos_N_M_C_F_H_W: Tensor) -> float:

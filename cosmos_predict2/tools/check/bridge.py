@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 
 from cosmos_predict2.data.action_conditioned.recordings import read_annotation, read_recording
-from cosmos_predict2.tools.check.clips import ClipFacts, ClipJob, Fault, check_clip
+from cosmos_predict2.tools.check.clips import ClipFacts, ClipJob, check_clip, fault
 from imaginaire.errors import DataError
 
 
@@ -30,26 +30,26 @@ def check_recording(job: RecordingJob) -> list[ClipFacts]:
         recording = read_recording(path)
         assert recording is not None, "no recording was left out"
     except DataError as error:
-        return [ClipFacts(stem=path.stem, path="", faults=[Fault(str(path), "annotation", str(error))])]
-    faults = [Fault(str(path), "annotation", f"{path}: {text}.") for text in _annotation_faults(annotation)]
+        return [ClipFacts(stem=path.stem, path="", faults=[fault(path, "annotation", str(error))])]
+    faults = [fault(path, "annotation", f"{path}: {text}.") for text in _annotation_faults(annotation)]
     num_states = len(recording.poses)
     if job.num_frames is not None and num_states < job.num_frames:
         message = f"{path} has {num_states} states, but {job.num_frames} frames are asked for."
-        faults.append(Fault(str(path), "too_short", message))
+        faults.append(fault(path, "too_short", message))
     facts = []
     for camera in range(len(annotation["videos"])):
         name = _video_name(annotation["videos"][camera])
         if name is None:
-            faults.append(Fault(str(path), "annotation", f"{path}: video {camera} has no 'video_path'."))
+            faults.append(fault(path, "annotation", f"{path}: video {camera} has no 'video_path'."))
             continue
         video = job.root / name
         if not video.is_file():
-            faults.append(Fault(str(video), "missing_video", f"{video} is missing; {path} names it."))
+            faults.append(fault(video, "missing_video", f"{video} is missing; {path} names it."))
             continue
         found = check_clip(ClipJob(path.stem, video, is_fast=job.is_fast))
         if found.height and found.num_frames < num_states:
             message = f"{video} has {found.num_frames} frames for the {num_states} states of {path}."
-            found.faults.append(Fault(str(video), "too_short", message))
+            found.faults.append(fault(video, "too_short", message))
         facts.append(found)
     return [*facts, ClipFacts(stem=path.stem, path="", faults=faults)] if faults else facts
 

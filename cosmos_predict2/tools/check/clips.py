@@ -18,15 +18,20 @@ from cosmos_predict2.text.embeddings.folder import caption_hash, read_embedding
 from cosmos_predict2.text.embeddings.pickles import trimmed
 from cosmos_predict2.text.encoder_names import encode_commands
 from imaginaire.errors import DataError, UserError
+from imaginaire.findings import Finding, error
 
 
-@dataclass(frozen=True)
-class Fault:
-    """Something wrong with a file; ``kind`` is for programs."""
+def fault(file: Path | str, kind: str, text: str) -> Finding:
+    """Something wrong with a file: an error whose key is KIND/FILE."""
+    return error(f"{kind}/{file}", text)
 
-    file: str
-    kind: str
-    message: str
+
+def kind_of(found: Finding) -> str:
+    return found.key.partition("/")[0]
+
+
+def file_of(found: Finding) -> str:
+    return found.key.partition("/")[2]
 
 
 @dataclass(frozen=True)
@@ -60,16 +65,16 @@ class ClipFacts:
     embedding: str = ""
     num_tokens: int = 0
     text_width: int = 0
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[Finding] = field(default_factory=list)
 
 
 def check_clip(job: ClipJob) -> ClipFacts:
     """Everything about one sample."""
-    faults: list[Fault] = []
+    faults: list[Finding] = []
     info = _look(job, faults)
     if info is not None and job.num_frames is not None and info.num_frames < job.num_frames:
         message = f"{job.path} has {info.num_frames} frames, but {job.num_frames} are asked for: take it out."
-        faults.append(Fault(str(job.path), "too_short", message))
+        faults.append(fault(job.path, "too_short", message))
     text = _caption(job, faults)
     rows = _embedding(job, text, faults)
     return ClipFacts(
@@ -88,7 +93,7 @@ def check_clip(job: ClipJob) -> ClipFacts:
     )
 
 
-def _look(job: ClipJob, faults: list[Fault]) -> media.VideoInfo | None:
+def _look(job: ClipJob, faults: list[Finding]) -> media.VideoInfo | None:
     """The clip after decoding it; a picture is a clip of one frame, and latents are those of their window."""
     try:
         if job.path.stat().st_size == 0:
@@ -104,7 +109,7 @@ def _look(job: ClipJob, faults: list[Fault]) -> media.VideoInfo | None:
         clips.read_frames(job.path, sorted({0, info.num_frames - 1}))
         return info
     except (UserError, OSError) as error:
-        faults.append(Fault(str(job.path), "unreadable", str(error)))
+        faults.append(fault(job.path, "unreadable", str(error)))
         return None
 
 
@@ -120,49 +125,49 @@ def _look_at_latents(path: Path) -> media.VideoInfo:
         return media.VideoInfo(record.num_frames, latents.fps, *record.size)
 
 
-def _caption(job: ClipJob, faults: list[Fault]) -> str | None:
+def _caption(job: ClipJob, faults: list[Finding]) -> str | None:
     if job.caption is None:
         return None
     try:
         return read_caption(job.caption)
     except DataError as error:
-        faults.append(Fault(str(job.caption), "caption", str(error)))
+        faults.append(fault(job.caption, "caption", str(error)))
         return None
 
 
-def _embedding(job: ClipJob, text: str | None, faults: list[Fault]) -> Tensor | None:
+def _embedding(job: ClipJob, text: str | None, faults: list[Finding]) -> Tensor | None:
     """The rows of the embedding, if it can be read."""
     if job.embedding is None:
         return None
 
-    def fault(kind: str, message: str) -> None:
-        faults.append(Fault(str(job.embedding), kind, f"{job.embedding} {message}"))
+    def found(kind: str, message: str) -> None:
+        faults.append(fault(job.embedding or "", kind, f"{job.embedding} {message}"))
 
     try:
         rows = read_embedding(job.embedding)
     except (UserError, OSError) as error:
-        faults.append(Fault(str(job.embedding), "embedding", str(error)))
+        faults.append(fault(job.embedding, "embedding", str(error)))
         return None
     command = encode_commands(job.embedding.parent.parent, job.encoder or "", job.num_tokens)
     again = f"Delete it and encode its caption again: {command}"
     if not rows.any():
-        fault("embedding", f"holds nothing but zeros. {again}")
+        found("embedding", f"holds nothing but zeros. {again}")
         return rows
     is_bytes = _looks_like_bytes(rows)
     if job.width is not None and rows.shape[1] != job.width:
         message = f"has embeddings of width {rows.shape[1]}, the folder's encoder gives {job.width}. {again}"
-        fault("wrong_encoder", message)
+        found("wrong_encoder", message)
     elif job.encoder is not None and is_bytes != job.encoder.startswith("bytes"):
         is_not = "" if is_bytes else "not "
-        fault("wrong_encoder", f"is {is_not}of the bytes encoder; the folder's is {job.encoder}. {again}")
+        found("wrong_encoder", f"is {is_not}of the bytes encoder; the folder's is {job.encoder}. {again}")
     elif text is not None and job.encoded is not None and job.encoded != caption_hash(text):
         message = f"{job.caption} has changed since it was encoded to {job.embedding}. Encode it again: {command}"
-        faults.append(Fault(str(job.embedding), "caption_changed", message))
+        faults.append(fault(job.embedding, "caption_changed", message))
     elif text is not None and job.encoder is not None and (made := _by_bytes(job, text)) is not None:
         if len(rows) < len(made):
-            fault("short_embedding", f"has {len(rows)} tokens, but its caption has {len(made)}. {again}")
+            found("short_embedding", f"has {len(rows)} tokens, but its caption has {len(made)}. {again}")
         elif not torch.equal(trimmed(rows), made):
-            fault("wrong_embedding", f"is not what {job.encoder} makes of {job.caption}. {again}")
+            found("wrong_embedding", f"is not what {job.encoder} makes of {job.caption}. {again}")
     return rows
 
 

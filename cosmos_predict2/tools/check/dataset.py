@@ -22,9 +22,10 @@ from cosmos_predict2.text.embeddings.pickles import NUM_TOKENS
 from cosmos_predict2.text.encoder_names import encode_commands
 from cosmos_predict2.tools.check.action_tables import ActionTable, bridge_table
 from cosmos_predict2.tools.check.bridge import RecordingJob, check_recording
-from cosmos_predict2.tools.check.clips import ClipFacts, ClipJob, Fault, check_clip
+from cosmos_predict2.tools.check.clips import ClipFacts, ClipJob, check_clip, fault, file_of
 from cosmos_predict2.tools.check.lerobot import check_tables, check_videos, index_faults
 from imaginaire.errors import ConfigError, DataError
+from imaginaire.findings import Finding
 
 _SMALL = 64 * 2**20  # bytes of clips that one process looks through sooner than others start
 _DISTORTED = 1.1  # ratio of aspect ratios from which on it shows
@@ -73,24 +74,34 @@ class Wanted:
 
 @dataclass
 class Report:
-    """What a folder holds and what is wrong; ``parts`` are those of its splits."""
+    """What a folder holds and what was found; ``parts`` are those of its splits."""
 
     folder: str
     form: str
     counts: dict[str, int] = field(default_factory=dict)
     encoder: str = ""
     clips: list[ClipFacts] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)  # errors (key KIND/FILE) and notes
     parts: list["Report"] = field(default_factory=list)
     actions: list[ActionTable] = field(default_factory=list)
 
     def fault(self, file: Path | str, kind: str, message: str) -> None:
-        self.faults.append(Fault(str(file), kind, message))
+        self.findings.append(fault(file, kind, message))
 
-    def all_faults(self) -> list[Fault]:
+    def note(self, *texts: str | None) -> None:
+        self.findings += [Finding(self.folder, text) for text in texts if text]
+
+    @property
+    def faults(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.level == "error"]
+
+    @property
+    def notes(self) -> list[str]:
+        return [finding.text for finding in self.findings if finding.level != "error"]
+
+    def all_faults(self) -> list[Finding]:
         """Its own and those of its parts."""
-        return [*self.faults, *(fault for part in self.parts for fault in part.all_faults())]
+        return [*self.faults, *(one for part in self.parts for one in part.all_faults())]
 
 
 def check_dataset(folder: Path, wanted: Wanted) -> Report:
@@ -116,7 +127,7 @@ def check_dataset(folder: Path, wanted: Wanted) -> Report:
     _compare_rates(report, wanted)
     _compare_sizes(report, wanted)
     if form == "video" and files_by_stem(folder / "images", IMAGE_SUFFIXES):
-        report.notes.append(f"{folder / 'images'} was not looked at: the folder has videos/")
+        report.note(f"{folder / 'images'} was not looked at: the folder has videos/")
     return report
 
 
@@ -153,11 +164,11 @@ def _check_samples(report: Report, folder: Path, camera: str, wanted: Wanted) ->
     found = run_jobs(check_clip, jobs, what=f"checking {place}", workers=_workers(wanted, list(clips.values())))
     assert not found.faults, "a check raised what it should have put down"
     report.clips += found.results
-    report.faults += [fault for facts in found.results for fault in facts.faults]
+    report.findings += [one for facts in found.results for one in facts.faults]
     counts = {what: len(clips), "captions": len(captions), "embeddings": len(embeddings)}
     report.counts = {key: report.counts.get(key, 0) + count for key, count in counts.items()}
     if (note := several_lines((facts.stem, facts.caption) for facts in found.results)) is not None:
-        report.notes.append(f"{folder / 'metas' / camera}: {note}")
+        report.note(f"{folder / 'metas' / camera}: {note}")
     _compare_embeddings(report, folder, found.results, record, wanted)
     _check_annotations(report, folder / "annotation", set(clips))
     if report.form == "video":
@@ -178,7 +189,7 @@ def _files(report: Report, folder: Path, suffixes: tuple[str, ...]) -> dict[str,
                 report.fault(path, "unreadable", f"{path} {what}; training does not see it.")
             continue
         if path.suffix.lower() not in suffixes:
-            report.notes.append(f"{path} is none of {', '.join(suffixes)}; training does not see it")
+            report.note(f"{path} is none of {', '.join(suffixes)}; training does not see it")
         elif path.stem in found:
             report.fault(path, "same_stem", f"{path} has the stem of {found[path.stem].name}. Rename one of them.")
         else:
@@ -198,7 +209,7 @@ def _embeddings(
         embeddings[stem] = paths[0]
         if len(paths) > 1:
             others = ", ".join(path.name for path in paths[1:])
-            report.notes.append(f"{paths[0]} is read, and {others} is not: they have the same stem")
+            report.note(f"{paths[0]} is read, and {others} is not: they have the same stem")
     reader = EmbeddingFolder(place)
     try:
         record = reader.record()
@@ -206,7 +217,7 @@ def _embeddings(
         report.fault(place / "embeddings.json", "record", str(error))
         return embeddings, None
     if record is None and embeddings:
-        report.notes.append(f"{place} has no embeddings.json: nothing says by which encoder or of which captions it is")
+        report.note(f"{place} has no embeddings.json: nothing says by which encoder or of which captions it is")
     report.encoder = record.encoder if record else report.encoder
     if wanted.text_encoder is not None:
         try:
@@ -239,7 +250,7 @@ def _compare_stems(
     elif clips and not camera:
         text = f"{folder / 'metas'} holds no captions (*.txt)"
         if embeddings:
-            report.notes.append(f"{text}; training does not need them where there are embeddings")
+            report.note(f"{text}; training does not need them where there are embeddings")
         else:
             report.fault(folder / "metas", "no_caption", f"{text}: python -m scripts.caption_videos writes them.")
     if embeddings and wanted.needs_embeddings:
@@ -263,7 +274,7 @@ def _compare_embeddings(
     usual = record.width if record else Counter(facts.text_width for facts in have).most_common(1)[0][0]
     place = Path(have[0].embedding).parent
     again = wanted.command(folder, record)
-    if any(fault.file == str(place) for fault in report.faults):
+    if any(file_of(found) == str(place) for found in report.faults):
         pass  # said already
     elif wanted.text_width is not None and usual != wanted.text_width:
         by = f" by {record.encoder}" if record else ""
@@ -271,13 +282,13 @@ def _compare_embeddings(
         message += f" folder and encode with the model's encoder: {wanted.command(folder)}"
         report.fault(place, "wrong_encoder", message)
     elif wanted.num_tokens is not None and most > wanted.num_tokens:
-        report.notes.append(
+        report.note(
             f"{place}: captions were encoded with up to {most} tokens, but the model's data reads {wanted.num_tokens}:"
             f" longer ones are cut. Train with num_tokens={most} of the data set to have them whole"
         )
     for facts in have:
         least = min(facts.least_tokens, most)
-        if facts.num_tokens < least and not any(fault.file == facts.embedding for fault in facts.faults):
+        if facts.num_tokens < least and not any(file_of(found) == facts.embedding for found in facts.faults):
             message = f"{facts.embedding} has {facts.num_tokens} tokens, but its caption makes {least} at least."
             report.fault(
                 facts.embedding, "short_embedding", f"{message} Delete it and encode the caption again: {again}"
@@ -308,12 +319,12 @@ def _check_latents(report: Report, folder: Path, clips: set[str], wanted: Wanted
         return
     jobs = [ClipJob(stem, path, num_frames=wanted.num_frames) for stem, path in files.items()]
     found = run_jobs(check_clip, jobs, what=f"checking {place}", workers=_workers(wanted, list(files.values())))
-    report.faults += [fault for facts in found.results for fault in facts.faults]
+    report.findings += [one for facts in found.results for one in facts.faults]
     report.counts["latents"] = len(files)
     for stem in sorted(set(files) - clips):
-        report.notes.append(f"{files[stem]} is of a clip that is not here; training from latents uses it")
+        report.note(f"{files[stem]} is of a clip that is not here; training from latents uses it")
     if lost := sorted(clips - set(files)):
-        report.notes.append(f"{len(lost)} clips have no latents{_some(lost)}: training from latents leaves them out")
+        report.note(f"{len(lost)} clips have no latents{_some(lost)}: training from latents leaves them out")
 
 
 def _has_latent_record(report: Report, place: Path) -> bool:
@@ -362,7 +373,7 @@ def _check_recordings(report: Report, folder: Path, wanted: Wanted) -> None:
     assert not found.faults, "a check raised what it should have put down"
     facts = [item for items in found.results for item in items]
     report.clips = [item for item in facts if item.path]
-    report.faults += [fault for item in facts for fault in item.faults]
+    report.findings += [one for item in facts for one in item.faults]
     report.counts = {"recordings": len(files), "clips": len(report.clips)}
     if (table := bridge_table(files)) is not None:
         _add_actions(report, [table])
@@ -370,26 +381,25 @@ def _check_recordings(report: Report, folder: Path, wanted: Wanted) -> None:
 
 def _check_lerobot(report: Report, folder: Path, wanted: Wanted) -> None:
     source = LeRobotSource.open(folder)
+    report.note(f"version {source.info.version}, cameras {', '.join(source.info.cameras) or 'none'}")
     size = sum(path.stat().st_size for path in folder.rglob("*.mp4"))
     workers = wanted.workers if wanted.workers is not None else 0 if size < _SMALL else None
     report.clips = check_videos(source, is_fast=wanted.is_fast, workers=workers)
     tables, faults = check_tables(source)
     _add_actions(report, tables)
-    report.faults += [fault for facts in report.clips for fault in facts.faults]
-    report.faults += [*faults, *index_faults(source, report.clips, wanted.num_frames)]
+    report.findings += [one for facts in report.clips for one in facts.faults]
+    report.findings += [*faults, *index_faults(source, report.clips, wanted.num_frames)]
     report.counts = {"episodes": len(source), "frames": int(source.episodes.lengths.sum())}
     report.counts |= {"tasks": len(source.tasks) or len(source.episodes.texts), "videos": len(report.clips)}
-    if (note := source.rate_note()) is not None:
-        report.notes.append(note)
+    report.note(source.rate_note())
     if (note := source.episodes.several_tasks()) is not None:
-        report.notes.append(f"{note}: a clip or an embedding of a whole episode has the text of its first frame")
-    report.notes.insert(0, f"version {source.info.version}, cameras {', '.join(source.info.cameras) or 'none'}")
+        report.note(f"{note}: a clip or an embedding of a whole episode has the text of its first frame")
 
 
 def _add_actions(report: Report, tables: list[ActionTable]) -> None:
     report.actions = tables
     for table in tables:
-        report.notes += table.notes()
+        report.note(*table.notes())
         if table.fault:
             report.fault(report.folder, "constant_actions", f"{report.folder}: {table.fault}.")
 
@@ -400,7 +410,7 @@ def _compare_splits(report: Report) -> None:
         for second in report.parts[i + 1 :]:
             if both := sorted({facts.stem for facts in first.clips} & {facts.stem for facts in second.clips}):
                 names = ", ".join(both[:_NAMED])
-                report.notes.append(f"{first.folder} and {second.folder} share {len(both)} names ({names})")
+                report.note(f"{first.folder} and {second.folder} share {len(both)} names ({names})")
 
 
 # All clips together ---------------------------------------------------------------------------------------------------
@@ -426,15 +436,13 @@ def _compare_sizes(report: Report, wanted: Wanted) -> None:
     have = [facts for facts in report.clips if facts.height]
     small = [facts.path for facts in have if facts.height < height and facts.width < width]
     if small:
-        report.notes.append(f"{len(small)} are smaller than {height}x{width} and will be enlarged{_some(small)}")
+        report.note(f"{len(small)} are smaller than {height}x{width} and will be enlarged{_some(small)}")
     sizes = ((facts.path, (facts.height, facts.width)) for facts in have)
     if across := [note for path, size in sizes if (note := swapped_size("video_size", wanted.video_size, size, path))]:
-        report.notes.append(f"{across[0]} ({len(across)} of {len(have)})")
+        report.note(f"{across[0]} ({len(across)} of {len(have)})")
     ratios = {facts.path: facts.width * height / (facts.height * width) for facts in have}
     if bent := [path for path, ratio in ratios.items() if max(ratio, 1 / ratio) > _DISTORTED]:
-        report.notes.append(
-            f"{len(bent)} have another shape than {height}x{width}: training stretches them{_some(bent)}"
-        )
+        report.note(f"{len(bent)} have another shape than {height}x{width}: training stretches them{_some(bent)}")
 
 
 def _some(paths: list[str]) -> str:

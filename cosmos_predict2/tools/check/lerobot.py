@@ -7,16 +7,17 @@ from pathlib import Path
 from cosmos_predict2.data.jobs import run_jobs
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.tools.check.action_tables import ActionTable, lerobot_tables
-from cosmos_predict2.tools.check.clips import ClipFacts, ClipJob, Fault, check_clip
+from cosmos_predict2.tools.check.clips import ClipFacts, ClipJob, check_clip, fault
 from imaginaire.errors import DataError
+from imaginaire.findings import Finding
 
 
-def check_tables(source: LeRobotSource) -> tuple[list[ActionTable], list[Fault]]:
+def check_tables(source: LeRobotSource) -> tuple[list[ActionTable], list[Finding]]:
     """The actions, and what is wrong with them."""
     try:
         return lerobot_tables(source), []
     except DataError as error:
-        return [], [Fault(str(source.info.root), "actions", str(error))]
+        return [], [fault(source.info.root, "actions", str(error))]
 
 
 def check_videos(source: LeRobotSource, *, is_fast: bool, workers: int | None) -> list[ClipFacts]:
@@ -33,16 +34,16 @@ def check_videos(source: LeRobotSource, *, is_fast: bool, workers: int | None) -
     return found.results
 
 
-def index_faults(source: LeRobotSource, clips: list[ClipFacts], num_frames: int | None = None) -> Iterator[Fault]:
+def index_faults(source: LeRobotSource, clips: list[ClipFacts], num_frames: int | None = None) -> Iterator[Finding]:
     """Files that are not there, episodes that are too short, and videos that are shorter or faster than is stated."""
     root, lengths = source.info.root, source.episodes.lengths.tolist()
     missing = {path for camera in source.info.cameras for path in source.missing_files(camera)}
     for path in sorted(missing):
-        yield Fault(str(path), "missing_file", f"{path} does not exist; the index of {root} names it.")
+        yield fault(path, "missing_file", f"{path} does not exist; the index of {root} names it.")
     for i, length in enumerate(lengths):
         if num_frames is not None and length < num_frames:
             message = f"{root}: {source.name(i)} has {length} frames, but {num_frames} are asked for."
-            yield Fault(str(source.layout.rows(i).path), "too_short", message)
+            yield fault(source.layout.rows(i).path, "too_short", message)
     by_path = {facts.path: facts for facts in clips if facts.height}
     for camera in filter(source.info.is_video, source.info.cameras):
         rates = set()
@@ -56,10 +57,10 @@ def index_faults(source: LeRobotSource, clips: list[ClipFacts], num_frames: int 
                     source.check_rate(camera, clip.path, facts.num_frames, facts.fps)
                 source.clip(i, camera)  # raises where the index does not agree with itself
             except DataError as error:
-                yield Fault(str(source.file_of(i, camera)), "index", str(error))
+                yield fault(source.file_of(i, camera), "index", str(error))
                 continue
             if (problem := source.length_problem(i, camera, clip, facts.num_frames)) is not None:
-                yield Fault(facts.path, "too_short", problem)
+                yield fault(facts.path, "too_short", problem)
 
 
 def _files(source: LeRobotSource, camera: str) -> list[Path]:

@@ -3,11 +3,10 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from cosmos_predict2.tools.check.clips import ClipFacts
+from cosmos_predict2.tools.check.clips import ClipFacts, file_of, kind_of
 from cosmos_predict2.tools.check.dataset import Report
 
 MOST_FAULTS = 50
@@ -19,9 +18,9 @@ def as_text(report: Report, most_faults: int = MOST_FAULTS) -> str:
     lines = list(_lines(report))
     faults = report.all_faults()
     if faults:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(fault.kind for fault in faults).most_common())
+        kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(map(kind_of, faults)).most_common())
         lines += ["", f"{len(faults)} fault{'s' if len(faults) > 1 else ''}: {kinds}"]
-        lines += [f"  {fault.kind}: {fault.message}" for fault in faults[:most_faults]]
+        lines += [f"  {kind_of(fault)}: {fault.text}" for fault in faults[:most_faults]]
         if len(faults) > most_faults:
             lines.append(f"  ... and {len(faults) - most_faults} more; --json FILE writes all of them")
     else:
@@ -41,7 +40,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "num_frames": dict(_table(readable, "num_frames")),
         "sizes": {f"{height}x{width}": n for (height, width), n in _sizes(readable)},
         "fps": dict(_table([facts for facts in readable if facts.fps], "fps")),
-        "faults": [asdict(fault) for fault in report.faults],
+        "faults": [{"file": file_of(f), "kind": kind_of(f), "message": f.text} for f in report.faults],
         "notes": report.notes,
         "actions": [table.to_dict() for table in report.actions],
         "parts": [as_json(part) for part in report.parts],
