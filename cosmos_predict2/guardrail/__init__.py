@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-from cosmos_predict2.guardrail.runner import GuardrailConfig, GuardrailRunner, create_text_guardrail_runner
-from cosmos_predict2.guardrail.status import status_line
+from cosmos_predict2.guardrail.runner import (
+    GuardrailConfig,
+    GuardrailRunner,
+    create_text_guardrail_runner,
+    status_line,
+)
 from cosmos_predict2.text.prompt_refiner import PromptRefinerConfig
 
 __all__ = [

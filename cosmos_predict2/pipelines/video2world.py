@@ -20,8 +20,7 @@ from torch.distributed import ProcessGroup
 from cosmos_predict2.checkpoints import apply_lora, parse_lora
 from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, TEXT_KEY, Condition, Conditioner
 from cosmos_predict2.data.sizes import latent_frames, pixel_frames, size_of
-from cosmos_predict2.guardrail.runner import GuardrailRunner, create_guardrail, require_safe
-from cosmos_predict2.guardrail.status import status_line
+from cosmos_predict2.guardrail.runner import GuardrailRunner, create_guardrail, require_safe, status_line
 from cosmos_predict2.interfaces import PromptRefiner, TextEncoder, VideoTokenizer
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.pipelines.inputs import read_input

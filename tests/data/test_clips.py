@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cosmos_predict2.data.video import clips, media, packet_times
+from cosmos_predict2.data.video import clips, media
 from imaginaire.errors import ConfigError, DataError
 from tests.data.video_files import TICKS, all_frames, moving_pictures, remux, write_stream
 
@@ -126,8 +126,8 @@ def test_times_that_do_not_number_the_frames_are_not_used(
     streams: Callable[[str], tuple[Path, Tensor]], name: str
 ) -> None:
     path, _ = streams(name)
-    with packet_times.opened(path, 1) as container:
-        assert not packet_times.packet_table(path, container).is_exact
+    with clips.opened(path, 1) as container:
+        assert not clips.packet_table(path, container).is_exact
 
 
 class _FarBack:
@@ -149,7 +149,7 @@ def test_a_seek_may_end_further_back(
 ) -> None:
     path, every = streams(name)
     monkeypatch.setattr(clips, "decoded", _fail)
-    with packet_times.opened(path, 1) as container:
+    with clips.opened(path, 1) as container:
         clip = clips._PyavClip(path, _FarBack(container), 1)
         assert torch.equal(clip.read([25, 26]), every[:, 25:27])
 
@@ -203,19 +203,19 @@ def test_packets_of_a_clip_are_listed_once_and_again_when_it_changes(
     path = tmp_path / "clip.mp4"
     write_stream(path)
     listed: list[object] = []
-    read_table = packet_times._read_table
-    monkeypatch.setattr(packet_times, "_read_table", lambda *a: listed.append(a) or read_table(*a))
+    read_table = clips._read_table
+    monkeypatch.setattr(clips, "_read_table", lambda *a: listed.append(a) or read_table(*a))
     clips.read_frames(path, [0])
     clips.read_frames(path, [9])
     assert len(listed) == 1
     write_stream(path, 30)
     with clips.open_clip(path) as clip:
         assert clip.num_frames == 30 and len(listed) == 2
-    for i in range(packet_times.MOST_TABLES + 3):
+    for i in range(clips.MOST_TABLES + 3):
         path = tmp_path / f"{i}.mp4"
         path.write_bytes((tmp_path / "clip.mp4").read_bytes())
         clips.read_frames(path, [0])
-    assert len(packet_times._tables) == packet_times.MOST_TABLES
+    assert len(clips._tables) == clips.MOST_TABLES
 
 
 def test_the_rate_is_the_files(tmp_path: Path) -> None:

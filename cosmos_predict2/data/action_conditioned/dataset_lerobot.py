@@ -28,8 +28,17 @@ from cosmos_predict2.data.action_conditioned.items import (
     shape_problems,
     task_embeddings,
 )
-from cosmos_predict2.data.lerobot.info import SPLITS, VAL_FRACTION, Info, choose_episodes, read_info
-from cosmos_predict2.data.lerobot.modality import EMBODIMENTS, Part, is_absolute, read_modality
+from cosmos_predict2.data.lerobot.info import (
+    EMBODIMENTS,
+    SPLITS,
+    VAL_FRACTION,
+    Info,
+    Part,
+    choose_episodes,
+    is_absolute,
+    read_info,
+    read_modality,
+)
 from cosmos_predict2.data.lerobot.reader import LeRobotSource, choose_action, choose_camera, part_width
 from cosmos_predict2.data.sizes import swapped_size
 from cosmos_predict2.data.video.clips import choose_decoder, stretch

@@ -13,11 +13,8 @@ from typing import Any
 import numpy
 from torch import Tensor
 
-from cosmos_predict2.data.lerobot.episodes import Clip, Episodes, Layout
-from cosmos_predict2.data.lerobot.info import Info, read_info
-from cosmos_predict2.data.lerobot.layout_v2 import LayoutV2
-from cosmos_predict2.data.lerobot.layout_v3 import LayoutV3
-from cosmos_predict2.data.lerobot.modality import EMBODIMENTS, Modality, Part, read_modality
+from cosmos_predict2.data.lerobot.info import EMBODIMENTS, Info, Modality, Part, read_info, read_modality
+from cosmos_predict2.data.lerobot.layouts import Clip, Episodes, Layout, LayoutV2, LayoutV3
 from cosmos_predict2.data.lerobot.tables import Numbers, Tables, read_images
 from cosmos_predict2.data.video.clips import Fit, open_clip, probe
 from imaginaire.errors import ConfigError, DataError, near

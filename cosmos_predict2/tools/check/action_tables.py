@@ -23,8 +23,7 @@ from cosmos_predict2.actions.statistics import (
 )
 from cosmos_predict2.actions.transforms import ActionTransform, Floats, pose_differences, relative_pose
 from cosmos_predict2.data.action_conditioned.recordings import read_recording
-from cosmos_predict2.data.lerobot.info import Info
-from cosmos_predict2.data.lerobot.modality import Modality, Part
+from cosmos_predict2.data.lerobot.info import Info, Modality, Part
 from cosmos_predict2.data.lerobot.reader import LeRobotSource, part_width
 from imaginaire.errors import ConfigError, DataError
 

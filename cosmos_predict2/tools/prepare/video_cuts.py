@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy
 
+from cosmos_predict2.data.video.clips import packet_table
 from cosmos_predict2.data.video.media import opened_video
-from cosmos_predict2.data.video.packet_times import packet_table
 from imaginaire import storage
 
 

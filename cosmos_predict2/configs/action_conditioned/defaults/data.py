@@ -15,7 +15,7 @@ from cosmos_predict2.configs.base.defaults.data import (
     text_width_of_model,
 )
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
-from cosmos_predict2.data.lerobot.modality import EMBODIMENTS
+from cosmos_predict2.data.lerobot.info import EMBODIMENTS
 from cosmos_predict2.data.mixing import MixedLoader
 from cosmos_predict2.data.mock import MockVideos
 from cosmos_predict2.data.toy.latents import ToyWorldLatents
