@@ -110,13 +110,30 @@ NOT_YET = {
     "waymo": "multiview",
     "distill": "distilled (few-step)",
 }
-_TYPES = {  # end of a repository's name -> --model_types
-    "Text2Image": "text2image",
-    "Video2World": "video2world",
-    "Sample-Action-Conditioned": "sample_action_conditioned",
-    "Sample-GR00T-Dreams-GR1": "sample_gr00t_dreams_gr1",
-    "Sample-GR00T-Dreams-DROID": "sample_gr00t_dreams_droid",
-    "Multiview": "multiview",
+
+
+@dataclass(frozen=True)
+class ModelType:
+    """What was released of one kind of model."""
+
+    suffix: str  # of its repositories
+    sizes: tuple[str, ...]
+    file: str = ""  # empty: one for each setting
+    network: str = ""  # that the file is checked against; empty: a Video2World network of its size
+
+    def repository(self, size: str) -> str:
+        return f"nvidia/Cosmos-Predict2-{size}-{self.suffix}"
+
+
+MODEL_TYPES = {  # by --model_types
+    "text2image": ModelType("Text2Image", SIZES, "model.pt"),
+    "video2world": ModelType("Video2World", VIDEO_SIZES),
+    "sample_action_conditioned": ModelType(
+        "Sample-Action-Conditioned", ("2B",), "model-480p-4fps.pt", "2B action-conditioned"
+    ),
+    "sample_gr00t_dreams_gr1": ModelType("Sample-GR00T-Dreams-GR1", ("14B",), "model-480p-16fps.pt"),
+    "sample_gr00t_dreams_droid": ModelType("Sample-GR00T-Dreams-DROID", ("14B",), "model-480p-16fps.pt"),
+    "multiview": ModelType("Multiview", ("2B",), "model-720p-10fps-7views-29frames.pt", "2B multiview"),
 }
 _VARIANT = re.compile(r"model-(\d+)p-(\d+)fps(-natten)?\.pt")
 
@@ -157,7 +174,7 @@ def get_cosmos_predict2_text2image_checkpoint(
     if (fast_tokenizer or distilled) and model_size != "0.6B":
         raise ConfigError(f"The fast-tokenizer and distilled Text2Image models are 0.6B, not {model_size}.")
     name = "model" + "_fast_tokenizer" * fast_tokenizer + "_distilled" * distilled + ".pt"
-    return _below(root, f"nvidia/Cosmos-Predict2-{model_size}-Text2Image", name)
+    return _below(root, MODEL_TYPES["text2image"].repository(model_size), name)
 
 
 def get_cosmos_predict2_video2world_checkpoint(
@@ -175,21 +192,20 @@ def get_cosmos_predict2_video2world_checkpoint(
     if natten and str(resolution) != "720":
         raise ConfigError(f"The NATTEN weights are for resolution 720 (16:9), not {resolution}.")
     name = f"model-{resolution}p-{fps}fps{'-natten' * natten}.pt"
-    return _below(root, f"nvidia/Cosmos-Predict2-{model_size}-Video2World", name)
+    return _below(root, MODEL_TYPES["video2world"].repository(model_size), name)
 
 
 def get_cosmos_predict2_action_conditioned_checkpoint(*, root: str | None = None) -> str:
-    return _below(root, "nvidia/Cosmos-Predict2-2B-Sample-Action-Conditioned", "model-480p-4fps.pt")
+    return _only_file("sample_action_conditioned", root)
 
 
 def get_cosmos_predict2_gr00t_checkpoint(*, gr00t_variant: str, root: str | None = None) -> str:
     _one_of("gr00t_variant", gr00t_variant, GROOT_VARIANTS)
-    repository = f"nvidia/Cosmos-Predict2-14B-Sample-GR00T-Dreams-{gr00t_variant.upper()}"
-    return _below(root, repository, "model-480p-16fps.pt")
+    return _only_file(f"sample_gr00t_dreams_{gr00t_variant}", root)
 
 
 def get_cosmos_predict2_multiview_checkpoint(*, root: str | None = None) -> str:
-    return _below(root, "nvidia/Cosmos-Predict2-2B-Multiview", "model-720p-10fps-7views-29frames.pt")
+    return _only_file("multiview", root)
 
 
 def get_cosmos_predict25_checkpoint(name: str, *, root: str | None = None) -> str:
@@ -252,7 +268,8 @@ def download_command(path: str) -> str | None:
             model = dict([*((place, model) for model, place in PREDICT25.items()), with_it]).get((name, file))
             words.append(f"--predict2_5 {model or name.rpartition('-')[2] + '/post-trained'}")
         else:
-            words.append(f"--model_types {_TYPES[match[2]]} --model_sizes {match[1]}")
+            model_type = next(name for name, each in MODEL_TYPES.items() if each.suffix == match[2])
+            words.append(f"--model_types {model_type} --model_sizes {match[1]}")
             variant = _VARIANT.fullmatch(file)
             if match[2] == "Video2World" and variant:
                 words.append(f"--resolution {variant[1]} --fps {variant[2]}{' --natten' * bool(variant[3])}")
@@ -272,6 +289,11 @@ def describe_missing(path: str) -> str:
     is_near = storage.is_folder(path.rpartition("/")[0])
     note = " (no program here runs it yet, scripts.convert alone reads it)" if not_yet_here(path) else ""
     return f"{absent(path) if is_near else f'{path} does not exist.'} Download it: {command}{note}"
+
+
+def _only_file(model_type: str, root: str | None) -> str:
+    model = MODEL_TYPES[model_type]
+    return _below(root, model.repository(model.sizes[0]), model.file)
 
 
 def _below(root: str | None, *parts: str) -> str:

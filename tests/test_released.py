@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from cosmos_predict2 import released
+from cosmos_predict2.checkpoints.download import dit_manifest, file_faults, manifest_of
 from cosmos_predict2.checkpoints.families import describe
-from cosmos_predict2.checkpoints.manifests import dit_manifest, file_faults, manifest_of
 from cosmos_predict2.nn.flops import PARAMETERS
 from cosmos_predict2.released import NETWORKS, REPOSITORIES, checkpoint_dir, environment_settings
 from imaginaire.checkpoint.weights import is_extra

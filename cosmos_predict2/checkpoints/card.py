@@ -12,7 +12,6 @@ that may be built for it are those of `register`.
 
 import json
 import logging
-import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -53,19 +52,9 @@ KEY, TRANSFORM_KEY, PIPELINE_KEY = "model_card", "action_transform", "action_pip
 ALPHA_KEY = "lora_alpha"  # in an exported .pt: a number
 # Of model.config.pipe_config, what gives the weights the meaning that they had in training.
 PIPELINE = (
-    "net",
-    "tokenizer",
-    "state_t",
-    "fps",
-    "resolution",
-    "conditioning_strategy",
-    "sigma_conditional",
-    "sigma_data",
-    "rectified_flow_t_scaling_factor",
-    "timestamps",
-    "flow",
-    "conditioner",
-)
+    "net", "tokenizer", "state_t", "fps", "resolution", "conditioning_strategy", "sigma_conditional", "sigma_data",
+    "rectified_flow_t_scaling_factor", "timestamps", "flow", "conditioner",
+)  # fmt: skip
 OF_THE_MACHINE = ("atten_backend", "sac_config")  # of the network's arguments: another machine chooses anew
 
 # Published files that record no transform, by a part of their path.
@@ -313,10 +302,10 @@ def safetensors_header(path: str) -> dict[str, str]:
 
 def _of_run(tree: Mapping[str, Any], starts: Mapping[str, Any]) -> dict[str, Any]:
     """The same of a run's config.yaml and of its starts."""
-    training = tree.get("dataloader_train")
     found = _of_config(_below(tree, "model", "config"))
-    found |= {"input_crop": next(_crops(training), None) or found["input_crop"]}
-    found |= {"video_size": next(_video_sizes(training), None)}
+    nodes = [*_mappings(tree.get("dataloader_train"))]
+    found["input_crop"] = next((crop for node in nodes if (crop := _crop_of(node))), found["input_crop"])
+    found["video_size"] = next((node["video_size"] for node in nodes if _is_size(node.get("video_size"))), None)
     return found | {"texts": starts.get(TEXT_KEY), "frame_rate": starts.get(RATE_KEY)}
 
 
@@ -342,31 +331,24 @@ def _pipeline_facts(pipe: Mapping[str, Any]) -> dict[str, Any]:
     return found | {"net": {key: value for key, value in pipe["net"].items() if key not in OF_THE_MACHINE}}
 
 
-def _video_sizes(tree: Any) -> Iterator[list[int]]:
-    """Every ``video_size`` of the data sets in a loader's section."""
-    if isinstance(tree, dict):
-        if _is_size(tree.get("video_size")):
-            yield tree["video_size"]
-        for value in tree.values():
-            yield from _video_sizes(value)
-
-
-def _crops(tree: Any) -> Iterator[str]:
-    """How each data set of clips in a loader's section brings them to size: its argument, or the default of its class;
-    of cached latents as their record says, where it is here."""
-    if not isinstance(tree, dict):
-        return
-    crop, name = tree.get("crop"), _renamed(str(tree.get("_target_")))
+def _crop_of(node: Mapping[str, Any]) -> str | None:
+    """How a data set brings its clips to size: its argument, its class's default, or the record of cached latents."""
+    crop, name = node.get("crop"), _renamed(str(node.get("_target_")))
     if name == name_of(Dataset):
         crop = crop or "stretch"
     elif name == name_of(LatentDataset):
         with suppress(DataError):
-            record = read_record(Path(str(tree.get("dataset_dir"))) / FOLDER)
+            record = read_record(Path(str(node.get("dataset_dir"))) / FOLDER)
             crop = record and record.crop
-    if crop in CROPS:
-        yield crop
-    for value in tree.values():
-        yield from _crops(value)
+    return crop if crop in CROPS else None
+
+
+def _mappings(tree: Any) -> Iterator[dict[str, Any]]:
+    """Every mapping in a section, the outer ones first."""
+    if isinstance(tree, dict):
+        yield tree
+        for value in tree.values():
+            yield from _mappings(value)
 
 
 def _below(tree: Any, *keys: str) -> dict[str, Any]:
@@ -387,40 +369,27 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(isinstance(side, int) for side in value)
 
 
-def _require(is_valid: bool, expected: str) -> None:
-    if not is_valid:
-        raise TypeError(f"{expected} expected")
-
-
 def _pipeline(value: Any) -> dict[str, Any]:
-    _require(isinstance(value, dict) and isinstance(value.get("net"), dict), "an object with 'net'")
-    return dict(value)
+    if not isinstance(value, dict) or not isinstance(value.get("net"), dict):
+        raise TypeError("an object with 'net' is expected")
+    return value
 
 
 def _size(value: Any) -> tuple[int, int]:
-    _require(_is_size(value), "[height, width]")
+    if not _is_size(value):
+        raise TypeError(f"{value!r}, [height, width] is expected")
     return value[0], value[1]
 
 
-def _rate(value: Any) -> float:
-    _require(isinstance(value, int | float) and 0 < value < math.inf, "a number above 0")
-    return float(value)
-
-
-def _crop(value: Any) -> str:
-    _require(value in CROPS, " or ".join(CROPS))
-    return str(value)
-
-
-# Every recorded field, from plain data; a failure is a TypeError or ValueError.
+# Every recorded field, from plain data; what cannot be read is a TypeError or ValueError.
 _FIELDS: dict[str, Any] = {
     "pipeline": _pipeline,
     "action_transform": ActionTransform.from_dict,
     "texts": lambda value: tuple(TrainedText(**text) for text in value),
     "constant_text": str,
     "video_size": _size,
-    "frame_rate": _rate,
-    "input_crop": _crop,
+    "frame_rate": float,
+    "input_crop": str,
     "max_conditioning_frames": int,
     "lora_alpha": float,
     "lora_targets": str,

@@ -7,8 +7,10 @@ files hold besides has no name there.
 
 import re
 from collections.abc import Iterable, Mapping
+from inspect import signature
 from typing import Any
 
+from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.nn.embeddings import BASE_FPS
 from imaginaire.checkpoint.weights import is_extra
 from imaginaire.errors import CheckpointError
@@ -193,26 +195,7 @@ def net_kwargs(config: Mapping[str, Any]) -> dict[str, Any]:
     return net
 
 
-_DEFAULTS: dict[str, Any] = dict(
-    max_img_h=240,
-    max_img_w=240,
-    max_frames=128,
-    in_channels=16,
-    out_channels=16,
-    patch_spatial=2,
-    patch_temporal=1,
-    concat_padding_mask=True,
-    mlp_ratio=4.0,
-    crossattn_emb_channels=1024,
-    crossattn_proj_in_channels=None,
-    use_adaln_lora=True,
-    adaln_lora_dim=256,
-    rope_h_extrapolation_ratio=1.0,
-    rope_w_extrapolation_ratio=1.0,
-    rope_t_extrapolation_ratio=1.0,
-    rope_enable_fps_modulation=False,
-    extra_per_block_abs_pos_emb=False,
-)
+_DEFAULTS = {name: each.default for name, each in signature(DiT).parameters.items() if each.default is not each.empty}
 _DIFFUSERS_DEFAULTS: dict[str, Any] = dict(
     in_channels=16,
     out_channels=16,

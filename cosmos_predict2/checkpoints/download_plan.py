@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from cosmos_predict2.released import (
     GUARDRAIL,
     LLAMA_GUARD,
+    MODEL_TYPES,
     PREDICT25,
     PREDICT25_EMPTY_TEXT,
     PREDICT25_TOKENIZER_REVISION,
@@ -13,33 +14,12 @@ from cosmos_predict2.released import (
     REASON1_ENCODER_DIR,
     REASON1_ENCODER_REVISION,
     REPOSITORIES,
-    SIZES,
     T5,
     VIDEO_SIZES,
     not_yet_here,
 )
 from imaginaire.errors import ConfigError
 
-MODEL_TYPES = {  # --model_types -> the sizes that were released
-    "text2image": SIZES,
-    "video2world": VIDEO_SIZES,
-    "sample_action_conditioned": ("2B",),
-    "sample_gr00t_dreams_gr1": ("14B",),
-    "sample_gr00t_dreams_droid": ("14B",),
-    "multiview": ("2B",),
-}
-_NAMES = {
-    "sample_action_conditioned": "nvidia/Cosmos-Predict2-2B-Sample-Action-Conditioned",
-    "sample_gr00t_dreams_gr1": "nvidia/Cosmos-Predict2-14B-Sample-GR00T-Dreams-GR1",
-    "sample_gr00t_dreams_droid": "nvidia/Cosmos-Predict2-14B-Sample-GR00T-Dreams-DROID",
-    "multiview": "nvidia/Cosmos-Predict2-2B-Multiview",
-}
-_FILES = {
-    "sample_action_conditioned": "model-480p-4fps.pt",
-    "sample_gr00t_dreams_gr1": "model-480p-16fps.pt",
-    "sample_gr00t_dreams_droid": "model-480p-16fps.pt",
-    "multiview": "model-720p-10fps-7views-29frames.pt",
-}
 _GIGABYTES = {"0.6B": 1.2, "2B": 3.92, "14B": 28.6}  # of one DiT in bfloat16
 _GIGABYTES_25 = {"2B": 4.13, "14B": 28.8}  # with the projection of the text
 _TOKENIZER, _TOKENIZER_GIGABYTES = "tokenizer/tokenizer.pth", 0.51
@@ -125,9 +105,9 @@ def make_plan(wishes: Wishes) -> Plan:
     sizes = wishes.model_sizes or VIDEO_SIZES
     types = wishes.model_types or (() if wishes.predict25 else tuple(MODEL_TYPES))
     for model_type in types:
-        fitting = [size for size in sizes if size in MODEL_TYPES[model_type]]
+        fitting = [size for size in sizes if size in MODEL_TYPES[model_type].sizes]
         if not fitting:
-            there = ", ".join(MODEL_TYPES[model_type])
+            there = ", ".join(MODEL_TYPES[model_type].sizes)
             if wishes.model_types is None:
                 plan.notes.append(f"{model_type}: left out, it exists as {there} only")
                 continue
@@ -173,15 +153,14 @@ def _add_model(plan: Plan, model_type: str, size: str, wishes: Wishes) -> None:
     if model_type == "text2image":
         _add_text2image(plan, size, wishes)
         return
-    video = f"nvidia/Cosmos-Predict2-{size}-Video2World"
+    model, video = MODEL_TYPES[model_type], MODEL_TYPES["video2world"].repository(size)
     tokenizer = File(_TOKENIZER, _TOKENIZER_GIGABYTES, "tokenizer")
     plan.add(_part(video, "tokenizer" if model_type != "video2world" else model_type, (tokenizer,)))
     if wishes.tokenizer_only:
         return
     if model_type != "video2world":
-        network = {"sample_action_conditioned": "2B action-conditioned", "multiview": "2B multiview"}.get(model_type)
-        file = File(_FILES[model_type], _GIGABYTES[size], network or f"{size} Video2World")
-        plan.add(_part(_NAMES[model_type], model_type, (file,)))
+        file = File(model.file, _GIGABYTES[size], model.network or f"{size} Video2World")
+        plan.add(_part(model.repository(size), model_type, (file,)))
         return
     names = [f"model-{resolution}p-{fps}fps.pt" for resolution in wishes.resolution for fps in wishes.fps]
     if wishes.natten:
@@ -194,7 +173,7 @@ def _add_text2image(plan: Plan, size: str, wishes: Wishes) -> None:
     files = [File(_TOKENIZER, _TOKENIZER_GIGABYTES, "tokenizer")]
     if not wishes.tokenizer_only:
         files.append(File("model.pt", _GIGABYTES[size], f"{size} Text2Image"))
-    part = _part(f"nvidia/Cosmos-Predict2-{size}-Text2Image", "text2image", tuple(files))
+    part = _part(MODEL_TYPES["text2image"].repository(size), "text2image", tuple(files))
     if size == "0.6B" and not wishes.tokenizer_only:  # with variants for another tokenizer, and distilled ones
         part = replace(part, patterns=("model_*.pt", "tokenizer_fast/tokenizer.pth"), estimate=4.1)
     plan.add(part)

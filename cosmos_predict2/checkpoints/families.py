@@ -3,11 +3,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from math import isqrt
 from typing import Any
 
 from torch import Tensor
 
-from cosmos_predict2.released import not_yet_here
+from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
+from cosmos_predict2.released import NETWORKS, not_yet_here
 from imaginaire.checkpoint.weight_files import shape_of
 from imaginaire.errors import CheckpointError
 
@@ -154,7 +156,7 @@ def require_family(
         raise CheckpointError(f"{file}. {net}: without actions. Choose an action-conditioned model for this file.")
     if found.action_inputs is None and wanted.action_inputs is not None and not actions_may_begin:
         cure = "Training may start from it, and learns what actions do; to generate, choose weights that know them."
-        raise CheckpointError(f"{file}, which is told no actions. {net}. {cure}")
+        raise CheckpointError(f"{file}, without actions. {net}. {cure}")
     if found.action_inputs is not None and found.action_inputs != wanted.action_inputs:
         raise CheckpointError(f"{file} ({'; '.join(action_readings(found.action_inputs))}). {net}. {_OTHER_ACTIONS}")
     if found.action_inputs is not None and found.has_action_tokens != wanted.has_action_tokens:
@@ -172,6 +174,54 @@ def require_family(
     ]
     if differences:
         raise CheckpointError(f"{source} is of another network: {'; '.join(differences)}.")
+
+
+def action_network(
+    family: Family | None,
+    action_dim: int = 7,
+    num_actions: int = 12,
+    *,
+    ratio: int = 4,
+    kind: str | None = None,
+    source: str = "the file",
+) -> tuple[type[ActionDiT], dict[str, Any]]:
+    """The class of the network that reads clips of ``num_actions`` actions, ``ratio`` to a latent frame, and its
+    arguments as far as shapes or a release show them (RoPE ratios of other sizes they do not).
+
+    Shapes do not show how the numbers are arranged, so the sizes of the data decide; where both kinds of network fit,
+    ``kind`` does.
+    """
+    if family is None or family.action_inputs is None:
+        found = "no video network" if family is None else f"a {family}, without actions"
+        raise CheckpointError(f"{source} is {found}. Choose weights of an action-conditioned network.")
+    reads = {"flat": num_actions * action_dim, "chunk": ratio * action_dim}
+    fits = [name for name in reads if reads[name] == family.action_inputs and kind in (None, name)]
+    if not fits:
+        asked = f"{num_actions} actions of {action_dim} numbers"
+        raise CheckpointError(
+            f"{source} reads {family.action_inputs} numbers of actions at once. {asked.capitalize()} are"
+            f" {reads['flat']} in one vector (flat) or {reads['chunk']} for each latent frame (chunk)"
+            f"{'' if kind is None else f', and {kind} is asked for'}. What would fit:"
+            f" {'; '.join(action_readings(family.action_inputs, ratio))}."
+        )
+    if len(fits) > 1:
+        raise CheckpointError(
+            f"{source} reads {family.action_inputs} numbers of actions at once, which a flat and a chunk network both"
+            f" do with {num_actions} actions of {action_dim} numbers: give kind='flat' or"
+            " kind='chunk', or the folder of its run, which records it."
+        )
+    hidden = family.action_hidden if family.action_hidden != 4 * family.width else None
+    arguments: dict[str, Any] = {
+        **NETWORKS.get(family.network or "", {}),
+        **family.net_arguments,
+        "action_dim": action_dim,
+        "hidden_dim_in_action_embedder": hidden,
+        "action_on_tokens": family.has_action_tokens,
+        "patch_spatial": isqrt(family.patch_volume),  # in time, actions have patches of one frame
+    }
+    if fits == ["chunk"]:
+        return ChunkActionDiT, {**arguments, "temporal_compression_ratio": ratio}
+    return FlatActionDiT, {**arguments, "num_action_per_chunk": num_actions}
 
 
 def action_readings(inputs: int, ratio: int = 4) -> list[str]:

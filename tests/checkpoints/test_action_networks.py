@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.checkpoints import load_dit, open_dit
-from cosmos_predict2.checkpoints.action_networks import action_network
 from cosmos_predict2.checkpoints.dit_loading import check_dit
-from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS, action_readings, describe
-from cosmos_predict2.checkpoints.manifests import manifest_of
+from cosmos_predict2.checkpoints.download import manifest_of
+from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS, action_network, action_readings, describe
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
 from imaginaire.checkpoint import weight_files
 from imaginaire.config.lazy_config import LazyCall as L
@@ -101,14 +100,14 @@ def test_other_sizes_of_actions_and_of_chunks_are_asked_for() -> None:
 
 def test_where_both_kinds_would_fit_it_must_be_said() -> None:
     short = describe(action_net(num_action_per_chunk=4).state_dict())
-    with pytest.raises(CheckpointError, match=r"kind='flat' or 'chunk'.*folder of its run"):
+    with pytest.raises(CheckpointError, match=r"kind='flat' or kind='chunk'.*folder of its run"):
         action_network(short, num_actions=4)
     assert action_network(short, num_actions=4, kind="flat")[0] is FlatActionDiT
     assert action_network(short)[0] is ChunkActionDiT  # 12 actions would be 84 numbers
 
 
 def test_weights_without_actions_choose_no_network() -> None:
-    with pytest.raises(CheckpointError, match="is told no actions"):
+    with pytest.raises(CheckpointError, match="without actions"):
         action_network(describe(random_net().state_dict()), source="base.pt")
 
 
@@ -123,7 +122,7 @@ def test_embedders_begin_anew_only_where_that_is_allowed(tmp_path: Path) -> None
     base = random_net(seed=1)
     path, net = _save(tmp_path, released_state(base)), action_net(seed=2)
     kept = {name: value for name, value in parameters_of(net).items() if name.startswith("action_embedder_")}
-    with pytest.raises(CheckpointError, match=r"model\.pt is a Video2World.*told no actions.*The network is an action"):
+    with pytest.raises(CheckpointError, match=r"model\.pt is a Video2World.*without actions.*The network is an action"):
         load_dit(net, path)
     report = load_dit(net, path, allow_missing=[ACTION_EMBEDDERS])
     assert set(report.missing) == set(kept) and len(kept) == 8
@@ -155,7 +154,7 @@ def test_other_networks_with_actions_are_refused(case: str, allow_missing: tuple
     options, change, message = ODD[case]
     state = _drop(released_state(action_net(**options)), *change.get("drop", ()))
     if case == "without the tensor that tells" and not allow_missing:
-        message = "told no actions"
+        message = "without actions"
     path = _save(tmp_path, state)
     with pytest.raises(CheckpointError, match=message):
         load_dit(action_net(), path, allow_missing=allow_missing)

@@ -190,7 +190,6 @@ def test_a_class_of_other_code_is_built_once_it_is_registered(tmp_path: Path, mo
         (KEY, '{"video_size": [1]}'),
         (KEY, '{"frame_rate": "fast"}'),
         (KEY, '{"texts": [{}]}'),
-        (KEY, '{"input_crop": "none"}'),
     ],
 )
 def test_a_record_in_weights_that_cannot_be_read_is_an_error(key: str, text: str, tmp_path: Path) -> None:

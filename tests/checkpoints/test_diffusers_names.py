@@ -9,7 +9,7 @@ from torch import nn
 
 from cosmos_predict2.checkpoints import from_diffusers_name, to_diffusers_name
 from cosmos_predict2.checkpoints.diffusers_names import diffusers_config, is_diffusers, net_kwargs
-from cosmos_predict2.checkpoints.manifests import dit_manifest
+from cosmos_predict2.checkpoints.download import dit_manifest
 from cosmos_predict2.released import NETWORKS
 from imaginaire.checkpoint.weights import is_extra
 from imaginaire.errors import CheckpointError

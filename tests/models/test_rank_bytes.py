@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from cosmos_predict2.checkpoints.manifests import dit_manifest
+from cosmos_predict2.checkpoints.download import dit_manifest
 from imaginaire.checkpoint import weights
 from tests.models.rank_bytes import measured_rank_bytes
 
