@@ -64,10 +64,15 @@ def data_differences(config: Config, card: ModelCard) -> Iterator[str]:
     for loader in ("dataloader_train", "dataloader_val"):
         ours = (getattr(config, loader) or {}).get("dataset")
         theirs = (card.run.get(loader) or {}).get("dataset")
-        if ours and theirs and to_data(ours) != theirs:
+        if ours and theirs and _by_class(to_data(ours)) != _by_class(theirs):
             names = described_dataset(ours), described_dataset(theirs)
             others = " with other arguments" if names[0] == names[1] else ""
             yield f"its {loader} is {names[0]}, but the run of the weights has {names[1]}{others}"
+
+
+def _by_class(node: Mapping[str, Any]) -> dict[str, Any]:
+    """A data set's node with the name of its class alone, whose module may have moved since the run."""
+    return {**node, "_target_": str(node["_target_"]).rpartition(".")[2]}
 
 
 def dataset_node(config: Config, loader: str) -> Mapping[str, Any]:

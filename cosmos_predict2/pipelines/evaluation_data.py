@@ -43,6 +43,7 @@ TOY = "toy"
 OF_EXPERIMENT = "The run has no validation data of its own (its dataloader_val is the toy world, as in its experiment)"
 OTHER = "Give --data with recordings of such actions (toy: the toy world), or weights that were trained on these."
 OF_FILES = {f"{cls.__module__}.{cls.__name__}": cls for cls in (LeRobotActionDataset, LiberoDataset)}
+TOY_CLASSES = "cosmos_predict2.data.toy"  # in the module of this name in runs of older versions, below it now
 BRIDGE = f"{ActionConditionedDataset.__module__}.{ActionConditionedDataset.__name__}"
 LIBERO = f"{LiberoDataset.__module__}.{LiberoDataset.__name__}"
 TOY_DIM = 4  # numbers of an action of the toy world, unless a model was trained with more
@@ -131,12 +132,13 @@ def recordings_of_run(
     """
     target = str(node.get("_target_"))
     arguments = {key: value for key, value in node.items() if not key.startswith("_")}
-    if target == f"{ToyWorldStates.__module__}.ToyWorldStates":
+    is_toy = target.startswith(TOY_CLASSES)
+    if is_toy and target.endswith(".ToyWorldStates"):
         folder = str(arguments["folder"])
         with _others_can_be_named():
             states = ToyWorldStates(folder, num_frames=num_actions + 1, start=0)
         return of_dataset(folder, states, transform, num)
-    if target.startswith("cosmos_predict2.data.toy.videos"):
+    if is_toy:
         world = {**arguments, **(arguments.get("world") or {})}
         tasks = tuple(world.get("tasks") or ("push_puck",))
         return toy_recordings(
@@ -178,7 +180,7 @@ def _others_can_be_named() -> Iterator[None]:
 def size_of_world(node: Mapping[str, Any], resolution: str) -> tuple[int, int] | None:
     """(height, width) of the frames of a run on the toy world, by its data set as plain data, or of a tiny model where
     nothing else tells it; else None."""
-    if str(node.get("_target_")).startswith("cosmos_predict2.data.toy.videos"):
+    if str(node.get("_target_")).startswith(TOY_CLASSES):
         world = {**node, **(node.get("world") or {})}
         side = world.get("size") or SETTINGS[world.get("setting", "default")].size
         return int(side), int(side)

@@ -406,7 +406,7 @@ def test_actions_of_another_kind_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_data_of_a_run_are_built_from_what_is_known() -> None:
-    node = {"_target_": "cosmos_predict2.data.toy.videos.ToyWorldVideos", "setting": "hard", "num_episodes": 9000}
+    node = {"_target_": "cosmos_predict2.data.toy.ToyWorldVideos", "setting": "hard", "num_episodes": 9000}
     found = recordings_of_run(node, TOY, num=2, num_actions=24)
     assert found.video_B_C_F_H_W.shape == (2, 3, 25, 64, 64) and "hard" in found.name
     assert found.episodes is not None and found.others is not None
