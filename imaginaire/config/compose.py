@@ -32,7 +32,7 @@ from imaginaire.config.checks import (
 from imaginaire.config.files import find_config_file, import_all_modules_from_package, load_config
 from imaginaire.config.internals import OBJECTS, raw, uncopied_store
 from imaginaire.config.lazy_yaml import load_yaml
-from imaginaire.config.messages import check_defaults, not_a_choice, unknown_key
+from imaginaire.config.messages import check_defaults, unknown_key
 from imaginaire.config.names import parameters_of, takes, target_of
 from imaginaire.config.overrides import ABSENT_ALREADY, Item, parse, split_arguments
 from imaginaire.config.registry import (
@@ -93,7 +93,7 @@ def compose(config_path: str, overrides: Sequence[str] = ()) -> Config:
         OmegaConf.set_struct(root.trainer.grad_scaler_args, False)  # arguments: any name that GradScaler takes
     else:
         root = _load_saved(path, config_path)
-        found = _sort_saved(parse(overrides), root, config_path)
+        found = _sort(parse(overrides), root, config_path)
     tree = _merge_groups(root, found.choices)
     for item in found.values:
         _set(tree, item)
@@ -149,15 +149,23 @@ def _load_saved(path: Path, shown: str) -> DictConfig:
 # --- what each override does ----------------------------------------------------------------------------------------
 
 
-def _sort(items: Sequence[Item], root: Config) -> _Sorted:
-    """The items by what they do, each group choice checked against what is registered."""
+def _sort(items: Sequence[Item], root: Any, saved: str = "") -> _Sorted:
+    """The items by what they do, each group choice checked against what is registered.
+
+    ``saved`` is the path of a saved configuration, which has no groups.
+    """
     found = _Sorted()
-    listed = {str(name) for item in root.defaults if isinstance(item, Mapping) for name in item}
+    listed = {_group(item) for item in root.defaults} - {""}
     for item in items:
+        if saved and item.key == "experiment":
+            raise ConfigError(
+                f"{item.text}: {saved} is a saved configuration, its experiment is composed already."
+                " Leave experiment= out, or give a Python file as --config."
+            )
         if item.removes and item.key in {*listed, *LAZY_MEMBERS}:
             root.defaults = [{item.key: None} if _group(entry) == item.key else entry for entry in root.defaults]
             if item.key != "experiment":
-                found.cleared.append(package_of(item.key))
+                found.cleared.append(item.key if saved else package_of(item.key))
         elif item.key in listed and item.is_choice:
             _check_choice(item, found.choices)
             found.choices[item.key] = item
@@ -166,7 +174,8 @@ def _sort(items: Sequence[Item], root: Config) -> _Sorted:
         elif item.sign == "~":
             found.removed.append(item)
         else:
-            _check_value(item, root)
+            if "." not in item.key and item.is_choice:
+                _check_plain(item, root, saved)
             found.values.append(item)
     return found
 
@@ -189,41 +198,27 @@ def _check_choice(item: Item, choices: Mapping[str, Item]) -> None:
             raise ConfigError(unknown_entry(item.key, name))
 
 
-def _check_value(item: Item, root: Config) -> None:
-    """``key=name`` without a dot, where no group of that name is listed."""
-    if "." in item.key or not item.is_choice:
-        return
+def _check_plain(item: Item, root: Any, saved: str) -> None:
+    """``key=name`` without a dot, where no group of that name is listed, is a plain value of the root."""
     if item.key == "experiment" and not entries("experiment"):  # the group is listed only once it has entries
         raise ConfigError(unknown_entry("experiment", str(item.value)))
-    known = fields_of(type(root)).get(item.key)
-    fields = list(fields_of(known.type)) if known is not None and is_config_class(known.type) else []
-    if problem := not_a_choice(item.key, item.text, fields, is_section=bool(fields) or item.key in LAZY_MEMBERS):
-        raise ConfigError(problem)
-
-
-def _sort_saved(items: Sequence[Item], root: DictConfig, shown: str) -> _Sorted:
-    """The items by what they do to a saved configuration, which has no groups."""
-    found = _Sorted()
-    fields: dict[str, Any] = fields_of(typed_class(root) or Config)
-    for item in items:
-        if item.key == "experiment":
-            raise ConfigError(
-                f"{item.text}: {shown} is a saved configuration, its experiment is composed already."
-                " Leave experiment= out, or give a Python file as --config."
-            )
-        is_section = item.key in LAZY_MEMBERS or item.key not in fields or is_config_class(fields[item.key].type)
-        if item.removes and item.key in LAZY_MEMBERS:
-            found.cleared.append(item.key)
-        elif item.sign == "~":
-            found.removed.append(item)
-        elif "." not in item.key and item.is_choice and is_section:
-            raise ConfigError(
-                f"{item.text}: {shown} is a saved configuration and has no groups to choose from."
-                f" Override single values, such as {item.key}.KEY=VALUE, or give a Python file as --config."
-            )
-        else:
-            found.values.append(item)
-    return found
+    known = fields_of(typed_class(root) or type(root)).get(item.key)
+    is_section = item.key in LAZY_MEMBERS or (known is not None and is_config_class(known.type))
+    if saved and (is_section or known is None):
+        raise ConfigError(
+            f"{item.text}: {saved} is a saved configuration and has no groups to choose from."
+            f" Override single values, such as {item.key}.KEY=VALUE, or give a Python file as --config."
+        )
+    if entries(item.key):
+        raise ConfigError(
+            f"{item.text}: the group '{item.key}' has entries, but the defaults list of this config does not name it."
+        )
+    if is_section:
+        first = next(iter(fields_of(known.type)), "NAME") if known and is_config_class(known.type) else "NAME"
+        raise ConfigError(
+            f"{item.text}: '{item.key}' is a section, and no group of that name has entries."
+            f" Set its fields, for example {item.key}.{first}=..."
+        )
 
 
 # --- making the tree ------------------------------------------------------------------------------------------------

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading the Python files that make configurations, and telling in one message what is wrong with one."""
+"""Loading the Python files that make configurations, with one message for what is wrong with one."""
 
 import contextlib
 import difflib
 import importlib
-import importlib.util
 import logging
 import os
 import pkgutil
@@ -16,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from omegaconf.errors import UnsupportedValueType
 
 from imaginaire.config.lazy_yaml import add_import_folder
 from imaginaire.config.schema import Config
@@ -33,6 +33,7 @@ EXTRAS = {  # top-level packages of the optional extras, for the cure in a messa
     "s3fs": "s3",
 }
 
+_alone: set[str] = set()  # modules of config files that lie outside the working directory
 # Experiment modules that did not import, with the cause: named when an experiment cannot be found.
 broken_modules: dict[str, str] = {}
 # Experiment modules that import but register nothing, with their files: named there, too.
@@ -92,47 +93,28 @@ def load_config(path: Path) -> Config:
 
 
 def _import(path: Path) -> ModuleType:
-    failed = f"{path} does not import"
+    """The module of a file, by its dotted name below the working directory; else by its stem, from its folder."""
     normal = Path(os.path.normpath(path))  # symbolic links stay: they may be how a folder came to lie here
-    if normal.is_relative_to(Path.cwd()):
-        parts = normal.relative_to(Path.cwd()).with_suffix("").parts
-        if all(part.isidentifier() for part in parts):
-            name = ".".join(parts)
-            module = _run(lambda: importlib.import_module(name), failed)
-            if _is_file(module, normal):
-                return module  # type: ignore[no-any-return]
-            raise ConfigError(
-                f"{path} would be the module {name}, but Python finds {getattr(module, '__file__', None) or name} under"
-                f" that name. Put an __init__.py into {path.parent}, or rename the folder."
-            )
-    return _import_alone(normal, failed)
-
-
-def _import_alone(path: Path, failed: str) -> ModuleType:
-    """A file outside the working directory: imported under its stem, with its folder on sys.path."""
-    name = path.stem
-    if not name.isidentifier():
-        raise ConfigError(f"{path}: '{path.name}' cannot be a module name. Rename the file, for example to config.py.")
-    loaded = sys.modules.get(name)
-    if loaded is not None and _is_file(loaded, path):
-        return loaded
-    if loaded is not None and not getattr(loaded, "_is_config_file", False):
+    is_below = normal.is_relative_to(Path.cwd())
+    parts = normal.relative_to(Path.cwd()).with_suffix("").parts if is_below else ()
+    if not (is_below and all(part.isidentifier() for part in parts)):
+        parts = (normal.stem,)
+        if not normal.stem.isidentifier():
+            raise ConfigError(f"{path}: '{path.name}' cannot be a module name. Rename the file, such as to config.py.")
+        add_import_folder(normal.parent)
+        importlib.invalidate_caches()
+        if normal.stem in _alone and not _is_file(sys.modules.get(normal.stem), normal):
+            sys.modules.pop(normal.stem, None)  # another config file of this name
+    name = ".".join(parts)
+    is_new = name not in sys.modules
+    module: ModuleType = _run(lambda: importlib.import_module(name), f"{path} does not import")
+    if not _is_file(module, normal):
         raise ConfigError(
-            f"{path} would be the module '{name}', which is {getattr(loaded, '__file__', None) or 'a part of Python'}"
-            " already. Rename the file, for example to config.py."
+            f"{path} would be the module '{name}', which is {getattr(module, '__file__', None) or 'a part of Python'}"
+            f" already. Rename the file, or where {normal.parent} has no __init__.py add one."
         )
-    add_import_folder(path.parent)
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    module._is_config_file = True  # type: ignore[attr-defined]
-    loader = spec.loader
-    sys.modules[name] = module
-    try:
-        _run(lambda: loader.exec_module(module), failed)
-    except ConfigError:
-        del sys.modules[name]
-        raise
+    if len(parts) == 1 and is_new:
+        _alone.add(name)
     return module
 
 
@@ -159,22 +141,16 @@ def explain(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error.msg} ({error.filename}:{error.lineno})"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen importlib")]
-    engine = str(Path(__file__).parent) + os.sep
-    theirs = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(engine)]
-    library = os.path.dirname(os.__file__) + os.sep
-    theirs = [f for f in theirs if not f.filename.startswith(library)] or frames
+    foreign = (str(Path(__file__).parent) + os.sep, os.path.dirname(os.__file__) + os.sep)
+    theirs = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(foreign)] or frames
     place = f" ({theirs[-1].filename}:{theirs[-1].lineno})" if theirs else ""
     cure = ""
     if isinstance(error, ModuleNotFoundError) and error.name:
         extra = EXTRAS.get(error.name.split(".")[0])
-        if extra:
-            cure = f" Install it from the checkout: pip install -e '.[{extra}]'"
-        elif "." not in error.name:
-            cure = " Run from the folder it lies in, or install the package that brings it."
-    if type(error).__name__ == "UnsupportedValueType":
-        cure = (
-            " Hydra's store takes plain values only; imaginaire.config.compose.register_experiment takes classes, too."
-        )
+        alone = " Run from the folder it lies in, or install the package that brings it." * ("." not in error.name)
+        cure = f" Install it from the checkout: pip install -e '.[{extra}]'" if extra else alone
+    if isinstance(error, UnsupportedValueType):
+        cure = " Hydra's store takes plain values only; imaginaire.config.register_experiment takes classes, too."
     return f"{type(error).__name__}: {text}{place}.{cure}"
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages on keys and group choices that do not exist: the full key, what was found, what is there instead."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig
@@ -105,15 +105,3 @@ def _how_to_fill(where: str) -> str:
     if not names:
         return " An experiment fills it: give experiment=NAME."
     return f" Choose it first: {where}={'|'.join(names[:6])}."
-
-
-def not_a_choice(key: str, text: str, fields: Sequence[str], is_section: bool) -> str | None:
-    """``key=name`` without a dot was meant as the choice of a group that is not listed; None for a plain value."""
-    if entries(key):
-        return f"{text}: the group '{key}' has entries, but the defaults list of this config does not name it."
-    if is_section:
-        return (
-            f"{text}: '{key}' is a section, and no group of that name has entries."
-            f" Set its fields, for example {key}.{fields[0]}=..."
-        )
-    return None
