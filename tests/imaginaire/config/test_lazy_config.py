@@ -13,12 +13,13 @@ import pytest
 import torch
 import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import ReadonlyConfigError
 
 from imaginaire.config.lazy_config import PLACEHOLDER, LazyDict, instantiate, load_yaml, save_yaml, to_yaml
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.config.lazy_yaml import from_yaml
-from imaginaire.config.names import find_name, locate, name_of
-from imaginaire.config.schema import Config, JITConfig, Profiling, freeze
+from imaginaire.config.names import locate, name_of
+from imaginaire.config.schema import Config, JITConfig, JobConfig, Profiling, TrainerConfig, freeze
 from imaginaire.errors import ConfigError
 
 
@@ -74,7 +75,6 @@ def breaks(x: int) -> Any:
 def test_lazy_call_fills_in_the_defaults_and_calls_nothing() -> None:
     node = L(Recorder)(c=[1])
     assert isinstance(node, LazyDict)
-    assert node._target_ is Recorder
     assert node == {"_target_": Recorder, "a": 1, "b": [0.9, 0.99], "c": [1], "d": None}
 
 
@@ -83,24 +83,15 @@ def test_lazy_call_leaves_out_defaults_that_no_file_can_show() -> None:
     assert instantiate(L(with_sentinel)()) == (1, _SENTINEL, "${no.interpolation}")
 
 
-@pytest.mark.parametrize("target", [5, None, [Recorder]])
-def test_lazy_call_refuses_what_cannot_be_called(target: Any) -> None:
-    with pytest.raises(TypeError, match="LazyCall takes a class, a function"):
-        L(target)
-
-
-def test_lazy_call_refuses_positional_arguments() -> None:
-    with pytest.raises(TypeError, match="keyword arguments only"):
-        L(Recorder)(1)
+@pytest.mark.parametrize("make", [lambda: L(5), lambda: L(None), lambda: L([Recorder]), lambda: L(Recorder)(1)])
+def test_lazy_call_refuses_what_cannot_be_called_and_arguments_without_a_name(make: Any) -> None:
+    with pytest.raises(TypeError):
+        make()
 
 
 def test_config_classes_and_containers_are_stored_by_name() -> None:
     assert L(Settings)()._target_ == f"{__name__}.Settings"
-    assert instantiate(L(Settings)(rank=3)).rank == 3
-    assert instantiate(L(dict)(a=1)) == {"a": 1}
-
-
-def test_a_dotted_name_is_a_target() -> None:
+    assert instantiate(L(Settings)(rank=3)).rank == 3 and instantiate(L(dict)(a=1)) == {"a": 1}
     assert instantiate(L("torch.Size")()) == torch.Size([])
 
 
@@ -175,28 +166,24 @@ def test_a_frozen_node_instantiates() -> None:
     assert instantiate(node).c == {"x": [1]}
 
 
-@pytest.mark.parametrize(
-    ("node", "texts"),
-    [
-        (
-            dict(opt=L(needs)(x=1, z=3)),
-            ["opt", f"{__name__}.needs", "takes no argument 'z'"],
-        ),
-        (dict(opt=dict(deep=L(Recorder)(cc=3))), ["opt.deep", "takes no argument 'cc'", "Did you mean c"]),
-        (dict(opt=L(needs)(y=3)), ["opt", "needs a value for x"]),
-        (dict(opt=L(breaks)(x=3)), ["opt", "building", "breaks failed", "test_lazy_config.py"]),
-        (dict(opt=L("no.such.module")()), ["opt._target_", "no module 'no'"]),
-        (dict(opt=L("torch.optim.AdamWW")()), ["torch.optim has no 'AdamWW'", "Did you mean AdamW"]),
-        (dict(opt=[L(needs)(x=1, z=3)]), ["opt[0]", "'z'"]),
-    ],
-)
-def test_a_call_that_fails_names_key_and_target(node: dict[str, Any], texts: list[str]) -> None:
-    tree = DictConfig(node, flags={"allow_objects": True})
+FAILING = [  # node, its place, what the message names besides the place
+    (L(needs)(x=1, z=3), "opt", f"{__name__}.needs takes no argument 'z'"),
+    (dict(deep=L(Recorder)(cc=3)), "opt.deep", "mean c"),
+    (L(needs)(y=3), "opt", "value for x"),
+    (L(breaks)(x=3), "opt", "test_lazy_config.py:"),
+    (L("no.such.module")(), "opt._target_", "'no'"),
+    (L("torch.optim.AdamWW")(), "opt._target_", "mean AdamW"),
+    ([L(needs)(x=1, z=3)], "opt[0]", "'z'"),
+]
+
+
+@pytest.mark.parametrize(("node", "place", "named"), FAILING)
+def test_a_call_that_fails_names_key_and_target(node: Any, place: str, named: str) -> None:
+    tree = DictConfig({"opt": node}, flags={"allow_objects": True})
     value = tree.opt.deep if "deep" in tree.opt else tree.opt
     with pytest.raises(ConfigError) as error:
         instantiate({"_target_": anything, "opt": value} if isinstance(value, ListConfig) else value)
-    for text in texts:
-        assert text in str(error.value)
+    assert place in str(error.value) and named in str(error.value)
 
 
 # --- names ---
@@ -220,19 +207,26 @@ def test_names_find_the_same_object(value: Any) -> None:
     assert locate(name_of(value)) == value
 
 
-def test_things_without_a_name_are_refused_with_the_key() -> None:
+def _local() -> Any:
     def local() -> None: ...
 
-    with pytest.raises(ConfigError, match=r"optimizer\.f: .*lambda.* has no name"):
-        to_yaml({"optimizer": {"f": lambda: 1}})
-    with pytest.raises(ConfigError, match=r"model\[0\]: .*local has no name"):
-        to_yaml({"model": [local]})
-    with pytest.raises(ConfigError, match=r"a: .* cannot be written to a configuration file"):
-        to_yaml({"a": object()})
-    main = type("InMain", (), {"__module__": "__main__"})
-    with pytest.raises(ConfigError, match="Move it into a module"):
-        to_yaml({"a": main})
-    assert find_name(lambda: 1) is None
+    return local
+
+
+@pytest.mark.parametrize(
+    ("tree", "named"),
+    [
+        ({"optimizer": {"f": lambda: 1}}, "optimizer.f: "),
+        ({"model": [_local()]}, "model[0]: "),
+        ({"a": object()}, "a: <object"),
+        ({"a": type("InMain", (), {"__module__": "__main__"})}, "a: __main__.InMain"),
+        ({"a": {"_object_": "x"}}, "a._object_: "),
+    ],
+)
+def test_what_no_file_can_hold_is_refused_with_the_key(tree: Any, named: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        to_yaml(tree)
+    assert str(error.value).startswith(named)
 
 
 # --- YAML ---
@@ -297,17 +291,11 @@ def test_a_whole_config_survives_the_file_and_runs_again(tmp_path: Path) -> None
         again.model.a.rank = "abc"
 
 
-def test_the_file_is_plain_yaml_for_the_safe_loader() -> None:
-    text = to_yaml({"f": 1e-4, "t": torch.bfloat16, "p": Path("a/b"), "n": L(needs)(x=1)})
-    data = yaml.safe_load(text)
-    assert data["t"] == {"_object_": "torch.bfloat16"}
-    assert data["p"] == "a/b"
-    assert data["n"]["_target_"] == f"{__name__}.needs"
-
-
-def test_interpolations_are_resolved_in_the_file() -> None:
-    tree = DictConfig({"a": 3, "b": {"c": "${a}", "d": ["${subtract:${a},1}"]}}, flags={"allow_objects": True})
-    assert yaml.safe_load(to_yaml(tree)) == {"a": 3, "b": {"c": 3, "d": [2]}}
+def test_the_file_is_plain_yaml_with_resolved_values() -> None:
+    tree = {"f": 1e-4, "t": torch.bfloat16, "p": Path("a/b"), "n": L(needs)(x=1), "c": "${f}", "s": ["${subtract:3,1}"]}
+    data = yaml.safe_load(to_yaml(DictConfig(tree, flags={"allow_objects": True})))
+    assert data["t"] == {"_object_": "torch.bfloat16"} and data["n"]["_target_"] == f"{__name__}.needs"
+    assert (data["p"], data["c"], data["s"]) == ("a/b", data["f"], [2])
 
 
 def test_numbers_written_by_hand_are_numbers() -> None:
@@ -323,31 +311,31 @@ def _bomb(levels: int, each: int, form: str = "[{}]") -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "named"),
     [
-        ("a: [1", "is not valid YAML"),
-        ("a: 1\na: 2\n", "the key 'a' appears twice"),
-        ("a: !!python/object/apply:os.system ['true']", "is not valid YAML"),
-        ("a: {_object_: os.no_such}", "os has no 'no_such'"),
-        ("a: {_object_: 3}", "a._object_ must be a dotted name"),
-        ("a: {_type_: os.path.join}", "which is no attrs class"),
-        (_bomb(9, 10), "aliases (*name) repeat"),
-        (_bomb(9, 10, "{{<<: [{}]}}"), "aliases (*name) repeat"),
-        (_bomb(60, 2), "aliases (*name) repeat"),
-        ("a: &a [1, *a]", "an alias (*name) lies within what it names"),
-        ("a: &a {b: *a}", "an alias (*name) lies within what it names"),
-        ("{a: " * 2_000, "is nested too deeply"),
-        ("a: " + "9" * 10_000, "is not valid YAML: ValueError"),
-        ("a: !!timestamp x", "is not valid YAML"),
-        ("a: !!bool x", "is not valid YAML"),
-        ("a: \x00", "is not valid YAML"),
-        (f"a: {{_type_: {__name__}.Settings, rnk: 3}}", "Unknown key a.rnk: Settings has no such field. Did"),
+        ("a: [1", "YAML"),
+        ("a: 1\na: 2\n", "'a' appears twice"),
+        ("a: !!python/object/apply:os.system ['true']", "YAML"),
+        ("a: {_object_: os.no_such}", "'no_such'"),
+        ("a: {_object_: 3}", "a._object_"),
+        ("a: {_type_: os.path.join}", "os.path.join"),
+        (_bomb(9, 10), "repeat"),
+        (_bomb(9, 10, "{{<<: [{}]}}"), "repeat"),
+        (_bomb(60, 2), "repeat"),
+        ("a: &a [1, *a]", "lies within"),
+        ("a: &a {b: *a}", "lies within"),
+        ("{a: " * 2_000, "deeply"),
+        ("a: " + "9" * 10_000, "ValueError"),
+        ("a: !!timestamp x", "YAML"),
+        ("a: !!bool x", "YAML"),
+        ("a: \x00", "YAML"),
+        (f"a: {{_type_: {__name__}.Settings, rnk: 3}}", "a.rnk"),
     ],
-)  # fmt: skip
-def test_a_bad_file_is_one_message(text: str, message: str) -> None:
+)
+def test_a_bad_file_is_one_message(text: str, named: str) -> None:
     with pytest.raises(ConfigError) as error:
         from_yaml(text, "run/config.yaml")
-    assert message in str(error.value) and "run/config.yaml" in str(error.value)
+    assert named in str(error.value) and "run/config.yaml" in str(error.value)
 
 
 def test_aliases_may_repeat_what_they_name() -> None:
@@ -359,13 +347,8 @@ def test_aliases_may_repeat_what_they_name() -> None:
     }
 
 
-def test_marks_are_no_keys() -> None:
-    with pytest.raises(ConfigError, match="_object_' is a mark"):
-        to_yaml({"a": {"_object_": "x"}})
-
-
 def test_a_missing_file_is_one_message(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match=r"none\.yaml"):
         load_yaml(tmp_path / "none.yaml")
 
 
@@ -379,18 +362,17 @@ def test_a_frozen_config_refuses_every_change_and_names_the_cure() -> None:
     config.freeze()
     with pytest.raises(AttributeError, match=r"trainer\.profiling\.profile_freq=VALUE"):
         config.trainer.profiling.profile_freq = 3
-    with pytest.raises(AttributeError, match="frozen"):
-        config.model = None
-    with pytest.raises(AttributeError, match="frozen"):
-        config.trainer.no_such_field = 1  # type: ignore[attr-defined]
-    with pytest.raises(AttributeError, match="frozen"):
-        del config.trainer.seed
-    with pytest.raises(AttributeError):
-        config.checkpoint.keys_not_to_resume.append("x")
-    with pytest.raises(AttributeError):
-        config.trainer.grad_scaler_args["enabled"] = True
-    with pytest.raises(Exception, match="read-only"):
-        config.optimizer.c.x.append(2)
+    changes: list[Any] = [
+        lambda: setattr(config, "model", None),
+        lambda: setattr(config.trainer, "no_such_field", 1),
+        lambda: delattr(config.trainer, "seed"),
+        lambda: config.checkpoint.keys_not_to_resume.append("x"),
+        lambda: config.trainer.grad_scaler_args.update(enabled=True),
+        lambda: config.optimizer.c.x.append(2),
+    ]
+    for change in changes:
+        with pytest.raises((AttributeError, ReadonlyConfigError)):
+            change()
     assert config.checkpoint.keys_not_to_resume == ["scheduler"]
 
 
@@ -401,39 +383,37 @@ def test_frozen_configs_copy_pickle_and_evolve() -> None:
     assert again.trainer.seed == 0 and to_yaml(again) == to_yaml(config)
     with pytest.raises(AttributeError):
         again.trainer.seed = 1
-    assert copy.deepcopy(config.trainer).seed == 0
-    changed = attrs.evolve(config.job, name="other")
-    assert changed.name == "other"
-    assert isinstance(config.trainer.profiling, Profiling)
+    assert copy.deepcopy(config.trainer).seed == 0 and isinstance(config.trainer.profiling, Profiling)
+    assert attrs.evolve(config.job, name="other").name == "other"
 
 
-def test_a_subclass_and_an_upstream_style_root_freeze_too() -> None:
+def test_a_subclass_freezes_too() -> None:
     @attrs.define(slots=False)
     class Mine(Config):
         extra: int = 1
 
     config = Mine(model=None)
     config.freeze()
-    with pytest.raises(AttributeError, match="frozen"):
+    with pytest.raises(AttributeError, match="extra"):
         config.extra = 2
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("section", "values", "named"),
     [
-        (lambda: Profiling(enable_profiling=True), "at least 4"),
-        (lambda: Config().job.__class__(wandb_mode="on"), "one of: null, online"),
-        (lambda: Config().trainer.__class__(grad_accum_iter=0), "grad_accum_iter=0"),
-        (lambda: Config().trainer.__class__(distributed_parallelism="fsdp2"), "one of: ddp, fsdp"),
+        (Profiling, dict(enable_profiling=True), "profile_freq=1"),
+        (JobConfig, dict(wandb_mode="on"), "wandb_mode='on'"),
+        (TrainerConfig, dict(grad_accum_iter=0), "grad_accum_iter=0"),
+        (TrainerConfig, dict(distributed_parallelism="fsdp2"), "distributed_parallelism='fsdp2'"),
     ],
 )
-def test_values_out_of_range_are_refused(make: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make()
+def test_values_out_of_range_are_refused(section: Any, values: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        section(**values)
 
 
 def test_the_run_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Config().job.__class__(project="p", group="g", name="n")
+    job = JobConfig(project="p", group="g", name="n")
     monkeypatch.delenv("IMAGINAIRE_OUTPUT_ROOT", raising=False)
     assert job.path_local == "checkpoints/p/g/n"
     monkeypatch.setenv("IMAGINAIRE_OUTPUT_ROOT", "s3://bucket/runs/")
