@@ -31,18 +31,18 @@ class Condition:
     padding_mask_B_1_H_W: Tensor | None = None  # in pixels; 1 where the picture is padding
     fps_B: Tensor | None = None
     is_image: bool = False
-    use_video_condition: bool = True  # False: given frames are shown as zeros, under the mask as ever
+    use_video_condition: bool = True  # False: conditioning frames are zeros, under the same mask
     gt_frames_B_C_T_H_W: Tensor | None = None
-    condition_mask_B_1_T_H_W: Tensor | None = None  # 1 on the latent frames that are given
+    condition_mask_B_1_T_H_W: Tensor | None = None  # 1 on the conditioning frames
     action_B_A_D: Tensor | None = None  # of the whole clip, scaled; never withheld
 
     def with_given_frames(self, gt_frames_B_C_T_H_W: Tensor, num_frames_B: Tensor) -> "Condition":
-        """The same, with the first latent frames of each sample given."""
+        """The same, with the first latent frames of each sample as conditioning frames."""
         mask = given_frames_mask(num_frames_B, gt_frames_B_C_T_H_W)
         return replace(self, gt_frames_B_C_T_H_W=gt_frames_B_C_T_H_W, condition_mask_B_1_T_H_W=mask)
 
     def frames(self, first: int, end: int) -> "Condition":
-        """The same for latent frames ``first`` to ``end``: what is of frames is cut, what is of the clip stays."""
+        """The same for latent frames ``first`` to ``end``: values of frames are cut, values of the clip stay."""
         gt_frames, mask = self.gt_frames_B_C_T_H_W, self.condition_mask_B_1_T_H_W
         return replace(
             self,
@@ -128,7 +128,7 @@ class Conditioner:
         if NEGATIVE_TEXT_KEY in batch:
             return conditional, self._make(batch, is_image, batch[NEGATIVE_TEXT_KEY], None)
         dropped = {name: torch.full((1,), float(rate <= 1e-4)) for name, rate in self.rates.items()}
-        # The frames that the user gave are never withheld.
+        # The user's conditioning frames are never withheld.
         dropped["use_video_condition"] = torch.ones(1)
         return conditional, self._make(batch, is_image, text, dropped)
 

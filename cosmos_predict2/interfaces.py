@@ -41,7 +41,7 @@ class VideoTokenizer(Protocol):
 class TextEncoder(Protocol):
     """Prompts to embeddings of a fixed number of tokens; what lies past a prompt is part of the contract."""
 
-    name: str  # says which embeddings may be mixed: encoder, weights and whatever changes the result
+    name: str  # identifies embeddings that may be mixed: encoder, weights and whatever changes the result
     num_tokens: int
     width: int
 
@@ -54,7 +54,7 @@ class TextEncoder(Protocol):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a guardrail says of a prompt or a video; the message names the rule that spoke."""
+    """A guardrail's verdict on a prompt or a video; the message names the rule."""
 
     is_safe: bool
     message: str = ""

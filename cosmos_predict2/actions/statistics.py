@@ -139,7 +139,7 @@ def sampled_statistics(
 
 
 def read_statistics(path: Path | str, name: str | None = None) -> DatasetStatistics:
-    """The statistics of a file; ``name`` says of which data set, where it has those of several."""
+    """The statistics of a file; ``name``: of which data set, where it has several."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -261,7 +261,7 @@ def outliers(columns: ColumnStatistics, transform: ActionTransform) -> dict[int,
 
 def recorded_columns(transform: ActionTransform) -> ColumnStatistics | None:
     """The statistics of raw actions that a transform carries, None where it has none."""
-    stats: Any = transform.stats  # a note of the weights, which nothing has looked at
+    stats: Any = transform.stats  # a note of the weights, not validated yet
     try:
         columns = ColumnStatistics(**{name: stats[name] for name in NAMES})
     except (TypeError, ValueError, LookupError):
@@ -274,7 +274,7 @@ def other_range(columns: ColumnStatistics, transform: ActionTransform, *, is_who
     """Which numbers of raw actions lie in another range than the one that a transform records, by a factor or a place
     that hints at other units; None where none does, or it records nothing.
 
-    In less than a whole data set (``is_whole``) a number may hardly move, or do mostly what is rare elsewhere.
+    In less than a whole data set (``is_whole``) a number may hardly move, or do mostly what is rare in the rest.
     """
     if (theirs := recorded_columns(transform)) is None:
         return None
@@ -352,7 +352,7 @@ def _nested(content: Mapping[str, Any], path: Path | str, name: str | None) -> M
     if not names:
         raise DataError(f"{path} has no 'action', neither at its top nor under a name; it has {', '.join(content)}.")
     if name is None and len(names) > 1:
-        raise DataError(f"{path} has the statistics of {len(names)} data sets: say which of {', '.join(names)}.")
+        raise DataError(f"{path} has the statistics of {len(names)} data sets: name one of {', '.join(names)}.")
     if name is not None and name not in names:
         raise DataError(f"{path} has no statistics of '{name}'.{near(name, names)}")
     return content[name or names[0]]

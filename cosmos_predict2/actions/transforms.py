@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers that tell a world model what the robot did: from poses or from a controller, scaled, and back again.
+"""Actions as a world model sees them: from poses or from a controller, scaled, and back again.
 
 All in NumPy float64; data sets store float32. A pose is [x, y, z, roll, pitch, yaw] in metres and radians with
 R = Rz(yaw) Ry(pitch) Rx(roll), a gripper state 0 (open) to 1 (closed). N poses give N - 1 actions: action k leads from
@@ -47,7 +47,7 @@ class ActionTransform:
     """How raw actions become the numbers that a model sees: a = raw * scale + offset, for d numbers.
 
     ``relative_pose``: raw actions are pose differences in the gripper's own frame, see `relative_actions`;
-    ``controller``: what the robot's controller was told. Weights fit one transform only, so it is kept with them.
+    ``controller``: the commands of the robot's controller. Weights fit one transform only, so it is kept with them.
     """
 
     kind: str
@@ -57,7 +57,7 @@ class ActionTransform:
     quaternion: bool = False
     # What is known of the raw actions, as dataset_statistics.json has it: a note, which two transforms may differ in.
     stats: dict[str, Any] | None = attrs.field(default=None, eq=False)
-    # Of a data set that was not told one: a run whose weights or config have another keeps theirs.
+    # The default of a data set: a run whose weights or config have another keeps theirs.
     proposed: bool = attrs.field(default=False, eq=False)
 
     def __attrs_post_init__(self) -> None:
@@ -214,7 +214,7 @@ def pose_differences(
 ) -> Floats:
     """Unscaled actions: where each pose lies and how it is turned, seen from its base, and the gripper state there.
 
-    The base is the frame before (None), the first one ("window"), or one that moves up every so many frames (4, say).
+    The base is the frame before (None), the first one ("window"), or one that moves up every n frames (such as 4).
     Columns of ``states`` beyond the sixth are not looked at.
     """
     poses, closed = check_poses(states, gripper)
@@ -264,7 +264,7 @@ def summed_actions(rows: ArrayLike, frames: ArrayLike) -> Floats:
 def combined_actions(rows: Floats, frames: NDArray[numpy.int64], how: str | Sequence[str]) -> Floats:
     """Actions [F - 1, d] that lead along F frames, of rows [T, d] of which row t leads from frame t on: moves add up
     ("sum", as `summed_actions` does it); of absolute targets one is taken, the "last" before the next frame or the
-    "first". A list says it of each number."""
+    "first". A list has a word for each number."""
     if how == "sum":
         return summed_actions(rows, frames)
     if isinstance(how, str):

@@ -28,7 +28,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
     """One sample per picture of ``images/`` (jpg, png, webp): ``images`` float32 [3, H, W], -1 to 1.
 
     A picture is scaled straight to ``image_size`` (height, width). A bad one is an error that names it, or with
-    ``skip_bad_samples`` replaced by the next good one; `image_name` says which picture a sample is of.
+    ``skip_bad_samples`` replaced by the next good one; `image_name` names the picture.
     """
 
     data_kind = "a folder of clips or pictures"

@@ -42,7 +42,7 @@ class LatentDataset(Dataset[dict[str, Any]]):
     """The clips that have latents and a text embedding; an item is one of a clip's cached windows, drawn at random.
 
     Items have the keys of the clips' own data set, but ``latents`` float32 [C, T, h, w] in place of ``video``, and
-    ``latent_probe``, by which a model knows its tokenizer. With ``num_frames`` below that of the cache an item is the
+    ``latent_probe``, which identifies the tokenizer. With ``num_frames`` below that of the cache an item is the
     beginning of a window. The draw is from NumPy's global generator, which the loader seeds per sample. The clips
     themselves need not be there; one that is must be the one that was encoded.
     """
@@ -94,7 +94,7 @@ class LatentDataset(Dataset[dict[str, Any]]):
 
     @classmethod
     def declared_rate(cls, dataset_dir: str = "", **_: Any) -> float:
-        """Frames per second of a window, told by the first clip's latents."""
+        """Frames per second of a window, by the first clip's latents."""
         folder, _record = _opened(dataset_dir)
         first = next(iter(media_by_stem(folder / FOLDER, (SUFFIX,)).values()))
         with open_latents(folder / FOLDER / first) as clip:

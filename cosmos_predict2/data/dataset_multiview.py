@@ -42,7 +42,7 @@ class MultiviewDataset(Dataset[dict[str, Any]]):
     """One sample per start frame: ``num_frames`` frames, ``sequence_interval`` apart, of every camera.
 
     The cameras' frames follow one another in ``video`` uint8 [3, V * num_frames, H, W], in the order of
-    ``camera_keys``; ``camera_to_view_id`` are the numbers by which the model knows them. The last tenth of the clips is
+    ``camera_keys``; ``camera_to_view_id`` are their numbers in the model. The last tenth of the clips is
     for validation. With ``front_view_caption_only`` the other cameras' text is zeros with a mask of zeros. Clips of
     cameras that ran for different times count as long as the shortest.
     """

@@ -35,7 +35,7 @@ class Dataset(MapDataset[dict[str, Any]]):
     seeds per sample. crop: ``stretch`` scales to the size whatever the shape, as the published training does;
     ``center`` keeps the shape and cuts off what is over (generation with the run's weights then treats its input
     alike). A bad clip is an error that names it, or with ``skip_bad_samples`` replaced by the next good one;
-    `video_name` says which clip a sample is of.
+    `video_name` names the clip.
     text_encoder: which one the embeddings must be of (None: any); ``none`` where the model encodes captions itself,
     metas/NAME.txt, or with caption_format ``json`` those of captions/NAME.json that are called ``prompt_type``.
     """
@@ -110,7 +110,7 @@ class Dataset(MapDataset[dict[str, Any]]):
 
     @classmethod
     def declared_rate(cls, dataset_dir: str = "", *, fps: float | None = None, stride: int = 1, **_: Any) -> float:
-        """Frames per second of an item, told by the header of the first clip."""
+        """Frames per second of an item, by the header of the first clip."""
         if fps is not None:
             return float(fps)
         place = existing_folder(dataset_dir, "videos") / "videos"

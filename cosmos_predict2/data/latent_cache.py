@@ -6,8 +6,8 @@
 
 A latent frame depends on all pixel frames before it in its window, so the windows of a clip are chosen here and not in
 training; a sample is one of them. The first latent frames of a window are the latents of its first frames, so a model
-of fewer frames can use them too. Which tokenizer it was is known by what it makes of a small test clip: training
-refuses latents that its own tokenizer would not have made.
+of fewer frames can use them too. The record holds the tokenizer's latents of a small test clip: training refuses
+latents of another tokenizer.
 """
 
 import functools
@@ -103,7 +103,7 @@ def is_same_tokenizer(a: Tensor, b: Tensor) -> bool:
 def check_tokenizer(tokenizer: VideoTokenizer, batch: Mapping[str, Any]) -> None:
     """Raise unless the cached latents of a batch are what this tokenizer would make."""
     if PROBE_KEY not in batch:
-        raise DataError(f"The batch has '{LATENTS_KEY}' without '{PROBE_KEY}', which says by which tokenizer they are.")
+        raise DataError(f"The batch has '{LATENTS_KEY}' without '{PROBE_KEY}', which identifies their tokenizer.")
     if not all(is_same_tokenizer(own, probe(tokenizer)) for own in batch[PROBE_KEY].cpu()):
         raise DataError(
             f"The cached latents of this batch are not those of the model's tokenizer ({type(tokenizer).__name__}, or"
@@ -352,7 +352,7 @@ def _write(folder: Path, window: _Window, latents: Tensor, starts: Sequence[int]
 
 
 def _checksum(latents: Tensor, start: int, fps: float) -> int:
-    """CRC-32 of a window: its bytes, and what says how to read them."""
+    """CRC-32 of a window: its bytes, their form, its start and rate."""
     about = f"{latents.dtype} {list(latents.shape)} {start} {fps!r}"
     return zlib.crc32(latents.contiguous().view(torch.uint8).numpy().data, zlib.crc32(about.encode()))
 

@@ -47,7 +47,7 @@ class Turns:
 
 
 class Joined(Dataset[Any]):
-    """Data sets side by side, indexed by (number of the data set, index in it); items say their ``dataset_name``.
+    """Data sets side by side, indexed by (number of the data set, index in it); items have their ``dataset_name``.
 
     With ``keys`` nothing else is kept of an item. With ``alike`` the items of all must have the same keys and shapes.
     """
@@ -76,7 +76,7 @@ class Joined(Dataset[Any]):
             raise DataError(f"{self._what(which)} gives a {type(item).__name__}; mixed data sets give dictionaries.")
         if self._keys is not None:
             if missing := [key for key in self._keys if key not in item]:
-                raise DataError(f"Items of {self._what(which)} have no {', '.join(missing)}, which keys= asks for.")
+                raise DataError(f"Items of {self._what(which)} have no {', '.join(missing)}, which keys= requires.")
             item = {key: item[key] for key in self._keys}
         if self._alike and which not in self._seen:
             self._compare(which, item)
@@ -164,7 +164,7 @@ class MixedDataset(Dataset[Any]):
 class MixedLoader(ResumableLoader):
     """Endless batches of several data sets by ratio, and one pass over them for validation.
 
-    ``by="batch"``: each batch comes from one data set, so these may differ in everything (images and videos, say) and
+    ``by="batch"``: each batch comes from one data set, so these may differ in everything (images and videos) and
     have batch sizes of their own; ratios count batches. ``by="sample"``: each batch is mixed. A resumed run goes on
     exactly; with another number of ranks ``by="batch"`` goes on at the turn that was reached, to within one round of
     its pattern.

@@ -18,7 +18,7 @@ VIDEO_SIZES = {
 IMAGE_SIZES = {
     "1024": {"1:1": (1024, 1024), "4:3": (1168, 880), "3:4": (880, 1168), "16:9": (1360, 768), "9:16": (768, 1360)},
 }
-TOY_RESOLUTION = "48"  # of the tiny models, whose clips are square unless told
+TOY_RESOLUTION = "48"  # of the tiny models, whose clips are square by default
 ASPECT_RATIOS = ("1:1", "4:3", "3:4", "16:9", "9:16")
 
 
@@ -51,14 +51,14 @@ def latent_frames(num_pixel_frames: int) -> int:
 
 def frame_rate(data: Mapping[str, Any]) -> float | None:
     """Frames per second of the clips of a data set with these arguments, its class as ``_target_``: by its
-    ``declared_rate`` where it has one, else its ``fps``; None where nothing says it."""
+    ``declared_rate`` where it has one, else its ``fps``; None where it is unknown."""
     target = target_of(data)
     arguments = {str(key): value for key, value in data.items() if not str(key).startswith("_")}
     if (declared := getattr(target, "declared_rate", None)) is not None:
         try:
             rate: float | None = declared(**arguments)
         except (UserError, TypeError):  # TypeError: without an argument that it must have
-            return None  # building it says why
+            return None  # building it reports why
         return rate
     default = signature(target)["fps"].default if "fps" in signature(target) else None
     fps = arguments.get("fps", default)
@@ -66,8 +66,8 @@ def frame_rate(data: Mapping[str, Any]) -> float | None:
 
 
 def swapped_size(name: str, wanted: tuple[int, int], have: tuple[int, int], what: str) -> str | None:
-    """What to say of a (height, width) across which the pictures of ``what`` lie, as where it was given as (width,
-    height); None where both lie alike, or one is square."""
+    """A note where a (height, width) is upright and the pictures of ``what`` are wide, or the other way round, as if it
+    were (width, height); else None."""
     (height, width), (own_height, own_width) = wanted, have
     if (height - width) * (own_height - own_width) >= 0:
         return None

@@ -110,7 +110,7 @@ class CaptionedFolder:
 
 
 def existing_folder(dataset_dir: StrPath, content: str) -> Path:
-    """The folder, which has a folder ``content`` in it; else an error that says what is there instead."""
+    """The folder, which has a folder ``content`` in it; the error without one lists what is there."""
     if storage.is_remote(dataset_dir):
         raise DataError(
             f"{dataset_dir} is remote; clips are read from a local folder. Copy it to a disk of this machine."

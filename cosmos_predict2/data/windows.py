@@ -20,7 +20,7 @@ class FrameRule:
 
     sampling: ``random`` draws the start of the window uniformly from all that fit; ``first`` and ``center`` fix it;
     ``uniform`` spreads the frames over the whole clip; ``reference`` repeats the published training code, whose draw
-    leaves out the last start that fits.
+    excludes the last start that fits.
     """
 
     num_frames: int
@@ -43,9 +43,9 @@ class FrameRule:
         if self.sampling not in SAMPLINGS:
             return f"There is no sampling '{self.sampling}'.{near(str(self.sampling), SAMPLINGS)}"
         if self.fps is not None and self.stride != 1:
-            return f"fps={self.fps:g} and stride={self.stride} are two ways to say the same: set one of them."
+            return f"fps={self.fps:g} and stride={self.stride} mean the same: set one of them."
         if self.sampling == "uniform" and (self.fps is not None or self.stride != 1):
-            return "sampling='uniform' spreads the frames over the whole clip: leave fps and stride out."
+            return "sampling='uniform' spreads the frames over the whole clip: remove fps and stride."
         return None
 
     def frames_needed(self, native_fps: float) -> int:

@@ -32,7 +32,7 @@ NOT_BUILT_IN = {
 
 
 class BlockedError(UserError):
-    """A guardrail refused the prompt; the message says which rule."""
+    """A guardrail refused the prompt; the message names the rule."""
 
 
 @attrs.define(kw_only=True, slots=False)
@@ -54,7 +54,7 @@ class GuardrailRunner:
         self.guardrails = tuple(guardrails)
 
     def run_safety_check(self, prompt: str) -> Verdict:
-        """Safe if every guardrail says so; else the first objection, "name: reason"."""
+        """Safe if it is so for every guardrail; else the first objection, "name: reason"."""
         if not self.guardrails:
             log.warning("no guardrail is set up: every prompt counts as safe")
         for guardrail in self.guardrails:

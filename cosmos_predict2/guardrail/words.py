@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Words of a prompt and the forms under which a list may know them: case, spelling tricks, endings."""
+"""Words of a prompt and the forms that a list may have: case, spelling tricks, endings."""
 
 import functools
 import itertools

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Video2World networks that are told the robot's actions, through small MLPs beside the embedding of time.
+"""Action-conditioned Video2World networks: actions enter through small MLPs beside the embedding of time.
 
     net = FlatActionDiT(action_dim=7, num_action_per_chunk=12, model_channels=2048, ...)    # every frame sees all
     net = ChunkActionDiT(action_dim=7, temporal_compression_ratio=4, model_channels=2048, ...)  # each frame its own
@@ -36,7 +36,7 @@ class ActionMLP(nn.Module):
 
 
 class ActionDiT(Video2WorldDiT, ABC):
-    """What both kinds have in common; how actions reach the frames is for each to say.
+    """What both kinds have in common; how actions reach the frames differs.
 
     The numbers ``summed_action_dims`` of an action are replaced by ``summed_action_scale`` times their sum since the
     first frame: of small motions this makes places.

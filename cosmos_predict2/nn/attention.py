@@ -33,7 +33,7 @@ BACKENDS = {
     "flash3": "flash3",
     "transformer_engine": "transformer_engine",
 }
-DENSE_STAND_INS = ("natten",)  # asked for by these names, attention is dense: the caller should say so
+DENSE_STAND_INS = ("natten",)  # by these names attention is dense, which the caller should report
 HALF = (torch.float16, torch.bfloat16)
 LARGE_SCORES = 512 * 512  # from so many scores a head, CPUs are faster by heads than in the fused kernel
 MOST_SCORES = 1 << 24  # up to so many in all: 64 MB a layer
@@ -176,7 +176,7 @@ class _Prioritised:
 
 
 class _TransformerEngine:
-    """Transformer Engine's attention, built at the first call, which knows the number of heads.
+    """Transformer Engine's attention, built at the first call, which has the number of heads.
 
     Not a module of the network: it would add ``_extra_state`` entries to the state dict.
     """

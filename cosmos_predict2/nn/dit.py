@@ -66,8 +66,8 @@ class DiT(nn.Module):
     Predict2.5 weights were trained; modulations are rounded to the precision of the tokens that they act on.
     ``pos_emb_learnable``, ``pos_emb_interpolation``, ``min_fps``, ``max_fps`` and the ``extra_*_extrapolation_ratio``
     are of released configs and have no effect on rotary positions. ``sac_config`` is kept for what trains the network:
-    its ``mode`` and ``every_n_blocks`` say what a backward pass computes anew. ``reads_text=False`` is for models whose
-    texts are all zeros: cross-attention, which makes zeros of them, is left out, and its weights are frozen.
+    its ``mode`` and ``every_n_blocks`` set what a backward pass recomputes. ``reads_text=False`` is for models whose
+    texts are all zeros: cross-attention, which makes zeros of them, is skipped, and its weights are frozen.
     """
 
     has_condition_channel = False
@@ -214,7 +214,7 @@ class DiT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator | None = None) -> None:
-        """Draw fresh weights, as ``nn.start_weights`` says, in the order of the parameters.
+        """Draw fresh weights, by ``nn.start_weights``, in the order of the parameters.
 
         Writes the buffers too. Does nothing on the meta device.
         """
@@ -251,8 +251,8 @@ class DiT(nn.Module):
     # ---- parts of a clip ---------------------------------------------------------------------------------------------
 
     def see_part(self, index: int, count: int) -> None:
-        """From now on inputs are the ``index``-th of ``count`` equal parts of each clip along time, until said
-        otherwise; positions and limits are those of the whole clip. (0, 1): all of it."""
+        """From now on inputs are the ``index``-th of ``count`` equal parts of each clip along time, until the
+        next call; positions and limits are those of the whole clip. (0, 1): all of it."""
         if not 0 <= index < count:
             raise ValueError(f"There is no part {index} of {count}: parts are counted from 0.")
         self.part = (index, count)
@@ -270,7 +270,7 @@ class DiT(nn.Module):
         """What does not change from one sampling step to the next, for ``forward(..., prepared=...)``.
 
         ``latent_shape`` is (T, H, W) in latents, of the part that the network sees. With ``skip_no_text`` a text of
-        zeros is left out where that changes nothing: values of zeros are zeros, unless a projection adds its bias.
+        zeros is skipped where that changes nothing: values of zeros are zeros, unless a projection adds its bias.
         """
         self.require_readable(crossattn_emb_B_S_E)
         size = self._size(tuple(latent_shape))
@@ -349,7 +349,7 @@ class DiT(nn.Module):
         action_B_A_D: Tensor | None,
         condition_mask_B_1_T_H_W: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Tokens and time embedding as they are: this network knows of no actions."""
+        """Tokens and time embedding as they are: this network has no actions."""
         if action_B_A_D is not None:
             raise ValueError("This network takes no actions: build one of cosmos_predict2.nn.action_dit.")
         return x_B_T_H_W_D, emb_B_T_D, adaln_B_T_3D
@@ -403,7 +403,7 @@ class DiT(nn.Module):
         if crossattn_emb_B_S_E.shape[-1] != self.text_channels:
             raise ValueError(
                 f"The text is {crossattn_emb_B_S_E.shape[-1]} wide, the network expects {self.text_channels}: use the "
-                "text encoder that it was trained with (crossattn_proj_in_channels says its width)."
+                "text encoder that it was trained with (crossattn_proj_in_channels is its width)."
             )
         if not self.reads_text:
             return None
@@ -441,7 +441,7 @@ class DiT(nn.Module):
 
 
 class Video2WorldDiT(DiT):
-    """The Video2World network: one more input channel, inside, says which latent frames are given."""
+    """The Video2World network: one more input channel, added inside, marks the conditioning frames."""
 
     has_condition_channel = True
 

@@ -21,7 +21,7 @@ SMALL = 1 << 20  # multiply-adds below which the call costs more than it saves
 class Linear(nn.Linear):
     """nn.Linear by ``product``, unless it has a bias.
 
-    One that ``widens`` computes in the precision of its input where that is higher than its own; elsewhere a wider
+    One that ``widens`` computes in the precision of its input where that is higher than its own; otherwise a wider
     input is an error.
     """
 

@@ -58,5 +58,5 @@ def starts(net: nn.Module) -> dict[str, Start]:
             elif isinstance(module, LearnedPositions):
                 found[name] = Start(std=parameter.shape[-1] ** -0.5)
             else:
-                raise ValueError(f"{name} of a {type(module).__name__}: nothing says how such a parameter begins.")
+                raise ValueError(f"{name} of a {type(module).__name__}: there is no rule for such a parameter.")
     return found

@@ -67,7 +67,7 @@ class BytesEncoder:
             self._has_warned = True
             log.warning(
                 "a prompt of %d bytes does not fit the %d tokens of the bytes encoder: the rest counts as one token "
-                "(more tokens: num_tokens; said once)",
+                "(more tokens: num_tokens; logged once)",
                 len(content),
                 self.num_tokens,
             )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the name of a text encoder says, as records of embeddings keep it, and the command that encodes with it again.
+"""The parts of a text encoder's name, as records of embeddings keep it, and the command that encodes with it again.
 
 bytes-v1-512x64    t5-1a2b3c4d-512x1024-bfloat16    reason1-1a2b3c4d-512x100352-full_concat-bfloat16
 """
@@ -48,7 +48,7 @@ def parse_name(name: str) -> EncoderName:
 
 
 def is_same_encoder(first: str, second: str) -> bool:
-    """Whether two names are of one encoder, as far as they tell, whatever its number of tokens.
+    """Whether two names can be of one encoder, whatever its number of tokens.
 
     The fingerprint of weights depends on their dtype, so that it counts between equal ones only: rounding changes
     embeddings too little to matter.

@@ -18,7 +18,7 @@ SAMPLE = 64  # values of each parameter that go into a fingerprint
 
 
 def transformers() -> Any:
-    """The package, or the error that says how to get it."""
+    """The package, or an error with the command that installs it."""
     try:
         import transformers as package
     except ImportError as error:
@@ -65,7 +65,7 @@ def load(
 ) -> nn.Module:
     """The network that ``make`` gives with the weights of ``source``, for inference; never in memory twice.
 
-    ``path`` says in messages where they come from. Buffers that are in no file are for the caller to fill.
+    ``path`` names them in messages. Buffers that are in no file are for the caller to fill.
     """
     with torch.device("meta"):
         model = make()
@@ -81,7 +81,7 @@ def load(
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Eight digits that tell two sets of weights apart, from some values of every parameter."""
+    """Eight digits that differ between two sets of weights, from some values of every parameter."""
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         digest.update(f"{name} {list(parameter.shape)}".encode())

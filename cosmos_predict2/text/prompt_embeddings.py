@@ -28,7 +28,7 @@ _CURE = "It should be a file written by python -m scripts.encode_prompts."
 
 
 class PromptEmbeddings(Mapping[str, Tensor]):
-    """Embeddings by prompt, float32 [num_tokens, width]; also a text encoder that knows these prompts only."""
+    """Embeddings by prompt, float32 [num_tokens, width]; also a text encoder of these prompts only."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class PromptEmbeddings(Mapping[str, Tensor]):
 
 @dataclass(frozen=True)
 class Header:
-    """What the metadata of a file say."""
+    """The metadata of a file."""
 
     name: str  # of the encoder
     num_tokens: int
@@ -112,7 +112,7 @@ def read_prompt_embeddings(path: StrPath) -> PromptEmbeddings:
 
 
 def read_header(path: StrPath) -> Header:
-    """What a file says of itself, without its embeddings."""
+    """The metadata of a file, without its embeddings."""
     with _opened(path) as file:
         return _header(file, path)
 

@@ -78,7 +78,7 @@ class Reason1Encoder:
             config = content.get("text_config", content)
             layers, hidden = int(config["num_hidden_layers"]), int(config["hidden_size"])
         except (OSError, KeyError, TypeError, ValueError, AttributeError):
-            return None  # building it says why
+            return None  # building it reports why
         return num_parts(strategy, layers, n_layers_per_group) * hidden
 
     @torch.no_grad()
@@ -109,7 +109,7 @@ class Reason1Encoder:
 
 
 def load_reason1(path: str, *, dtype: str | torch.dtype | None = None, device: torch.device | str = "cpu") -> Any:
-    """The language model of a vision-language folder, every name of it accounted for; eyes and head are left out."""
+    """The language model of a vision-language folder, all names accounted for, without vision part and head."""
     package = pretrained.transformers()
     try:
         from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel

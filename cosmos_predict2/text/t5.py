@@ -17,7 +17,7 @@ NUM_TOKENS = 512
 BATCH_SIZE = 8
 DOWNLOAD = (
     "Fetch T5-11B with: hf download google-t5/t5-11b --exclude tf_model.h5 --local-dir {path} (45 GB). A machine"
-    " without it can use embeddings from elsewhere: see python -m scripts.encode_prompts --help."
+    " without it can use embeddings made on another: see python -m scripts.encode_prompts --help."
 )
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model")
 SHARED, TIED = "shared.weight", "encoder.embed_tokens.weight"  # one tensor; files have either name, or both

@@ -310,7 +310,7 @@ def _open(vae_pth: str, config: WanConfig) -> tuple[WanVAE, Mapping[str, Tensor]
         raise CheckpointError(
             f"The tokenizer has no weights: its vae_pth is empty. It is expected at {EXPECTED_PATH}; fetch it with\n"
             f"  {DOWNLOAD}\n"
-            "For random weights, in a test say, set tokenizer.allow_random=True."
+            "For random weights, as in a test, set tokenizer.allow_random=True."
         )
     if not storage.is_remote(vae_pth) and vae_pth.endswith((".pth", ".pt")) and not storage.exists(vae_pth):
         raise CheckpointError(f"There is no tokenizer at {vae_pth}. Fetch it with {DOWNLOAD}")
@@ -335,7 +335,7 @@ def _refuse_torchscript(vae_pth: str) -> None:
         with zipfile.ZipFile(local) as archive:
             is_program = any(name.split("/")[1:2] == ["constants.pkl"] for name in archive.namelist())
     except FAULTS:
-        return  # reading its tensors says what is wrong
+        return  # reading its tensors reports what is wrong
     if not is_program:
         content = weights.load_pt(vae_pth)
         is_program = isinstance(content, Mapping) and isinstance(content.get("encoder"), bytes)

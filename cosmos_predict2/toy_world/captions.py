@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an episode is called: a sentence of at most 63 bytes that says what happened, not what was intended."""
+"""What an episode is called: a sentence of at most 63 bytes about what happened, not what was intended."""
 
 from collections.abc import Sequence
 

@@ -17,7 +17,7 @@ from cosmos_predict2.toy_world.tasks import by_task, distance, find_tasks, rewar
 
 @dataclass(frozen=True)
 class Mix:
-    """Who drives how often, how skilled, and how often the ring is moved elsewhere once the driver has chosen."""
+    """Who drives how often, how skilled, and how often the ring is moved once the driver has chosen."""
 
     drivers: Mapping[str, float]
     skill: Mapping[str, tuple[float, float]]
@@ -29,9 +29,9 @@ MIXES = {
     "expert": Mix({"expert": 1.0}, {"expert": (0.85, 1.0)}, ring_elsewhere=0.0),
     # what happens follows from first frame and caption alone
     "full_skill": Mix({"expert": 1.0}, {"expert": (1.0, 1.0)}, ring_elsewhere=0.0),
-    # the same, but now and then the object goes elsewhere, and the caption says where to
+    # the same, but now and then the object goes to another place, which the caption names
     "varied": Mix({"expert": 0.9, "push": 0.1}, {"expert": (1.0, 1.0), "push": (1.0, 1.0)}, ring_elsewhere=0.0),
-    # what happens follows from the actions only: the ring mostly says nothing about where the object goes
+    # what happens follows from the actions only: the ring mostly does not show where the object goes
     "mixed": Mix(
         {"expert": 0.3, "noisy": 0.3, "push": 0.25, "wander": 0.15},
         {"expert": (0.6, 1.0), "noisy": (0.1, 0.6), "push": (0.5, 1.0), "wander": (0.0, 0.0)},

@@ -62,7 +62,7 @@ def find_tasks(names: Sequence[str]) -> list[Task]:
 
 
 def uses_grip(tasks: Sequence[Task]) -> bool:
-    """True where some task needs the gripper closed; elsewhere the grip is fixed and no part of a policy."""
+    """True where some task needs the gripper closed; else the grip is fixed and no part of a policy."""
     return any(task.verb == "carry" for task in tasks)
 
 

@@ -240,7 +240,7 @@ def test_latents_with_wrong_last_columns_are_to_be_made_again(
     assert len(found) == 1 and "clip_1.safetensors was made by an earlier version" in found[0]
     options = found[0].split("python -m scripts.cache_latents ")[1].split()
     args = script._parser().parse_args(options)
-    assert args.dataset_path == str(folder) and (args.num_frames, args.size, args.windows_per_clip) == (9, [32, 48], 1)
+    assert args.data == str(folder) and (args.num_frames, args.size, args.windows_per_clip) == (9, [32, 48], 1)
     with pytest.raises(DataError, match=r"no multiple of 16, as of .*clip_1.mp4"):
         LatentDataset(str(folder), num_tokens=4)[1]
     assert cache_latents(folder, TinyTokenizer(), **SHAPE, windows_per_clip=1).results == ["clip_1"]

@@ -122,9 +122,9 @@ def test_a_sample_says_its_own_rate() -> None:
         (dict(num_frames=5, stride=0), "stride=0"),
         (dict(num_frames=5, fps=0), "fps=0"),
         (dict(num_frames=5, fps=float("nan")), "fps=nan"),
-        (dict(num_frames=5, sampling="randon"), "Did you mean random"),
-        (dict(num_frames=5, fps=10, stride=2), "set one of them"),
-        (dict(num_frames=5, sampling="uniform", stride=2), "leave fps and stride out"),
+        (dict(num_frames=5, sampling="randon"), "randon"),
+        (dict(num_frames=5, fps=10, stride=2), "stride"),
+        (dict(num_frames=5, sampling="uniform", stride=2), "stride"),
     ],
 )
 def test_a_wrong_rule_is_named(arguments: dict[str, object], message: str) -> None:

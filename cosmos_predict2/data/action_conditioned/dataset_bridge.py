@@ -55,7 +55,7 @@ class ActionConditionedDataset(ActionDataset):
     """Every window of ``num_frames`` frames, ``sequence_interval`` apart, of every recording, by file and start.
 
     Items are those of `action_item`, all on the CPU, with actions relative to the frame before; ``accumulate_action``
-    makes them relative to the first frame (True), or to a base that moves up every so many frames (4, say). In training
+    makes them relative to the first frame (True), or to a base that moves up every n frames (such as 4). In training
     a window begins at every frame, otherwise at every ``val_start_frame_interval``-th. ``cam_id`` chooses the camera;
     without it one of ``cam_ids`` is drawn for each item in training, and they take turns otherwise.
 
@@ -313,7 +313,7 @@ def _transform(
     if given is None:
         return attrs.evolve(published, proposed=not is_scaled)
     if is_scaled:
-        raise ConfigError("action_transform has the scales too: leave out action_scale and gripper_rescale_factor.")
+        raise ConfigError("action_transform has the scales too: remove action_scale and gripper_rescale_factor.")
     if given == STATISTICS:
         return None
     transform = transform_of(given)

@@ -68,7 +68,7 @@ _CHECKED: dict[str, Any] = dict(  # arguments that the check reads, with their d
 class LeRobotActionDataset(ActionDataset):
     """Every window of ``num_frames`` frames, ``stride`` apart, of every episode of the split, in order.
 
-    ``camera`` and ``action_keys`` may be left out where the data set has only one camera and one column ``action`` or
+    ``camera`` and ``action_keys`` are optional where the data set has only one camera and one column ``action`` or
     ``actions``. ``action_keys`` are columns or the names that modality.json gives to parts of the action;
     ``embodiment`` is a list of such names: "gr1" is left arm, left hand, right arm, right hand and waist, 29 numbers.
     Row k of the action leads from frame k to frame k + 1, scaled by ``action_transform``; by default (or "statistics")
@@ -254,7 +254,7 @@ class LeRobotActionDataset(ActionDataset):
         return sampled_statistics(self.source.episodes.lengths, rows_of, most_rows)
 
     def _with_files(self, episodes: NDArray[numpy.int64], skip: bool) -> NDArray[numpy.int64]:
-        """The episodes whose files are there; with ``skip`` those without are left out, else they are an error."""
+        """The episodes whose files are there; with ``skip`` the others are excluded, else they are an error."""
         missing = set(self.source.missing_files(self.camera, episodes.tolist()))
         if not missing:
             return episodes
@@ -268,8 +268,8 @@ class LeRobotActionDataset(ActionDataset):
             self.source.layout.rows(i).path not in missing and self.source.file_of(i, self.camera) not in missing
             for i in episodes.tolist()
         ]
-        left_out = len(episodes) - sum(is_there)
-        log.warning("%d of %d episodes are left out, their files are missing: %s", left_out, len(episodes), some)
+        excluded = len(episodes) - sum(is_there)
+        log.warning("%d of %d episodes are excluded, their files are missing: %s", excluded, len(episodes), some)
         return episodes[numpy.array(is_there)]
 
 

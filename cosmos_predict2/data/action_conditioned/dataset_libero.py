@@ -51,8 +51,7 @@ class LiberoDataset(ActionDataset):
     ``rotate``, as policies see them. With several ``cameras`` one is drawn for each item in training, and they take
     turns otherwise.
 
-    ``outcome`` takes only what ended in success or in failure, by its ``rewards``: of a policy's own attempts in this
-    layout, say.
+    ``outcome`` takes only what ended in success or in failure, by its ``rewards``, as a policy's own attempts may.
 
     Actions are those of the controller, scaled by ``action_transform`` (by default all seven by 20; "statistics": by
     a transform fitted to them); with a stride, moves in between are added up and the gripper's number is the last.
@@ -200,7 +199,7 @@ def _all_demos(root: Path, suites: Sequence[str] | None, skip_bad: bool) -> list
                     raise
                 broken.append(error)
     if broken:
-        log.warning("%s: %d of %d files are left out. First: %s", root, len(broken), count, broken[0])
+        log.warning("%s: %d of %d files are excluded. First: %s", root, len(broken), count, broken[0])
     return demos
 
 

@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
-# Label of the frame rate in every sample with actions: published action-conditioned weights know no other, whatever
-# rate the robot was recorded at.
+# Label of the frame rate in every sample with actions: published action-conditioned weights were trained with no other,
+# whatever rate the robot was recorded at.
 ACTION_FPS = 4.0
 
 TRANSFORM_KEY = "action_transform"  # of a sample: the ActionTransform of its actions, as JSON
@@ -58,8 +58,8 @@ def action_item(
     if action.ndim != 2 or len(action) != num_frames - 1:
         raise DataError(
             f"{annotation}: {key} has actions {list(action.shape)}, but a clip of {num_frames} frames has"
-            f" [{num_frames - 1}, d], one between each two. Record the actions that are missing, or leave the"
-            " recording out."
+            f" [{num_frames - 1}, d], one between each two. Record the missing actions, or remove the"
+            " recording."
         )
     text, mask = no_text(num_tokens, text_width) if embedding is None else embedding
     return {

@@ -96,7 +96,7 @@ def read_recordings(
     """All annotations of a folder, or the first ``most``.
 
     ``is_rollout`` takes only those that are (or are not) marked as a policy's own in ``episode_metadata.is_eval``. A
-    broken file is an error, or with ``skip_bad`` left out and counted in the log.
+    broken file is an error, or with ``skip_bad`` excluded and counted in the log.
     """
     start = time.monotonic()
     files = annotation_files(folder)
@@ -121,7 +121,7 @@ def read_recordings(
         raise DataError(f"{broken[0]}{more}")
     if broken:
         log.warning(
-            "%d of %d annotations in %s are left out; the first: %s", len(broken), len(files), folder, broken[0]
+            "%d of %d annotations in %s are excluded; the first: %s", len(broken), len(files), folder, broken[0]
         )
     kept = [item for item in found if isinstance(item, Recording)]
     if not kept:
@@ -148,7 +148,7 @@ def read_recording(
     camera_ids: Sequence[int] = (0,),
     is_rollout: bool | None = None,
 ) -> Recording | None:
-    """One annotation file; None where ``is_rollout`` leaves it out."""
+    """One annotation file; None where ``is_rollout`` excludes it."""
     annotation = read_annotation(path)
     metadata = annotation.get("episode_metadata")
     metadata = metadata if isinstance(metadata, dict) else {}

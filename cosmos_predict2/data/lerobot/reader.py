@@ -71,7 +71,7 @@ class LeRobotSource:
         if is_numbered and (read[_EPISODE] != number).any():
             other = int(read[_EPISODE][read[_EPISODE] != number][0])
             raise DataError(
-                f"{place.path}, rows {place.first} to {place.first + length - 1}: episode {other} where the index says"
+                f"{place.path}, rows {place.first} to {place.first + length - 1}: episode {other} where the index has"
                 f" {number}."
             )
         return {name: read[name] for name in names}
@@ -106,7 +106,7 @@ class LeRobotSource:
     # ---- texts -------------------------------------------------------------------------------------------------------
 
     def caption(self, i: int, frame: int = 0, annotation: str | None = None) -> str:
-        """What the episode shows, at ``frame`` where it has several tasks; empty where nobody wrote it down.
+        """The task of the episode, at ``frame`` where it has several; empty where there is none.
 
         ``annotation`` names one of modality.json's texts instead.
         """
@@ -179,7 +179,7 @@ class LeRobotSource:
         stated = self.info.video_fps(camera)
         if abs(fps / stated - 1) > 0.02 + 1.5 / num_frames:  # that of a short file may be off by a frame
             raise DataError(
-                f"{path} has {fps:g} frames per second, but meta/info.json says {stated:g} for '{camera}' (features,"
+                f"{path} has {fps:g} frames per second, but meta/info.json has {stated:g} for '{camera}' (features,"
                 " info, video.fps; else the data set's fps): its frames would not be those of the table."
             )
 
@@ -209,10 +209,10 @@ class LeRobotSource:
         return f"{clip.path} has {num_frames} frames, but the {length} of {self.name(i)} end at frame {needed}."
 
     def rate_note(self) -> str | None:
-        """What to say where a camera's videos have another rate than the table's rows; None where they agree."""
+        """A note where a camera's videos have another rate than the table's rows; None where they agree."""
         for camera in filter(self.info.is_video, self.info.cameras):
             rate, num_frames = self.info.video_fps(camera), int(self.episodes.lengths[0])
-            with suppress(DataError):  # what is wrong with a file is said where it is read
+            with suppress(DataError):  # what is wrong with a file is reported where it is read
                 num_frames, rate = probe(self.file_of(0, camera))
             if abs(rate / self.info.fps - 1) > 0.02 + 1.5 / num_frames:
                 return (
@@ -256,7 +256,7 @@ def choose_action(
     modality = modality or read_modality(info.root)
     if embodiment is not None:
         if keys is not None:
-            raise ConfigError("action_keys and embodiment both say what an action is: give one of them.")
+            raise ConfigError("action_keys and embodiment both define an action: give one of them.")
         return _parts_of_embodiment(info, embodiment, modality)
     if keys is None:
         usual = [key for key in ACTIONS if key in info.features]
@@ -285,7 +285,7 @@ def _parts_of_embodiment(info: Info, name: str, modality: Modality | None) -> li
         raise ConfigError(f"There is no embodiment '{name}'.{near(name, EMBODIMENTS)}")
     place = info.root / "meta" / "modality.json"
     if modality is None:
-        raise DataError(f"embodiment '{name}' needs {place}, which says where its parts are; it is not there.")
+        raise DataError(f"embodiment '{name}' needs {place}, which has the places of its parts; it is not there.")
     parts = []
     for key, width in EMBODIMENTS[name].items():
         part = modality.action.get(key)

@@ -42,11 +42,11 @@ class Tables:
     ) -> dict[str, Numbers]:
         """Each column's rows ``first`` ... ``first + count - 1``: [count], or [count, d] of a column of vectors.
 
-        ``is_all`` says that the file holds these rows only.
+        ``is_all``: the file holds these rows only.
         """
         with opened(path) as file:
             if is_all and file.metadata.num_rows != count:
-                raise DataError(f"{path} has {file.metadata.num_rows} rows, but the index says {count} frames.")
+                raise DataError(f"{path} has {file.metadata.num_rows} rows, but the index has {count} frames.")
             groups = _groups(file, path, first, count)
             absent = [column for column in columns if column not in file.schema_arrow.names]
             if absent:

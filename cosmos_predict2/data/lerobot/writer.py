@@ -71,7 +71,7 @@ class Writer:
     def finish(
         self, splits: Mapping[str, tuple[int, int]] | None = None, modality: Mapping[str, Any] | None = None
     ) -> None:
-        """Write the index; ``splits`` are ranges of episodes, all of them for training unless told."""
+        """Write the index; ``splits`` are ranges of episodes, by default all of them for training."""
         count = len(self._lengths)
         cameras = [key for key, feature in self._features.items() if feature["dtype"] == "video"]
         meta = self.root / "meta"

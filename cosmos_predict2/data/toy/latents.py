@@ -7,7 +7,7 @@ frame for each window (at steps 0, 4, 8 and 12 for windows of 13 frames), ten la
 In a rollout the first frame of a later window is one that the model imagined: the last of a group, through the decoder
 and the encoder again. ``handed_over`` is the share of the later windows that begin with such a picture of the truth.
 
-Windows in which no object gets ``least_travel`` pixels far are left out, unless the episode has no others.
+Windows in which no object gets ``least_travel`` pixels far are excluded, unless the episode has no others.
 """
 
 from typing import Any
@@ -88,7 +88,7 @@ class ToyWorldLatents(Dataset[dict[str, Any]]):
         if self.handed_over:
             frames.append(tokenizer.decode(whole_B_C_T_H_W)[:, :, starts].clamp(-1, 1))
         firsts = torch.stack([self._encoded_alone(tokenizer, pictures) for pictures in frames], dim=1)
-        return firsts.half(), whole_B_C_T_H_W[:, :, 1:].half()  # far finer than what the tokenizer leaves out
+        return firsts.half(), whole_B_C_T_H_W[:, :, 1:].half()  # far finer than the tokenizer's own error
 
     @staticmethod
     def _encoded_alone(tokenizer: VideoTokenizer, frames_B_C_N_H_W: Tensor) -> Tensor:

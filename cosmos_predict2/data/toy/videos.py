@@ -29,8 +29,8 @@ class EpisodeVideos(Dataset[dict[str, Any]]):
 
     The window's start comes from NumPy's global generator, which the loader seeds per sample; ``start`` fixes it. Items
     have the keys of a folder of videos, and ``action`` [num_frames - 1, action_dim]: row k leads from frame k to frame
-    k + 1. Without ``captions`` the text is zeros, as models that are told actions have it: a caption would say how the
-    episode ends. ``hide_actions`` shows zeros in their place too, to see what a model knows without them.
+    k + 1. Without ``captions`` the text is zeros, as action-conditioned models have it: a caption would reveal how
+    the episode ends. ``hide_actions`` replaces actions by zeros, to see what a model predicts without them.
     """
 
     def __init__(

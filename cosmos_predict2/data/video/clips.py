@@ -2,11 +2,11 @@
 """Chosen frames of a clip, exactly those that a decoding of all of it would give, without decoding all of it.
 
 A clip is read in two steps. Its packets are listed, which decodes nothing: their times in order number the frames. Then
-the decoder starts at the keyframe before the first wanted frame, and of the frames in between it leaves out those that
+the decoder starts at the keyframe before the first wanted frame, and of the frames in between it skips those that
 no other needs. Where the times do not number the frames (containers without them, streams that begin inside a group of
 pictures) or the frames that come out are not the expected ones, the clip is decoded from its beginning.
 
-PyAV is the decoder; decord and torchcodec are used when they are installed and asked for by name.
+PyAV is the decoder; decord and torchcodec are used by name where they are installed.
 """
 
 import importlib
@@ -130,7 +130,7 @@ class PacketTable:
     keys: np.ndarray
     num_frames: int
     is_exact: bool  # the i-th time is that of the i-th frame
-    may_skip: bool  # the decoder knows which frames no other needs, and the times are beyond doubt
+    may_skip: bool  # the decoder can skip frames that no other needs, and the times are reliable
 
 
 _tables: OrderedDict[tuple[str, int, int], PacketTable] = OrderedDict()
@@ -186,7 +186,7 @@ def _read_table(path: StrPath, container: Any) -> PacketTable:
 
 
 def num_frames_by_header(container: Any, stream: Any) -> int | None:
-    """Frames that will be shown, where the header lists all of them."""
+    """Number of frames that are shown, where the header lists all of them."""
     entries = getattr(stream, "index_entries", None)
     if "mov" not in container.format.name or not entries or not stream.frames or not entries[0].is_keyframe:
         return None
@@ -254,7 +254,7 @@ class _PyavClip:
             try:
                 self._container.seek(int(key_time), stream=self._stream, backward=True)
                 yield from self._run(pending, int(key_time))
-            except (FFmpegError, OSError) as error:  # whatever it is, decoding all of it will tell
+            except (FFmpegError, OSError) as error:  # decoding all of it reports what is wrong
                 raise _Unexpected from error
             if pending and pending[-1] == first:
                 raise _Unexpected

@@ -67,7 +67,7 @@ def _suffix_in_words(suffix: str) -> str:
 
 
 def read_image(path: StrPath) -> Tensor:
-    """The picture as uint8 [3, H, W]: turned as its EXIF tag says, transparency laid over black."""
+    """The picture as uint8 [3, H, W]: turned by its EXIF tag, transparency over black."""
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError as error:
@@ -89,9 +89,9 @@ def read_image(path: StrPath) -> Tensor:
 
 
 def read_video(path: StrPath, *, first: int | None = None, last: int | None = None) -> tuple[Tensor, float]:
-    """The frames as uint8 [3, F, H, W] and their rate: all of them, the ``first`` or the ``last`` so many.
+    """The frames as uint8 [3, F, H, W] and their rate: all of them, or the ``first`` or ``last`` n.
 
-    Only the frames that are given back are held in memory. Fewer frames than asked for is an error.
+    Only the frames that are given back are held in memory. Fewer frames than required are an error.
     """
     assert first is None or last is None, "either the first or the last frames"
     wanted = first or last
@@ -113,7 +113,7 @@ def read_video(path: StrPath, *, first: int | None = None, last: int | None = No
 
 
 def iterate_frames(path: StrPath, every: int = 1) -> Iterator[Tensor]:
-    """Every so manieth frame as uint8 [3, H, W], one at a time; a damaged one is an error."""
+    """Every ``every``-th frame as uint8 [3, H, W], one at a time; a damaged one is an error."""
     num_seen = 0
     with opened_video(path) as container:
         for frame in container.decode(video=0):
@@ -161,7 +161,7 @@ def probe_video(path: StrPath) -> VideoInfo:
 
 @contextmanager
 def opened_video(path: StrPath) -> Iterator[Any]:
-    """The container of an existing video; what the decoder says against it becomes our error."""
+    """The container of an existing video; the decoder's errors become ours."""
     av = _av()
     local = _existing(path, VIDEO_SUFFIXES, "video")
     try:
@@ -208,7 +208,7 @@ def rgb_planes(frame: Any, reformatter: Any, num_threads: int = 1) -> list[np.nd
 
 
 def _thread_option(num_threads: int) -> dict[str, Any]:
-    """PyAV before 17 converts in the thread that asks for it; since then, unless told, in one thread per core."""
+    """PyAV before 17 converts in the calling thread; since then by default in one thread per core."""
     return {"threads": num_threads} if int(_av().__version__.split(".")[0]) >= 17 else {}
 
 
@@ -226,7 +226,7 @@ def _quarter_turns(frame: Any) -> int:
 def frame_rate(stream: Any, path: StrPath) -> float:
     rate = stream.average_rate or stream.guessed_rate or stream.base_rate
     if not rate or rate <= 0:
-        raise DataError(f"{path} does not say how many frames per second it has.")
+        raise DataError(f"{path} has no number of frames per second.")
     return float(rate)
 
 
@@ -271,7 +271,7 @@ def check_writable(
 
 
 def write_image(path: StrPath, image: Tensor, *, quality: int = 95) -> None:
-    """Write uint8 [3, H, W] as the suffix says."""
+    """Write uint8 [3, H, W] in the format of the suffix."""
     from PIL import Image
 
     assert image.dtype == torch.uint8 and image.ndim == 3 and image.shape[0] == 3, (image.dtype, image.shape)
@@ -344,7 +344,7 @@ def _exact_rate(fps: float | Fraction) -> Fraction:
 def _write_bytes(path: StrPath, encoded: io.BytesIO) -> None:
     try:
         storage.write_atomically(path, lambda file: file.write(encoded.getbuffer()))
-    except CheckpointError as error:  # storage speaks of checkpoints; the cause says what the disk said
+    except CheckpointError as error:  # storage raises errors of checkpoints; the cause is that of the disk
         raise DataError(f"{path} cannot be written: {error.__cause__ or error}") from error
 
 

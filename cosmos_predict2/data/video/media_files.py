@@ -25,7 +25,7 @@ def files_by_stem(folder: Path, suffixes: Sequence[str]) -> dict[str, Path]:
 
 
 def require_files(folder: Path, suffixes: Sequence[str], what: str) -> dict[str, Path]:
-    """`files_by_stem`, where none is an error that says what lies there instead."""
+    """`files_by_stem`; without any, an error that lists what is there."""
     found = files_by_stem(folder, suffixes)
     if found:
         return found

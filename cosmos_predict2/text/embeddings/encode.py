@@ -113,7 +113,7 @@ def embed_captions(
     def flush() -> None:
         write_record(folder, EncoderRecord(made.name, made.width, made.num_tokens, done), shard, revision)
 
-    flush()  # before any file: files without a record are from elsewhere
+    flush()  # before any file: files without a record count as made by another encoder
     if shard[1] == 1:
         remove_parts(folder)
     source = EmbeddingCache(made, cache, memory_bytes=0) if cache is not None else made

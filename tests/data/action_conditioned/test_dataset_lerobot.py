@@ -183,7 +183,7 @@ def test_missing_files_stop_the_run_or_are_left_out_with_a_count(root: Path, cap
         dataset(root)
     with caplog.at_level(logging.WARNING):
         data = dataset(root, skip_bad_samples=True)
-    assert "1 of 3 episodes are left out" in caplog.text
+    assert "1 of 3 episodes are excluded" in caplog.text
     assert data.episodes.tolist() == [0, 2]
 
 

@@ -144,7 +144,7 @@ def test_broken_files_are_named_or_left_out(tmp_path: Path, caplog: pytest.LogCa
     with h5py.File(root / "libero_goal" / "b_task_demo.hdf5", "a") as content:
         del content["data/demo_0/obs/agentview_rgb"]
     dataset = _dataset(root, skip_bad_samples=True)
-    assert "1 of 3 files are left out" in caplog.text and len(dataset) == 8
+    assert "1 of 3 files are excluded" in caplog.text and len(dataset) == 8
     assert dataset[1]["__key__"] == "libero_goal/c_task/demo_0" and "no 'obs/agentview_rgb'" in caplog.text
 
 

@@ -551,7 +551,7 @@ def test_rates_that_contradict_each_other_and_constant_numbers_are_told(robot: P
         (
             lambda f: _video(f / f"videos/chunk-000/{made.FRONT}/episode_000000.mp4", num_frames=20, fps=30),
             "index",
-            "30 frames per second, but meta/info.json says 10",
+            "30 frames per second, but meta/info.json has 10",
         ),
     ],
 )
