@@ -15,7 +15,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +27,11 @@ from cosmos_predict2.diffusion.schedules import karras_sigmas
 from cosmos_predict2.diffusion.solvers import guide, sample
 from cosmos_predict2.nn.dit import Prepared
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
+from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
-from cosmos_predict2.world_model.assembly import build_net
-from cosmos_predict2.world_model.sampling import initial_noise
+from cosmos_predict2.world_model.sampling import SamplingOptions, initial_noise
+from cosmos_predict2.world_model.world_model import build_world_model
+from imaginaire.config.lazy_config import LazyCall as L
 
 LARGEST_DIFFERENCE = {"cpu": 1e-5, "cuda": 1e-4}  # of pixels in [-1, 1], in float32; kernels differ by batch
 GUIDANCE = 7.0
@@ -78,21 +79,15 @@ def make_pipeline(size: str, device: torch.device, dtype: torch.dtype) -> Video2
     """The model with random weights in every part."""
     config = get_cosmos_predict2_action_conditioned_pipeline(model_size=size, network="chunk")
     config.action_transform = controller(config.net.action_dim, 1.0).to_dict()
-    net = build_net(config.net, device=device, dtype=dtype)
+    config.tokenizer = L(TinyTokenizer)() if size == "tiny" else L(WanTokenizer)(allow_random=True, dtype=dtype)
+    world = build_world_model(config, dtype=dtype, device=device).load()
+    world.tokenizer.to(device)
     generator = torch.Generator(device).manual_seed(1)
     with torch.no_grad():
-        for name, parameter in net.named_parameters():
+        for name, parameter in world.net.named_parameters():
             if "adaln_modulation" in name or "action_embedder" in name:  # zero in a fresh network
                 nn.init.normal_(parameter, std=0.5 * parameter.shape[-1] ** -0.5, generator=generator)
-    tokenizer: Any
-    if size == "tiny":
-        from cosmos_predict2.tokenizers.tiny import TinyTokenizer
-
-        tokenizer = TinyTokenizer()
-    else:
-        tokenizer = WanTokenizer(allow_random=True, dtype=dtype)
-    tokenizer.to(device)
-    return Video2WorldActionConditionedPipeline(config, net, tokenizer, device=device)
+    return Video2WorldActionConditionedPipeline(world)
 
 
 def make_inputs(size: str, batch: int, dim: int) -> Inputs:
@@ -121,9 +116,9 @@ def _imagine(
         dtype = torch.promote_types(pipe.dit.dtype, torch.float32)
         tail = inputs.frames.new_zeros(size, 3, 12, *inputs.frames.shape[3:])
         pixels = torch.cat([inputs.frames, tail], dim=2).to(device, dtype) / 127.5 - 1
-        given = pipe.tokenizer.encode(pixels).to(dtype) * config.sigma_data
+        given = pipe.world.tokenizer.encode(pixels).to(dtype) * config.sigma_data
     else:
-        given = pipe._given_latents(inputs.frames, num_latent)
+        given = pipe.world.given_latents(inputs.frames, num_latent)
     batch = {
         TEXT_KEY: torch.zeros(size, num_tokens, pipe.dit.text_channels, device=device),
         ACTION_KEY: inputs.actions.to(device),
@@ -131,12 +126,12 @@ def _imagine(
         "padding_mask": torch.zeros(size, 1, *inputs.frames.shape[3:], device=device),
     }
     num_B = torch.ones(size, device=device)
-    pair = [condition.with_given_frames(given, num_B) for condition in pipe.conditioner.guidance_pair(batch)]
+    pair = [condition.with_given_frames(given, num_B) for condition in pipe.world.conditioner.guidance_pair(batch)]
     prepared = [None if way.prepares_each_step else _prepared(pipe, condition, way) for condition in pair]
 
     def denoise(x: Tensor, sigma_B: Tensor) -> Tensor:
         estimates = [
-            pipe.denoiser(x, sigma_B, condition, kept).x0_B_C_T_H_W
+            pipe.world.denoiser(x, sigma_B, condition, kept).x0_B_C_T_H_W
             for condition, kept in list(zip(pair, prepared))[: 2 if way.passes_twice else 1]
         ]
         return guide(estimates[0], estimates[1], GUIDANCE) if way.passes_twice else estimates[0]
@@ -144,7 +139,7 @@ def _imagine(
     levels = config.timestamps
     sigmas = karras_sigmas(num_steps, levels.t_min, levels.t_max, levels.order)
     noise = initial_noise(tuple(given.shape), inputs.seeds).to(given) * levels.t_max
-    return pipe.decode(sample(denoise, noise, sigmas))
+    return pipe.world.decode(sample(denoise, noise, sigmas))
 
 
 def _prepared(pipe: Video2WorldActionConditionedPipeline, condition: Condition, way: Way) -> Prepared:
@@ -160,7 +155,7 @@ def check_equal(size: str, device: torch.device) -> float:
     torch.backends.cudnn.allow_tf32 = False  # float32 in full for the comparison
     pipe = make_pipeline(size, device, torch.float32)
     inputs = make_inputs(size, 2, pipe.transform.dim)
-    ours = pipe.generate_actions(*_arguments(inputs), num_steps=2, guidance=GUIDANCE, as_float=True)
+    ours = pipe.generate_actions(*_arguments(inputs), SamplingOptions(num_steps=2, guidance=GUIDANCE), as_float=True)
     worst = 0.0
     for way in WAYS:
         difference = float((imagine(pipe, way, inputs, 2, SETTINGS[size][2]) - ours).abs().max())
@@ -180,7 +175,10 @@ def measure(pipe: Video2WorldActionConditionedPipeline, size: str, batch: int, n
     inputs = make_inputs(size, batch, pipe.transform.dim)
     runs = {way.name: partial(imagine, pipe, way, inputs, num_steps, SETTINGS[size][2]) for way in WAYS}
     runs["generate_actions"] = partial(
-        pipe.generate_actions, *_arguments(inputs), num_steps=num_steps, guidance=GUIDANCE, as_float=True
+        pipe.generate_actions,
+        *_arguments(inputs),
+        SamplingOptions(num_steps=num_steps, guidance=GUIDANCE),
+        as_float=True,
     )
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for i in range(-1, rounds):  # the first round warms up

@@ -55,6 +55,10 @@ class Condition:
         changed: dict[str, Any] = {name: change(v) for name, v in vars(self).items() if isinstance(v, Tensor)}
         return replace(self, **changed)
 
+    def rows(self, rows_B: Tensor) -> "Condition":
+        """The condition of some of the samples."""
+        return self.with_tensors(lambda value: value[rows_B.to(value.device)])
+
     def equals(self, other: "Condition") -> bool:
         """Whether a network sees the same in both: then what guidance would subtract is zero."""
         return all(_is_same(getattr(self, field.name), getattr(other, field.name)) for field in fields(self))

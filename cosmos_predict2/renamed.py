@@ -19,7 +19,7 @@ RENAMED = {
     "cosmos_predict2.parallelize": "cosmos_predict2.world_model.parallelize",
     "cosmos_predict2.pipelines.controllability": "cosmos_predict2.evaluation.metrics.controllability",
     "cosmos_predict2.pipelines.denoiser": "cosmos_predict2.world_model.denoiser",
-    "cosmos_predict2.pipelines.flow": "cosmos_predict2.world_model.flow",
+    "cosmos_predict2.pipelines.flow": "cosmos_predict2.world_model.config",
     "cosmos_predict2.pipelines.inverse_dynamics": "cosmos_predict2.evaluation.metrics.inverse_dynamics",
     "cosmos_predict2.pipelines.sampling": "cosmos_predict2.world_model.sampling",
     "cosmos_predict2.pipelines.video_quality": "cosmos_predict2.evaluation.metrics.video_quality",

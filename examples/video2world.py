@@ -37,7 +37,7 @@ def run(args: argparse.Namespace, command: list[str]) -> int:
 
     job = agreed(lambda: prepare(args, command))
     if job.make_videos is None:
-        follow(job.make_pipeline)
+        follow(lambda: job.make_pipeline().world)
         return 0
     make_videos = partial(job.make_videos, job.make_pipeline)
     return lead(make_videos) if args.num_gpus > 1 else make_videos()
@@ -94,12 +94,11 @@ def prepare(args: argparse.Namespace, command: list[str]) -> Job:
     others = [config.tokenizer, config.text_encoder if not args.prompt_embeddings else None]
     check_parts(config.net, dit_path, others if is_leader else [], "net_ema" if args.load_ema else "auto")
     device = args.device if args.num_gpus == 1 or args.device == "cpu" else distributed.device()
-    kind = context_parallel.LeadingPipeline if args.num_gpus > 1 and is_leader else Video2WorldPipeline
 
     def make_pipeline() -> Video2WorldPipeline:
         if args.num_gpus > 1 and is_leader:
             context_parallel.announce()
-        return kind.from_config(
+        return Video2WorldPipeline.from_config(
             config,
             dit_path,
             use_text_encoder=not args.prompt_embeddings,
@@ -123,6 +122,7 @@ def prepare_requests(args: argparse.Namespace, choice: Any) -> MakeVideos:
     from cosmos_predict2.pipelines.requests import Request, Settings, fingerprint, read_batch, run_all
     from cosmos_predict2.text.prompt_embeddings import read_prompt_embeddings
     from cosmos_predict2.text.prompts import DEFAULT_NEGATIVE_PROMPT
+    from cosmos_predict2.world_model.sampling import SamplingOptions
 
     config, is_tiny = choice.config, choice.model_size == "tiny"
     negative = args.negative_prompt
@@ -152,12 +152,15 @@ def prepare_requests(args: argparse.Namespace, choice: Any) -> MakeVideos:
         log.warning("--negative_prompt has no effect with --guidance 0")
     settings = Settings(
         aspect_ratio=choice.aspect_ratio,
-        guidance=guidance,
-        num_steps=args.num_steps,
         fps=config.fps,
         weights=fingerprint(choice.dit_path),
-        solver=args.solver,
-        use_cuda_graphs=args.use_cuda_graphs,
+        sampling=SamplingOptions(
+            guidance=guidance,
+            num_steps=args.num_steps,
+            solver=args.solver,
+            use_cuda_graphs=args.use_cuda_graphs,
+            progress=True,
+        ),
         contact_sheet=args.contact_sheet,
     )
 

@@ -141,9 +141,9 @@ def check_flags(args: argparse.Namespace) -> None:
 
 
 def check_solver(name: str | None, config: Any) -> None:
-    from cosmos_predict2.world_model.flow import solver_names
+    from cosmos_predict2.world_model.objectives import objective_of
 
-    if name is not None and name not in (known := solver_names(config.flow)):
+    if name is not None and name not in (known := objective_of(config).solvers):
         raise ConfigError(f"--solver {name}: there is none of that name for these weights.{near(name, known)}")
 
 
@@ -226,13 +226,18 @@ def settings_of(args: argparse.Namespace, choice: ActionChoice) -> Any:
     """What all rollouts share."""
     from cosmos_predict2.pipelines.action_requests import RolloutSettings
     from cosmos_predict2.pipelines.requests import fingerprint
+    from cosmos_predict2.world_model.sampling import SamplingOptions
 
     return RolloutSettings(
         save_fps=args.save_fps,
         weights=fingerprint(choice.dit_path),
-        guidance=args.guidance,
-        num_steps=args.num_steps or choice.config.timestamps.nfe,
-        solver=args.solver,
+        sampling=SamplingOptions(
+            guidance=args.guidance,
+            num_steps=args.num_steps or choice.config.timestamps.nfe,
+            solver=args.solver,
+            use_cuda_graphs=args.use_cuda_graphs,
+            progress=True,
+        ),
         history=(args.num_conditional_frames + 3) // 4,
         reference=args.keep_reference,
         float_hand_over=args.float_hand_over,
@@ -240,7 +245,6 @@ def settings_of(args: argparse.Namespace, choice: ActionChoice) -> Any:
         batch_size=args.batch_size,
         side_by_side=args.side_by_side,
         contact_sheet=args.contact_sheet,
-        use_cuda_graphs=args.use_cuda_graphs,
         asked=asked_of(args, choice),
     )
 

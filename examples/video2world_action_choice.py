@@ -99,7 +99,7 @@ def asked_transform(args: argparse.Namespace) -> Any:
 def fit_network(config: Any, dit_path: str, args: argparse.Namespace, dim: int, family: Any) -> None:
     """Make the config's network that of a file without a run: its kind and sizes are what its shapes say."""
     from cosmos_predict2.checkpoints.families import action_network
-    from cosmos_predict2.world_model.flow import FlowConfig
+    from cosmos_predict2.world_model.config import FlowConfig
     from imaginaire.config.lazy_config import LazyCall
 
     config.chunk_size = args.chunk_size or config.chunk_size

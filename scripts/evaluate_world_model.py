@@ -85,8 +85,7 @@ def evaluate(
     from cosmos_predict2.evaluation.metrics import held_out
     from cosmos_predict2.models.training_text import TrainingText
     from cosmos_predict2.pipelines.composed_run import dataset_node, described_dataset, held_out_doubt, held_out_node
-    from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
-    from cosmos_predict2.world_model.assembly import build_net
+    from cosmos_predict2.world_model.world_model import build_world_model
     from imaginaire.checkpoint.weight_files import latest
     from imaginaire.config import lazy_config
 
@@ -104,33 +103,25 @@ def evaluate(
         log.warning("%s", caution)
     model = lazy_config.instantiate(config.model["config"])
     sigmas, pipe_config = model.validation_sigmas, model.pipe_config
-    tokenizer = lazy_config.instantiate(pipe_config.tokenizer)
+    start = config.checkpoint.load_path or model.model_manager_config.dit_path
+    of_start = "net_ema" if config.checkpoint.load_ema_to_reg else "auto"
+    weights = {BEFORE: (start, of_start), AFTER: (latest(dit_path), which)}
+    worlds = {BEFORE: build_world_model(pipe_config, dtype=torch.float32).load(start, of_start, is_baseline=True)}
     text = getattr(model, "text", None)
     with_text = partial(TrainingText(text).added_to, device=torch.device("cpu")) if text and text.is_set else None
 
     def clips_of(loader: str, num: int) -> held_out.Clips:
         made = {"num_episodes": num} if "num_episodes" in nodes[loader] else {}  # no more than needed
         dataset = lazy_config.instantiate({**nodes[loader], **made})
-        return held_out.read_clips(dataset, tokenizer, pipe_config, num, with_text=with_text)
+        return held_out.read_clips(dataset, worlds[BEFORE].tokenizer, pipe_config, num, with_text=with_text)
 
     clips, training = clips_of("dataloader_val", num_clips), clips_of("dataloader_train", NUM_TRAINING_CLIPS)
     linear = held_out.linear_losses(training, clips, sigmas)
     losses, videos = {}, {TRUTH: clips.video_B_C_F_H_W}
-    start = config.checkpoint.load_path or model.model_manager_config.dit_path
-    of_start = "net_ema" if config.checkpoint.load_ema_to_reg else "auto"
-    weights = {BEFORE: (start, of_start), AFTER: (latest(dit_path), which)}
-    for name, (path, part) in weights.items():
-        net = build_net(
-            pipe_config.net,
-            device=torch.device("cpu"),
-            dtype=torch.float32,
-            path=path,
-            which=part,
-            is_baseline=name == BEFORE,
-        )
-        losses[name] = held_out.losses(pipe_config, net, clips, sigmas)
-        pipe = Video2WorldPipeline(pipe_config, net, tokenizer)
-        videos[name] = held_out.generate(pipe.generate, clips, num_steps=num_steps)
+    worlds[AFTER] = build_world_model(pipe_config, dtype=torch.float32).load(*weights[AFTER])
+    for name, world in worlds.items():
+        losses[name] = held_out.losses(world, clips, sigmas)
+        videos[name] = held_out.generate(world, clips, num_steps=num_steps)
     figures = Figures(
         sigmas=list(sigmas),
         before=losses[BEFORE],
@@ -374,7 +365,7 @@ def _recordings(args: argparse.Namespace, choice: Any) -> Any:
     """The held-out recordings that --data names, or those that the run was validated on."""
     from cosmos_predict2.checkpoints import read_card
     from cosmos_predict2.pipelines.evaluation_data import read_recordings, recordings_of_run, size_of_world
-    from cosmos_predict2.pipelines.video2world_action import check_bases
+    from cosmos_predict2.world_model.imagination import check_bases
 
     transform, chunks = choice.config.transform, args.num_chunks
     if transform.accumulate == "window" and chunks > 1:

@@ -18,6 +18,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from cosmos_predict2.world_model.sampling import SamplingOptions
+from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire import distributed
 from imaginaire.optim import adamw
 from imaginaire.training import trainer as trainers
@@ -64,14 +66,14 @@ UNREAD_TEXT = {"cosmos_predict2/nn/dit.py:require_readable reads a number": 2}
 # as well be waited for, and whether a text says anything and guidance changes anything is worth a look at them.
 CHUNKS = 3
 WAITS_OF_A_ROLLOUT = {
-    "cosmos_predict2/pipelines/video2world.py:encode copies to the device and waits": 1,  # the first frames
-    "cosmos_predict2/pipelines/video2world.py:<dictcomp> copies to the device and waits": CHUNKS,  # the actions
-    "cosmos_predict2/pipelines/video2world_action.py:_rows copies to the device and waits": CHUNKS,  # the text
-    "cosmos_predict2/pipelines/video2world.py:generate_latents copies to the device and waits": CHUNKS,  # the noise
+    "cosmos_predict2/world_model/world_model.py:encode copies to the device and waits": 1,  # the first frames
+    "cosmos_predict2/world_model/world_model.py:<dictcomp> copies to the device and waits": CHUNKS,  # the actions
+    "cosmos_predict2/world_model/imagination.py:_rows copies to the device and waits": CHUNKS,  # the text
+    "cosmos_predict2/world_model/world_model.py:generate_latents copies to the device and waits": CHUNKS,  # the noise
     "cosmos_predict2/conditioner.py:_is_same needs the shape of equal": CHUNKS,  # is there anything to guide by?
     "cosmos_predict2/nn/dit.py:prepare reads a number": CHUNKS,  # is there a text?
     # What is not finite must not become the next chunk's first frame.
-    "cosmos_predict2/pipelines/video2world_action.py:_pixels reads a number": CHUNKS,
+    "cosmos_predict2/world_model/imagination.py:_pixels reads a number": CHUNKS,
 }
 
 
@@ -137,7 +139,9 @@ def _imagined() -> dict[str, tuple[Waits, Tensor, Tensor]]:
     text = torch.randn(1, 4, 8)
 
     def generate(pipe: Any, on: Any, solver: str, on_step: Any = None) -> Tensor:
-        options: dict[str, Any] = dict(num_steps=4, guidance=3.0, solver=solver, on_step=on_step)
+        options: dict[str, Any] = dict(
+            options=SamplingOptions(num_steps=4, guidance=3.0, solver=solver), on_step=on_step
+        )
         video: Tensor = _moved(pipe, on).generate(test_flow.frames(), *texts[pipe], **options).cpu()
         return video
 
@@ -152,7 +156,7 @@ def _imagined() -> dict[str, tuple[Waits, Tensor, Tensor]]:
             found[solver] = generate(pipe, device(), solver, watch), expected
         found[solver] = (dict(far.waits), *found[solver])
     pipe = test_video2world_action.make_pipeline()
-    options: dict[str, Any] = dict(guidance=2.0, num_steps=3, text_B_S_E=text)
+    options: dict[str, Any] = dict(options=SamplingOptions(guidance=2.0, num_steps=3), text_B_S_E=text)
     expected = pipe.rollout(frames, actions, seeds, **options)
     with FarDevice() as far:
         pipe = _moved(pipe, device())
@@ -164,7 +168,7 @@ def _imagined() -> dict[str, tuple[Waits, Tensor, Tensor]]:
 
 
 def _moved(pipe: Any, on: Any) -> Any:
-    return type(pipe)(pipe.config, copy.deepcopy(pipe.dit).to(on), pipe.tokenizer, device=on)
+    return type(pipe)(WorldModel(pipe.config, copy.deepcopy(pipe.dit).to(on), pipe.world.tokenizer, device=on))
 
 
 def _alone(fn: Callable[..., Any], *args: Any) -> Any:

@@ -28,7 +28,6 @@ from cosmos_predict2.evaluation.metrics.controllability import (
     SIGMAS,
     ActionGap,
     Distances,
-    Predictor,
     action_gap,
     prediction_distance,
 )
@@ -121,10 +120,9 @@ class ActionFollowing(Callback):
                 return None, None, None
             with scope():
                 x0, epsilon, condition = _stacked(clips, self.trainer.device)
-                predict = Predictor(model.pipe_config, model.net, model.context_parallel)
                 origins = [clip.origin for clip in clips]
-                gap = action_gap(predict, x0, epsilon, condition, self.sigmas, origins=origins)
-                return condition.action_B_A_D, gap, prediction_distance(predict, x0, epsilon, condition, origins)
+                gap = action_gap(model.world, x0, epsilon, condition, self.sigmas, origins=origins)
+                return condition.action_B_A_D, gap, prediction_distance(model.world, x0, epsilon, condition, origins)
 
         if self.trainer.interrupted:
             return

@@ -31,8 +31,8 @@ from cosmos_predict2.data.sizes import frame_rate, pixel_frames
 from cosmos_predict2.data.video import media
 from cosmos_predict2.diffusion.rectified_flow import add_noise
 from cosmos_predict2.evaluation.metrics.held_out import Clips, moving_psnr, repeated
-from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
-from cosmos_predict2.world_model.sampling import to_uint8
+from cosmos_predict2.world_model.sampling import SamplingOptions, to_uint8
+from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire import distributed, random, storage
 from imaginaire.config import lazy_config
 from imaginaire.distributed import parallel
@@ -158,9 +158,6 @@ class DrawSamples(EveryN):
     def _draw(self, model: Any, clips: Sequence[FixedClip], iteration: int) -> dict[int, Drawing]:
         """This rank's drawings. All ranks run the network equally often, as sharded ones must."""
         dims = self.trainer.dims
-        pipe = Video2WorldPipeline(
-            model.pipe_config, model.net, model.tokenizer, device=self.trainer.device, context=model.context_parallel
-        )
         mine = {index: Drawing({}, {}, {}) for index in range(dims.dp_rank, len(clips), dims.dp_size)}
         turns = [(kind, first) for kind in self._kinds(model) for first in range(0, len(clips), dims.dp_size)]
         is_shown = distributed.is_rank0()
@@ -170,7 +167,9 @@ class DrawSamples(EveryN):
             index = first + dims.dp_rank
             drawing = mine.get(index, Drawing({}, {}, {}))
             with model.ema_scope() if kind == "ema" else nullcontext():
-                self._draw_clip(pipe, self._levels(model), clips[min(index, len(clips) - 1)], index, kind, drawing)
+                self._draw_clip(
+                    model.world, self._levels(model), clips[min(index, len(clips) - 1)], index, kind, drawing
+                )
         return mine
 
     def _gathered(self, mine: dict[int, Drawing], count: int) -> list[Drawing]:
@@ -181,29 +180,25 @@ class DrawSamples(EveryN):
 
     def _draw_clip(
         self,
-        pipe: Video2WorldPipeline,
+        world: WorldModel,
         levels: Sequence[float],
         clip: FixedClip,
         index: int,
         kind: str,
         drawing: Drawing,
     ) -> None:
-        x0, condition = clip.x0_1_C_T_H_W.to(pipe.device), clip.condition_on(pipe.device)
+        x0, condition = clip.x0_1_C_T_H_W.to(world.device), clip.condition_on(world.device)
         for guidance in self.guidance:
-            latents = pipe.generate_latents(
-                clip.conditions(),
-                x0,
-                clip.num_given,
-                guidance=guidance,
-                num_steps=self.num_steps,
-                seed=self.seed + index,
+            options = SamplingOptions(guidance=guidance, num_steps=self.num_steps)
+            latents = world.generate_latents(
+                clip.conditions(), x0, clip.num_given, seed=self.seed + index, options=options
             )
             drawing.samples[kind, guidance] = latents.cpu()
-        pipe.context.activate(False)
+        world.context.activate(False)
         epsilon = torch.randn(x0.shape, generator=random.generator(self.seed, index, "draw_samples/x0")).to(x0)
         for sigma in levels:
             sigma_1_1 = torch.full((1, 1), sigma, device=x0.device, dtype=x0.dtype)
-            x0_pred = pipe.denoiser(add_noise(x0, epsilon, sigma_1_1), sigma_1_1, condition).x0_B_C_T_H_W
+            x0_pred = world.denoiser(add_noise(x0, epsilon, sigma_1_1), sigma_1_1, condition).x0_B_C_T_H_W
             drawing.predictions[kind, sigma] = x0_pred.cpu()
             drawing.errors[kind, sigma] = float((x0_pred - x0)[:, :, clip.num_given :].square().mean())
 
@@ -215,10 +210,8 @@ class DrawSamples(EveryN):
     # --- how it is shown
 
     def _show(self, model: Any, clips: Sequence[FixedClip], drawings: Sequence[Drawing], iteration: int) -> None:
-        pipe = Video2WorldPipeline(model.pipe_config, model.net, model.tokenizer, device=self.trainer.device)
-
         def decoded(latent_1_C_T_H_W: Tensor) -> Tensor:
-            return to_uint8(pipe.decode(latent_1_C_T_H_W.to(pipe.device))).cpu()
+            return to_uint8(model.world.decode(latent_1_C_T_H_W.to(self.trainer.device))).cpu()
 
         kinds = self._kinds(model)
         values: dict[str, float] = {}

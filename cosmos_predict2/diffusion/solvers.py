@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.diffusion.exponential import AdamsBashforth2, Euler, Heun, Midpoint
+from cosmos_predict2.diffusion.flow_time import interpolate
 from cosmos_predict2.diffusion.step import Denoise, Evaluate, Step, Stepper, randn_like
 from cosmos_predict2.diffusion.unipc import UniPC
 
@@ -45,6 +46,18 @@ class Churn:
         raised = sigma * (1 + min(self.amount / (num_steps + 1), math.sqrt(1.2) - 1))
         noise = randn_like(x_B_C_T_H_W, self.generator)
         return x_B_C_T_H_W + math.sqrt(raised**2 - sigma**2) * self.noise_scale * noise, raised
+
+
+class SameNoise:
+    """For flow times: jumps to the estimate and puts the same noise back, in float64."""
+
+    def __init__(self, noise_B_C_T_H_W: Tensor) -> None:
+        self._noise = noise_B_C_T_H_W.double()
+
+    def step(self, x_B_C_T_H_W: Tensor, x0_B_C_T_H_W: Tensor, sigma: float, sigma_next: float) -> Step:
+        t_B = self._noise.new_full((len(self._noise),), sigma_next)
+        x_next = interpolate(x0_B_C_T_H_W.double(), self._noise, t_B)
+        return Step(x_B_C_T_H_W, x0_B_C_T_H_W, x_next, sigma, sigma_next)
 
 
 def sample(

@@ -11,13 +11,12 @@ whose noise levels sigma = t / (1 - t) name the same mixtures: the methods here 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import starmap
-from typing import Any, Literal, cast
+from typing import Any
 
 import attrs
 import torch
 from torch import Tensor
 
-from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.diffusion import flow_time, rectified_flow
 from cosmos_predict2.models.draws import Draws
 from cosmos_predict2.models.text_widths import text_of_config, text_problems
@@ -99,7 +98,6 @@ class Predict2p5Video2WorldModel(Predict2Video2WorldModel):
         super().__init__(config)
         if self.pipe_config.flow is None:
             raise ConfigError(f"{_FLOW_KEY}: {_NO_FLOW}.")
-        self.flow = self.pipe_config.flow
         self.text = TrainingText(self.config.text)
         if shares := given_shares(self.config.conditional_frames_probs or {}):
             # Said, since a mapping in an override is merged over the one that stands there.
@@ -173,47 +171,6 @@ class Predict2p5Video2WorldModel(Predict2Video2WorldModel):
         )
         t_B = (timesteps_B.double() / flow_time.NUM_TIMESTEPS).clamp(max=LATEST_TIME)
         return epsilon, rectified_flow.noise_level(t_B)[:, None].to(x0_B_C_T_H_W, non_blocking=True)
-
-    def loss(
-        self, x0_B_C_T_H_W: Tensor, epsilon_B_C_T_H_W: Tensor, sigma_B_T: Tensor, condition: Condition
-    ) -> tuple[dict[str, Any], Tensor]:
-        """The loss of these draws, with its parts; of this rank's frames under context parallelism."""
-        context = self.context_parallel
-        context.activate(not condition.is_image)
-        x0_B_C_T_H_W, epsilon_B_C_T_H_W = context.split_frames(x0_B_C_T_H_W), context.split_frames(epsilon_B_C_T_H_W)
-        sigma_B_T = sigma_B_T if sigma_B_T.shape[1] == 1 else context.split_frames(sigma_B_T, 1)
-        condition = context.part_of(condition)
-        t_B_T = rectified_flow.flow_time(sigma_B_T)
-        xt = flow_time.interpolate(x0_B_C_T_H_W, epsilon_B_C_T_H_W, t_B_T)
-        target = flow_time.velocity(x0_B_C_T_H_W, epsilon_B_C_T_H_W)
-        predicted = self.flow.velocity(self.denoiser, xt, flow_time.NUM_TIMESTEPS * t_B_T, condition)
-        predicted = self.flow.with_true_velocity(predicted, condition, epsilon_B_C_T_H_W)
-        error = (predicted - target) ** 2
-        loss = rectified_flow.reduce_loss(
-            error, cast(Literal["mean", "sum"], self.config.loss_reduce), self.config.loss_scale
-        )
-        x0_pred = flow_time.x0_of_velocity(xt, predicted.detach(), t_B_T)
-        output = {
-            "x0": x0_B_C_T_H_W,
-            "xt": xt,
-            "sigma": sigma_B_T,
-            "condition": condition,
-            "x0_pred": x0_pred,
-            "velocity": predicted.detach(),
-            "target": target,
-            "mse_loss": (x0_pred - x0_B_C_T_H_W).square().mean(),
-            # Of the velocity, under the names that every model's metrics have.
-            "edm_loss": error.detach().mean(),
-            "edm_loss_per_frame": error.detach().mean(dim=(1, 3, 4)),
-        }
-        return output, loss
-
-    def _loss_of_nothing(self, output: Mapping[str, Any]) -> float:
-        target, mask = output["target"], output["condition"].condition_mask_B_1_T_H_W
-        if mask is not None and self.flow.replace_given_frames:
-            target = target * (1 - mask)
-        reduction = cast(Literal["mean", "sum"], self.config.loss_reduce)
-        return float(rectified_flow.reduce_loss(target.square(), reduction, self.config.loss_scale))
 
     # --- its parts
 

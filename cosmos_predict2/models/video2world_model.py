@@ -13,6 +13,7 @@ number of processes draw the same. Batches without ``sample_position`` draw from
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import starmap
 from typing import Any, Literal, cast
 
@@ -24,11 +25,10 @@ from cosmos_predict2.checkpoints.card import ModelCard, card_of_config, card_ten
 from cosmos_predict2.checkpoints.card_checks import alpha_differences
 from cosmos_predict2.checkpoints.dit_weights import problem_with
 from cosmos_predict2.checkpoints.runs import RATE_KEY
-from cosmos_predict2.conditioner import TEXT_KEY, Condition, Conditioner
+from cosmos_predict2.conditioner import TEXT_KEY, Condition
 from cosmos_predict2.data.latent_cache import LATENTS_KEY, check_tokenizer
 from cosmos_predict2.data.sizes import frame_rate, pixel_frames
 from cosmos_predict2.diffusion import rectified_flow
-from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.models.draws import Draws
 from cosmos_predict2.models.text_widths import PROJECTION, data_text, data_text_problems, require_text
 from cosmos_predict2.models.validation import RELEASED_SIGMAS, check_sigmas, counted_losses, losses_by_sigma
@@ -36,12 +36,19 @@ from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.text.trained_text import text_facts
 from cosmos_predict2.world_model.assembly import attention_problem, settle_attention
 from cosmos_predict2.world_model.config import PRECISIONS, Video2WorldPipelineConfig
-from cosmos_predict2.world_model.network import NETWORK_KEY, NO_NETWORK, build_network, fill_network, network_bytes
-from cosmos_predict2.world_model.parallelize import ContextParallel, degree_problems, parallelize_dit
+from cosmos_predict2.world_model.network import (
+    NETWORK_KEY,
+    NO_NETWORK,
+    add_trained_adapters,
+    fill_network,
+    network_bytes,
+    trained_network,
+)
+from cosmos_predict2.world_model.parallelize import degree_problems, parallelize_dit
 from cosmos_predict2.world_model.recompute import checked_keys, checked_policy
+from cosmos_predict2.world_model.world_model import build_world_model
 from imaginaire import distributed, storage
 from imaginaire.checkpoint import weights
-from imaginaire.config import lazy_config
 from imaginaire.config.schema import Section, above, at_least, one_of
 from imaginaire.config.typed_nodes import as_config
 from imaginaire.data.stream import POSITION_KEY, WEIGHT_KEY
@@ -113,13 +120,11 @@ class Predict2Video2WorldModel(ImaginaireModel):
         self.precision = PRECISIONS[config.precision]
         # Before the network is built, whose adapters draw too. The trainer has seeded all ranks alike.
         self._start_seed = int(torch.randint(2**62, ()))
-        self.net: DiT = build_network(config, self.weight_dtype)
+        adapt = partial(add_trained_adapters, config=config)
+        self.world = build_world_model(self.pipe_config, dtype=self.weight_dtype, adapt=adapt)
+        self.net: DiT = self.world.net
         if not current_dims().will_shard(config.fsdp_shard_size):
             self._has_trained_adapters = fill_network(self.net, config, "cpu", self._start_seed)
-        self.denoiser = self.pipe_config.denoiser(self.net)
-        self.conditioner = Conditioner(self.pipe_config.conditioner)
-        self.tokenizer: VideoTokenizer = lazy_config.instantiate(self.pipe_config.tokenizer)
-        self.context_parallel = ContextParallel(self.net, None)
         self._knows_latents = False  # that the data's latents are of this tokenizer
 
     @classmethod
@@ -204,7 +209,7 @@ class Predict2Video2WorldModel(ImaginaireModel):
     def checkpoint_bytes(cls, arguments: Mapping[str, Any]) -> int:
         """The size of a checkpoint: the network, its average, and what AdamW keeps of the trained weights."""
         made = as_config(cls.config_class, arguments["config"], "model.config")
-        net = build_network(made, weight_dtype(PRECISIONS[made.precision]), may_fetch=False)
+        net = trained_network(made, weight_dtype(PRECISIONS[made.precision]), may_fetch=False)
         return network_bytes(net, has_average=made.pipe_config.ema.enabled)
 
     @classmethod
@@ -270,11 +275,12 @@ class Predict2Video2WorldModel(ImaginaireModel):
         device = next(self.net.parameters()).device
         if device.type == "meta":  # it is filled when it is sharded
             device = distributed.device()
-        self.tokenizer.to(device)
+        self.world.device = device
+        self.world.tokenizer.to(device)
         settle_attention(self.net, device, self.precision)
 
     def parallelize(self, dims: ParallelDims) -> None:
-        self.context_parallel = parallelize_dit(
+        self.world.context = parallelize_dit(
             self.net,
             dims,
             fsdp_shard_size=self.config.fsdp_shard_size,
@@ -331,8 +337,8 @@ class Predict2Video2WorldModel(ImaginaireModel):
         is_image = self.is_image_batch(batch)
         batch = self._with_text(batch)
         x0 = self._latents(batch, is_image, generators) * self.pipe_config.sigma_data
-        keep = None if is_fixed else self.conditioner.draw_keep(generators.each("condition"))
-        condition = self.conditioner.condition(batch, is_image=is_image, keep=keep)
+        keep = None if is_fixed else self.world.conditioner.draw_keep(generators.each("condition"))
+        condition = self.world.conditioner.condition(batch, is_image=is_image, keep=keep)
         require_text(self.net, condition.crossattn_emb_B_S_E, f"The batch's '{TEXT_KEY}'")
         if not is_image:
             least = self._fewest_given() if is_fixed else None
@@ -366,33 +372,27 @@ class Predict2Video2WorldModel(ImaginaireModel):
         Under context parallelism a video's are those of this rank's frames, tensors and numbers alike; the mean over
         the group is what one process finds for the whole clip.
         """
-        context = self.context_parallel
+        world, context = self.world, self.world.context
         context.activate(not condition.is_image)
         x0_B_C_T_H_W, epsilon_B_C_T_H_W = context.split_frames(x0_B_C_T_H_W), context.split_frames(epsilon_B_C_T_H_W)
         sigma_B_T = sigma_B_T if sigma_B_T.shape[1] == 1 else context.split_frames(sigma_B_T, 1)
         condition = context.part_of(condition)
-        xt = rectified_flow.add_noise(x0_B_C_T_H_W, epsilon_B_C_T_H_W, sigma_B_T)
-        x0_pred = self.denoiser(xt, sigma_B_T, condition).x0_B_C_T_H_W
-        weight_B_T = rectified_flow.rectified_flow_weight(sigma_B_T)
-        if not self.pipe_config.rectified_flow_loss_weight_uniform:
-            weight_B_T = weight_B_T * rectified_flow.nonuniform_weight(sigma_B_T)
-        squared = (x0_pred - x0_B_C_T_H_W) ** 2
-        error = squared * weight_B_T[:, None, :, None, None]
-        loss = rectified_flow.reduce_loss(
-            error, cast(Literal["mean", "sum"], self.config.loss_reduce), self.config.loss_scale
-        )
+        error, parts = world.objective.errors(world.denoiser, x0_B_C_T_H_W, epsilon_B_C_T_H_W, sigma_B_T, condition)
+        loss = self._reduced(error)
         output = {
+            **parts,
             "x0": x0_B_C_T_H_W,
-            "xt": xt,
             "sigma": sigma_B_T,
-            "weights_per_sigma": weight_B_T,
             "condition": condition,
-            "x0_pred": x0_pred.detach(),
-            "mse_loss": squared.detach().mean(),
+            "mse_loss": (parts["x0_pred"] - x0_B_C_T_H_W).square().mean(),
             "edm_loss": error.detach().mean(),
             "edm_loss_per_frame": error.detach().mean(dim=(1, 3, 4)),
         }
         return output, loss
+
+    def _reduced(self, error_B_C_T_H_W: Tensor) -> Tensor:
+        reduction = cast(Literal["mean", "sum"], self.config.loss_reduce)
+        return rectified_flow.reduce_loss(error_B_C_T_H_W, reduction, self.config.loss_scale)
 
     # --- what a run that begins can be held against
 
@@ -417,18 +417,7 @@ class Predict2Video2WorldModel(ImaginaireModel):
             return None  # a small network knows so little beyond its own data that it may do worse than nothing there
         if lora.adapters(self.net) and not (self.config.init_lora_weights or self._has_trained_adapters):
             return None  # drawn adapters are noise in every block
-        return 0.0, 0.95 * self._loss_of_nothing(output)
-
-    def _loss_of_nothing(self, output: Mapping[str, Any]) -> float:
-        """What the loss of a step would have been for a velocity of zero."""
-        x0, xt, sigma_B_T, condition = (output[key] for key in ("x0", "xt", "sigma", "condition"))
-        t_B_1_T_1_1 = rectified_flow.per_frame(rectified_flow.flow_time(sigma_B_T))
-        difference = (1 - t_B_1_T_1_1) * xt - x0
-        if condition.condition_mask_B_1_T_H_W is not None:
-            difference = difference * (1 - condition.condition_mask_B_1_T_H_W)
-        error = difference.square() * rectified_flow.per_frame(output["weights_per_sigma"])
-        reduction = cast(Literal["mean", "sum"], self.config.loss_reduce)
-        return float(rectified_flow.reduce_loss(error, reduction, self.config.loss_scale))
+        return 0.0, 0.95 * float(self._reduced(self.world.objective.errors_of_zero_velocity(output)))
 
     # --- its parts
 
@@ -460,16 +449,17 @@ class Predict2Video2WorldModel(ImaginaireModel):
     def _latents(self, batch: Mapping[str, Any], is_image: bool, generators: "Draws") -> Tensor:
         """What the tokenizer makes of the pixels, or made of them when the data set was prepared."""
         if LATENTS_KEY not in batch:
-            return self.tokenizer.encode(self._pixels(batch, is_image, generators)).to(self._work_dtype)
+            return self.world.tokenizer.encode(self._pixels(batch, is_image, generators)).to(self._work_dtype)
         if not self._knows_latents:
-            check_tokenizer(self.tokenizer, batch)
+            check_tokenizer(self.world.tokenizer, batch)
             self._knows_latents = True
         latents: Tensor = batch[LATENTS_KEY]
         wanted, have = self.pipe_config.state_t, latents.shape[2]
-        if latents.shape[1] != self.tokenizer.latent_ch or have < wanted:
+        if latents.shape[1] != self.world.tokenizer.latent_ch or have < wanted:
             raise DataError(
                 f"The latents of this batch have {latents.shape[1]} channels and {have} frames, but the model takes"
-                f" {self.tokenizer.latent_ch} and {wanted} (state_t). Cache windows of {pixel_frames(wanted)} frames."
+                f" {self.world.tokenizer.latent_ch} and {wanted} (state_t). Cache windows of {pixel_frames(wanted)}"
+                " frames."
             )
         return latents[:, :, :wanted].to(next(self.net.parameters()).device, self._work_dtype)
 

@@ -17,13 +17,9 @@ from cosmos_predict2.data.video import media
 from cosmos_predict2.evaluation.metrics.video_quality import psnr
 from cosmos_predict2.pipelines.action_inputs import Episode, Reading, read_episode
 from cosmos_predict2.pipelines.lerobot_inputs import LeRobotRecordings
-from cosmos_predict2.pipelines.video2world_action import (
-    Video2WorldActionConditionedPipeline,
-    check_bases,
-    check_rollout,
-    chunk_starts,
-)
-from cosmos_predict2.world_model.flow import default_solver
+from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
+from cosmos_predict2.world_model.imagination import check_bases, check_rollout, chunk_starts
+from cosmos_predict2.world_model.sampling import UNGUIDED, SamplingOptions
 from imaginaire import storage
 from imaginaire.config.lazy_yaml import to_yaml
 from imaginaire.errors import ConfigError, DataError, UserError
@@ -63,9 +59,7 @@ class RolloutSettings:
 
     save_fps: float | None  # None: as the recording's frames follow each other
     weights: str  # path and fingerprint
-    guidance: float = 0.0
-    num_steps: int = 35
-    solver: str | None = None
+    sampling: SamplingOptions = UNGUIDED
     history: int = 1
     reference: bool = False
     float_hand_over: bool = False
@@ -73,7 +67,6 @@ class RolloutSettings:
     batch_size: int = 16  # recordings that are imagined together
     side_by_side: bool = False
     contact_sheet: bool = False
-    use_cuda_graphs: bool = False
     asked: Mapping[str, Any] = field(default_factory=dict)  # further flags of a program, for the record alone
 
 
@@ -228,17 +221,13 @@ def imagine(
         torch.stack([job.episode.first_frames_C_F_H_W for job in jobs]),
         actions,
         [job.request.seed for job in jobs],
-        guidance=settings.guidance,
-        num_steps=settings.num_steps,
-        solver=settings.solver,
+        settings.sampling,
         text_B_S_E=text_B_S_E,
         negative_text_B_S_E=negative_text_B_S_E,
         history=settings.history,
         reference=settings.reference,
         float_hand_over=settings.float_hand_over,
         last_chunk=settings.last_chunk,
-        use_cuda_graphs=settings.use_cuda_graphs,
-        progress=True,
     )
     chunk, overlap = pipe.config.chunk_size, 4 * (settings.history - 1)
     ends = [chunk_starts(len(row), chunk, overlap, settings.last_chunk)[-1] + chunk for row in rows]
@@ -253,10 +242,11 @@ def save(
     stem = os.path.splitext(job.request.save_path)[0]
     fps = settings.save_fps or job.episode.fps
     _, num_frames, height, width = frames.shape
-    shared = {**settings.asked, **{key: value for key, value in asdict(settings).items() if key != "asked"}}
+    own = {key: value for key, value in asdict(settings).items() if key not in ("asked", "sampling")}
+    shared = {**settings.asked, **own, **settings.sampling.record()}
     record = {**shared, **asdict(job.request), "video": job.episode.video, "actions": job.episode.source}
     record |= {"action_transform": pipe.transform.to_dict(), "chunk_size": pipe.config.chunk_size}
-    record |= {"solver": settings.solver or default_solver(pipe.config.flow), "resolution": f"{height},{width}"}
+    record |= {"solver": settings.sampling.solver or pipe.world.objective.solvers[0], "resolution": f"{height},{width}"}
     record |= {"dtype": str(pipe.dit.dtype).removeprefix("torch."), "device": str(pipe.device)}
     record |= {"num_frames": num_frames, "height": height, "width": width, "seconds": round(seconds, 3), "fps": fps}
     record["frames_sha256"] = hashlib.sha256(frames.contiguous().numpy().tobytes()).hexdigest()

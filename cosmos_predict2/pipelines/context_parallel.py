@@ -6,22 +6,24 @@ latent frames.
     if rank == 0:
         def work():
             announce()
-            return LeadingPipeline.from_config(config, path, group=dims.cp_group)(input_path=..., prompt=...)
+            return Video2WorldPipeline.from_config(config, path, group=dims.cp_group)(input_path=..., prompt=...)
         video = lead(work)
     else:
-        follow(lambda: Video2WorldPipeline.from_config(config, path, group=dims.cp_group, is_follower=True))
+        follow(lambda: Video2WorldPipeline.from_config(config, path, group=dims.cp_group, is_follower=True).world)
 
 The others wait for what rank 0 sends: that there is work, then the inputs of each sampling, at last that it is over.
 """
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
+from cosmos_predict2.world_model.sampling import UNGUIDED, SamplingOptions
+from cosmos_predict2.world_model.world_model import OnStep, WorldModel
 from imaginaire import distributed
 from imaginaire.distributed.parallel import divisors
 from imaginaire.errors import ConfigError, UserError
@@ -36,17 +38,26 @@ class SpreadError(RuntimeError):
     """Sampling failed on one process while the others are in the middle of it: nothing can go on."""
 
 
-class LeadingPipeline(Video2WorldPipeline):
+class LeadingWorld(WorldModel):
     """Rank 0's: whatever it samples, the followers sample with it."""
 
     def generate_latents(
-        self, batch: Mapping[str, Tensor], given_B_C_T_H_W: Tensor, num_given: int, **settings: Any
+        self,
+        batch: Mapping[str, Tensor],
+        given_B_C_T_H_W: Tensor,
+        num_given: int,
+        *,
+        seed: int | Sequence[int] = 0,
+        options: SamplingOptions = UNGUIDED,
+        on_step: OnStep | None = None,
     ) -> Tensor:
-        sent = {name: value for name, value in settings.items() if name not in ("progress", "on_step")}
+        sent = {"seed": seed, "options": replace(options, progress=False)}
         on_host = {name: value.cpu() for name, value in batch.items()}
         distributed.broadcast_object((on_host, given_B_C_T_H_W.cpu(), num_given, sent))
         try:
-            return super().generate_latents(batch, given_B_C_T_H_W, num_given, **settings)
+            return super().generate_latents(
+                batch, given_B_C_T_H_W, num_given, seed=seed, options=options, on_step=on_step
+            )
         except (UserError, OSError, torch.OutOfMemoryError) as error:
             raise SpreadError(f"Rank 0 failed in sampling: {error}") from error
 
@@ -67,15 +78,15 @@ def announce() -> None:
     distributed.broadcast_object(True)
 
 
-def follow(make_pipeline: Callable[[], Video2WorldPipeline]) -> int:
+def follow(make_world: Callable[[], WorldModel]) -> int:
     """On the other ranks: take part in what rank 0 samples until it is over; how often that was."""
     count = 0
     if distributed.broadcast_object(None) is _OVER:
         return count
-    pipe = make_pipeline()
+    world = make_world()
     while (inputs := distributed.broadcast_object(None)) is not _OVER:
         batch, given_B_C_T_H_W, num_given, settings = inputs
-        pipe.generate_latents(batch, given_B_C_T_H_W.to(pipe.device), num_given, **settings)
+        world.generate_latents(batch, given_B_C_T_H_W.to(world.device), num_given, **settings)
         count += 1
     return count
 

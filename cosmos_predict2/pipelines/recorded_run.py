@@ -19,8 +19,12 @@ from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.encoder_names import EncoderName, parse_name
 from cosmos_predict2.text.t5 import T5Encoder
 from cosmos_predict2.text.trained_text import KINDS, NO_TEXT, TrainedText
-from cosmos_predict2.world_model.config import SolverConfig, Video2WorldActionPipelineConfig, Video2WorldPipelineConfig
-from cosmos_predict2.world_model.flow import FlowConfig
+from cosmos_predict2.world_model.config import (
+    FlowConfig,
+    SolverConfig,
+    Video2WorldActionPipelineConfig,
+    Video2WorldPipelineConfig,
+)
 from imaginaire.config.lazy_config import LazyCall
 from imaginaire.config.names import target_of
 from imaginaire.errors import CheckpointError

@@ -19,7 +19,7 @@ from cosmos_predict2.data.video_folder import SAME_RATE
 from cosmos_predict2.guardrail.runner import GuardrailRunner, require_safe
 from cosmos_predict2.pipelines.inputs import brought_to_size, check_input
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
-from cosmos_predict2.world_model.sampling import to_uint8
+from cosmos_predict2.world_model.sampling import SamplingOptions, to_uint8
 from imaginaire import storage
 from imaginaire.checkpoint import weight_files
 from imaginaire.config.lazy_yaml import to_yaml
@@ -87,13 +87,14 @@ class Settings:
     """What all requests of a run share; recorded beside every result."""
 
     aspect_ratio: str
-    guidance: float
-    num_steps: int
     fps: float
     weights: str  # path and fingerprint of the network's weights
-    solver: str | None = None  # None: that of the model's family
-    use_cuda_graphs: bool = False
+    sampling: SamplingOptions
     contact_sheet: bool = False
+
+    def record(self) -> dict[str, Any]:
+        """All of it as plain values, those of sampling among them."""
+        return {key: value for key, value in asdict(self).items() if key != "sampling"} | self.sampling.record()
 
 
 def read_batch(path: str, defaults: Request) -> list[Request]:
@@ -229,15 +230,11 @@ def generate_to_file(
         negative_prompt=request.negative_prompt,
         aspect_ratio=settings.aspect_ratio,
         num_conditional_frames=request.num_conditional_frames,
-        guidance=settings.guidance,
-        num_sampling_step=settings.num_steps,
-        solver=settings.solver,
         seed=request.seed,
-        use_cuda_graphs=settings.use_cuda_graphs,
         return_prompt=True,
+        options=settings.sampling,
         embeddings=embeddings,
         start_frame_idx=request.start_frame_idx,
-        progress=True,
     )
     if not torch.isfinite(video).all():
         raise DataError("The network gave values that are not finite. Are these the weights of this model?")
@@ -257,7 +254,7 @@ def write_records(request: Request, settings: Settings, refined: str, seconds: f
     sections = [("Prompt", request.prompt), ("Negative Prompt", request.negative_prompt), ("Refined Prompt", refined)]
     _write_text(f"{stem}.txt", "".join(f"[{title}]\n{text}\n\n" for title, text in sections))
     _, num_frames, height, width = frames.shape
-    record = {**asdict(request), **asdict(settings), "refined_prompt": refined}
+    record = {**asdict(request), **settings.record(), "refined_prompt": refined}
     record |= {"num_frames": num_frames, "height": height, "width": width, "seconds": round(seconds, 3)}
     record["frames_sha256"] = hashlib.sha256(frames.contiguous().numpy().tobytes()).hexdigest()  # before the encoder
     _write_text(f"{stem}.json", json.dumps(record, indent=2) + "\n")

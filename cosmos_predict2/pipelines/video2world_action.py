@@ -2,18 +2,13 @@
 """Video2World with the robot's actions: a picture and the actions from there on become the pictures that follow.
 
     pipe = Video2WorldActionConditionedPipeline.from_config(config, dit_path="...")
-    actions = pipe.transformed(raw_actions)                                        # what the network sees of them
-    video = pipe.generate_actions(first_frames, actions[:, :12], seeds=[0, 1])     # uint8 [B, 3, 13, H, W]
-    video = pipe.rollout(first_frames, actions, seeds=[0, 1])                      # [B, 3, 1 + L, H, W], chunk by chunk
-    video = pipe(first_frame, actions[0, :12].numpy(), seed=0)                     # one sample, by the published call
+    video = pipe(first_frame, pipe.transformed(raw_actions)[:12].numpy(), seed=0)    # one sample, by the published call
+    video = pipe.rollout(first_frames, actions, seeds=[0, 1])                        # batches, chunk by chunk
 
-Each sample has a seed of its own, and what becomes of it does not depend on the samples beside it. All that is left out
-changes nothing: frames that are not given are not encoded, a second pass for guidance is made only where it differs
-from the first, and a text of zeros is not attended to.
+The frames are made by `world_model.imagination`.
 """
 
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 import attrs
@@ -23,26 +18,26 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from cosmos_predict2.actions.transforms import ActionTransform
-from cosmos_predict2.conditioner import ACTION_KEY, NEGATIVE_TEXT_KEY, TEXT_KEY
-from cosmos_predict2.data.sizes import latent_frames, pixel_frames
-from cosmos_predict2.nn.action_dit import ChunkActionDiT
+from cosmos_predict2.guardrail.runner import GuardrailRunner
+from cosmos_predict2.interfaces import PromptRefiner
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
-from cosmos_predict2.text.trained_text import with_tokens
 from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig, Video2WorldPipelineConfig
-from cosmos_predict2.world_model.device_memory import activation_bytes, free_memory
-from cosmos_predict2.world_model.sampling import to_uint8
-from imaginaire.errors import CheckpointError, ConfigError, DataError, near
-from imaginaire.progress import tracked
-
-log = logging.getLogger(__name__)
-
-LAST_CHUNKS = ("pad", "drop")
+from cosmos_predict2.world_model.imagination import Imagination
+from cosmos_predict2.world_model.sampling import SamplingOptions
+from cosmos_predict2.world_model.world_model import WorldModel
+from imaginaire.errors import CheckpointError, ConfigError, DataError
 
 
 class Video2WorldActionConditionedPipeline(Video2WorldPipeline):
     """Batches of first frames and actions become videos; the config says which transform the actions went through."""
 
     config: Video2WorldActionPipelineConfig
+
+    def __init__(
+        self, world: WorldModel, guardrail: GuardrailRunner | None = None, refiner: PromptRefiner | None = None
+    ) -> None:
+        super().__init__(world, guardrail, refiner)
+        self.imagination = Imagination(world)
 
     @classmethod
     def from_config(
@@ -68,16 +63,19 @@ class Video2WorldActionConditionedPipeline(Video2WorldPipeline):
 
     @property
     def transform(self) -> ActionTransform:
-        if (transform := self.config.transform) is None:
-            raise ConfigError(
-                "pipe_config.action_transform is not set: it says how raw actions become what the network was trained"
-                " on, such as {kind: relative_pose, scale: [20, 20, 20, 20, 20, 20, 1]}."
-            )
-        return transform
+        return self.imagination.transform
 
     def transformed(self, raw: ArrayLike) -> Tensor:
-        """What the network sees of raw actions [..., d], float32."""
-        return torch.from_numpy(self.transform.apply(raw)).float()
+        """As `Imagination.transformed`."""
+        return self.imagination.transformed(raw)
+
+    def generate_actions(self, *inputs: Any, **options: Any) -> Tensor:
+        """As `Imagination.generate_actions`."""
+        return self.imagination.generate_actions(*inputs, **options)
+
+    def rollout(self, *inputs: Any, **options: Any) -> Tensor:
+        """As `Imagination.rollout`."""
+        return self.imagination.rollout(*inputs, **options)
 
     # --- one chunk
 
@@ -94,7 +92,6 @@ class Video2WorldActionConditionedPipeline(Video2WorldPipeline):
         solver_option: str | None = None,
         *,
         embeddings: Mapping[str, Tensor] | None = None,
-        progress: bool = False,
     ) -> Tensor:
         """[1, 3, 1 + A, H, W] in [-1, 1] of one sample, by the published call.
 
@@ -113,259 +110,13 @@ class Video2WorldActionConditionedPipeline(Video2WorldPipeline):
         texts += [negative_prompt] if negative_prompt else []
         if prompt:
             self.checked_prompt(prompt, "")
-        encoded = iter(self.encode_text(texts, embeddings)[:, None] if texts else ())
+        encoded = iter(self.world.encode_text(texts, embeddings)[:, None] if texts else ())
         return self.generate_actions(
             frames_F_H_W_C.permute(3, 0, 1, 2)[None],
             torch.as_tensor(numpy.asarray(actions))[None],
             [seed],
-            guidance=guidance,
-            num_steps=num_sampling_step,
-            solver=solver_option,
+            SamplingOptions(guidance=guidance, num_steps=num_sampling_step, solver=solver_option),
             text_B_S_E=next(encoded) if len(texts) > bool(negative_prompt) else None,
             negative_text_B_S_E=next(encoded) if negative_prompt else None,
             as_float=True,
-            progress=progress,
         )
-
-    @torch.no_grad()
-    def generate_actions(
-        self,
-        first_frames_B_C_F_H_W: Tensor,
-        actions_B_A_D: Tensor,
-        seeds: Sequence[int],
-        *,
-        guidance: float = 0.0,
-        num_steps: int = 35,
-        solver: str | None = None,
-        text_B_S_E: Tensor | None = None,
-        negative_text_B_S_E: Tensor | None = None,
-        as_float: bool = False,
-        batch_size: int | None = None,
-        use_cuda_graphs: bool = False,
-        progress: bool = False,
-    ) -> Tensor:
-        """Videos [B, 3, 1 + A, H, W] that begin with the given frames: uint8, or in [-1, 1] with ``as_float``.
-
-        One or five first frames, uint8 or in [-1, 1]; of five, the first four actions lie between them. Actions are as
-        `transformed` gives them. Without a text there is none; a text [1, S, E] is that of all samples. So many samples
-        as ``batch_size`` says, or as fit into a GPU's memory, are sampled together.
-        """
-        num_latent = self._check(first_frames_B_C_F_H_W, actions_B_A_D, seeds)
-        num_given = first_frames_B_C_F_H_W.shape[2]
-        size, height, width = len(seeds), *first_frames_B_C_F_H_W.shape[3:]
-        given = {TEXT_KEY: text_B_S_E, NEGATIVE_TEXT_KEY: negative_text_B_S_E}
-        num_tokens = self.config.num_text_tokens
-        texts = {key: with_tokens(text, num_tokens) for key, text in given.items() if text is not None}
-        if text_B_S_E is None:
-            # One token does: all tokens of a text of zeros are alike, so that attention gives the same for any number.
-            texts[TEXT_KEY] = torch.zeros(1, 1, self.dit.text_channels)
-        rows = {key: self._rows(text, size) for key, text in texts.items()}
-        videos = []
-        step = batch_size or self._most_at_once(num_latent, height, width)
-        for start in range(0, size, step):
-            part = slice(start, start + step)
-            frames, actions = first_frames_B_C_F_H_W[part], actions_B_A_D[part]
-            batch = {key: text[part] for key, text in rows.items()}
-            batch[ACTION_KEY] = actions.float()
-            batch["fps"] = torch.full((len(frames),), float(self.config.fps), device=self.device)
-            batch["padding_mask"] = torch.zeros(len(frames), 1, height, width, device=self.device)
-            latent = self.generate_latents(
-                batch,
-                self._given_latents(frames, num_latent),
-                latent_frames(num_given),
-                guidance=guidance,
-                num_steps=num_steps,
-                seed=[int(seed) for seed in seeds[part]],
-                solver=solver,
-                use_cuda_graphs=use_cuda_graphs,
-                progress=progress,
-            )
-            few = self.clips_at_once(pixel_frames(num_latent), height, width)
-            videos += [self._pixels(some, as_float) for some in latent.split(few)]
-        return torch.cat(videos)
-
-    # --- many chunks
-
-    @torch.no_grad()
-    def rollout(
-        self,
-        first_frames_B_C_F_H_W: Tensor,
-        actions_B_L_D: Tensor,
-        seeds: Sequence[int],
-        *,
-        guidance: float = 0.0,
-        num_steps: int = 35,
-        solver: str | None = None,
-        text_B_S_E: Tensor | None = None,
-        negative_text_B_S_E: Tensor | None = None,
-        float_hand_over: bool = False,
-        history: int = 1,
-        reference: bool = False,
-        last_chunk: str = "pad",
-        as_float: bool = False,
-        batch_size: int | None = None,
-        use_cuda_graphs: bool = False,
-        progress: bool = False,
-    ) -> Tensor:
-        """Videos [B, 3, 1 + L, H, W] of any number of actions: each chunk begins where the last one ended.
-
-        The end of a chunk is handed on in bytes, or with ``float_hand_over`` as it was decoded. With ``last_chunk``
-        "pad" the last chunk is filled with raw actions of zeros, whose frames are cut off; "drop" leaves out actions
-        that fill no chunk. The noise of a chunk is that of the seed plus the number of its first action.
-
-        With ``history`` 2 a chunk begins with five frames in place of one, and with ``reference`` the first of the five
-        is the first picture of all. Either is only as good as the network was trained for it: the released ones know a
-        single given frame.
-        """
-        chunk, given = self.config.chunk_size, pixel_frames(history)
-        check_rollout(actions_B_L_D.shape[1], chunk, history, reference, last_chunk)
-        if self.config.transform is not None and actions_B_L_D.shape[1] > chunk:
-            check_bases(self.config.transform, chunk, history)
-        starts = chunk_starts(actions_B_L_D.shape[1], chunk, given - 1, last_chunk)
-        end = min(actions_B_L_D.shape[1], starts[-1] + chunk)
-        actions_B_L_D = self._padded(actions_B_L_D[:, :end], starts[-1] + chunk)
-        frames, is_float = first_frames_B_C_F_H_W, float_hand_over or as_float
-        first, videos = first_frames_B_C_F_H_W[:, :, :1], []
-        # Once for all chunks: what else lies in memory then would make batches of other sizes, each captured anew.
-        batch_size = batch_size or self._most_at_once(latent_frames(1 + chunk), *frames.shape[3:])
-        for start in tracked(starts, "rollout", unit="chunk", leave=False, is_shown=progress):
-            clip = self.generate_actions(
-                frames,
-                actions_B_L_D[:, start : start + chunk],
-                [int(seed) + start for seed in seeds],
-                guidance=guidance,
-                num_steps=num_steps,
-                solver=solver,
-                text_B_S_E=text_B_S_E,
-                negative_text_B_S_E=negative_text_B_S_E,
-                as_float=is_float,
-                batch_size=batch_size,
-                use_cuda_graphs=use_cuda_graphs,
-            )
-            videos.append(clip[:, :, given if start else 0 :])
-            frames = clip[:, :, -given:]
-            if not float_hand_over:
-                frames = frames if frames.dtype == torch.uint8 else to_uint8(frames)
-            if reference:
-                frames = torch.cat([_like(first, frames), frames[:, :, 1:]], dim=2)
-        video_B_C_F_H_W = torch.cat(videos, dim=2)[:, :, : 1 + end]
-        return video_B_C_F_H_W if as_float or not is_float else to_uint8(video_B_C_F_H_W)
-
-    # --- parts
-
-    def _check(self, frames_B_C_F_H_W: Tensor, actions_B_A_D: Tensor, seeds: Sequence[int]) -> int:
-        """Latent frames of the clip; raises for frames, actions and seeds that are not of one batch of this network."""
-        if not self.dit.takes_actions:
-            raise ConfigError("This network takes no actions: give weights of an action-conditioned one.")
-        frames, actions = tuple(frames_B_C_F_H_W.shape), tuple(actions_B_A_D.shape)
-        if len(frames) != 5 or len(actions) != 3 or not frames[0] == actions[0] == len(seeds) > 0:
-            raise DataError(
-                f"First frames {list(frames)}, actions {list(actions)} and {len(seeds)} seeds are not of one batch:"
-                " [B, 3, 1 or 5, H, W], [B, A, d] and B are expected."
-            )
-        check_actions(self.dit, actions[1], actions[2])
-        if not torch.isfinite(actions_B_A_D).all():
-            raise DataError("The actions have numbers that are not finite.")
-        return latent_frames(1 + actions[1])
-
-    def _rows(self, text_B_S_E: Tensor, size: int) -> Tensor:
-        """The text of each sample, on the device; one for all is kept once."""
-        text = text_B_S_E.to(self.device, self.dit.dtype)
-        if text.shape[0] not in (1, size):
-            raise DataError(f"There are texts for {text.shape[0]} samples, but {size} samples: one each, or one.")
-        return text if text.shape[0] == size else text.expand(size, -1, -1)
-
-    def _pixels(self, latent_B_C_T_H_W: Tensor, as_float: bool) -> Tensor:
-        video = self.decode(latent_B_C_T_H_W)
-        if not torch.isfinite(video).all():
-            raise DataError("The network gave values that are not finite. Are these the weights of this model?")
-        return video if as_float else to_uint8(video)
-
-    def _padded(self, actions_B_L_D: Tensor, count: int) -> Tensor:
-        """The actions, and behind them raw actions of zeros as the network sees them."""
-        batch, have, dim = actions_B_L_D.shape
-        if have == count:
-            return actions_B_L_D
-        rest = self.transformed([[0.0] * dim]).to(actions_B_L_D)
-        return torch.cat([actions_B_L_D, rest.expand(batch, count - have, dim)], dim=1)
-
-    def _most_at_once(self, num_latent: int, height: int, width: int) -> int:
-        """How many samples' activations, of both halves of a guidance, fit into what is free of a GPU's memory."""
-        if self.device.type != "cuda":
-            return 1 << 30
-        factor = self.tokenizer.spatial_compression_factor
-        num_values = num_latent * (height // factor) * (width // factor)
-        needed = 2 * activation_bytes(self.dit, num_values)
-        return max(1, int(0.8 * free_memory(self.device)) // needed)
-
-
-def chunk_starts(num_actions: int, chunk_size: int, overlap: int = 0, last_chunk: str = "pad") -> list[int]:
-    """The first action of each chunk, where successive chunks have ``overlap`` actions in common.
-
-    The last one may reach beyond the end ("pad") or not ("drop").
-    """
-    step = chunk_size - overlap
-    if last_chunk == "drop":
-        return list(range(0, num_actions - chunk_size + 1, step))
-    return [0, *range(step, num_actions - overlap, step)]
-
-
-def check_rollout(num_actions: int, chunk_size: int, history: int, reference: bool, last_chunk: str) -> None:
-    """Raise for a rollout that cannot be meant."""
-    if last_chunk not in LAST_CHUNKS:
-        raise ConfigError(f"last_chunk is '{last_chunk}'.{near(last_chunk, LAST_CHUNKS)}")
-    if history < 1 or pixel_frames(history) > chunk_size:
-        raise ConfigError(
-            f"history={history} latent frames are {pixel_frames(max(history, 1))} frames (--num_conditional_frames),"
-            f" and chunk_size={chunk_size} actions lead not beyond them: at least 1, and fewer frames than actions."
-        )
-    if reference and history < 2:
-        raise ConfigError(
-            f"reference (--keep_reference) keeps the first picture beside the last ones: history={history} must be 2"
-            " (--num_conditional_frames 5)."
-        )
-    least = 1 if last_chunk == "pad" else chunk_size
-    if num_actions < least:
-        raise DataError(f"There are {num_actions} actions, but a rollout needs {least} at least (--last_chunk).")
-
-
-def check_bases(transform: ActionTransform, chunk_size: int, history: int = 1) -> None:
-    """Raise where a chunk behind the first would begin at no frame that actions are relative to, as in training."""
-    every, overlap = transform.accumulate, pixel_frames(history) - 1
-    if every is None or (every == "window" and not overlap):
-        return
-    if every == "window":
-        raise ConfigError(
-            f"This model's actions are relative to the first frame of a chunk: history={history} must be 1"
-            " (--num_conditional_frames 1)."
-        )
-    if chunk_size % int(every) or overlap % int(every):
-        step = f"chunk_size={chunk_size}" + (f" less {overlap} (history={history})" if overlap else "")
-        raise ConfigError(
-            f"This model's actions are relative to a base that moves every {every} frames (accumulate), but chunks"
-            f" begin every {step} frames, some of them in between: imagine one chunk"
-            f"{', or history=1' if overlap and not chunk_size % int(every) else ''}."
-        )
-
-
-def check_actions(net: Any, num_actions: int, dim: int) -> None:
-    """Raise for so many actions of so many numbers as the network does not take in one chunk."""
-    if num_actions < 4 or num_actions % 4:
-        raise ConfigError(f"A chunk of {num_actions} actions (chunk_size): it must be a multiple of 4, 12 for example.")
-    if isinstance(net, ChunkActionDiT):
-        if dim != net.action_dim:
-            raise DataError(f"The actions have {dim} numbers, but this network takes {net.action_dim}.")
-        return
-    if num_actions * dim != net.action_inputs:
-        raise DataError(
-            f"{num_actions} actions (chunk_size) of {dim} numbers are {num_actions * dim}, but this network reads"
-            f" {net.action_inputs} at once."
-        )
-
-
-def _like(frames: Tensor, other: Tensor) -> Tensor:
-    """The frames in bytes or in [-1, 1], as the other ones are, and where they are."""
-    frames = frames.to(other.device)
-    if frames.dtype == other.dtype:
-        return frames
-    return to_uint8(frames) if other.dtype == torch.uint8 else frames.to(other.dtype) / 127.5 - 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Building the network of a pipeline, and finding out beforehand whether all weights are there and fit."""
+"""Whether the parts of a world model can be built: weights that are there and fit, attention that the device has."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -7,47 +7,14 @@ from typing import Any
 
 import torch
 
-from cosmos_predict2.checkpoints import load_dit
 from cosmos_predict2.checkpoints.dit_loading import check_dit
 from cosmos_predict2.nn.attention import check_attention, choose_attention
 from cosmos_predict2.nn.dit import DiT
-from imaginaire.config import lazy_config
 from imaginaire.config.names import target_of
 from imaginaire.errors import CheckpointError, ConfigError
 from imaginaire.findings import CheckContext
 
 log = logging.getLogger(__name__)
-
-
-def build_net(
-    node: Any,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    path: str = "",
-    which: str = "auto",
-    seed: int = 0,
-    is_baseline: bool = False,
-) -> DiT:
-    """The network of a lazy node, in evaluation mode, with weights from ``path`` or random ones.
-
-    Of a baseline, random weights are no cause for a warning.
-    """
-    with torch.device("meta"):
-        net: DiT = lazy_config.instantiate(node)
-    net = net.to(dtype).to_empty(device=device)
-    net.reset_buffers()
-    settle_attention(net, device, dtype)
-    if path:
-        report = load_dit(net, path, which)
-        log.info("weights: %s (%s%s)", path, "averaged, net_ema.; " if which == "net_ema" else "", report.summary())
-    else:
-        net.init_weights(torch.Generator(device).manual_seed(seed))
-        if is_baseline:
-            log.info("weights: random, as before the training")
-        else:
-            log.warning("weights: random, as asked for: what is generated is noise")
-    return net.eval().requires_grad_(False)
 
 
 def check_parts(net: Any, dit_path: str, others: Sequence[Any], which: str = "auto") -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a world model is assembled from, as values: network, tokenizer, text, conditioning, noise and sampling."""
 
-from typing import Any
+from typing import Any, Literal, cast
 
 import attrs
 import torch
@@ -9,11 +9,10 @@ import torch
 from cosmos_predict2.actions.transforms import ActionTransform
 from cosmos_predict2.conditioner import ConditionerConfig
 from cosmos_predict2.data.video.clips import CROPS
+from cosmos_predict2.diffusion.flow_time import NUM_TIMESTEPS
+from cosmos_predict2.diffusion.schedules import FlowSchedule, flow_sigmas
 from cosmos_predict2.guardrail.runner import GuardrailConfig
-from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.text.prompt_refiner import PromptRefinerConfig
-from cosmos_predict2.world_model.denoiser import Denoiser
-from cosmos_predict2.world_model.flow import FlowConfig
 from imaginaire.config.schema import Section, above, at_least, one_of
 from imaginaire.errors import ConfigError
 from imaginaire.optim.ema import check_rate
@@ -43,6 +42,43 @@ class SolverConfig(Section):
         levels = (self.t_min, self.t_max)
         if all(isinstance(level, int | float) for level in levels) and self.t_min >= self.t_max:
             raise ConfigError(f"t_min={self.t_min}, but it must be below t_max={self.t_max}.")
+
+
+@attrs.define(kw_only=True, slots=False)
+class FlowConfig(Section):
+    """How a Predict2.5 network is asked, in training and in sampling."""
+
+    # Of the sampling times: above 1 there are more near pure noise, 1 leaves them as they are.
+    shift: float = attrs.field(default=5.0, validator=above(0))
+    # From timesteps, 0 to 1000, to what the network embeds.
+    timestep_scale: float = attrs.field(default=0.001, validator=above(0))
+    conditional_frame_timestep: float = -1.0  # that of given frames; below 0: that of the other frames
+    schedule: str = attrs.field(default="shift", validator=one_of("shift", "karras"))
+    replace_given_frames: bool = True  # by their true velocity, in training too
+
+    def __attrs_post_init__(self) -> None:
+        if isinstance(self.conditional_frame_timestep, (int, float)) and self.conditional_frame_timestep >= 1000:
+            raise ConfigError(
+                f"conditional_frame_timestep={self.conditional_frame_timestep}, but timesteps are below 1000 (0.1: next"
+                " to no noise; -1: those of the other frames)."
+            )
+
+    @property
+    def sigma_conditional(self) -> float | None:
+        """The noise level that given frames have of their own, if they have one."""
+        if self.conditional_frame_timestep < 0:
+            return None
+        t = self.conditional_frame_timestep / NUM_TIMESTEPS
+        return t / (1 - t)
+
+    @property
+    def t_scaling_factor(self) -> float:
+        """From flow times to what the network embeds."""
+        return NUM_TIMESTEPS * self.timestep_scale
+
+    def levels(self, num_steps: int) -> FlowSchedule:
+        """The times of sampling; "karras" has one evaluation more than ``num_steps``."""
+        return flow_sigmas(num_steps, cast(Literal["shift", "karras"], self.schedule), shift=self.shift)
 
 
 @attrs.define(kw_only=True, slots=False)
@@ -86,17 +122,6 @@ class Video2WorldPipelineConfig(Section):
     @property
     def dtype(self) -> torch.dtype:
         return PRECISIONS[self.precision]
-
-    def denoiser(self, net: DiT) -> Denoiser:
-        """A Predict2.5 network's is told of given frames as in its training, also where it is asked by noise levels."""
-        flow = self.flow
-        return Denoiser(
-            net,
-            sigma_data=self.sigma_data,
-            sigma_conditional=self.sigma_conditional if flow is None else flow.sigma_conditional,
-            conditioning_strategy=self.conditioning_strategy,
-            t_scaling_factor=self.rectified_flow_t_scaling_factor if flow is None else flow.t_scaling_factor,
-        )
 
 
 @attrs.define(kw_only=True, slots=False)

@@ -147,16 +147,6 @@ class Denoiser:
         return at_least_float32(output)
 
 
-Predict = Callable[[Denoiser, Tensor, Tensor, Condition, Prepared | None], Tensor]  # of (denoiser, x_t, levels, ...)
-
-
-def clean_latents(
-    denoiser: Denoiser, xt_B_C_T_H_W: Tensor, sigma_B: Tensor, condition: Condition, prepared: Prepared | None = None
-) -> Tensor:
-    """What a denoiser takes noisy latents for."""
-    return denoiser(xt_B_C_T_H_W, sigma_B, condition, prepared).x0_B_C_T_H_W
-
-
 def with_given(x0_B_C_T_H_W: Tensor, condition: Condition) -> Tensor:
     """The latents with the given frames as they were given."""
     given, mask = condition.gt_frames_B_C_T_H_W, condition.condition_mask_B_1_T_H_W

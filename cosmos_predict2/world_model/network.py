@@ -2,7 +2,7 @@
 """The network that is trained: built without memory, sharded or not, and then filled with the weights that it starts
 from.
 
-    net = build_network(config, torch.bfloat16)          # on the meta device, with adapters for LoRA
+    net = trained_network(config, torch.bfloat16)        # on the meta device, with adapters for LoRA
     parallelize_dit(net, dims, ...)                      # only where it is to be sharded
     fill_network(net, config, device, seed)              # each rank reads or draws its own part
 
@@ -37,25 +37,37 @@ NO_NETWORK = "not set: choose a model (model=NAME) or a network (net=NAME)"
 DRAWN_NUMEL = 1 << 20  # numbers that one generator draws; a rank skips those of other ranks
 
 
-def build_network(config: Any, dtype: torch.dtype, *, may_fetch: bool = True) -> DiT:
-    """The network of a Predict2Video2WorldModelConfig on the meta device, with its adapters where it trains those.
+def network_of(node: Any) -> DiT:
+    """The network of a lazy node, on the meta device."""
+    if node is None:
+        raise ConfigError(f"{NETWORK_KEY}: {NO_NETWORK}.")
+    with torch.device("meta"):
+        net: DiT = lazy_config.instantiate(node)
+    return net
+
+
+def add_trained_adapters(net: DiT, config: Any, *, may_fetch: bool = True) -> None:
+    """Put adapters into the network where a Predict2Video2WorldModelConfig trains those.
 
     Adapters are float32 at least, as half precision would lose their small updates. Beside them, embedders of actions
     that begin anew are trained in full: they start at nothing. ``may_fetch`` as for `embedders_begin_anew`.
     """
-    if config.pipe_config.net is None:
-        raise ConfigError(f"{NETWORK_KEY}: {NO_NETWORK}.")
-    with torch.device("meta"):
-        net: DiT = lazy_config.instantiate(config.pipe_config.net)
-    net.to(dtype)
-    if config.train_architecture == "lora":
-        lora.inject(net, config.lora_rank, config.lora_alpha, config.lora_target_modules)
-        for adapter in lora.adapters(net).values():
-            adapter.lora_A.to(torch.promote_types(dtype, torch.float32))
-            adapter.lora_B.to(torch.promote_types(dtype, torch.float32))
-        if net.takes_actions and embedders_begin_anew(config.model_manager_config.dit_path, may_fetch=may_fetch):
-            for _, parameter in embedders(net):
-                parameter.requires_grad_(True)
+    if config.train_architecture != "lora":
+        return
+    dtype = torch.promote_types(net.dtype, torch.float32)
+    lora.inject(net, config.lora_rank, config.lora_alpha, config.lora_target_modules)
+    for adapter in lora.adapters(net).values():
+        adapter.lora_A.to(dtype)
+        adapter.lora_B.to(dtype)
+    if net.takes_actions and embedders_begin_anew(config.model_manager_config.dit_path, may_fetch=may_fetch):
+        for _, parameter in embedders(net):
+            parameter.requires_grad_(True)
+
+
+def trained_network(config: Any, dtype: torch.dtype, *, may_fetch: bool = True) -> DiT:
+    """The network that a Predict2Video2WorldModelConfig trains, on the meta device, with its adapters."""
+    net = network_of(config.pipe_config.net).to(dtype)
+    add_trained_adapters(net, config, may_fetch=may_fetch)
     return net
 
 
@@ -96,8 +108,8 @@ def network_bytes(net: DiT, *, has_average: bool) -> int:
 
 @torch.no_grad()
 def fill_network(net: DiT, config: Any, device: torch.device | str, seed: int) -> bool:
-    """Give a network of `build_network` memory on ``device``, and every parameter its start; whether adapters that were
-    trained before came with it.
+    """Give a network of `trained_network` memory on ``device`` and every parameter its start; whether the file has
+    trained adapters.
 
     That is the file's where ``dit_path`` names one, which must have all but the adapters, and else a draw from
     ``seed``.

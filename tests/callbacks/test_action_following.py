@@ -14,11 +14,12 @@ from cosmos_predict2.callbacks import action_following
 from cosmos_predict2.callbacks.action_following import ActionFollowing
 from cosmos_predict2.callbacks.fixed_clips import clips_of_step
 from cosmos_predict2.data.action_conditioned.items import Windows
-from cosmos_predict2.evaluation.metrics.controllability import Predictor, action_gap, partners
+from cosmos_predict2.evaluation.metrics.controllability import action_gap, partners
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel, Predict2Video2WorldModelConfig
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.world_model.config import EMAConfig, Video2WorldPipelineConfig
 from cosmos_predict2.world_model.parallelize import ContextParallel
+from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire import distributed, random
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.data.stream import POSITION_KEY, ResumableLoader
@@ -227,8 +228,9 @@ def _on_two_ranks() -> Any:
     x0, epsilon, condition = action_following._stacked(clips, torch.device("cpu"))
     gaps = []
     for group in (None, torch.distributed.group.WORLD):
-        predict = Predictor(model.pipe_config, model.net, ContextParallel(model.net, group))
-        gap = action_gap(predict, x0, epsilon, condition)
+        world = WorldModel(model.pipe_config, model.net)
+        world.context = ContextParallel(model.net, group)
+        gap = action_gap(world, x0, epsilon, condition)
         assert gap is not None
         gaps.append(gap.ratios)
     return [clip.position for clip in clips], gaps

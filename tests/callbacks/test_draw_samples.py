@@ -18,9 +18,9 @@ from cosmos_predict2.callbacks.draw_samples import DrawSamples
 from cosmos_predict2.callbacks.fixed_clips import clips_of_step, first_clips
 from cosmos_predict2.data.mock import MockVideos
 from cosmos_predict2.data.video import media
-from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from cosmos_predict2.world_model.config import EMAConfig
+from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire import distributed, random
 from imaginaire.distributed import parallel
 from imaginaire.distributed.parallel import ParallelDims
@@ -93,12 +93,12 @@ def test_files_and_metrics_of_a_drawing(tmp_path: Path) -> None:
 
 def test_what_is_measured_is_the_distance_to_the_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that gives back the clip's own latents gets what the tokenizer loses; with the truth of it, no error."""
-    monkeypatch.setattr(Video2WorldPipeline, "generate_latents", lambda self, batch, given, num, **_: given)
+    monkeypatch.setattr(WorldModel, "generate_latents", lambda self, batch, given, num, **_: given)
     model = make_model()
-    model.tokenizer = TinyTokenizer()
+    model.world.tokenizer = TinyTokenizer()
     record = draw(make_trainer(tmp_path, model, [make_batch(positions=[0, 1])], is_x0=False))
     x0 = model.clean_clips(make_batch(positions=[0, 1]))[1]
-    decoded = draw_samples.to_uint8(model.tokenizer.decode(x0)).float()
+    decoded = draw_samples.to_uint8(model.world.tokenizer.decode(x0)).float()
     lost = (decoded - make_batch()["video"].float())[:, :, 1:].square().mean(dim=(1, 2, 3, 4))
     expected = float((10 * torch.log10(255**2 / lost)).mean())
     assert record["samples/psnr_reg"] == pytest.approx(expected, rel=1e-5)
@@ -184,10 +184,10 @@ def test_a_loader_without_positions_gives_them_in_its_order() -> None:
 
 def test_cached_latents_are_drawn_beside_what_they_decode_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cosmos_predict2.models.video2world_model.check_tokenizer", lambda tokenizer, batch: None)
-    monkeypatch.setattr(Video2WorldPipeline, "generate_latents", lambda self, batch, given, num, **_: given)
+    monkeypatch.setattr(WorldModel, "generate_latents", lambda self, batch, given, num, **_: given)
     model = make_model()
     batch = make_batch(positions=[0, 1])
-    batch["latents"] = model.tokenizer.encode(batch.pop("video") / 127.5 - 1)
+    batch["latents"] = model.world.tokenizer.encode(batch.pop("video") / 127.5 - 1)
     record = draw(make_trainer(tmp_path, model, [batch], is_x0=False))
     assert (tmp_path / "samples/iter_000000001_guidance_0.mp4").is_file()
     assert "samples/psnr_reg" not in record, "the same latents: no error, of which there is no PSNR"

@@ -37,7 +37,8 @@ from cosmos_predict2.released import (
     get_cosmos_predict25_checkpoint,
 )
 from cosmos_predict2.text.trained_text import TrainedText
-from cosmos_predict2.world_model.assembly import build_net
+from cosmos_predict2.world_model.sampling import SamplingOptions
+from cosmos_predict2.world_model.world_model import build_world_model
 from examples.video2world_action_choice import choose_action_model
 from examples.video2world_action_flags import parse
 from imaginaire.config.lazy_config import to_yaml
@@ -69,7 +70,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = get_cosmos_predict2_action_conditioned_pipeline(model_size="tiny", network="chunk")
     config.net.update(INVISIBLE_ONES)
     config.fps, config.timestamps.t_min, config.state_t = 7, 5.0, 3
-    net = build_net(config.net, device=torch.device("cpu"), dtype=torch.float32)
+    net = build_world_model(config, dtype=torch.float32).load().net
     with torch.no_grad():
         for number, parameter in enumerate(net.parameters()):
             parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(number))
@@ -128,7 +129,7 @@ def test_an_exported_file_far_from_its_run_is_the_same_model(suffix: str, run: P
     assert (pipe.config.fps, pipe.config.timestamps.t_min, pipe.config.chunk_size) == (7, 5.0, 8)
     assert_same_parameters(pipe.dit, dict(own.dit.named_parameters()))
     frames, actions = torch.zeros(1, 3, 1, 48, 48, dtype=torch.uint8), torch.rand(1, 8, 4)
-    videos = [each.generate_actions(frames, actions, [0], num_steps=2) for each in (pipe, own)]
+    videos = [each.generate_actions(frames, actions, [0], options=SamplingOptions(num_steps=2)) for each in (pipe, own)]
     assert torch.equal(*videos) and videos[0].float().std() > 0
     assert not {KEY, TRANSFORM_KEY, PIPELINE_KEY} & set(open_dit(path)), "they are none of the network's weights"
 

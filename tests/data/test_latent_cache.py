@@ -109,7 +109,7 @@ def test_the_loss_is_that_of_the_clips(cached: Path, tmp_path: Path, dtype: str,
         folder = make_folder(tmp_path / "train")
         cache_latents(folder, TinyTokenizer(), **SHAPE, windows_per_clip=1, dtype=dtype)
     model = make_model(state_t=3)
-    model.tokenizer = TinyTokenizer()
+    model.world.tokenizer = TinyTokenizer()
     videos = Dataset(str(folder), 9, (32, 48), num_tokens=4)
     latents = LatentDataset(str(folder), num_tokens=4)
     batches = [default_collate([{**dataset[0], "sample_position": 5}]) for dataset in (videos, latents)]
@@ -127,7 +127,7 @@ def test_the_beginning_of_a_window_serves_a_shorter_model(cached: Path) -> None:
     expected = TinyTokenizer().encode(videos["video"][None].float() / 127.5 - 1)[0]
     assert short["num_frames"] == 5 and torch.allclose(short["latents"], expected, atol=1e-5)
     model = make_model(state_t=2)
-    model.tokenizer = TinyTokenizer()
+    model.world.tokenizer = TinyTokenizer()
     whole = default_collate([{**LatentDataset(str(cached), num_tokens=4)[0], "sample_position": 5}])
     cut = default_collate([{**short, "sample_position": 5}])
     losses = [model.training_step(batch, 0)[1].item() for batch in (whole, cut)]
@@ -139,7 +139,7 @@ def test_a_model_refuses_latents_of_another_tokenizer_and_of_too_few_frames(cach
     with pytest.raises(DataError, match=r"not those of the model's tokenizer .PooledPixels"):
         make_model(state_t=3).training_step(batch, 0)
     model = make_model(state_t=4)
-    model.tokenizer = TinyTokenizer()
+    model.world.tokenizer = TinyTokenizer()
     with pytest.raises(DataError, match=r"16 channels and 3 frames, but the model takes 16 and 4 .* 13 frames"):
         model.training_step(batch, 0)
     model = make_model(state_t=3)

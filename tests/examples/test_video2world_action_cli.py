@@ -22,13 +22,13 @@ from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.tools.prepare.toy.folder import write_folder
 from cosmos_predict2.tools.prepare.toy.settings import ToyFolder
-from cosmos_predict2.world_model.assembly import build_net
-from cosmos_predict2.world_model.flow import FlowConfig
+from cosmos_predict2.world_model.config import FlowConfig
+from cosmos_predict2.world_model.objectives import objective_of
+from cosmos_predict2.world_model.world_model import build_world_model
 from examples import action_conditioned
 from examples.video2world_action import main
 from examples.video2world_action_choice import ActionChoice, choose_action_model, tell_differences
 from examples.video2world_action_flags import NOT_RECORDED, parse
-from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.config.lazy_config import instantiate, to_yaml
 from imaginaire.errors import ConfigError
 from tests.checkpoints.nets import SMALL, transform_tensor
@@ -62,7 +62,7 @@ def weights(
         config.net.action_dim = transform.dim * (12 if network == "flat" else 1)
     for name, value in changes.items():
         setattr(config, name, value)
-    net = build_net(config.net, device=torch.device("cpu"), dtype=torch.float32)
+    net = build_world_model(config, dtype=torch.float32).load().net
     state: dict[str, Any] = {f"net.{name}": value for name, value in net.state_dict().items()}
     if transform is not None:
         state["action_transform"] = transform_tensor(transform)
@@ -247,8 +247,8 @@ def test_given_frames_are_told_a_timestep_of_their_own(tmp_path: Path, capsys: A
         paths[name] = weights(tmp_path / name, controller(7), projection=projection, flow=flow)
     choice = choose_action_model(parse(["--dit_path", paths["p25"], "--given_timestep", "0.1"]))
     plain = choose_action_model(parse(["--dit_path", paths["p25"]]))
-    asked = [each.config.denoiser(nn.Identity()) for each in (choice, plain)]
-    predict2 = choose_action_model(parse(["--dit_path", paths["p2"]])).config.denoiser(nn.Identity())
+    asked = [objective_of(each.config).denoiser(nn.Identity()) for each in (choice, plain)]
+    predict2 = objective_of(choose_action_model(parse(["--dit_path", paths["p2"]])).config).denoiser(nn.Identity())
     assert asked[0].sigma_conditional == pytest.approx(predict2.sigma_conditional, rel=1e-3)
     assert asked[1].sigma_conditional is None and plain.config.flow == FlowConfig()
     with pytest.raises(ConfigError, match="these are Predict2's"):
@@ -441,7 +441,7 @@ def test_mistakes_are_told_before_anything_is_built(
 def test_weights_without_actions_are_told_before_a_transform_is_asked_for(
     bridge: Path, tmp_path: Path, capsys: Any
 ) -> None:
-    net = build_net(L(Video2WorldDiT)(**SMALL), device=torch.device("cpu"), dtype=torch.float32)
+    net = Video2WorldDiT(**SMALL)
     torch.save({f"net.{name}": value for name, value in net.state_dict().items()}, tmp_path / "weights.pt")
     flags = ["--model_size", "tiny", "--input_annotation", str(annotation(bridge))]
     assert main([*flags, "--dit_path", str(tmp_path / "weights.pt"), "--save_path", str(tmp_path / "out.mp4")]) == 2

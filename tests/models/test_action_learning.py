@@ -23,10 +23,11 @@ from cosmos_predict2.evaluation.reports.imagined_figures import (
     imagination,
     measure,
 )
-from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline, chunk_starts
+from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from cosmos_predict2.toy_world.scene import SETTINGS
 from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig
+from cosmos_predict2.world_model.imagination import chunk_starts
 from imaginaire.config import lazy_config
 from imaginaire.config.compose import compose
 from tests.training import losses, run_dir, train

@@ -12,7 +12,7 @@ from cosmos_predict2.models.video2world_model import Predict2ModelManagerConfig,
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
-from cosmos_predict2.world_model.network import build_network, fill_network
+from cosmos_predict2.world_model.network import fill_network, trained_network
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import CheckpointError
 from tests.models.parts import PooledPixels
@@ -47,7 +47,7 @@ def filled(kind: str, path: str = "", seed: int = 0, **options: Any) -> DiT:
         model_manager_config=Predict2ModelManagerConfig(dit_path=path),
         **options,
     )
-    net = build_network(config, torch.float32)
+    net = trained_network(config, torch.float32)
     fill_network(net, config, "cpu", seed)
     return net
 

@@ -24,8 +24,7 @@ from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel, P
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.reason1 import Reason1Encoder
-from cosmos_predict2.world_model.config import EMAConfig, Video2WorldPipelineConfig
-from cosmos_predict2.world_model.flow import FlowConfig
+from cosmos_predict2.world_model.config import EMAConfig, FlowConfig, Video2WorldPipelineConfig
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import ConfigError, DataError

@@ -60,7 +60,7 @@ def test_as_few_frames_are_given_as_the_config_allows_or_as_the_batch_says(monke
 
 def test_the_text_is_kept() -> None:
     model = make_model(validation_sigmas=LEVELS)
-    model.conditioner.rates["text"] = 1.0
+    model.world.conditioner.rates["text"] = 1.0
     batch = make_batch(positions=[0, 1])
     other = {**batch, "t5_text_embeddings": batch["t5_text_embeddings"] + 1}
     assert not torch.equal(model.validation_step(batch, 0)[1], model.validation_step(other, 0)[1])

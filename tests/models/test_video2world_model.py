@@ -175,7 +175,7 @@ def test_samples_are_counted_in_training_only() -> None:
 def test_text_is_dropped_as_often_as_configured() -> None:
     model = make_model()
     count = 400
-    keep = model.conditioner.draw_keep(Draws(count, list(range(count))).each("condition"))  # type: ignore[arg-type]
+    keep = model.world.conditioner.draw_keep(Draws(count, list(range(count))).each("condition"))  # type: ignore[arg-type]
     share = float(keep["text"].mean())
     assert 0.74 < share < 0.86
     assert keep["use_video_condition"].shape == (1,)
@@ -184,7 +184,7 @@ def test_text_is_dropped_as_often_as_configured() -> None:
 def test_a_training_step_drops_the_texts_that_are_drawn_and_validation_none() -> None:
     model, count = make_model(), 60
     batch = make_batch(count, positions=list(range(count)))
-    keep = model.conditioner.draw_keep(model._generators(batch, "train").each("condition"))["text"].bool()
+    keep = model.world.conditioner.draw_keep(model._generators(batch, "train").each("condition"))["text"].bool()
     assert 4 <= int((~keep).sum()) <= 20  # one in five
     output, _ = model.training_step(batch, 0)
     text = output["condition"].crossattn_emb_B_S_E

@@ -10,9 +10,10 @@ import torch
 from cosmos_predict2.diffusion import flow_time
 from cosmos_predict2.diffusion.rectified_flow import noise_level
 from cosmos_predict2.models.flow_model import Predict2p5Video2WorldModel, Predict2p5Video2WorldModelConfig
-from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
-from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
-from cosmos_predict2.world_model.flow import FlowConfig
+from cosmos_predict2.world_model.config import FlowConfig, Video2WorldPipelineConfig
+from cosmos_predict2.world_model.objectives import Flow
+from cosmos_predict2.world_model.sampling import SamplingOptions
+from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire.config.lazy_config import LazyCall as L
 from tests.goldens import Golden
 from tests.models.parts import PooledPixels
@@ -81,21 +82,19 @@ def test_sampling(name: str, golden: Golden, monkeypatch: pytest.MonkeyPatch) ->
     conditional = file.condition(stored["fwd.text"].use(), stored["train.x0"].use(), stored["fwd.mask"].use())
     other = replace(conditional, crossattn_emb_B_S_E=stored["smp.neg_text"].use())
     velocities, states = [], []
-    with_true_velocity = FlowConfig.with_true_velocity
+    with_true_velocity = Flow.with_true_velocity
 
-    def noted(self: FlowConfig, *arguments: Any) -> torch.Tensor:
+    def noted(self: Flow, *arguments: Any) -> torch.Tensor:
         velocities.append(with_true_velocity(self, *arguments))
         return velocities[-1]
 
-    monkeypatch.setattr(FlowConfig, "with_true_velocity", noted)
-    pipe = Video2WorldPipeline(config, file.build(), PooledPixels())
-    final = pipe.sample_latents(
+    monkeypatch.setattr(Flow, "with_true_velocity", noted)
+    final = WorldModel(config, file.build(), PooledPixels()).sample(
         conditional,
         other,
         stored["smp.noise"].use(),
-        guidance=guidance,
-        num_steps=num_steps,
         on_step=lambda i, step: states.append(step.x_next_B_C_T_H_W),
+        options=SamplingOptions(guidance=guidance, num_steps=num_steps),
     )
     compare_close(stored["smp.velocities"], torch.stack(velocities), SAMPLING)
     compare_close(stored["smp.traj"], torch.stack(states), SAMPLING)

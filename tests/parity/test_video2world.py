@@ -29,11 +29,10 @@ from cosmos_predict2.models.video2world_model import (
     Predict2Video2WorldModelConfig,
 )
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
-from cosmos_predict2.world_model.config import SolverConfig, Video2WorldPipelineConfig
+from cosmos_predict2.world_model.config import FlowConfig, SolverConfig, Video2WorldPipelineConfig
 from cosmos_predict2.world_model.denoiser import Denoiser
-from cosmos_predict2.world_model.flow import FlowConfig
-from cosmos_predict2.world_model.parallelize import ContextParallel
 from cosmos_predict2.world_model.sampling import initial_noise
+from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire.checkpoint import weights
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.optim import lora
@@ -333,6 +332,5 @@ def velocity_model(net: DiT, flow: FlowConfig) -> Predict2p5Video2WorldModel:
     """The model of Predict2.5 that trains a network."""
     pipe = Video2WorldPipelineConfig(net=L(Video2WorldDiT)(**TINY), tokenizer=L(PooledPixels)(), state_t=3, flow=flow)
     model = Predict2p5Video2WorldModel(Predict2p5Video2WorldModelConfig(pipe_config=pipe, precision="float32"))
-    model.net, model.denoiser = net, pipe.denoiser(net)
-    model.context_parallel = ContextParallel(net, None)
+    model.world = WorldModel(pipe, net)
     return model

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.pipelines import context_parallel
-from cosmos_predict2.pipelines.context_parallel import LeadingPipeline, SpreadError, check_num_gpus
+from cosmos_predict2.pipelines.context_parallel import LeadingWorld, SpreadError, check_num_gpus
 from cosmos_predict2.pipelines.requests import Request, Settings, run_all
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
+from cosmos_predict2.world_model.sampling import SamplingOptions
+from cosmos_predict2.world_model.world_model import build_world_model
 from imaginaire import distributed
 from imaginaire.distributed import parallel
 from imaginaire.errors import ConfigError
@@ -34,14 +36,14 @@ def _config(state_t: int = 4) -> Any:
 def _videos(pipe: Video2WorldPipeline, *, halves_apart: bool) -> dict[str, Tensor]:
     """One given frame and two latent ones, with guidance in one batch and apart, and without; two clips at once."""
     if halves_apart:
-        pipe.sampler.fits_twice = lambda latent: False  # type: ignore[method-assign]
+        pipe.world._fits_doubled = lambda latent: False  # type: ignore[method-assign]
     settings: dict[str, Any] = dict(aspect_ratio="1:1", num_sampling_step=3, seed=3)
-    text = pipe.encode_text([PROMPT, "push the blue box up"])
+    text = pipe.world.encode_text([PROMPT, "push the blue box up"])
     frames = torch.randint(0, 256, (2, 3, 5, 48, 48), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     return {
         "picture": pipe(PICTURE, PROMPT, guidance=3.0, negative_prompt="nothing moves", **settings),
         "clip": pipe(CLIP, PROMPT, num_conditional_frames=5, guidance=0.0, **settings),
-        "two": pipe.generate(frames, text, guidance=1.0, num_steps=3, seed=4),
+        "two": pipe.generate(frames, text, seed=4, options=SamplingOptions(guidance=1.0, num_steps=3)),
     }
 
 
@@ -55,7 +57,7 @@ def _spread(folder: Path) -> dict[str, dict[str, Tensor]]:
         )
     # a batch in which one input cannot be read, and one whose outputs are all there
     requests = [Request(path, PROMPT, str(folder / name)) for name, path in (("a.mp4", PICTURE), ("b.mp4", "absent"))]
-    settings = Settings("1:1", 0.0, 2, 10, "tiny")
+    settings = Settings(aspect_ratio="1:1", fps=10, weights="tiny", sampling=SamplingOptions(num_steps=2))
     for _ in range(2):
         failed = _lead_or_follow(lambda make: run_all(make, requests, settings, skip_existing=True), group, False)
         assert failed == (1 if distributed.is_rank0() else None)
@@ -79,20 +81,20 @@ def _wrong_request(make: Any) -> None:
 
 
 def _lead_or_follow(work: Any, group: Any, halves_apart: bool) -> Any:
-    def make(kind: Any = Video2WorldPipeline) -> Video2WorldPipeline:
+    def make() -> Video2WorldPipeline:
         is_follower = not distributed.is_rank0()
-        pipe: Video2WorldPipeline = kind.from_config(_config(), device="cpu", group=group, is_follower=is_follower)
+        pipe = Video2WorldPipeline.from_config(_config(), device="cpu", group=group, is_follower=is_follower)
         if halves_apart:
-            pipe.sampler.fits_twice = lambda latent: False  # type: ignore[method-assign]
+            pipe.world._fits_doubled = lambda latent: False  # type: ignore[method-assign]
         return pipe
 
     def make_leader() -> Video2WorldPipeline:
         context_parallel.announce()
-        return make(LeadingPipeline)
+        return make()
 
     if distributed.is_rank0():
         return context_parallel.lead(lambda: work(make_leader))
-    context_parallel.follow(make)
+    context_parallel.follow(lambda: make().world)
     return None
 
 
@@ -110,9 +112,11 @@ def test_two_processes_make_the_video_of_one(tmp_path: Path) -> None:
 
 
 def test_a_failure_in_the_middle_of_sampling_is_none_that_a_batch_goes_on_after() -> None:
-    pipe = LeadingPipeline.from_config(_config(), device="cpu")
+    world = build_world_model(_config(), dtype=torch.float32, kind=LeadingWorld).load()
     with pytest.raises(SpreadError, match=r"Rank 0 failed in sampling: num_steps=0"):
-        pipe.generate(torch.zeros(1, 3, 1, 48, 48), torch.zeros(1, 64, 64), num_steps=0)
+        world.generate(
+            torch.zeros(1, 3, 1, 48, 48), torch.zeros(1, 64, 64), options=SamplingOptions(guidance=7.0, num_steps=0)
+        )
     assert not issubclass(SpreadError, ValueError)  # as those are that are logged, and the next request begun
 
 

@@ -11,6 +11,8 @@ from cosmos_predict2.nn.attention import BACKENDS, check_attention, choose_atten
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.world_model.cuda_graph import GraphedNetwork
+from cosmos_predict2.world_model.sampling import SamplingOptions
+from cosmos_predict2.world_model.world_model import WorldModel
 from tests.evaluation.metrics.test_imagined_episodes import model
 from tests.pipelines import test_video2world_action as with_actions
 from tests.pipelines.test_video2world import frames, make_pipeline
@@ -74,23 +76,25 @@ def test_a_captured_network_gives_what_the_network_gives() -> None:
 def test_a_graph_is_kept_for_chunks_and_read_anew() -> None:
     pipe = with_actions.make_pipeline()
     pipe.dit.to("cuda").attention = None
-    pipe = Video2WorldActionConditionedPipeline(pipe.config, pipe.dit, pipe.tokenizer, device="cuda")
+    pipe = Video2WorldActionConditionedPipeline(WorldModel(pipe.config, pipe.dit, pipe.world.tokenizer, device="cuda"))
     first, actions, seeds = with_actions.inputs(length=3 * with_actions.ACTIONS)
     for told in (actions, -actions):
-        expected = pipe.rollout(first, told, seeds, num_steps=2, as_float=True, batch_size=2)
-        found = pipe.rollout(first, told, seeds, num_steps=2, as_float=True, batch_size=2, use_cuda_graphs=True)
+        expected = pipe.rollout(first, told, seeds, as_float=True, batch_size=2, options=SamplingOptions(num_steps=2))
+        found = pipe.rollout(
+            first, told, seeds, as_float=True, batch_size=2, options=SamplingOptions(num_steps=2, use_cuda_graphs=True)
+        )
         assert torch.allclose(found, expected, atol=1e-3)
-    assert pipe.sampler._graphed is not None and len(pipe.sampler._graphed._kept) == 2  # of two samples, and of one
+    assert pipe.world._graphed is not None and len(pipe.world._graphed._kept) == 2  # of two samples, and of one
 
 
 def test_a_video_on_the_gpu_is_like_the_one_on_the_host() -> None:
     host = make_pipeline()
     embedding = host.encode_text(["push"])
-    expected = host.generate(frames(), embedding, num_steps=3, guidance=1.0)
+    expected = host.generate(frames(), embedding, options=SamplingOptions(num_steps=3, guidance=1.0))
     device = make_pipeline(device="cuda")
     device.dit.to("cuda")
     device.dit.attention = None
-    found = device.generate(frames(), embedding, num_steps=3, guidance=1.0).cpu()
+    found = device.generate(frames(), embedding, options=SamplingOptions(num_steps=3, guidance=1.0)).cpu()
     assert torch.allclose(found, expected, atol=2e-2)
 
 

@@ -13,10 +13,11 @@ from cosmos_predict2.data.video import media
 from cosmos_predict2.guardrail.runner import BlockedError, GuardrailRunner
 from cosmos_predict2.pipelines.inputs import check_input, read_input
 from cosmos_predict2.pipelines.requests import Request, Settings, fingerprint, read_batch, run_all, write_contact_sheet
+from cosmos_predict2.world_model.sampling import SamplingOptions
 from imaginaire.errors import ConfigError, DataError
 from tests.pipelines.test_video2world import NoPucks, make_pipeline
 
-SETTINGS = Settings(aspect_ratio="1:1", guidance=0.0, num_steps=1, fps=10, weights="random")
+SETTINGS = Settings(aspect_ratio="1:1", fps=10, weights="random", sampling=SamplingOptions(num_steps=1))
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def test_what_is_near_the_edge_stays_where_the_input_is_stretched(
         given.append(frames[0])
         return torch.zeros(1, 3, 5, 48, 48)
 
-    monkeypatch.setattr(pipe, "generate", generate)
+    monkeypatch.setattr(pipe.world, "generate", generate)
     request = request_for(str(tmp_path / "wide.png"), tmp_path, compare_to=str(tmp_path / "wide.mp4"))
     for crop, edge in (("stretch", 255), ("center", 0)):
         pipe.config.input_crop = crop

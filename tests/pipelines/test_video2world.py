@@ -13,10 +13,11 @@ from cosmos_predict2.interfaces import Verdict
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.world_model import sampling
+from cosmos_predict2.world_model import world_model
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.denoiser import Denoiser
-from cosmos_predict2.world_model.sampling import initial_noise, to_uint8
+from cosmos_predict2.world_model.sampling import SamplingOptions, initial_noise, to_uint8
+from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import ConfigError
 from tests.models.parts import PooledPixels
@@ -34,7 +35,7 @@ def make_pipeline(**options: Any) -> Video2WorldPipeline:
                 parameter.normal_(std=0.2)
     config = Video2WorldPipelineConfig(state_t=3, fps=10, resolution="48", precision="float32")
     encoder = options.pop("text_encoder", BytesEncoder(num_tokens=6, width=8))
-    return Video2WorldPipeline(config, net.eval(), PooledPixels(), encoder, **options)
+    return Video2WorldPipeline(WorldModel(config, net.eval(), PooledPixels(), encoder), **options)
 
 
 def frames(count: int = 1, size: int = 1) -> Tensor:
@@ -43,14 +44,15 @@ def frames(count: int = 1, size: int = 1) -> Tensor:
 
 
 def text(pipe: Video2WorldPipeline, prompt: str) -> Tensor:
-    return pipe.encode_text([prompt])
+    return pipe.world.encode_text([prompt])
 
 
 def test_equal_seeds_give_equal_videos_and_others_do_not() -> None:
     pipe = make_pipeline()
     embedding = text(pipe, "push the puck")
     first, second, other = (
-        pipe.generate(frames(), embedding, num_steps=3, seed=seed, guidance=1.0) for seed in (0, 0, 1)
+        pipe.generate(frames(), embedding, seed=seed, options=SamplingOptions(num_steps=3, guidance=1.0))
+        for seed in (0, 0, 1)
     )
     assert first.shape == (1, 3, 9, 32, 32)
     assert torch.equal(first, second)
@@ -81,19 +83,19 @@ def test_initial_noise_does_not_depend_on_the_device_or_torch() -> None:
 def test_the_video_begins_with_what_was_given(count: int) -> None:
     pipe = make_pipeline()
     given = frames(count)
-    latent = pipe.tokenizer.encode(given.float() / 127.5 - 1)
-    video = pipe.generate(given, text(pipe, "x"), num_steps=2, guidance=0.0)
-    expected = pipe.tokenizer.decode(latent)
+    latent = pipe.world.tokenizer.encode(given.float() / 127.5 - 1)
+    video = pipe.generate(given, text(pipe, "x"), options=SamplingOptions(num_steps=2))
+    expected = pipe.world.tokenizer.decode(latent)
     assert torch.allclose(video[:, :, :count], expected, atol=1e-5)
 
 
 def test_both_halves_of_the_guidance_in_one_batch_or_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = make_pipeline()
     positive, negative = text(pipe, "push"), text(pipe, "blurred")
-    arguments = dict(num_steps=3, guidance=3.0)
+    arguments = dict(options=SamplingOptions(num_steps=3, guidance=3.0))
     together = pipe.generate(frames(), positive, negative, **arguments)  # type: ignore[arg-type]
     uneven = pipe.generate(frames(), positive, negative[:, :3], **arguments)  # type: ignore[arg-type]
-    monkeypatch.setattr(pipe.sampler, "fits_twice", lambda latent: False)
+    monkeypatch.setattr(pipe.world, "_fits_doubled", lambda latent: False)
     apart = pipe.generate(frames(), positive, negative, **arguments)  # type: ignore[arg-type]
     assert torch.allclose(together, apart, atol=1e-4)
     assert torch.equal(uneven, pipe.generate(frames(), positive, negative[:, :3], **arguments))  # type: ignore[arg-type]
@@ -113,32 +115,34 @@ def test_without_guidance_the_network_runs_once_a_step(monkeypatch: pytest.Monke
         return run(self, x, *args)
 
     monkeypatch.setattr(Denoiser, "__call__", counted)
-    pipe.generate(frames(), text(pipe, "x"), num_steps=4, guidance=0.0)
+    pipe.generate(frames(), text(pipe, "x"), options=SamplingOptions(num_steps=4))
     assert calls == [1] * 5  # one more at the last level
     for guidance in (1.0, -1.0):  # below zero it leads away from the prompt
         calls.clear()
-        pipe.generate(frames(), text(pipe, "x"), num_steps=4, guidance=guidance)
+        pipe.generate(frames(), text(pipe, "x"), options=SamplingOptions(num_steps=4, guidance=guidance))
         assert calls == [2] * 5
 
 
 def test_what_is_prepared_once_gives_the_same_as_anew_at_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = make_pipeline()
     embedding = text(pipe, "push")
-    with_cache = pipe.generate(frames(), embedding, num_steps=2, guidance=0.0)
+    with_cache = pipe.generate(frames(), embedding, options=SamplingOptions(num_steps=2))
     run = Denoiser.__call__
     monkeypatch.setattr(
         Denoiser, "__call__", lambda self, x, sigma, condition, prepared=None: run(self, x, sigma, condition)
     )
-    assert torch.allclose(with_cache, pipe.generate(frames(), embedding, num_steps=2, guidance=0.0), atol=1e-5)
+    assert torch.allclose(
+        with_cache, pipe.generate(frames(), embedding, options=SamplingOptions(num_steps=2)), atol=1e-5
+    )
 
 
 def test_samples_of_a_batch_do_not_mix() -> None:
     pipe = make_pipeline()
     both = torch.cat([text(pipe, "push"), text(pipe, "pull")])
     given = frames(size=2)
-    batch = pipe.generate(given, both, num_steps=2, guidance=0.0)
+    batch = pipe.generate(given, both, options=SamplingOptions(num_steps=2))
     given[1] = 255 - given[1]
-    changed = pipe.generate(given, both, num_steps=2, guidance=0.0)
+    changed = pipe.generate(given, both, options=SamplingOptions(num_steps=2))
     assert torch.allclose(batch[0], changed[0], atol=1e-5)
     assert not torch.allclose(batch[1], changed[1], atol=1e-2)
 
@@ -147,7 +151,7 @@ def test_samples_of_a_batch_do_not_mix() -> None:
 def test_a_wrong_number_of_given_frames_is_refused(count: int) -> None:
     pipe = make_pipeline()
     with pytest.raises(ConfigError, match=f"^{count} frames"):
-        pipe.generate(frames(count), text(pipe, "x"), num_steps=1)
+        pipe.generate(frames(count), text(pipe, "x"), options=SamplingOptions(guidance=7.0, num_steps=1))
 
 
 def test_solvers_and_steps_are_checked() -> None:
@@ -158,15 +162,15 @@ def test_solvers_and_steps_are_checked() -> None:
         (dict(num_steps=0), "num_steps=0"),
     ):
         with pytest.raises(ConfigError, match=words):
-            pipe.generate(frames(), text(pipe, "x"), **options)  # type: ignore[arg-type]
+            pipe.generate(frames(), text(pipe, "x"), options=SamplingOptions(**options))  # type: ignore[arg-type]
 
 
 def test_without_an_encoder_embeddings_must_be_given() -> None:
     pipe = make_pipeline(text_encoder=None)
     with pytest.raises(ConfigError, match="encode_prompts"):
-        pipe.encode_text(["push the puck"])
+        pipe.world.encode_text(["push the puck"])
     stored = torch.ones(6, 8)
-    assert torch.equal(pipe.encode_text(["a"], {"a": stored})[0], stored)
+    assert torch.equal(pipe.world.encode_text(["a"], {"a": stored})[0], stored)
 
 
 def test_equal_prompts_are_encoded_once() -> None:
@@ -178,7 +182,7 @@ def test_equal_prompts_are_encoded_once() -> None:
             return super().encode(prompts)
 
     pipe = make_pipeline(text_encoder=Counting(num_tokens=6, width=8))
-    assert pipe.encode_text(["a", "b", "a"]).shape == (3, 6, 8)
+    assert pipe.world.encode_text(["a", "b", "a"]).shape == (3, 6, 8)
     assert Counting.seen == ["a", "b"]
 
 
@@ -220,11 +224,11 @@ def test_ranks_that_share_weights_agree_on_how_often_the_network_runs(
 ) -> None:
     """Weights are gathered in every forward pass, so a rank with less memory than the others must not take two."""
     pipe = make_pipeline()
-    monkeypatch.setattr(pipe.sampler, "device", torch.device("cuda"))
+    monkeypatch.setattr(pipe.world, "device", torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 40, 1 << 40))
     for name in ("memory_reserved", "memory_allocated"):
         monkeypatch.setattr(torch.cuda, name, lambda device: 0)
-    monkeypatch.setattr(sampling.distributed, "all_reduce_", lambda x, op, group=None: x.zero_())  # another has none
+    monkeypatch.setattr(world_model.distributed, "all_reduce_", lambda x, op, group=None: x.zero_())  # another has none
     if is_sharded:
-        monkeypatch.setattr(sampling, "FSDPModule", Video2WorldDiT)
-    assert pipe.sampler.fits_twice(torch.zeros(1, 16, 3, 4, 4)) == (not is_sharded)
+        monkeypatch.setattr(world_model, "FSDPModule", Video2WorldDiT)
+    assert pipe.world._fits_doubled(torch.zeros(1, 16, 3, 4, 4)) == (not is_sharded)

@@ -11,16 +11,20 @@ from torch import Tensor, nn
 
 from cosmos_predict2.actions.transforms import controller, relative_pose
 from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
+from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
+from cosmos_predict2.diffusion.solvers import sample
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import Prepared
-from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline, check_bases, chunk_starts
+from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.trained_text import with_tokens
-from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig
+from cosmos_predict2.world_model.config import FlowConfig, Video2WorldActionPipelineConfig, Video2WorldPipelineConfig
 from cosmos_predict2.world_model.denoiser import Denoiser
-from cosmos_predict2.world_model.flow import FlowConfig, distilled_times, sample_distilled
-from cosmos_predict2.world_model.sampling import initial_noise
+from cosmos_predict2.world_model.imagination import check_bases, chunk_starts
+from cosmos_predict2.world_model.objectives import Flow, distilled_times, objective_of
+from cosmos_predict2.world_model.sampling import SamplingOptions, initial_noise
+from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from tests.models.parts import PooledPixels
@@ -53,7 +57,7 @@ def pipeline_of(net: Any, tokenizer: Any, chunk_size: int) -> Video2WorldActionC
         action_transform=controller(DIM, 2.0).to_dict(),
         chunk_size=chunk_size,
     )
-    return Video2WorldActionConditionedPipeline(config, net, tokenizer)
+    return Video2WorldActionConditionedPipeline(WorldModel(config, net, tokenizer))
 
 
 def inputs(size: int = 3, length: int = ACTIONS, given: int = 1) -> tuple[Tensor, Tensor, list[int]]:
@@ -70,13 +74,15 @@ def inputs(size: int = 3, length: int = ACTIONS, given: int = 1) -> tuple[Tensor
 def test_a_batch_is_what_its_samples_are_alone(kind: str, given: int) -> None:
     pipe = make_pipeline(kind)
     frames, actions, seeds = inputs(given=given)
-    together = pipe.generate_actions(frames, actions, seeds, num_steps=3, as_float=True)
+    together = pipe.generate_actions(frames, actions, seeds, as_float=True, options=SamplingOptions(num_steps=3))
     assert together.shape == (3, 3, 1 + ACTIONS, 32, 32)
-    in_parts = pipe.generate_actions(frames, actions, seeds, num_steps=3, as_float=True, batch_size=2)
+    in_parts = pipe.generate_actions(
+        frames, actions, seeds, as_float=True, batch_size=2, options=SamplingOptions(num_steps=3)
+    )
     assert torch.allclose(together, in_parts, atol=1e-5)
     for i in range(3):
         alone = pipe.generate_actions(
-            frames[i : i + 1], actions[i : i + 1], seeds[i : i + 1], num_steps=3, as_float=True
+            frames[i : i + 1], actions[i : i + 1], seeds[i : i + 1], as_float=True, options=SamplingOptions(num_steps=3)
         )
         assert torch.allclose(together[i], alone[0], atol=1e-5)
 
@@ -93,11 +99,11 @@ def test_each_sample_has_the_noise_of_its_seed() -> None:
 def test_actions_seeds_and_frames_all_matter() -> None:
     pipe = make_pipeline()
     frames, actions, seeds = inputs(1)
-    base = pipe.generate_actions(frames, actions, seeds, num_steps=2, as_float=True)
+    base = pipe.generate_actions(frames, actions, seeds, as_float=True, options=SamplingOptions(num_steps=2))
     for other in (
-        pipe.generate_actions(frames, actions + 1, seeds, num_steps=2, as_float=True),
-        pipe.generate_actions(frames, actions, [6], num_steps=2, as_float=True),
-        pipe.generate_actions(255 - frames, actions, seeds, num_steps=2, as_float=True),
+        pipe.generate_actions(frames, actions + 1, seeds, as_float=True, options=SamplingOptions(num_steps=2)),
+        pipe.generate_actions(frames, actions, [6], as_float=True, options=SamplingOptions(num_steps=2)),
+        pipe.generate_actions(255 - frames, actions, seeds, as_float=True, options=SamplingOptions(num_steps=2)),
     ):
         assert not torch.allclose(base, other, atol=1e-3)
 
@@ -105,8 +111,10 @@ def test_actions_seeds_and_frames_all_matter() -> None:
 def test_frames_may_be_bytes_or_floats_and_come_back_as_either() -> None:
     pipe = make_pipeline()
     frames, actions, seeds = inputs(2)
-    as_float = pipe.generate_actions(frames / 127.5 - 1, actions, seeds, num_steps=2, as_float=True)
-    as_bytes = pipe.generate_actions(frames, actions, seeds, num_steps=2)
+    as_float = pipe.generate_actions(
+        frames / 127.5 - 1, actions, seeds, as_float=True, options=SamplingOptions(num_steps=2)
+    )
+    as_bytes = pipe.generate_actions(frames, actions, seeds, options=SamplingOptions(num_steps=2))
     assert as_bytes.dtype == torch.uint8 and as_float.is_floating_point()
     assert ((as_float + 1) * 127.5 - as_bytes).abs().max() <= 0.51
 
@@ -117,7 +125,7 @@ def test_the_published_call_is_one_sample_in_floats() -> None:
         frames, actions, _ = inputs(1, given=given)
         pictures = frames[0].permute(1, 2, 3, 0).numpy()
         video = pipe(pictures if given > 1 else pictures[0], actions[0].numpy(), "", "", given, 7.0, 3, seed=5)
-        expected = pipe.generate_actions(frames, actions, [5], num_steps=3, as_float=True)
+        expected = pipe.generate_actions(frames, actions, [5], as_float=True, options=SamplingOptions(num_steps=3))
         assert torch.equal(video, expected) and video.shape == (1, 3, 1 + ACTIONS, 32, 32)
     text = torch.ones(4, 8)
     with_text = pipe(pictures, actions[0], num_conditional_frames=5, num_sampling_step=3, embeddings={"": text})
@@ -151,7 +159,7 @@ def test_the_text_encoder_is_downcast_where_it_has_weights(encoder: type, dtype:
     config.action_transform, config.text_encoder = controller(4, 1.0).to_dict(), L(encoder)(num_tokens=8, width=64)
     config.net.update(model_channels=32, num_blocks=1)
     pipe = Video2WorldActionConditionedPipeline.from_config(config, device="cpu", downcast_text_encoder=True)
-    assert getattr(pipe.text_encoder, "dtype", None) == dtype
+    assert getattr(pipe.world.text_encoder, "dtype", None) == dtype
 
 
 # ---- what is left out ------------------------------------------------------------------------------------------------
@@ -168,14 +176,16 @@ def test_guidance_costs_nothing_where_there_is_no_text(monkeypatch: pytest.Monke
         return run(self, x, *args)
 
     monkeypatch.setattr(Denoiser, "__call__", counted)
-    without = pipe.generate_actions(frames, actions, seeds, num_steps=3, as_float=True)
+    without = pipe.generate_actions(frames, actions, seeds, as_float=True, options=SamplingOptions(num_steps=3))
     assert calls == [2] * 4
     calls.clear()
-    guided = pipe.generate_actions(frames, actions, seeds, num_steps=3, guidance=7.0, as_float=True)
+    guided = pipe.generate_actions(
+        frames, actions, seeds, as_float=True, options=SamplingOptions(num_steps=3, guidance=7.0)
+    )
     assert calls == [2] * 4 and torch.equal(guided, without)
     calls.clear()
     text = torch.randn(1, 4, 8)
-    pipe.generate_actions(frames, actions, seeds, num_steps=3, guidance=7.0, text_B_S_E=text)
+    pipe.generate_actions(frames, actions, seeds, text_B_S_E=text, options=SamplingOptions(num_steps=3, guidance=7.0))
     assert calls == [4] * 4  # a text has something that guidance can lead away from
 
 
@@ -183,10 +193,15 @@ def test_guidance_costs_nothing_where_there_is_no_text(monkeypatch: pytest.Monke
 def test_no_text_is_a_text_of_any_number_of_zeros(projection: int | None) -> None:
     pipe = make_pipeline(crossattn_proj_in_channels=projection)
     frames, actions, seeds = inputs(2)
-    without = pipe.generate_actions(frames, actions, seeds, num_steps=2, as_float=True)
+    without = pipe.generate_actions(frames, actions, seeds, as_float=True, options=SamplingOptions(num_steps=2))
     zeros = torch.zeros(2, 7, projection or 8)
-    assert torch.allclose(without, pipe.generate_actions(frames, actions, seeds, num_steps=2, text_B_S_E=zeros,
-                                                         as_float=True), atol=1e-5)  # fmt: skip
+    assert torch.allclose(
+        without,
+        pipe.generate_actions(
+            frames, actions, seeds, text_B_S_E=zeros, as_float=True, options=SamplingOptions(num_steps=2)
+        ),
+        atol=1e-5,
+    )
 
 
 def test_both_texts_are_cut_and_padded_as_in_training() -> None:
@@ -195,7 +210,8 @@ def test_both_texts_are_cut_and_padded_as_in_training() -> None:
     texts = torch.randn(1, 4, 8), torch.randn(1, 9, 8)
 
     def sample(text: Tensor, negative: Tensor) -> Tensor:
-        arguments = dict(num_steps=2, guidance=3.0, text_B_S_E=text, negative_text_B_S_E=negative, as_float=True)
+        options = SamplingOptions(num_steps=2, guidance=3.0)
+        arguments = dict(options=options, text_B_S_E=text, negative_text_B_S_E=negative, as_float=True)
         return pipe.generate_actions(frames, actions, seeds, **arguments)  # type: ignore[arg-type]
 
     expected = sample(*(with_tokens(text, 6) for text in texts))
@@ -209,11 +225,13 @@ def test_cross_attention_is_left_out_without_text_and_only_then(monkeypatch: pyt
     seen: list[str] = []
     for block in pipe.dit._blocks():
         block.cross_attn.register_forward_hook(lambda *_: seen.append("cross"))
-    without = pipe.generate_actions(frames, actions, seeds, num_steps=2, as_float=True)
+    without = pipe.generate_actions(frames, actions, seeds, as_float=True, options=SamplingOptions(num_steps=2))
     assert not seen
     prepare = pipe.dit.prepare
     monkeypatch.setattr(pipe.dit, "prepare", lambda *a, **k: prepare(*a, **{**k, "skip_no_text": False}))
-    assert torch.equal(without, pipe.generate_actions(frames, actions, seeds, num_steps=2, as_float=True))
+    assert torch.equal(
+        without, pipe.generate_actions(frames, actions, seeds, as_float=True, options=SamplingOptions(num_steps=2))
+    )
     assert seen
 
 
@@ -229,13 +247,17 @@ def test_one_text_for_all_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(pipe.dit, "prepare", counted)
     text = torch.randn(1, 4, 8)
-    shared = pipe.generate_actions(frames, actions, seeds, num_steps=2, text_B_S_E=text, as_float=True)
-    each = pipe.generate_actions(frames, actions, seeds, num_steps=2, text_B_S_E=text.repeat(3, 1, 1), as_float=True)
+    shared = pipe.generate_actions(
+        frames, actions, seeds, text_B_S_E=text, as_float=True, options=SamplingOptions(num_steps=2)
+    )
+    each = pipe.generate_actions(
+        frames, actions, seeds, text_B_S_E=text.repeat(3, 1, 1), as_float=True, options=SamplingOptions(num_steps=2)
+    )
     assert rows == [(1, 4), (3, 4)]
     assert torch.allclose(shared, each, atol=1e-5)
     pipe.config.num_text_tokens = 6  # of the training; no text stays one token
-    pipe.generate_actions(frames, actions, seeds, num_steps=2, text_B_S_E=text)
-    pipe.generate_actions(frames, actions, seeds, num_steps=2)
+    pipe.generate_actions(frames, actions, seeds, text_B_S_E=text, options=SamplingOptions(num_steps=2))
+    pipe.generate_actions(frames, actions, seeds, options=SamplingOptions(num_steps=2))
     assert rows[2:] == [(1, 6), (1, 1)]
 
 
@@ -323,22 +345,27 @@ def test_a_rollout_has_every_frame_once_and_every_action_in_its_place(
 ) -> None:
     pipe = adding()
     frames, actions, expected = counting(length)
-    video = pipe.rollout(frames, actions, [0, 1], num_steps=2, history=history, float_hand_over=float_hand_over)
+    video = pipe.rollout(
+        frames, actions, [0, 1], history=history, float_hand_over=float_hand_over, options=SamplingOptions(num_steps=2)
+    )
     assert video.shape == (2, 3, 1 + length, 16, 16) and video.dtype == torch.uint8
     assert colours(video) == expected
-    assert set(pipe.tokenizer.encoded) <= {1, 4 * history - 3}  # type: ignore[attr-defined]
+    assert set(pipe.world.tokenizer.encoded) <= {1, 4 * history - 3}  # type: ignore[attr-defined]
 
 
 def test_a_clip_that_is_given_continues() -> None:
     _, actions, expected = counting(30)
     clip = torch.tensor([row[:5] for row in expected]).to(torch.uint8).view(2, 1, 5, 1, 1).expand(-1, 3, -1, 16, 16)
     for history in (1, 2):
-        assert colours(adding().rollout(clip, actions, [0, 1], num_steps=2, history=history)) == expected
+        assert (
+            colours(adding().rollout(clip, actions, [0, 1], history=history, options=SamplingOptions(num_steps=2)))
+            == expected
+        )
 
 
 def test_a_chunk_that_is_not_full_may_be_left_out() -> None:
     frames, actions, expected = counting(30)
-    video = adding().rollout(frames, actions, [0, 1], num_steps=2, last_chunk="drop")
+    video = adding().rollout(frames, actions, [0, 1], last_chunk="drop", options=SamplingOptions(num_steps=2))
     assert colours(video) == [row[:25] for row in expected]
     with pytest.raises(DataError, match="There are 7 actions"):
         adding().rollout(*counting(7)[:2], [0, 1], last_chunk="drop")
@@ -347,7 +374,7 @@ def test_a_chunk_that_is_not_full_may_be_left_out() -> None:
 def test_half_levels_survive_only_a_hand_over_in_floats() -> None:
     frames, actions, _ = counting(24)
     actions[:, :, 0] = 1 / 8
-    arguments = dict(num_steps=2, as_float=True)
+    arguments = dict(options=SamplingOptions(num_steps=2), as_float=True)
     exact = adding().rollout(frames, actions, [0, 1], float_hand_over=True, **arguments)  # type: ignore[arg-type]
     rounded = adding().rollout(frames, actions, [0, 1], **arguments)  # type: ignore[arg-type]
     assert colours(exact)[0][-1] == 13.0
@@ -359,14 +386,14 @@ def test_what_fills_the_last_chunk_are_raw_zeros(monkeypatch: pytest.MonkeyPatch
     pipe.config.action_transform = {**controller(DIM, 2.0).to_dict(), "offset": [5.0, 6.0, 7.0]}
     frames, actions, _ = counting(13)
     seen = []
-    generate = pipe.generate_actions
+    generate = pipe.imagination.generate_actions
 
-    def recorded(frames: Tensor, actions: Tensor, seeds: list[int], **options: Any) -> Tensor:
+    def recorded(frames: Tensor, actions: Tensor, seeds: list[int], *options: Any, **more: Any) -> Tensor:
         seen.append((actions, seeds))
-        return generate(frames, actions, seeds, **options)
+        return generate(frames, actions, seeds, *options, **more)
 
-    monkeypatch.setattr(pipe, "generate_actions", recorded)
-    pipe.rollout(frames, actions, [3, 8], num_steps=1)
+    monkeypatch.setattr(pipe.imagination, "generate_actions", recorded)
+    pipe.rollout(frames, actions, [3, 8], options=SamplingOptions(num_steps=1))
     assert [seeds for _, seeds in seen] == [[3, 8], [15, 20]]  # a chunk's noise is that of its first action
     assert torch.equal(seen[1][0][:, :1], actions[:, 12:])
     assert seen[1][0][:, 1:].unique(dim=1).squeeze(1).tolist() == [[5.0, 6.0, 7.0]] * 2
@@ -376,11 +403,13 @@ def test_the_first_picture_may_be_kept_in_sight(monkeypatch: pytest.MonkeyPatch)
     pipe = adding()
     frames, actions, expected = counting(30)
     given = []
-    generate = pipe.generate_actions
+    generate = pipe.imagination.generate_actions
     monkeypatch.setattr(
-        pipe, "generate_actions", lambda frames, *a, **k: given.append(colours(frames)[0]) or generate(frames, *a, **k)
+        pipe.imagination,
+        "generate_actions",
+        lambda frames, *a, **k: given.append(colours(frames)[0]) or generate(frames, *a, **k),
     )
-    video = pipe.rollout(frames, actions, [0, 1], num_steps=2, history=2, reference=True)
+    video = pipe.rollout(frames, actions, [0, 1], history=2, reference=True, options=SamplingOptions(num_steps=2))
     assert colours(video) == expected
     row = expected[0]
     assert given == [row[:1], *([row[0], *row[end - 3 : end + 1]] for end in (12, 20, 28))]
@@ -411,9 +440,11 @@ def test_a_rollout_of_accumulated_actions_that_do_not_fit_its_chunks_is_refused(
     pipe = adding()
     frames, actions, expected = counting(24)
     pipe.config.action_transform = relative_pose(accumulate=5).to_dict()
-    assert colours(pipe.rollout(frames, actions[:, :12], [0, 1], num_steps=2)) == [row[:13] for row in expected]
+    assert colours(pipe.rollout(frames, actions[:, :12], [0, 1], options=SamplingOptions(num_steps=2))) == [
+        row[:13] for row in expected
+    ]
     with pytest.raises(ConfigError, match="every 5 frames"):
-        pipe.rollout(frames, actions, [0, 1], num_steps=2)
+        pipe.rollout(frames, actions, [0, 1], options=SamplingOptions(num_steps=2))
 
 
 @pytest.mark.parametrize(
@@ -440,7 +471,7 @@ def test_a_rollout_that_cannot_be_meant_is_refused(options: dict[str, Any], word
     pipe = make_pipeline()
     frames, actions, seeds = inputs()
     with pytest.raises(ConfigError, match=words):
-        pipe.rollout(frames, actions, seeds, num_steps=1, **options)
+        pipe.rollout(frames, actions, seeds, **options, options=SamplingOptions(num_steps=1))
 
 
 def test_actions_of_another_shape_are_refused() -> None:
@@ -454,11 +485,13 @@ def test_actions_of_another_shape_are_refused() -> None:
     ]
     for pipe, wrong, words in cases:
         with pytest.raises((ConfigError, DataError), match=words):
-            pipe.generate_actions(frames, wrong, seeds, num_steps=1)
+            pipe.generate_actions(frames, wrong, seeds, options=SamplingOptions(num_steps=1))
     with pytest.raises(DataError, match="is beyond max_img_h=8"):
-        make_pipeline().generate_actions(frames.repeat(1, 1, 1, 4, 4), actions, seeds, num_steps=1)
+        make_pipeline().generate_actions(
+            frames.repeat(1, 1, 1, 4, 4), actions, seeds, options=SamplingOptions(num_steps=1)
+        )
     with pytest.raises(DataError, match="2 seeds are not of one batch"):
-        make_pipeline().generate_actions(frames, actions, seeds[:2], num_steps=1)
+        make_pipeline().generate_actions(frames, actions, seeds[:2], options=SamplingOptions(num_steps=1))
 
 
 def test_actions_are_transformed_as_the_config_says() -> None:
@@ -488,21 +521,31 @@ def test_a_distilled_network_is_given_its_first_noise_again() -> None:
         seen.append(float((x - (1 - t) * x0 - t * noise).abs().max()))  # how far from the line to the first noise
         return (x - x0) / t
 
-    assert torch.allclose(sample_distilled(velocity, noise, 4), x0, atol=1e-5)
+    path = Flow(Video2WorldPipelineConfig(flow=FlowConfig())).sampling_path(
+        lambda _: velocity, Condition(torch.zeros(2, 1, 1)), noise, "distilled", 4
+    )
+    found = path.finish(sample(path.denoise, noise, path.sigmas, path.stepper))
+    assert torch.allclose(found, x0, atol=1e-5)
     assert len(seen) == 4 and max(seen) < 1e-5
 
 
 def test_a_pipeline_of_flow_times_takes_every_solver() -> None:
     pipe = make_pipeline()
     pipe.config.flow = FlowConfig()
+    pipe.world.objective = objective_of(pipe.config)
     frames, actions, seeds = inputs(2)
-    first = pipe._given_latents(frames, 3)
-    expected = pipe.decode(first)[:, :, :1]
+    first = pipe.world.given_latents(frames, 3)
+    expected = pipe.world.decode(first)[:, :, :1]
     for solver in (None, "distilled", "2ab"):
-        video = pipe.generate_actions(frames, actions, seeds, num_steps=3, solver=solver, as_float=True)
+        video = pipe.generate_actions(
+            frames, actions, seeds, as_float=True, options=SamplingOptions(num_steps=3, solver=solver)
+        )
         assert torch.allclose(video[:, :, :1], expected, atol=1e-4), solver
-        alone = pipe.generate_actions(frames[1:], actions[1:], seeds[1:2], num_steps=3, solver=solver, as_float=True)
+        alone = pipe.generate_actions(
+            frames[1:], actions[1:], seeds[1:2], as_float=True, options=SamplingOptions(num_steps=3, solver=solver)
+        )
         assert torch.allclose(video[1:], alone, atol=1e-4), solver
     pipe.config.flow = None
+    pipe.world.objective = objective_of(pipe.config)
     with pytest.raises(ConfigError, match="'distilled'"):
-        pipe.generate_actions(frames, actions, seeds, solver="distilled")
+        pipe.generate_actions(frames, actions, seeds, options=SamplingOptions(solver="distilled"))

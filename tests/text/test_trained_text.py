@@ -34,6 +34,7 @@ from cosmos_predict2.text.trained_text import (
     other_text,
     with_tokens,
 )
+from cosmos_predict2.world_model.sampling import SamplingOptions
 from examples.video2world import prepare
 from examples.video2world_action_choice import ActionChoice, read_texts
 from examples.video2world_choice import choose_model
@@ -114,10 +115,12 @@ def test_a_caption_of_the_training_is_the_same_text_at_inference(
     trained = dataset[0]["t5_text_embeddings"]
     given: list[torch.Tensor] = []
     for pipe in pipes:
-        pipe.generate_latents = lambda batch, *_, **__: given.extend(batch[key] for key in TEXTS)  # type: ignore
-        pipe.decode = lambda latent: latent  # type: ignore[method-assign]
-        text = pipe.encode_text([CAPTION])
-        pipe.generate(torch.zeros(1, 3, 1, 48, 48, dtype=torch.uint8), text, text)
+        pipe.world.generate_latents = lambda batch, *_, **__: given.extend(batch[key] for key in TEXTS)  # type: ignore
+        pipe.world.decode = lambda latent: latent  # type: ignore[method-assign]
+        text = pipe.world.encode_text([CAPTION])
+        pipe.generate(
+            torch.zeros(1, 3, 1, 48, 48, dtype=torch.uint8), text, text, options=SamplingOptions(guidance=7.0)
+        )
     assert len(given) == 4 and all(torch.equal(text[0], trained) for text in given)
 
 
@@ -185,7 +188,7 @@ def test_an_encoder_of_other_texts_is_refused_where_it_meets_the_network(run_of_
     config.text_encoder = None
     pipe = Video2WorldPipeline.from_config(config, path, device="cpu")
     with pytest.raises(ConfigError, match=r"trained with texts by bytes-v1-512x64\. Write one"):
-        pipe.encode_text(["x"])
+        pipe.world.encode_text(["x"])
 
 
 @pytest.mark.parametrize(

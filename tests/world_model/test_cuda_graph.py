@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.world_model import cuda_graph, sampling
+from cosmos_predict2.world_model import cuda_graph, world_model
 from cosmos_predict2.world_model.cuda_graph import MOST_KEPT, GraphedNetwork
+from cosmos_predict2.world_model.sampling import SamplingOptions
 from imaginaire.errors import ConfigError
 from tests.pipelines import test_video2world_action as with_actions
 from tests.pipelines.test_video2world import frames, make_pipeline, text
@@ -40,21 +41,22 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         def __init__(self, net: Any, device: torch.device) -> None:
             super().__init__(net, torch.device("cuda"))
 
-    monkeypatch.setattr(sampling, "GraphedNetwork", Graphed)
+    monkeypatch.setattr(world_model, "GraphedNetwork", Graphed)
     return count
 
 
 def test_one_capture_serves_chunks_batches_and_prompts(captures: list[int]) -> None:
     pipe = with_actions.make_pipeline()
     first, actions, seeds = with_actions.inputs(length=3 * with_actions.ACTIONS)
-    settings: dict[str, Any] = dict(num_steps=2, as_float=True)
+    settings: dict[str, Any] = dict(as_float=True, options=SamplingOptions(num_steps=2))
+    graphed = {**settings, "options": SamplingOptions(num_steps=2, use_cuda_graphs=True)}
     expected = pipe.rollout(first, actions, seeds, **settings)
-    assert torch.equal(pipe.rollout(first, actions, seeds, **settings, use_cuda_graphs=True), expected)
+    assert torch.equal(pipe.rollout(first, actions, seeds, **graphed), expected)
     assert len(captures) == 1
     other = pipe.rollout(255 - first, -actions, seeds, **settings)
-    assert torch.equal(pipe.rollout(255 - first, -actions, seeds, **settings, use_cuda_graphs=True), other)
+    assert torch.equal(pipe.rollout(255 - first, -actions, seeds, **graphed), other)
     assert len(captures) == 1 and not torch.equal(other, expected)
-    pipe.rollout(first, actions, seeds, **settings, batch_size=2, use_cuda_graphs=True)  # 2 and 1, three times
+    pipe.rollout(first, actions, seeds, **graphed, batch_size=2)  # 2 and 1, three times
     assert len(captures) == 3
 
 
@@ -64,15 +66,17 @@ def test_another_prompt_is_read_without_another_capture(
 ) -> None:
     """With the halves of the guidance apart, too, whose texts take turns at every step."""
     pipe = make_pipeline()
-    monkeypatch.setattr(pipe.sampler, "fits_twice", lambda latent: is_together)
+    monkeypatch.setattr(pipe.world, "_fits_doubled", lambda latent: is_together)
     negative, videos = text(pipe, "blurred"), []
     for prompt in ("push", "pull"):
         arguments: Any = (frames(), text(pipe, prompt), negative)
-        videos.append(pipe.generate(*arguments, num_steps=2, guidance=2.0))
-        graphed = pipe.generate(*arguments, num_steps=2, guidance=2.0, use_cuda_graphs=True)
+        videos.append(pipe.generate(*arguments, options=SamplingOptions(num_steps=2, guidance=2.0)))
+        graphed = pipe.generate(*arguments, options=SamplingOptions(num_steps=2, guidance=2.0, use_cuda_graphs=True))
         assert torch.equal(graphed, videos[-1])
     assert len(captures) == 1 and not torch.equal(*videos)
-    pipe.generate(frames(), text(pipe, "push"), None, num_steps=2, guidance=2.0, use_cuda_graphs=True)
+    pipe.generate(
+        frames(), text(pipe, "push"), None, options=SamplingOptions(num_steps=2, guidance=2.0, use_cuda_graphs=True)
+    )
     assert len(captures) == (1 if is_together else 2)  # a half without a text has nothing to read
 
 
@@ -81,11 +85,15 @@ def test_one_text_of_many_samples_is_kept_once(captures: list[int]) -> None:
     first, actions, seeds = with_actions.inputs()
     told = torch.randn(2, 6, 8)
     for embedding in told.split(1):
-        expected = pipe.generate_actions(first, actions, seeds, num_steps=2, text_B_S_E=embedding)
-        found = pipe.generate_actions(first, actions, seeds, num_steps=2, text_B_S_E=embedding, use_cuda_graphs=True)
+        expected = pipe.generate_actions(
+            first, actions, seeds, text_B_S_E=embedding, options=SamplingOptions(num_steps=2)
+        )
+        found = pipe.generate_actions(
+            first, actions, seeds, text_B_S_E=embedding, options=SamplingOptions(num_steps=2, use_cuda_graphs=True)
+        )
         assert torch.equal(found, expected)
-    assert len(captures) == 1 and pipe.sampler._graphed is not None
-    (captured,) = pipe.sampler._graphed._kept.values()
+    assert len(captures) == 1 and pipe.world._graphed is not None
+    (captured,) = pipe.world._graphed._kept.values()
     assert captured.prepared is not None and captured.prepared.cross[0] is not None
     assert captured.prepared.cross[0][0].stride(0) == 0
 
@@ -95,16 +103,18 @@ def test_weights_that_moved_are_captured_anew_and_few_captures_are_kept(captures
     first, actions, _ = with_actions.inputs(1)
     for size in range(1, MOST_KEPT + 2):
         pipe.generate_actions(
-            first.expand(size, -1, -1, -1, -1), actions.expand(size, -1, -1), range(size), num_steps=1,
-            use_cuda_graphs=True,
-        )  # fmt: skip
-    assert pipe.sampler._graphed is not None and len(pipe.sampler._graphed._kept) == MOST_KEPT
+            first.expand(size, -1, -1, -1, -1),
+            actions.expand(size, -1, -1),
+            range(size),
+            options=SamplingOptions(num_steps=1, use_cuda_graphs=True),
+        )
+    assert pipe.world._graphed is not None and len(pipe.world._graphed._kept) == MOST_KEPT
     count = len(captures)
     pipe.dit.double().float()
     with torch.no_grad():
         pipe.dit.final_layer.linear.weight.mul_(2)
-    expected = pipe.generate_actions(first, actions, [0], num_steps=1)
-    found = pipe.generate_actions(first, actions, [0], num_steps=1, use_cuda_graphs=True)
+    expected = pipe.generate_actions(first, actions, [0], options=SamplingOptions(num_steps=1))
+    found = pipe.generate_actions(first, actions, [0], options=SamplingOptions(num_steps=1, use_cuda_graphs=True))
     assert torch.equal(found, expected) and len(captures) == count + 1
 
 

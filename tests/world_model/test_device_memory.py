@@ -7,6 +7,7 @@ import torch
 from cosmos_predict2.evaluation.reports import action_evaluation
 from cosmos_predict2.tokenizers.wan_vae import LIVE_FRAMES
 from cosmos_predict2.world_model.device_memory import CLIPS_AT_ONCE, SHARE_OF_TOKENIZER, VALUES_PER_PIXEL, clips_at_once
+from cosmos_predict2.world_model.sampling import SamplingOptions
 from tests.pipelines.test_video2world_action import inputs, make_pipeline
 
 GPU, GIB = torch.device("cuda"), 1 << 30
@@ -41,18 +42,20 @@ def test_the_published_tokenizer_stays_within_its_share(monkeypatch: pytest.Monk
 def test_videos_are_coded_so_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = make_pipeline()
     first, actions, seeds = inputs(3)
-    whole = pipe.generate_actions(first, actions, seeds, num_steps=2)
+    whole = pipe.generate_actions(first, actions, seeds, options=SamplingOptions(num_steps=2))
     sizes: dict[str, list[int]] = {"encode": [], "decode": []}
     for name, found in sizes.items():
-        run = getattr(pipe.tokenizer, name)
+        run = getattr(pipe.world.tokenizer, name)
 
         def counted(x: torch.Tensor, run: object = run, found: list[int] = found) -> torch.Tensor:
             found.append(len(x))
             return run(x)  # type: ignore[operator, no-any-return]
 
-        monkeypatch.setattr(pipe.tokenizer, name, counted)
-    monkeypatch.setattr(pipe, "clips_at_once", lambda num_frames, height, width: 2)
-    assert torch.allclose(pipe.generate_actions(first, actions, seeds, num_steps=2).int(), whole.int(), atol=1)
+        monkeypatch.setattr(pipe.world.tokenizer, name, counted)
+    monkeypatch.setattr(pipe.world, "clips_at_once", lambda num_frames, height, width: 2)
+    assert torch.allclose(
+        pipe.generate_actions(first, actions, seeds, options=SamplingOptions(num_steps=2)).int(), whole.int(), atol=1
+    )
     assert sizes == {"encode": [3], "decode": [2, 1]}  # given frames are not counted on a CPU
     action_evaluation._coded(pipe, whole)
     assert sizes == {"encode": [3, 2, 1], "decode": [2, 1, 2, 1]}

@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.diffusion.solvers import SOLVERS
+from cosmos_predict2.diffusion.solvers import SOLVERS, sample
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
-from cosmos_predict2.world_model.config import SolverConfig, Video2WorldPipelineConfig
-from cosmos_predict2.world_model.flow import FlowConfig, sample_flow
-from cosmos_predict2.world_model.sampling import initial_noise
+from cosmos_predict2.world_model.config import FlowConfig, SolverConfig, Video2WorldPipelineConfig
+from cosmos_predict2.world_model.objectives import EDM, Flow
+from cosmos_predict2.world_model.sampling import SamplingOptions, initial_noise
+from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire.errors import ConfigError
 from tests.models.parts import PooledPixels
 
@@ -31,7 +32,7 @@ def make_pipeline(net: Any = None, **flow: Any) -> Video2WorldPipeline:
     config = Video2WorldPipelineConfig(
         state_t=3, fps=10, resolution="48", precision="float32", min_num_conditional_frames=0, flow=FlowConfig(**flow)
     )
-    return Video2WorldPipeline(config, net.eval(), PooledPixels())
+    return Video2WorldPipeline(WorldModel(config, net.eval(), PooledPixels()))
 
 
 def frames(size: int = 2, count: int = 1) -> Tensor:
@@ -53,7 +54,7 @@ def calls(pipe: Video2WorldPipeline) -> list[tuple[int, Tensor]]:
 def test_the_network_is_told_whole_timesteps() -> None:
     pipe = make_pipeline()
     seen = calls(pipe)
-    pipe.generate(frames(), text(), num_steps=5, guidance=0.0)
+    pipe.generate(frames(), text(), options=SamplingOptions(num_steps=5))
     expected = pipe.config.flow.levels(5).timesteps  # type: ignore[union-attr]
     assert expected[0] == 999
     assert [timesteps[0].item() for _, timesteps in seen] == pytest.approx((expected * 0.001).tolist())
@@ -64,26 +65,34 @@ def test_the_network_is_told_whole_timesteps() -> None:
 @pytest.mark.parametrize("own_timestep", [-1.0, 0.1])
 def test_a_sample_does_not_depend_on_its_batch(schedule: str, own_timestep: float) -> None:
     pipe = make_pipeline(schedule=schedule, conditional_frame_timestep=own_timestep)
-    both = pipe.generate(frames(), text(), text(seed=5), num_steps=3, guidance=2.0, seed=[7, 8])  # type: ignore[arg-type]
+    both = pipe.generate(
+        frames(), text(), text(seed=5), seed=[7, 8], options=SamplingOptions(num_steps=3, guidance=2.0)
+    )  # type: ignore[arg-type]
     for i in range(2):
         part = slice(i, i + 1)
-        alone = pipe.generate(frames()[part], text()[part], text(seed=5)[part], num_steps=3, guidance=2.0, seed=7 + i)
+        alone = pipe.generate(
+            frames()[part],
+            text()[part],
+            text(seed=5)[part],
+            seed=7 + i,
+            options=SamplingOptions(num_steps=3, guidance=2.0),
+        )
         torch.testing.assert_close(both[part], alone, rtol=0, atol=2e-5)
 
 
 def test_given_frames_have_a_timestep_of_their_own_where_that_is_set() -> None:
     pipe = make_pipeline(conditional_frame_timestep=0.1)
     seen = calls(pipe)
-    pipe.generate(frames(), text(), num_steps=2, guidance=0.0)
+    pipe.generate(frames(), text(), options=SamplingOptions(num_steps=2))
     assert [timesteps.shape for _, timesteps in seen] == [(2, 3)] * 2
     torch.testing.assert_close(seen[0][1], torch.tensor([[1e-4, 0.999, 0.999]] * 2))
 
 
 def test_given_frames_come_out_as_they_were() -> None:
     pipe = make_pipeline()
-    given = pipe._given_latents(frames(count=5))
+    given = pipe.world.given_latents(frames(count=5))
     batch = {"t5_text_embeddings": text(), "fps": torch.full((2,), 10.0), "padding_mask": torch.zeros(2, 1, 32, 32)}
-    latent = pipe.generate_latents(batch, given, 2, num_steps=3, guidance=1.0)
+    latent = pipe.world.generate_latents(batch, given, 2, options=SamplingOptions(num_steps=3, guidance=1.0))
     assert torch.equal(latent[:, :, :2], given[:, :, :2]) and not torch.equal(latent[:, :, 2], given[:, :, 2])
 
 
@@ -95,12 +104,12 @@ def test_without_the_replacement_the_network_speaks_for_given_frames_too() -> No
         pipe.generate(
             frames(),
             text(),
-            num_steps=3,
-            guidance=0.0,
             on_step=lambda i, s, r=replaces: states[r].append(s.x_next_B_C_T_H_W),
+            options=SamplingOptions(num_steps=3),
         )
     line = (
-        noise[:, :, 0] + (pipe.config.flow.levels(3).sigmas[1] - 1) * (noise - pipe._given_latents(frames()))[:, :, 0]
+        noise[:, :, 0]
+        + (pipe.config.flow.levels(3).sigmas[1] - 1) * (noise - pipe.world.given_latents(frames()))[:, :, 0]
     )  # type: ignore[union-attr]
     torch.testing.assert_close(states[True][0][:, :, 0], line.float(), rtol=0, atol=1e-3)
     assert not torch.allclose(states[False][0][:, :, 0], line.float(), atol=1e-2)
@@ -108,20 +117,20 @@ def test_without_the_replacement_the_network_speaks_for_given_frames_too() -> No
 
 def test_a_video_may_begin_with_the_prompt_alone() -> None:
     pipe = make_pipeline()
-    video = pipe.generate(frames(count=0), text(), num_steps=2, guidance=1.0)
+    video = pipe.generate(frames(count=0), text(), options=SamplingOptions(num_steps=2, guidance=1.0))
     assert video.shape == (2, 3, 9, 32, 32) and torch.isfinite(video).all()
     pipe.config.min_num_conditional_frames = 1
     with pytest.raises(ConfigError, match="0 frames are given"):
-        pipe.generate(frames(count=0), text(), num_steps=2)
+        pipe.generate(frames(count=0), text(), options=SamplingOptions(guidance=7.0, num_steps=2))
 
 
 def test_the_network_runs_once_a_step_where_both_halves_are_the_same() -> None:
     pipe = make_pipeline()
     seen = calls(pipe)
-    same = pipe.generate(frames(), text(), text(), num_steps=2, guidance=3.0)
-    without = pipe.generate(frames(), text(), num_steps=2, guidance=0.0)
+    same = pipe.generate(frames(), text(), text(), options=SamplingOptions(num_steps=2, guidance=3.0))
+    without = pipe.generate(frames(), text(), options=SamplingOptions(num_steps=2))
     assert [size for size, _ in seen] == [2] * 4 and torch.equal(same, without)
-    pipe.generate(frames(), text(), text(seed=5), num_steps=2, guidance=3.0)
+    pipe.generate(frames(), text(), text(seed=5), options=SamplingOptions(num_steps=2, guidance=3.0))
     assert [size for size, _ in seen[4:]] == [4, 4]  # both halves in one batch
 
 
@@ -130,26 +139,28 @@ def test_guidance_leads_away_from_the_other_text() -> None:
     noise, other = initial_noise((1, 16, 3, 4, 4), 0), text(1, 5)
     batch = {"t5_text_embeddings": text(1), "neg_t5_text_embeddings": other, "fps": torch.tensor([10.0])}
     batch["padding_mask"] = torch.zeros(1, 1, 32, 32)
-    given = pipe._given_latents(frames(1))
-    conditions = [c.with_given_frames(given, torch.tensor([1])) for c in pipe.conditioner.guidance_pair(batch)]
-    flow, schedule = pipe.config.flow, pipe.config.flow.levels(4)  # type: ignore[union-attr]
+    given = pipe.world.given_latents(frames(1))
+    conditions = [c.with_given_frames(given, torch.tensor([1])) for c in pipe.world.conditioner.guidance_pair(batch)]
+    flow = pipe.world.objective
+    assert isinstance(flow, Flow)
 
     @torch.no_grad()
-    def velocity(x: Tensor, timesteps: Tensor) -> Tensor:
-        of_text, of_other = (flow.velocity(pipe.denoiser, x, timesteps, c) for c in conditions)  # type: ignore[union-attr]
-        return flow.with_true_velocity(of_text + 2.5 * (of_text - of_other), conditions[0], noise)  # type: ignore[union-attr]
+    def predict(x: Tensor, timesteps: Tensor) -> Tensor:
+        of_text, of_other = (flow.predicted_velocity(pipe.world.denoiser, x, timesteps, c) for c in conditions)
+        return of_text + 2.5 * (of_text - of_other)
 
-    found = pipe.sample_latents(*conditions, noise, guidance=2.5, num_steps=4)
-    expected = sample_flow(velocity, noise, schedule)
+    found = pipe.world.sample(*conditions, noise, options=SamplingOptions(guidance=2.5, num_steps=4))
+    path = flow.sampling_path(lambda _: predict, conditions[0], noise, "unipc", 4)
+    expected = sample(path.denoise, path.start_B_C_T_H_W, path.sigmas, path.stepper)
     torch.testing.assert_close(found[:, :, 1:], expected[:, :, 1:], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("solver", sorted(SOLVERS))
 def test_the_same_weights_are_sampled_by_every_solver(solver: str) -> None:
     pipe = make_pipeline()
-    video = pipe.generate(frames(), text(), num_steps=3, guidance=0.0, solver=solver)
+    video = pipe.generate(frames(), text(), options=SamplingOptions(num_steps=3, solver=solver))
     assert torch.isfinite(video).all()
-    chosen = pipe.generate(frames(), text(), num_steps=3, guidance=0.0)
+    chosen = pipe.generate(frames(), text(), options=SamplingOptions(num_steps=3))
     assert torch.equal(video, chosen) == (solver == "unipc")
 
 
@@ -157,7 +168,8 @@ def test_both_ways_of_asking_agree_in_the_limit_of_many_steps() -> None:
     pipe = make_pipeline()
     pipe.config.timestamps = SolverConfig(t_max=8000.0)  # as near to noise alone as flow times begin
     noise_alike = [
-        pipe.generate(frames(1), text(1), num_steps=60, guidance=0.0, solver=name) for name in ("unipc", "2ab")
+        pipe.generate(frames(1), text(1), options=SamplingOptions(num_steps=60, solver=name))
+        for name in ("unipc", "2ab")
     ]
     torch.testing.assert_close(*noise_alike, rtol=0, atol=0.03)  # whole timesteps are left
 
@@ -166,7 +178,7 @@ def test_given_frames_are_told_of_as_in_training_by_solvers_of_noise_levels() ->
     for own, expected in ((-1.0, [80 / 81] * 3), (0.1, [1e-4, 80 / 81, 80 / 81])):
         pipe = make_pipeline(conditional_frame_timestep=own)
         seen = calls(pipe)
-        pipe.generate(frames(1), text(1), num_steps=1, guidance=0.0, solver="2ab")
+        pipe.generate(frames(1), text(1), options=SamplingOptions(num_steps=1, solver="2ab"))
         torch.testing.assert_close(seen[0][1].expand(1, 3), torch.tensor([expected]), rtol=1e-5, atol=1e-7)
 
 
@@ -174,11 +186,13 @@ def test_actions_pass_through() -> None:
     net = ChunkActionDiT(action_dim=2, **NET)
     pipe = make_pipeline(net)
     batch = {"t5_text_embeddings": text(), "fps": torch.full((2,), 10.0), "padding_mask": torch.zeros(2, 1, 32, 32)}
-    given, videos = pipe._given_latents(frames()), []
+    given, videos = pipe.world.given_latents(frames()), []
     for value in (0.0, 1.0):
         actions = torch.zeros(2, 8, 2)
         actions[1] = value
-        videos.append(pipe.generate_latents({**batch, "action": actions}, given, 1, num_steps=2, guidance=0.0))
+        videos.append(
+            pipe.world.generate_latents({**batch, "action": actions}, given, 1, options=SamplingOptions(num_steps=2))
+        )
     assert torch.equal(videos[0][0], videos[1][0]) and not torch.equal(videos[0][1], videos[1][1])
 
 
@@ -197,6 +211,6 @@ def test_settings_that_cannot_be_meant_are_refused(values: dict[str, Any], said:
 
 def test_a_network_of_noise_levels_is_not_sampled_by_flow_times() -> None:
     pipe = make_pipeline()
-    pipe.config.flow = None
+    pipe.world.objective = EDM(pipe.config)
     with pytest.raises(ConfigError, match=r"'unipc'.*2ab"):
-        pipe.generate(frames(), text(), num_steps=2, solver="unipc")
+        pipe.generate(frames(), text(), options=SamplingOptions(guidance=7.0, num_steps=2, solver="unipc"))

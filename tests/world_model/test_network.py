@@ -20,7 +20,7 @@ from cosmos_predict2.models.video2world_model import (
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from cosmos_predict2.world_model import network
 from cosmos_predict2.world_model.config import EMAConfig, Video2WorldPipelineConfig
-from cosmos_predict2.world_model.network import build_network, fill_network
+from cosmos_predict2.world_model.network import fill_network, trained_network
 from imaginaire import distributed
 from imaginaire.checkpoint import weights
 from imaginaire.config.lazy_config import LazyCall as L
@@ -51,7 +51,7 @@ def config_of(path: str = "", shard: int = 0, **options: Any) -> Predict2Video2W
 
 
 def filled(config: Any, seed: int = 3) -> DiT:
-    net = build_network(config, torch.float32)
+    net = trained_network(config, torch.float32)
     fill_network(net, config, "cpu", seed)
     return net
 
@@ -133,7 +133,7 @@ def test_the_log_says_how_many_weights_of_the_base_matched(
 ) -> None:
     caplog.set_level("INFO")
     filled(config_of(str(files["plain.pt"]), **LORA))
-    count = len(dict(build_network(config_of(), torch.float32).named_parameters()))
+    count = len(dict(trained_network(config_of(), torch.float32).named_parameters()))
     assert f"plain.pt ({count} of {count} weights of the network matched; 30 adapters begin anew)" in caplog.text
     filled(config_of(str(files["lora.pt"]), **LORA))
     assert "30 adapters are those of the file" in caplog.text
@@ -153,11 +153,11 @@ def test_a_weight_of_the_base_that_the_file_lacks_is_fatal(
 
 
 def test_the_network_is_built_without_memory_and_in_the_dtype_of_the_run() -> None:
-    net = build_network(config_of(**LORA), torch.bfloat16)
+    net = trained_network(config_of(**LORA), torch.bfloat16)
     assert all(tensor.is_meta for tensor in [*net.parameters(), *net.buffers()])
     assert {p.dtype for name, p in net.named_parameters() if ".lora_" in name} == {torch.float32}
     assert {p.dtype for name, p in net.named_parameters() if ".lora_" not in name} == {torch.bfloat16}
-    wide = build_network(config_of(**LORA), torch.float64)
+    wide = trained_network(config_of(**LORA), torch.float64)
     assert {p.dtype for p in wide.parameters()} == {torch.float64}
 
 

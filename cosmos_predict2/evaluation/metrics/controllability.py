@@ -18,10 +18,8 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.conditioner import Condition
-from cosmos_predict2.diffusion.rectified_flow import add_noise, rectified_flow_weight
-from cosmos_predict2.nn.dit import DiT
-from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
-from cosmos_predict2.world_model.parallelize import ContextParallel
+from cosmos_predict2.diffusion.rectified_flow import rectified_flow_weight
+from cosmos_predict2.world_model.world_model import WorldModel
 
 SIGMAS = (5.0, 10.0, 20.0, 40.0)  # where the noisy frames do not give away what happens
 PURE_NOISE = 80.0
@@ -84,7 +82,7 @@ class ActionGap:
 
 @torch.no_grad()
 def action_gap(
-    predict: "Predictor",
+    world: WorldModel,
     x0_B_C_T_H_W: Tensor,
     epsilon_B_C_T_H_W: Tensor,
     condition: Condition,
@@ -108,10 +106,10 @@ def action_gap(
         for part_B, worse in zip(chosen.split(batch_size), worse_B.split(batch_size)):
             rows = part_B.to(x0_B_C_T_H_W.device)
             x0, epsilon = x0_B_C_T_H_W[rows], epsilon_B_C_T_H_W[rows]
-            own = condition.with_tensors(partial(_rows, rows_B=part_B))
+            own = condition.rows(part_B)
             other = replace(own, action_B_A_D=action_B_A_D[partner_B[part_B].to(action_B_A_D.device)])
             for name, condition_of, sign in (("true", own, -1), ("swapped", other, 1)):
-                errors_B = predict.velocity_errors(x0, epsilon, sigma, condition_of).double().cpu()
+                errors_B = velocity_errors(world, x0, epsilon, sigma, condition_of).double().cpu()
                 sums[name] += float(errors_B.sum())
                 worse += sign * errors_B  # a view of its rows
         for name, total in sums.items():
@@ -135,7 +133,7 @@ class Distances:
 
 @torch.no_grad()
 def prediction_distance(
-    predict: "Predictor",
+    world: WorldModel,
     x0_B_C_T_H_W: Tensor,
     epsilon_B_C_T_H_W: Tensor,
     condition: Condition,
@@ -153,8 +151,8 @@ def prediction_distance(
     sigma_B_1 = x0_B_C_T_H_W.new_full(shape, PURE_NOISE)
     chosen = counts_B.to(x0_B_C_T_H_W.device)
     own, changed, reseeded = (
-        predict(x0_B_C_T_H_W, epsilon, sigma_B_1, told)[chosen]
-        for epsilon, told in (
+        world.predict_clean(x0_B_C_T_H_W, epsilon, sigma_B_1, asked)[chosen]
+        for epsilon, asked in (
             (epsilon_B_C_T_H_W, condition),
             (epsilon_B_C_T_H_W, other),
             (epsilon_B_C_T_H_W.roll(1, 0), condition),
@@ -175,10 +173,6 @@ def video_distances(videos_K_R_C_F_H_W: Tensor) -> Distances:
     return Distances(_between(videos), _between(videos.transpose(0, 1)))
 
 
-def _rows(value: Tensor, rows_B: Tensor) -> Tensor:
-    return value[rows_B.to(value.device)]
-
-
 def _between(videos_N_M_C_F_H_W: Tensor) -> float:
     """Mean over the pairs of N, and over M."""
     flat = videos_N_M_C_F_H_W.flatten(2)
@@ -190,37 +184,17 @@ def _rms(difference: Tensor) -> float:
     return float(difference.double().square().mean().sqrt())
 
 
-class Predictor:
-    """What a network makes of clean latents with so much noise: its clean latents, and the error of its velocity.
+def velocity_errors(
+    world: WorldModel, x0_B_C_T_H_W: Tensor, epsilon_B_C_T_H_W: Tensor, sigma: float, condition: Condition
+) -> Tensor:
+    """[B], the mean squared error of the velocity at a noise level over the latent frames that are not given.
 
-    The noise is given by sigma for networks of both kinds; that is t = sigma / (1 + sigma) for the flow of Predict2.5.
-    ``context`` spreads the latent frames of each clip over its group, all of whose ranks then get the same.
+    Sigma stands for t = sigma / (1 + sigma) where the model is a flow.
     """
-
-    def __init__(self, config: Video2WorldPipelineConfig, net: DiT, context: ContextParallel | None = None) -> None:
-        self._denoiser = config.denoiser(net)
-        self._context = context or ContextParallel(net, None)
-
-    def __call__(
-        self, x0_B_C_T_H_W: Tensor, epsilon_B_C_T_H_W: Tensor, sigma_B_1: Tensor, condition: Condition
-    ) -> Tensor:
-        """Clean latents [B, C, T, H, W]; of given frames as they are."""
-        context = self._context
-        context.activate(True)
-        xt = context.split_frames(add_noise(x0_B_C_T_H_W, epsilon_B_C_T_H_W, sigma_B_1))
-        predicted = self._denoiser(xt, sigma_B_1, context.part_of(condition)).x0_B_C_T_H_W
-        predicted = context.gather_frames(predicted)
-        context.activate(False)
-        return predicted
-
-    def velocity_errors(
-        self, x0_B_C_T_H_W: Tensor, epsilon_B_C_T_H_W: Tensor, sigma: float, condition: Condition
-    ) -> Tensor:
-        """[B], the mean squared error of the velocity at this noise level over the latent frames that are not given."""
-        sigma_B_1 = x0_B_C_T_H_W.new_full((len(x0_B_C_T_H_W), 1), sigma)
-        predicted = self(x0_B_C_T_H_W, epsilon_B_C_T_H_W, sigma_B_1, condition)
-        squared_B_T = (predicted - x0_B_C_T_H_W).square().mean(dim=(1, 3, 4)) * rectified_flow_weight(sigma_B_1)
-        if condition.condition_mask_B_1_T_H_W is None:
-            return squared_B_T.mean(dim=1)
-        rest_B_T = 1 - condition.condition_mask_B_1_T_H_W[:, 0, :, 0, 0].to(squared_B_T)
-        return (squared_B_T * rest_B_T).sum(dim=1) / rest_B_T.sum(dim=1).clamp(min=1)
+    sigma_B_1 = x0_B_C_T_H_W.new_full((len(x0_B_C_T_H_W), 1), sigma)
+    predicted = world.predict_clean(x0_B_C_T_H_W, epsilon_B_C_T_H_W, sigma_B_1, condition)
+    squared_B_T = (predicted - x0_B_C_T_H_W).square().mean(dim=(1, 3, 4)) * rectified_flow_weight(sigma_B_1)
+    if condition.condition_mask_B_1_T_H_W is None:
+        return squared_B_T.mean(dim=1)
+    rest_B_T = 1 - condition.condition_mask_B_1_T_H_W[:, 0, :, 0, 0].to(squared_B_T)
+    return (squared_B_T * rest_B_T).sum(dim=1) / rest_B_T.sum(dim=1).clamp(min=1)

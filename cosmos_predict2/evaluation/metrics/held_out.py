@@ -20,9 +20,9 @@ from cosmos_predict2.conditioner import TEXT_KEY, Condition, Conditioner
 from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.diffusion.rectified_flow import add_noise, per_frame, rectified_flow_weight
 from cosmos_predict2.interfaces import VideoTokenizer
-from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
-from cosmos_predict2.world_model.sampling import to_uint8
+from cosmos_predict2.world_model.sampling import SamplingOptions, to_uint8
+from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire import random
 from imaginaire.errors import ConfigError, DataError
 
@@ -105,14 +105,11 @@ def read_clips(
     return Clips(video, x0, condition, captions, num_given)
 
 
-def losses(
-    config: Video2WorldPipelineConfig, net: DiT, clips: Clips, sigmas: Sequence[float] = SIGMAS, seed: int = 0
-) -> list[float]:
+def losses(world: WorldModel, clips: Clips, sigmas: Sequence[float] = SIGMAS, seed: int = 0) -> list[float]:
     """The mean squared error of the velocity at each noise level, over the latent frames that are not given."""
-    denoiser = config.denoiser(net)
 
     def denoise(xt: Tensor, sigma_B_1: Tensor, part: Clips) -> Tensor:
-        return denoiser(xt, sigma_B_1, part.condition).x0_B_C_T_H_W
+        return world.denoiser(xt, sigma_B_1, part.condition).x0_B_C_T_H_W
 
     return list(_errors(denoise, clips, sigmas, seed))
 
@@ -166,8 +163,8 @@ def _errors(denoise: Any, clips: Clips, sigmas: Sequence[float], seed: int) -> I
         yield total / count
 
 
-def generate(sample: Callable[..., Tensor], clips: Clips, *, num_steps: int = 35, seed: int = 0) -> Tensor:
-    """What ``sample`` (a pipeline's `generate`) makes of the conditioning frames and the text of each clip.
+def generate(world: WorldModel, clips: Clips, *, num_steps: int = 35, seed: int = 0) -> Tensor:
+    """What the model makes of the conditioning frames and the text of each clip.
 
     uint8 [B, 3, F, H, W], without guidance.
     """
@@ -176,7 +173,8 @@ def generate(sample: Callable[..., Tensor], clips: Clips, *, num_steps: int = 35
         part = clips.part(start, start + BATCH)
         given = part.video_B_C_F_H_W[:, :, : given_pixels(part)]
         text = part.condition.crossattn_emb_B_S_E
-        videos.append(to_uint8(sample(given, text, guidance=0.0, num_steps=num_steps, seed=seed)))
+        options = SamplingOptions(num_steps=num_steps)
+        videos.append(to_uint8(world.generate(given, text, seed=seed, options=options)))
     return torch.cat(videos)
 
 

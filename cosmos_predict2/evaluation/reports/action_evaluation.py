@@ -24,7 +24,6 @@ from cosmos_predict2.evaluation.metrics.controllability import (
     SIGMAS,
     ActionGap,
     Distances,
-    Predictor,
     action_gap,
     differing,
     lending_order,
@@ -44,7 +43,7 @@ from cosmos_predict2.evaluation.reports.action_verdict import (
 from cosmos_predict2.evaluation.reports.evaluation_page import aligned
 from cosmos_predict2.pipelines.evaluation_data import Recordings
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
-from cosmos_predict2.world_model.sampling import initial_noise, to_uint8
+from cosmos_predict2.world_model.sampling import SamplingOptions, initial_noise, to_uint8
 
 log = logging.getLogger(__name__)
 
@@ -163,8 +162,11 @@ def evaluate(
 
     ``weights`` says which the pipeline has, for the report.
     """
-    sampling: dict[str, Any] = dict(num_steps=num_steps, guidance=guidance, solver=solver, batch_size=batch_size)
-    sampling["text_B_S_E"] = text_1_S_E
+    sampling: dict[str, Any] = {
+        "options": SamplingOptions(num_steps=num_steps, guidance=guidance, solver=solver),
+        "batch_size": batch_size,
+        "text_B_S_E": text_1_S_E,
+    }
     seeds = range(seed, seed + len(recordings))
     imagined = pipe.rollout(recordings.first_B_C_1_H_W, recordings.action_B_L_D, seeds, **sampling).cpu()
     tried = tried_actions(pipe, recordings, seed=seed, **sampling)
@@ -252,11 +254,11 @@ def gap_of(
     frames = pipe.config.chunk_size + 1
     video = recordings.video_B_C_F_H_W[:, :, :frames]
     action = recordings.action_B_L_D[:, : frames - 1]
-    x0 = torch.cat([pipe.encode(part) for part in video.split(pipe.clips_at_once(*video.shape[2:]))])
+    x0 = torch.cat([pipe.world.encode(part) for part in video.split(pipe.world.clips_at_once(*video.shape[2:]))])
     epsilon = torch.cat([initial_noise((1, *x0.shape[1:]), seed + i) for i in range(len(x0))]).to(x0)
     condition = _condition(pipe, video, action.to(x0), text_1_S_E)
     condition = condition.with_given_frames(x0, torch.ones(len(x0), device=x0.device))
-    return action_gap(Predictor(pipe.config, pipe.dit), x0, epsilon, condition, SIGMAS, origins=recordings.origins)
+    return action_gap(pipe.world, x0, epsilon, condition, SIGMAS, origins=recordings.origins)
 
 
 def tried_actions(
@@ -342,8 +344,8 @@ def _fitted_and_asked(recordings: Recordings) -> tuple[tuple[Tensor, Tensor], li
 @torch.no_grad()
 def _coded(pipe: Video2WorldActionConditionedPipeline, video_B_C_F_H_W: Tensor) -> Tensor:
     """The frames as the tokenizer gives them back: all that a model can imagine at best."""
-    parts = video_B_C_F_H_W.split(pipe.clips_at_once(*video_B_C_F_H_W.shape[2:]))
-    return torch.cat([to_uint8(pipe.decode(pipe.encode(part))).cpu() for part in parts])
+    parts = video_B_C_F_H_W.split(pipe.world.clips_at_once(*video_B_C_F_H_W.shape[2:]))
+    return torch.cat([to_uint8(pipe.world.decode(pipe.world.encode(part))).cpu() for part in parts])
 
 
 def _condition(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosmos_predict2.evaluation.metrics.controllability import ActionGap, Predictor, action_gap
+from cosmos_predict2.evaluation.metrics.controllability import ActionGap, action_gap
 from cosmos_predict2.evaluation.metrics.imagined_episodes import (
     Imagine,
     clips_of,
@@ -34,7 +34,7 @@ from cosmos_predict2.evaluation.metrics.imagined_success import (
 )
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.toy_world.episodes import Episodes, Mix
-from cosmos_predict2.world_model.sampling import initial_noise
+from cosmos_predict2.world_model.sampling import SamplingOptions, initial_noise
 
 MODEL, BLIND, STANDSTILL = "model", "action-blind model", "repeat first frame"
 MIXTURE, WEAK = "held-out mixture", "weak driver"
@@ -106,12 +106,12 @@ def measure(
     if blind is not None:
         nothing = torch.zeros_like(windows.action_B_A_D)
         videos[BLIND] = imagined(imagination(blind, num_steps), first, nothing)
-    pipe.tokenizer.to(pipe.device)
-    clips = clips_of(windows, pipe.tokenizer, pipe.config, pipe.dit.text_channels, pipe.device)
+    pipe.world.tokenizer.to(pipe.device)
+    clips = clips_of(windows, pipe.world.tokenizer, pipe.config, pipe.dit.text_channels, pipe.device)
     noise = initial_noise(tuple(clips.x0_B_C_T_H_W.shape), list(range(len(clips)))).to(clips.x0_B_C_T_H_W)
     return ImaginedFigures(
-        horizons=horizon_table(windows, videos, pipe.tokenizer, pipe.device),
-        gap=action_gap(Predictor(pipe.config, pipe.dit), clips.x0_B_C_T_H_W, noise, clips.condition),
+        horizons=horizon_table(windows, videos, pipe.world.tokenizer, pipe.device),
+        gap=action_gap(pipe.world, clips.x0_B_C_T_H_W, noise, clips.condition),
         ends={name: agreement(episodes, rollouts(imagine, episodes)) for name, episodes in driven.items()},
         detector={name: agreement(e, pictures(e.states[:, [0, -1]], e.size)) for name, e in driven.items()},
         num_steps=num_steps,
@@ -124,7 +124,9 @@ def imagination(pipe: Video2WorldActionConditionedPipeline, num_steps: int) -> I
     def imagine(first_B_C_1_H_W: Tensor, action_B_A_D: Tensor) -> Tensor:
         actions = pipe.transformed(action_B_A_D.numpy())
         seeds = list(range(len(actions)))
-        return pipe.rollout(first_B_C_1_H_W, actions, seeds, num_steps=num_steps, float_hand_over=True).cpu()
+        return pipe.rollout(
+            first_B_C_1_H_W, actions, seeds, SamplingOptions(num_steps=num_steps), float_hand_over=True
+        ).cpu()
 
     return imagine
 

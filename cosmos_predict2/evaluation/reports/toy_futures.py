@@ -20,6 +20,7 @@ from cosmos_predict2.toy_world.physics import action_layout, simulate
 from cosmos_predict2.toy_world.rendering import render
 from cosmos_predict2.toy_world.scene import GRIPPER, Floats, find_setting, object_position
 from cosmos_predict2.toy_world.tasks import find_tasks
+from cosmos_predict2.world_model.sampling import SamplingOptions
 
 # Each sequence's direction, in degrees off the line from the gripper to the puck, and its speed at the start.
 WAYS = {"straight at the puck": (0.0, 1.0), "to one side of it": (30.0, 1.0), "away from it": (180.0, 0.4)}
@@ -102,7 +103,7 @@ def imagine_futures(
         simulated[:, :, :1].contiguous(),
         pipe.transformed(told_K_L_D.numpy()),
         [seed] * len(WAYS),  # the noise is the same: what differs, the actions have done
-        num_steps=num_steps,
+        SamplingOptions(num_steps=num_steps),
     )
     names = [name.replace("puck", ("puck", "box")[target]) for name in WAYS]
     return Futures(names, told_K_L_D, simulated.contiguous(), imagined.cpu())

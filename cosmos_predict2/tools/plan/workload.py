@@ -12,7 +12,7 @@ from cosmos_predict2.data.sizes import pixel_frames, size_of
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel, Predict2Video2WorldModelConfig
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.world_model.config import PRECISIONS
-from cosmos_predict2.world_model.network import embedders_begin_anew
+from cosmos_predict2.world_model.network import embedders_begin_anew, network_of
 from cosmos_predict2.world_model.recompute import checked_keys, checked_policy
 from imaginaire.config import checks as config_checks
 from imaginaire.config import lazy_config
@@ -94,8 +94,7 @@ def read_workload(config: Config, num_gpus: int) -> Workload:
     if wrong := [*cls.check_degrees(config.model.config, CheckContext(config=config, world_size=num_gpus))]:
         raise ConfigError(" ".join(map(str, wrong)))
     pipe = model.pipe_config
-    with torch.device("meta"):
-        net: DiT = lazy_config.instantiate(pipe.net)
+    net = network_of(pipe.net)
     sac = {"mode": "none", "every_n_blocks": 1, **checked_keys(net.sac_config)}
     checked_policy(sac["mode"], sac["every_n_blocks"])
     optimizer, has_master = _optimizer(config.optimizer)

@@ -9,16 +9,18 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.conditioner import Condition
+from cosmos_predict2.evaluation.metrics import controllability
 from cosmos_predict2.evaluation.metrics.controllability import (
-    Predictor,
     action_gap,
     lending_order,
     partners,
     prediction_distance,
+    velocity_errors,
     video_distances,
 )
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
+from cosmos_predict2.world_model.world_model import WorldModel
 
 NET = dict(model_channels=32, num_blocks=1, num_heads=2, adaln_lora_dim=8, crossattn_emb_channels=8)
 
@@ -49,8 +51,8 @@ def clips(size: int = 4) -> tuple[Tensor, Tensor, Condition]:
     return x0, epsilon, condition.with_given_frames(x0, torch.ones(size))
 
 
-def predictor(*, obeys: bool) -> Predictor:
-    return Predictor(Video2WorldPipelineConfig(state_t=3), network(obeys=obeys))
+def predictor(*, obeys: bool) -> WorldModel:
+    return WorldModel(Video2WorldPipelineConfig(state_t=3), network(obeys=obeys))
 
 
 def test_a_partner_has_other_actions() -> None:
@@ -88,24 +90,21 @@ def test_a_network_that_sees_them_has_other_losses_and_a_distance() -> None:
     assert distance is not None and distance.ratio > 1e-3
 
 
-def test_the_gap_is_that_of_a_loss_that_knows_the_true_actions() -> None:
+def test_the_gap_is_that_of_a_loss_that_knows_the_true_actions(monkeypatch: pytest.MonkeyPatch) -> None:
     """A predictor whose error is the distance of the actions from the true ones, squared."""
     x0, epsilon, condition = clips()
     assert condition.action_B_A_D is not None
     true = condition.action_B_A_D.clone()
 
-    class Knows(Predictor):
-        def __init__(self) -> None:
-            pass
-
-        def velocity_errors(self, x0: Tensor, epsilon: Tensor, sigma: float, condition: Condition) -> Tensor:
-            assert condition.action_B_A_D is not None
-            wanted = x0[:, 0, 0, 0, :1].clone()
-            rows = [int((x0_of_all[:, 0, 0, 0, 0] == value).nonzero()) for value in wanted[:, 0]]
-            return 1 + sigma * (condition.action_B_A_D - true[rows]).square().mean(dim=(1, 2))
+    def errors(world: WorldModel, x0: Tensor, epsilon: Tensor, sigma: float, condition: Condition) -> Tensor:
+        assert condition.action_B_A_D is not None
+        wanted = x0[:, 0, 0, 0, :1].clone()
+        rows = [int((x0_of_all[:, 0, 0, 0, 0] == value).nonzero()) for value in wanted[:, 0]]
+        return 1 + sigma * (condition.action_B_A_D - true[rows]).square().mean(dim=(1, 2))
 
     x0_of_all = x0
-    gap = action_gap(Knows(), x0, epsilon, condition, [2.0, 4.0], batch_size=3)
+    monkeypatch.setattr(controllability, "velocity_errors", errors)
+    gap = action_gap(predictor(obeys=True), x0, epsilon, condition, [2.0, 4.0], batch_size=3)
     assert gap is not None and gap.true == [1.0, 1.0]
     moved = (true - true.roll(-1, 0)).square().mean().item()
     assert gap.swapped == pytest.approx([1 + 2 * moved, 1 + 4 * moved])
@@ -122,9 +121,9 @@ def test_samples_whose_actions_are_alike_give_no_figure() -> None:
 def test_given_frames_do_not_count() -> None:
     x0, epsilon, condition = clips()
     predict = predictor(obeys=True)
-    errors = predict.velocity_errors(x0, epsilon, 4.0, condition)
+    errors = velocity_errors(predict, x0, epsilon, 4.0, condition)
     assert errors.shape == (4,)
-    predicted = predict(x0, epsilon, torch.full((4, 1), 4.0), condition)
+    predicted = predict.predict_clean(x0, epsilon, torch.full((4, 1), 4.0), condition)
     assert torch.equal(predicted[:, :, :1], x0[:, :, :1])
     own = (predicted - x0)[:, :, 1:].square().mean(dim=(1, 2, 3, 4)) * (5 / 4) ** 2
     torch.testing.assert_close(errors, own)
@@ -134,8 +133,8 @@ def test_a_sample_has_the_same_error_beside_others() -> None:
     x0, epsilon, condition = clips()
     predict = predictor(obeys=True)
     rows = torch.tensor([2])
-    alone = predict.velocity_errors(x0[rows], epsilon[rows], 10.0, condition.with_tensors(lambda value: value[rows]))
-    torch.testing.assert_close(alone, predict.velocity_errors(x0, epsilon, 10.0, condition)[rows])
+    alone = velocity_errors(predict, x0[rows], epsilon[rows], 10.0, condition.with_tensors(lambda value: value[rows]))
+    torch.testing.assert_close(alone, velocity_errors(predict, x0, epsilon, 10.0, condition)[rows])
 
 
 def test_distances_of_videos_are_of_their_own_axis() -> None:
@@ -157,5 +156,5 @@ def test_distances_of_videos_are_of_their_own_axis() -> None:
 def test_a_config_of_any_kind_makes_a_predictor() -> None:
     options: dict[str, Any] = {"sigma_conditional": 0.1}
     x0, epsilon, condition = clips()
-    found = Predictor(Video2WorldPipelineConfig(state_t=3, **options), network(obeys=True))
-    assert torch.isfinite(found.velocity_errors(x0, epsilon, 3.0, condition)).all()
+    found = WorldModel(Video2WorldPipelineConfig(state_t=3, **options), network(obeys=True))
+    assert torch.isfinite(velocity_errors(found, x0, epsilon, 3.0, condition)).all()

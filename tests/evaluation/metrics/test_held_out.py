@@ -22,7 +22,7 @@ from cosmos_predict2.data.video import media
 from cosmos_predict2.evaluation.metrics import held_out
 from cosmos_predict2.evaluation.metrics.held_out import Clips
 from cosmos_predict2.models.training_text import TrainingText, TrainingTextConfig
-from cosmos_predict2.world_model.assembly import build_net
+from cosmos_predict2.world_model.world_model import build_world_model
 from imaginaire.config import lazy_config
 from imaginaire.errors import ConfigError, DataError
 from scripts import evaluate_world_model
@@ -60,9 +60,7 @@ def test_the_base_that_ships_beats_random_weights_and_every_linear_denoiser(clip
     config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
     linear = held_out.linear_losses(clips, clips, SIGMAS)  # fitted to the very clips that it is measured on
     found = [
-        held_out.losses(
-            config, build_net(config.net, device=torch.device("cpu"), dtype=torch.float32, path=path), clips, SIGMAS
-        )
+        held_out.losses(build_world_model(config, dtype=torch.float32).load(path), clips, SIGMAS)
         for path in ("", tiny_video2world_path())
     ]
     assert sum(found[1]) < sum(found[0]) / 3
@@ -119,10 +117,10 @@ def test_training_clips_of_another_size_are_told(clips: Clips) -> None:
 
 
 def test_random_weights_of_a_baseline_are_no_cause_for_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    net = get_cosmos_predict2_video2world_pipeline(model_size="tiny").net
+    config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
     for is_baseline, warnings in ((True, 0), (False, 1)):
         caplog.clear()
-        build_net(net, device=torch.device("cpu"), dtype=torch.float32, is_baseline=is_baseline)
+        build_world_model(config, dtype=torch.float32).load(is_baseline=is_baseline)
         assert sum(record.levelname == "WARNING" for record in caplog.records) == warnings
 
 

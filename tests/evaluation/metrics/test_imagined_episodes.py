@@ -189,7 +189,7 @@ def model(device: str = "cpu", **changes: object) -> Video2WorldActionConditione
 
 def test_clips_with_swapped_actions_have_others_actions() -> None:
     pipe = model()
-    clips = clips_of(windows_of(episodes()), pipe.tokenizer, pipe.config, pipe.dit.text_channels)
+    clips = clips_of(windows_of(episodes()), pipe.world.tokenizer, pipe.config, pipe.dit.text_channels)
     actions = clips.condition.action_B_A_D
     assert actions is not None and clips.num_given == 1
     partner, has_one = partners(actions)

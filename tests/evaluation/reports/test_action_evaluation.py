@@ -33,8 +33,8 @@ from cosmos_predict2.pipelines.recorded_run import apply_card, recorded_run
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.tools.prepare.toy.folder import write_folder
 from cosmos_predict2.tools.prepare.toy.settings import ToyFolder
-from cosmos_predict2.world_model.assembly import build_net
-from imaginaire.config import lazy_config
+from cosmos_predict2.world_model.sampling import SamplingOptions
+from cosmos_predict2.world_model.world_model import build_world_model
 from imaginaire.errors import ConfigError, DataError
 from scripts import evaluate_world_model
 
@@ -52,32 +52,21 @@ def recordings() -> Recordings:
 def pipe() -> Any:
     config = get_cosmos_predict2_action_conditioned_pipeline(model_size="tiny", network="chunk")
     config.action_transform = TOY.to_dict()
-    net = build_net(config.net, device=torch.device("cpu"), dtype=torch.float32)
-    return Video2WorldActionConditionedPipeline(config, net, lazy_config.instantiate(config.tokenizer))
+    return Video2WorldActionConditionedPipeline(build_world_model(config, dtype=torch.float32).load())
 
 
 def knowing(pipe: Any, recordings: Recordings, *, moves: bool) -> Any:
     """The pipeline, with imagination replaced: by the truth, or by a standstill."""
     known = {tuple(a[:12].flatten().tolist()): v for a, v in zip(recordings.action_B_L_D, recordings.video_B_C_F_H_W)}
 
-    def rollout(first: Tensor, actions: Tensor, seeds: Any, **_: Any) -> Tensor:
+    def rollout(first: Tensor, actions: Tensor, seeds: Any, *_: Any, **__: Any) -> Tensor:
         frames = 1 + actions.shape[1]
         if not moves:
             return first.expand(-1, -1, frames, -1, -1).clone()
         return torch.stack([known[tuple(a[:12].flatten().tolist())][:, :frames] for a in actions])
 
     made = SimpleNamespace(rollout=rollout, generate_actions=rollout)
-    for name in (
-        "config",
-        "dit",
-        "tokenizer",
-        "device",
-        "encode",
-        "decode",
-        "clips_at_once",
-        "transform",
-        "transformed",
-    ):
+    for name in ("config", "dit", "world", "device", "transform", "transformed"):
         setattr(made, name, getattr(pipe, name))
     return made
 
@@ -194,7 +183,7 @@ def test_few_recordings_of_other_data_have_no_probe(pipe: Any, recordings: Recor
 def test_futures_are_three_and_keep_away_from_the_walls(pipe: Any) -> None:
     asked: list[Any] = []
 
-    def rollout(first: Tensor, actions: Tensor, seeds: Any, **options: Any) -> Tensor:
+    def rollout(first: Tensor, actions: Tensor, seeds: Any, options: SamplingOptions) -> Tensor:
         asked.append((first, actions, seeds, options))
         return first.expand(-1, -1, 1 + actions.shape[1], -1, -1)
 
@@ -202,7 +191,7 @@ def test_futures_are_three_and_keep_away_from_the_walls(pipe: Any) -> None:
     futures: Futures = imagine_futures(told, num_steps=2)  # type: ignore[arg-type]
     ((first, actions, seeds, options),) = asked
     assert torch.equal(first[0], first[1]) and torch.equal(first[0], first[2]) and len(set(seeds)) == 1
-    assert options == {"num_steps": 2} and actions.shape == (3, 24, 4)
+    assert options == SamplingOptions(num_steps=2) and actions.shape == (3, 24, 4)
     assert futures.simulated.shape == futures.imagined.shape == (3, 3, 25, 48, 48)
     ends = futures.simulated[:, :, -1].float()
     assert min(float((ends[i] - ends[j]).square().mean().sqrt()) for i, j in ((0, 1), (0, 2), (1, 2))) > 10
@@ -212,7 +201,7 @@ def test_futures_are_three_and_keep_away_from_the_walls(pipe: Any) -> None:
 
 @pytest.mark.parametrize("task", ["push_box", "carry_puck"])
 def test_futures_are_of_the_table_and_the_task_of_the_run(task: str, pipe: Any) -> None:
-    def rollout(first: Tensor, actions: Tensor, seeds: Any, **options: Any) -> Tensor:
+    def rollout(first: Tensor, actions: Tensor, seeds: Any, options: SamplingOptions) -> Tensor:
         return first.expand(-1, -1, 1 + actions.shape[1], -1, -1)
 
     told = SimpleNamespace(config=pipe.config, transform=TOY, transformed=pipe.transformed, rollout=rollout)

@@ -17,8 +17,7 @@ from cosmos_predict2.models.flow_model import Predict2p5Video2WorldModelConfig
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModelConfig
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
-from cosmos_predict2.world_model.config import EMAConfig, SolverConfig, Video2WorldPipelineConfig
-from cosmos_predict2.world_model.flow import FlowConfig
+from cosmos_predict2.world_model.config import EMAConfig, FlowConfig, SolverConfig, Video2WorldPipelineConfig
 from imaginaire.config import checks as config_checks
 from imaginaire.config.schema import TrainerConfig
 from imaginaire.errors import ConfigError

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a world model imagines: first frames and chunks of actions become the frames that follow.
+
+    imagination = Imagination(world)
+    actions = imagination.transformed(raw_actions)                                       # as the network sees them
+    video = imagination.generate_actions(first_frames, actions[:, :12], seeds=[0, 1])    # uint8 [B, 3, 13, H, W]
+    video = imagination.rollout(first_frames, actions, seeds=[0, 1])                     # [B, 3, 1 + L, H, W]
+
+Each sample has a seed of its own, and its result does not depend on the samples beside it. Work without an effect is
+left out: frames that are not given are not encoded, a second pass for guidance is made only where it differs from the
+first, and a text of zeros is not attended to.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from cosmos_predict2.actions.transforms import ActionTransform
+from cosmos_predict2.conditioner import ACTION_KEY, NEGATIVE_TEXT_KEY, TEXT_KEY
+from cosmos_predict2.data.sizes import latent_frames, pixel_frames
+from cosmos_predict2.nn.action_dit import ChunkActionDiT
+from cosmos_predict2.text.trained_text import with_tokens
+from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig
+from cosmos_predict2.world_model.device_memory import activation_bytes, free_memory
+from cosmos_predict2.world_model.sampling import UNGUIDED, SamplingOptions, to_uint8
+from cosmos_predict2.world_model.world_model import WorldModel
+from imaginaire.errors import ConfigError, DataError, near
+from imaginaire.progress import tracked
+
+LAST_CHUNKS = ("pad", "drop")
+
+
+class Imagination:
+    """An action-conditioned world model; its config records the transform that actions go through."""
+
+    def __init__(self, world: WorldModel) -> None:
+        if not isinstance(world.config, Video2WorldActionPipelineConfig):
+            raise ConfigError("Actions need a world model configured by a Video2WorldActionPipelineConfig.")
+        self.world = world
+        self.config = world.config
+
+    @property
+    def transform(self) -> ActionTransform:
+        if (transform := self.config.transform) is None:
+            raise ConfigError(
+                "pipe_config.action_transform is not set: it says how raw actions become what the network was trained"
+                " on, such as {kind: relative_pose, scale: [20, 20, 20, 20, 20, 20, 1]}."
+            )
+        return transform
+
+    def transformed(self, raw: ArrayLike) -> Tensor:
+        """What the network sees of raw actions [..., d], float32."""
+        return torch.from_numpy(self.transform.apply(raw)).float()
+
+    @torch.no_grad()
+    def generate_actions(
+        self,
+        first_frames_B_C_F_H_W: Tensor,
+        actions_B_A_D: Tensor,
+        seeds: Sequence[int],
+        options: SamplingOptions = UNGUIDED,
+        *,
+        text_B_S_E: Tensor | None = None,
+        negative_text_B_S_E: Tensor | None = None,
+        as_float: bool = False,
+        batch_size: int | None = None,
+    ) -> Tensor:
+        """Videos [B, 3, 1 + A, H, W] that begin with the given frames: uint8, or in [-1, 1] with ``as_float``.
+
+        One or five first frames, uint8 or in [-1, 1]; of five, the first four actions lie between them. Actions are as
+        `transformed` gives them. Without a text there is none; a text [1, S, E] is that of all samples. So many samples
+        as ``batch_size`` says, or as fit into a GPU's memory, are sampled together.
+        """
+        num_latent = self._check(first_frames_B_C_F_H_W, actions_B_A_D, seeds)
+        num_given = first_frames_B_C_F_H_W.shape[2]
+        size, height, width = len(seeds), *first_frames_B_C_F_H_W.shape[3:]
+        given = {TEXT_KEY: text_B_S_E, NEGATIVE_TEXT_KEY: negative_text_B_S_E}
+        num_tokens = self.config.num_text_tokens
+        texts = {key: with_tokens(text, num_tokens) for key, text in given.items() if text is not None}
+        if text_B_S_E is None:
+            # One token does: all tokens of a text of zeros are alike, so that attention gives the same for any number.
+            texts[TEXT_KEY] = torch.zeros(1, 1, self.world.net.text_channels)
+        rows = {key: self._rows(text, size) for key, text in texts.items()}
+        videos = []
+        step = batch_size or self._most_at_once(num_latent, height, width)
+        for start in range(0, size, step):
+            part = slice(start, start + step)
+            frames, actions = first_frames_B_C_F_H_W[part], actions_B_A_D[part]
+            batch = {key: text[part] for key, text in rows.items()}
+            batch[ACTION_KEY] = actions.float()
+            batch["fps"] = torch.full((len(frames),), float(self.config.fps), device=self.world.device)
+            batch["padding_mask"] = torch.zeros(len(frames), 1, height, width, device=self.world.device)
+            latent = self.world.generate_latents(
+                batch,
+                self.world.given_latents(frames, num_latent),
+                latent_frames(num_given),
+                seed=[int(seed) for seed in seeds[part]],
+                options=options,
+            )
+            few = self.world.clips_at_once(pixel_frames(num_latent), height, width)
+            videos += [self._pixels(some, as_float) for some in latent.split(few)]
+        return torch.cat(videos)
+
+    # --- many chunks
+
+    @torch.no_grad()
+    def rollout(
+        self,
+        first_frames_B_C_F_H_W: Tensor,
+        actions_B_L_D: Tensor,
+        seeds: Sequence[int],
+        options: SamplingOptions = UNGUIDED,
+        *,
+        text_B_S_E: Tensor | None = None,
+        negative_text_B_S_E: Tensor | None = None,
+        float_hand_over: bool = False,
+        history: int = 1,
+        reference: bool = False,
+        last_chunk: str = "pad",
+        as_float: bool = False,
+        batch_size: int | None = None,
+    ) -> Tensor:
+        """Videos [B, 3, 1 + L, H, W] of any number of actions: each chunk begins where the last one ended.
+
+        The end of a chunk is handed on in bytes, or with ``float_hand_over`` as it was decoded. With ``last_chunk``
+        "pad" the last chunk is filled with raw actions of zeros, whose frames are cut off; "drop" leaves out actions
+        that fill no chunk. The noise of a chunk is that of the seed plus the number of its first action.
+
+        With ``history`` 2 a chunk begins with five frames in place of one, and with ``reference`` the first of the five
+        is the first picture of all. Either is only as good as the network was trained for it: the released ones know a
+        single given frame.
+        """
+        chunk, given = self.config.chunk_size, pixel_frames(history)
+        check_rollout(actions_B_L_D.shape[1], chunk, history, reference, last_chunk)
+        if self.config.transform is not None and actions_B_L_D.shape[1] > chunk:
+            check_bases(self.config.transform, chunk, history)
+        starts = chunk_starts(actions_B_L_D.shape[1], chunk, given - 1, last_chunk)
+        end = min(actions_B_L_D.shape[1], starts[-1] + chunk)
+        actions_B_L_D = self._padded(actions_B_L_D[:, :end], starts[-1] + chunk)
+        frames, is_float = first_frames_B_C_F_H_W, float_hand_over or as_float
+        first, videos = first_frames_B_C_F_H_W[:, :, :1], []
+        # Once for all chunks: what else lies in memory then would make batches of other sizes, each captured anew.
+        batch_size = batch_size or self._most_at_once(latent_frames(1 + chunk), *frames.shape[3:])
+        for start in tracked(starts, "rollout", unit="chunk", leave=False, is_shown=options.progress):
+            clip = self.generate_actions(
+                frames,
+                actions_B_L_D[:, start : start + chunk],
+                [int(seed) + start for seed in seeds],
+                replace(options, progress=False),
+                text_B_S_E=text_B_S_E,
+                negative_text_B_S_E=negative_text_B_S_E,
+                as_float=is_float,
+                batch_size=batch_size,
+            )
+            videos.append(clip[:, :, given if start else 0 :])
+            frames = clip[:, :, -given:]
+            if not float_hand_over:
+                frames = frames if frames.dtype == torch.uint8 else to_uint8(frames)
+            if reference:
+                frames = torch.cat([_like(first, frames), frames[:, :, 1:]], dim=2)
+        video_B_C_F_H_W = torch.cat(videos, dim=2)[:, :, : 1 + end]
+        return video_B_C_F_H_W if as_float or not is_float else to_uint8(video_B_C_F_H_W)
+
+    # --- parts
+
+    def _check(self, frames_B_C_F_H_W: Tensor, actions_B_A_D: Tensor, seeds: Sequence[int]) -> int:
+        """Latent frames of the clip; raises for frames, actions and seeds that are not of one batch of this network."""
+        if not self.world.net.takes_actions:
+            raise ConfigError("This network takes no actions: give weights of an action-conditioned one.")
+        frames, actions = tuple(frames_B_C_F_H_W.shape), tuple(actions_B_A_D.shape)
+        if len(frames) != 5 or len(actions) != 3 or not frames[0] == actions[0] == len(seeds) > 0:
+            raise DataError(
+                f"First frames {list(frames)}, actions {list(actions)} and {len(seeds)} seeds are not of one batch:"
+                " [B, 3, 1 or 5, H, W], [B, A, d] and B are expected."
+            )
+        check_actions(self.world.net, actions[1], actions[2])
+        if not torch.isfinite(actions_B_A_D).all():
+            raise DataError("The actions have numbers that are not finite.")
+        return latent_frames(1 + actions[1])
+
+    def _rows(self, text_B_S_E: Tensor, size: int) -> Tensor:
+        """The text of each sample, on the device; one for all is kept once."""
+        text = text_B_S_E.to(self.world.device, self.world.net.dtype)
+        if text.shape[0] not in (1, size):
+            raise DataError(f"There are texts for {text.shape[0]} samples, but {size} samples: one each, or one.")
+        return text if text.shape[0] == size else text.expand(size, -1, -1)
+
+    def _pixels(self, latent_B_C_T_H_W: Tensor, as_float: bool) -> Tensor:
+        video = self.world.decode(latent_B_C_T_H_W)
+        if not torch.isfinite(video).all():
+            raise DataError("The network gave values that are not finite. Are these the weights of this model?")
+        return video if as_float else to_uint8(video)
+
+    def _padded(self, actions_B_L_D: Tensor, count: int) -> Tensor:
+        """The actions, and behind them raw actions of zeros as the network sees them."""
+        batch, have, dim = actions_B_L_D.shape
+        if have == count:
+            return actions_B_L_D
+        rest = self.transformed([[0.0] * dim]).to(actions_B_L_D)
+        return torch.cat([actions_B_L_D, rest.expand(batch, count - have, dim)], dim=1)
+
+    def _most_at_once(self, num_latent: int, height: int, width: int) -> int:
+        """How many samples' activations, of both halves of a guidance, fit into what is free of a GPU's memory."""
+        if self.world.device.type != "cuda":
+            return 1 << 30
+        factor = self.world.tokenizer.spatial_compression_factor
+        num_values = num_latent * (height // factor) * (width // factor)
+        needed = 2 * activation_bytes(self.world.net, num_values)
+        return max(1, int(0.8 * free_memory(self.world.device)) // needed)
+
+
+def chunk_starts(num_actions: int, chunk_size: int, overlap: int = 0, last_chunk: str = "pad") -> list[int]:
+    """The first action of each chunk, where successive chunks have ``overlap`` actions in common.
+
+    The last one may reach beyond the end ("pad") or not ("drop").
+    """
+    step = chunk_size - overlap
+    if last_chunk == "drop":
+        return list(range(0, num_actions - chunk_size + 1, step))
+    return [0, *range(step, num_actions - overlap, step)]
+
+
+def check_rollout(num_actions: int, chunk_size: int, history: int, reference: bool, last_chunk: str) -> None:
+    """Raise for a rollout that cannot be meant."""
+    if last_chunk not in LAST_CHUNKS:
+        raise ConfigError(f"last_chunk is '{last_chunk}'.{near(last_chunk, LAST_CHUNKS)}")
+    if history < 1 or pixel_frames(history) > chunk_size:
+        raise ConfigError(
+            f"history={history} latent frames are {pixel_frames(max(history, 1))} frames (--num_conditional_frames),"
+            f" and chunk_size={chunk_size} actions lead not beyond them: at least 1, and fewer frames than actions."
+        )
+    if reference and history < 2:
+        raise ConfigError(
+            f"reference (--keep_reference) keeps the first picture beside the last ones: history={history} must be 2"
+            " (--num_conditional_frames 5)."
+        )
+    least = 1 if last_chunk == "pad" else chunk_size
+    if num_actions < least:
+        raise DataError(f"There are {num_actions} actions, but a rollout needs {least} at least (--last_chunk).")
+
+
+def check_bases(transform: ActionTransform, chunk_size: int, history: int = 1) -> None:
+    """Raise where a chunk behind the first would begin at no frame that actions are relative to, as in training."""
+    every, overlap = transform.accumulate, pixel_frames(history) - 1
+    if every is None or (every == "window" and not overlap):
+        return
+    if every == "window":
+        raise ConfigError(
+            f"This model's actions are relative to the first frame of a chunk: history={history} must be 1"
+            " (--num_conditional_frames 1)."
+        )
+    if chunk_size % int(every) or overlap % int(every):
+        step = f"chunk_size={chunk_size}" + (f" less {overlap} (history={history})" if overlap else "")
+        raise ConfigError(
+            f"This model's actions are relative to a base that moves every {every} frames (accumulate), but chunks"
+            f" begin every {step} frames, some of them in between: imagine one chunk"
+            f"{', or history=1' if overlap and not chunk_size % int(every) else ''}."
+        )
+
+
+def check_actions(net: Any, num_actions: int, dim: int) -> None:
+    """Raise for so many actions of so many numbers as the network does not take in one chunk."""
+    if num_actions < 4 or num_actions % 4:
+        raise ConfigError(f"A chunk of {num_actions} actions (chunk_size): it must be a multiple of 4, 12 for example.")
+    if isinstance(net, ChunkActionDiT):
+        if dim != net.action_dim:
+            raise DataError(f"The actions have {dim} numbers, but this network takes {net.action_dim}.")
+        return
+    if num_actions * dim != net.action_inputs:
+        raise DataError(
+            f"{num_actions} actions (chunk_size) of {dim} numbers are {num_actions * dim}, but this network reads"
+            f" {net.action_inputs} at once."
+        )
+
+
+def _like(frames: Tensor, other: Tensor) -> Tensor:
+    """The frames in bytes or in [-1, 1], as the other ones are, and where they are."""
+    frames = frames.to(other.device)
+    if frames.dtype == other.dtype:
+        return frames
+    return to_uint8(frames) if other.dtype == torch.uint8 else frames.to(other.dtype) / 127.5 - 1

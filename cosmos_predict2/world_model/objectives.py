@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a network predicts, how it is trained for it, and how its predictions become latents.
+
+`EDM` (Predict2): x_t = x_0 + sigma eps, the error of x_0 is weighted to that of the velocity, noise levels in sampling.
+`Flow` (Predict2.5): x_t = (1 - t) x_0 + t eps, the error of the velocity eps - x_0, flow times in sampling.
+
+Both take noise levels sigma = t / (1 - t), which name the same mixtures. `objective_of` chooses by the config; nothing
+else asks which of the two a model has.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.conditioner import Condition
+from cosmos_predict2.diffusion import flow_time
+from cosmos_predict2.diffusion.flow_time import NUM_TIMESTEPS
+from cosmos_predict2.diffusion.rectified_flow import (
+    add_noise,
+    nonuniform_weight,
+    per_frame,
+    rectified_flow_weight,
+)
+from cosmos_predict2.diffusion.rectified_flow import flow_time as time_of
+from cosmos_predict2.diffusion.schedules import karras_sigmas
+from cosmos_predict2.diffusion.solvers import SOLVERS, SameNoise
+from cosmos_predict2.diffusion.step import Denoise, Stepper
+from cosmos_predict2.nn.dit import DiT, Prepared
+from cosmos_predict2.world_model.denoiser import Denoiser, with_given
+
+if TYPE_CHECKING:
+    from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
+
+FLOW_SOLVER = "unipc"
+DISTILLED = "distilled"  # the sampler of networks that were distilled to a few steps
+DISTILLED_STEPS = 4
+
+# (denoiser, x_t, levels, condition, prepared) -> what guidance combines
+Predict = Callable[[Denoiser, Tensor, Tensor, Condition, Prepared | None], Tensor]
+# Predictions of one kind with guidance: (x_t, levels) -> prediction
+Guided = Callable[[Predict], Callable[[Tensor, Tensor], Tensor]]
+
+
+@dataclass(frozen=True)
+class SamplingPath:
+    """One way from noise to latents: ``finish(sample(denoise, start, sigmas, stepper))``."""
+
+    denoise: Denoise
+    start_B_C_T_H_W: Tensor
+    sigmas: Tensor
+    stepper: str | Stepper
+    finish: Callable[[Tensor], Tensor] = lambda latent: latent
+
+
+class Objective(Protocol):
+    """What differs between the model families; the first of ``solvers`` is the default."""
+
+    solvers: tuple[str, ...]
+
+    def denoiser(self, net: DiT) -> Denoiser:
+        """The network with its preconditioning."""
+
+    def sampling_path(
+        self, guided: Guided, condition: Condition, noise_B_C_T_H_W: Tensor, solver: str, num_steps: int
+    ) -> SamplingPath:
+        """How ``solver`` gets from standard normal noise to latents in ``num_steps`` steps."""
+
+    def errors(
+        self,
+        denoiser: Denoiser,
+        x0_B_C_T_H_W: Tensor,
+        epsilon_B_C_T_H_W: Tensor,
+        sigma_B_T: Tensor,
+        condition: Condition,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """The squared error that training reduces, and its parts: ``xt``, ``x0_pred`` and others."""
+
+    def errors_of_zero_velocity(self, output: Mapping[str, Any]) -> Tensor:
+        """What `errors` would have been for a network that predicts a velocity of zero."""
+
+
+def objective_of(config: "Video2WorldPipelineConfig") -> Objective:
+    """The objective that a config asks for."""
+    return EDM(config) if config.flow is None else Flow(config)
+
+
+def clean_latents(
+    denoiser: Denoiser, xt_B_C_T_H_W: Tensor, sigma_B: Tensor, condition: Condition, prepared: Prepared | None = None
+) -> Tensor:
+    """The latents that a denoiser predicts from noisy ones."""
+    return denoiser(xt_B_C_T_H_W, sigma_B, condition, prepared).x0_B_C_T_H_W
+
+
+class EDM:
+    """Noise levels, clean latents: the objective of Predict2."""
+
+    solvers: tuple[str, ...] = tuple(name for name in SOLVERS if name != FLOW_SOLVER)
+
+    def __init__(self, config: "Video2WorldPipelineConfig") -> None:
+        self.config = config
+
+    def denoiser(self, net: DiT) -> Denoiser:
+        config = self.config
+        return Denoiser(
+            net,
+            sigma_data=config.sigma_data,
+            sigma_conditional=config.sigma_conditional,
+            conditioning_strategy=config.conditioning_strategy,
+            t_scaling_factor=config.rectified_flow_t_scaling_factor,
+        )
+
+    def sampling_path(
+        self, guided: Guided, condition: Condition, noise_B_C_T_H_W: Tensor, solver: str, num_steps: int
+    ) -> SamplingPath:
+        return _path_by_noise_levels(self.config, guided, noise_B_C_T_H_W, solver, num_steps)
+
+    def errors(
+        self,
+        denoiser: Denoiser,
+        x0_B_C_T_H_W: Tensor,
+        epsilon_B_C_T_H_W: Tensor,
+        sigma_B_T: Tensor,
+        condition: Condition,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        xt = add_noise(x0_B_C_T_H_W, epsilon_B_C_T_H_W, sigma_B_T)
+        x0_pred = denoiser(xt, sigma_B_T, condition).x0_B_C_T_H_W
+        weight_B_T = rectified_flow_weight(sigma_B_T)
+        if not self.config.rectified_flow_loss_weight_uniform:
+            weight_B_T = weight_B_T * nonuniform_weight(sigma_B_T)
+        error = (x0_pred - x0_B_C_T_H_W) ** 2 * weight_B_T[:, None, :, None, None]
+        return error, {"xt": xt, "x0_pred": x0_pred.detach(), "weights_per_sigma": weight_B_T}
+
+    def errors_of_zero_velocity(self, output: Mapping[str, Any]) -> Tensor:
+        x0, xt, sigma_B_T, condition = (output[key] for key in ("x0", "xt", "sigma", "condition"))
+        difference = (1 - per_frame(time_of(sigma_B_T))) * xt - x0
+        if condition.condition_mask_B_1_T_H_W is not None:
+            difference = difference * (1 - condition.condition_mask_B_1_T_H_W)
+        return difference.square() * per_frame(output["weights_per_sigma"])
+
+
+class Flow:
+    """Flow times, velocities: the objective of Predict2.5. It can be sampled by noise levels, too."""
+
+    solvers: tuple[str, ...] = (FLOW_SOLVER, DISTILLED, *EDM.solvers)
+
+    def __init__(self, config: "Video2WorldPipelineConfig") -> None:
+        assert config.flow is not None
+        self.config = config
+        self.flow = config.flow
+
+    def denoiser(self, net: DiT) -> Denoiser:
+        """Conditioning frames have the noise level of training, also where the network is sampled by noise levels."""
+        config = self.config
+        return Denoiser(
+            net,
+            sigma_data=config.sigma_data,
+            sigma_conditional=self.flow.sigma_conditional,
+            conditioning_strategy=config.conditioning_strategy,
+            t_scaling_factor=self.flow.t_scaling_factor,
+        )
+
+    def predicted_velocity(
+        self,
+        denoiser: Denoiser,
+        xt_B_C_T_H_W: Tensor,
+        timesteps_B_1: Tensor,
+        condition: Condition,
+        prepared: Prepared | None = None,
+    ) -> Tensor:
+        """The velocity at timesteps from 0 to 1000 of all frames, conditioning frames among them."""
+        return denoiser.velocity(
+            xt_B_C_T_H_W,
+            timesteps_B_1,
+            condition,
+            timestep_scale=self.flow.timestep_scale,
+            conditional_timestep=self.flow.conditional_frame_timestep,
+            prepared=prepared,
+        )
+
+    def with_true_velocity(self, velocity_B_C_T_H_W: Tensor, condition: Condition, epsilon_B_C_T_H_W: Tensor) -> Tensor:
+        """The velocity with noise - clean on conditioning frames, unless ``replace_given_frames`` is off."""
+        given, mask = condition.gt_frames_B_C_T_H_W, condition.condition_mask_B_1_T_H_W
+        if not self.flow.replace_given_frames or condition.is_image or given is None or mask is None:
+            return velocity_B_C_T_H_W
+        true = flow_time.velocity(given.to(velocity_B_C_T_H_W), epsilon_B_C_T_H_W.to(velocity_B_C_T_H_W))
+        return torch.where(mask.bool(), true, velocity_B_C_T_H_W)
+
+    def sampling_path(
+        self, guided: Guided, condition: Condition, noise_B_C_T_H_W: Tensor, solver: str, num_steps: int
+    ) -> SamplingPath:
+        if solver in EDM.solvers:
+            return _path_by_noise_levels(self.config, guided, noise_B_C_T_H_W, solver, num_steps)
+        velocity = guided(self.predicted_velocity)
+        schedule = self.flow.levels(num_steps)
+        is_distilled = solver == DISTILLED
+
+        def denoise(x_B_C_T_H_W: Tensor, t_B: Tensor) -> Tensor:
+            timesteps_B = NUM_TIMESTEPS * t_B if is_distilled else schedule.timesteps_at(t_B)
+            predicted = self.with_true_velocity(velocity(x_B_C_T_H_W, timesteps_B), condition, noise_B_C_T_H_W)
+            return flow_time.x0_of_velocity(x_B_C_T_H_W, predicted, t_B)
+
+        return SamplingPath(
+            denoise,
+            noise_B_C_T_H_W,
+            distilled_times(num_steps, self.flow.shift) if is_distilled else schedule.sigmas,
+            SameNoise(noise_B_C_T_H_W) if is_distilled else solver,
+            # The line that conditioning frames move along ends beside them, as the first time is a little below 1.
+            finish=lambda latent: with_given(latent, condition),
+        )
+
+    def errors(
+        self,
+        denoiser: Denoiser,
+        x0_B_C_T_H_W: Tensor,
+        epsilon_B_C_T_H_W: Tensor,
+        sigma_B_T: Tensor,
+        condition: Condition,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        t_B_T = time_of(sigma_B_T)
+        xt = flow_time.interpolate(x0_B_C_T_H_W, epsilon_B_C_T_H_W, t_B_T)
+        target = flow_time.velocity(x0_B_C_T_H_W, epsilon_B_C_T_H_W)
+        predicted = self.predicted_velocity(denoiser, xt, NUM_TIMESTEPS * t_B_T, condition)
+        predicted = self.with_true_velocity(predicted, condition, epsilon_B_C_T_H_W)
+        x0_pred = flow_time.x0_of_velocity(xt, predicted.detach(), t_B_T)
+        output = {"xt": xt, "x0_pred": x0_pred, "velocity": predicted.detach(), "target": target}
+        return (predicted - target) ** 2, output
+
+    def errors_of_zero_velocity(self, output: Mapping[str, Any]) -> Tensor:
+        target, mask = output["target"], output["condition"].condition_mask_B_1_T_H_W
+        if mask is not None and self.flow.replace_given_frames:
+            target = target * (1 - mask)
+        return cast(Tensor, target.square())
+
+
+def _path_by_noise_levels(
+    config: "Video2WorldPipelineConfig", guided: Guided, noise_B_C_T_H_W: Tensor, solver: str, num_steps: int
+) -> SamplingPath:
+    levels = config.timestamps
+    sigmas = karras_sigmas(num_steps, levels.t_min, levels.t_max, levels.order)
+    return SamplingPath(guided(clean_latents), noise_B_C_T_H_W * levels.t_max, sigmas, solver)
+
+
+def distilled_times(num_steps: int, shift: float = 5.0) -> Tensor:
+    """The first ``num_steps`` of 1, 15/16, 5/6, 5/8 (quarters, shifted by 5), and 0; more steps divide time evenly."""
+    evenly = 1 - torch.arange(num_steps, dtype=torch.float64) / max(num_steps, DISTILLED_STEPS)
+    times = flow_time.shift_time(evenly, shift)
+    return torch.cat([times, times.new_zeros(1)])

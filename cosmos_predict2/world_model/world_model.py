@@ -1,0 +1,416 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The assembled world model: network, tokenizer, conditioning, text, objective, denoiser, sampler, parallel context.
+
+    world = build_world_model(config, dtype=torch.bfloat16, device=device)     # the network has no memory yet
+    world.load(dit_path)                                                       # inference; training fills it by itself
+    latents = world.generate_latents(batch, given_B_C_T_H_W, num_given=1, seed=0, options=SamplingOptions(guidance=7.0))
+    video = world.decode(latents)
+
+Training, inference, callbacks and evaluation hold this object; none of them assembles it again.
+"""
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+
+from cosmos_predict2.checkpoints import load_dit
+from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, TEXT_KEY, Condition, Conditioner
+from cosmos_predict2.data.sizes import latent_frames, pixel_frames
+from cosmos_predict2.diffusion.rectified_flow import add_noise
+from cosmos_predict2.diffusion.solvers import guide, sample
+from cosmos_predict2.diffusion.step import Step
+from cosmos_predict2.interfaces import TextEncoder, VideoTokenizer
+from cosmos_predict2.nn.blocks import KeysValues
+from cosmos_predict2.nn.dit import DiT, Prepared
+from cosmos_predict2.text.trained_text import NO_TEXT, other_text, with_tokens
+from cosmos_predict2.world_model.assembly import settle_attention
+from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
+from cosmos_predict2.world_model.cuda_graph import GraphedNetwork
+from cosmos_predict2.world_model.device_memory import activation_bytes, clips_at_once, free_memory
+from cosmos_predict2.world_model.network import network_of
+from cosmos_predict2.world_model.objectives import Predict, objective_of
+from cosmos_predict2.world_model.parallelize import ContextParallel
+from cosmos_predict2.world_model.sampling import UNGUIDED, SamplingOptions, initial_noise
+from imaginaire import distributed
+from imaginaire.config import lazy_config
+from imaginaire.config.names import target_of
+from imaginaire.errors import ConfigError, DataError, near
+from imaginaire.progress import Progress
+
+log = logging.getLogger(__name__)
+
+OnStep = Callable[[int, Step], None]
+
+
+def build_world_model(
+    config: Video2WorldPipelineConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    adapt: Callable[[DiT], None] | None = None,
+    with_tokenizer: bool = True,
+    with_text_encoder: bool = False,
+    downcast_text_encoder: bool = False,
+    offload_tokenizer: bool = False,
+    offload_text_encoder: bool = False,
+    kind: "type[WorldModel] | None" = None,
+) -> "WorldModel":
+    """The world model of a config, its network on the meta device; ``adapt`` puts adapters into that network.
+
+    Offloaded parts stay on the host between calls. ``downcast_text_encoder`` loads the text encoder in bfloat16, where
+    it has weights.
+    """
+    net = network_of(config.net).to(dtype)
+    if adapt is not None:
+        adapt(net)
+    tokenizer = lazy_config.instantiate(config.tokenizer) if with_tokenizer else None
+    text_encoder = None
+    if with_text_encoder and config.text_encoder is not None:
+        has_dtype = "dtype" in inspect.signature(target_of(config.text_encoder)).parameters
+        dtype_of_text = {"dtype": "bfloat16"} if downcast_text_encoder and has_dtype else {}
+        text_encoder = lazy_config.instantiate(config.text_encoder, **dtype_of_text)
+    return (kind or WorldModel)(
+        config,
+        net,
+        tokenizer,
+        text_encoder,
+        device=device,
+        offload_tokenizer=offload_tokenizer,
+        offload_text_encoder=offload_text_encoder,
+    )
+
+
+class WorldModel:
+    """The assembled parts. Not a module: what is trained and saved is ``net`` alone."""
+
+    def __init__(
+        self,
+        config: Video2WorldPipelineConfig,
+        net: DiT,
+        tokenizer: VideoTokenizer | None = None,
+        text_encoder: TextEncoder | None = None,
+        *,
+        device: torch.device | str = "cpu",
+        offload_tokenizer: bool = False,
+        offload_text_encoder: bool = False,
+    ) -> None:
+        self.config = config
+        self.net = net
+        self.tokenizer = cast(VideoTokenizer, tokenizer)  # None on the followers of a context-parallel group
+        self.text_encoder = text_encoder
+        self.device = torch.device(device)
+        self.objective = objective_of(config)
+        self.denoiser = self.objective.denoiser(net)
+        self.conditioner = Conditioner(config.conditioner)
+        self.context = ContextParallel(net, None)
+        self._offload_tokenizer = offload_tokenizer
+        self._offload_text_encoder = offload_text_encoder
+        self._graphed: GraphedNetwork | None = None
+        self._check_text_width()
+
+    # --- weights
+
+    def load(self, path: str = "", which: str = "auto", *, seed: int = 0, is_baseline: bool = False) -> "WorldModel":
+        """Give the network memory on the device and weights from ``path``, or random ones, for inference.
+
+        Random weights of a baseline are no cause for a warning.
+        """
+        net = self.net.to_empty(device=self.device)
+        net.reset_buffers()
+        settle_attention(net, self.device, net.dtype)
+        if path:
+            report = load_dit(net, path, which)
+            log.info("weights: %s (%s%s)", path, "averaged, net_ema.; " if which == "net_ema" else "", report.summary())
+        else:
+            net.init_weights(torch.Generator(self.device).manual_seed(seed))
+            if is_baseline:
+                log.info("weights: random, as before the training")
+            else:
+                log.warning("weights: random, as asked for: what is generated is noise")
+        net.eval().requires_grad_(False)
+        return self
+
+    # --- text
+
+    def encode_text(self, prompts: Sequence[str], embeddings: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Embeddings [B, S, E]: of ``embeddings``, by text, the rest by the encoder; each distinct prompt once."""
+        known = dict(embeddings or {})
+        missing = [prompt for prompt in dict.fromkeys(prompts) if prompt not in known]
+        if self.config.text_encoder_name == NO_TEXT:
+            log.warning("prompt: all clips of the training had one and the same text, so that no prompt has an effect")
+        if missing:
+            if self.text_encoder is None:
+                raise ConfigError(
+                    f"There is no text encoder and no embedding of {missing[0][:60]!r}{self._trained_by()}. Write one"
+                    " with 'python -m scripts.encode_prompts' and give it with --prompt_embeddings FILE."
+                )
+            self.text_encoder.to(self.device)
+            known |= dict(zip(missing, self.text_encoder.encode(missing)))
+            if self._offload_text_encoder:
+                self.text_encoder.to("cpu")
+        return torch.stack([known[prompt].to(self.device) for prompt in prompts])
+
+    def _check_text_width(self) -> None:
+        """Raise for a text encoder whose embeddings the network was not trained with."""
+        width, encoder = self.net.text_channels, self.text_encoder
+        if encoder is None:
+            return
+        if encoder.width != width:
+            raise ConfigError(
+                f"The text encoder {encoder.name} gives embeddings of width {encoder.width}, but the network takes"
+                f" {width}. Choose the encoder that it was trained with{self._trained_by(': ')}."
+            )
+        if (problem := other_text(self.config.text_encoder_name, encoder.name)) is not None:
+            raise ConfigError(f"The text encoder {problem}")
+
+    def _trained_by(self, before: str = ", and the network was trained with texts by ") -> str:
+        name = self.config.text_encoder_name
+        return f"{before}{name}" if name else ""
+
+    # --- pixels and latents
+
+    @torch.no_grad()
+    def encode(self, video_B_C_F_H_W: Tensor) -> Tensor:
+        """Latents of clips, uint8 or in [-1, 1], as the network sees them; on a GPU as many at a time as fit."""
+        self.tokenizer.to(self.device)
+        work_dtype = torch.promote_types(self.net.dtype, torch.float32)
+        batch, _, *shape = video_B_C_F_H_W.shape
+        latents = []
+        for part in video_B_C_F_H_W.split(batch if self.device.type == "cpu" else self.clips_at_once(*shape)):
+            pixels = part.to(self.device, work_dtype)
+            if not part.is_floating_point():
+                pixels = pixels / 127.5 - 1
+            latents.append(self.tokenizer.encode(pixels).to(work_dtype) * self.config.sigma_data)
+        if self._offload_tokenizer:
+            self.tokenizer.to("cpu")
+        return latents[0] if len(latents) == 1 else torch.cat(latents)
+
+    @torch.no_grad()
+    def decode(self, latent_B_C_T_H_W: Tensor) -> Tensor:
+        """Videos [B, 3, F, H, W] in [-1, 1]."""
+        self.tokenizer.to(self.device)
+        video = self.tokenizer.decode(latent_B_C_T_H_W / self.config.sigma_data)
+        if self._offload_tokenizer:
+            self.tokenizer.to("cpu")
+        return video.clamp(-1, 1)
+
+    def clips_at_once(self, num_frames: int, height: int, width: int) -> int:
+        """How many clips of so many pixel frames the tokenizer takes together, for the memory that is free."""
+        has_graphs = self._graphed is not None
+        return clips_at_once(self.device, self.tokenizer.dtype, num_frames, height, width, has_graphs=has_graphs)
+
+    def given_latents(self, frames_B_C_F_H_W: Tensor, num_latent_frames: int | None = None) -> Tensor:
+        """Latents of the whole clip in which only the given frames are filled: the rest is never looked at.
+
+        The frames are uint8, or already in [-1, 1]; the clip is of ``state_t`` latent frames unless a number is given.
+        """
+        config, count = self.config, frames_B_C_F_H_W.shape[2]
+        num_latent_frames = num_latent_frames or config.state_t
+        total = pixel_frames(num_latent_frames)
+        work_dtype = torch.promote_types(self.net.dtype, torch.float32)
+        if count == 0 and config.min_num_conditional_frames == 0:
+            size, _, _, height, width = frames_B_C_F_H_W.shape
+            factor = self.tokenizer.spatial_compression_factor
+            shape = [size, self.tokenizer.latent_ch, num_latent_frames, height // factor, width // factor]
+            return torch.zeros(shape, device=self.device, dtype=work_dtype)
+        if not 0 < count < total or count % 4 != 1:
+            raise ConfigError(
+                f"{count} frames are given to condition on, but it must be 1, 5, ... frames and fewer than the"
+                f" {total} of the video."
+            )
+        latent = self.encode(frames_B_C_F_H_W)
+        shape = list(latent.shape)
+        shape[2] = num_latent_frames
+        given = latent.new_zeros(shape)
+        given[:, :, : latent.shape[2]] = latent
+        return given
+
+    # --- sampling
+
+    @torch.no_grad()
+    def generate(
+        self,
+        frames_B_C_F_H_W: Tensor,
+        text_B_S_E: Tensor,
+        negative_text_B_S_E: Tensor | None = None,
+        *,
+        seed: int = 0,
+        options: SamplingOptions = UNGUIDED,
+        on_step: OnStep | None = None,
+    ) -> Tensor:
+        """Videos [B, 3, F, H, W] in [-1, 1] that begin with the given frames, uint8, 1 + 4k of them.
+
+        A network that was trained without conditioning frames, too, takes none of them: [B, 3, 0, H, W]. Without a
+        negative text, the unconditional half of the guidance has a text of zeros.
+        """
+        num_tokens = self.config.num_text_tokens
+        batch = {TEXT_KEY: with_tokens(text_B_S_E, num_tokens)}
+        if negative_text_B_S_E is not None:
+            batch[NEGATIVE_TEXT_KEY] = with_tokens(negative_text_B_S_E, num_tokens)
+        size, _, num_given, height, width = frames_B_C_F_H_W.shape
+        batch["padding_mask"] = torch.zeros(size, 1, height, width, device=self.device)
+        batch["fps"] = torch.full((size,), float(self.config.fps), device=self.device)
+        given = self.given_latents(frames_B_C_F_H_W)
+        num_latent = latent_frames(num_given) if num_given else 0
+        latent = self.generate_latents(batch, given, num_latent, seed=seed, options=options, on_step=on_step)
+        return self.decode(latent)
+
+    @torch.no_grad()
+    def generate_latents(
+        self,
+        batch: Mapping[str, Tensor],
+        given_B_C_T_H_W: Tensor,
+        num_given: int,
+        *,
+        seed: int | Sequence[int] = 0,
+        options: SamplingOptions = UNGUIDED,
+        on_step: OnStep | None = None,
+    ) -> Tensor:
+        """Latents [B, C, T, H, W] that begin with the first ``num_given`` latent frames of ``given_B_C_T_H_W``.
+
+        ``batch`` has what the conditioner takes: text embeddings, fps, padding mask, and maybe a negative text. One
+        seed is that of the whole batch's noise; with one for each sample, a sample does not depend on the others.
+        """
+        given = given_B_C_T_H_W
+        num_B = torch.full((given.shape[0],), num_given, device=self.device)
+        on_device = {key: value.to(self.device) for key, value in batch.items()}
+        conditional, unconditional = (
+            condition.with_given_frames(given, num_B) for condition in self.conditioner.guidance_pair(on_device)
+        )
+        noise = initial_noise(tuple(given.shape), seed).to(given)
+        return self.sample(conditional, unconditional, noise, options, on_step)
+
+    @torch.no_grad()
+    def sample(
+        self,
+        conditional: Condition,
+        unconditional: Condition,
+        noise_B_C_T_H_W: Tensor,
+        options: SamplingOptions = UNGUIDED,
+        on_step: OnStep | None = None,
+    ) -> Tensor:
+        """Latents [B, C, T, H, W] out of standard normal noise, all of whole clips; each rank may see its own frames.
+
+        Where both conditions are the same, the network is evaluated once a step.
+        """
+        solver = options.solver or self.objective.solvers[0]
+        if solver not in (known := self.objective.solvers):
+            raise ConfigError(f"No solver of this network's noise levels is called '{solver}'.{near(solver, known)}")
+        if options.num_steps < 1:
+            raise ConfigError(f"num_steps={options.num_steps}: sampling takes at least 1 step.")
+        is_guided = options.guidance != 0 and not self._on_all_ranks(conditional.equals(unconditional))
+        self.context.activate(True)
+        condition = self.context.part_of(conditional)
+        other = self.context.part_of(unconditional) if is_guided else None
+        path = self.objective.sampling_path(
+            lambda predict: self.guided(predict, condition, other, options),
+            condition,
+            self.context.split_frames(noise_B_C_T_H_W),
+            solver,
+            options.num_steps,
+        )
+        with Progress("sampling", options.num_steps, unit="step", leave=False, is_shown=options.progress) as bar:
+
+            def report(i: int, step: Step) -> None:
+                bar.update()
+                if on_step is not None:
+                    on_step(i, step)
+
+            latent = sample(path.denoise, path.start_B_C_T_H_W, path.sigmas, path.stepper, report)
+        return self.context.gather_frames(path.finish(latent))
+
+    def guided(
+        self,
+        predict: Predict,
+        conditional: Condition,
+        unconditional: Condition | None,
+        options: SamplingOptions = UNGUIDED,
+    ) -> Callable[[Tensor, Tensor], Tensor]:
+        """(x_t, levels) -> what ``predict`` gives, with guidance unless ``unconditional`` is None.
+
+        Both halves are one batch where memory allows and their texts are equally long.
+        """
+        given = conditional.gt_frames_B_C_T_H_W
+        assert given is not None
+        shape = (given.shape[2], given.shape[3], given.shape[4])
+        denoiser = self.objective.denoiser(self._graphed_net()) if options.use_cuda_graphs else self.denoiser
+
+        def run(condition: Condition) -> Callable[[Tensor, Tensor], Tensor]:
+            if isinstance(self.net, FSDPModule):  # its weights are whole only inside its own forward pass
+                self.net.require_readable(condition.crossattn_emb_B_S_E)
+                prepared = None
+            else:
+                prepared = self._prepared(condition, shape)
+            return lambda x, level_B: predict(denoiser, x, level_B, condition, prepared)
+
+        if unconditional is None:
+            return run(conditional)
+        lengths = {one.crossattn_emb_B_S_E.shape[1] for one in (conditional, unconditional)}
+        if len(lengths) == 1 and self._fits_doubled(given):
+            both = run(conditional.stacked_with(unconditional))
+
+            def guided_together(x: Tensor, level_B: Tensor) -> Tensor:
+                positive, negative = both(torch.cat([x, x]), torch.cat([level_B, level_B])).chunk(2)
+                return guide(positive, negative, options.guidance)
+
+            return guided_together
+        positive, negative = run(conditional), run(unconditional)
+        return lambda x, level_B: guide(positive(x, level_B), negative(x, level_B), options.guidance)
+
+    def predict_clean(
+        self, x0_B_C_T_H_W: Tensor, epsilon_B_C_T_H_W: Tensor, sigma_B_1: Tensor, condition: Condition
+    ) -> Tensor:
+        """Clean latents [B, C, T, H, W] predicted from latents with so much noise; conditioning frames as they are.
+
+        The ranks of a context-parallel group all get whole clips.
+        """
+        context = self.context
+        context.activate(True)
+        xt = context.split_frames(add_noise(x0_B_C_T_H_W, epsilon_B_C_T_H_W, sigma_B_1))
+        predicted = self.denoiser(xt, sigma_B_1, context.part_of(condition)).x0_B_C_T_H_W
+        predicted = context.gather_frames(predicted)
+        context.activate(False)
+        return predicted
+
+    def _prepared(self, condition: Condition, latent_shape: tuple[int, int, int]) -> Prepared:
+        """What the network keeps of a condition from step to step; of one text for all samples it is made once."""
+        text_B_S_E = condition.crossattn_emb_B_S_E
+        size = text_B_S_E.shape[0]
+        is_one = size > 1 and text_B_S_E.stride(0) == 0
+        text = (text_B_S_E[:1] if is_one else text_B_S_E).to(self.net.dtype)
+        try:
+            prepared = self.net.prepare(text, latent_shape=latent_shape, fps_B=condition.fps_B, skip_no_text=True)
+        except ValueError as error:  # frames or a text that this network does not take
+            raise DataError(f"This network cannot make such a video. {error}") from error
+        if not is_one:
+            return prepared
+        cross = (kept and tuple(value.expand(size, -1, -1, -1) for value in kept) for kept in prepared.cross)
+        return replace(prepared, cross=cast("tuple[KeysValues | None, ...]", tuple(cross)))
+
+    def _fits_doubled(self, latent_B_C_T_H_W: Tensor) -> bool:
+        """Whether the activations of a batch of twice the size fit into the free memory, on all ranks."""
+        if self.device.type != "cuda":
+            return True
+        needed = 2 * activation_bytes(self.net, latent_B_C_T_H_W[:, 0].numel())
+        return self._on_all_ranks(needed < free_memory(self.device))
+
+    def _graphed_net(self) -> DiT:
+        """The network that replays captured passes; what it has captured is kept from one sampling to the next."""
+        if self._graphed is None or not self._graphed.fits(self.net):
+            self._graphed = GraphedNetwork(self.net, self.device)
+        return cast(DiT, self._graphed)
+
+    def _on_all_ranks(self, value: bool) -> bool:
+        """Whether it is so on all ranks whose forward passes are this one's, too."""
+        found = torch.tensor(float(value))
+        if isinstance(self.net, FSDPModule):  # every forward pass is one of all ranks
+            distributed.all_reduce_(found, "min")
+        elif self.context.size > 1:
+            distributed.all_reduce_(found, "min", self.context.group)
+        return bool(found)
