@@ -28,8 +28,7 @@ def _captioner(tmp_path: Path, body: str) -> str:
 
 
 def _run(dataset: Path, command: str, *more: str) -> int:
-    flags = ["--dataset_path", str(dataset), "--command", command, *more]
-    return script.command_line.main(script._parser(), script.run, flags)
+    return script.command_line.main(script._parser(), script.run, ["--data", str(dataset), "--command", command, *more])
 
 
 def _metas(dataset: Path) -> dict[str, str]:

@@ -1,14 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The three scripts that encode captions: which captions, which files, which exit code."""
 
-import json
-import logging
 import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -21,11 +15,11 @@ from scripts import (
     get_t5_embeddings_from_cosmos_nemo_assets,
     get_t5_embeddings_from_groot_dataset,
 )
-from tests.programs import python
 from tests.text.folders import t5_folder
+from tests.tools.prepare.conftest import Start
 
 ROOT = Path(__file__).parents[3]
-BYTES = ("--text_encoder", "bytes", "--max_length", "128", "--width", "32")
+BYTES = ("--text_encoder", "bytes", "--num_tokens", "128", "--text_width", "32")
 CAPTIONS = {"one": "push the puck", "two": "push the box", "three": "push the puck"}
 GUIDE = "datasets/agibot_head_center_fisheye_color"
 
@@ -41,22 +35,6 @@ def dataset(folder: Path, captions: dict[str, str], clips: tuple[str, ...] = (),
     return folder
 
 
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    """Run a script with its own main; the exit code."""
-    caplog.set_level(logging.INFO)
-
-    def run(script: ModuleType, *arguments: object) -> int:
-        caplog.clear()
-        monkeypatch.setattr(sys, "argv", ["script", *map(str, arguments)])
-        try:
-            return script.main()
-        except SystemExit as error:
-            return int(error.code or 0)
-
-    return run
-
-
 @pytest.fixture(scope="module")
 def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("t5")
@@ -64,44 +42,44 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_captions_become_embeddings(call, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_captions_become_embeddings(start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = dataset(tmp_path, CAPTIONS)
-    assert call(get_t5_embeddings, "--dataset_path", folder, *BYTES) == 0
+    assert start(get_t5_embeddings, "--data", folder, *BYTES) == 0
     assert "embeddings written: 3, of 2 different captions; kept as they are: 0" in caplog.text
     embeddings = EmbeddingFolder(folder / "t5_xxl")
     for stem, caption in CAPTIONS.items():
         assert embeddings.find(stem) == folder / "t5_xxl" / f"{stem}.pickle"
         assert torch.equal(embeddings.read(stem, 128)[0], BytesEncoder(128, 32).encode(caption)[0])
-    assert call(get_t5_embeddings, "--dataset_path", folder, *BYTES) == 0
+    assert start(get_t5_embeddings, "--data", folder, *BYTES) == 0
     assert "embeddings written: 0, of 0 different captions; kept as they are: 3" in caplog.text
     (folder / "metas" / "two.txt").write_text("lift the box")
-    assert call(get_t5_embeddings, "--dataset_path", folder, *BYTES, "--form", "safetensors") == 0
+    assert start(get_t5_embeddings, "--data", folder, *BYTES, "--form", "safetensors") == 0
     assert embeddings.find("two") == folder / "t5_xxl" / "two.safetensors"
 
 
 def test_the_splits_of_a_folder_are_encoded_by_one_command(
-    call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, make = [], get_t5_embeddings.make_encoder
     monkeypatch.setattr(get_t5_embeddings, "make_encoder", lambda args: made.append(args) or make(args))
     for split in ("train", "val"):
         dataset(tmp_path / split, CAPTIONS)
-    assert call(get_t5_embeddings, "--dataset_path", tmp_path, *BYTES) == 0
+    assert start(get_t5_embeddings, "--data", tmp_path, *BYTES) == 0
     assert len(made) == 1, "an encoder that takes minutes to load"
     for split in ("train", "val"):
         assert sorted(path.stem for path in (tmp_path / split / "t5_xxl").glob("*.pickle")) == sorted(CAPTIONS)
     (tmp_path / "val/metas/two.txt").write_text("")  # the worst of both is the exit code
-    assert call(get_t5_embeddings, "--dataset_path", tmp_path, *BYTES) == 1
+    assert start(get_t5_embeddings, "--data", tmp_path, *BYTES) == 1
 
 
 def test_the_guides_command_encodes_with_t5_at_its_usual_place(
-    call, t5: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, t5: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     dataset(tmp_path / GUIDE / "train", CAPTIONS)
     Path("checkpoints/google-t5").mkdir(parents=True)
     os.symlink(t5, "checkpoints/google-t5/t5-11b")
-    assert call(get_t5_embeddings, "--dataset_path", f"{GUIDE}/train") == 0
+    assert start(get_t5_embeddings, "--data", f"{GUIDE}/train") == 0
     folder = EmbeddingFolder(f"{GUIDE}/train/t5_xxl")
     encoder = T5Encoder(str(t5))
     assert folder.record().encoder == encoder.name and folder.width == 1024
@@ -111,18 +89,18 @@ def test_the_guides_command_encodes_with_t5_at_its_usual_place(
         torch.testing.assert_close(embedding, expected, rtol=1e-3, atol=1e-3)  # rounded to float16
         assert torch.equal(mask.bool(), (expected != 0).any(dim=-1))
     before = {path: path.read_bytes() for path in folder.folder.iterdir()}
-    assert call(get_t5_embeddings, "--dataset_path", f"{GUIDE}/train", "--cache_dir", "nowhere") == 0  # nothing to do
+    assert start(get_t5_embeddings, "--data", f"{GUIDE}/train", "--cache_dir", "nowhere") == 0  # nothing to do
     (tmp_path / GUIDE / "train" / "metas" / "four.txt").write_text("push")
-    assert call(get_t5_embeddings, "--dataset_path", f"{GUIDE}/train", "--dtype", "bfloat16") == 2  # another encoder
+    assert start(get_t5_embeddings, "--data", f"{GUIDE}/train", "--dtype", "bfloat16") == 2  # another encoder
     assert {path: path.read_bytes() for path in folder.folder.iterdir()} == before
 
 
 def test_weights_that_are_not_there_are_an_error_with_the_cures(
-    call, tmp_path: Path, capsys: pytest.CaptureFixture
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     folder = dataset(tmp_path, CAPTIONS)
     for extra in ([], ["--dry-run"]):
-        assert call(get_t5_embeddings, "--dataset_path", folder, "--cache_dir", tmp_path / "t5", *extra) == 2
+        assert start(get_t5_embeddings, "--data", folder, "--cache_dir", tmp_path / "t5", *extra) == 2
         error = capsys.readouterr().err
         for words in (str(tmp_path / "t5"), "hf download google-t5/t5-11b", "--text_encoder bytes"):
             assert words in error
@@ -130,7 +108,7 @@ def test_weights_that_are_not_there_are_an_error_with_the_cures(
 
 
 def test_without_captions_nothing_is_written_and_the_exit_code_is_1(
-    call, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     dataset(tmp_path / "split" / "part", CAPTIONS)
     (tmp_path / "bare" / "videos").mkdir(parents=True)
@@ -143,58 +121,60 @@ def test_without_captions_nothing_is_written_and_the_exit_code_is_1(
         "blank": [str(Path("metas") / "a.txt") + " is empty", "2 of 2 captions failed", "no caption that can be used"],
         "splt": [f"no folder {tmp_path / 'splt'}", "Did you mean split"],
     }.items():
-        assert call(get_t5_embeddings, "--dataset_path", tmp_path / name, *BYTES) == 1
+        assert start(get_t5_embeddings, "--data", tmp_path / name, *BYTES) == 1
         for word in [*words, "nothing was written"]:
             assert word in caplog.text, (name, word)
     assert not list(tmp_path.rglob("t5_xxl"))
 
 
-def test_one_bad_caption_does_not_stop_the_others(call, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_bad_caption_does_not_stop_the_others(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = dataset(tmp_path, CAPTIONS)
     (folder / "metas" / "two.txt").write_bytes("Käse".encode("latin-1"))
-    assert call(get_t5_embeddings, "--dataset_path", folder, *BYTES) == 1
+    assert start(get_t5_embeddings, "--data", folder, *BYTES) == 1
     assert "two.txt is not UTF-8" in caplog.text and "1 of 3 captions failed" in caplog.text
     assert EmbeddingFolder(folder / "t5_xxl").stems() == ["one", "three"]
 
 
 def test_what_does_not_fit_together_is_counted_and_named(
-    call, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = dataset(tmp_path, CAPTIONS, clips=("one", "two", "clip_7", *(f"more_{i}" for i in range(7))))
-    assert call(get_t5_embeddings, "--dataset_path", folder, *BYTES) == 0
+    assert start(get_t5_embeddings, "--data", folder, *BYTES) == 0
     assert "clips without a caption: 8 of 10 (clip_7, more_0, more_1, more_2, more_3 and 3 more)" in caplog.text
     assert "captions without a file in videos/: 1 (three)" in caplog.text
     (folder / "metas" / "three.txt").unlink()
-    assert call(get_t5_embeddings, "--dataset_path", folder, *BYTES) == 0
+    assert start(get_t5_embeddings, "--data", folder, *BYTES) == 0
     assert "embeddings of no caption: 1 (three)" in caplog.text
     for path in (folder / "videos").iterdir():
         path.unlink()
-    assert call(get_t5_embeddings, "--dataset_path", folder, *BYTES) == 0
+    assert start(get_t5_embeddings, "--data", folder, *BYTES) == 0
     assert "no file in videos/ or images/: 2" in caplog.text
 
 
-def test_shards_share_the_work(call, tmp_path: Path) -> None:
+def test_shards_share_the_work(start: Start, tmp_path: Path) -> None:
     whole, parts = dataset(tmp_path / "whole", CAPTIONS), dataset(tmp_path / "parts", CAPTIONS)
-    assert call(get_t5_embeddings, "--dataset_path", whole, *BYTES) == 0
+    assert start(get_t5_embeddings, "--data", whole, *BYTES) == 0
     for i in range(4):
-        assert call(get_t5_embeddings, "--dataset_path", parts, *BYTES, "--shard", f"{i}/4") == 0
+        assert start(get_t5_embeddings, "--data", parts, *BYTES, "--shard", f"{i}/4") == 0
     for stem in CAPTIONS:
         name = f"t5_xxl/{stem}.pickle"
         assert (whole / name).read_bytes() == (parts / name).read_bytes()
     assert EmbeddingFolder(whole / "t5_xxl").record() == EmbeddingFolder(parts / "t5_xxl").record()
 
 
-def test_the_folder_of_embeddings_that_is_there_is_the_one_that_grows(call, tmp_path: Path) -> None:
+def test_the_folder_of_embeddings_that_is_there_is_the_one_that_grows(start: Start, tmp_path: Path) -> None:
     folder = dataset(tmp_path, CAPTIONS)
-    assert call(get_t5_embeddings, "--dataset_path", folder, *BYTES) == 0
+    assert start(get_t5_embeddings, "--data", folder, *BYTES) == 0
     (folder / "t5_xxl").rename(folder / "text_embedding")
     (folder / "metas" / "four.txt").write_text("lift")
-    assert call(get_t5_embeddings, "--dataset_path", folder, *BYTES) == 0
+    assert start(get_t5_embeddings, "--data", folder, *BYTES) == 0
     assert EmbeddingFolder(folder / "text_embedding").find("four") and not (folder / "t5_xxl").exists()
     (folder / "text_embedding" / "embeddings.json").unlink()
     (folder / "metas" / "five.txt").write_text("turn")
-    assert call(get_t5_embeddings, "--dataset_path", folder, *BYTES) == 2
-    assert call(get_t5_embeddings, "--dataset_path", folder, *BYTES, "--adopt") == 0
+    assert start(get_t5_embeddings, "--data", folder, *BYTES) == 2
+    assert start(get_t5_embeddings, "--data", folder, *BYTES, "--adopt") == 0
     assert EmbeddingFolder(folder / "text_embedding").record().captions.keys() == CAPTIONS.keys() | {"four", "five"}
 
 
@@ -218,7 +198,7 @@ def metas(folder: Path) -> dict[str, str]:
     return {path.stem: path.read_text(encoding="utf-8").strip() for path in (folder / "metas").iterdir()}
 
 
-def test_groot_prompts_come_from_the_table(call, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_groot_prompts_come_from_the_table(start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = groot(tmp_path)
     script = get_t5_embeddings_from_groot_dataset
     prompts = {
@@ -227,61 +207,61 @@ def test_groot_prompts_come_from_the_table(call, tmp_path: Path, caplog: pytest.
         "2": 'Say "hello"',
         "3": "Ende, 終わり",
     }
-    assert call(script, "--dataset_path", folder, *BYTES, "--dry-run") == 0
+    assert start(script, "--data", folder, *BYTES, "--dry-run") == 0
     assert "that would be written: 4" in caplog.text and not (folder / "metas").exists()
     for prefix, flag in (
         ("The robot arm is performing a task. ", []),
         ("A robot: ", ["--prompt_prefix", "A robot: "]),  # all is encoded again
     ):
-        assert call(script, "--dataset_path", folder, *BYTES, *flag) == 0
+        assert start(script, "--data", folder, *BYTES, *flag) == 0
         assert "embeddings written: 4" in caplog.text and "WARNING" not in caplog.text
         assert metas(folder) == {stem: prefix + prompt for stem, prompt in prompts.items()}
         for stem, prompt in prompts.items():
             expected = BytesEncoder(128, 32).encode(prefix + prompt)[0]
             assert torch.equal(EmbeddingFolder(folder / "t5_xxl").read(stem, 128)[0], expected)
-    assert call(script, "--dataset_path", folder, *BYTES, "--prompt_prefix", "A robot: ") == 0
+    assert start(script, "--data", folder, *BYTES, "--prompt_prefix", "A robot: ") == 0
     assert "embeddings written: 0" in caplog.text
 
 
 def test_groot_tables_may_lie_elsewhere_and_faults_name_the_line(
-    call, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder, table = groot(tmp_path / "gr1"), tmp_path / "other.csv"
     script = get_t5_embeddings_from_groot_dataset
     table.write_text("name,text\n0.mp4,wave\n1.mp4\n0.mp4,jump\n,x\n9.mp4,wave\n")
-    assert call(script, "--dataset_path", folder, *BYTES, "--meta_csv", table) == 1
+    assert start(script, "--data", folder, *BYTES, "--meta_csv", table) == 1
     for words in (":3 is '1.mp4'", ":4 has a second, different prompt for '0'", ":5 is ',x'"):
         assert words in caplog.text
     assert "clips without a caption: 3 of 4 (1, 2, 3)" in caplog.text
     assert "captions without a file in videos/: 1 (9)" in caplog.text
     assert metas(folder).keys() == {"0", "9"}
     table.write_text('name,text\n0.mp4,"wave\n1.mp4,jump\u2028high\x85er\n', encoding="utf-8")
-    assert call(script, "--dataset_path", folder, *BYTES, "--meta_csv", table) == 1
+    assert start(script, "--data", folder, *BYTES, "--meta_csv", table) == 1
     assert "no closing quote" in caplog.text
     assert metas(folder)["1"] == "The robot arm is performing a task. jump\u2028high\x85er"
     for content, words in (("name,text\n", "no clips below"), ("0.mp4,wave\n1.mp4,x\n", "begins with a clip")):
         table.write_text(content)
-        assert call(script, "--dataset_path", folder, *BYTES, "--meta_csv", table) == 1
+        assert start(script, "--data", folder, *BYTES, "--meta_csv", table) == 1
         assert words in caplog.text and "nothing was written" in caplog.text
-    assert call(script, "--dataset_path", tmp_path, *BYTES) == 1
+    assert start(script, "--data", tmp_path, *BYTES) == 1
     assert str(tmp_path / "metadata.csv") in caplog.text and "--meta_csv" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["videos", "images"])
 def test_nemo_clips_share_a_prompt_but_captions_by_hand_stay(
-    kind: str, call, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    kind: str, start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = dataset(tmp_path, {}, clips=("a", "b", "c"), kind=kind)
     script, flag = get_t5_embeddings_from_cosmos_nemo_assets, ["--is_image"] if kind == "images" else []
-    assert call(script, "--dataset_path", folder, *BYTES, *flag) == 0
+    assert start(script, "--data", folder, *BYTES, *flag) == 0
     assert metas(folder) == dict.fromkeys("abc", "A video of sks teal robot.")
     assert "written: 3, of 1 different" in caplog.text
     (folder / "metas" / "b.txt").write_text("mine")
-    assert call(script, "--dataset_path", folder, *BYTES, *flag) == 0
+    assert start(script, "--data", folder, *BYTES, *flag) == 0
     assert "kept: 1 (b)" in caplog.text and metas(folder)["b"] == "mine"
     expected = BytesEncoder(128, 32).encode("mine")[0]
     assert torch.equal(EmbeddingFolder(folder / "t5_xxl").read("b", 128)[0], expected)
-    assert call(script, "--dataset_path", folder, *BYTES, *([] if flag else ["--is_image"])) == 1
+    assert start(script, "--data", folder, *BYTES, *([] if flag else ["--is_image"])) == 1
     assert "nothing was written" in caplog.text
 
 
@@ -290,51 +270,25 @@ def test_nemo_clips_share_a_prompt_but_captions_by_hand_stay(
     [
         (["--shard", "8/8"], "0/8"),
         (["--shard", "half"], "0/8"),
-        (["--width", "64"], "--text_width is for"),
-        (["--text_encoder", "bytes", "--width", "0"], "--text_width is 0"),
+        (["--text_width", "64"], "--text_width is for"),
+        (["--text_encoder", "bytes", "--text_width", "0"], "--text_width is 0"),
         (["--batch_size", "0"], "--batch_size is 0"),
         (["--device", "tpu"], "--device tpu"),
-        (["--dataset_pth", "x"], "Did you mean --dataset_path"),
+        (["--dataset_pth", "x"], "Did you mean --data"),
     ],
 )
 def test_wrong_flags_are_one_line(
-    flags: list[str], words: str, call, t5: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+    flags: list[str], words: str, start: Start, t5: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     folder = dataset(tmp_path, CAPTIONS)
-    assert call(get_t5_embeddings, "--dataset_path", folder, "--cache_dir", t5, *flags) == 2
+    assert start(get_t5_embeddings, "--data", folder, "--cache_dir", t5, *flags) == 2
     assert words in capsys.readouterr().err
     assert not (folder / "t5_xxl").exists()
 
 
-@pytest.mark.slow
-def test_both_forms_of_the_command_work_and_the_file_from_any_folder(t5: Path, tmp_path: Path) -> None:
-    clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
-
-    def run(*command: str, cwd: Path, pythonpath: bool = False) -> subprocess.CompletedProcess:
-        env = clean | ({"PYTHONPATH": str(ROOT)} if pythonpath else {})
-        return subprocess.run([python(), *command], cwd=cwd, env=env, capture_output=True, text=True)
-
-    dataset(tmp_path / GUIDE / "train", CAPTIONS)
-    shutil.copytree(t5, tmp_path / "checkpoints/google-t5/t5-11b")
-    script = str(ROOT / "scripts" / "get_t5_embeddings.py")
-    done = run(script, "--dataset_path", f"{GUIDE}/train", cwd=tmp_path, pythonpath=True)
-    assert done.returncode == 0 and "embeddings written: 3" in done.stderr
-    record = json.loads((tmp_path / GUIDE / "train/t5_xxl/embeddings.json").read_text())
-    assert record["encoder"].startswith("t5-") and set(record["captions"]) == set(CAPTIONS)
-    groot(tmp_path / "gr1")
-    done = run(
-        "-m", "scripts.get_t5_embeddings_from_groot_dataset", "--dataset_path", str(tmp_path / "gr1"), *BYTES, cwd=ROOT
-    )
-    assert done.returncode == 0 and "embeddings written: 4" in done.stderr
-    dataset(tmp_path / "nemo", {}, clips=("a", "b"))
-    script = str(ROOT / "scripts" / "get_t5_embeddings_from_cosmos_nemo_assets.py")
-    done = run(script, "--dataset_path", "nemo", *BYTES, cwd=tmp_path)
-    assert done.returncode == 0 and "embeddings written: 2" in done.stderr
-
-
-def test_captions_alone_need_no_encoder(call, tmp_path: Path) -> None:
+def test_captions_alone_need_no_encoder(start: Start, tmp_path: Path) -> None:
     folder = dataset(tmp_path, {}, ("a", "b"))
-    flags = ("--dataset_path", folder, "--prompt", "a robot", "--text_encoder", "none")
-    assert call(get_t5_embeddings_from_cosmos_nemo_assets, *flags) == 0
+    flags = ("--data", folder, "--prompt", "a robot", "--text_encoder", "none")
+    assert start(get_t5_embeddings_from_cosmos_nemo_assets, *flags) == 0
     assert sorted(path.name for path in folder.iterdir()) == ["metas", "videos"]
     assert [(folder / f"metas/{stem}.txt").read_text().strip() for stem in "ab"] == ["a robot"] * 2

@@ -4,7 +4,6 @@
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,23 +13,17 @@ from cosmos_predict2.tools.prepare import hub as data_hub
 from cosmos_predict2.tools.prepare.hub import fetch_absent, list_files
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.storage.hub import explained
-from tests.checkpoints.hub_server import Hub, serve
+from tests.checkpoints.hub_server import Hub
+from tests.tools.prepare.conftest import names
 
 NAME = "robots/arm"
 FILES = {"videos/a.mp4": b"a" * 1000, "videos/b.mp4": b"b" * 2000, "videos/deep/c.mp4": b"c", "README.md": b"read"}
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    with serve(Hub({NAME: dict(FILES)})) as running:
-        monkeypatch.setenv("HF_ENDPOINT", running.url)
-        yield running
-
-
-def _names(folder: Path) -> set[str]:
-    files = (p for p in folder.rglob("*") if p.is_file() and ".cache" not in p.parts)
-    return {p.relative_to(folder).as_posix() for p in files}
+def hub(hub: Hub) -> Hub:
+    hub.repositories[NAME] = dict(FILES)
+    return hub
 
 
 def download(target: Path, *patterns: str, dry_run: bool = False, licence: str = "") -> set[str]:
@@ -40,7 +33,7 @@ def download(target: Path, *patterns: str, dry_run: bool = False, licence: str =
 
 def test_matching_files_arrive_once(hub: Hub, tmp_path: Path) -> None:
     videos = {name for name in FILES if name.startswith("videos/")}
-    assert download(tmp_path / "t", "videos/*.mp4") == _names(tmp_path / "t") == videos
+    assert download(tmp_path / "t", "videos/*.mp4") == names(tmp_path / "t") == videos
     assert all((tmp_path / "t" / name).read_bytes() == FILES[name] for name in videos)
     assert list_files(NAME, patterns=["*"]).revision == hub.commit(NAME)
     hub.asked.clear()
@@ -68,7 +61,7 @@ def test_a_broken_connection_is_an_error_and_the_next_call_goes_on(hub: Hub, tmp
     hub.cut.add("videos/b.mp4")
     with pytest.raises(DataError, match=NAME):
         download(tmp_path, "videos/*")
-    assert "videos/a.mp4" in _names(tmp_path) and "videos/b.mp4" not in _names(tmp_path)
+    assert "videos/a.mp4" in names(tmp_path) and "videos/b.mp4" not in names(tmp_path)
     hub.cut.clear()
     assert download(tmp_path, "videos/*") == {"videos/b.mp4"}
     assert (tmp_path / "videos/b.mp4").read_bytes() == FILES["videos/b.mp4"]
@@ -102,19 +95,21 @@ def test_a_stranger_is_told_that_the_name_may_be_wrong_too() -> None:
     assert explained(OSError("Broken."), NAME, revision=None, licence="").endswith("OSError: Broken.")
 
 
-def test_an_unknown_repository_folder_or_pattern_is_told(hub: Hub, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="robots/leg @ newest is not on the hub"):
-        list_files("robots/leg", patterns=["*"])
-    with pytest.raises(DataError, match=r"no file that matches 'videos/\*\.tar'"):
-        list_files(NAME, patterns=["videos/*.tar"])
-    with pytest.raises(DataError, match="robots/arm"):
-        list_files(NAME, patterns=["observations/327/*.tar"])
-
-
-def test_a_name_that_leads_out_of_the_folder_is_refused(hub: Hub) -> None:
-    hub.repositories[NAME]["../../out"] = b"x"
-    with pytest.raises(DataError, match="leads out"):
-        list_files(NAME, patterns=["*out"])
+@pytest.mark.parametrize(
+    ("repository", "pattern", "named"),
+    [
+        ("robots/leg", "*", "robots/leg"),
+        (NAME, "videos/*.tar", r"videos/\*\.tar"),
+        (NAME, "observations/327/*.tar", "robots/arm"),
+        ("robots/bad", "*out", r"\.\./out"),
+    ],
+)
+def test_an_unknown_repository_pattern_or_a_bad_name_is_an_error(
+    repository: str, pattern: str, named: str, hub: Hub
+) -> None:
+    hub.repositories["robots/bad"] = {"../../out": b"x"}
+    with pytest.raises(DataError, match=named):
+        list_files(repository, patterns=[pattern])
 
 
 def test_no_network_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The clips of GR1 and of the NeMo assets arrive from a hub in the layout that training reads, also after a stop."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from cosmos_predict2.data.video import media
+from cosmos_predict2.tools.prepare import hub_videos
+from cosmos_predict2.tools.prepare.caption_embeddings import captions_of_csv
+from scripts import (
+    check_dataset,
+    extract_images_from_videos,
+    get_t5_embeddings_from_cosmos_nemo_assets,
+    get_t5_embeddings_from_groot_dataset,
+    prepare_cosmos_nemo_data,
+    prepare_groot_data,
+)
+from tests.checkpoints.hub_server import Hub
+from tests.data import sources_groot, sources_nemo
+from tests.data.sources_groot import PROMPTS
+from tests.tools.prepare.conftest import Start, names
+
+GR1, NEMO = sources_groot.NAME, sources_nemo.NAME
+WANTED = {"metadata.csv", "source.json", *(f"videos/{name}.mp4" for name in PROMPTS)}
+
+
+@pytest.fixture(scope="module")
+def repositories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
+    scratch = tmp_path_factory.mktemp("scratch")
+    return {GR1: sources_groot.groot_files(scratch), NEMO: sources_nemo.nemo_files(scratch)}
+
+
+@pytest.fixture
+def hub(hub: Hub, repositories: dict[str, dict[str, bytes]]) -> Hub:
+    hub.repositories.update({name: dict(files) for name, files in repositories.items()})
+    return hub
+
+
+@pytest.fixture
+def prepare(start: Start, tmp_path: Path):
+    def run(*more: object) -> int:
+        return start(prepare_groot_data, "--out", tmp_path / "gr1", "--download_dir", tmp_path / "hf_gr1", *more)
+
+    return run
+
+
+def test_clips_and_prompts_lie_where_training_reads_them(
+    hub: Hub, start: Start, prepare, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "gr1"
+    assert prepare("--dry_run") == 0 and "would fetch 4 of 4 files" in caplog.text
+    assert not hub.asked and not folder.exists() and not (tmp_path / "hf_gr1").exists()
+    assert prepare() == 0
+    assert f"get_t5_embeddings_from_groot_dataset --data {folder} --meta_csv {folder}/meta" in caplog.text
+    assert names(folder) == WANTED and not names(tmp_path / "hf_gr1")
+    assert media.scan_video(folder / "videos" / "1.mp4").num_frames == 9
+    assert dict(captions_of_csv(folder / "metadata.csv").results) == PROMPTS
+    record = json.loads((folder / "source.json").read_text())
+    assert (record["repository"], record["revision"]) == (GR1, hub.commit(GR1))
+    assert start(get_t5_embeddings_from_groot_dataset, "--data", folder, "--text_encoder", "bytes") == 0
+    assert start(check_dataset, folder, "--num_frames", 9, "--text_encoder", "bytes", "--workers", 0) == 0
+    assert (folder / "metas" / "2.txt").read_text() == "The robot arm is performing a task. Open the box.\n"
+
+
+def test_the_same_again_needs_no_hub_and_what_is_missing_is_fetched_alone(hub: Hub, prepare, tmp_path: Path) -> None:
+    assert prepare() == 0
+    hub.asked.clear()
+    hub.revisions.clear()
+    assert prepare() == 0 and not hub.asked and not hub.revisions
+    (tmp_path / "gr1" / "videos" / "2.mp4").unlink()
+    assert prepare() == 0
+    assert [name.rpartition("/")[2] for name in hub.asked] == ["2.mp4"]
+    assert names(tmp_path / "gr1") == WANTED
+
+
+def test_a_stop_among_the_moves_loses_nothing(
+    hub: Hub, prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move, moved = hub_videos._move, []
+
+    def stop_at_the_third(source: Path, place: Path) -> None:
+        if len(moved) == 2:
+            raise KeyboardInterrupt
+        moved.append(place)
+        move(source, place)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(hub_videos, "_move", stop_at_the_third)
+        assert prepare() == 130 and "source.json" not in names(tmp_path / "gr1")
+    hub.asked.clear()
+    assert prepare() == 0 and not hub.asked and names(tmp_path / "gr1") == WANTED
+
+
+def test_another_disk_gets_a_copy_in_one_piece(
+    hub: Hub, prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = os.replace
+
+    def across(source: Path, target: Path) -> None:
+        if "hf_gr1" in str(source) and "hf_gr1" not in str(target):
+            raise OSError(18, "Invalid cross-device link")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", across)
+    assert prepare() == 0
+    assert names(tmp_path / "gr1") == WANTED and not names(tmp_path / "hf_gr1")
+    assert (tmp_path / "gr1" / "videos" / "3.mp4").read_bytes() == hub.repositories[GR1]["gr1/3.mp4"]
+
+
+def _gated(hub: Hub, out: Path) -> None:
+    hub.gated.add(GR1)
+
+
+def _in_the_way(hub: Hub, out: Path) -> None:
+    (out / "videos").mkdir(parents=True)
+    (out / "videos" / "1.mp4").write_bytes(b"mine")
+
+
+def _other_prompts(hub: Hub, out: Path) -> None:
+    hub.repositories[GR1]["metadata.csv"] = b"file_name,prompt\nother.mp4,Something else\n"
+
+
+def _no_table(hub: Hub, out: Path) -> None:
+    del hub.repositories[GR1]["metadata.csv"]
+
+
+def _other_layout(hub: Hub, out: Path) -> None:
+    hub.repositories[GR1] = {"metadata.csv": b"", "clips/a.mp4": b"a"}
+
+
+def _same_names(hub: Hub, out: Path) -> None:
+    hub.repositories[GR1]["gr1/more/1.mp4"] = b"twice"
+
+
+@pytest.mark.parametrize(
+    ("plant", "code", "named"),
+    [
+        (_gated, 2, "huggingface.co/datasets/nvidia/GR1-100"),
+        (_in_the_way, 2, "videos/1.mp4 is there already"),
+        (_other_prompts, 1, "metadata.csv"),
+        (_no_table, 2, "metadata.csv"),
+        (_other_layout, 2, "gr1"),
+        (_same_names, 2, "1.mp4"),
+    ],
+)
+def test_faults_of_the_source_are_named(
+    plant, code: int, named: str, hub: Hub, prepare, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog
+) -> None:
+    plant(hub, tmp_path / "gr1")
+    assert prepare() == code and named in capsys.readouterr().err + caplog.text
+    assert plant != _in_the_way or (tmp_path / "gr1" / "videos" / "1.mp4").read_bytes() == b"mine"
+
+
+def test_nemo_clips_and_pictures_of_them_train(
+    hub: Hub, start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset, images = tmp_path / "nemo", tmp_path / "nemo_images"
+    assert start(prepare_cosmos_nemo_data, "--out", dataset, "--dry_run") == 0 and not dataset.exists()
+    assert start(prepare_cosmos_nemo_data, "--out", dataset) == 0
+    assert f"get_t5_embeddings_from_cosmos_nemo_assets --data {dataset}" in caplog.text
+    assert names(dataset) == {"source.json", *(f"videos/{name}.mp4" for name in sources_nemo.STEMS)}
+    hub.asked.clear()
+    assert start(prepare_cosmos_nemo_data, "--out", dataset) == 0 and not hub.asked
+    assert start(extract_images_from_videos, "--data", dataset, "--out", images, "--stride", 5, "--workers", 0) == 0
+    assert len(names(images / "images")) == 4 * 3
+    for folder, kind in ((dataset, []), (images, ["--is_image"])):
+        flags = ["--data", folder, "--text_encoder", "bytes", *kind]
+        assert start(get_t5_embeddings_from_cosmos_nemo_assets, *flags) == 0
+        assert start(check_dataset, folder, "--workers", 0) == 0
+    (images / "metas" / "video_1_00000002.txt").write_text("A video of something else.")
+    assert start(check_dataset, images, "--workers", 0) == 1
