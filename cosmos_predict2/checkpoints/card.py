@@ -275,13 +275,11 @@ def _written(path: str, source: Mapping[str, Tensor], header: Mapping[str, str])
         return tree
 
     pipeline = json_of(PIPELINE_KEY)
-    found = {
-        "video_size": pipeline.pop("video_size", None),
-        "pipeline": pipeline,
-        TRANSFORM_KEY: json_of(TRANSFORM_KEY),
-    }
-    found |= {"lora_alpha": header.get("alpha", source.get(ALPHA_KEY)), "base": header.get("base")}
-    return {name: value for name, value in found.items() if value not in (None, {})} | json_of(KEY)
+    found = {"video_size": pipeline.pop("video_size", None), "pipeline": pipeline, **json_of(KEY)}
+    found = {TRANSFORM_KEY: json_of(TRANSFORM_KEY), "base": header.get("base"), **found}
+    found = {name: value for name, value in found.items() if value}
+    alpha = header.get("alpha", source.get(ALPHA_KEY))
+    return found if alpha is None else {"lora_alpha": alpha, **found}
 
 
 def safetensors_header(path: str) -> dict[str, str]:
@@ -301,12 +299,15 @@ def safetensors_header(path: str) -> dict[str, str]:
 
 
 def _of_run(tree: Mapping[str, Any], starts: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of a run's config.yaml and of its starts."""
-    found = _of_config(_below(tree, "model", "config"))
+    """The same of a run's config.yaml and of its starts: also what its data sets are."""
+    of_pipeline = _below(tree, "model", "config", "pipe_config").get("input_crop")
     nodes = [*_mappings(tree.get("dataloader_train"))]
-    found["input_crop"] = next((crop for node in nodes if (crop := _crop_of(node))), found["input_crop"])
-    found["video_size"] = next((node["video_size"] for node in nodes if _is_size(node.get("video_size"))), None)
-    return found | {"texts": starts.get(TEXT_KEY), "frame_rate": starts.get(RATE_KEY)}
+    return _of_config(_below(tree, "model", "config")) | {
+        "texts": starts.get(TEXT_KEY),
+        "frame_rate": starts.get(RATE_KEY),
+        "video_size": next((node["video_size"] for node in nodes if _is_size(node.get("video_size"))), None),
+        "input_crop": next((crop for node in nodes if (crop := _crop_of(node))), of_pipeline),
+    }
 
 
 def _of_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -318,7 +319,6 @@ def _of_config(config: Mapping[str, Any]) -> dict[str, Any]:
         "pipeline": _pipeline_facts(pipe) if isinstance(pipe.get("net"), dict) else None,
         "action_transform": pipe.get(TRANSFORM_KEY),
         "constant_text": _below(config, "text").get("constant_path"),
-        "input_crop": pipe.get("input_crop"),
         "max_conditioning_frames": pipe.get("max_num_conditional_frames") if most is None else most,
         "lora_alpha": None if is_whole else config.get("lora_alpha"),
         "lora_targets": None if is_whole else config.get("lora_target_modules"),

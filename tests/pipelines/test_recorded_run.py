@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from cosmos_predict2.checkpoints.card import PIPELINE_KEY, text_tensor
+from cosmos_predict2.checkpoints.card import PIPELINE_KEY, card_of_config, card_tensors, text_tensor
 from cosmos_predict2.configs.base.config_video2world import SIZES, get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.recorded_run import apply_card, recorded_run
@@ -107,6 +107,8 @@ def test_an_input_is_brought_to_size_as_the_clips_of_the_run_were(tmp_path: Path
     }
     for name, overrides in runs.items():
         path = _run(tmp_path / name, f"{PREFIX}_tiny_groot_gr1_480", *overrides)
+        model = compose(CONFIG, [f"{PREFIX}_tiny_groot_gr1_480", *overrides]).model["config"]
+        torch.save({"net.x": torch.zeros(1), **card_tensors(card_of_config(model))}, path)
         assert _chosen("--dit_path", path).config.input_crop == name.partition(",")[0], name
     assert _chosen("--random_weights").config.input_crop == "center"
 

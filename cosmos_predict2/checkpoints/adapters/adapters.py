@@ -4,11 +4,12 @@
 W + weight * (alpha / rank) * B A, in float32, rounded once to the dtype of W however many adapters there are.
 """
 
+import hashlib
 import json
 import logging
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from cosmos_predict2.checkpoints.adapters.base_match import base_fingerprint, check_base
 from cosmos_predict2.checkpoints.adapters.peft_settings import PeftSettings
 from cosmos_predict2.checkpoints.card import read_card, safetensors_header
 from cosmos_predict2.checkpoints.card_checks import agreed_alpha
@@ -105,7 +105,7 @@ def apply_lora(
     targets = _linear_weights(net)
     for adapter, _ in opened:
         _require_fit(adapter, targets)
-        check_base(adapter.path, adapter.base, adapter.base_fingerprint, targets, adapter.layers, base)
+        _compare_base(adapter, targets, base)
     layers = tuple(name for name in targets if any(name in adapter.layers for adapter, _ in opened))
     for name in layers:
         updates = [weight * adapter.layers[name].update() for adapter, weight in opened if name in adapter.layers]
@@ -333,6 +333,34 @@ def _require_fit(adapter: Adapter, targets: Mapping[str, Tensor]) -> None:
                 f"{adapter.path}: the adapter of {layer} is for a matrix of {list(factors.shape)}, "
                 f"the network's is {list(target.shape)}. It was trained on another size of model."
             )
+
+
+def base_fingerprint(layers: Collection[str], matrices: Mapping[str, Tensor]) -> str:
+    """16 hexadecimal digits for the matrices of these layers, from samples of them.
+
+    They are rounded to bfloat16 first, so that one set of weights has one fingerprint in float32, bfloat16, and in
+    float32 read from a float16 file.
+    """
+    names = sorted(layers)
+    digest = hashlib.sha256()
+    for name in names[:: max(1, -(-len(names) // 16))]:  # of a file of 28 GB, some megabytes are read
+        matrix = matrices[name].detach().flatten()
+        sampled = matrix[:: max(1, matrix.numel() // 64)][:64].to("cpu", torch.bfloat16)
+        digest.update(f"{name} {list(matrices[name].shape)}".encode() + sampled.view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _compare_base(adapter: Adapter, targets: Mapping[str, Tensor], name: str) -> None:
+    """Warn where the matrices here, read from ``name``, are not those that an adapter was trained on."""
+    if not adapter.base_fingerprint or any(targets[layer].dtype == torch.float16 for layer in adapter.layers):
+        return  # rounded a second time, float16 does not give the bfloat16 of the base
+    if (actual := base_fingerprint(adapter.layers, targets)) != adapter.base_fingerprint:
+        log.warning(
+            "%s was trained on %s (fingerprint %s), but is added to %s (fingerprint %s): what it learnt may not suit"
+            " these weights",
+            *(adapter.path, adapter.base or "other weights", adapter.base_fingerprint),
+            *(name or "other weights", actual),
+        )
 
 
 def _no_alpha(where: str) -> str:
