@@ -3,6 +3,7 @@
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -88,15 +89,18 @@ def test_paths_are_those_of_the_published_layout() -> None:
     ]
 
 
-def test_variants_that_do_not_exist_are_errors() -> None:
-    with pytest.raises(ConfigError, match="resolution is '1080'"):
-        released.get_cosmos_predict2_video2world_checkpoint(resolution="1080")
-    with pytest.raises(ConfigError, match="NATTEN"):
-        released.get_cosmos_predict2_video2world_checkpoint(resolution="480", natten=True)
-    with pytest.raises(ConfigError, match=r"0\.6B, not 2B"):
-        released.get_cosmos_predict2_text2image_checkpoint(distilled=True)
-    with pytest.raises(ConfigError, match="gr00t_variant"):
-        released.get_cosmos_predict2_gr00t_checkpoint(gr00t_variant="gr2")
+@pytest.mark.parametrize(
+    ("function", "options", "cause"),
+    [
+        ("video2world", dict(resolution="1080"), "resolution"),
+        ("video2world", dict(resolution="480", natten=True), "NATTEN"),
+        ("text2image", dict(distilled=True), "2B"),
+        ("gr00t", dict(gr00t_variant="gr2"), "gr00t_variant"),
+    ],
+)
+def test_variants_that_do_not_exist_are_errors(function: str, options: dict[str, Any], cause: str) -> None:
+    with pytest.raises(ConfigError, match=cause):
+        getattr(released, f"get_cosmos_predict2_{function}_checkpoint")(**options)
 
 
 def test_the_tokenizer_is_taken_from_wherever_it_lies(tmp_path: Path) -> None:
@@ -192,14 +196,12 @@ def test_derived_networks_have_their_published_number_of_parameters(network: str
     assert sum(tensor.numel() for tensor in manifest_of(network).tensors.values()) == count
 
 
-def test_the_multiview_manifest_takes_its_views() -> None:
+def test_the_manifests_of_multiview_and_tokenizer() -> None:
     tensors = manifest_of("2B multiview").tensors
     assert tuple(tensors["x_embedder.proj.1.weight"].shape) == (2048, 100)
     assert tuple(tensors["view_embeddings.weight"].shape) == (7, 7)
     assert str(describe(tensors)) == "2B multiview, width 2048, 28 blocks"
-
-
-def test_the_tokenizers_manifest_has_its_194_entries() -> None:
+    assert str(describe(manifest_of("2B action-conditioned").tensors)).endswith("84 numbers of actions at once")
     assert len(manifest_of("tokenizer").tensors) == 194
 
 

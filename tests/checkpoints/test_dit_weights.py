@@ -19,7 +19,6 @@ from torch import Tensor
 from cosmos_predict2.checkpoints import describe_missing, load_dit, open_dit, to_diffusers_name
 from cosmos_predict2.checkpoints.dit_loading import check_dit
 from cosmos_predict2.checkpoints.dit_weights import problem_with
-from cosmos_predict2.checkpoints.families import describe
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import CheckpointError
@@ -127,20 +126,12 @@ def test_every_form_loads_exactly(write: Callable[[Path, Any], str], tmp_path: P
     assert not (report.missing or report.unexpected or report.wrong_shape)
 
 
-def test_the_averaged_copy_is_taken_when_asked_for(tmp_path: Path) -> None:
-    net = random_net(seed=2)
-    load_dit(net, _training_file(tmp_path, random_net(seed=1)), "net_ema")
-    assert_same_parameters(net, parameters_of(EMA))
-
-
-def test_a_file_with_only_the_average_is_read_by_auto(tmp_path: Path) -> None:
+def test_the_averaged_copy_is_taken_when_asked_for_or_alone(tmp_path: Path) -> None:
     torch.save(released_state(EMA, "net_ema."), tmp_path / "ema.pt")
-    net = random_net(seed=2)
-    load_dit(net, str(tmp_path / "ema.pt"))
-    assert_same_parameters(net, parameters_of(EMA))
-
-
-def test_asking_a_file_without_average_for_it_is_an_error(tmp_path: Path) -> None:
+    for path, which in ((_training_file(tmp_path, random_net(seed=1)), "net_ema"), (str(tmp_path / "ema.pt"), "auto")):
+        net = random_net(seed=2)
+        load_dit(net, path, which)
+        assert_same_parameters(net, parameters_of(EMA))
     with pytest.raises(CheckpointError, match=r"model\.pt.*net_ema"):
         load_dit(random_net(), _released(tmp_path, random_net()), "net_ema")
 
@@ -192,25 +183,6 @@ def test_another_network_is_told_in_one_sentence(changes: dict[str, Any], messag
         assert len(str(failure.value).splitlines()) == 1
 
 
-def test_the_sizes_of_the_releases_are_called_by_their_names() -> None:
-    released = {
-        "x_embedder.proj.1.weight": torch.empty(2048, 72, device="meta"),
-        "final_layer.linear.weight": torch.empty(64, 2048, device="meta"),
-        "blocks.0.cross_attn.k_proj.weight": torch.empty(2048, 1024, device="meta"),
-        "blocks.0.mlp.layer1.weight": torch.empty(8192, 2048, device="meta"),
-        "blocks.0.self_attn.q_norm.weight": torch.empty(128, device="meta"),
-        **{f"blocks.{i}.mlp.layer2.weight": torch.empty(2048, 8192, device="meta") for i in range(28)},
-    }
-    assert str(describe(released)) == "2B Video2World, width 2048, 28 blocks"
-    released["action_embedder_B_D.fc1.weight"] = torch.empty(8192, 84, device="meta")
-    assert str(describe(released)) == (
-        "2B action-conditioned Video2World, width 2048, 28 blocks, 84 numbers of actions at once"
-    )
-    released["x_embedder.proj.1.weight"] = torch.empty(2048, 100, device="meta")
-    del released["action_embedder_B_D.fc1.weight"]
-    assert str(describe(released)) == "2B multiview, width 2048, 28 blocks"
-
-
 @pytest.mark.parametrize(
     ("names", "message"),
     [
@@ -250,20 +222,16 @@ def _lora_run(folder: Path, record: bool = True) -> tuple[str, Tensor]:
     return str(path), call(net)
 
 
-def test_adapters_in_a_checkpoint_are_merged_with_the_alpha_of_the_run(tmp_path: Path) -> None:
-    path, output = _lora_run(tmp_path)
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_adapters_in_a_checkpoint_are_merged_with_a_recorded_or_given_alpha(is_recorded: bool, tmp_path: Path) -> None:
+    path, output = _lora_run(tmp_path, record=is_recorded)
     net = random_net(seed=2)
-    load_dit(net, path)
-    torch.testing.assert_close(call(net), output, rtol=1e-4, atol=1e-5)
-    check_dit(L(Video2WorldDiT)(**SMALL), path)
-
-
-def test_adapters_without_a_recorded_alpha_are_an_error_that_asks_for_it(tmp_path: Path) -> None:
-    path, output = _lora_run(tmp_path, record=False)
-    net = random_net(seed=2)
-    with pytest.raises(CheckpointError, match="lora_alpha"):
-        load_dit(net, path)
-    load_dit(net, path, lora_alpha=12.0)
+    if is_recorded:
+        check_dit(L(Video2WorldDiT)(**SMALL), path)
+    else:
+        with pytest.raises(CheckpointError, match="lora_alpha"):
+            load_dit(net, path)
+    load_dit(net, path, lora_alpha=None if is_recorded else 12.0)
     torch.testing.assert_close(call(net), output, rtol=1e-4, atol=1e-5)
 
 

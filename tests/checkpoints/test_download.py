@@ -47,7 +47,7 @@ def test_video2world_is_its_files_the_text_encoder_and_the_blocklist() -> None:
     assert plan.parts[1].ignored == ("tf_model.h5",)
 
 
-def test_variants_multiply_and_natten_is_added() -> None:
+def test_variants_multiply_and_every_model_brings_its_tokenizer() -> None:
     plan = _plan(
         "--model_types", "video2world", "--model_sizes", "14B", "--fps", "10", "16", "--resolution", "480", "720",
         "--natten", "--no_text_encoder", "--no-guardrail",
@@ -57,14 +57,8 @@ def test_variants_multiply_and_natten_is_added() -> None:
         "model-480p-10fps.pt", "model-480p-16fps.pt", "model-720p-10fps.pt", "model-720p-16fps.pt",
         "model-720p-10fps-natten.pt", "model-720p-16fps-natten.pt",
     ]  # fmt: skip
-
-
-def test_the_action_conditioned_model_needs_no_frame_rate_and_brings_its_tokenizer() -> None:
     plan = _plan("--model_types", "sample_action_conditioned", "--no-text-encoder", "--no_guardrail")
     assert _files(plan) == {VIDEO_2B: ["tokenizer/tokenizer.pth"], ACTION: ["model-480p-4fps.pt"]}
-
-
-def test_every_kind_has_a_tokenizer_where_the_pipelines_look_for_it() -> None:
     for model_type in ("sample_gr00t_dreams_gr1", "sample_gr00t_dreams_droid", "multiview", "video2world"):
         files = _files(_plan("--model_types", model_type))
         assert any("tokenizer/tokenizer.pth" in names for folder, names in files.items() if "Video2World" in folder)
@@ -120,18 +114,14 @@ def test_sizes_that_do_not_exist_are_an_error_when_asked_for_and_a_note_else() -
     assert any(note.startswith("sample_gr00t_dreams_gr1: left out") for note in plan.notes)
 
 
-def test_weights_that_nothing_here_runs_yet_are_said_to_be_so() -> None:
+def test_notes_name_what_is_left_out_and_what_nothing_here_runs_yet() -> None:
     notes = _plan("--model_types", "text2image", "video2world", "multiview", "--predict2_5", "2B/distilled").notes
     assert "text2image, multiview, 2B/distilled: not yet here, no program of this version runs these weights" in notes
-    assert not any("not yet here" in note for note in make_plan(Wishes(model_types=("video2world",))).notes)
     path = "checkpoints/nvidia/Cosmos-Predict2-2B-Text2Image/model.pt"
     assert "no program here runs it yet" in released.describe_missing(path)
-
-
-def test_what_is_left_out_by_default_is_said_and_can_be_had() -> None:
-    plan = make_plan(Wishes(model_types=("video2world",)))
-    assert any("--all_guardrails" in note for note in plan.notes)
-    assert any("--prompt_refiner" in note for note in plan.notes)
+    notes = make_plan(Wishes(model_types=("video2world",))).notes
+    for word, is_noted in (("not yet here", False), ("--all_guardrails", True), ("--prompt_refiner", True)):
+        assert any(word in note for note in notes) == is_noted
     full = _plan("--model_types", "video2world", "--all_guardrails", "--prompt_refiner")
     assert {"meta-llama/Llama-Guard-3-8B", "nvidia/Cosmos-Reason1-7B"} <= _files(full).keys()
 

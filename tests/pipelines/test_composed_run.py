@@ -105,43 +105,36 @@ def test_an_experiment_with_other_data_than_the_run_is_warned_of(run: Path, capl
     assert len(told) == 2 and "its dataloader_val is ToyWorldVideos, but" in told[1] and "(own/val)" in told[1]
 
 
-@pytest.mark.parametrize("name", ["os.system", "cosmos_predict2.checkpoints.runs.logging.os.system", "torch.load"])
-def test_nothing_else_is_imported_for_a_run(run: Path, text: str, name: str) -> None:
-    tree: dict[str, Any] = yaml.safe_load(text)
-    tree["dataloader_val"]["dataset"] = {"_target_": name, "command": "true"}
-    (run / "config.yaml").write_text(yaml.safe_dump(tree))
-    with pytest.raises(ConfigError, match=f"names {name}, which is not of this code"):
-        composed_run(read_card(str(run)), [])
-    tree = {"_import_from_": ["/elsewhere"], **yaml.safe_load(text)}
-    (run / "config.yaml").write_text(yaml.safe_dump(tree))
-    with pytest.raises(ConfigError, match="elsewhere"):
-        composed_run(read_card(str(run)), [])
-
-
-@pytest.mark.parametrize("section", ["trainer", "checkpoint"])
-def test_no_class_of_the_trainer_is_imported_for_a_run(run: Path, text: str, section: str) -> None:
-    tree: dict[str, Any] = yaml.safe_load(text)
-    tree[section]["type"] = "checkpoints.run.payload.Trainer"
-    (run / "config.yaml").write_text(yaml.safe_dump(tree))
-    with pytest.raises(ConfigError, match=r"names checkpoints\.run\.payload\.Trainer, which is not of this code"):
-        composed_run(read_card(str(run)), [])
-
-
-def test_nothing_is_computed_for_a_run(run: Path, text: str) -> None:
-    tree: dict[str, Any] = yaml.safe_load(text)
-    tree["dataloader_val"]["dataset"]["fps"] = "${oc.create:{_target_:os.system,command:false}}"
-    (run / "config.yaml").write_text(yaml.safe_dump(tree))
-    with pytest.raises(ConfigError, match=r"config\.yaml cannot be read"):
-        composed_run(read_card(str(run)), [])
+NOT_OURS = "which is not of this code"
+NOT_BUILT = "which is none of the classes for that"
 
 
 @pytest.mark.parametrize(
-    "name", ["imaginaire.storage.remove", "cosmos_predict2.data.video.media.write_video", "torch.nn.Linear"]
+    ("keys", "value", "cause"),
+    [
+        (("dataloader_val", "dataset", "_target_"), "os.system", NOT_OURS),
+        (("dataloader_val", "dataset", "_target_"), "cosmos_predict2.checkpoints.runs.logging.os.system", NOT_OURS),
+        (("dataloader_val", "dataset", "_target_"), "torch.load", NOT_OURS),
+        (("_import_from_",), ["/elsewhere"], "elsewhere"),
+        (("trainer", "type"), "checkpoints.run.payload.Trainer", NOT_OURS),
+        (("checkpoint", "type"), "checkpoints.run.payload.Trainer", NOT_OURS),
+        (("dataloader_val", "dataset", "fps"), "${oc.create:{_target_:os.system,command:false}}", "cannot be read"),
+        *(
+            ((*place, "extra"), {"_target_": name}, NOT_BUILT)
+            for place in (("dataloader_val", "dataset"), ("model", "config"))
+            for name in ("imaginaire.storage.remove", "cosmos_predict2.data.video.media.write_video", "torch.nn.Linear")
+        ),
+    ],
 )
-def test_only_classes_of_models_and_data_are_built_for_a_run(run: Path, text: str, name: str) -> None:
-    for part in ("dataset", "config"):
-        tree: dict[str, Any] = yaml.safe_load(text)
-        tree["dataloader_val" if part == "dataset" else "model"][part]["extra"] = {"_target_": name}
-        (run / "config.yaml").write_text(yaml.safe_dump(tree))
-        with pytest.raises(ConfigError, match=f"by {name}"):
-            composed_run(read_card(str(run)), [])
+def test_nothing_else_is_imported_built_or_computed_for_a_run(
+    run: Path, text: str, keys: tuple[str, ...], value: Any, cause: str
+) -> None:
+    tree: dict[str, Any] = yaml.safe_load(text)
+    *places, last = keys
+    section = tree
+    for key in places:
+        section = section[key]
+    section[last] = value
+    (run / "config.yaml").write_text(yaml.safe_dump(tree))
+    with pytest.raises(ConfigError, match=cause):
+        composed_run(read_card(str(run)), [])
