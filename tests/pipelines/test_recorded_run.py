@@ -55,10 +55,13 @@ def test_no_flag_means_as_in_the_run(agibot: str, caplog: pytest.LogCaptureFixtu
     assert ratios == [1.0, 2.0, 2.0]  # of this family; released: 1, 3, 3
     assert config.net.atten_backend == "minimal_a2a"
     assert "480 (768x432), 10 frames per second, 16 latent frames" in caplog.text
+    assert (
+        _chosen("--dit_path", agibot, "--model_size", "2B", "--resolution", "480", "--fps", "10").config.state_t == 16
+    )
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_a_request_that_differs_is_told_with_both_values(agibot: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_request_that_differs_is_a_warning_with_both_values(agibot: str, caplog: pytest.LogCaptureFixture) -> None:
     flags = ["--resolution", "720", "--fps", "16", "--aspect_ratio", "1:1"]
     choice = _chosen("--dit_path", agibot, *flags)
     assert (choice.config.resolution, choice.config.fps, choice.config.state_t) == ("720", 16, 24)
@@ -113,25 +116,23 @@ def test_an_input_is_brought_to_size_as_the_clips_of_the_run_were(tmp_path: Path
     assert _chosen("--random_weights").config.input_crop == "center"
 
 
-def test_the_same_request_is_no_warning(agibot: str, caplog: pytest.LogCaptureFixture) -> None:
-    choice = _chosen("--dit_path", agibot, "--model_size", "2B", "--resolution", "480", "--fps", "10")
-    assert choice.config.state_t == 16 and not caplog.records
+@pytest.mark.parametrize(
+    ("flags", "cause"),
+    [
+        (["--dit_path", "RUN", "--model_size", "14B"], "--model_size 14B"),
+        (["--random_weights", "--dit_path", "x.pt"], "--random_weights"),
+    ],
+)
+def test_flags_that_contradict_the_weights_are_refused(flags: list[str], cause: str, agibot: str) -> None:
+    with pytest.raises(ConfigError, match=cause):
+        _chosen(*(agibot if word == "RUN" else word for word in flags))
 
 
-def test_another_size_of_model_is_refused(agibot: str) -> None:
-    with pytest.raises(ConfigError, match=r"--model_size 14B, but .*run trained a 2B model"):
-        _chosen("--dit_path", agibot, "--model_size", "14B")
-
-
-def test_the_clips_of_a_run_say_its_size_not_the_name_of_its_model(tmp_path: Path) -> None:
-    path = _run(tmp_path / "run", f"{PREFIX}_2b_groot_gr1_480")  # trains the model of 720p on clips of 480p
-    assert yaml.safe_load((tmp_path / "run/config.yaml").read_text())["model"]["config"]["pipe_config"][
-        "resolution"
-    ] == ("720")
+def test_the_size_of_the_clips_and_a_length_of_its_own_are_kept(tmp_path: Path) -> None:
+    path = _run(tmp_path / "large", f"{PREFIX}_2b_groot_gr1_480")  # trains the model of 720p on clips of 480p
+    card = recorded_run(path)
+    assert card is not None and card.pipeline["resolution"] == "720"
     assert _chosen("--dit_path", path).config.resolution == "480"
-
-
-def test_a_length_of_its_own_is_kept(tmp_path: Path) -> None:
     path = _run(tmp_path / "run", f"{PREFIX}_tiny_groot_gr1_480", "model.config.pipe_config.state_t=3")
     choice = _chosen("--dit_path", path)
     assert (choice.model_size, choice.config.state_t, choice.aspect_ratio) == ("tiny", 3, "1:1")
@@ -155,13 +156,8 @@ def test_adapters_of_a_run_say_the_base_and_its_numbers(tmp_path: Path) -> None:
     path = _run(tmp_path / "run", "experiment=predict2_video2world_lora_training_tiny_cosmos_nemo_assets")
     choice = _chosen("--lora", f"{path}:0.5")
     assert choice.model_size == "tiny" and choice.dit_path.endswith("tiny_video2world.safetensors")
-
-
-def test_random_weights_are_asked_for(tmp_path: Path) -> None:
+    assert _chosen("--model_size", "tiny").dit_path == choice.dit_path
     assert _chosen("--model_size", "tiny", "--random_weights").dit_path == ""
-    assert _chosen("--model_size", "tiny").dit_path.endswith("tiny_video2world.safetensors")
-    with pytest.raises(ConfigError, match="one of them"):
-        _chosen("--model_size", "tiny", "--random_weights", "--dit_path", "x.pt")
 
 
 def test_a_run_of_foreign_code_is_told_and_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -214,16 +210,11 @@ def test_nothing_that_weights_bring_is_computed(tmp_path: Path, caplog: pytest.L
     tree = yaml.safe_load((folder / "config.yaml").read_text())
     tree["model"]["config"]["pipe_config"]["net"]["max_frames"] = call
     (folder / "config.yaml").write_text(yaml.safe_dump(tree))
-    assert recorded_run(path) is None
+    assert recorded_run(path) is recorded_run("") is None
     assert caplog.text.count("holds an interpolation") >= 2
     torch.save({PIPELINE_KEY: text_tensor(json.dumps({"net": {"max_frames": call}}))}, tmp_path / "model.pt")
     with pytest.raises(CheckpointError, match=r"'action_pipeline' cannot be read: .* holds an interpolation"):
         recorded_run(str(tmp_path / "model.pt"))
-
-
-def test_weights_outside_a_run_have_no_numbers(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("job: {name: x}\n")
-    assert recorded_run(str(tmp_path / "model.pt")) is None and recorded_run("") is None
 
 
 @pytest.mark.slow

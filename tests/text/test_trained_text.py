@@ -223,26 +223,30 @@ def test_the_last_start_counts_and_two_kinds_of_text_are_told(
     assert "texts of 2 kinds" in caplog.text and "by bytes-v1-512x64" in caplog.text
 
 
-def test_what_data_sets_say_of_their_text(tmp_path: Path) -> None:
+def test_data_sets_and_configs_declare_their_text(tmp_path: Path) -> None:
     toy = dict(_target_=ToyWorldVideos, num_tokens=32, width=16)
-    assert data_text(toy) == TrainedText("bytes-v1-32x16", 32, 32, 16)
-    assert data_text({**toy, "captions": False}) == TrainedText("none", 32, 32, 16)
-    assert data_text(dict(_target_=MockVideos)) is None, "random numbers are no encoder's"
     robot = dict(_target_=LeRobotActionDataset, root=str(tmp_path), num_tokens=32, text_width=16)
-    assert data_text(robot) == TrainedText("none", 32, 32, 16)
     embed_captions(tmp_path / "t5_xxl", {"episode_000000": "x"}, BytesEncoder(64, 8))
-    assert data_text({**robot, "load_t5_embeddings": True}) == TrainedText("bytes-v1-64x8", 64, 32, 8)
-    assert data_text(dict(_target_="cosmos_predict2.data.dataset_video.Dataset", text_encoder="none")) is None
-    for number in (None, "all"):  # of a class from elsewhere
-        assert data_text(dict(_target_=MockVideos, num_tokens=number, dataset_dir=str(tmp_path))) is None
-
-
-def test_what_a_run_that_encodes_its_captions_says(tmp_path: Path) -> None:
-    by = TrainingTextConfig(encoder=L(BytesEncoder)(num_tokens=8, width=4))
-    assert text_of_config(by) == TrainedText("bytes", 8, 8, 4)
+    foreign = [dict(_target_=MockVideos, num_tokens=n, dataset_dir=str(tmp_path)) for n in (None, "all")]
+    random = dict(_target_=MockVideos)  # random numbers are no encoder's
+    none = dict(_target_="cosmos_predict2.data.dataset_video.Dataset", text_encoder="none")
+    for data, text in (
+        (toy, TrainedText("bytes-v1-32x16", 32, 32, 16)),
+        ({**toy, "captions": False}, TrainedText("none", 32, 32, 16)),
+        (robot, TrainedText("none", 32, 32, 16)),
+        ({**robot, "load_t5_embeddings": True}, TrainedText("bytes-v1-64x8", 64, 32, 8)),
+        *((data, None) for data in (random, none, *foreign)),
+    ):
+        assert data_text(data) == text
     torch.save(torch.ones(3, 4), tmp_path / "empty.pt")
-    constant = text_of_config(TrainingTextConfig(constant_path=str(tmp_path / "empty.pt")))
-    assert constant == TrainedText("none", 3, 3, 4, str(tmp_path / "empty.pt"))
+    for config, text in (
+        (TrainingTextConfig(encoder=L(BytesEncoder)(num_tokens=8, width=4)), TrainedText("bytes", 8, 8, 4)),
+        (
+            TrainingTextConfig(constant_path=str(tmp_path / "empty.pt")),
+            TrainedText("none", 3, 3, 4, str(tmp_path / "empty.pt")),
+        ),
+    ):
+        assert text_of_config(config) == text
 
 
 @pytest.mark.parametrize(
