@@ -6,17 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from cosmos_predict2.checkpoints import load_dit, open_dit
 from cosmos_predict2.checkpoints.dit_loading import check_dit
 from cosmos_predict2.checkpoints.download import manifest_of
 from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS, action_network, action_readings, describe
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
-from imaginaire.checkpoint import weight_files
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import CheckpointError
-from scripts import convert
 from tests.checkpoints.nets import SMALL, assert_same_parameters, parameters_of, random_net, released_state
 
 FLAT: dict[str, Any] = dict(action_dim=7, num_action_per_chunk=12)
@@ -96,6 +93,8 @@ def test_other_sizes_of_actions_and_of_chunks_are_asked_for() -> None:
     assert action_network(eight, num_actions=8)[1]["num_action_per_chunk"] == 8
     with pytest.raises(CheckpointError, match="and flat is asked for"):
         action_network(gr1, 29, kind="flat")
+    with pytest.raises(CheckpointError, match="without actions"):
+        action_network(describe(random_net().state_dict()), source="base.pt")
 
 
 def test_where_both_kinds_would_fit_it_must_be_said() -> None:
@@ -104,11 +103,6 @@ def test_where_both_kinds_would_fit_it_must_be_said() -> None:
         action_network(short, num_actions=4)
     assert action_network(short, num_actions=4, kind="flat")[0] is FlatActionDiT
     assert action_network(short)[0] is ChunkActionDiT  # 12 actions would be 84 numbers
-
-
-def test_weights_without_actions_choose_no_network() -> None:
-    with pytest.raises(CheckpointError, match="without actions"):
-        action_network(describe(random_net().state_dict()), source="base.pt")
 
 
 # Loading --------------------------------------------------------------------------------------------------------------
@@ -162,38 +156,14 @@ def test_other_networks_with_actions_are_refused(case: str, allow_missing: tuple
         check_dit(L(FlatActionDiT)(**SMALL, **FLAT), path, allow_missing=allow_missing)
 
 
-def test_a_network_that_adds_to_tokens_needs_a_file_that_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: action_net(action_on_tokens=True), r"the network adds actions.*net.action_on_tokens=False"),
+        (random_net, r"The network is a Video2World.*without actions"),
+    ],
+)
+def test_a_network_that_reads_actions_otherwise_refuses_the_weights(make: Any, message: str, tmp_path: Path) -> None:
     path = _save(tmp_path, released_state(action_net()))
-    with pytest.raises(CheckpointError, match=r"the network adds actions.*Set net.action_on_tokens=False"):
-        load_dit(action_net(action_on_tokens=True), path, allow_missing=[ACTION_EMBEDDERS])
-
-
-def test_a_network_without_actions_refuses_their_weights(tmp_path: Path) -> None:
-    path = _save(tmp_path, released_state(action_net()))
-    with pytest.raises(CheckpointError, match=r"The network is a Video2World.*without actions"):
-        load_dit(random_net(), path)
-
-
-# Other forms ----------------------------------------------------------------------------------------------------------
-
-
-def _converted(*arguments: str) -> None:
-    convert.run(convert._parser().parse_args([*arguments]))
-
-
-def test_weights_go_to_safetensors_and_back(tmp_path: Path) -> None:
-    source = action_net(ChunkActionDiT, seed=3)
-    path = _save(tmp_path, released_state(source))
-    _converted(path, f"{tmp_path}/one.safetensors")
-    _converted(f"{tmp_path}/one.safetensors", f"{tmp_path}/two.pt")
-    found: dict[str, Tensor] = dict(weight_files.open_address(f"{tmp_path}/two.pt"))
-    assert {name.removeprefix("net.") for name in found} == set(parameters_of(source))
-    net = action_net(ChunkActionDiT, seed=4)
-    load_dit(net, f"{tmp_path}/two.pt")
-    assert_same_parameters(net, parameters_of(source))
-
-
-def test_diffusers_has_no_class_for_them(tmp_path: Path) -> None:
-    path = _save(tmp_path, released_state(action_net()))
-    with pytest.raises(CheckpointError, match=r"action-conditioned.*diffusers has no class.*\.pt or \.safetensors"):
-        _converted(path, f"{tmp_path}/transformer", "--to", "diffusers", "--rope_scale", "1", "2", "3")
+    with pytest.raises(CheckpointError, match=message):
+        load_dit(make(), path, allow_missing=[ACTION_EMBEDDERS])

@@ -221,18 +221,21 @@ def test_adapters_that_go_on_with_another_alpha_are_refused(tmp_path: Path) -> N
     assert_same_parameters(same, parameters_of(_trained()))
 
 
-def test_more_than_factors_or_half_a_pair_is_an_error(tmp_path: Path) -> None:
-    factors = _factors(_trained())
-    safetensors.torch.save_file({**factors, "blocks.0.bias": torch.ones(1)}, tmp_path / "more.safetensors")
-    with pytest.raises(CheckpointError, match=r"blocks\.0\.bias"):
-        read_adapter(str(tmp_path / "more.safetensors"))
-    factors.pop("blocks.1.mlp.layer1.lora_B.weight")
-    safetensors.torch.save_file(factors, tmp_path / "half.safetensors")
-    with pytest.raises(CheckpointError, match=r"only lora_A of blocks\.1\.mlp\.layer1"):
-        read_adapter(str(tmp_path / "half.safetensors"))
-    torch.save(parameters_of(random_net()), tmp_path / "plain.pt")
-    with pytest.raises(CheckpointError, match="holds no LoRA adapter"):
-        read_adapter(str(tmp_path / "plain.pt"))
+@pytest.mark.parametrize(
+    ("change", "lost", "cause"),
+    [
+        ({"blocks.0.bias": torch.ones(1)}, "", r"blocks\.0\.bias"),
+        ({}, "blocks.1.mlp.layer1.lora_B.weight", r"only lora_A of blocks\.1\.mlp\.layer1"),
+        (parameters_of(random_net()), "lora_", "holds no LoRA adapter"),
+    ],
+)
+def test_more_than_factors_or_half_a_pair_is_an_error(
+    change: dict[str, Tensor], lost: str, cause: str, tmp_path: Path
+) -> None:
+    factors = {name: value for name, value in _factors(_trained()).items() if not lost or lost not in name}
+    safetensors.torch.save_file({**factors, **change}, tmp_path / "adapter.safetensors")
+    with pytest.raises(CheckpointError, match=cause):
+        read_adapter(str(tmp_path / "adapter.safetensors"))
 
 
 # State ----------------------------------------------------------------------------------------------------------------
@@ -247,20 +250,20 @@ def test_a_merged_state_is_lazy_and_gives_the_same_output() -> None:
     torch.testing.assert_close(call(net), call(trained), rtol=1e-4, atol=1e-5)
 
 
-def test_a_merged_state_asks_for_alpha_and_checks_the_rank() -> None:
-    state = _trained().state_dict()
-    with pytest.raises(CheckpointError, match="lora_alpha"):
-        merge_lora_state(state, alpha=None)
-    with pytest.raises(CheckpointError, match=r"rank 3.*not 8"):
-        merge_lora_state(state, alpha=1.0, rank=8)
-    state.pop("blocks.0.mlp.layer1.lora_B.default.weight")
-    with pytest.raises(CheckpointError, match="lora_B"):
-        merge_lora_state(state, alpha=1.0)
-
-
-def test_a_state_without_adapters_passes_through() -> None:
-    state = random_net().state_dict()
-    assert merge_lora_state(state, alpha=None) is state
+@pytest.mark.parametrize(
+    ("lost", "options", "cause"),
+    [
+        ("", dict(alpha=None), "lora_alpha"),
+        ("", dict(alpha=1.0, rank=8), r"rank 3.*not 8"),
+        ("blocks.0.mlp.layer1.lora_B.default.weight", dict(alpha=1.0), "lora_B"),
+    ],
+)
+def test_a_state_that_cannot_be_merged_is_an_error(lost: str, options: dict[str, Any], cause: str) -> None:
+    state = {name: value for name, value in _trained().state_dict().items() if name != lost}
+    with pytest.raises(CheckpointError, match=cause):
+        merge_lora_state(state, **options)
+    plain = random_net().state_dict()
+    assert merge_lora_state(plain, alpha=None) is plain
 
 
 # The argument ---------------------------------------------------------------------------------------------------------

@@ -73,6 +73,8 @@ def _save(theirs: Any, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("config", ADDED.values(), ids=ADDED)
 def test_what_diffusers_saves_has_the_same_output_here_and_again_there(config: dict[str, Any], tmp_path: Path) -> None:
+    from diffusers.loaders.lora_pipeline import CosmosLoraLoaderMixin
+
     theirs = _adapted(**config)
     expected = _output(theirs)
     assert (expected - call(random_net(seed=1))).abs().max() > 1
@@ -87,6 +89,10 @@ def test_what_diffusers_saves_has_the_same_output_here_and_again_there(config: d
     assert documented in Path("documentations/checkpoints.md").read_text()
     eval(documented, {"transformer": transformer, "folder": folder})
     torch.testing.assert_close(_output(transformer), expected, rtol=1e-4, atol=1e-4)
+    of_pipeline = diffusers_twin(random_net(seed=1), SMALL)
+    state, metadata = CosmosLoraLoaderMixin.lora_state_dict(folder, return_lora_metadata=True)
+    CosmosLoraLoaderMixin.load_lora_into_transformer(state, of_pipeline, metadata=metadata)
+    torch.testing.assert_close(_output(of_pipeline), expected, rtol=1e-4, atol=1e-4)
     in_peft = peft.PeftModel.from_pretrained(random_net(seed=1), str(tmp_path / "peft")).base_model.model
     torch.testing.assert_close(call(in_peft), expected, rtol=1e-4, atol=1e-4)
 
