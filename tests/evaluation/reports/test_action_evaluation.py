@@ -215,7 +215,7 @@ def test_futures_are_of_the_table_and_the_task_of_the_run(task: str, pipe: Any) 
 
 def test_chunks_that_begin_between_the_bases_of_actions_are_not_measured() -> None:
     choice = SimpleNamespace(config=SimpleNamespace(transform=relative_pose(accumulate=5), chunk_size=12))
-    args = SimpleNamespace(num_chunks=2, num_clips=2, seed=0, data="toy", resolution="")
+    args = SimpleNamespace(num_chunks=2, num_clips=2, seed=0, data="toy", size=None)
     with pytest.raises(ConfigError, match="moves every 5 frames"):
         evaluate_world_model._recordings(args, choice)  # type: ignore[arg-type]
 
@@ -315,7 +315,7 @@ def test_a_folder_has_the_size_of_the_run(
     tmp_path: Path,
 ) -> None:
     write_folder(str(tmp_path / "data"), ToyFolder(episodes=4, frames=17, form="lerobot", val_fraction=0.5))
-    args = SimpleNamespace(num_chunks=1, num_clips=2, seed=0, data=str(tmp_path / "data"), resolution="")
+    args = SimpleNamespace(num_chunks=1, num_clips=2, seed=0, data=str(tmp_path / "data"), size=None)
     choice = SimpleNamespace(
         config=SimpleNamespace(transform=TOY, chunk_size=12, resolution="48"),
         dit_path=tiny_action_path(),
@@ -429,18 +429,19 @@ def test_the_model_that_comes_with_the_code_obeys(recordings: Recordings) -> Non
         "--toy_episodes -1",
         "--json no/such/x.json",
         "--out Makefile",
-        "--resolution 50 --data toy",
-        "--resolution 48,48 --data toy",
-        "--resolution 50,50 --data assets",
+        "--size 50 --data toy",
+        "--size 48 48 --data toy",
+        "--size 50 50 --data assets",
         "--seed -1",
     ],
 )
-def test_flags_that_cannot_be_meant_are_told_at_once(
+def test_wrong_flags_are_exit_2_and_named(
     words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["evaluate_world_model", "--dit_path", "none", *words.split()])
-    assert evaluate_world_model.main() == 2
-    assert words.split(maxsplit=1)[0] in capsys.readouterr().err
+    with pytest.raises(SystemExit) as caught:
+        sys.exit(evaluate_world_model.main())
+    assert caught.value.code == 2 and words.split(maxsplit=1)[0] in capsys.readouterr().err
 
 
 def test_a_missing_package_is_told_before_anything_is_imagined(
