@@ -109,12 +109,6 @@ def _row(module: str) -> str | None:
     return max((package for package in MAY_IMPORT if _within(module, package)), key=len, default=None)
 
 
-# What is still to be moved: (module, what it imports).
-PENDING = {
-    ("cosmos_predict2.text.trained_text", "cosmos_predict2.checkpoints.runs"),
-}
-
-
 def _violations(source: str, module: str, is_package: bool = False) -> list[str]:
     """Every import of a module that the tables above do not allow."""
     problems = []
@@ -126,7 +120,6 @@ def _violations(source: str, module: str, is_package: bool = False) -> list[str]
         where = f"{module}:{line} imports {name}"
         if first in OURS:
             allowed = MAY_IMPORT[row] | {row} if row else set()
-            allowed |= {imported for importer, imported in PENDING if importer == module}
             if not any(_within(name, package) for package in allowed):
                 problems.append(f"{where}, which is above it or beside it")
         elif outside is not None and first not in sys.stdlib_module_names and first not in outside:

@@ -167,7 +167,6 @@ def _with_base(adapter: Adapter, metadata: Mapping[str, str]) -> Adapter:
 def merge_lora_state(
     source: Mapping[str, Tensor],
     alpha: float | None,
-    rank: int | None = None,
     *,
     where: str = "this file",
     dtype: torch.dtype | None = None,
@@ -184,9 +183,6 @@ def merge_lora_state(
         needed = [f"{layer}.base_layer.weight", f"{layer}.lora_B.default.weight"]
         if lost := [name for name in needed if name not in source]:
             raise CheckpointError(f"{where} has {layer}.lora_A, but not {', '.join(lost)}.")
-        found = shape_of(source, f"{layer}.lora_A.default.weight")[0]
-        if rank is not None and found != rank:
-            raise CheckpointError(f"{where} has adapters of rank {found} ({layer}), not {rank}.")
         places[f"{layer}.weight"] = (merging, layer)
     for name in source:
         if ".lora_A." not in name and ".lora_B." not in name and not name.endswith(".base_layer.weight"):
