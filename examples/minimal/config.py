@@ -9,8 +9,7 @@ from typing import Any
 from cosmos_predict2.configs.base.config import make_config as base_config
 from examples.minimal.data import Waves
 from examples.minimal.model import MinimalModel
-from imaginaire.config.compose import register_experiment
-from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.config import L, register_experiment
 from imaginaire.data.stream import ResumableLoader
 
 

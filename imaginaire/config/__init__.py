@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a config file needs: the sections of a run, ``L(TheClass)(...)`` for what is built, ``register_experiment``."""
 
+from typing import Any
+
 from imaginaire.config.lazy_config import PLACEHOLDER, LazyCall, LazyDict, instantiate
-from imaginaire.config.registry import register_experiment
 from imaginaire.config.schema import (
     NEVER,
     CheckpointConfig,
@@ -24,6 +25,16 @@ from imaginaire.config.schema import (
 )
 
 L = LazyCall
+
+
+def __getattr__(name: str) -> Any:
+    """Hydra, in whose store they register, is imported with the first of these."""
+    if name in ("register_experiment", "register_group"):
+        from imaginaire.config import registry
+
+        return getattr(registry, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "NEVER",
@@ -49,4 +60,5 @@ __all__ = [
     "instantiate",
     "make_freezable",
     "register_experiment",
+    "register_group",
 ]

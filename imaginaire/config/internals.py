@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from types import MappingProxyType
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
 from omegaconf import Container, DictConfig
 
 # The flag of nodes that may hold classes, functions and dtypes. A node changes the dictionary it is given: copy it.
@@ -43,6 +42,8 @@ def patched_store(enter: Callable[[str | None, str, Any, str], str]) -> Iterator
     ``enter(group, name, node, module)`` looks at what a module stores and returns the name to store it under. It is not
     called where the caller names itself as ``provider``.
     """
+    from hydra.core.config_store import ConfigStore  # here, as it takes a tenth of a second
+
     of_hydra = ConfigStore.store
 
     def store(
@@ -70,6 +71,8 @@ def patched_store(enter: Callable[[str | None, str, Any, str], str]) -> Iterator
 @contextlib.contextmanager
 def uncopied_store() -> Iterator[None]:
     """Hydra's store, shared with each composition: else Hydra copies every entry first, and what it loads once more."""
+    from hydra.core.config_store import ConfigStore
+
     store = ConfigStore.instance()
     store.__deepcopy__ = lambda memo: store  # type: ignore[attr-defined]
     try:

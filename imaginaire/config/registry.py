@@ -50,6 +50,14 @@ def register_experiment(name: str, node: Mapping[str, Any]) -> None:
     ConfigStore.instance().store(group="experiment", package="_global_", name=name, node=tree, provider=module)
 
 
+def register_group(group: str, nodes: Mapping[str, Any], package: str = "") -> None:
+    """Make ``group=name`` available for each node; what is chosen fills the key ``package``, by default ``group``."""
+    module = sys._getframe(1).f_globals.get("__name__", "?")
+    for name, node in nodes.items():
+        tree = DictConfig(dict(node), flags=dict(OBJECTS)) if isinstance(node, dict) else node
+        ConfigStore.instance().store(group=group, package=package or group, name=name, node=tree, provider=module)
+
+
 def _note(name: str, node: Any, module: str, may_replace_own: bool = False) -> None:
     content = _content(node)
     if name in _registered and _registered[name][0] != content and is_registered("experiment", name):

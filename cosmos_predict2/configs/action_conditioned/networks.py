@@ -15,7 +15,7 @@ from cosmos_predict2.configs.base.config_video2world import check_variant, get_c
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.released import get_cosmos_predict2_action_conditioned_checkpoint
 from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig, Video2WorldPipelineConfig
-from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.config import L
 from imaginaire.errors import ConfigError, near
 
 SIZES = ("2B", "tiny")

@@ -17,9 +17,9 @@ from cosmos_predict2.configs.base.defaults import (
     scheduler,
 )
 from cosmos_predict2.released import NOT_YET, SETTINGS_VARIABLE
+from imaginaire.config import Config, JobConfig, TrainerConfig
 from imaginaire.config.compose import import_all_modules_from_package
 from imaginaire.config.registry import register_absent
-from imaginaire.config.schema import Config, JobConfig, TrainerConfig
 
 # Groups after _self_ win over the values below; the experiment is last and wins over the groups.
 DEFAULTS = [

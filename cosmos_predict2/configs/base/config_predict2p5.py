@@ -16,7 +16,7 @@ from cosmos_predict2.released import (
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.reason1 import Reason1Encoder
 from cosmos_predict2.world_model.config import FlowConfig, Video2WorldPipelineConfig
-from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.config import L
 from imaginaire.errors import ConfigError
 
 RELEASES = ("pre-trained", "post-trained")

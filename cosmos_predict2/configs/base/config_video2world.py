@@ -18,7 +18,7 @@ from cosmos_predict2.text.t5 import T5Encoder
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from cosmos_predict2.tokenizers.wan_vae import WanTokenizer
 from cosmos_predict2.world_model.config import SolverConfig, Video2WorldPipelineConfig
-from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.config import L
 from imaginaire.errors import ConfigError
 
 STATE_T = {16: 24, 10: 16}  # latent frames by frame rate: 93 and 61 pixel frames

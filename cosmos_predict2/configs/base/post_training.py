@@ -4,7 +4,7 @@
 from typing import Any
 
 from cosmos_predict2.callbacks.draw_samples import DrawSamples
-from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.config import L
 
 
 def group_choices(model: str, data_train: str, data_val: str, **others: str) -> list[Any]:

@@ -3,8 +3,6 @@
 
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
-
 from cosmos_predict2.actions.statistics import STATISTICS
 from cosmos_predict2.configs.base.defaults.data import (
     LIBERO_SUITES,
@@ -22,7 +20,7 @@ from cosmos_predict2.data.toy.latents import ToyWorldLatents
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from cosmos_predict2.toy_world.scene import SETTINGS
-from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.config import L, register_group
 from imaginaire.data.stream import ResumableLoader
 
 GR1_DIM = sum(EMBODIMENTS["gr1"].values())
@@ -133,5 +131,4 @@ def entries(split: str) -> dict[str, Any]:
 
 def register() -> None:
     for group, split in (("dataloader_train", "train"), ("dataloader_val", "val")):
-        for name, node in entries(split).items():
-            ConfigStore.instance().store(group=group, package=group, name=name, node=node)
+        register_group(group, entries(split))

@@ -4,7 +4,7 @@
 from typing import Any
 
 from cosmos_predict2.configs.base.post_training import group_choices, job, model_config, trainer
-from imaginaire.config.compose import register_experiment
+from imaginaire.config import register_experiment
 
 
 def bridge() -> dict[str, Any]:

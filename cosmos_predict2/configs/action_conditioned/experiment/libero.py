@@ -7,7 +7,7 @@ Another suite: ``dataloader_train=libero_object_train dataloader_val=libero_obje
 from typing import Any
 
 from cosmos_predict2.configs.base.post_training import group_choices, job, linear, model_config, trainer
-from imaginaire.config.compose import register_experiment
+from imaginaire.config import register_experiment
 
 ITERATIONS = 20_000
 

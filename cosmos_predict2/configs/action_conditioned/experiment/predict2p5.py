@@ -13,8 +13,7 @@ from cosmos_predict2.callbacks.draw_samples import DrawSamples
 from cosmos_predict2.configs.action_conditioned.defaults.data import GR1_DIM
 from cosmos_predict2.configs.base.post_training import group_choices, job, linear
 from cosmos_predict2.released import get_cosmos_predict25_checkpoint
-from imaginaire.config.compose import register_experiment
-from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.config import L, register_experiment
 
 PROJECT, OFFICIAL = "cosmos_predict2_action_conditioned", "official_runs_vid2vid"
 BRIDGE = "cosmos_predict2p5_2B_reason_embeddings_action_conditioned_rectified_flow_bridge_13frame"

@@ -14,7 +14,7 @@ The harder world, of 64 pixels and three chunks an episode, fits the same networ
 from typing import Any
 
 from cosmos_predict2.configs.base.post_training import group_choices, job, tiny_run
-from imaginaire.config.compose import register_experiment
+from imaginaire.config import register_experiment
 
 NET = dict(
     reads_text=False,

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Group ``callbacks``: ``callbacks=[basic,long]`` takes those of both; ``trainer.callbacks.NAME=null`` drops one."""
 
-from hydra.core.config_store import ConfigStore
-
 from cosmos_predict2.callbacks.action_following import ActionFollowing
 from cosmos_predict2.callbacks.draw_samples import DrawSamples
-from imaginaire.config.lazy_config import PLACEHOLDER
-from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.config import PLACEHOLDER, L, register_group
 from imaginaire.training.callbacks.monitor import DeviceMonitor
 from imaginaire.training.callbacks.report import HeartBeat, IterSpeed, LossLog, ProgressBar
 from imaginaire.training.callbacks.self_checks import SelfChecks
@@ -32,13 +29,6 @@ DEBUG = dict(  # the profiler and the memory snapshots join by these switches
 
 
 def register() -> None:
-    store = ConfigStore.instance().store
-    entries = {
-        "basic": BASIC,
-        "long": LONG,
-        "progress_bar": PROGRESS_BAR,
-        "viz_online_sampling": VIZ_ONLINE_SAMPLING,
-    }
-    for name, node in entries.items():
-        store(group="callbacks", package="trainer.callbacks", name=name, node=node)
-    store(group="callbacks", package="_global_", name="debug", node=DEBUG)
+    entries = {"basic": BASIC, "long": LONG, "progress_bar": PROGRESS_BAR, "viz_online_sampling": VIZ_ONLINE_SAMPLING}
+    register_group("callbacks", entries, package="trainer.callbacks")
+    register_group("callbacks", {"debug": DEBUG}, package="_global_")

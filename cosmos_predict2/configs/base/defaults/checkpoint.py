@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Group ``ckpt_type``: how training state is written."""
 
-from hydra.core.config_store import ConfigStore
-
 from imaginaire.checkpoint.checkpointer import DistributedCheckpointer, DummyCheckpointer, StandardCheckpointer
-from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.config import L, register_group
 
 CKPT_TYPES = {
     "standard": L(StandardCheckpointer)(),  # four .pt files with full tensors
@@ -14,5 +12,4 @@ CKPT_TYPES = {
 
 
 def register() -> None:
-    for name, node in CKPT_TYPES.items():
-        ConfigStore.instance().store(group="ckpt_type", package="checkpoint.type", name=name, node=node)
+    register_group("ckpt_type", CKPT_TYPES, package="checkpoint.type")

@@ -8,7 +8,6 @@ experiment that needs another says so.
 
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
 from omegaconf import ListConfig, OmegaConf
 
 from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditionedDataset
@@ -20,7 +19,7 @@ from cosmos_predict2.data.mock import MockImages, MockVideos
 from cosmos_predict2.data.sizes import TOY_RESOLUTION, pixel_frames, size_of
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.models.text_widths import RELEASED_WIDTH
-from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.config import L, register_group
 from imaginaire.data.stream import ResumableLoader
 
 LIBERO_SUITES = ("spatial", "object", "goal", "10")
@@ -220,5 +219,4 @@ def entries(split: str) -> dict[str, Any]:
 
 def register() -> None:
     for group, split in (("dataloader_train", "train"), ("dataloader_val", "val")):
-        for name, node in entries(split).items():
-            ConfigStore.instance().store(group=group, package=group, name=name, node=node)
+        register_group(group, entries(split))

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Group ``optimizer``. The model is given when the optimizer is built."""
 
-from hydra.core.config_store import ConfigStore
-
-from imaginaire.config.lazy_config import PLACEHOLDER
-from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.config import PLACEHOLDER, L, register_group
 from imaginaire.optim.adamw import adamw, fused_adamw
 from imaginaire.optim.muon import muon
 
@@ -27,5 +24,4 @@ OPTIMIZERS = {
 
 
 def register() -> None:
-    for name, node in OPTIMIZERS.items():
-        ConfigStore.instance().store(group="optimizer", package="optimizer", name=name, node=node)
+    register_group("optimizer", OPTIMIZERS)

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Group ``scheduler``: multipliers of the learning rate. Lists have one entry per cycle."""
 
-from hydra.core.config_store import ConfigStore
-
-from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.config import L, register_group
 from imaginaire.optim.adamw import constant, lambda_cosine, lambda_linear
 
 CYCLES = dict(
@@ -22,5 +20,4 @@ SCHEDULERS = {
 
 
 def register() -> None:
-    for name, node in SCHEDULERS.items():
-        ConfigStore.instance().store(group="scheduler", package="scheduler", name=name, node=node)
+    register_group("scheduler", SCHEDULERS)

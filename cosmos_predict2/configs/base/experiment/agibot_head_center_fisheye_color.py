@@ -15,7 +15,7 @@ from cosmos_predict2.configs.base.post_training import (
     tiny_twin,
     trainer,
 )
-from imaginaire.config.compose import register_experiment
+from imaginaire.config import register_experiment
 
 DATA = "agibot_head_center_fisheye_color"
 PREFIX = "predict2_video2world_training"

@@ -5,7 +5,7 @@ from typing import Any
 
 from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
 from cosmos_predict2.configs.base.post_training import lora, tiny_run, tiny_twin
-from imaginaire.config.compose import register_experiment
+from imaginaire.config import register_experiment
 
 DATA = "cosmos_nemo_assets"
 GROUP = "video2world_lora"

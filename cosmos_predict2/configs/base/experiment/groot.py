@@ -12,7 +12,7 @@ from cosmos_predict2.configs.base.post_training import (
     tiny_twin,
     trainer,
 )
-from imaginaire.config.compose import register_experiment
+from imaginaire.config import register_experiment
 
 CONTEXT_PARALLEL = {"2B": 1, "14B": 4}
 TINY = tiny_run(4000, lr=0.03, adam_lr=2e-3)

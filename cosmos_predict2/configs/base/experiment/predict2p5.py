@@ -8,8 +8,7 @@ from typing import Any
 
 from cosmos_predict2.callbacks.draw_samples import DrawSamples
 from cosmos_predict2.configs.base.post_training import group_choices, linear, lora, tiny_run
-from imaginaire.config.compose import register_experiment
-from imaginaire.config.lazy_config import LazyCall as L
+from imaginaire.config import L, register_experiment
 
 TINY = tiny_run(4000, lr=0.03, adam_lr=2e-3)
 

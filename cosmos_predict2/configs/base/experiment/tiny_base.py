@@ -6,7 +6,7 @@ adapters that start from it.
 """
 
 from cosmos_predict2.configs.base.post_training import tiny_run, tiny_twin
-from imaginaire.config.compose import register_experiment
+from imaginaire.config import register_experiment
 
 register_experiment(
     "predict2_video2world_training_tiny_base",

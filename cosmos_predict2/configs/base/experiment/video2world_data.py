@@ -2,7 +2,7 @@
 """Post-training on a folder of one's own clips, and its tiny twin on the toy world."""
 
 from cosmos_predict2.configs.base.post_training import a_thousand_steps, tiny_run, tiny_twin
-from imaginaire.config.compose import register_experiment
+from imaginaire.config import register_experiment
 
 DATA = "video2world_data"
 TINY = tiny_run(1500, lr=0.03, adam_lr=2e-3)
