@@ -56,7 +56,6 @@ CALLED_FROM_OUTSIDE = {
     *(f"get_cosmos_predict2_{name}_checkpoint" for name in ("text2image", "gr00t", "multiview")),
     *("save_adapter", "load_adapter", "copy_from"),  # what the engine offers: adapters as files, an average begun anew
     *("integrate", "from_unit", "write_statistics", "expert_action"),  # the ways back from actions, and to them
-    "num_parameters",  # the formula beside that of the operations
     "ignore_aliases",  # PyYAML calls it
 }
 HOOKS = ("on_", "visit_", "__")  # called by name

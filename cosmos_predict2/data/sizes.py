@@ -19,7 +19,6 @@ IMAGE_SIZES = {
     "1024": {"1:1": (1024, 1024), "4:3": (1168, 880), "3:4": (880, 1168), "16:9": (1360, 768), "9:16": (768, 1360)},
 }
 TOY_RESOLUTION = "48"  # of the tiny models, whose clips are square by default
-ASPECT_RATIOS = ("1:1", "4:3", "3:4", "16:9", "9:16")
 
 
 def size_of(resolution: str, aspect_ratio: str) -> tuple[int, int]:

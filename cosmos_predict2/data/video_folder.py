@@ -98,10 +98,11 @@ class CaptionedFolder:
     def text(self, index: int) -> tuple[dict[str, Any], str]:
         """The sample's embedding and mask where there are some, ``ai_caption`` where every file has one; and the path
         of the embedding."""
-        stem, item, path = self.stems[index], {}, ""
+        stem, path = self.stems[index], ""
+        item: dict[str, Any] = {}
         if self.embeddings is not None:
             embedding, mask, path = read_embedding(self.embeddings, stem, self._num_tokens)
-            item = text_item(embedding, mask)
+            item |= text_item(embedding, mask)
         if self._captions is not None:
             item["ai_caption"] = self._captions.read(stem)
         elif self._metas is not None:

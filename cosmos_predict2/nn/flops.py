@@ -1,18 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many parameters a network has and how many operations its forward pass takes, as formulas of its sizes."""
+"""How many operations the forward pass of a network takes, as formulas of its sizes."""
 
 from dataclasses import dataclass
 
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT
 from cosmos_predict2.nn.dit import DiT
-
-PARAMETERS = {  # published networks, counted
-    "0.6B Text2Image": 597_536_000,
-    "2B Text2Image": 1_956_405_248,
-    "14B Text2Image": 14_265_265_152,
-    "2B Video2World": 1_956_413_440,
-    "14B Video2World": 14_265_285_632,
-}
 
 
 @dataclass(frozen=True)
@@ -27,19 +19,6 @@ class ForwardFlops:
     @property
     def total(self) -> int:
         return self.self_attention + self.cross_attention + self.linear + self.other
-
-
-def num_parameters(net: DiT) -> int:
-    """D·Cin·p²pt + the time embedding + the final layer + L blocks (+ learned positions, text projection, actions)."""
-    s = _Sizes(net)
-    blocks = s.blocks * (6 * s.d**2 + 2 * s.e * s.d + 4 * net.head_dim + 2 * s.hidden * s.d + 3 * s.modulation(3))
-    time = (4 * s.d**2 if s.rank else 2 * s.d**2 + s.d) + s.d
-    count = s.features_in * s.d + time + s.features_out * s.d + s.modulation(2) + blocks
-    if net.extra_pos_embedder is not None:
-        count += sum(net.max_size) * s.d
-    if net.crossattn_proj is not None:
-        count += (net.text_channels + 1) * s.e
-    return count + sum((read + 1) * hidden + (hidden + 1) * given for read, hidden, given in s.action_mlps)
 
 
 def forward_flops(

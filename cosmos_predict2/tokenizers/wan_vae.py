@@ -7,7 +7,7 @@ little, and therefore is never used for training.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Literal
 
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.tokenizers.contract import LatentGrid
-from cosmos_predict2.tokenizers.tiles import decode_in_tiles, encode_in_tiles
 from cosmos_predict2.tokenizers.wan_network import (
     LATENTS_MEAN,
     LATENTS_STD,
@@ -39,6 +38,7 @@ DOWNLOAD = "python -m scripts.download_checkpoints --model_types video2world --m
 # window, and so many that the convolutions remember of the frames before it.
 LIVE_FRAMES = {"encode": (5.3, 21), "decode": (5.3, 31)}
 AUTO_TILE = 512  # pixels
+OVERLAP = 0.25  # of a tile's side
 
 
 class WanTokenizer(LatentGrid):
@@ -288,6 +288,71 @@ def _lay_channels_last(net: torch.nn.Module) -> None:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last_3d)
         elif parameter.ndim == 4 and parameter.shape[1] > 1:
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+
+
+# ---- tiles -----------------------------------------------------------------------------------------------------------
+# Pictures in overlapping tiles, whose seams are blended by linear ramps.
+
+
+def encode_in_tiles(encode: Callable[[Tensor], Tensor], video_B_C_F_H_W: Tensor, size: int, step: int) -> Tensor:
+    """``encode`` of every tile of ``size`` pixels, joined; ``step`` pixels make one position of the result."""
+    height, width = (side // step for side in video_B_C_F_H_W.shape[3:])
+
+    def piece(rows: slice, columns: slice) -> Tensor:
+        return encode(video_B_C_F_H_W[..., _times(rows, step), _times(columns, step)])
+
+    return _blend(piece, height, width, size // step, 1)
+
+
+def decode_in_tiles(decode: Callable[[Tensor], Tensor], latent_B_C_T_H_W: Tensor, size: int, step: int) -> Tensor:
+    """``decode`` of every tile of ``size`` pixels, joined; one latent position makes ``step`` pixels."""
+    height, width = latent_B_C_T_H_W.shape[3:]
+
+    def piece(rows: slice, columns: slice) -> Tensor:
+        return decode(latent_B_C_T_H_W[..., rows, columns])
+
+    return _blend(piece, height, width, size // step, step)
+
+
+def _blend(piece: Callable[[slice, slice], Tensor], height: int, width: int, size: int, scale: int) -> Tensor:
+    """The weighted mean of overlapping pieces; places count in latents, and each makes ``scale`` of the result."""
+    total: Tensor | None = None
+    for rows, row_ramp in _spans(height, size, scale):
+        for columns, column_ramp in _spans(width, size, scale):
+            part = piece(rows, columns)
+            if total is None:
+                total = part.new_zeros((*part.shape[:3], height * scale, width * scale))
+            # The ramps of neighbours add up to one, so no division follows.
+            weight = (row_ramp.unsqueeze(1) * column_ramp).to(part)
+            total[..., _times(rows, scale), _times(columns, scale)] += part * weight
+    assert total is not None
+    return total
+
+
+def _spans(length: int, size: int, scale: int) -> Iterator[tuple[slice, Tensor]]:
+    """Places of tiles that cover ``length``, and how much each counts along itself."""
+    if length <= size:
+        yield slice(0, length), torch.ones(length * scale)
+        return
+    num_tiles = -(-(length - int(size * OVERLAP)) // (size - int(size * OVERLAP)))
+    starts = [round(i * (length - size) / (num_tiles - 1)) for i in range(num_tiles)]
+    for i, start in enumerate(starts):
+        ramp = torch.ones(size * scale)
+        if i > 0:
+            shared = (starts[i - 1] + size - start) * scale
+            ramp[:shared] = _rise(shared)
+        if i + 1 < num_tiles:
+            shared = (start + size - starts[i + 1]) * scale
+            ramp[-shared:] = 1 - _rise(shared)
+        yield slice(start, start + size), ramp
+
+
+def _rise(length: int) -> Tensor:
+    return (torch.arange(length) + 0.5) / length
+
+
+def _times(span: slice, factor: int) -> slice:
+    return slice(span.start * factor, span.stop * factor)
 
 
 # ---- weights ---------------------------------------------------------------------------------------------------------

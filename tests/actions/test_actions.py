@@ -133,7 +133,7 @@ def test_a_transform_is_kept_as_plain_values_and_undone() -> None:
 
 def test_a_wrong_transform_is_refused() -> None:
     for row, message in [
-        ({"kind": "relative", "scale": [1.0] * 7}, "Did you mean relative_pose"),
+        ({"kind": "relative", "scale": [1.0] * 7}, "relative_pose"),
         ({"kind": "controller", "scale": []}, "a number other than 0"),
         ({"kind": "controller", "scale": [1.0, 0.0]}, "a number other than 0"),
         ({"kind": "controller", "scale": [1.0], "offset": [1.0, 2.0]}, "offset has 2 numbers"),

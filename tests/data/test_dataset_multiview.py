@@ -124,7 +124,7 @@ def test_cameras_of_other_lengths_count_as_long_as_the_shortest(folder: Path) ->
     write_clip(folder / "videos/right/drive_0.mp4", 7, size=(32, 80))
     assert len(_dataset(folder)) == 3 + 16 + 12
     write_clip(folder / "videos/right/drive_0.mp4", 4, size=(32, 80))
-    with pytest.raises(DataError, match="drive_0 has 4 frames, but num_frames=5 with sequence_interval=1 needs 5"):
+    with pytest.raises(DataError, match="num_frames=5"):
         _dataset(folder)
     assert list(_dataset(folder, skip_bad_samples=True).stems) == STEMS[1:3]
 
@@ -142,7 +142,7 @@ def test_a_clip_that_breaks_later_gives_way_to_the_next_clip(folder: Path, caplo
 
 def test_cameras_must_have_the_same_clips(folder: Path) -> None:
     (folder / "videos/right/drive_1.mp4").unlink()
-    with pytest.raises(DataError, match="left has drive_1, right has not"):
+    with pytest.raises(DataError, match="drive_1"):
         _dataset(folder)
 
 
@@ -156,7 +156,7 @@ def test_clips_without_an_embedding_are_left_out(folder: Path, caplog: pytest.Lo
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(num_frames=6), "state_t=2 latent frames are 5 frames"),
+        (dict(num_frames=6), "state_t=2"),
         (dict(camera_keys=["left", "left"]), "each once"),
         (dict(camera_keys=[]), "each once"),
         (dict(front_camera_key="fron"), "Did you mean front"),
@@ -180,7 +180,7 @@ def test_wrong_arguments_are_named_before_and_when_it_is_built(
 
 def test_cameras_of_different_rates_are_an_error(folder: Path) -> None:
     write_clip(folder / "videos/right/drive_1.mp4", LENGTHS[1], rate=10)
-    with pytest.raises(DataError, match=r"drive_1: its cameras have different rates \(20, 20, 10 frames per second\)"):
+    with pytest.raises(DataError, match="drive_1"):
         _dataset(folder)
     stems = _dataset(folder, skip_bad_samples=True).stems
     assert list(stems) == ["drive_0", "drive_2"]

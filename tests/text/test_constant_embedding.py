@@ -48,7 +48,7 @@ def test_other_contents_are_errors_that_say_what_was_found(content: Any, said: s
 def test_what_is_absent_or_unclear_is_told_with_its_cure(tmp_path: Path) -> None:
     write_prompt_embeddings(tmp_path / "p.safetensors", BytesEncoder(4, 8), ["push", "take"])
     for read in (read_constant_embedding, constant_embedding_shape):
-        with pytest.raises(DataError, match=r"There is no embedding .*scripts\.encode_prompts"):
+        with pytest.raises(DataError, match=r"scripts\.encode_prompts"):
             read(tmp_path / "none.pt")
         with pytest.raises(DataError, match="2 prompts, and none is empty"):
             read(tmp_path / "p.safetensors")

@@ -88,7 +88,7 @@ class _Runs:
 )
 def test_code_is_refused_and_does_not_run(tmp_path: Path, protocol: int, make: Any) -> None:
     (tmp_path / "bad.pickle").write_bytes(pickle.dumps(make(tmp_path / "ran"), protocol=protocol))
-    with pytest.raises(DataError, match=r"bad\.pickle asks for .*was not loaded"):
+    with pytest.raises(DataError, match=r"bad\.pickle"):
         pickles.read(tmp_path / "bad.pickle")
     assert not (tmp_path / "ran").exists()
 

@@ -169,7 +169,7 @@ def test_a_model_with_actions_is_asked_with_the_text_that_it_knows(
     path = tmp_path / "prompt.safetensors"
     asked = argparse.Namespace(prompt=PROMPT, negative_prompt="", prompt_embeddings=str(path))
     write_prompt_embeddings(path, BytesEncoder(512, 8), [PROMPT])
-    with pytest.raises(ConfigError, match=r"prompt\.safetensors has 512 tokens .*bytes-v1-64x8"):
+    with pytest.raises(ConfigError, match=r"prompt\.safetensors"):
         read_texts(asked, choice, 8)
     write_prompt_embeddings(path, BytesEncoder(64, 8), [PROMPT])
     text, _ = read_texts(asked, choice, 8)
@@ -183,7 +183,7 @@ def test_an_encoder_of_other_texts_is_refused_where_it_meets_the_network(run_of_
     assert run is not None
     apply_card(run, config)
     config.text_encoder = L(BytesEncoder)(num_tokens=64, width=64)
-    with pytest.raises(ConfigError, match=r"bytes-v1-64x64.*bytes-v1-512x64.*--num_tokens 512"):
+    with pytest.raises(ConfigError, match="--num_tokens"):
         Video2WorldPipeline.from_config(config, path, device="cpu")
     config.text_encoder = None
     pipe = Video2WorldPipeline.from_config(config, path, device="cpu")

@@ -115,7 +115,7 @@ class ActionDataset(Dataset[dict[str, Any]]):
         raise NotImplementedError
 
     def _sample(self, video: Tensor, actions: NDArray[Any], **about: Any) -> dict[str, Any]:
-        sizes = {"num_tokens": self._num_tokens, "text_width": self._text_width}
+        sizes: dict[str, Any] = {"num_tokens": self._num_tokens, "text_width": self._text_width}
         return action_item(video, actions, transform=self.action_transform, fps=self.fps, **sizes, **about)
 
     def _text_of(self, stem: str) -> dict[str, Any]:

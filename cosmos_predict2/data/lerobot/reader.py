@@ -20,7 +20,6 @@ from cosmos_predict2.data.video.clips import Fit, open_clip, probe
 from imaginaire.errors import ConfigError, DataError, near
 
 ACTIONS = ("action", "actions")
-STATES = ("observation.state", "state")
 _PER_EPISODE = ("v2.0", "v2.1")
 _EPISODE = "episode_index"
 NUM_LOOKED_INTO = 64  # videos whose length is compared with the table before training

@@ -60,7 +60,7 @@ def open_clip(path: StrPath, *, decoder: str = "auto", num_threads: int = 1) -> 
         with opened(path, num_threads) as container:
             yield _PyavClip(path, container, num_threads)
         return
-    clip = (_DecordClip if name == "decord" else _TorchcodecClip)(path, num_threads)
+    clip = (_decord_clip if name == "decord" else _torchcodec_clip)(path, num_threads)
     try:
         yield clip
     finally:
@@ -330,50 +330,44 @@ def _reformatter() -> Any:
 # ---- others ----------------------------------------------------------------------------------------------------------
 
 
-class _DecordClip:
-    """A clip by decord. Its readers keep memory the longer they live, so each reads one sample and is dropped."""
+@dataclass
+class _ForeignClip:
+    """A clip by another decoder; its reader is dropped after one sample, as some keep memory the longer they live."""
 
-    def __init__(self, path: StrPath, num_threads: int) -> None:
-        decord = _loaded("decord")
-        self._path = path
-        with _explained(path):
-            self._reader = decord.VideoReader(str(storage.local_copy(path)), num_threads=num_threads)
-            self.num_frames = len(self._reader)
-            self.fps = float(self._reader.get_avg_fps())
-
-    def read(self, frames: Sequence[int], fit: Fit | None = None) -> Tensor:
-        places = _places(frames, self.num_frames, self._path)
-        with _explained(self._path):
-            pixels = self._reader.get_batch(list(places)).asnumpy()
-        return _filled(map(_planes_of, pixels), places, fit, self._path)
-
-    def close(self) -> None:
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.seek(0)  # without it the frames that it holds in advance are never freed
-
-
-class _TorchcodecClip:
-    """A clip by torchcodec."""
-
-    def __init__(self, path: StrPath, num_threads: int) -> None:
-        decoders = _loaded("torchcodec.decoders")
-        self._path = path
-        with _explained(path):
-            self._reader = decoders.VideoDecoder(
-                str(storage.local_copy(path)), dimension_order="NHWC", num_ffmpeg_threads=num_threads
-            )
-            self.num_frames = int(self._reader.metadata.num_frames or 0)
-            self.fps = float(self._reader.metadata.average_fps or 0)
+    path: StrPath
+    num_frames: int
+    fps: float
+    pixels: Callable[[list[int]], np.ndarray]  # uint8 [F, H, W, 3] of frame numbers
+    close: Callable[[], object] = lambda: None
 
     def read(self, frames: Sequence[int], fit: Fit | None = None) -> Tensor:
-        places = _places(frames, self.num_frames, self._path)
-        with _explained(self._path):
-            pixels = self._reader.get_frames_at(list(places)).data.numpy()
-        return _filled(map(_planes_of, pixels), places, fit, self._path)
+        places = _places(frames, self.num_frames, self.path)
+        with _explained(self.path):
+            pixels = self.pixels(list(places))
+        planes = ([picture[..., channel] for channel in range(3)] for picture in pixels)
+        return _filled(planes, places, fit, self.path)
 
-    def close(self) -> None:
-        self._reader = None
+
+def _decord_clip(path: StrPath, num_threads: int) -> _ForeignClip:
+    decord = _loaded("decord")
+    with _explained(path):
+        reader = decord.VideoReader(str(storage.local_copy(path)), num_threads=num_threads)
+        return _ForeignClip(
+            path,
+            len(reader),
+            float(reader.get_avg_fps()),
+            lambda frames: reader.get_batch(frames).asnumpy(),
+            lambda: reader.seek(0),  # without it the frames that it holds in advance are never freed
+        )
+
+
+def _torchcodec_clip(path: StrPath, num_threads: int) -> _ForeignClip:
+    decoders = _loaded("torchcodec.decoders")
+    with _explained(path):
+        options = {"dimension_order": "NHWC", "num_ffmpeg_threads": num_threads}
+        reader = decoders.VideoDecoder(str(storage.local_copy(path)), **options)
+        num_frames, fps = int(reader.metadata.num_frames or 0), float(reader.metadata.average_fps or 0)
+        return _ForeignClip(path, num_frames, fps, lambda frames: reader.get_frames_at(frames).data.numpy())
 
 
 def _loaded(module: str) -> Any:
@@ -430,7 +424,3 @@ def _filled(pictures: Iterator[Planes], places: dict[int, list[int]], fit: Fit |
                 target[channel, place] = plane
     assert target is not None, "places are never empty"
     return torch.from_numpy(target)
-
-
-def _planes_of(pixels: np.ndarray) -> Planes:
-    return [pixels[..., channel] for channel in range(3)]

@@ -112,7 +112,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_said_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("imaginaire.storage.free_bytes", lambda path: 1000)
-    with pytest.raises(DataError, match=r"3 clips needs about .* has 1\.0 kB free"):
+    with pytest.raises(DataError, match="3 clips"):
         export(V3, tmp_path / "out", camera="front", workers=0)
     assert not list(tmp_path.rglob("*.mp4"))
 

