@@ -56,7 +56,7 @@ def _parser() -> command_line.Parser:
     add("--workers", type=int, default=2, metavar="N", help="processes that decode ahead of the tokenizer")
     add("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one, else cpu)")
     add("--shard", type=_shard, default=(0, 1), metavar="I/N", help="do the I-th of N parts, from 0 (default: all)")
-    add("--dry_run", action="store_true", help="say what would be done, and write nothing")
+    add("--dry_run", action="store_true", help="log what would be done, and write nothing")
     return parser
 
 

@@ -37,7 +37,7 @@ def _parser() -> command_line.Parser:
     add("--timeout", type=float, default=600.0, metavar="SECONDS", help="the longest that one clip may take")
     add("--retries", type=int, default=1, help="how often a clip that failed is tried again")
     add("--overwrite", action="store_true", help="caption again what has a caption")
-    add("--dry_run", action="store_true", help="say what would be done, and run nothing")
+    add("--dry_run", action="store_true", help="log what would be done, and run nothing")
     return parser
 
 

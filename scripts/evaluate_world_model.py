@@ -44,10 +44,10 @@ SHOWN = "truth, before and after the training, side by side"
 NUM_EPISODES = 400  # whole ones of the toy world
 
 _EPILOG = """\
-With actions, --data says which recordings: toy, toy:hard, or a folder in Bridge's or LeRobot's layout, of which the
+With actions, --data names the recordings: toy, toy:hard, or a folder in Bridge's or LeRobot's layout, of which the
 held-out split is taken; without it, those that the run of the weights was validated on.
 
-Without actions, the config.yaml of the run says which clips: those of dataloader_train for the linear denoisers, those
+Without actions, the config.yaml of the run names the clips: those of dataloader_train for the linear denoisers, those
 of dataloader_val for everything else. --data FOLDER takes these from another folder of the training data's kind;
 --experiment takes all from an experiment, for weights that lie in no run. Words after -- are overrides, as in
 scripts.train. "Before" are the weights that the training began with.
@@ -78,7 +78,7 @@ def evaluate(
     """The figures of the weights at ``dit_path``; with ``out`` a page is written into that folder, with ``save_path`` a
     video and a contact sheet.
 
-    Without ``experiment`` they lie in a run, which says its data. ``data`` is another folder of held-out clips.
+    Without ``experiment`` they lie in a run, which records its data. ``data`` is another folder of held-out clips.
     """
     from cosmos_predict2.checkpoints.dit_weights import described_weights
     from cosmos_predict2.data.sizes import frame_rate
@@ -178,7 +178,12 @@ def _parser() -> command_line.Parser:
     actions("--num_chunks", type=int, default=2, help="chunks of a rollout, each from the last imagined frame")
     actions("--size", type=int, nargs=2, metavar=("H", "W"), help="of a folder's frames (default: that of the run)")
     actions("--model_size", choices=["2B", "tiny"], default=None, help="of weights that lie in no run (default 2B)")
-    actions("--action_transform", default="", metavar="NAME", help="what such weights were trained with, where unsaid")
+    actions(
+        "--action_transform",
+        default="",
+        metavar="NAME",
+        help="of the training, where such weights record none",
+    )
     actions("--guidance", type=float, default=0.0, help="away from no text: 0 for models that have none")
     actions("--seed", type=int, default=0, help="of the noise, clip i has seed + i; and of the toy world's episodes")
     actions("--batch_size", type=int, default=None, help="clips imagined together (default: as many as fit)")
@@ -201,9 +206,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.experiment and not is_video2world(read_card(args.dit_path)):
         return evaluate_actions(args)
     if not args.dit_path:
-        raise ConfigError(
-            "--dit_path says which weights of the experiment are measured: give a run's folder or a file."
-        )
+        raise ConfigError("--dit_path is needed beside --experiment: give a run's folder or a file.")
     of_actions = next(group for group in _parser()._action_groups if group.title == WITH_ACTIONS)._group_actions
     for flag in of_actions:
         if getattr(args, flag.dest) not in (flag.default, "cpu"):
@@ -233,7 +236,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _finished(args: argparse.Namespace) -> int:
-    """Write --json as the page has it, and say where the page is."""
+    """Write --json as the page has it, and print the path of the page."""
     if args.json:
         Path(args.json).write_text((Path(args.out) / FIGURES).read_text())
     print(f"page: {Path(args.out) / 'index.html'}")
@@ -351,7 +354,7 @@ def _check_flags(args: argparse.Namespace) -> None:
 
 
 def _require_actions(dit_path: str) -> None:
-    """Raise for weights of a network without actions, before anything is asked of their actions."""
+    """Raise for weights of a network without actions, before their actions are read."""
     from cosmos_predict2.checkpoints import read_card
 
     if dit_path and not read_card(dit_path).opened().has_action_embedders:
@@ -381,7 +384,7 @@ def _recordings(args: argparse.Namespace, choice: Any) -> Any:
         size = asked or size_of_world(trained or {}, choice.config.resolution)
         return read_recordings(args.data, transform, size=size, trained=trained, **wanted)
     if not loader.get("dataset"):
-        raise ConfigError("No run says what these weights were validated on: give --data toy, toy:hard or a folder.")
+        raise ConfigError("No run records what these weights were validated on: give --data toy, toy:hard or a folder.")
     return recordings_of_run(loader["dataset"], transform, **wanted)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write every so manieth frame of the clips of a data set as pictures, for training on images."""
+"""Write every N-th frame of the clips of a data set as pictures, for training on images."""
 
 import argparse
 import logging
@@ -37,7 +37,7 @@ def _parser() -> command_line.Parser:
     add("--stride", type=int, default=30, help="frames from one picture to the next")
     add("--copy_captions", action="store_true", help="give each picture its clip's IN/metas/NAME.txt as its caption")
     add("--workers", type=command_line.at_least(0), help="processes (default: one per core; 0: in this one)")
-    add("--dry_run", action="store_true", help="say what would be done, and write nothing")
+    add("--dry_run", action="store_true", help="log what would be done, and write nothing")
     return parser
 
 

@@ -33,7 +33,7 @@ BYTES_WIDTH = 1024  # as wide as T5-11B's, so that the folders look alike
 
 EPILOG = """\
 Equal captions are encoded once. What is there already is kept, unless its caption has changed since; a run that was
-interrupted goes on when it is started again. t5_xxl/embeddings.json says which encoder it was, and another one is
+interrupted goes on when it is started again. t5_xxl/embeddings.json records the encoder, and another one is
 refused. Several processes share the work with --shard 0/8 ... --shard 7/8, each with a device of its own.
 """
 _EXAMPLES = """
@@ -76,7 +76,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="take over embeddings that lie there without a record, after a few were compared with this encoder's",
     )
-    add("--dry_run", action="store_true", help="say what would be done, and write nothing")
+    add("--dry_run", action="store_true", help="log what would be done, and write nothing")
 
 
 def run_with(

@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=tuple(MIXES),
         default=default.mix,
         help="who drives: experts only, or experts, weak and random drivers with the ring mostly moved elsewhere, "
-        "so that only the actions tell what happens",
+        "so that only the actions decide what happens",
     )
     add(
         "--tasks",

@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a rest of up to so many seconds is not divided",
     )  # fmt: skip
     add("--workers", type=command_line.at_least(0), help="processes (default: one a core; 0: only this one)")
-    add("--dry_run", action="store_true", help="say what would be fetched, deleted or cut, and do nothing")
+    add("--dry_run", action="store_true", help="log what would be fetched, deleted or cut, and do nothing")
     return parser
 
 
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     source = episodes.Source(args.source, tuple(args.task_ids), args.camera)
     how = dict(workers=args.workers, dry_run=args.dry_run)
     if args.val_episode_ids and not args.split_only:
-        raise ConfigError("--val_episode_ids says how to split: give it with --split_only.")
+        raise ConfigError("--val_episode_ids belongs to the split: give it with --split_only.")
     if args.split_only:
         outcome = windows.split(
             source,

@@ -32,7 +32,7 @@ def _parser() -> command_line.Parser:
     add("--data", required=True, metavar="DIR", help="folder of the pictures and their prompts")
     add("--save_path", required=True, metavar="DIR", help="folder that the videos will be written to")
     add("--out", required=True, metavar="FILE", help="the JSON file to write")
-    add("--dry_run", action="store_true", help="say what would be written, and write nothing")
+    add("--dry_run", action="store_true", help="log what would be written, and write nothing")
     return parser
 
 

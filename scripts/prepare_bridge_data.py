@@ -31,7 +31,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=Path, default=Path("datasets/bridge"), metavar="FOLDER", help="where the data set goes")
     add("--keep_archive", action="store_true", help="keep the archive that was fetched, beside --out")
     add("--workers", type=command_line.at_least(0), help="processes (default: one a core; 0: only this one)")
-    add("--dry_run", action="store_true", help="say what would be fetched and unpacked, and do nothing")
+    add("--dry_run", action="store_true", help="log what would be fetched and unpacked, and do nothing")
     return parser
 
 

@@ -36,7 +36,7 @@ def _parser() -> command_line.Parser:
     add("--download_dir", metavar="DIR", help="where files arrive first (default: --out)")
     add("--repo_id", default=NEMO.repo_id, metavar="NAME", help="the data repository")
     add("--revision", metavar="COMMIT", help="a branch or commit of it (default: the newest)")
-    add("--dry_run", action="store_true", help="say what would be fetched, and fetch nothing")
+    add("--dry_run", action="store_true", help="log what would be fetched, and fetch nothing")
     return parser
 
 

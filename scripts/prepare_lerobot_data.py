@@ -54,7 +54,7 @@ def _parser() -> command_line.Parser:
     add(
         "--workers", type=command_line.at_least(0), metavar="N", help="processes that write clips (default: one a core)"
     )
-    add("--dry_run", action="store_true", help="say what would be done, and write nothing")
+    add("--dry_run", action="store_true", help="log what would be done, and write nothing")
     return parser
 
 

@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         help="of each task one demonstration in so many is for validation; 0: none",
     )  # fmt: skip
     add("--workers", type=command_line.at_least(0), help="processes (default: one a core; 0: only this one)")
-    add("--dry_run", action="store_true", help="say what would be fetched and written, and do nothing")
+    add("--dry_run", action="store_true", help="log what would be fetched and written, and do nothing")
     return parser
 
 

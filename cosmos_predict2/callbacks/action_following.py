@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a model that is told actions obeys them, looked at while it trains.
+"""Whether an action-conditioned model follows its actions, measured while it trains.
 
     val/action_gap           its loss with the actions of other clips, over that with the true ones, noise, first
                              frames and all else the same; mean over the noise levels. 1: the actions are ignored
@@ -164,8 +164,8 @@ class ActionFollowing(Callback):
         if self._num_ignored == self.patience:
             log.warning(
                 "the model ignores its actions so far: in %d looks, the last at iteration %d, the loss with the actions"
-                " of other clips is %.3f times that with the true ones. If it stays so, see whether the clips show what"
-                " the actions say (python -m scripts.check_dataset), whether their numbers are of the order of 1"
+                " of other clips is %.3f times that with the true ones. If it stays so, see whether the clips show"
+                " the commanded motion (python -m scripts.check_dataset), whether their numbers are of the order of 1"
                 " (action_transform), whether a step has enough clips to compare (%s), and whether the learning rate is"
                 " too low.",
                 self.patience,
@@ -201,14 +201,14 @@ class ActionFollowing(Callback):
         )
 
     def _batch_size(self, split: str) -> str:
-        """``dataloader_train.batch_size=8``, as far as the config says it."""
+        """``dataloader_train.batch_size=8``, as far as the config has it."""
         node = getattr(self.config, f"dataloader_{split}", None)
         size = node.get("batch_size") if isinstance(node, Mapping) else None
         return f"dataloader_{split}.batch_size" + ("" if size is None else f"={size}")
 
 
 def _of_many_recordings(loader: Any, num: int) -> Any:
-    """The loader, of as many recordings as can be where its data set knows them: its first clips are windows of one."""
+    """The loader, of as many recordings as can be where its data set has them: its first clips are windows of one."""
     dataset: Any = getattr(loader, "dataset", None)
     if (windows := getattr(dataset, "windows", None)) is None:
         return loader

@@ -6,8 +6,8 @@ truth, averaged weights, weights as they are) and a contact sheet of the same na
 makes of the noisy truth in one step. The trackers get the same, and the metrics:
 
     samples/psnr_ema           PSNR to the truth in dB, over the frames that are generated; the mean over the clips
-    samples/moving_psnr_ema    the same over the pixels that differ from the last given frame
-    samples/moving_psnr_repeat what repeating the last given frame gets there
+    samples/moving_psnr_ema    the same over the pixels that differ from the last conditioning frame
+    samples/moving_psnr_repeat the same of the last conditioning frame repeated
     samples/x0_mse_ema_sigma_4 squared error of the latents predicted from noise of that level
 
 ``reg`` in place of ``ema`` is of the weights as they are. The noise of clip i follows from ``seed`` + i, so pictures
@@ -228,9 +228,9 @@ class DrawSamples(EveryN):
             mean = sum(drawing.errors[place] for drawing in drawings) / len(drawings)
             values[f"{FOLDER}/x0_mse_{place[0]}_sigma_{place[1]:g}"] = mean
         self.trainer.metrics.log(values, iteration)
-        told = [f", {name.partition('/')[2]} {value:.2f}" for name, value in values.items() if "psnr" in name]
+        figures = [f", {name.partition('/')[2]} {value:.2f}" for name, value in values.items() if "psnr" in name]
         folder = storage.join(self.trainer.run_dir, FOLDER)
-        log.info("samples of iteration %d: %s%s", iteration, folder, "".join(told))
+        log.info("samples of iteration %d: %s%s", iteration, folder, "".join(figures))
 
     def _write(
         self, name: str, rows: Sequence[Sequence[Tensor]], labels: Sequence[str], fps: float, iteration: int
@@ -283,7 +283,7 @@ def _quality(
     videos: Sequence[Sequence[Tensor]],
     suffix: str,
 ) -> dict[str, float]:
-    """PSNR of each kind, as metrics; what cannot be said (no frame is given, nothing moves) is left out."""
+    """PSNR of each kind, as metrics; those without a value (no conditioning frame, nothing moves) are excluded."""
     found: dict[str, list[float]] = {}
     for clip, truth, row in zip(clips, truths, videos):
         known = Clips(truth, clip.x0_1_C_T_H_W, clip.condition, [""], clip.num_given)
@@ -298,7 +298,7 @@ def _quality(
 
 
 def _psnr(video_1_C_F_H_W: Tensor, truth_1_C_F_H_W: Tensor, num_given: int) -> float:
-    """In dB, over the frames that are not given."""
+    """In dB, over the frames without the conditioning ones."""
     first = pixel_frames(num_given) if num_given else 0
     difference = (video_1_C_F_H_W.float() - truth_1_C_F_H_W.float())[:, :, first:]
     return float(10 * torch.log10(255**2 / difference.square().double().mean()))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first clips of a loader, the same ones for any number of processes: what samples are drawn of."""
+"""The first clips of a loader, the same ones for any number of processes: the clips that samples are drawn of."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from imaginaire.errors import DataError
 
 @dataclass(frozen=True)
 class FixedClip:
-    """One sample with what a model is asked about it. Pixels are kept on rank 0 only; cached latents have none."""
+    """One sample with its condition. Pixels are kept on rank 0 only; cached latents have none."""
 
     position: int  # in the data
     x0_1_C_T_H_W: Tensor
@@ -27,7 +27,7 @@ class FixedClip:
     negative_text_1_S_E: Tensor | None
     fps: float
     video_1_C_F_H_W: Tensor | None  # uint8
-    origin: str  # the recording that it is a part of, its position where the data do not say
+    origin: str  # the recording that it is a part of, or its position where the data give none
 
     @property
     def num_given(self) -> int:

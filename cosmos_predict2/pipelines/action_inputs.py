@@ -5,7 +5,7 @@
      "videos": [{"video_path": "videos/test/NAME/rgb.mp4"}], ...}
 
 Actions are computed from the recorded states, as they are for training, or taken from the rows of ``action``; which of
-them is said with every episode, and always they go through the transform that the weights were trained with.
+them is logged with every episode, and they always go through the transform that the weights were trained with.
 """
 
 from collections.abc import Callable, Sequence
@@ -58,7 +58,7 @@ class Reading:
     arguments: Any = None  # what that code is given
 
     def check(self) -> None:
-        """Raise for what cannot be meant."""
+        """Raise for values out of range."""
         if self.source not in SOURCES:
             raise ConfigError(f"--action_source {self.source}: there is no such source.{near(self.source, SOURCES)}")
         if self.stride < 1 or self.start < 0:
@@ -70,7 +70,7 @@ class Reading:
         if self.source == "state" and self.transform.kind != "relative_pose":
             raise ConfigError(
                 f"--action_source state, but this model was trained with actions of kind {self.transform.kind}, which"
-                " poses do not tell. Use action."
+                " poses do not give. Use action."
             )
 
 
@@ -112,7 +112,7 @@ class RawActions(NamedTuple):
     rows: Floats  # [L, d]
     source: str  # where they come from
     frames: numpy.ndarray  # the numbers of the frames along which they lead
-    counted: str  # what tells how long the recording is, with its number
+    counted: str  # the length of the recording, and what it was counted by
     lengths: tuple[int, ...]  # how many frames its video may have
 
 
@@ -136,7 +136,7 @@ def read_episode(annotation_path: str, reading: Reading, video: str = "", root: 
 
 
 def raw_actions(annotation: dict[str, Any], reading: Reading) -> RawActions:
-    """The actions that an annotation has or tells, along the frames that are asked for."""
+    """The actions that an annotation has, or that follow from its poses, along the chosen frames."""
     transform = reading.transform
     source = reading.source
     if source == "auto":
@@ -253,7 +253,7 @@ def _video_of(annotation: dict[str, Any], path: Path, camera: int, root: str) ->
     videos = annotation.get("videos")
     if not isinstance(videos, list) or not -len(videos) <= camera < len(videos):
         count = f"{len(videos)} videos" if isinstance(videos, list) else "no list 'videos'"
-        raise DataError(f"camera {camera} is asked for, but it has {count}. Give --input_video or another --camera_id.")
+        raise DataError(f"--camera_id {camera}, but it has {count}. Give --input_video or another --camera_id.")
     name = videos[camera].get("video_path") if isinstance(videos[camera], dict) else videos[camera]
     if not isinstance(name, str) or not name:
         raise DataError(f"video {camera} has no 'video_path'. Give --input_video.")
@@ -266,7 +266,7 @@ def _video_of(annotation: dict[str, Any], path: Path, camera: int, root: str) ->
 
 
 def _first_frames(video: str, raw: RawActions, reading: Reading, annotation: str) -> Tensor:
-    """uint8 [3, F, H, W] in the size that is asked for, of a video that is of the same recording as the actions."""
+    """uint8 [3, F, H, W] in the wanted size, of a video that is of the same recording as the actions."""
     frames = raw.frames[: reading.num_given].tolist()
     if not Path(video).is_file():
         raise DataError(f"There is no input file {video}.")
@@ -300,7 +300,7 @@ def require_sixteenths(video: str, size: tuple[int, int]) -> None:
 
 
 def _rate(video: str, reading: Reading) -> float:
-    """Frames per second of those that are taken of a video; of a picture what is asked for."""
+    """Frames per second of those that are taken of a video; of a picture the wanted rate."""
     is_video = Path(video).is_file() and media.kind_of(video) == "video"
     return probe(video)[1] / reading.stride if is_video else reading.fps
 

@@ -47,10 +47,10 @@ TOY_CLASSES = "cosmos_predict2.data.toy"  # in the module of this name in runs o
 BRIDGE = f"{ActionConditionedDataset.__module__}.{ActionConditionedDataset.__name__}"
 LIBERO = f"{LiberoDataset.__module__}.{LiberoDataset.__name__}"
 TOY_DIM = 4  # numbers of an action of the toy world, unless a model was trained with more
-ROWS_FOR_RANGES = 100_000  # of a data set's actions, which say in which range they lie
+ROWS_FOR_RANGES = 100_000  # of a data set's actions, that give their ranges
 LEAST_RECORDINGS = 4  # in fewer, a number may hardly move by chance
 NUM_FOR_PROBE = 64  # training episodes of the toy world
-# Arguments of a run's data that belong to its place, or are told by the weights: other folders have their own.
+# Arguments of a run's data that belong to its place, or that the weights record: other folders have their own.
 OF_PLACE = {
     "root", "train_annotation_path", "val_annotation_path", "test_annotation_path", "video_path", "embedding_dir",
     "mode", "data_split", "num_frames", "num_action_per_chunk", "load_t5_embeddings", "accumulate_action", "quaternion",
@@ -67,9 +67,9 @@ class Recordings:
     action_B_L_D: Tensor
     # True clips apart from these, for what is fitted; None: there are none but these.
     others: tuple[Tensor, Tensor] | None = None
-    episodes: Episodes | None = None  # of the toy world: what the simulator knows of them
+    episodes: Episodes | None = None  # of the toy world: the simulator's record of them
     origins: tuple[str, ...] = ()  # of each clip the recording that it is a part of; empty: each of its own
-    num_apart: int | None = None  # clips that there are without any that overlap; None: as many as are asked for
+    num_apart: int | None = None  # clips that there are without any that overlap; None: as many as wanted
     cautions: tuple[str, ...] = ()  # what makes figures of them doubtful
 
     def __len__(self) -> int:
@@ -114,7 +114,7 @@ def read_recordings(
 ) -> Recordings:
     """Recordings of ``toy`` (``toy:hard``: another setting) or of a folder, evenly spread over what it holds.
 
-    ``size`` is (height, width) of the frames, where a folder's are to be scaled. A folder is read as ``trained`` says,
+    ``size`` is (height, width) of the frames, where a folder's are to be scaled. A folder is read like ``trained``,
     the data set of the model's run as plain data, where that is of the same class: stride, keys, camera.
     """
     name, _, setting = source.partition(":")
@@ -170,7 +170,7 @@ def recordings_of_run(
 
 @contextmanager
 def _others_can_be_named() -> Iterator[None]:
-    """An error of the data that a run was validated on says that others can be given."""
+    """An error of the data that a run was validated on names the flag for others."""
     try:
         yield
     except DataError as error:
@@ -179,7 +179,7 @@ def _others_can_be_named() -> Iterator[None]:
 
 def size_of_world(node: Mapping[str, Any], resolution: str) -> tuple[int, int] | None:
     """(height, width) of the frames of a run on the toy world, by its data set as plain data, or of a tiny model where
-    nothing else tells it; else None."""
+    nothing else gives it; else None."""
     if str(node.get("_target_")).startswith(TOY_CLASSES):
         world = {**node, **(node.get("world") or {})}
         side = world.get("size") or SETTINGS[world.get("setting", "default")].size
@@ -278,7 +278,7 @@ def of_dataset(name: str, dataset: Any, transform: ActionTransform, num: int) ->
 
 def warn_of_other_range(name: str, dataset: Any, transform: ActionTransform, shown: Sequence[Tensor] = ()) -> str:
     """Warn of raw actions in other ranges than the weights' own, and give the warning: of the whole data set where it
-    has statistics, else of clips that are ``shown``, as the model sees them. Empty where there is nothing to say."""
+    has statistics, else of clips that are ``shown``, as the model sees them. Empty where the ranges agree."""
     if recorded_columns(transform) is None:
         return ""
     if isinstance(dataset, LeRobotActionDataset):
@@ -291,9 +291,9 @@ def warn_of_other_range(name: str, dataset: Any, transform: ActionTransform, sho
     is_whole = isinstance(dataset, LeRobotActionDataset) and found.num_trajectories >= LEAST_RECORDINGS
     if (problem := other_range(found.action, transform, is_whole=is_whole)) is None:
         return ""
-    said = f"{name}: {problem}. What the model imagines of them says little about the model."
-    log.warning("%s", said)
-    return said
+    warning = f"{name}: {problem}. What the model imagines of them shows little about the model."
+    log.warning("%s", warning)
+    return warning
 
 
 def _of_folder(
@@ -345,15 +345,20 @@ def _of_folder(
     )
 
 
-def own_arguments(cls: type, trained: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
-    """How a run reads data of this class, wherever they lie, and what else is said; the latter alone where its data
+def own_arguments(cls: type, trained: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """How a run reads data of this class, wherever they lie, and what else is given; the latter alone where its data
     are of another class."""
     if trained.get("_target_") != f"{cls.__module__}.{cls.__name__}":
-        return dict(said)
+        return dict(given)
     defaults = {name: parameter.default for name, parameter in signature(cls).items()}
     own = {key: value for key, value in trained.items() if not key.startswith("_") and key not in OF_PLACE}
     of_text = {"num_tokens", "text_width"}  # the pictures and actions are all that is measured
-    told = {key: value for key, value in own.items() if key not in {*said, *of_text} and value != defaults.get(key)}
-    if told:
-        log.info("data: read as by the run of the weights: %s", ", ".join(f"{key}={told[key]}" for key in sorted(told)))
-    return {**own, **said}
+    differing = {
+        key: value for key, value in own.items() if key not in {*given, *of_text} and value != defaults.get(key)
+    }
+    if differing:
+        log.info(
+            "data: read as by the run of the weights: %s",
+            ", ".join(f"{key}={differing[key]}" for key in sorted(differing)),
+        )
+    return {**own, **given}

@@ -29,26 +29,26 @@ class LeRobotRecordings:
 
     @classmethod
     def open(
-        cls, root: str, transform: ActionTransform, trained: Mapping[str, Any] | None = None, **said: Any
+        cls, root: str, transform: ActionTransform, trained: Mapping[str, Any] | None = None, **given: Any
     ) -> "LeRobotRecordings":
-        """The data set of a folder, read as ``trained`` says, the data set of the model's run as plain data, where that
-        is a LeRobot data set; what is ``said`` (camera, action_keys, stride, combine_actions) goes first."""
+        """The data set of a folder, read like ``trained``, the data set of the model's run as plain data, where that
+        is a LeRobot data set; what is ``given`` (camera, action_keys, stride, combine_actions) goes first."""
         if transform.kind != "controller":
             raise DataError(
-                f"{root} is a LeRobot data set, which holds what a controller was told, but this model was trained with"
+                f"{root} is a LeRobot data set, with commands of a controller, but this model was trained with"
                 f" {transform}. Give recordings with poses (Bridge's layout), or weights that were trained on these."
             )
-        own = {**own_arguments(LeRobotActionDataset, trained or {}, {}), **said}
-        if "action_keys" in said:
+        own = {**own_arguments(LeRobotActionDataset, trained or {}, {}), **given}
+        if "action_keys" in given:
             own.pop("embodiment", None)
-        if "stride" in said:
+        if "stride" in given:
             own.pop("frame_rate", None)
         if (width := LeRobotActionDataset.declared_width(root=root, **own)) != transform.dim:
             raise DataError(
                 f"{root}: an action has {width} numbers, but this model was trained with {transform.dim}. Choose"
                 " columns with --action_key, or give weights that were trained on such actions."
             )
-        own |= dict(num_frames=2, start_interval=1, skip_bad_samples=True)  # an episode that is broken says so itself
+        own |= dict(num_frames=2, start_interval=1, skip_bad_samples=True)  # a broken episode raises its own error
         data = LeRobotActionDataset(root, data_split="full", action_transform=transform, **own)
         warn_of_other_range(root, data, transform)
         return cls(data)

@@ -59,7 +59,7 @@ def test_flags_go_before_the_run_and_what_is_no_such_episode_is_told() -> None:
         one.read(0, Reading(OWN))
     of_run = LeRobotRecordings.open(str(FIXTURES / "lerobot_v3"), OWN, TRAINED, stride=3)
     assert of_run.data.combine_actions == "last"
-    with pytest.raises(ConfigError, match=r"With stride 3, say .*--combine_actions\) is last for absolute targets"):
+    with pytest.raises(ConfigError, match=r"With stride 3, .*--combine_actions\) is last for absolute targets"):
         LeRobotRecordings.open(str(FIXTURES / "lerobot_v3"), OWN, camera="front", stride=3)
     with pytest.raises(ConfigError, match="there is no camera 'side'"):
         opened("lerobot_v3", camera="side")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a world model obeys its actions, by figures that say so of any data.
+"""Whether a world model follows its actions, by figures that any data allow.
 
 * `action_gap`: its loss with the actions of another sample, over that with the true ones, noise and all else the same.
   A model that ignores its actions has 1.
@@ -7,7 +7,7 @@
   with other noise. Costs three forward passes.
 * `video_distances`: the same of whole videos: one first frame, K sequences of actions, R seeds.
 
-Whether a video also does what its actions say is a question for `inverse_dynamics`.
+`inverse_dynamics` measures whether a video also shows the commanded motion.
 """
 
 from collections.abc import Sequence
@@ -91,7 +91,7 @@ def action_gap(
     batch_size: int = 32,
     origins: Sequence[str] = (),
 ) -> ActionGap | None:
-    """The gap on these clips, whose given frames do not count; None where no two have different actions. ``origins``
+    """The gap on these clips, without their conditioning frames; None where no two have different actions. ``origins``
     names their recordings, as in `lending_order`."""
     action_B_A_D = condition.action_B_A_D
     assert action_B_A_D is not None, "a condition without actions"

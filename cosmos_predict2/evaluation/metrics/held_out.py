@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How well a Video2World model knows clips that it was never trained on, held against things that know nothing.
+"""How good a Video2World model is on clips that it was never trained on, beside baselines that learn little or nothing.
 
 * Its loss at fixed noise levels with fixed noise, against that of the best linear denoiser of the training latents.
-* The clips that it generates, against the last given frame repeated, on the pixels that move.
+* The clips that it generates, against the last conditioning frame repeated, on the pixels that move.
 
-Given frames count nowhere: they cost the model nothing.
+Conditioning frames are excluded everywhere: they cost the model nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,9 +27,9 @@ from imaginaire import random
 from imaginaire.errors import ConfigError, DataError
 
 SIGMAS = tuple(float(sigma) for sigma in numpy.geomspace(1.0, 80.0, 8).round(3))  # where the tiny models are trained
-MOVES = 32  # a pixel moves where a colour differs by more than this, of 255, from the last given frame
+MOVES = 32  # a pixel moves where a colour differs by more than this, of 255, from the last conditioning frame
 BATCH = 32
-LINEAR = {  # what a linear denoiser x0 = a x + b may know: over which dimensions of [B, C, T, H, W] a and b are shared
+LINEAR = {  # of a linear denoiser x0 = a x + b: over which dimensions of [B, C, T, H, W] a and b are shared
     "scalar": (0, 1, 2, 3, 4),
     "per channel": (0, 2, 3, 4),
     "per latent": (0,),
@@ -38,7 +38,7 @@ LINEAR = {  # what a linear denoiser x0 = a x + b may know: over which dimension
 
 @dataclass(frozen=True)
 class Clips:
-    """Clips with their latents, and the condition under which a model is asked for the rest of each."""
+    """Clips with their latents, and the condition under which a model generates the rest of each."""
 
     video_B_C_F_H_W: Tensor  # uint8
     x0_B_C_T_H_W: Tensor
@@ -106,7 +106,7 @@ def read_clips(
 
 
 def losses(world: WorldModel, clips: Clips, sigmas: Sequence[float] = SIGMAS, seed: int = 0) -> list[float]:
-    """The mean squared error of the velocity at each noise level, over the latent frames that are not given."""
+    """The mean squared error of the velocity at each noise level, without the conditioning frames."""
 
     def denoise(xt: Tensor, sigma_B_1: Tensor, part: Clips) -> Tensor:
         return world.denoiser(xt, sigma_B_1, part.condition).x0_B_C_T_H_W
@@ -184,14 +184,14 @@ def given_pixels(clips: Clips) -> int:
 
 
 def repeated(clips: Clips) -> Tensor:
-    """Each clip with its last given frame in place of all that follow."""
+    """Each clip with its last conditioning frame in place of all that follow."""
     video, num = clips.video_B_C_F_H_W, given_pixels(clips)
     rest = video[:, :, num - 1 : num].expand(-1, -1, video.shape[2] - num, -1, -1)
     return torch.cat([video[:, :, :num], rest], dim=2)
 
 
 def moving_psnr(video_B_C_F_H_W: Tensor, clips: Clips) -> float:
-    """PSNR to the truth in dB, over the pixels in which the truth differs from the last given frame.
+    """PSNR to the truth in dB, over the pixels in which the truth differs from the last conditioning frame.
 
     All clips' pixels count alike.
     """
@@ -206,6 +206,6 @@ def movement(clips: Clips) -> list[float]:
 
 
 def _moves(clips: Clips) -> Tensor:
-    """[B, 1, F, H, W], true where a pixel differs from the last given frame."""
+    """[B, 1, F, H, W], true where a pixel differs from the last conditioning frame."""
     difference = clips.video_B_C_F_H_W.float() - repeated(clips).float()
     return difference.abs().amax(dim=1, keepdim=True) > MOVES

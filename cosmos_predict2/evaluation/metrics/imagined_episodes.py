@@ -2,11 +2,11 @@
 """How near imagined pictures of the toy world come to the simulator's, frame by frame after the first.
 
 Something *imagines*: given first frames and actions it makes the frames that follow, ``imagine(first, actions)``. A
-world model does, and so do things that know less, whose figures stand beside the model's:
+world model does, and so do these baselines, whose figures stand beside the model's:
 
 * the first frame repeated;
 * the last motion repeated: every thing goes on as it moved from the frame before to the first, stopped by walls only.
-  It is told the true places and drawn by the world itself, without the loss of a tokenizer that a model has;
+  It uses the true places and is drawn by the simulator itself, without the loss of a tokenizer that a model has;
 * a model of the same size that never saw actions.
 
 Episodes are held out: they belong to a split of the toy world's series that training never draws from.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether imagined episodes of the toy world end as the simulator's do, judged from pixels alone.
 
-A whole episode is imagined from its first picture and its actions, and a detector of colours says whether the object
+A whole episode is imagined from its first picture and its actions, and a detector of colours decides whether the object
 lies in the ring. The detector is part of the toy world and learns nothing; the ring is looked for on the first picture,
 which is the given one as the tokenizer leaves it, and the object on the last.
 """
@@ -82,7 +82,7 @@ def seen_success(first: Picture, last: Picture, tasks: Sequence[str], setting: s
 
 
 def agreement(episodes: Episodes, video_B_C_F_H_W: Tensor) -> Agreement:
-    """How the imagined videos of whole episodes, uint8, end beside what the simulator says of them."""
+    """How the imagined videos of whole episodes, uint8, end beside the simulator's."""
     frames = video_B_C_F_H_W[:, :, [0, -1]].permute(2, 0, 3, 4, 1).contiguous().numpy()
     done = seen_success(frames[0], frames[1], episodes.tasks, episodes.setting)
     truth: NDArray[numpy.bool_] = episodes.success

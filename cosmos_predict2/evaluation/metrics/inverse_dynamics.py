@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading the action from two frames: a small regression, fitted to true frames, that asks imagined ones what was done.
+"""Reading the action from two frames: a small regression that is fitted to true frames and applied to imagined ones.
 
     probe = fit_probe(frames, actions)              # true clips [B, C, 1 + A, H, W] and what was done [B, A, D]
     probe.score(imagined, commanded).r2             # 1: every motion is the one that was commanded; 0: none is
 
 A frame that is off by a third of a pixel spoils the reading of both steps beside it, which a tokenizer does already;
-their sum it spoils no more than either, so the sums over four steps (``r2_of_sums``) say what a model does by itself.
+their sum it spoils no more than either, so the sums over four steps (``r2_of_sums``) measure the model's own part.
 
 The features of a pair of frames are how much better a shift of the first one fits the second than the shift to the
 other side, for each colour. A thing that always looks the same makes of this a nearly linear measure of its motion, so
-ridge regression is enough where camera and background stand still. Its score on true frames says how far to trust it.
+ridge regression is enough where camera and background stand still. Its score on true frames shows how far to trust it.
 """
 
 import math
@@ -26,7 +26,7 @@ REACH = 3  # pixels of a shift, at the size at which pairs are compared
 LONGEST_SIDE = 64  # larger frames are made smaller
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # in units of a standardised feature's variance; one is chosen
 SUMMED = 4
-HELD_BACK = 4  # every so manieth clip chooses it
+HELD_BACK = 4  # every HELD_BACK-th clip chooses it
 PAIRS_AT_ONCE = 1024
 
 
@@ -34,7 +34,7 @@ PAIRS_AT_ONCE = 1024
 class ActionFollowing:
     """How well the actions that were read agree with those that were commanded."""
 
-    r2: float  # the mean over the numbers of an action that vary in the clips asked about; nan: none does
+    r2: float  # the mean over the numbers of an action that vary in the scored clips; nan: none does
     r2_of_sums: float  # the same of their sums over four steps, one latent frame
     r2_by_number: dict[int, float]
     r2_by_step: list[float]  # of the actions at each place in the clip

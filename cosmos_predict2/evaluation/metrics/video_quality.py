@@ -92,7 +92,7 @@ def lpips(video_B_C_F_H_W: Tensor, truth_B_C_F_H_W: Tensor) -> Tensor:
 
 
 def lpips_package() -> Any:
-    """The package, or the error that says how to install it."""
+    """The package, or an error with the command that installs it."""
     try:
         import lpips as package
     except ImportError as error:
@@ -104,7 +104,7 @@ def lpips_package() -> Any:
 
 
 def _by_frame(of: Callable[[Tensor, Tensor], Tensor], video: Tensor, truth: Tensor) -> Tensor:
-    """[F], the mean over the clips of what ``of`` says of pictures [N, C, H, W]."""
+    """[F], the mean over the clips of ``of`` over pictures [N, C, H, W]."""
     frames, height, width = video.shape[2:]
     x, y = (part.transpose(1, 2).flatten(0, 1) for part in (video, truth))
     at_once = max(1, PIXELS_AT_ONCE // (height * width))

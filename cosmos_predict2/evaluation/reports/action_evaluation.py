@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How good a world model with actions is on recordings that it never saw: near the truth, obedient, lasting.
+"""How good a world model with actions is on recordings that it never saw: likeness to the truth, obedience, drift.
 
     report = evaluate(pipe, recordings, num_steps=10)
     print(report.as_text())
@@ -63,7 +63,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Report:
-    """What was measured. Lists by horizon begin with the first frame after the given one."""
+    """What was measured. Lists by horizon begin with the first frame after the conditioning one."""
 
     data: str
     num_clips: int
@@ -117,7 +117,7 @@ class Report:
         return "\n".join([*rows, *self.findings()])
 
     def findings(self) -> list[str]:
-        """A sentence for each thing that one number says."""
+        """A sentence for each single figure."""
         found = []
         if self.gap is not None:
             by_sigma = zip(self.gap.sigmas, self.gap.ratios)
@@ -160,7 +160,7 @@ def evaluate(
 ) -> tuple[Report, Tensor, Tried]:
     """The figures, what was imagined of each recording (uint8 [B, 3, 1 + L, H, W]), and what other actions made.
 
-    ``weights`` says which the pipeline has, for the report.
+    ``weights`` describes those of the pipeline, for the report.
     """
     sampling: dict[str, Any] = {
         "options": SamplingOptions(num_steps=num_steps, guidance=guidance, solver=solver),
@@ -277,9 +277,9 @@ def tried_actions(
         if len(rows) < 2:
             continue
         first = recordings.first_B_C_1_H_W[[i] * (len(rows) * NUM_SEEDS)]
-        told = action[rows].repeat_interleave(NUM_SEEDS, dim=0)
+        commanded = action[rows].repeat_interleave(NUM_SEEDS, dim=0)
         seeds = [seed + r for _ in rows for r in range(NUM_SEEDS)]
-        made = pipe.generate_actions(first, told, seeds, **sampling).cpu()
+        made = pipe.generate_actions(first, commanded, seeds, **sampling).cpu()
         scenes.append(i)
         borrowed.append(rows)
         videos.append(made.unflatten(0, (len(rows), NUM_SEEDS)))
@@ -300,42 +300,42 @@ def following(
     """What a probe reads from true frames, true ones through the tokenizer, and imagined ones.
 
     It is fitted to true frames of both kinds: of other clips, or where there are none of those of every second
-    recording, and asked of the rest. Nothing where `why_not_read` says why.
+    recording, and scored on the rest. Empty where `why_not_read` gives a reason.
     """
     if why_not_read(recordings):
         return {}
     truth, action = recordings.video_B_C_F_H_W, recordings.action_B_L_D
-    (known, known_action), asked = _fitted_and_asked(recordings)
+    (known, known_action), scored = _fitted_and_scored(recordings)
     probe = inverse_dynamics.fit_probe(torch.cat([known, _coded(pipe, known)]), torch.cat([known_action] * 2))
-    frames = {IMAGINED: imagined_B_C_F_H_W[asked], CODED: _coded(pipe, truth[asked]), TRUE: truth[asked]}
-    found = {kind: probe.score(video, action[asked]) for kind, video in frames.items()}
-    other, _ = partners(action[asked], [recordings.origins[i] for i in asked] if recordings.origins else ())
-    return found | {EXCHANGED: probe.score(frames[IMAGINED], action[asked][other])}
+    frames = {IMAGINED: imagined_B_C_F_H_W[scored], CODED: _coded(pipe, truth[scored]), TRUE: truth[scored]}
+    found = {kind: probe.score(video, action[scored]) for kind, video in frames.items()}
+    other, _ = partners(action[scored], [recordings.origins[i] for i in scored] if recordings.origins else ())
+    return found | {EXCHANGED: probe.score(frames[IMAGINED], action[scored][other])}
 
 
 def why_not_read(recordings: Recordings) -> str:
     """Why actions cannot be read from the frames of so few recordings, or of such; empty where they can."""
-    (known, known_action), asked = _fitted_and_asked(recordings)
-    action = recordings.action_B_L_D[asked]
+    (known, known_action), scored = _fitted_and_scored(recordings)
+    action = recordings.action_B_L_D[scored]
     least = 2 * inverse_dynamics.HELD_BACK
-    if len(known) < least or len(asked) < 2:
+    if len(known) < least or len(scored) < 2:
         if recordings.others is not None:
-            return f"{len(asked)} recording is too few: raise --num_clips to 2 at least"
+            return f"{len(scored)} recording is too few: raise --num_clips to 2 at least"
         return (
-            f"the probe that reads them is fitted to {least} clips at least and asked of 2 others, of other recordings,"
-            f" and of the {len(recordings)} clips there are {len(known)} and {len(asked)}: {recordings.where_more_are}"
+            f"the probe that reads them is fitted to {least} clips at least and scored on 2 of other recordings,"
+            f" and of the {len(recordings)} clips there are {len(known)} and {len(scored)}: {recordings.where_more_are}"
         )
     if float(known_action.std(dim=(0, 1)).max()) == 0 or float(action.std(dim=(0, 1)).max()) == 0:
         return "they are all the same"
     return ""
 
 
-def _fitted_and_asked(recordings: Recordings) -> tuple[tuple[Tensor, Tensor], list[int]]:
-    """The clips and actions that the probe is fitted to, and the rows of the recordings that it is asked about."""
+def _fitted_and_scored(recordings: Recordings) -> tuple[tuple[Tensor, Tensor], list[int]]:
+    """The clips and actions that the probe is fitted to, and the rows of the recordings that it is scored on."""
     if recordings.others is not None:
         return recordings.others, list(range(len(recordings)))
-    fitted, asked = recordings.halves()
-    return (recordings.video_B_C_F_H_W[fitted], recordings.action_B_L_D[fitted]), asked
+    fitted, scored = recordings.halves()
+    return (recordings.video_B_C_F_H_W[fitted], recordings.action_B_L_D[fitted]), scored
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------------

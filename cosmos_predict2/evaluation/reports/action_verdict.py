@@ -25,7 +25,7 @@ TRUE, CODED, IMAGINED, EXCHANGED = "true frames", "through the tokenizer", "imag
 
 @dataclass(frozen=True)
 class Sign:
-    """One thing that tells obedience from its absence."""
+    """One measurement that separates obedience from its absence."""
 
     is_shown: bool
     sentence: str
@@ -42,7 +42,7 @@ class Verdict:
 def verdict(
     gap: ActionGap | None, distances: Distances | None, following: Mapping[str, ActionFollowing], reason: str = ""
 ) -> Verdict:
-    """What the signs say together; ``reason``: why nothing could be measured, if so."""
+    """The signs together; ``reason``: why nothing could be measured, if so."""
     signs = [sign for sign in (_of_loss(gap), _of_distance(distances), _of_reading(following)) if sign is not None]
     shown = sum(sign.is_shown for sign in signs)
     if not signs:

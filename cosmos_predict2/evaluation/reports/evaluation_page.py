@@ -88,7 +88,7 @@ class Page:
         self._parts.append(f"<table><tr>{cells}</tr>{body}</table>")
 
     def curves(self, titles: Mapping[str, Mapping[str, Sequence[float]]], across: str) -> None:
-        """A drawing for each title: lines by name, their first value at 1 of what ``across`` says."""
+        """A drawing for each title: lines by name, their first value at 1; ``across`` labels the axis."""
         drawings = "".join(_drawing(title, lines, across) for title, lines in titles.items())
         self._parts.append(f'<div class="row">{drawings}</div>')
 

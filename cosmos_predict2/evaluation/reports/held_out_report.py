@@ -139,7 +139,7 @@ def write_report(
     page.curves({"loss": figures.losses()}, "noise level: the columns of the table below")
     page.note(
         f"After the training it is {figures.ratio:.2f} of that before, and {figures.best_linear:.2f} of that of the"
-        " best linear denoiser, which knows no more than means and variances of the training clips."
+        " best linear denoiser, which uses no more than means and variances of the training clips."
     )
     rows = [[name, *(f"{value:.3f}" for value in values)] for name, values in figures.losses().items()]
     page.table(["sigma", *(f"{sigma:g}" for sigma in figures.sigmas)], rows)

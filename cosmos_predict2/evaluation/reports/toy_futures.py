@@ -92,21 +92,21 @@ def imagine_futures(
     dim = pipe.transform.dim
     paths, actions = [], []
     for degrees, speed in WAYS.values():
-        told = _held(first, target, degrees, speed, length, dim)
-        path = simulate(first, told, constants, size)
+        commanded = _held(first, target, degrees, speed, length, dim)
+        path = simulate(first, commanded, constants, size)
         paths.append(path)
-        actions.append(told)
+        actions.append(commanded)
     chosen = _clearest(numpy.stack(paths), target, size)
     simulated = torch.from_numpy(render(numpy.stack([path[chosen] for path in paths]), size)).permute(0, 4, 1, 2, 3)
-    told_K_L_D = torch.from_numpy(numpy.stack([rows[chosen] for rows in actions])).float()
+    action_K_L_D = torch.from_numpy(numpy.stack([rows[chosen] for rows in actions])).float()
     imagined = pipe.rollout(
         simulated[:, :, :1].contiguous(),
-        pipe.transformed(told_K_L_D.numpy()),
+        pipe.transformed(action_K_L_D.numpy()),
         [seed] * len(WAYS),  # the noise is the same: what differs, the actions have done
         SamplingOptions(num_steps=num_steps),
     )
     names = [name.replace("puck", ("puck", "box")[target]) for name in WAYS]
-    return Futures(names, told_K_L_D, simulated.contiguous(), imagined.cpu())
+    return Futures(names, action_K_L_D, simulated.contiguous(), imagined.cpu())
 
 
 def _held(states: Floats, target: int, degrees: float, speed: float, length: int, dim: int) -> Floats:

@@ -84,7 +84,7 @@ class ActionTable:
 
 
 def lerobot_tables(source: LeRobotSource) -> list[ActionTable]:
-    """A table of the action that training takes by itself, or of each column that may be meant where it must be told.
+    """A table of the action that training takes by itself, or of each candidate column where the user must choose.
 
     Raises where a row holds no number.
     """
@@ -118,9 +118,9 @@ def number_names(info: Info, part: Part, modality: Modality | None = None) -> li
     """What the numbers of a part are called, by modality.json or by info.json; else its column and their places."""
     width = part_width(info, part)
     names = [f"{part.column}[{part.start + k}]" for k in range(width)]
-    said = _flat(info.features[part.column].get("names"))
-    if len(said) >= part.start + width:
-        names = said[part.start : part.start + width]
+    named = _flat(info.features[part.column].get("names"))
+    if len(named) >= part.start + width:
+        names = named[part.start : part.start + width]
     for name, known in (modality.action if modality else {}).items():
         if known.column == part.column and known.end is not None:
             for k in range(max(known.start, part.start), min(known.end, part.start + width)):
@@ -154,13 +154,13 @@ def bridge_table(annotations: Sequence[Path]) -> ActionTable | None:
             f"times 20, as released weights have them, 98 % of the differences of 'state' reach {seen:.2g}, where a"
             f" network expects the order of 1: train with {OF_OWN}"
         )
-    said = f"with {OF_OWN}; with bridge_train as {published}, which released weights have"
+    published_by = f"with {OF_OWN}; with bridge_train as {published}, which released weights have"
     transform = order_one_transform(columns, "relative_pose")
-    return ActionTable("differences of 'state'", POSE_NAMES, statistics, transform, tuple(notes), said)
+    return ActionTable("differences of 'state'", POSE_NAMES, statistics, transform, tuple(notes), published_by)
 
 
 def _unit_notes(rows: Floats, largest_angle: float) -> Iterator[str]:
-    """Units of poses that are hardly meant."""
+    """Units of poses that are unlikely."""
     farthest = float(numpy.linalg.norm(rows[:, :3], axis=1).max())
     if farthest > FARTHEST:
         yield (

@@ -34,7 +34,7 @@ def check_recording(job: RecordingJob) -> list[ClipFacts]:
     faults = [fault(path, "annotation", f"{path}: {text}.") for text in _annotation_faults(annotation)]
     num_states = len(recording.poses)
     if job.num_frames is not None and num_states < job.num_frames:
-        message = f"{path} has {num_states} states, but {job.num_frames} frames are asked for."
+        message = f"{path} has {num_states} states, but training takes {job.num_frames} frames."
         faults.append(fault(path, "too_short", message))
     facts = []
     for camera in range(len(annotation["videos"])):

@@ -47,7 +47,7 @@ class ClipJob:
     encoder: str | None = None  # that the embedding should be of, as far as known
     num_tokens: int = 512
     width: int | None = None
-    encoded: str | None = None  # hash of the caption that the record says was encoded
+    encoded: str | None = None  # hash of the encoded caption, by the record
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def check_clip(job: ClipJob) -> ClipFacts:
     faults: list[Finding] = []
     info = _look(job, faults)
     if info is not None and job.num_frames is not None and info.num_frames < job.num_frames:
-        message = f"{job.path} has {info.num_frames} frames, but {job.num_frames} are asked for: take it out."
+        message = f"{job.path} has {info.num_frames} frames, but training takes {job.num_frames}: take it out."
         faults.append(fault(job.path, "too_short", message))
     text = _caption(job, faults)
     rows = _embedding(job, text, faults)

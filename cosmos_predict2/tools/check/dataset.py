@@ -40,7 +40,7 @@ _NAMED = 3  # of many, so many are named in a note
 
 @attrs.define(kw_only=True, frozen=True)
 class Wanted:
-    """What training will ask of the data set; None asks nothing."""
+    """What training requires of the data set; None: no requirement."""
 
     num_frames: int | None = None
     video_size: tuple[int, int] | None = None  # height, width
@@ -65,7 +65,7 @@ class Wanted:
             raise ConfigError(f"video_size is {list(self.video_size)}; both sides must be multiples of 16.")
 
     def command(self, folder: Path, record: EncoderRecord | None = None) -> str:
-        """The command that encodes the captions of a folder, by the encoder of its record or the one asked for."""
+        """The command that encodes the captions of a folder, by the encoder of its record or the wanted one."""
         name = record.encoder if record else self.text_encoder or ""
         if name == "bytes" and self.text_width is not None:
             name = BytesEncoder(self.num_tokens or NUM_TOKENS, self.text_width).name
@@ -162,7 +162,7 @@ def _check_samples(report: Report, folder: Path, camera: str, wanted: Wanted) ->
     if report.form == "latents" and not _has_latent_record(report, place):
         jobs = []
     found = run_jobs(check_clip, jobs, what=f"checking {place}", workers=_workers(wanted, list(clips.values())))
-    assert not found.faults, "a check raised what it should have put down"
+    assert not found.faults, "a check raised in place of reporting"
     report.clips += found.results
     report.findings += [one for facts in found.results for one in facts.faults]
     counts = {what: len(clips), "captions": len(captions), "embeddings": len(embeddings)}
@@ -217,7 +217,7 @@ def _embeddings(
         report.fault(place / "embeddings.json", "record", str(error))
         return embeddings, None
     if record is None and embeddings:
-        report.note(f"{place} has no embeddings.json: nothing says by which encoder or of which captions it is")
+        report.note(f"{place} has no embeddings.json: its encoder and captions are unknown")
     report.encoder = record.encoder if record else report.encoder
     if wanted.text_encoder is not None:
         try:
@@ -275,7 +275,7 @@ def _compare_embeddings(
     place = Path(have[0].embedding).parent
     again = wanted.command(folder, record)
     if any(file_of(found) == str(place) for found in report.faults):
-        pass  # said already
+        pass  # reported already
     elif wanted.text_width is not None and usual != wanted.text_width:
         by = f" by {record.encoder}" if record else ""
         message = f"{place} holds embeddings of width {usual}{by}, but the model takes {wanted.text_width}. Delete the"
@@ -331,7 +331,7 @@ def _has_latent_record(report: Report, place: Path) -> bool:
     try:
         if latent_cache.read_record(place) is not None:
             return True
-        message = f"{place / latent_cache.RECORD} is missing: nothing says of which tokenizer the latents are."
+        message = f"{place / latent_cache.RECORD} is missing, so the tokenizer of the latents is unknown."
     except DataError as error:
         message = str(error)
     report.fault(place / latent_cache.RECORD, "record", message)
@@ -370,7 +370,7 @@ def _check_recordings(report: Report, folder: Path, wanted: Wanted) -> None:
     jobs = [RecordingJob(path, folder, wanted.num_frames, wanted.is_fast) for path in files]
     workers = _workers(wanted, list((folder / "videos").rglob("*.mp4")))
     found = run_jobs(check_recording, jobs, what=f"checking {folder}", workers=workers)
-    assert not found.faults, "a check raised what it should have put down"
+    assert not found.faults, "a check raised in place of reporting"
     facts = [item for items in found.results for item in items]
     report.clips = [item for item in facts if item.path]
     report.findings += [one for item in facts for one in item.faults]
@@ -421,7 +421,7 @@ def _compare_rates(report: Report, wanted: Wanted) -> None:
     if not have or wanted.any_fps:
         return
     usual = wanted.fps or Counter(round(facts.fps, 3) for facts in have).most_common(1)[0][0]
-    whose = "are asked for" if wanted.fps else "is the most frequent rate"
+    whose = "is wanted" if wanted.fps else "is the most frequent rate"
     for facts in have:
         if abs(facts.fps - usual) > SAME_RATE * usual:
             message = f"{facts.path} has {facts.fps:g} frames per second, {usual:g} {whose}. Encode it at"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A LeRobot data set: whether its files are there, can be decoded and are as long as its index says."""
+"""A LeRobot data set: whether its files are there, can be decoded and have the lengths of its index."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +30,7 @@ def check_videos(source: LeRobotSource, *, is_fast: bool, workers: int | None) -
         if path.is_file()
     ]
     found = run_jobs(check_clip, jobs, what=f"checking {source.info.root}", workers=workers)
-    assert not found.faults, "a check raised what it should have put down"
+    assert not found.faults, "a check raised in place of reporting"
     return found.results
 
 
@@ -42,7 +42,7 @@ def index_faults(source: LeRobotSource, clips: list[ClipFacts], num_frames: int 
         yield fault(path, "missing_file", f"{path} does not exist; the index of {root} names it.")
     for i, length in enumerate(lengths):
         if num_frames is not None and length < num_frames:
-            message = f"{root}: {source.name(i)} has {length} frames, but {num_frames} are asked for."
+            message = f"{root}: {source.name(i)} has {length} frames, but training takes {num_frames}."
             yield fault(source.layout.rows(i).path, "too_short", message)
     by_path = {facts.path: facts for facts in clips if facts.height}
     for camera in filter(source.info.is_video, source.info.cameras):

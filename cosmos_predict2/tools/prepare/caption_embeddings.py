@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Embeddings for the captions of a data set: where the captions come from, and what does not fit together.
+"""Embeddings for the captions of a data set: their sources, and warnings about what does not match.
 
 DIR/metas/NAME.txt      any data set
 DIR/metadata.csv        GR00T: a clip's file name, a comma, its prompt
@@ -90,7 +90,7 @@ def captions_of_prompt(dataset: Path, prompt: str, is_image: bool = False) -> Ca
     """The same prompt for every clip (or picture), except where ``metas/`` has a text already."""
     folder, suffixes, what = _media(dataset, is_image)
     if not prompt.strip():
-        raise DataError("--prompt is empty: say what is to be seen.")
+        raise DataError("--prompt is empty: describe what is to be seen.")
     captions, others = Captions(), []
     for stem in require_files(dataset / folder, suffixes, what):
         path = dataset / "metas" / f"{stem}.txt"
@@ -104,7 +104,7 @@ def captions_of_prompt(dataset: Path, prompt: str, is_image: bool = False) -> Ca
             others.append(stem)
     if others:
         log.warning(
-            "%s: captions that say something else than --prompt and are kept: %d (%s). Delete them to have it there.",
+            "%s: captions other than --prompt, which are kept: %d (%s). Delete them to have it there.",
             dataset / "metas",
             len(others),
             some(others),
@@ -113,7 +113,7 @@ def captions_of_prompt(dataset: Path, prompt: str, is_image: bool = False) -> Ca
 
 
 def write_metas(dataset: Path, captions: Captions) -> None:
-    """Write ``metas/NAME.txt`` wherever it does not say this yet."""
+    """Write ``metas/NAME.txt`` wherever its text differs."""
     for stem, text in captions.results:
         path = dataset / "metas" / f"{stem}.txt"
         if not path.exists() or path.read_bytes().strip() != text.encode():

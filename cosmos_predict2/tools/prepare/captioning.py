@@ -51,8 +51,7 @@ def parse_command(command: str) -> tuple[str, ...]:
         raise ConfigError(f"--command {command!r} cannot be split into words: {error}.") from error
     if not words or not any(PLACE in word for word in words):
         raise ConfigError(
-            f"--command {command!r} does not say where the clip goes: write {PLACE} in its place, as in"
-            f" 'python captioner.py {PLACE}'."
+            f"--command {command!r} has no {PLACE}: write it where the clip goes, as in 'python captioner.py {PLACE}'."
         )
     if PLACE not in words[0] and shutil.which(words[0]) is None:
         raise ConfigError(
@@ -117,31 +116,31 @@ def _ask(job: CaptionJob) -> str:
     except OSError as error:
         raise DataError(f"{job.clip}: '{words[0]}' cannot be started: {error.strerror or error}.") from error
     assert process.stdout is not None and process.stderr is not None
-    printed, said = _Reader(process.stdout), _Reader(process.stderr)
+    output, messages = _Reader(process.stdout), _Reader(process.stderr)
     deadline = time.monotonic() + job.timeout
     try:
-        while not (printed.is_at_end and said.is_at_end and process.poll() is not None):
-            if printed.size > _MOST_BYTES:
+        while not (output.is_at_end and messages.is_at_end and process.poll() is not None):
+            if output.size > _MOST_BYTES:
                 raise DataError(f"{job.clip}: the captioner printed more than {_LONGEST} characters, so it was ended.")
             if time.monotonic() > deadline:
                 raise DataError(
                     f"{job.clip}: the captioner was not done after {job.timeout:g} s (--timeout), so it was ended."
                 )
-            (said if printed.is_at_end else printed).join(_LOOK_SECONDS)
-            if printed.is_at_end and said.is_at_end:
+            (messages if output.is_at_end else output).join(_LOOK_SECONDS)
+            if output.is_at_end and messages.is_at_end:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_LOOK_SECONDS)
     except BaseException:
         _end(process)
         raise
-    last_words = said.content.decode("utf-8", "replace").strip()[-_TAIL:]
+    last_words = messages.content.decode("utf-8", "replace").strip()[-_TAIL:]
     if process.returncode != 0:
         raise DataError(
             f"{job.clip}: the captioner ended with exit code {process.returncode}"
             f"{': ' + last_words if last_words else ' and no message'}."
         )
     try:
-        caption = printed.content.decode("utf-8").strip()
+        caption = output.content.decode("utf-8").strip()
     except UnicodeDecodeError as error:
         raise DataError(f"{job.clip}: what the captioner printed is not UTF-8 ({error}).") from error
     if not caption:

@@ -25,7 +25,7 @@ _BROKEN = (OSError, http.client.HTTPException)  # urllib.error.URLError is an OS
 
 @dataclass(frozen=True)
 class Remote:
-    """What a server says of a file."""
+    """A file on a server."""
 
     url: str
     size: int | None
@@ -61,7 +61,7 @@ def fetch(remote: Remote, target: Path, *, wait: float = 2.0) -> Path:
                     break  # nothing to hold it against: an end without an error is the end
                 reason = "the connection ended early"
             except urllib.error.HTTPError as error:
-                raise DataError(f"{remote.url}: the server says {error.code} {error.reason}.") from error
+                raise DataError(f"{remote.url}: the server answers {error.code} {error.reason}.") from error
             except _BROKEN as error:
                 reason = str(error) or type(error).__name__
             now = _size(part)

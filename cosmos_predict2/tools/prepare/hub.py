@@ -140,7 +140,7 @@ def remove_leftovers(target: Path, before: float) -> None:
 
 
 def _endpoint() -> str | None:
-    return os.environ.get("HF_ENDPOINT") or None  # asked each time: the client reads it when it is imported
+    return os.environ.get("HF_ENDPOINT") or None  # read each time: the client reads it at its import only
 
 
 def _explained(error: Exception, repo_id: str, revision: str | None, licence: str) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data sets of the hub that are little more than a folder of clips: fetched, and moved to where training reads them.
+"""Folders of clips on the hub: fetched, and moved to where training reads them.
 
     DOWNLOAD/<folder>/NAME.mp4  ->  DATASET/videos/NAME.mp4
     DOWNLOAD/metadata.csv       ->  DATASET/metadata.csv
@@ -69,7 +69,7 @@ def prepare(
 
 
 def _places(source: HubVideos, sizes: dict[str, int], dataset: Path) -> dict[str, Path]:
-    """Where each file of the repository goes; files that have no place are left out."""
+    """Where each file of the repository goes; other files are excluded."""
     places: dict[str, Path] = {}
     for name in sizes:
         path = PurePosixPath(name)
@@ -102,7 +102,7 @@ def _is_there(place: Path, size: int) -> bool:
 
 
 def _finished(dataset: Path, repo_id: str, revision: str | None) -> list[Path] | None:
-    """The clips, where the record says that the data set is complete and every file is there in its size."""
+    """The clips of a complete data set: it has a record, and every file is there in its size."""
     record = read_record(dataset / RECORD) or {}
     if record.get("repository") != repo_id or revision not in (None, record.get("revision")):
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures out of clips: every so manieth frame of ``videos/*`` as ``images/<stem>_<number of the picture>.jpg``.
+"""Pictures from clips: every ``stride``-th frame of ``videos/*`` as ``images/<stem>_<number of the picture>.jpg``.
 
 A clip's first picture is written last, so where it is, the others are, and what was interrupted goes on there.
 """
@@ -73,7 +73,7 @@ def extract_images(clips: list[Clip], workers: int | None = None) -> Outcome[int
 
 
 def bytes_needed(clips: list[Clip]) -> int:
-    """About how much the pictures take, judged by the first clip that can be read and the sizes of the others."""
+    """About the size of the pictures, estimated from the first readable clip and the sizes of the others."""
     total = sum(clip.path.stat().st_size for clip in clips)
     for clip in clips:
         try:

@@ -89,7 +89,7 @@ def test_an_experiment_says_what_its_model_takes(folder: Path) -> None:
     """Its frames, its size and the width of its texts, with the command that mends it; a text that fits is no fault."""
     code, record = check(folder, "--experiment", TINY)
     assert code == 1 and any("another shape than 48x48" in note for note in record["notes"])
-    assert sum("has 9 frames, but 13 are asked for" in fault["message"] for fault in record["faults"]) == 4
+    assert sum("has 9 frames, but training takes 13" in fault["message"] for fault in record["faults"]) == 4
     (fault,) = (fault for fault in record["faults"] if fault["kind"] == "wrong_encoder")
     assert "width 32 by bytes-v1-64x32, but the model takes 64" in fault["message"]
     assert f"--data {folder} --text_encoder bytes --num_tokens 512 --text_width 64" in fault["message"]
@@ -571,7 +571,7 @@ def test_numbers_of_an_action_that_are_none_are_a_fault(robot: Path) -> None:
     code, record = check(robot, "--num_frames", "6")
     found = {fault["kind"]: fault["message"] for fault in record["faults"]}
     assert code == 1 and "episode_000001 has a number that is not finite in row 3" in found["actions"]
-    assert "episode_000001 has 5 frames, but 6 are asked for" in found["too_short"] and len(found) == 2
+    assert "episode_000001 has 5 frames, but training takes 6" in found["too_short"] and len(found) == 2
 
 
 @pytest.mark.parametrize(

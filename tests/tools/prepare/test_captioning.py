@@ -107,7 +107,7 @@ def test_a_captioner_that_never_stops_printing_is_ended_before_memory_is(
 @pytest.mark.parametrize(
     ("command", "text"),
     [
-        ("captioner", "does not say where the clip goes"),
+        ("captioner", "{video}"),
         ("no_such_program {video}", "'no_such_program', which is not found"),
         ("echo 'x {video}", "cannot be split"),
     ],

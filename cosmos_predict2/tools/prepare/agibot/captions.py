@@ -25,7 +25,7 @@ LABEL_KEYS = ("label_info", "lable_info")  # both spellings are published
 
 @dataclass(frozen=True)
 class Described:
-    """What the task's description says of an episode: its opening scene, and actions by frame."""
+    """An episode in the task's description: its opening scene, and actions by frame."""
 
     scene: str
     actions: tuple[tuple[int, int, str], ...]
@@ -52,7 +52,7 @@ def write_captions(source: Source) -> list[str]:
         if (clip := Clip.of(path.stem)) is not None
     ]
     if listed:
-        _report_strangers(listed, {clip.stem for _, clip in windows})
+        _warn_of_unknown_windows(listed, {clip.stem for _, clip in windows})
     num_captions, without = 0, []
     for split in SPLITS:
         clips = [clip for where, clip in windows if where == split]
@@ -62,8 +62,8 @@ def write_captions(source: Source) -> list[str]:
         names = f"; without one: {some([clip.stem for clip in lost])}" if lost else ""
         log.info("%s: %d videos, %d captions%s", source.output / split, len(clips), len(clips) - len(lost), names)
     if not num_captions:
-        faults.append(f"No window has a caption. {_tried(source, listed, described)}")
-    _say_what_a_deletion_loses(source, len(windows), without)
+        faults.append(f"No window has a caption. {_found_captions(source, listed, described)}")
+    _log_captions_that_need_the_source(source, len(windows), without)
     return faults
 
 
@@ -194,12 +194,12 @@ def _entries(path: Path, lines: list[str], faults: list[str]) -> Iterator[tuple[
 # Reports --------------------------------------------------------------------------------------------------------------
 
 
-def _report_strangers(listed: Mapping[str, str], stems: set[str]) -> None:
-    if strangers := sorted(listed.keys() - stems):
-        log.warning("captions of the list that are of no window here: %d (%s)", len(strangers), some(strangers))
+def _warn_of_unknown_windows(listed: Mapping[str, str], stems: set[str]) -> None:
+    if unknown := sorted(listed.keys() - stems):
+        log.warning("captions of the list that are of no window here: %d (%s)", len(unknown), some(unknown))
 
 
-def _say_what_a_deletion_loses(source: Source, num_windows: int, without: list[Clip]) -> None:
+def _log_captions_that_need_the_source(source: Source, num_windows: int, without: list[Clip]) -> None:
     if num_windows and not without:
         log.info("all %d windows have their captions: deleting %s loses nothing", num_windows, source.data_dir)
         return
@@ -209,7 +209,7 @@ def _say_what_a_deletion_loses(source: Source, num_windows: int, without: list[C
     )  # fmt: skip
 
 
-def _tried(source: Source, listed: Mapping[str, str], described: Mapping[str, Mapping[str, Described]]) -> str:
+def _found_captions(source: Source, listed: Mapping[str, str], described: Mapping[str, Mapping[str, Described]]) -> str:
     """Where captions were looked for, and what was found there."""
     found = [f"{_list_path(source)} names {some(sorted(listed))}" if listed else f"{_list_path(source)} gives none"]
     for task in sorted(described):

@@ -50,7 +50,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Clip:
-    """What the name of a window's file says."""
+    """The parts of the name of a window's file."""
 
     task: str
     episode: str
@@ -268,7 +268,7 @@ def _skip(frames: Iterator[Any], count: int) -> None:
 def _write_clip(target: Path, frames: Iterator[Any], clip: Clip, stream: Any, source: Path) -> None:
     try:
         storage.write_atomically(target, lambda file: _encode(file, frames, clip, stream, source))
-    except CheckpointError as error:  # storage speaks of checkpoints; the cause says what the disk said
+    except CheckpointError as error:  # written for checkpoints; its cause is the disk's own error
         raise DataError(f"{target} cannot be written: {error.__cause__ or error}") from error
 
 

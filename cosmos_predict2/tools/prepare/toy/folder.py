@@ -6,7 +6,7 @@
     OUT/{train,val}/videos/NAME.mp4           the clips
     OUT/{train,val}/metas/NAME.txt            their captions
     OUT/{train,val}/annotation/NAME.json      states, actions, rewards, success, driver, seed
-    OUT/{train,val}/t5_xxl/NAME.pickle        embeddings of the captions, where a text encoder was asked for
+    OUT/{train,val}/t5_xxl/NAME.pickle        embeddings of the captions, with a text encoder
     OUT/{train,val}/t5_xxl/embeddings.json    which encoder, and which captions
 
 Of an episode the annotation is written last, so what was interrupted goes on where it stopped. `toy_forms` has this and

@@ -60,7 +60,7 @@ def _write_clips(root: Path, settings: ToyFolder, episodes: Episodes, advance: C
 def _embed_clips(root: Path, settings: ToyFolder, captions: Mapping[str, Mapping[str, str]]) -> None:
     encoder = BytesEncoder(settings.num_tokens, settings.text_width)
     for split, texts in captions.items():
-        if texts:  # adopt: dataset.json says by which encoder the files are that have no record
+        if texts:  # adopt: dataset.json records the encoder of files without a record of their own
             embed_captions(root / split / "t5_xxl", texts, encoder, adopt=True)
 
 
@@ -182,7 +182,7 @@ FORMS = {
   {METRES_PER_PIXEL:g} a pixel, all else 0), `continuous_gripper_state`, `action` (the differences), `texts` (the
   caption), and the simulator's own `toy_actions`, `rewards`, `success` and `toy_states`, one row per frame with the
   columns COLUMNS
-- `annotation/{{train,val}}/NAME.npy`: the caption's embedding, where a text encoder was asked for
+- `annotation/{{train,val}}/NAME.npy`: the caption's embedding, with a text encoder
 """,
         write=_write_bridge,
         embed=_embed_bridge,

@@ -30,7 +30,7 @@ A LeRobot data set of version 2.1:
   zero), `next.reward`, `next.done` and `observation.state` with the columns
   COLUMNS
 - `videos/chunk-000/observation.images.front/NAME.mp4`: the clip
-- `t5_xxl/NAME.pickle`: the caption's embedding, where a text encoder was asked for
+- `t5_xxl/NAME.pickle`: the caption's embedding, with a text encoder
 """
 
 
