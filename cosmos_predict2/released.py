@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The released models by name: where their files lie below one folder, which revision is meant, how they are built.
 
-The folder is an argument, else what ``COSMOS_PREDICT2_ARGS="--checkpoints DIR"`` says when it is asked for, else
+The folder is an argument, else what ``COSMOS_PREDICT2_ARGS="--checkpoints DIR"`` has when it is read, else
 ``checkpoints``.
 """
 
@@ -147,7 +147,7 @@ def checkpoint_dir(explicit: str | None = None) -> str:
 
 
 def environment_settings() -> dict[str, str]:
-    """What ``COSMOS_PREDICT2_ARGS`` says now: ``checkpoints`` and ``text_encoder``, those that are there."""
+    """What ``COSMOS_PREDICT2_ARGS`` has now: ``checkpoints`` and ``text_encoder``, those that are there."""
     text = os.environ.get(SETTINGS_VARIABLE, "")
     try:
         words = shlex.split(text)
@@ -254,7 +254,7 @@ def not_yet_here(name: str) -> str | None:
 
 
 def download_command(path: str) -> str | None:
-    """The command that fetches a released file to where ``path`` says; None for a path that no release has."""
+    """The command that fetches a released file to ``path``; None for a path that no release has."""
     for name in [*REPOSITORIES, REASON1_ENCODER_DIR]:
         root, found, file = f"/{path}".partition(f"/{name}/")
         if not found:

@@ -193,20 +193,20 @@ def test_the_manifests_hold_the_published_names_and_shapes(network: str, expecte
     ],
 )
 def test_derived_networks_have_their_published_number_of_parameters(network: str, count: int) -> None:
-    assert sum(tensor.numel() for tensor in manifest_of(network).tensors.values()) == count
+    assert sum(tensor.numel() for tensor in manifest_of(network).values()) == count
 
 
 def test_the_manifests_of_multiview_and_tokenizer() -> None:
-    tensors = manifest_of("2B multiview").tensors
+    tensors = manifest_of("2B multiview")
     assert tuple(tensors["x_embedder.proj.1.weight"].shape) == (2048, 100)
     assert tuple(tensors["view_embeddings.weight"].shape) == (7, 7)
     assert str(describe(tensors)) == "2B multiview, width 2048, 28 blocks"
-    assert str(describe(manifest_of("2B action-conditioned").tensors)).endswith("84 numbers of actions at once")
-    assert len(manifest_of("tokenizer").tensors) == 194
+    assert str(describe(manifest_of("2B action-conditioned"))).endswith("84 numbers of actions at once")
+    assert len(manifest_of("tokenizer")) == 194
 
 
 def test_a_tokenizer_in_place_of_a_network_is_a_fault_and_the_other_way_round(tmp_path: Path) -> None:
-    torch.save({name: torch.zeros(1) for name in manifest_of("tokenizer").tensors}, tmp_path / "tokenizer.pth")
+    torch.save({name: torch.zeros(1) for name in manifest_of("tokenizer")}, tmp_path / "tokenizer.pth")
     torch.save(released_state(random_net()), tmp_path / "model.pt")
     (fault,), _ = file_faults(str(tmp_path / "tokenizer.pth"), "2B Video2World")
     assert "video tokenizer" in fault

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cosmos_predict2.checkpoints.dit_weights import open_dit
 from cosmos_predict2.checkpoints.download_plan import Part, Plan
@@ -169,42 +169,31 @@ def dit_manifest(network: str) -> dict[str, Tensor]:
     """Every entry of a released network's state dict by name, without memory (meta tensors)."""
     if network not in NETWORKS:
         raise ConfigError(f"There is no released network '{network}'.{near(network, NETWORKS)}")
-    cls = DiT if network.endswith("Text2Image") else Video2WorldDiT
-    return dict(build_on_meta(NETWORKS[network], cls).state_dict())
+    return _state_of(DiT if network.endswith("Text2Image") else Video2WorldDiT, **NETWORKS[network])
 
 
-def build_on_meta(net: Mapping[str, Any], cls: type[DiT] = Video2WorldDiT) -> DiT:
-    """The network of these arguments without memory."""
-    with torch.device("meta"):
-        return cls(**net)
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What a file must hold, and patterns of what else it may."""
-
-    tensors: Mapping[str, Tensor]
-    may_hold: tuple[str, ...] = ()
-
-
-def manifest_of(network: str) -> Manifest:
-    """The manifest of a released network, of one derived from it (``2B action-conditioned``), or of ``tokenizer``."""
+def manifest_of(network: str) -> dict[str, Tensor]:
+    """The weights of a released network, of one derived from it (``2B action-conditioned``), or of ``tokenizer``."""
+    base = network.removesuffix(" action-conditioned")
+    base = base if base in NETWORKS else f"{base} Video2World"
     if network == "tokenizer":
         from cosmos_predict2.tokenizers.wan_network import WanConfig, WanVAE
 
-        with torch.device("meta"):
-            return Manifest(WanVAE(WanConfig()).state_dict())
+        return _state_of(WanVAE, WanConfig())
     if network == "2B multiview":
-        views = {"view_embeddings.weight": torch.empty(7, 7, device="meta")}
-        net = build_on_meta({**NETWORKS["2B Video2World"], "in_channels": LATENT_CHANNELS + 7})
-        return Manifest({**_weights_of(net.state_dict()), **views}, ("pos_embedder_options.*",))
-    base = network.removesuffix(" action-conditioned")
-    if base == "2B" or base not in NETWORKS:
-        base = f"{base} Video2World"
-    if network.endswith(" action-conditioned"):
+        net = {**NETWORKS["2B Video2World"], "in_channels": LATENT_CHANNELS + 7}
+        state = _state_of(Video2WorldDiT, **net) | {"view_embeddings.weight": torch.empty(7, 7, device="meta")}
+    elif network.endswith(" action-conditioned"):
         cls, actions = ACTIONS[base]
-        return Manifest(_weights_of(build_on_meta({**NETWORKS[base], **actions}, cls).state_dict()))
-    return Manifest(_weights_of(dit_manifest(base)))
+        state = _state_of(cls, **NETWORKS[base], **actions)
+    else:
+        state = dit_manifest(base)
+    return {name: tensor for name, tensor in state.items() if not weights.is_extra(name)}
+
+
+def _state_of(cls: type[nn.Module], *arguments: Any, **options: Any) -> dict[str, Tensor]:
+    with torch.device("meta"):
+        return dict(cls(*arguments, **options).state_dict())
 
 
 def file_faults(path: str, network: str) -> tuple[list[str], str]:
@@ -215,15 +204,12 @@ def file_faults(path: str, network: str) -> tuple[list[str], str]:
             source = weights.read(path)
         else:
             source = open_dit(path)
-            require_family(describe(source), describe(manifest.tensors), path, source)
-        weights.account(manifest.tensors, source).require(source=path, allow_unexpected=manifest.may_hold)
+            require_family(describe(source), describe(manifest), path, source)
+        allowed = ("pos_embedder_options.*",) if network == "2B multiview" else ()
+        weights.account(manifest, source).require(source=path, allow_unexpected=allowed)
     except CheckpointError as error:
         return [str(error)], ""
     return [], dtype_note(source)
-
-
-def _weights_of(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in state.items() if not weights.is_extra(name)}
 
 
 def dtype_note(source: Mapping[str, Tensor]) -> str:

@@ -66,7 +66,7 @@ class Export:
     dtype: torch.dtype | None = None  # None: as it is
     merge_lora: bool = False
     lora_alpha: float | None = None
-    rope_scale: tuple[float, float, float] | None = None  # (t, h, w), where neither release nor run says it
+    rope_scale: tuple[float, float, float] | None = None  # (t, h, w), where neither release nor run records it
     overwrite: bool = False
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which network a set of weights is of, told by its names and shapes; and why it does not fit another one."""
+"""Which network a set of weights is of, by its names and shapes; and why it does not fit another one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -131,7 +131,7 @@ def require_family(
     *,
     actions_may_begin: bool = False,
 ) -> None:
-    """Raise where the weights are of another network altogether, in one sentence that says which.
+    """Raise where the weights are of another network altogether, in one sentence.
 
     ``actions_may_begin``: a network with actions may take weights of one without, whose embedders then begin anew.
     """

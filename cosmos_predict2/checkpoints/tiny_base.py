@@ -7,7 +7,7 @@ NAME = "tiny_video2world.safetensors"
 
 
 def tiny_video2world_path() -> str:
-    """Where its weights lie: the averaged ones, in half precision. README.md beside them says how they were made."""
+    """Where its weights lie: the averaged ones, in half precision. README.md beside them has their making."""
     return str(Path(__file__).with_name(NAME))
 
 

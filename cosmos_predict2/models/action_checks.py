@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether actions of the data, network and weights fit each other, told from a configuration alone."""
+"""Whether the actions of data, network and configuration fit each other, before anything is built."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -63,35 +63,34 @@ def chunk_problem(pipe: Mapping[str, Any]) -> str | None:
 
 
 def declared_transform(data: Mapping[str, Any]) -> ActionTransform | None:
-    """The transform that a data set with these arguments will have, where its class can tell before it is built."""
-    declared = getattr(target_of(data), "declared_transform", None)
-    if not callable(declared):
-        return None
-    try:
-        found: ActionTransform | None = declared(**{key: value for key, value in data.items() if key != "_target_"})
-    except (ConfigError, DataError):
-        return None  # its own preflight says it
+    """The transform that a data set with these arguments will have, where its class declares it."""
+    found: ActionTransform | None = _declared(data, "declared_transform")
     return found
 
 
 def declared_width(data: Mapping[str, Any]) -> int | None:
-    """Numbers per action of a data set with these arguments, where its class can tell before it is built."""
-    if (transform := declared_transform(data)) is not None:
-        return transform.dim
-    declared = getattr(target_of(data), "declared_width", None)
+    """Numbers per action of a data set with these arguments, where its class declares them."""
+    transform = declared_transform(data)
+    width: int | None = _declared(data, "declared_width") if transform is None else transform.dim
+    return width
+
+
+def _declared(data: Mapping[str, Any], method: str) -> Any:
+    """What a class method of a data set returns for these arguments; None without one, and where they are wrong, which
+    the data set's own check reports."""
+    declared = getattr(target_of(data), method, None)
     if not callable(declared):
         return None
     try:
-        found: int = declared(**{key: value for key, value in data.items() if key != "_target_"})
+        return declared(**{key: value for key, value in data.items() if key != "_target_"})
     except (ConfigError, DataError):
-        return None  # its own preflight says it
-    return found
+        return None
 
 
 def width_problem(
     data: Mapping[str, Any], pipe: Mapping[str, Any], training: Sequence[Mapping[str, Any]]
 ) -> str | None:
-    """Why actions of a data set have another size than the network reads; None where they have not, or it cannot tell.
+    """Why actions of a data set have another size than the network reads; None where they have not, or it is unknown.
 
     ``training``: the data sets of training, where this is one of validation. If those fit, the network stays.
     """
@@ -99,22 +98,22 @@ def width_problem(
     size, _ = action_size(pipe["net"], pipe["state_t"])
     if width is None or size is None or width == size:
         return None
-    told = f"its actions have {width} numbers, but the network reads {size}"
+    found = f"its actions have {width} numbers, but the network reads {size}"
     if any(declared_width(one) == size for one in training):
         return (
-            f"{told}, as many as those of training have: choose validation data like these (the dataloader_val that"
+            f"{found}, as many as those of training have: choose validation data like these (the dataloader_val that"
             " belongs to them, such as dataloader_val=lerobot_val with its dataset.root), or"
             " trainer.run_validation=False"
         )
     fitting = pipe["net"]["action_dim"] // size * width  # of some networks it counts all actions of a clip
-    return f"{told}: set model.config.pipe_config.net.action_dim={fitting}, or choose other data"
+    return f"{found}: set model.config.pipe_config.net.action_dim={fitting}, or choose other data"
 
 
 def other_transform_problem(
     data: Mapping[str, Any], pipe: Mapping[str, Any], training: Sequence[Mapping[str, Any]]
 ) -> str | None:
-    """Why a data set for validation has other actions than those of training; None where it has not, or it cannot tell.
-    A transform that the config says is compared with all data by itself."""
+    """Why a data set for validation has other actions than those of training; None where it has not, or it is unknown.
+    A transform in the config is compared with all data by itself."""
     if pipe.get(KEY) is not None:
         return None
     own, trained = declared_transform(data), known_transform(training, pipe)
@@ -144,7 +143,7 @@ def gives_images(data: Mapping[str, Any]) -> bool:
 
 
 def known_transform(data: Sequence[Mapping[str, Any]], pipe: Mapping[str, Any]) -> ActionTransform | None:
-    """The transform that training will have, as the config says it, or the first of the data sets that can tell."""
+    """The transform that training will have, as the config has it, or the first of the data sets that declares one."""
     if pipe.get(KEY) is not None:
         return None if [*transform_problems(pipe)] else ActionTransform.from_dict(pipe[KEY])
     return next((found for node in data if (found := declared_transform(node)) is not None), None)

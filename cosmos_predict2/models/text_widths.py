@@ -30,8 +30,8 @@ def network_text_width(net: Mapping[str, Any]) -> int:
 
 
 def encoder_text_width(node: Any) -> int | None:
-    """How wide the texts of an encoder's lazy node will be, where its class can tell before it is built; of an encoder
-    that stands there itself, how wide they are."""
+    """How wide the texts of an encoder's lazy node will be, where its class declares it; of an encoder that is built
+    already, how wide they are."""
     if not isinstance(node, Mapping):
         width: int | None = getattr(node, "width", None)
         return width
@@ -41,13 +41,13 @@ def encoder_text_width(node: Any) -> int | None:
     try:
         width = declared(**{str(key): value for key, value in node.items() if not str(key).startswith("_")})
     except (UserError, TypeError):  # TypeError: without an argument that it must have
-        return None  # building it says why
+        return None  # building it raises the error
     return width
 
 
 def data_text_width(data: Mapping[str, Any]) -> tuple[str, int] | None:
-    """The argument of a data set that says how wide the texts are that it makes, and its value; None where none does,
-    or where it reads texts, whose files say it."""
+    """The argument of a data set that sets the width of the texts that it makes, and its value; None where none does,
+    or where it reads texts from files."""
     parameters = lazy_config.signature(target_of(data))
     if "num_tokens" not in parameters or data.get("load_t5_embeddings"):
         return None
@@ -85,7 +85,7 @@ def data_text(data: Mapping[str, Any]) -> TrainedText | None:
         if record is None:
             return TrainedText(str(data.get("text_encoder") or ""), num_tokens, num_tokens, embeddings.width)
     except DataError:
-        return None  # the data set says why
+        return None  # the data set's check reports it
     return TrainedText(record.encoder, record.num_tokens, num_tokens, record.width)
 
 
@@ -108,7 +108,7 @@ def text_problems(text: Mapping[str, Any], net: Mapping[str, Any]) -> Iterator[t
     """(config key, text, cure) of what is wrong with the text of a training run (``model.config.text``) for a network;
     reads headers alone."""
     key, wanted = "model.config.text", network_text_width(net)
-    cure = f"Choose the encoder of the network's weights, or another network ({PROJECTION} says what it reads)"
+    cure = f"Choose the encoder of the network's weights, or another network ({PROJECTION} is what it reads)"
     path = text.get("constant_path") or ""
     if text.get("encoder") is not None:
         width = encoder_text_width(text["encoder"])
@@ -138,14 +138,14 @@ def data_text_problems(data: Mapping[str, Any], net: Mapping[str, Any]) -> Itera
     kind, place = parse_name(encoder).kind, Path(str(data.get("dataset_dir")))
     cure = f"{encode_command(place, encoder)}, and set text_encoder={kind}"
     if folder is None:
-        told = kind if width in (RELEASED_WIDTH, TINY_WIDTH) else ""  # by the data set itself
-        if place.is_dir() and data.get("text_encoder") not in (told, None, NO_ENCODER):
+        own = kind if width in (RELEASED_WIDTH, TINY_WIDTH) else ""  # by the data set itself
+        if place.is_dir() and data.get("text_encoder") not in (own, None, NO_ENCODER):
             yield f"{place} needs embeddings of width {width}, by {kind}: {cure}"
         return
     try:
         found = EmbeddingFolder(folder).width
     except DataError:
-        return  # the data set says it
+        return  # the data set's check reports it
     if found != width:
         yield (
             f"the embeddings in {folder} have width {found}, but the network takes {width}: they are of another"

@@ -60,7 +60,7 @@ def test_the_network_is_chosen_from_the_file(kind: str, tmp_path: Path) -> None:
     [("2B action-conditioned", FlatActionDiT, False), ("2B Predict2.5 action-conditioned", ChunkActionDiT, True)],
 )
 def test_released_files_say_all(network: str, cls: type[ActionDiT], fp32: bool) -> None:
-    tensors = manifest_of(network).tensors
+    tensors = manifest_of(network)
     found, arguments = action_network(describe(tensors))
     with torch.device("meta"):
         net = found(**arguments)

@@ -281,11 +281,12 @@ def _scaling(
 ) -> float:
     """What B A of one layer is multiplied by: ``own`` is the alpha that stands beside its factors."""
     if settings is None:
-        return (agreed_alpha(path, own, alpha) if own is not None else alpha or rank) / rank
+        agreed_alpha(path, own, alpha)
+        return (alpha or rank if own is None else own) / rank
     recorded = settings.scaling(layer.removeprefix("base_model.model.").removeprefix("transformer."), rank)
     if own is not None and not math.isclose(own / rank, recorded, rel_tol=1e-3):
         raise CheckpointError(
-            f"{path} says two scales of {layer}: its .alpha makes it {own / rank:g}, {settings.where} {recorded:g}."
+            f"{path} records two scales of {layer}: its .alpha makes it {own / rank:g}, {settings.where} {recorded:g}."
         )
     return recorded
 

@@ -12,6 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def export_adapter(job: AdapterExport) -> Mapping[str, Tensor]:
         raise CheckpointError(f"{file} exists already. Choose another destination, or --overwrite.")
     adapter = read_adapter(job.source, alpha=job.lora_alpha, which=job.which)
     _require_only_adapters(adapter, job)
-    rename = _our_name if job.form == "peft" else _their_name
+    rename: Callable[[str], str] = str if job.form == "peft" else _their_name
     names = {layer: rename(layer) for layer in adapter.layers}
     card = read_card(job.source)
     targets = _targets(list(names.values()), adapter, card.lora_targets, rename)
@@ -107,8 +108,8 @@ def _require_only_adapters(adapter: Adapter, job: AdapterExport) -> None:
         return
     if not adapter.base or storage.is_remote(adapter.base) or not storage.exists(adapter.base):
         log.warning(
-            "%s is told actions; its base %s is not here. Where that is told none, the adapters alone are of no use:"
-            " --to safetensors --merge-lora has the embedders of actions, too",
+            "%s is action-conditioned; its base %s is not here. If that has no embedders of actions, the adapters alone"
+            " are of no use: --to safetensors --merge-lora has the embedders, too",
             *(job.source, adapter.base or "(unknown)"),
         )
     elif not read_card(adapter.base).opened().has_action_embedders:
@@ -136,21 +137,12 @@ def _selects(target: str, names: Iterable[str]) -> bool:
 def _targets(layers: list[str], adapter: Adapter, of_run: str, rename: Callable[[str], str]) -> list[str]:
     """What selects the layers: as the run had it, where that is so in the names of the layout; else the ends of their
     names, as far as the whole network is known."""
-    modules = {name for full in adapter.network for name in _with_parents(rename(full))}
+    modules = {name for full in adapter.network for name in accumulate(rename(full).split("."), "{}.{}".format)}
     recorded = [target.strip() for target in of_run.split(",") if target.strip()]
     chosen = {name for name in modules if any(_selects(target, [name]) for target in recorded)}
     if chosen and chosen == set(layers):
         return recorded
     return shortest_targets(layers, modules) if modules else sorted(layers)
-
-
-def _with_parents(name: str) -> list[str]:
-    words = name.split(".")
-    return [".".join(words[: i + 1]) for i in range(len(words))]
-
-
-def _our_name(layer: str) -> str:
-    return layer
 
 
 def _their_name(layer: str) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a PEFT configuration says of a set of adapters: the scale of each layer, or why they cannot be added.
+"""A PEFT configuration of a set of adapters: the scale of each layer, or why they cannot be added.
 
 PEFT keeps it in adapter_config.json, diffusers in the header of its file. Only plain LoRA is W + scale * B A: a setting
 that is switched on and that this module does not know is an error which names it.
@@ -29,7 +29,7 @@ _STARTS = (True, False, None, "gaussian", "eva", "orthogonal")  # others change 
 class PeftSettings:
     """Rank and alpha of every layer, by patterns where they differ, and how the scale follows from them."""
 
-    where: str  # the file that says so
+    where: str  # the file
     rank: int
     alpha: float
     ranks: Mapping[str, int] = field(default_factory=dict)
