@@ -10,17 +10,11 @@ from torch.utils.data import Dataset
 from cosmos_predict2.data.samples import BadSamples, frame_item
 from cosmos_predict2.data.video.clips import scaled
 from cosmos_predict2.data.video.media import IMAGE_SUFFIXES, read_image
-from cosmos_predict2.data.video_folder import (
-    CaptionedFolder,
-    existing_folder,
-    media_by_stem,
-    open_embeddings,
-    size_problem,
-    with_embedding,
-)
+from cosmos_predict2.data.video_folder import CaptionedFolder, list_captioned, size_problem
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.findings import CheckContext, Finding, error, errors
 
+FILES = ("images", IMAGE_SUFFIXES, "pictures")
 IMAGE_FPS = 16.0  # what the published training writes into a picture's sample
 
 
@@ -49,9 +43,7 @@ class ImageDataset(Dataset[dict[str, Any]]):
         self._bad = BadSamples(skip_bad_samples, most_bad_samples)
         self.folder = CaptionedFolder(
             dataset_dir,
-            "images",
-            IMAGE_SUFFIXES,
-            "pictures",
+            *FILES,
             skip_bad=skip_bad_samples,
             text_encoder=text_encoder,
             num_tokens=num_tokens,
@@ -62,10 +54,8 @@ class ImageDataset(Dataset[dict[str, Any]]):
         """What can be known to be wrong without opening a picture."""
         yield from errors(context.key, [size_problem("image_size", arguments.get("image_size", (16, 16)))])
         try:
-            folder = existing_folder(arguments.get("dataset_dir", ""), "images")
-            files = media_by_stem(folder / "images", IMAGE_SUFFIXES)
-            embeddings = open_embeddings(folder, arguments.get("text_encoder"), arguments.get("num_tokens"))
-            with_embedding(files, embeddings.stems(), embeddings.folder, "pictures")
+            text: dict[str, Any] = {name: arguments.get(name) for name in ("text_encoder", "num_tokens")}
+            list_captioned(arguments.get("dataset_dir", ""), *FILES, **text)
         except DataError as problem:
             yield error(context.key, str(problem))
 

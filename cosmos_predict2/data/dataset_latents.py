@@ -23,18 +23,13 @@ from cosmos_predict2.data.latent_cache import (
 )
 from cosmos_predict2.data.samples import BadSamples, frame_item
 from cosmos_predict2.data.sizes import latent_frames
-from cosmos_predict2.data.video_folder import (
-    CaptionedFolder,
-    existing_folder,
-    media_by_stem,
-    open_embeddings,
-    with_embedding,
-)
+from cosmos_predict2.data.video_folder import CaptionedFolder, existing_folder, list_captioned, media_by_stem
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.findings import CheckContext, Finding, error, errors
 
 log = logging.getLogger(__name__)
 
+FILES = (FOLDER, (SUFFIX,), "latents")
 NUM_LOOKED_INTO = 8  # clips, before the start; the others are when they are drawn
 
 
@@ -66,9 +61,7 @@ class LatentDataset(Dataset[dict[str, Any]]):
         self._probe = torch.tensor(self.record.probe)
         self.folder = CaptionedFolder(
             dataset_dir,
-            FOLDER,
-            (SUFFIX,),
-            "latents",
+            *FILES,
             skip_bad=skip_bad_samples,
             text_encoder=text_encoder,
             num_tokens=num_tokens,
@@ -82,9 +75,8 @@ class LatentDataset(Dataset[dict[str, Any]]):
         try:
             folder, record = _opened(arguments.get("dataset_dir", ""))
             yield from errors(context.key, [_length_problem(arguments.get("num_frames"), record)])
-            embeddings = open_embeddings(folder, arguments.get("text_encoder"), arguments.get("num_tokens"))
-            files = media_by_stem(folder / FOLDER, (SUFFIX,))
-            stems = with_embedding(files, embeddings.stems(), embeddings.folder, "latents")
+            text: dict[str, Any] = {name: arguments.get(name) for name in ("text_encoder", "num_tokens")}
+            stems = list_captioned(folder, *FILES, **text).stems
             skip = arguments.get("skip_bad_samples", False)
             for stem in () if skip else stems[:: -(-len(stems) // NUM_LOOKED_INTO)]:
                 with open_latents(folder / FOLDER / f"{stem}{SUFFIX}") as clip:

@@ -27,7 +27,6 @@ from cosmos_predict2.data.video_folder import (
     probed,
     read_embedding,
     size_problem,
-    warn_without_embedding,
     with_embedding,
 )
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, find_embedding_dir
@@ -100,9 +99,7 @@ class MultiviewDataset(Dataset[dict[str, Any]]):
                 " (the last tenth and one more): there is none to train on."
             )
         for embeddings in self.embeddings.values():
-            kept = with_embedding(chosen, embeddings.stems(), embeddings.folder, "clips")
-            warn_without_embedding(chosen, kept, embeddings.folder, "clips")
-            chosen = kept
+            chosen = with_embedding(chosen, embeddings, "clips", is_logged=True)
         return chosen
 
     def _index(self, stems: Sequence[str], files: Mapping[str, Mapping[str, str]], skip_bad: bool) -> None:

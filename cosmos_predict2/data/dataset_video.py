@@ -14,14 +14,11 @@ from cosmos_predict2.data.sizes import swapped_size
 from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES, probe_video
 from cosmos_predict2.data.video_folder import (
-    NO_ENCODER,
     CaptionedFolder,
-    CaptionFiles,
     existing_folder,
+    list_captioned,
     media_by_stem,
-    open_embeddings,
     size_problem,
-    with_embedding,
 )
 from cosmos_predict2.data.windows import FrameRule
 from imaginaire.errors import ConfigError, DataError, UserError, near
@@ -94,17 +91,12 @@ class Dataset(MapDataset[dict[str, Any]]):
             clips.choose_decoder(arguments.get("decoder", "auto"))
         except ConfigError as problem:
             yield error(key, str(problem))
-        encoder, caption_format = arguments.get("text_encoder"), arguments.get("caption_format", "text")
+        text: dict[str, Any] = {name: arguments.get(name) for name in ("text_encoder", "num_tokens")}
         try:
-            folder = existing_folder(arguments.get("dataset_dir", ""), "videos")
-            files = media_by_stem(folder / "videos", VIDEO_SUFFIXES)
-            if note := _size_note(folder / "videos" / next(iter(files.values())), size):
+            form = arguments.get("caption_format", "text")
+            found = list_captioned(arguments.get("dataset_dir", ""), **text, caption_format=form)
+            if note := _size_note(found.folder / next(iter(found.files.values())), size):
                 yield warning(key, note)
-            if encoder != NO_ENCODER:
-                embeddings = open_embeddings(folder, encoder, arguments.get("num_tokens"))
-                with_embedding(files, embeddings.stems(), embeddings.folder, "clips")
-            if encoder == NO_ENCODER or caption_format != "text":
-                CaptionFiles(folder, caption_format).of(files)
         except UserError as problem:
             yield error(key, str(problem))
 

@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,6 +44,44 @@ NO_ENCODER = "none"  # captions are encoded in training
 CAPTION_FORMATS = {"text": ("metas", ".txt"), "json": ("captions", ".json")}
 
 
+@dataclass(frozen=True)
+class Listing:
+    """The files of a folder that have their text."""
+
+    folder: Path
+    files: Mapping[str, str]  # names by stem, those without a text too
+    stems: list[str]
+    embeddings: EmbeddingFolder | None  # None: captions are encoded in training
+    captions: "CaptionFiles | None"  # that training encodes, or of another format than metas/
+
+
+def list_captioned(
+    dataset_dir: StrPath,
+    content: str = "videos",
+    suffixes: Collection[str] = VIDEO_SUFFIXES,
+    what: str = "clips",
+    *,
+    text_encoder: str | None = None,
+    num_tokens: int | None = None,
+    caption_format: str = "text",
+    prompt_type: str = "long",
+    is_logged: bool = False,
+) -> Listing:
+    """The files in DIR/content with their text; an error where there are none. ``is_logged``: warn of the others."""
+    root = existing_folder(dataset_dir, content)
+    captions = embeddings = None
+    if text_encoder == NO_ENCODER or caption_format != "text":
+        captions = CaptionFiles(root, caption_format, prompt_type)
+    files = media_by_stem(root / content, suffixes)
+    stems = list(files)
+    if text_encoder != NO_ENCODER:
+        embeddings = open_embeddings(root, text_encoder, num_tokens)
+        stems = with_embedding(files, embeddings, what, is_logged=is_logged)
+    if captions is not None:
+        stems = captions.of(stems, is_logged=is_logged)
+    return Listing(root / content, files, stems, embeddings, captions)
+
+
 class CaptionedFolder:
     """The files of a folder that can be trained on, in alphabetical order, each with its text.
 
@@ -65,25 +104,17 @@ class CaptionedFolder:
         caption_format: str = "text",
         prompt_type: str = "long",
     ) -> None:
-        self.dataset_dir = existing_folder(dataset_dir, content)
-        self._folder = self.dataset_dir / content
+        text: dict[str, Any] = dict(text_encoder=text_encoder, num_tokens=num_tokens)
+        text |= dict(caption_format=caption_format, prompt_type=prompt_type)
+        found = list_captioned(dataset_dir, content, suffixes, what, **text, is_logged=True)
+        self._folder, self.embeddings, self._captions = found.folder, found.embeddings, found.captions
+        self.dataset_dir = self._folder.parent
         self._num_tokens = num_tokens
-        self._captions: CaptionFiles | None = None
-        if text_encoder == NO_ENCODER or caption_format != "text":
-            self._captions = CaptionFiles(self.dataset_dir, caption_format, prompt_type)
-        self.embeddings: EmbeddingFolder | None = None
-        files = media_by_stem(self._folder, suffixes)
-        stems = list(files)
-        if text_encoder != NO_ENCODER:
-            self.embeddings = open_embeddings(self.dataset_dir, text_encoder, num_tokens)
-            stems = with_embedding(files, self.embeddings.stems(), self.embeddings.folder, what)
-            warn_without_embedding(files, stems, self.embeddings.folder, what)
-        if self._captions is not None:
-            stems = self._captions.of(stems)
+        stems = found.stems
         if rule is not None:
-            stems = _long_enough([self._folder / files[stem] for stem in stems], stems, rule, skip_bad)
+            stems = _long_enough([self._folder / found.files[stem] for stem in stems], stems, rule, skip_bad)
         self.stems = PackedStrings(stems)
-        self._files = PackedStrings([files[stem] for stem in stems])
+        self._files = PackedStrings([found.files[stem] for stem in stems])
         self._metas = captions_of(self.dataset_dir, stems) if self._captions is None else None
         if self.embeddings is not None:
             _warn_of_changed_captions(self.embeddings, self._metas, stems, skip_bad)
@@ -169,24 +200,20 @@ def media_by_stem(folder: Path, suffixes: Collection[str]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def with_embedding(files: Collection[str], embedded: Collection[str], folder: Path, what: str) -> list[str]:
-    """The stems that have an embedding; at least one must."""
-    known = set(embedded)
-    found = [stem for stem in files if stem in known]
+def with_embedding(files: Collection[str], embeddings: EmbeddingFolder, what: str, *, is_logged: bool) -> list[str]:
+    """The stems among ``files`` that have an embedding, one at least."""
+    known, folder = embeddings.stems(), embeddings.folder
+    embedded = set(known)
+    found = [stem for stem in files if stem in embedded]
     if not found:
-        names = f" {folder.name} has {_listed(sorted(known))}, the {what} are {_listed(list(files))}." if known else ""
+        names = f" {folder.name} has {_listed(known)}, the {what} are {_listed(list(files))}." if known else ""
         raise DataError(
-            f"None of the {len(files)} {what} has an embedding in {folder}.{names} Write them:"
-            f" {EmbeddingFolder(folder).command()}"
+            f"None of the {len(files)} {what} has an embedding in {folder}.{names} Write them: {embeddings.command()}"
         )
-    return found
-
-
-def warn_without_embedding(files: Collection[str], kept: Collection[str], folder: Path, what: str) -> None:
-    """Warn of the files that have no embedding."""
-    if missing := sorted(set(files) - set(kept)):
+    if is_logged and (missing := sorted(set(files) - embedded)):
         counts = f"{len(missing)} of {len(files)} {what}"
         log.warning("%s have no embedding in %s and are excluded: %s", counts, folder, _listed(missing))
+    return found
 
 
 def captions_of(dataset_dir: Path, stems: Sequence[str]) -> Path | None:
@@ -334,13 +361,13 @@ class CaptionFiles:
                 " each clip)."
             )
 
-    def of(self, files: Collection[str]) -> list[str]:
-        """The stems among ``files`` that have a caption, one at least; warns of the others."""
+    def of(self, files: Collection[str], *, is_logged: bool) -> list[str]:
+        """The stems among ``files`` that have a caption, one at least."""
         known = {stem for stem, suffix in map(os.path.splitext, os.listdir(self.folder)) if suffix == self._suffix}
         found = [stem for stem in files if stem in known]
         if not found:
             raise DataError(f"None of the {len(files)} clips has a caption in {self.folder} (NAME{self._suffix}).")
-        if missing := [stem for stem in files if stem not in known]:
+        if is_logged and (missing := [stem for stem in files if stem not in known]):
             text = "%d of %d clips have no caption in %s and are excluded: %s"
             log.warning(text, len(missing), len(files), self.folder, _listed(missing))
         return found
