@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows the defaults that say something and keeps the lines of description and epilog."""
+    """Shows defaults other than empty ones and keeps the lines of description and epilog."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text = action.help or ""
@@ -109,7 +109,7 @@ def main(
     run: Callable[[argparse.Namespace], int | None],
     arguments: Sequence[str] | None = None,
 ) -> int:
-    """Parse, run, and give the exit code; what a user can mend is said in one line."""
+    """Parse, run, and give the exit code; what a user can mend is one line."""
     args = parser.parse_args(arguments)
     logs.setup()
     if isinstance(sys.stdout, io.TextIOWrapper):

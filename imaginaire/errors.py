@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors that a user can mend. Each message says what was found, what was expected and what to change."""
+"""Errors that a user can mend. Each message names what was found, what was expected and what to change."""
 
 import difflib
 import errno

@@ -41,7 +41,7 @@ examples:
 exit codes:
   0    done
   1    an unexpected exception, with its traceback
-  2    something that you can mend, said in one message
+  2    something that you can mend, in one message
   70   no progress in trainer.timeout_period seconds
   75   stopped by SIGTERM, SIGUSR1, SIGHUP or Ctrl-C with its state saved: the same command goes on
   130  Ctrl-C before training began, or a second one
@@ -114,7 +114,7 @@ def run(arguments: Sequence[str]) -> int:
         print(f"--config={args.config}: its experiments are in {DEFAULT_CONFIG} here, which is read", file=sys.stderr)
         args.config = DEFAULT_CONFIG
     if args.long and not args.list:
-        raise ConfigError("--long says more with --list: python -m scripts.train --list --long")
+        raise ConfigError("--long is an option of --list: python -m scripts.train --list --long")
     if args.list:
         names = compose.experiment_names(args.config)
         sys.stdout.write("".join(f"{name}  {compose.summary(name)}\n" if args.long else f"{name}\n" for name in names))
@@ -179,7 +179,7 @@ def log_to_run(message: str, error: BaseException | None = None) -> None:
 
 
 def report(error: UserError, debug: bool) -> int:
-    """Say on stderr what to mend. The first process of a machine speaks first: torchrun then ends the others."""
+    """Print on stderr what to mend. The first process of a machine prints first: torchrun then ends the others."""
     rank, local_rank = os.environ.get("RANK"), os.environ.get("LOCAL_RANK", "0")
     if local_rank != "0":
         time.sleep(3)

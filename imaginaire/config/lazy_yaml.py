@@ -121,7 +121,7 @@ def load_yaml(path: str | Path, declared: type | None = None) -> Any:
 def plain_data(text: str, source: str) -> Any:
     """The scalars, lists and dictionaries of a YAML text; nothing that it names is looked for.
 
-    What aliases repeat is counted before it is written out: a few lines of them can say more than a memory holds.
+    What aliases repeat is counted before it is written out: a few lines can mean more values than a memory holds.
     """
     try:
         loader = _Loader(text)  # a subclass of SafeLoader

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is odd about a configuration on any machine: a dry run says it, and tests hold every experiment to it."""
+"""What is odd about a configuration on any machine: a dry run reports it, and tests check every experiment for it."""
 
 import re
 from collections.abc import Iterator

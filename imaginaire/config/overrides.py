@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The override list of a command line: where it begins, and what each item asks for.
 
-Hydra's grammar parses the items. What it says about a comma, a quote or an equals sign too many is explained here.
+Hydra's grammar parses the items. Its errors about a comma, a quote or an equals sign too many are explained here.
 """
 
 import difflib

@@ -3,7 +3,7 @@
 
 A run is described by one :class:`Config`. Its lazy members (model, optimizer, scheduler, loaders, callbacks) are nodes
 made by ``LazyCall``; everything else is one of the attrs classes below. After composition the whole is frozen. A field
-that exists for compatibility and has no effect here says so in its metadata: composing refuses it off its default.
+that exists for compatibility only has ``no_effect`` in its metadata: composing rejects any value but its default.
 """
 
 import functools
@@ -70,7 +70,7 @@ def one_of(*choices: str | None) -> Validator:
 
 
 def no_effect(reason: str) -> dict[str, str]:
-    """Metadata of a field that is accepted at its default only; the reason says what to use in its place."""
+    """Metadata of a field that is accepted at its default only; the reason names what to use in its place."""
     return {"no_effect": reason}
 
 
@@ -343,7 +343,7 @@ class CheckpointConfig(Section):
             )
         for key in [*both, *(["load_ema_to_reg"] if self.load_ema_to_reg is True else [])]:
             if self.load_path == "":
-                raise ConfigError(f"{key}=True says how to start from load_path, which is empty. Set load_path, too.")
+                raise ConfigError(f"{key}=True applies to load_path, which is empty. Set load_path, too.")
 
 
 _ONLY_CP = no_effect("the models split over context_parallel_size and over fsdp_shard_size only")

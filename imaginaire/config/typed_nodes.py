@@ -71,7 +71,7 @@ def _no_field(cls: type, name: Any, key: str) -> str:
 def to_object(node: DictConfig, key: str = "", keep_nodes: bool = False) -> Any:
     """The object of a typed node, its validators run; a wrong value is a ConfigError with the full key.
 
-    Lazy nodes inside stay nodes. Other mappings become dictionaries; with ``keep_nodes`` only where the field says so.
+    Lazy nodes inside stay nodes. Other mappings become dictionaries; with ``keep_nodes`` only in fields of type Any.
     """
     cls = typed_class(node)
     assert cls is not None, f"{node!r} has no class behind it"

@@ -287,7 +287,7 @@ def test_a_schedule_that_ends_before_the_run_is_remarked_only() -> None:
     assert key == "scheduler.cycle_lengths" and "ends at 100000, before trainer.max_iter=400000" in text
 
 
-def test_a_dry_run_says_what_lint_finds() -> None:
+def test_a_dry_run_reports_what_lint_finds() -> None:
     config = compose(
         BASE, [f"experiment={V2W}_tiny_groot_gr1_480", "checkpoint.save_iter=50000", "trainer.max_iter=40000"]
     )

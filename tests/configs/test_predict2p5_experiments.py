@@ -100,20 +100,15 @@ def test_pipelines_by_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("function", "arguments", "named"),
     [
-        (dict(model_size="7B"), "2B, 14B, tiny"),
-        (dict(model_size="2B", fps=10), "no variant with resolution 720 and 10"),
-        (dict(model_size="2B", resolution="48"), "Resolutions: 720, 480"),
+        (check_predict2p5_variant, dict(model_size="7B"), "2B, 14B, tiny"),
+        (check_predict2p5_variant, dict(model_size="2B", fps=10), "720 and 10"),
+        (check_predict2p5_variant, dict(model_size="2B", resolution="48"), "720, 480"),
+        (get_predict2p5_dit_path, dict(model_size="tiny"), "predict2p5_video2world_training_tiny_groot_gr1_480"),
+        (get_predict2p5_dit_path, dict(model_size="2B", release="distilled"), "'distilled'"),
     ],
 )
-def test_variants_that_do_not_exist(arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        check_predict2p5_variant(**arguments)
-
-
-def test_weights_that_do_not_exist() -> None:
-    with pytest.raises(ConfigError, match="comes without weights"):
-        get_predict2p5_dit_path(model_size="tiny")
-    with pytest.raises(ConfigError, match="no 'distilled' weights"):
-        get_predict2p5_dit_path(model_size="2B", release="distilled")
+def test_what_does_not_exist(function: Any, arguments: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        function(**arguments)

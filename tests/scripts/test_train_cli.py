@@ -7,7 +7,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 
 from imaginaire import log as logs
 from imaginaire.config import compose
+from imaginaire.config.lazy_config import save_yaml, to_yaml
 from imaginaire.errors import ConfigError, TrainingError
 from imaginaire.training import trainer
 from scripts import train
@@ -22,6 +23,7 @@ from tests.programs import python
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "cosmos_predict2/configs/base/config.py"
+MINIMAL = "--config=examples/minimal/config.py"
 
 
 def run(
@@ -37,66 +39,58 @@ def run(
     )
 
 
-def called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: Sequence[str]) -> int:
+Start = Callable[..., int]
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Start:
+    """The program in this process, from the root of the repository, with its own output folder."""
     monkeypatch.setenv("IMAGINAIRE_OUTPUT_ROOT", str(tmp_path / "out"))
     monkeypatch.chdir(ROOT)
-    return train.main(arguments)
+    return lambda *arguments: train.main(arguments)
 
 
 def test_list_prints_names_and_nothing_else(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert called(monkeypatch, tmp_path, ["--config=examples/minimal/config.py", "--list"]) == 0
+    assert start(MINIMAL, "--list") == 0
     lines = capsys.readouterr().out.splitlines()
     assert "minimal" in lines and lines == sorted(lines)
     assert all(line and " " not in line for line in lines)
+    monkeypatch.setattr(compose, "experiment_names", lambda path: [])
+    assert start("--list") == 0
+    captured = capsys.readouterr()
+    assert not captured.out and BASE in captured.err
 
 
-def test_the_long_list_has_a_line_on_each_experiment(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert called(monkeypatch, tmp_path, ["--config=examples/minimal/config.py", "--list", "--long"]) == 0
+def test_the_long_list_has_a_line_on_each_experiment(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    assert start(MINIMAL, "--list", "--long") == 0
     lines = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
     assert list(lines) == compose.experiment_names("examples/minimal/config.py")
     assert all("model=" in words and "dataloader_train=" in words and words[0] != "(" for words in lines.values())
-    assert lines["minimal"].startswith("A complete project of one's own: registers the experiment minimal")
     assert lines["minimal"].endswith("(model=MinimalModel, dataloader_train=Waves, trainer.max_iter=400)")
     tiny = "(model=predict2_video2world_fsdp_tiny, dataloader_train=toy, trainer.max_iter=4000)"
-    assert lines["predict2_video2world_training_tiny_groot_gr1_480"].endswith(
-        f"clips, and its tiny twin on the toy world {tiny}"
-    )
+    assert lines["predict2_video2world_training_tiny_groot_gr1_480"].endswith(tiny)
     inherited = lines["predict2_video2world_training_2b_agibot_head_center_fisheye_color_480p_10fps"]
     assert inherited.endswith("trainer.max_iter=100000)"), "of the experiment that it starts from"
-    assert called(monkeypatch, tmp_path, ["--long"]) == 2
-    assert "--list --long" in capsys.readouterr().err
-
-
-def test_list_without_experiments_says_so_beside_the_list(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(compose, "experiment_names", lambda path: [])
-    assert called(monkeypatch, tmp_path, ["--list"]) == 0
-    captured = capsys.readouterr()
-    assert not captured.out and captured.err == f"no experiments in {BASE}\n"
 
 
 def test_dryrun_prints_and_writes_what_runs_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["--config=examples/minimal/config.py", "--dryrun", "--", "experiment=minimal", "optimizer.lr=1e-2"]
-    assert called(monkeypatch, tmp_path, arguments) == 0
+    assert start(MINIMAL, "--dryrun", "--", "experiment=minimal", "optimizer.lr=1e-2") == 0
     out = capsys.readouterr().out
     path = tmp_path / "out/examples/minimal/minimal/config.yaml"
     assert f"config: {path}" in out and "# override: optimizer.lr=1e-2" in out and "note:" not in out
     assert path.read_text() in out and "lr: 0.01\n" in path.read_text()
-    assert called(monkeypatch, tmp_path, [f"--config={path}", "--dryrun", "--", "trainer.max_iter=3"]) == 0
+    assert start(f"--config={path}", "--dryrun", "--", "trainer.max_iter=3") == 0
     assert capsys.readouterr().out.count("max_iter: 3\n") == 1
 
 
 def test_dryrun_composes_without_an_experiment_and_notes_what_is_absent(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert called(monkeypatch, tmp_path, ["--dryrun"]) == 0
+    assert start("--dryrun") == 0
     assert "note: dataloader_train is not set" in capsys.readouterr().out
     blocked = tmp_path / "file"
     blocked.write_text("")
@@ -108,14 +102,13 @@ def test_dryrun_composes_without_an_experiment_and_notes_what_is_absent(
 
 @pytest.mark.parametrize("trace", ["runs.jsonl", "checkpoints/"])
 def test_dryrun_leaves_the_configuration_of_a_run_that_has_started(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], trace: str
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str], trace: str
 ) -> None:
     folder = tmp_path / "out/examples/minimal/minimal"
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text("what ran")
     (folder / trace).mkdir() if trace.endswith("/") else (folder / trace).write_text("")
-    arguments = ["--config=examples/minimal/config.py", "--dryrun", "--", "experiment=minimal", "trainer.max_iter=3"]
-    assert called(monkeypatch, tmp_path, arguments) == 0
+    assert start(MINIMAL, "--dryrun", "--", "experiment=minimal", "trainer.max_iter=3") == 0
     out = capsys.readouterr().out
     assert "note: a run has started in " in out and f"config: {folder / 'config.dryrun.yaml'}" in out
     assert (folder / "config.yaml").read_text() == "what ran"
@@ -123,11 +116,8 @@ def test_dryrun_leaves_the_configuration_of_a_run_that_has_started(
 
 
 def test_base_values_and_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    from imaginaire.config.compose import compose
-    from imaginaire.config.lazy_config import to_yaml
-
     monkeypatch.chdir(ROOT)
-    config = compose(
+    config = compose.compose(
         BASE, ["optimizer=adamw", "scheduler=lambdacosine", "ckpt_type=dcp", "callbacks=[basic,long,debug]"]
     )
     assert config.job.path.startswith("cosmos_predict2/debug/delete_20")
@@ -138,25 +128,22 @@ def test_base_values_and_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(config.trainer.callbacks) == [*basic, "heart_beat"]
     assert config.trainer.callbacks.iter_speed.every_n == 10 and config.trainer.profiling.enable_profiling
     assert config.scheduler.warm_up_steps == [1000] and config.optimizer.betas == [0.9, 0.99]
-    plain = compose(BASE)
+    plain = compose.compose(BASE)
     assert plain.optimizer.master_weights and plain.optimizer.lr == 1e-4 and plain.scheduler.rate == 1.0
     assert "StandardCheckpointer" in to_yaml(plain)
 
 
-@pytest.mark.parametrize("optimizer", ["fusedadamw", "adamw"])
-@pytest.mark.parametrize("scheduler", ["lambdalinear", "lambdacosine", "constant"])
-@pytest.mark.parametrize("ckpt_type", ["standard", "dcp", "dummy"])
+@pytest.mark.parametrize(
+    ("optimizer", "scheduler", "ckpt_type"),
+    [("fusedadamw", "lambdalinear", "standard"), ("adamw", "lambdacosine", "dcp"), ("adamw", "constant", "dummy")],
+)
 def test_every_group_entry_composes_and_round_trips(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, optimizer: str, scheduler: str, ckpt_type: str
 ) -> None:
-    from imaginaire.config.compose import compose
-    from imaginaire.config.lazy_config import save_yaml, to_yaml
-
     monkeypatch.chdir(ROOT)
     chosen = [f"optimizer={optimizer}", f"scheduler={scheduler}", f"ckpt_type={ckpt_type}"]
-    config = compose(BASE, chosen)
-    save_yaml(config, tmp_path / "config.yaml")
-    assert to_yaml(compose(str(tmp_path / "config.yaml"))) == (tmp_path / "config.yaml").read_text()
+    save_yaml(compose.compose(BASE, chosen), tmp_path / "config.yaml")
+    assert to_yaml(compose.compose(str(tmp_path / "config.yaml"))) == (tmp_path / "config.yaml").read_text()
 
 
 def test_help_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,28 +157,34 @@ def test_help_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
     assert [code for code in ("0", "1", "2", "70", "75", "130") if f"\n  {code:<5}" not in out] == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["--dryrn"], "unknown flag --dryrn. Did you mean --dryrun?"),
-        (["--conifg=x", "--list"], "unknown flag --conifg. Did you mean --config?"),
-        (["--config"], "argument --config: expected one argument. See --help."),
-        (["--list", "--dryrun"], "argument --dryrun: not allowed with argument --list. See --help."),
-    ],
-)
-def test_a_wrong_flag_is_one_line(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    text: str,
+WRONG = [  # arguments, what the message names
+    ("--dryrn", "Did you mean --dryrun?"),
+    ("--conifg=x --list", "Did you mean --config?"),
+    ("--config", "--config"),
+    ("--list --dryrun", "--dryrun"),
+    ("--long", "--list --long"),
+    ("--experiment minimal", "-- experiment=minimal"),
+    ("-- trainer.max_itr=3", "trainer.max_itr"),
+    ("a=b --dryrun", "--dryrun"),
+    ("--config=none.py", "none.py"),
+    ("--list a=b --x", "--x"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "named"), WRONG)
+def test_a_mistake_is_one_line_and_a_code(
+    start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: str, named: str
 ) -> None:
-    assert called(monkeypatch, tmp_path, arguments) == 2
-    assert capsys.readouterr().err == f"ConfigError: {text}\n"
+    assert start(*arguments.split()) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("ConfigError: ") and len(shown.err.splitlines()) == 1 and not shown.out
+    assert named in shown.err
+    monkeypatch.setenv("IMAGINAIRE_DEBUG", "1")
+    assert start(*arguments.split()) == 2 and "Traceback" in capsys.readouterr().err
 
 
 @pytest.fixture
-def minimal_that_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[BaseException], int]]:
+def minimal_that_raises(start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Start]:
     """Start the example in a run that has its log file open and then raises."""
 
     def started(error: BaseException) -> int:
@@ -200,7 +193,7 @@ def minimal_that_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iter
             raise error
 
         monkeypatch.setattr(trainer, "launch", launch)
-        return called(monkeypatch, tmp_path, ["--config=examples/minimal/config.py", "--", "experiment=minimal"])
+        return start(MINIMAL, "--", "experiment=minimal")
 
     before = logging.getLogger().level
     yield started
@@ -212,7 +205,7 @@ def minimal_that_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iter
 
 
 def test_what_ends_a_run_is_in_its_log_and_once_on_stderr(
-    minimal_that_raises: Callable[[BaseException], int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    minimal_that_raises: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert minimal_that_raises(TrainingError("it diverged")) == 2
     assert capsys.readouterr().err == "TrainingError: it diverged\n"
@@ -225,22 +218,10 @@ def test_what_ends_a_run_is_in_its_log_and_once_on_stderr(
 
 
 def test_an_interrupt_before_training_is_one_line(
-    minimal_that_raises: Callable[[BaseException], int], capsys: pytest.CaptureFixture[str]
+    minimal_that_raises: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert minimal_that_raises(KeyboardInterrupt()) == 130
     assert capsys.readouterr().err == "interrupted\n"
-
-
-def test_a_mistake_is_a_message_and_a_code(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for arguments in (["--", "trainer.max_itr=3"], ["a=b", "--dryrun"], ["--config=none.py"], ["--list", "a=b", "--x"]):
-        assert called(monkeypatch, tmp_path, arguments) == 2
-        captured = capsys.readouterr()
-        assert captured.err.startswith("ConfigError: ") and "Traceback" not in captured.err and not captured.out
-    monkeypatch.setenv("IMAGINAIRE_DEBUG", "1")
-    assert called(monkeypatch, tmp_path, ["--", "trainer.max_itr=3"]) == 2
-    assert "Traceback" in capsys.readouterr().err
 
 
 def test_another_rank_waits_for_the_first_one_to_speak(

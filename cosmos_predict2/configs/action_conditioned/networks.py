@@ -36,8 +36,8 @@ def network_node(network: str, action_dim: int, numbers: dict[str, Any]) -> Any:
 
 
 def with_actions(base: Video2WorldPipelineConfig, network: str, action_dim: int) -> Video2WorldActionPipelineConfig:
-    """A Video2World pipeline's config with actions: one given frame, 12 actions, the network told of them; no prompt
-    refiner, as published."""
+    """A Video2World pipeline's config with actions: one conditioning frame, 12 actions, an action-conditioned
+    network; no prompt refiner, as published."""
     fields = {field.name: getattr(base, field.name) for field in attrs.fields(Video2WorldPipelineConfig)}
     base.prompt_refiner_config.enabled = False
     numbers = {key: value for key, value in base.net.items() if not str(key).startswith("_")}

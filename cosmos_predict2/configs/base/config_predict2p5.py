@@ -20,7 +20,7 @@ from imaginaire.config import L
 from imaginaire.errors import ConfigError
 
 RELEASES = ("pre-trained", "post-trained")
-NUM_FRAMES = 77  # of a video that is made with the released weights, unless said otherwise; they were trained with 93
+NUM_FRAMES = 77  # of a video that is made with the released weights, by default; they were trained with 93
 # A narrow text behind a projection, as in the released networks.
 TINY_TEXT = dict(crossattn_emb_channels=32, crossattn_proj_in_channels=64, use_wan_fp32_strategy=True)
 # Where the toy world's dynamics show: times around t = 8 / 9, noise levels around 8.
@@ -70,5 +70,5 @@ def get_predict2p5_dit_path(*, model_size: str = "2B", release: str = "post-trai
 
 
 def check_predict2p5_variant(model_size: str, resolution: str = "", fps: int = 0) -> Size:
-    """The size, or an error that says which variants there are."""
+    """The size, or an error that lists the variants."""
     return find_size(SIZES, "Predict2.5 Video2World", model_size, resolution, fps)

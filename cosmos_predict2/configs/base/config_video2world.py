@@ -87,7 +87,7 @@ def pipeline_config(
         resolution=resolution,
         fps=fps,
         precision="float32" if is_tiny else "bfloat16",
-        # The tiny models are trained near pure noise; they know little of levels below 1.
+        # The tiny models are trained near pure noise; they have seen little of levels below 1.
         timestamps=SolverConfig(t_min=1.0) if is_tiny else SolverConfig(),
         **own,
     )
@@ -104,7 +104,7 @@ def get_dit_path(*, model_size: str, resolution: str = "", fps: int = 0, natten:
 
 
 def check_variant(model_size: str, resolution: str = "", fps: int = 0, natten: bool = False) -> Size:
-    """The size, or an error that says which variants there are."""
+    """The size, or an error that lists the variants."""
     size = find_size(SIZES, "Predict2 Video2World", model_size, resolution, fps)
     if natten and (model_size == "tiny" or (resolution or size.resolutions[0]) != "720"):
         raise ConfigError("The natten weights exist for the 2B and 14B models at resolution 720 only.")
@@ -112,7 +112,7 @@ def check_variant(model_size: str, resolution: str = "", fps: int = 0, natten: b
 
 
 def find_size(sizes: Mapping[str, Size], family: str, model_size: str, resolution: str, fps: int) -> Size:
-    """The size of a family, or an error that says which variants there are of it."""
+    """The size of a family, or an error that lists its variants."""
     if model_size not in sizes:
         raise ConfigError(f"There is no {family} model of size '{model_size}'. There are: {', '.join(sizes)}.")
     size = sizes[model_size]

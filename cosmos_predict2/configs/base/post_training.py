@@ -78,7 +78,7 @@ def tiny_twin(
 ) -> dict[str, Any]:
     """The same family on the toy world, by the tiny model: minutes on a CPU, no files needed.
 
-    ``numbers`` are sections that say what the run is (optimizer, scheduler, trainer, checkpoint); ``config`` is the
+    ``numbers`` are the sections of the run itself (optimizer, scheduler, trainer, checkpoint); ``config`` is the
     model's section.
     """
     pipe_config = dict(video_noise_factor=8.0, **config.pop("pipe_config", {}))

@@ -304,7 +304,7 @@ def test_numbers_written_by_hand_are_numbers() -> None:
 
 
 def _bomb(levels: int, each: int, form: str = "[{}]") -> str:
-    """A few hundred bytes that say each ** levels values."""
+    """A few hundred bytes that mean each ** levels values."""
     lines = ["a0: &a0 {x: 1}"]
     lines += [f"a{i}: &a{i} " + form.format(", ".join([f"*a{i - 1}"] * each)) for i in range(1, levels + 1)]
     return "\n".join(lines)

@@ -165,7 +165,7 @@ def test_a_network_refuses_them() -> None:
         ChunkActionDiT(action_dim=2, hidden_dim_in_action_embedder=-1, **TINY_NET)
 
 
-PROGRAMS = [  # program, arguments, what the message names; each ends with code 2 unless it says another
+PROGRAMS = [  # program, arguments, what the message names; each ends with code 2
     ("scripts.make_toy_world", "--out OUT --seed -1", "--seed"),
     ("scripts.make_toy_world", f"--out OUT --seed {2**63}", "--seed"),
     ("scripts.make_toy_world", "--out OUT --episodes 0", "--episodes"),

@@ -75,8 +75,8 @@ def toy(split: str, setting: str = "default") -> Any:
     """Whole episodes of the toy world with actions and without captions, made as they are needed: no files.
 
     For training they are encoded once, and mostly drawn with the ring where the driver did not see it, so that only the
-    actions say what happens. For validation it is where the driver saw it. An episode of the hard setting takes three
-    chunks of a model's, so half of the later windows begin with a picture that has been through the decoder.
+    actions determine what happens. For validation it is where the driver saw it. An episode of the hard setting takes
+    three chunks of a model's, so half of the later windows begin with a picture that has been through the decoder.
     """
     handed_over = 0.5 if setting == "hard" else 0.0
     world = dict(mix="mixed", setting=setting, size=SETTINGS[setting].size, captions=False, num_tokens=1)

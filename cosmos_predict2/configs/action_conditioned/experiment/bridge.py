@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Post-training on Bridge: the robot's motion, from its poses, tells what the next pictures are."""
+"""Post-training on Bridge: conditioned on the robot's motion, which is computed from its poses."""
 
 from typing import Any
 

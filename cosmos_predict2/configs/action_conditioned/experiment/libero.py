@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Post-training on LIBERO's demonstrations: a world model of one suite, told what the controller was told.
+"""Post-training on LIBERO's demonstrations: a world model of one suite, conditioned on the controller's commands.
 
 Another suite: ``dataloader_train=libero_object_train dataloader_val=libero_object_val`` (also goal, 10).
 """
@@ -13,7 +13,7 @@ ITERATIONS = 20_000
 
 
 def libero() -> dict[str, Any]:
-    """The flat network from the weights of Bridge, which know robots and must learn these actions anew."""
+    """The flat network from the weights of Bridge, which have seen robots and must learn these actions anew."""
     model, data = "predict2_v2w_2b_action_conditioned_fsdp", ("libero_spatial_train", "libero_spatial_val")
     return dict(
         defaults=group_choices(model, *data),

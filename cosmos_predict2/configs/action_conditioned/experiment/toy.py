@@ -30,7 +30,7 @@ NET = dict(
 def tiny(name: str, *, hide_actions: bool) -> dict[str, Any]:
     """``hide_actions``: the same model, which sees zeros in place of the actions."""
     numbers = tiny_run(3000, batch_size=8, lr=0.03, adam_lr=2e-3)
-    if hide_actions:  # said here alone: other data than the toy world's cannot
+    if hide_actions:  # only here: data other than the toy world's have no such option
         for loader in ("dataloader_train", "dataloader_val"):
             numbers[loader]["dataset"] = dict(hide_actions=True)
     return dict(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups ``dataloader_train`` and ``dataloader_val`` (also spelt data_train, data_val).
 
-Clips are as long as the model that is chosen beside them, unless their ``num_frames`` is set. An entry says what the
-data are and how many workers read them. How many clips make a batch is a number of the run: here it is 1, and an
-experiment that needs another says so.
+Clips are as long as the model that is chosen beside them, unless their ``num_frames`` is set. An entry names the
+data and how many workers read them. How many clips make a batch is a number of the run: here it is 1, and an
+experiment that needs another sets it.
 """
 
 from typing import Any

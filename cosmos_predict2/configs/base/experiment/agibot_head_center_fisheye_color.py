@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Post-training on the fisheye head camera of AgiBotWorld, and its tiny twin: one given frame, the rest is predicted.
+"""Post-training on the fisheye head camera of AgiBotWorld, and its tiny twin: one conditioning frame.
 
 Each size has a base experiment, and four that take the released weights of another resolution or frame rate.
 """
