@@ -11,14 +11,16 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from cosmos_predict2.conditioner import Condition
+from cosmos_predict2.conditioner import ACTION_KEY, TEXT_KEY, Condition, Conditioner
 from cosmos_predict2.diffusion.rectified_flow import rectified_flow_weight
+from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.world_model import WorldModel
 
 SIGMAS = (5.0, 10.0, 20.0, 40.0)  # where the noisy frames do not give away what happens
@@ -60,6 +62,26 @@ def partners(action_B_A_D: Tensor, origins: Sequence[str] = ()) -> tuple[Tensor,
     return order_B_B.gather(1, first_B[:, None])[:, 0], differs_B_B.any(dim=1)
 
 
+def action_condition(
+    config: Video2WorldPipelineConfig,
+    action_B_A_D: Tensor,
+    x0_B_C_T_H_W: Tensor,
+    text_1_S_E: Tensor,
+    size: Sequence[int],
+) -> Condition:
+    """The condition of clips of this (height, width) with these actions, one text and their first frame."""
+    count, device = len(x0_B_C_T_H_W), x0_B_C_T_H_W.device
+    batch = {
+        TEXT_KEY: text_1_S_E.expand(count, -1, -1),
+        "fps": torch.full((count,), float(config.fps)),
+        "padding_mask": torch.zeros(count, 1, *size),
+        ACTION_KEY: action_B_A_D,
+    }
+    on_device = {key: value.to(device) for key, value in batch.items()}
+    condition = Conditioner(config.conditioner).condition(on_device, is_image=False)
+    return condition.with_given_frames(x0_B_C_T_H_W, torch.ones(count, device=device))
+
+
 @dataclass(frozen=True)
 class ActionGap:
     """The loss of the velocity at each noise level, with the true actions and with those of another sample."""
@@ -78,6 +100,9 @@ class ActionGap:
     def mean(self) -> float:
         """Swapped over true, the mean over the noise levels."""
         return sum(self.ratios) / len(self.ratios)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "ratios": self.ratios, "mean": self.mean}
 
 
 @torch.no_grad()

@@ -19,9 +19,9 @@ import numpy
 import torch
 from torch import Tensor
 
-from cosmos_predict2.conditioner import ACTION_KEY, TEXT_KEY, Conditioner
 from cosmos_predict2.data.sizes import latent_frames
 from cosmos_predict2.data.toy.videos import SPLITS
+from cosmos_predict2.evaluation.metrics.controllability import action_condition
 from cosmos_predict2.evaluation.metrics.held_out import MOVES, Clips
 from cosmos_predict2.interfaces import VideoTokenizer
 from cosmos_predict2.toy_world.episodes import Episodes, Mix, make_episodes
@@ -183,20 +183,13 @@ def clips_of(
 
     Latents and condition are on ``device``, as the tokenizer is.
     """
-    video, size = windows.video_B_C_F_H_W, len(windows)
+    video = windows.video_B_C_F_H_W
     parts = video.split(BATCH)
     x0 = torch.cat([tokenizer.encode(part.to(device).float() / 127.5 - 1) for part in parts]).float()
     x0 = x0 * config.sigma_data
-    batch = {
-        TEXT_KEY: torch.zeros(size, 1, text_channels),
-        "fps": torch.full((size,), float(config.fps)),
-        "padding_mask": torch.zeros(size, 1, *video.shape[-2:]),
-        ACTION_KEY: windows.action_B_A_D,
-    }
-    on_device = {key: value.to(device) for key, value in batch.items()}
-    condition = Conditioner(config.conditioner).condition(on_device, is_image=False)
-    condition = condition.with_given_frames(x0, torch.full((size,), latent_frames(1)))
-    return Clips(video, x0, condition, [""] * size, latent_frames(1))
+    text = torch.zeros(1, 1, text_channels)
+    condition = action_condition(config, windows.action_B_A_D, x0, text, video.shape[-2:])
+    return Clips(video, x0, condition, [""] * len(windows), latent_frames(1))
 
 
 def _things() -> list[tuple[slice, float]]:

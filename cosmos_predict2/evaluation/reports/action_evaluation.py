@@ -11,19 +11,19 @@
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cosmos_predict2.conditioner import ACTION_KEY, TEXT_KEY, Condition, Conditioner
 from cosmos_predict2.evaluation.metrics import inverse_dynamics, video_quality
 from cosmos_predict2.evaluation.metrics.controllability import (
     SIGMAS,
     ActionGap,
     Distances,
+    action_condition,
     action_gap,
     differing,
     lending_order,
@@ -91,7 +91,7 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         found = {"verdict": asdict(self.verdict), "cautions": self.cautions, "weights": self.weights, **asdict(self)}
         if self.gap is not None:
-            found["gap"] |= {"ratios": self.gap.ratios, "mean": self.gap.mean}
+            found["gap"] = self.gap.as_dict()
         if self.distances is not None:
             found["distances"] |= {"ratio": self.distances.ratio}
         return found
@@ -256,8 +256,8 @@ def gap_of(
     action = recordings.action_B_L_D[:, : frames - 1]
     x0 = torch.cat([pipe.world.encode(part) for part in video.split(pipe.world.clips_at_once(*video.shape[2:]))])
     epsilon = torch.cat([initial_noise((1, *x0.shape[1:]), seed + i) for i in range(len(x0))]).to(x0)
-    condition = _condition(pipe, video, action.to(x0), text_1_S_E)
-    condition = condition.with_given_frames(x0, torch.ones(len(x0), device=x0.device))
+    text = torch.zeros(1, 1, pipe.dit.text_channels) if text_1_S_E is None else text_1_S_E
+    condition = action_condition(pipe.config, action.to(x0), x0, text, video.shape[-2:])
     return action_gap(pipe.world, x0, epsilon, condition, SIGMAS, origins=recordings.origins)
 
 
@@ -346,19 +346,3 @@ def _coded(pipe: Video2WorldActionConditionedPipeline, video_B_C_F_H_W: Tensor) 
     """The frames as the tokenizer gives them back: all that a model can imagine at best."""
     parts = video_B_C_F_H_W.split(pipe.world.clips_at_once(*video_B_C_F_H_W.shape[2:]))
     return torch.cat([to_uint8(pipe.world.decode(pipe.world.encode(part))).cpu() for part in parts])
-
-
-def _condition(
-    pipe: Video2WorldActionConditionedPipeline, video: Tensor, action_B_A_D: Tensor, text_1_S_E: Tensor | None
-) -> Condition:
-    """The actions, and the text of all, or one of zeros."""
-    size, (height, width) = len(video), video.shape[-2:]
-    text = torch.zeros(1, 1, pipe.dit.text_channels) if text_1_S_E is None else text_1_S_E
-    batch: Mapping[str, Tensor] = {
-        TEXT_KEY: text.expand(size, -1, -1),
-        "fps": torch.full((size,), float(pipe.config.fps)),
-        "padding_mask": torch.zeros(size, 1, height, width),
-        ACTION_KEY: action_B_A_D,
-    }
-    on_device = {key: value.to(pipe.device) for key, value in batch.items()}
-    return Conditioner(pipe.config.conditioner).condition(on_device, is_image=False)

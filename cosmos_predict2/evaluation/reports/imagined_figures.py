@@ -76,7 +76,7 @@ class ImaginedFigures:
 
     def as_dict(self) -> dict[str, Any]:
         """All figures, for JSON."""
-        gap = None if self.gap is None else {**asdict(self.gap), "ratios": self.gap.ratios, "mean": self.gap.mean}
+        gap = None if self.gap is None else self.gap.as_dict()
         return {**asdict(self), "gap": gap, "gain_1": self.gain(1), "gain_last": self.gain(self._last)}
 
     @property

@@ -12,8 +12,7 @@ import pytest
 
 from cosmos_predict2.data.video.media import read_video
 from cosmos_predict2.tools.prepare import lerobot_export
-from cosmos_predict2.tools.prepare.lerobot_export import export, fetch_source
-from cosmos_predict2.tools.prepare.video_cuts import copy_cut
+from cosmos_predict2.tools.prepare.lerobot_export import copy_cut, export, fetch_source
 from imaginaire.errors import DataError
 from scripts import prepare_lerobot_data
 from tests.checkpoints.hub_server import Hub, serve
