@@ -10,10 +10,10 @@ from torch import nn
 
 from cosmos_predict2.tokenizers.wan_vae import LIVE_FRAMES
 from cosmos_predict2.tools.plan.activations import activations
+from cosmos_predict2.tools.plan.speed import GB
 from cosmos_predict2.tools.plan.workload import Workload
 from cosmos_predict2.world_model.network import embedders
 
-GB = 2**30  # as nvidia-smi and PyTorch count
 CONTEXT = 1.2 * GB  # CUDA's context and libraries, one process a GPU
 COMMUNICATOR = 0.3 * GB  # buffers of NCCL for each group of ranks
 FRAGMENTS = 0.04  # of what is allocated: the allocator's gaps

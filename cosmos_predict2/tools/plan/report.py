@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plan of a run: what is predicted, as a table for people and as plain values for programs."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from cosmos_predict2.tools.plan.advice import (
-    Change,
     Outcome,
     faster_that_fits,
+    more_gpus_that_fit,
     nearest_that_fits,
     outcome_of,
     single_changes,
 )
-from cosmos_predict2.tools.plan.memory import GB, Memory, predict_memory
-from cosmos_predict2.tools.plan.speed import GPU, Speed, predict_speed
+from cosmos_predict2.tools.plan.memory import Memory, predict_memory
+from cosmos_predict2.tools.plan.speed import GB, GPU, Speed, predict_speed
 from cosmos_predict2.tools.plan.workload import Workload
 
 _ROWS = {
@@ -32,9 +33,8 @@ _WHERE_THERE_IS = ("text_encoder",)  # rows that are left out where they are zer
 HONESTY = """\
 An estimate. Parameters, gradients, optimizer and EMA are exact, activations right within about 10 %. Time follows from
 operations and the share of its peak that each GPU reached in published runs: within 11 % of those, wider elsewhere."""
-
-
-MARGIN = 0.07  # of a GPU's memory
+MARGIN = 0.07  # of a GPU's memory: the error of the estimate
+CARDS = {16: "RTX-4080", 24: "RTX-4090", 32: "RTX-5090", 48: "L40S", 80: "H100"}  # by GB on the label
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ class Plan:
     memory: Memory
     speed: Speed
     singles: tuple[Outcome, ...]  # where it does not fit: each change by itself
-    nearest: Outcome | None
+    nearest: Outcome | None  # on the same GPUs
+    more_gpus: Outcome | None  # with the same training, where the nearest changes that
     faster: Outcome | None  # where it fits
 
     @property
@@ -54,80 +55,106 @@ class Plan:
 
     @property
     def is_close(self) -> bool:
-        """Within what the estimate may be off."""
+        """Whether the error of the estimate can change the verdict."""
         return abs(self.memory.total / self.limit - 1) < MARGIN
 
 
 def make_plan(work: Workload, gpu_name: str, gpu: GPU, gpu_memory: float) -> Plan:
-    """What a run takes on GPUs with that many GB."""
+    """Memory, time and advice for a run on GPUs with that many GB."""
     limit, memory = gpu_memory * GB, predict_memory(work)
     fits = memory.total <= limit
+    nearest = None if fits else nearest_that_fits(work, gpu, limit)
+    changes_training = not fits and (nearest is None or bool(nearest.remark))
+    smaller = [] if fits else [c for c in single_changes(work) if predict_memory(c.work).total < memory.total]
     return Plan(
         work=work,
         gpu_name=gpu_name,
         limit=limit,
         memory=memory,
         speed=predict_speed(work, gpu),
-        singles=() if fits else tuple(outcome_of(change, gpu) for change in _smaller(work, memory)),
-        nearest=None if fits else nearest_that_fits(work, gpu, limit),
+        singles=tuple(outcome_of(change, gpu) for change in smaller),
+        nearest=nearest,
+        more_gpus=more_gpus_that_fit(work, gpu, limit) if changes_training else None,
         faster=faster_that_fits(work, gpu, (1 - MARGIN) * limit) if fits else None,
     )
 
 
-def _smaller(work: Workload, memory: Memory) -> list[Change]:
-    return [change for change in single_changes(work) if predict_memory(change.work).total < memory.total]
-
-
 def as_text(plan: Plan) -> str:
-    work, memory, speed = plan.work, plan.memory, plan.speed
-    t, h, w = work.latent_shape
+    return "\n".join([*_head(plan), *_memory(plan), *_time(plan), "", HONESTY, *_advice(plan)])
+
+
+def _head(plan: Plan) -> list[str]:
+    work = plan.work
     trained = "all weights" if work.lora_rank is None else f"adapters of rank {work.lora_rank}"
     if work.lora_rank is not None and work.trains_embedders:
         trained += " and the embedders of actions"
     sharding = f"sharded over {work.shard_size}" if work.shard_size > 1 else "not sharded"
-    lines = [
+    return [
         f"{work.num_gpus} x {plan.gpu_name}, {plan.limit / GB:.0f} GB each (1 GB = 2^30 bytes)",
         f"  trains      {trained} in {str(work.precision).removeprefix('torch.')}, {sharding}, {work.optimizer}",
         f"  clips       {work.pixel_frames} frames of {work.width}x{work.height}: {work.tokens:,} tokens, latents"
-        f" {t}x{h}x{w}",
+        f" {'x'.join(map(str, work.latent_shape))}",
         f"  a step      {_count(work.clips_per_step, 'clip')}: {work.batch_size} in a micro-batch,"
         f" {_count(work.grad_accum, 'micro-batch')}, each clip over {_count(work.context_parallel, 'GPU')}",
         f"  recomputes  {work.mode}" + (f" in every {work.every_n_blocks}. block" if work.every_n_blocks > 1 else ""),
-        "",
-        "memory of a GPU                            GB",
     ]
+
+
+def _memory(plan: Plan) -> list[str]:
+    memory = plan.memory
     digits = 2 if memory.total - memory.overhead > GB else 4
     rows = {name: text for name, text in _ROWS.items() if name not in _WHERE_THERE_IS or getattr(memory, name)}
-    lines += [f"  {text:<38}{getattr(memory, name) / GB:8.{digits}f}" for name, text in rows.items()]
-    if memory.encoding > memory.gathered + memory.activations:
-        extra = memory.encoding - memory.gathered - memory.activations
+    lines = [f"  {text:<38}{getattr(memory, name) / GB:8.{digits}f}" for name, text in rows.items()]
+    if (extra := memory.encoding - memory.gathered - memory.activations) > 0:
         lines.append(f"  {'more than these while clips are encoded':<38}{extra / GB:8.2f}")
     verdict = "fits" if plan.fits else "DOES NOT FIT"
     if plan.is_close:
         verdict = "fits barely, if the estimate holds," if plan.fits else "does not quite fit"
-    lines += [
-        f"  {'total':<38}{memory.total / GB:8.2f}   {verdict} in {plan.limit / GB:.0f}",
-        "",
+    total = f"  {'total':<38}{memory.total / GB:8.2f}   {verdict} in {plan.limit / GB:.0f}"
+    return ["", "memory of a GPU                            GB", *lines, total]
+
+
+def _time(plan: Plan) -> list[str]:
+    speed = plan.speed
+    line = (
         f"time        {_seconds(speed.seconds)} an iteration, {speed.clips_per_hour:,.0f} clips an hour "
-        f"({speed.utilisation:.0%} of the GPU's peak)",
-        "",
-        HONESTY,
-    ]
+        f"({speed.utilisation:.0%} of the GPU's peak)"
+    )
+    of_run = f"            {_hours(speed.hours)} for trainer.max_iter={plan.work.max_iter}"
+    return ["", line] if speed.hours is None else ["", line, of_run]
+
+
+def _advice(plan: Plan) -> Iterator[str]:
     if plan.singles:
-        lines += ["", "One change at a time:"] + [f"  {_outcome(o, plan)}" for o in plan.singles]
-    if plan.nearest is not None:
-        lines += ["", f"The nearest that fits ({_figures(plan.nearest)}):", *_pasted(plan.nearest)]
-    elif not plan.fits:
-        lines += ["", "No combination of these fits: take GPUs with more memory, a smaller model or resolution."]
-    if plan.faster is not None:
-        lines += ["", f"Faster, and fits ({_figures(plan.faster)}):", *_pasted(plan.faster)]
-    return "\n".join(lines)
+        yield from ("", "One change at a time:", *(f"  {_outcome(outcome, plan)}" for outcome in plan.singles))
+    proposals = {"The nearest that fits": plan.nearest, "Faster, and fits": plan.faster}
+    if plan.more_gpus is not None:
+        proposals["With more GPUs"] = plan.more_gpus
+    for title, found in proposals.items():
+        if found is not None:
+            yield from ("", f"{title} ({_figures(found)}):", *_pasted(found))
+    if not plan.fits and plan.nearest is None and plan.more_gpus is None:
+        yield "\nNo combination of these fits: take GPUs with more memory, a smaller model or resolution."
+
+
+def cards_text(found: Mapping[int, tuple[Outcome, bool]]) -> str:
+    """What fits one card of each size, with room for the error of the estimate: a table, and the overrides below it."""
+    lines = ["One card: the nearest to this configuration that fits", ""]
+    lines += [f"{'card':<16}{'needs':>8}{'iteration':>12}{'clips/h':>10}  {'max_iter':<9}"]
+    for size, (outcome, fits) in found.items():
+        figures = f"{outcome.bytes / GB:5.1f} GB{_seconds(outcome.seconds):>12}{outcome.clips_per_hour:>10,.0f}"
+        hours = "" if outcome.hours is None else _hours(outcome.hours)
+        lines.append(f"{size:>2} GB {CARDS[size]:<10}{figures}  {hours:<9}" + ("" if fits else "  DOES NOT FIT"))
+    for size, (outcome, fits) in found.items():
+        if fits:
+            lines += ["", f"{size} GB:", *(_pasted(outcome) or ["  as it is"])]
+    return "\n".join([*lines, "", HONESTY])
 
 
 def as_values(plan: Plan) -> dict[str, Any]:
     """For JSON; bytes and seconds."""
 
-    def outcome(found: Outcome | None) -> dict[str, Any] | None:
+    def values(found: Outcome | None) -> dict[str, Any] | None:
         return None if found is None else asdict(found)
 
     return {
@@ -139,13 +166,19 @@ def as_values(plan: Plan) -> dict[str, Any]:
         "clips_per_step": plan.work.clips_per_step,
         "memory_bytes": plan.memory.as_dict(),
         "seconds_per_iteration": plan.speed.seconds,
+        "hours": plan.speed.hours,
         "clips_per_hour": plan.speed.clips_per_hour,
         "flops_per_gpu": plan.speed.flops_per_gpu,
         "model_flops_utilisation": plan.speed.utilisation,
-        "single_changes": [outcome(found) for found in plan.singles],
-        "nearest_that_fits": outcome(plan.nearest),
-        "faster_that_fits": outcome(plan.faster),
+        "single_changes": [values(found) for found in plan.singles],
+        "nearest_that_fits": values(plan.nearest),
+        "more_gpus_that_fit": values(plan.more_gpus),
+        "faster_that_fits": values(plan.faster),
     }
+
+
+def cards_values(found: Mapping[int, tuple[Outcome, bool]]) -> dict[str, Any]:
+    return {str(size): dict(card=CARDS[size], fits=fits, **asdict(outcome)) for size, (outcome, fits) in found.items()}
 
 
 def _outcome(found: Outcome, plan: Plan) -> str:
@@ -155,13 +188,14 @@ def _outcome(found: Outcome, plan: Plan) -> str:
 
 
 def _figures(found: Outcome) -> str:
-    return f"{found.bytes / GB:.1f} GB, {_seconds(found.seconds)} an iteration, {found.clips_per_hour:,.0f} clips/h"
+    text = f"{found.bytes / GB:.1f} GB, {_seconds(found.seconds)} an iteration, {found.clips_per_hour:,.0f} clips/h"
+    return text if found.hours is None else f"{text}, {_hours(found.hours)} in all"
 
 
 def _pasted(found: Outcome) -> list[str]:
-    remark = [f"  # {found.remark}"] if found.remark else []
+    remarks = [f"  # {remark}" for remark in found.remark.split("; ") if remark]
     gpus = [f"  # on {o.split()[1]} GPUs" for o in found.overrides if o.startswith("--gpus")]
-    return [*remark, *gpus, *(f"  {override}" for override in found.overrides if not override.startswith("--gpus"))]
+    return [*remarks, *gpus, *(f"  {override}" for override in found.overrides if not override.startswith("--gpus"))]
 
 
 def _count(number: int, noun: str) -> str:
@@ -171,3 +205,7 @@ def _count(number: int, noun: str) -> str:
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds < 100 else f"{seconds:.0f} s"
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:.2g} h" if hours < 10 else f"{hours:,.0f} h"

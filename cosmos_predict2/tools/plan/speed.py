@@ -14,14 +14,15 @@ from cosmos_predict2.tools.plan.workload import Workload
 from cosmos_predict2.world_model.recompute import POLICIES
 from imaginaire.errors import ConfigError, near
 
+GB = 2**30  # as nvidia-smi and PyTorch count
+
 
 @dataclass(frozen=True)
 class GPU:
-    """Dense bfloat16 operations per second at its peak, and what PyTorch sees of its memory in GB of 2^30 bytes."""
-
-    peak: float
-    memory: float
-    efficiency: float  # share of the peak in training, what is computed anew counted in
+    peak: float  # dense bfloat16 operations per second, summed in float32
+    memory: float  # in GB of 2^30 bytes, as PyTorch reports it
+    efficiency: float  # share of the peak in training, with what is recomputed
+    usual_count: int = 8  # in a run
 
 
 # AgiBot post-training at 720p and 93 frames, one clip for two GPUs (2B on 8) and for eight (14B on 32), took
@@ -43,8 +44,17 @@ GPUS = {
     "H200": GPU(989e12, 140, _SHARES["H100-NVL"]),
     "B200": GPU(2250e12, 178, _SHARES["B200"]),
     "GB200": GPU(2250e12, 183, _SHARES["B200"]),
-    "L40S": GPU(362e12, 44, _SHARES["A100"]),
 }
+# Not published: taken to reach the share of the A100. Peaks by NVIDIA's data sheets, without sparsity.
+_CARDS = {
+    "L40S": (362e12, 44.4), "L40": (181e12, 44.4), "A40": (150e12, 44.4), "L4": (121e12, 22.0), "A10": (125e12, 22.0),
+    "A10G": (70e12, 22.0), "RTX-A4000": (77e12, 15.6), "RTX-A5000": (111e12, 23.6), "RTX-A6000": (155e12, 47.4),
+    "RTX-6000-Ada": (364e12, 47.4), "RTX-PRO-6000": (503e12, 94.9), "RTX-3090": (71e12, 23.6),
+    "RTX-4060-Ti-16": (44e12, 15.6), "RTX-4080": (98e12, 15.6), "RTX-4090": (165e12, 23.6), "RTX-5080": (113e12, 15.5),
+    "RTX-5090": (210e12, 31.4),
+}  # fmt: skip
+for _name, (_peak, _memory) in _CARDS.items():
+    GPUS[_name] = GPU(_peak, _memory, _SHARES["A100"], usual_count=1 if _name.startswith("RTX") else 8)
 SLOWER = {torch.float32: 15.0, torch.float64: 15.0}  # than half precision, about
 LAUNCHES = 2e-3  # seconds a block at least, forward and backward: small networks wait for their kernels to start
 
@@ -58,15 +68,17 @@ class Speed:
     seconds: float
     utilisation: float  # model operations by the peak
     clips_per_hour: float
+    hours: float | None  # for trainer.max_iter
 
 
 def find_gpu(name: str) -> GPU:
-    """By name in any case, or an error that lists the known ones."""
+    """By name in any case, with or without "RTX", or an error that lists the known ones."""
     known = {known.lower(): gpu for known, gpu in GPUS.items()}
     key = name.lower().replace("_", "-").replace(" ", "-")
-    if key not in known:
-        raise ConfigError(f"--gpu {name} is not known.{near(name, GPUS)}")
-    return known[key]
+    for spelling in (key, f"rtx-{key}"):
+        if spelling in known:
+            return known[spelling]
+    raise ConfigError(f"--gpu {name} is not known.{near(name, GPUS)}")
 
 
 def predict_speed(work: Workload, gpu: GPU) -> Speed:
@@ -86,7 +98,8 @@ def predict_speed(work: Workload, gpu: GPU) -> Speed:
     done = asked + share * _recomputed(work)
     computing = done / (gpu.peak * gpu.efficiency) * SLOWER.get(work.precision, 1.0)
     seconds = max(computing, LAUNCHES * len(work.net.blocks) * work.grad_accum)
-    return Speed(done, asked, seconds, asked / (seconds * gpu.peak), work.clips_per_step * 3600 / seconds)
+    hours = None if work.max_iter is None else work.max_iter * seconds / 3600
+    return Speed(done, asked, seconds, asked / (seconds * gpu.peak), work.clips_per_step * 3600 / seconds, hours)
 
 
 def _recomputed(work: Workload) -> float:

@@ -4,10 +4,12 @@
 import inspect
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from cosmos_predict2.data.latent_cache import FOLDER, read_record
 from cosmos_predict2.data.sizes import pixel_frames, size_of
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel, Predict2Video2WorldModelConfig
 from cosmos_predict2.nn.dit import DiT
@@ -17,7 +19,7 @@ from cosmos_predict2.world_model.recompute import checked_keys, checked_policy
 from imaginaire.config import checks as config_checks
 from imaginaire.config import lazy_config
 from imaginaire.config.names import target_of
-from imaginaire.config.schema import Config
+from imaginaire.config.schema import NEVER, Config
 from imaginaire.config.typed_nodes import as_config
 from imaginaire.errors import ConfigError
 from imaginaire.findings import CheckContext
@@ -49,6 +51,7 @@ class Workload:
     mode: str  # of cosmos_predict2.world_model.recompute
     every_n_blocks: int
     tokenizer: str  # "wan", "tiny", or "none" where latents were cached
+    max_iter: int | None = None  # None: without end
     tokenizer_window: int = 4
     adapter_rank: int = 16  # of adapters, should it train some
     tokenizer_adapts: bool = False  # takes fewer frames at a time where memory is short
@@ -120,6 +123,7 @@ def read_workload(config: Config, num_gpus: int) -> Workload:
         mode=sac["mode"],
         every_n_blocks=sac["every_n_blocks"],
         tokenizer=_tokenizer(config, pipe.tokenizer),
+        max_iter=config.trainer.max_iter if config.trainer.max_iter < NEVER else None,
         tokenizer_window=int((pipe.tokenizer or {}).get("temporal_window", 4)),
         adapter_rank=model.lora_rank,
         tokenizer_adapts=(pipe.tokenizer or {}).get("tile_size") == "auto",
@@ -176,9 +180,11 @@ def _of_data(config: Config, name: str) -> list[Any]:
 
 
 def _clip_size(config: Config, resolution: str) -> tuple[int, int]:
-    """(height, width) of the largest clips that the data give, else of the model's resolution."""
+    """(height, width) of the largest clips of the data, or of cached latents by their record, else the resolution's."""
     sizes = [(int(size[0]), int(size[1])) for size in _of_data(config, "video_size")]
     sizes += [(int(size), int(size)) for size in _of_data(config, "size")]
+    folders = [Path(str(path)) / FOLDER for path in _of_data(config, "dataset_dir")]
+    sizes = sizes or [record.size for folder in folders if (record := read_record(folder)) is not None]
     return max(sizes, key=math.prod) if sizes else size_of(str(resolution), "1:1" if resolution == "48" else "16:9")
 
 
