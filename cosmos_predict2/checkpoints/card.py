@@ -258,28 +258,30 @@ def _of_weights(path: str) -> dict[str, Any]:
 
 def _written(path: str, source: Mapping[str, Tensor], header: Mapping[str, str]) -> dict[str, Any]:
     """The record in the weights, as plain data by the fields of a card."""
-
-    def json_of(key: str) -> dict[str, Any]:
-        text = header.get(key)
-        if text is None and key in source:
-            text = bytes(source[key].detach().cpu().to(torch.uint8).tolist()).decode(errors="replace")
-        if text is None:
-            return {}
-        try:
-            tree = json.loads(text)
-            refuse_interpolations(tree, key)
-        except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"{path}: its '{key}' cannot be read: {error}") from error
-        if not isinstance(tree, dict):
-            raise CheckpointError(f"{path}: its '{key}' cannot be read: an object was expected.")
-        return tree
-
-    pipeline = json_of(PIPELINE_KEY)
-    found = {"video_size": pipeline.pop("video_size", None), "pipeline": pipeline, **json_of(KEY)}
-    found = {TRANSFORM_KEY: json_of(TRANSFORM_KEY), "base": header.get("base"), **found}
-    found = {name: value for name, value in found.items() if value}
+    card, pipeline, transform = (_json_of(key, path, source, header) for key in (KEY, PIPELINE_KEY, TRANSFORM_KEY))
     alpha = header.get("alpha", source.get(ALPHA_KEY))
-    return found if alpha is None else {"lora_alpha": alpha, **found}
+    found = {} if alpha is None else {"lora_alpha": alpha}
+    found |= {"base": header["base"]} if header.get("base") else {}
+    found |= {"video_size": pipeline.pop("video_size", None), "pipeline": pipeline} if pipeline else {}
+    return found | ({TRANSFORM_KEY: transform} if transform else {}) | card
+
+
+def _json_of(key: str, path: str, source: Mapping[str, Tensor], header: Mapping[str, str]) -> dict[str, Any]:
+    """The object that is written under a key in the header or, as bytes, in the tensors; empty where there is none."""
+    if key in header:
+        text = header[key]
+    elif key in source:
+        text = bytes(source[key].detach().cpu().to(torch.uint8).tolist()).decode(errors="replace")
+    else:
+        return {}
+    try:
+        tree = json.loads(text)
+        refuse_interpolations(tree, key)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: its '{key}' cannot be read: {error}") from error
+    if not isinstance(tree, dict):
+        raise CheckpointError(f"{path}: its '{key}' cannot be read: an object was expected.")
+    return tree
 
 
 def safetensors_header(path: str) -> dict[str, str]:

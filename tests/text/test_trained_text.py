@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from cosmos_predict2.checkpoints import read_card
+from cosmos_predict2.checkpoints.export import Export, export
 from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, TEXT_KEY
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
@@ -122,6 +123,15 @@ def test_a_caption_of_the_training_is_the_same_text_at_inference(
             torch.zeros(1, 3, 1, 48, 48, dtype=torch.uint8), text, text, options=SamplingOptions(guidance=7.0)
         )
     assert len(given) == 4 and all(torch.equal(text[0], trained) for text in given)
+
+
+@pytest.mark.parametrize("form", ["pt", "safetensors", "diffusers"])
+def test_an_export_is_configured_as_its_run(form: str, run_of_512: str, tmp_path: Path) -> None:
+    """Also its text, frame rate and crop, which only the run's folder records."""
+    export(Export(run_of_512, str(tmp_path / f"exported.{form}"), form))
+    configs = [choose_model(parse(["--dit_path", path])).config for path in (run_of_512, f"{tmp_path}/exported.{form}")]
+    assert to_yaml(configs[0]) == to_yaml(configs[1])
+    assert (configs[1].text_encoder.num_tokens, configs[1].fps, configs[1].input_crop) == (512, 20, "stretch")
 
 
 def test_adapters_were_trained_last_and_their_text_counts(run_of_512: str, tmp_path: Path) -> None:
