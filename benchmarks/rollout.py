@@ -126,7 +126,9 @@ def _imagine(
         "padding_mask": torch.zeros(size, 1, *inputs.frames.shape[3:], device=device),
     }
     num_B = torch.ones(size, device=device)
-    pair = [condition.with_given_frames(given, num_B) for condition in pipe.world.conditioner.guidance_pair(batch)]
+    pair = [
+        condition.with_conditioning_frames(given, num_B) for condition in pipe.world.conditioner.guidance_pair(batch)
+    ]
     prepared = [None if way.prepares_each_step else _prepared(pipe, condition, way) for condition in pair]
 
     def denoise(x: Tensor, sigma_B: Tensor) -> Tensor:

@@ -36,9 +36,9 @@ class Condition:
     condition_mask_B_1_T_H_W: Tensor | None = None  # 1 on the conditioning frames
     action_B_A_D: Tensor | None = None  # of the whole clip, scaled; never withheld
 
-    def with_given_frames(self, gt_frames_B_C_T_H_W: Tensor, num_frames_B: Tensor) -> "Condition":
+    def with_conditioning_frames(self, gt_frames_B_C_T_H_W: Tensor, num_frames_B: Tensor) -> "Condition":
         """The same, with the first latent frames of each sample as conditioning frames."""
-        mask = given_frames_mask(num_frames_B, gt_frames_B_C_T_H_W)
+        mask = conditioning_frames_mask(num_frames_B, gt_frames_B_C_T_H_W)
         return replace(self, gt_frames_B_C_T_H_W=gt_frames_B_C_T_H_W, condition_mask_B_1_T_H_W=mask)
 
     def frames(self, first: int, end: int) -> "Condition":
@@ -72,7 +72,7 @@ class Condition:
         return replace(self, **values, condition_mask_B_1_T_H_W=mask)
 
 
-def given_frames_mask(num_frames_B: Tensor, like_B_C_T_H_W: Tensor) -> Tensor:
+def conditioning_frames_mask(num_frames_B: Tensor, like_B_C_T_H_W: Tensor) -> Tensor:
     """[B, 1, T, H, W], 1 on the first ``num_frames_B`` latent frames of each sample; none where T is 1."""
     batch, _, frames, height, width = like_B_C_T_H_W.shape
     index_T = torch.arange(frames, device=like_B_C_T_H_W.device)

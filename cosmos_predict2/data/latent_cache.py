@@ -15,9 +15,10 @@ import json
 import logging
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,6 @@ class _Window:
     path: Path
     start: int
     frames: tuple[int, ...]
-    is_last: bool
     fps: float
 
 
@@ -206,31 +206,42 @@ def cache_latents(
     if known is None:
         content = json.dumps(asdict(record), indent=1).encode()
         storage.write_atomically(folder / RECORD, lambda file: file.write(content))
-
     outcome: Outcome[str] = Outcome()
     windows = list(_windows(todo, rule, windows_per_clip, outcome))
+    decoded = _Decoded(windows, functools.partial(CROPS[crop], size=size), decoder)
     places = [[(i, i)] for i in range(len(windows))]
-    options = {"num_workers": workers, "collate_fn": _only}
-    reader = load(_Decoded(windows, functools.partial(CROPS[crop], size=size), decoder), places, 0, "latents", options)
+    reader = load(decoded, places, 0, "latents", {"num_workers": workers, "collate_fn": _only})
+    pairs = groupby(zip(windows, reader, strict=True), key=lambda pair: pair[0].stem)
+    with Progress("latents", len(todo), unit="clip", done=len(outcome.faults)) as bar:
+        for stem, windows_of_clip in pairs:
+            if (fault := _write_clip(folder, windows_of_clip, tokenizer, DTYPES[dtype], device)) is None:
+                outcome.results.append(stem)
+            else:
+                outcome.faults.append(fault)
+            bar.update()
+    return outcome
+
+
+def _write_clip(
+    folder: Path,
+    pairs: Iterable[tuple[_Window, Tensor | str]],
+    tokenizer: VideoTokenizer,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> str | None:
+    """Encode and write one clip from its windows with their frames; the first fault instead, if there is one."""
     latents: list[Tensor] = []
     starts: list[int] = []
-    bad = set()
-    with Progress("latents", len(todo), unit="clip", done=len(outcome.faults)) as bar:
-        for window, frames in zip(windows, reader, strict=True):
-            if isinstance(frames, str):
-                if window.stem not in bad:
-                    outcome.faults.append(frames)
-                bad.add(window.stem)
-            elif window.stem not in bad:
-                latents.append(_encoded(tokenizer, frames, device).to(DTYPES[dtype]))
-                starts.append(window.start)
-            if window.is_last:
-                if window.stem not in bad:
-                    _write(folder, window, torch.stack(latents), starts)
-                    outcome.results.append(window.stem)
-                latents, starts = [], []
-                bar.update()
-    return outcome
+    fault = window = None
+    for window, frames in pairs:
+        if isinstance(frames, str):
+            fault = fault or frames
+        elif fault is None:
+            latents.append(_encoded(tokenizer, frames, device).to(dtype))
+            starts.append(window.start)
+    if fault is None and window is not None:
+        _write(folder, window, torch.stack(latents), starts)
+    return fault
 
 
 class ClipLatents:
@@ -311,10 +322,9 @@ def _windows(videos: Sequence[Path], rule: FrameRule, each: int, outcome: Outcom
             outcome.faults.append(str(error))
             continue
         offsets = rule.choose(total, native, lambda n: 0)
-        starts = window_starts(total - rule.frames_needed(native) + 1, each)
-        for start in starts:
+        for start in window_starts(total - rule.frames_needed(native) + 1, each):
             frames = tuple(start + offset for offset in offsets)
-            yield _Window(path.stem, path, start, frames, start == starts[-1], rule.item_fps(offsets, native))
+            yield _Window(path.stem, path, start, frames, rule.item_fps(offsets, native))
 
 
 class _Decoded(Dataset[Any]):

@@ -342,7 +342,7 @@ class Predict2Video2WorldModel(ImaginaireModel):
         require_text(self.net, condition.crossattn_emb_B_S_E, f"The batch's '{TEXT_KEY}'")
         if not is_image:
             least = self._fewest_given() if is_fixed else None
-            condition = condition.with_given_frames(x0, self._num_given(batch, x0, generators, least))
+            condition = condition.with_conditioning_frames(x0, self._num_given(batch, x0, generators, least))
         return x0, condition
 
     def draw_noise(self, x0_B_C_T_H_W: Tensor, is_image: bool, generators: "Draws") -> tuple[Tensor, Tensor]:

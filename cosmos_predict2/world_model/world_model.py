@@ -281,7 +281,7 @@ class WorldModel:
         num_B = torch.full((given.shape[0],), num_given, device=self.device)
         on_device = {key: value.to(self.device) for key, value in batch.items()}
         conditional, unconditional = (
-            condition.with_given_frames(given, num_B) for condition in self.conditioner.guidance_pair(on_device)
+            condition.with_conditioning_frames(given, num_B) for condition in self.conditioner.guidance_pair(on_device)
         )
         noise = initial_noise(tuple(given.shape), seed).to(given)
         return self.sample(conditional, unconditional, noise, options, on_step)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2.conditioner import given_frames_mask
+from cosmos_predict2.conditioner import conditioning_frames_mask
 from tests.goldens import Golden
 from tests.parity.action_files import ActionFile, compare_close, open_action_file
 
@@ -59,7 +59,7 @@ def test_networks_of_predict25(variant: str, golden: Golden) -> None:
     assert net.crossattn_proj is not None
     found, text = _embeddings(net), stored["fwd.text"].use()
     given = torch.full((len(text),), file.settings["num_conditional_latents"].use())
-    stored["fwd.mask"].compare(given_frames_mask(given, stored["fwd.x"].use()))
+    stored["fwd.mask"].compare(conditioning_frames_mask(given, stored["fwd.x"].use()))
     for timesteps, out in (("timesteps_B_1", "out"), ("timesteps_B_T", "out_per_frame_t")):
         compare_close(stored[f"fwd.{out}"], _call(file, net, stored[f"fwd.{timesteps}"].use() * scale, text), FORWARD)
         for width in ("B_D", "B_3D"):

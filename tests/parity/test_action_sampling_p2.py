@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cosmos_predict2.conditioner import Condition, given_frames_mask
+from cosmos_predict2.conditioner import Condition, conditioning_frames_mask
 from cosmos_predict2.diffusion.schedules import karras_sigmas
 from cosmos_predict2.diffusion.solvers import guide, sample
 from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel, Predict2Video2WorldModelConfig
@@ -26,7 +26,7 @@ FILE = "predict2_action_dit"
 def _condition(file: ActionFile, text: Tensor | None = None) -> Condition:
     """The first latent frame given; a text of zeros by default."""
     given = file.tensors["smp.gt_latents"].use()
-    mask = given_frames_mask(torch.ones(len(given)), given)
+    mask = conditioning_frames_mask(torch.ones(len(given)), given)
     no_text = torch.zeros_like(file.tensors["fwd.text"].use())
     return file.condition(no_text if text is None else text, given, mask)
 

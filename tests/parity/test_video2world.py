@@ -16,7 +16,7 @@ from cosmos_predict2.conditioner import (
     Conditioner,
     ConditionerConfig,
     DropoutConfig,
-    given_frames_mask,
+    conditioning_frames_mask,
 )
 from cosmos_predict2.diffusion.rectified_flow import noise_level
 from cosmos_predict2.diffusion.schedules import karras_sigmas
@@ -165,7 +165,7 @@ def guided(golden: Golden, stored: Value, unconditional_text: Tensor) -> tuple[A
     settings = golden.json("meta.json")["sampler_a"]
     gt = stored["gt_latent"].use()
     given = torch.full((gt.shape[0],), settings["ncond"].use())
-    condition = condition_of(stored).with_given_frames(gt, given)
+    condition = condition_of(stored).with_conditioning_frames(gt, given)
     other = replace(condition, crossattn_emb_B_S_E=unconditional_text)
     denoiser, guidance = Denoiser(network(golden)), settings["guidance"].use()
 
@@ -249,7 +249,7 @@ def test_random_given_frames(golden: Golden) -> None:
         torch.manual_seed(golden.json("meta.json")["conditioner"]["torch_seed"].use())
         num_frames = Draws(size, positions=None).integers(low, high + 1, "given_frames")
         expected: Tensor = stored[key].expected()
-        assert torch.equal(given_frames_mask(num_frames, expected), expected)
+        assert torch.equal(conditioning_frames_mask(num_frames, expected), expected)
 
 
 # --- LoRA

@@ -140,7 +140,9 @@ def test_guidance_leads_away_from_the_other_text() -> None:
     batch = {"t5_text_embeddings": text(1), "neg_t5_text_embeddings": other, "fps": torch.tensor([10.0])}
     batch["padding_mask"] = torch.zeros(1, 1, 32, 32)
     given = pipe.world.given_latents(frames(1))
-    conditions = [c.with_given_frames(given, torch.tensor([1])) for c in pipe.world.conditioner.guidance_pair(batch)]
+    conditions = [
+        c.with_conditioning_frames(given, torch.tensor([1])) for c in pipe.world.conditioner.guidance_pair(batch)
+    ]
     flow = pipe.world.objective
     assert isinstance(flow, Flow)
 

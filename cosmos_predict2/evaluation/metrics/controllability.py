@@ -79,7 +79,7 @@ def action_condition(
     }
     on_device = {key: value.to(device) for key, value in batch.items()}
     condition = Conditioner(config.conditioner).condition(on_device, is_image=False)
-    return condition.with_given_frames(x0_B_C_T_H_W, torch.ones(count, device=device))
+    return condition.with_conditioning_frames(x0_B_C_T_H_W, torch.ones(count, device=device))
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ def read_clips(
     if with_text:
         batch = with_text({**batch, "ai_caption": captions}, len(items))
     condition = Conditioner(config.conditioner).condition(batch, is_image=False)
-    condition = condition.with_given_frames(x0, torch.full((len(items),), num_given))
+    condition = condition.with_conditioning_frames(x0, torch.full((len(items),), num_given))
     return Clips(video, x0, condition, captions, num_given)
 
 

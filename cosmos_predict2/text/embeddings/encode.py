@@ -81,34 +81,20 @@ def embed_captions(
     folder = Path(folder)
     _check(form, shard, batch_size)
     plan = _plan(folder, captions, shard, adopt)
-    record = plan.record
-    if record is not None and kind is not None and not is_encoder(record.encoder, kind):
-        raise _mixed(folder, record, kind)
-    if record is not None and isinstance(encoder, TextEncoder) and record.encoder != encoder.name:
-        raise _mixed(folder, record, encoder.name)
-    if record is None and plan.files and not adopt:
-        if plan.todo:
-            raise DataError(
-                f"{folder} holds {len(plan.files)} embeddings by an unknown encoder (it has no {RECORD}):"
-                f" {len(plan.todo)} more must not be mixed in. With --adopt a few of them are compared with this"
-                " encoder's, and the folder is taken over; or delete it and encode all."
-            )
-        log.info("%s has no %s: its %d embeddings are used as they are", folder, RECORD, len(plan.files))
+    _require_one_encoder(folder, plan, kind, encoder.name if isinstance(encoder, TextEncoder) else None, adopt)
     has_work = bool(plan.todo or (adopt and plan.unrecorded))
     if dry_run or not has_work:
         return plan.counts
-
     made = encoder if isinstance(encoder, TextEncoder) else encoder()
-    if record is not None and record.encoder != made.name:
-        raise _mixed(folder, record, made.name)
+    if plan.record is not None and plan.record.encoder != made.name:
+        raise _mixed(folder, plan.record, made.name)
     _compare(plan.files, plan.unrecorded, made)
     needed = sum(2 * made.width * min(made.num_tokens, len(text.encode()) + 1) + 4096 for text in plan.todo.values())
     storage.require_space(folder, needed, f"writing {len(plan.todo)} embeddings")
     if shard[1] == 1:
         storage.makedirs(folder)
         storage.remove_stale_temporaries(folder)
-    done = dict(plan.done)
-    revision = next_revision(folder)
+    done, revision = dict(plan.done), next_revision(folder)
 
     def flush() -> None:
         write_record(folder, EncoderRecord(made.name, made.width, made.num_tokens, done), shard, revision)
@@ -117,28 +103,54 @@ def embed_captions(
     if shard[1] == 1:
         remove_parts(folder)
     source = EmbeddingCache(made, cache, memory_bytes=0) if cache is not None else made
+    try:
+        for stem in _written(folder, _encoded(source, plan.todo, batch_size), form, plan, flush):
+            done[stem] = caption_hash(captions[stem])
+    finally:
+        flush()
+    return plan.counts
+
+
+def _require_one_encoder(folder: Path, plan: "_Plan", kind: str | None, name: str | None, adopt: bool) -> None:
+    """Raise where the folder is of another encoder than of this kind or name, or of an unknown one."""
+    record = plan.record
+    if record is not None:
+        if kind is not None and not is_encoder(record.encoder, kind):
+            raise _mixed(folder, record, kind)
+        if name is not None and record.encoder != name:
+            raise _mixed(folder, record, name)
+    elif plan.files and not adopt:
+        if plan.todo:
+            raise DataError(
+                f"{folder} holds {len(plan.files)} embeddings by an unknown encoder (it has no {RECORD}):"
+                f" {len(plan.todo)} more must not be mixed in. With --adopt a few of them are compared with this"
+                " encoder's, and the folder is taken over; or delete it and encode all."
+            )
+        log.info("%s has no %s: its %d embeddings are used as they are", folder, RECORD, len(plan.files))
+
+
+def _written(
+    folder: Path,
+    batches: Iterable[Sequence[tuple[str, Tensor]]],
+    form: str,
+    plan: "_Plan",
+    flush: Callable[[], None],
+) -> Iterator[str]:
+    """Write embeddings in threads, as a file waits for its disk most of the time; ``flush`` from time to time."""
     next_flush = time.monotonic() + _FLUSH_SECONDS
 
     def write(item: tuple[str, Tensor]) -> str:
         write_embedding(folder, *item, form, plan.files.get(item[0], []))
         return item[0]
 
-    try:
-        with (
-            ThreadPoolExecutor(_WRITERS) as pool,  # a file waits for its disk most of the time
-            Progress("embeddings", len(plan.todo), unit="file") as progress,
-        ):
-            for items in _encoded(source, plan.todo, batch_size):
-                for stem in pool.map(write, items):
-                    done[stem] = caption_hash(captions[stem])
-                progress.update(len(items))
-                if (now := time.monotonic()) > next_flush:
-                    flush()
-                    done_at = time.monotonic()
-                    next_flush = done_at + max(_FLUSH_SECONDS, (done_at - now) / _FLUSH_SHARE)
-    finally:
-        flush()
-    return plan.counts
+    with ThreadPoolExecutor(_WRITERS) as pool, Progress("embeddings", len(plan.todo), unit="file") as progress:
+        for items in batches:
+            yield from pool.map(write, items)
+            progress.update(len(items))
+            if (now := time.monotonic()) > next_flush:
+                flush()
+                done_at = time.monotonic()
+                next_flush = done_at + max(_FLUSH_SECONDS, (done_at - now) / _FLUSH_SHARE)
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def clips(size: int = 4) -> tuple[Tensor, Tensor, Condition]:
         fps_B=torch.full((size,), 4.0),
         action_B_A_D=normal(8, 2),
     )
-    return x0, epsilon, condition.with_given_frames(x0, torch.ones(size))
+    return x0, epsilon, condition.with_conditioning_frames(x0, torch.ones(size))
 
 
 def predictor(*, obeys: bool) -> WorldModel:
