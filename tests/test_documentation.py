@@ -64,9 +64,23 @@ def test_blocks_parse_and_links_lead_somewhere(page: Path) -> None:
             assert subprocess.run(["bash", "-n", "-c", block], capture_output=True).returncode == 0, block
         else:
             compile(block, f"a block of {page.name}", "exec")
-    for link in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+    for link, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text()):
+        target = page.parent / link if link else page
         if "://" not in link and not link.startswith("mailto:"):
-            assert (page.parent / link).exists(), f"{page.name} links to {link}"
+            assert target.exists(), f"{page.name} links to {link}"
+            assert not anchor or anchor in anchors(target), f"{page.name} links to {link}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_reference_of_fields_is_up_to_date() -> None:
+    """If not: python -m scripts.list_config_fields > documentations/configuration_fields.md"""
+    result = subprocess.run([python(), "-m", "scripts.list_config_fields"], cwd=ROOT, capture_output=True, text=True)
+    assert result.stdout == (ROOT / "documentations" / "configuration_fields.md").read_text(), result.stderr
 
 
 # Other tests run the blocks of the recipes and what else is here: these pages are long, whole.
