@@ -13,10 +13,7 @@ import textwrap
 import tokenize
 import typing
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the file also runs as a script
 
 import attrs
 from hydra.core.config_store import ConfigStore
