@@ -5,8 +5,8 @@ A model with actions (--dit_path alone): how near what it imagines is to the tru
 and whether it obeys its actions. On the toy world also whether whole episodes end as the simulator's do.
 
 A tiny Video2World model (the folder of its run, or --experiment): its loss at fixed noise levels before and after
-training and that of linear denoisers, and its generated frames against the last given frame repeated, where something
-moves.
+training and that of linear denoisers, and its generated frames against the last conditioning frame repeated, where
+something moves.
 """
 
 import argparse
@@ -14,31 +14,18 @@ import logging
 import math
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from cosmos_predict2.evaluation.reports.evaluation_page import FIGURES
-from cosmos_predict2.evaluation.reports.held_out_report import (
-    AFTER,
-    BEFORE,
-    TRUTH,
-    Figures,
-    sheet_of,
-    show,
-    write_report,
-)
+from cosmos_predict2.evaluation.reports.held_out_report import Figures, sheet_of, show, write_report
 from imaginaire import command_line
 from imaginaire.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
-NUM_TRAINING_CLIPS = 256  # that the linear denoisers are fitted to
 NUM_STEPS = 35
-WIDEST = 1024  # network that is evaluated here
 WITH_ACTIONS = "a model with actions"  # the flags of these alone
 SHOWN = "truth, before and after the training, side by side"
 NUM_EPISODES = 400  # whole ones of the toy world
@@ -80,70 +67,17 @@ def evaluate(
 
     Without ``experiment`` they lie in a run, which records its data. ``data`` is another folder of held-out clips.
     """
-    from cosmos_predict2.checkpoints.dit_weights import described_weights
-    from cosmos_predict2.data.sizes import frame_rate
-    from cosmos_predict2.evaluation.metrics import held_out
-    from cosmos_predict2.models.training_text import TrainingText
-    from cosmos_predict2.pipelines.composed_run import dataset_node, described_dataset, held_out_doubt, held_out_node
-    from cosmos_predict2.world_model.world_model import build_world_model
-    from imaginaire.checkpoint.weight_files import latest
-    from imaginaire.config import lazy_config
+    from cosmos_predict2.evaluation.reports import held_out_evaluation
 
     config = _configuration(experiment, dit_path, overrides, config_path)
-    if (width := config.model["config"]["pipe_config"]["net"].get("model_channels") or 0) > WIDEST:
-        raise ConfigError(
-            f"The network is {width} wide, but this evaluation computes on the CPU with all clips in memory, which tiny"
-            " models allow. See clips beside the truth: examples/video2world.py --input_path CLIP --compare_to CLIP."
-        )
-    nodes = {
-        "dataloader_train": dataset_node(config, "dataloader_train"),
-        "dataloader_val": held_out_node(config, data),
-    }
-    if caution := held_out_doubt(nodes["dataloader_train"], nodes["dataloader_val"]):
-        log.warning("%s", caution)
-    model = lazy_config.instantiate(config.model["config"])
-    sigmas, pipe_config = model.validation_sigmas, model.pipe_config
-    start = config.checkpoint.load_path or model.model_manager_config.dit_path
-    of_start = "net_ema" if config.checkpoint.load_ema_to_reg else "auto"
-    weights = {BEFORE: (start, of_start), AFTER: (latest(dit_path), which)}
-    worlds = {BEFORE: build_world_model(pipe_config, dtype=torch.float32).load(start, of_start, is_baseline=True)}
-    text = getattr(model, "text", None)
-    with_text = partial(TrainingText(text).added_to, device=torch.device("cpu")) if text and text.is_set else None
-
-    def clips_of(loader: str, num: int) -> held_out.Clips:
-        made = {"num_episodes": num} if "num_episodes" in nodes[loader] else {}  # no more than needed
-        dataset = lazy_config.instantiate({**nodes[loader], **made})
-        return held_out.read_clips(dataset, worlds[BEFORE].tokenizer, pipe_config, num, with_text=with_text)
-
-    clips, training = clips_of("dataloader_val", num_clips), clips_of("dataloader_train", NUM_TRAINING_CLIPS)
-    linear = held_out.linear_losses(training, clips, sigmas)
-    losses, videos = {}, {TRUTH: clips.video_B_C_F_H_W}
-    worlds[AFTER] = build_world_model(pipe_config, dtype=torch.float32).load(*weights[AFTER])
-    for name, world in worlds.items():
-        losses[name] = held_out.losses(world, clips, sigmas)
-        videos[name] = held_out.generate(world, clips, num_steps=num_steps)
-    figures = Figures(
-        sigmas=list(sigmas),
-        before=losses[BEFORE],
-        after=losses[AFTER],
-        linear=linear,
-        psnr=held_out.moving_psnr(videos[AFTER], clips),
-        psnr_before=held_out.moving_psnr(videos[BEFORE], clips),
-        psnr_repeat=held_out.moving_psnr(held_out.repeated(clips), clips),
-        num_clips=len(clips),
-        data=described_dataset(nodes["dataloader_val"]),
-        training_data=described_dataset(nodes["dataloader_train"]),
-        weights=described_weights(*weights[AFTER]),
-        start=described_weights(*weights[BEFORE]),
-        num_steps=num_steps,
-        cautions=(caution,) if caution else (),
+    found = held_out_evaluation.evaluate(
+        config, dit_path, data=data, which=which, num_clips=num_clips, num_steps=num_steps
     )
-    fps = fps or frame_rate(nodes["dataloader_val"]) or pipe_config.fps
     if save_path:
-        show(videos, held_out.movement(clips), Path(save_path), fps)
+        show(found.videos, found.movement, Path(save_path), fps or found.fps)
     if out:
-        write_report(Path(out), figures, videos, held_out.movement(clips), fps)
-    return figures
+        write_report(Path(out), found.figures, found.videos, found.movement, fps or found.fps)
+    return found.figures
 
 
 def _configuration(experiment: str, dit_path: str, overrides: Sequence[str], config_path: str) -> Any:
