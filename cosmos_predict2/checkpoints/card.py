@@ -192,6 +192,9 @@ class ModelCard:
         return found | {"pipe_config.ema.enabled": self.has_average}
 
     def __str__(self) -> str:
+        """Size, rate and length, where they are recorded; else the network that names and shapes show."""
+        if not self.has_pipeline:
+            return self.problem or f"{self.path}: {self.family or 'no network'}"
         size = f" ({self.video_size[1]}x{self.video_size[0]})" if self.video_size else ""
         crop = f", crop={self.input_crop}" if self.input_crop else ""
         return f"resolution {self.shape[0]}{size}, {self.fps:g} frames per second, {self.state_t} latent frames{crop}"

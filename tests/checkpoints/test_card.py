@@ -165,6 +165,7 @@ def test_weights_record_more_than_the_run_around_them(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"absent\.pt"):
         card.opened()
     assert read_card("s3://nowhere/model.pt", fetch=False).problem and read_card("").problem
+    assert str(card) == card.problem and "no network" in str(read_card(_saved(tmp_path / "other")))
 
 
 def test_a_class_of_other_code_is_built_once_it_is_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

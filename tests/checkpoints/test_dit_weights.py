@@ -66,11 +66,6 @@ def _run_folder(folder: Path, net: Any) -> str:
     return str(folder)
 
 
-def _old_single_file(folder: Path, net: Any) -> str:
-    torch.save({"model": released_state(net), "iteration": 5}, folder / "iter_000000005.pt")
-    return str(folder / "iter_000000005.pt")
-
-
 def _dcp_folder(folder: Path, net: Any) -> str:
     tensors = {name: value for name, value in released_state(net).items() if isinstance(value, Tensor)}
     dcp.save(tensors, checkpoint_id=str(folder / "iter_000000100" / "model"), no_dist=True)
@@ -80,19 +75,6 @@ def _dcp_folder(folder: Path, net: Any) -> str:
 def _safetensors(folder: Path, net: Any) -> str:
     safetensors.torch.save_file(parameters_of(net), folder / "net.safetensors")
     return str(folder / "net.safetensors")
-
-
-def _shards(folder: Path, net: Any) -> str:
-    folder = folder / "shards"
-    folder.mkdir()
-    items = sorted(parameters_of(net).items())
-    places = {}
-    for i, part in enumerate((dict(items[::2]), dict(items[1::2])), start=1):
-        file = f"model-{i:05d}-of-00002.safetensors"
-        safetensors.torch.save_file(part, folder / file)
-        places |= dict.fromkeys(part, file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    return str(folder)
 
 
 def _transformer_folder(folder: Path, net: Any) -> str:
@@ -112,8 +94,8 @@ def _pipeline_folder(folder: Path, net: Any) -> str:
 
 
 FORMS: list[Callable[[Path, Any], str]] = [
-    _released, _bare, _wrapped, _training_file, _run_folder, _old_single_file, _dcp_folder, _safetensors, _shards,
-    _transformer_folder, _pipeline_folder,
+    _released, _bare, _wrapped, _training_file, _run_folder, _dcp_folder, _safetensors, _transformer_folder,
+    _pipeline_folder,
 ]  # fmt: skip
 
 
