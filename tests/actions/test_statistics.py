@@ -63,7 +63,7 @@ def test_both_layouts_are_read(tmp_path: Path, name: str | None) -> None:
     assert again.to_dict() == statistics.to_dict() and again.proprio is None
 
 
-def test_a_broken_file_is_told(tmp_path: Path) -> None:
+def test_a_broken_file_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "dataset_statistics.json"
     good = dataset_statistics([_rows(0)]).to_dict()
     for content, message in [
@@ -97,7 +97,7 @@ def test_statistics_become_a_transform_that_does_the_same(tmp_path: Path) -> Non
     assert ActionTransform.from_dict({**transform.to_dict(), "stats": None}) == transform, "stats are a note"
 
 
-def test_a_data_set_may_be_told_the_file_of_statistics(tmp_path: Path) -> None:
+def test_a_data_set_may_name_the_file_of_statistics(tmp_path: Path) -> None:
     rows = numpy.random.RandomState(0).uniform(-2, 3, (50, 4))
     statistics = dataset_statistics([rows])
     for name in (None, "mine"):
@@ -144,7 +144,7 @@ def test_an_outlier_does_not_shrink_the_others_and_is_named() -> None:
     assert transform.scale == (1.0, 1.0) and outliers(columns, transform) == {1: -1e6}
 
 
-UNITS = {  # of the numbers of an action: the change, what is said of all episodes, and of a single one
+UNITS = {  # of the numbers of an action: the change, the note on all episodes, and of a single one
     "a held-out part": (lambda a: a[::7], None, None),
     "half as far": (lambda a: a * 0.5, None, None),
     "metres": (lambda a: a * [1e-3, 1, 1, 1], "number 0 in -0.392..0.392 (the weights: -392..392).", None),
@@ -168,8 +168,8 @@ def test_actions_in_other_units_than_the_recorded_are_named_with_both_ranges(cha
     transform = ActionTransform.from_json(order_one_transform(column_statistics(rows)).to_json())
     columns = column_statistics(turn(rows))
     for is_whole, text in ((True, of_all), (False, of_one)):
-        said = other_range(columns, transform, is_whole=is_whole)
-        assert (said is None) if text is None else (said is not None and text in said), said
+        note = other_range(columns, transform, is_whole=is_whole)
+        assert (note is None) if text is None else (note is not None and text in note), note
     assert other_range(columns, controller(4), is_whole=True) is None, "nothing is recorded"
     for damaged in ([1], {name: ["a"] * 4 for name in transform.stats or ()}, {"mean": [[1], 2]}):
         assert other_range(columns, attrs.evolve(transform, stats=damaged), is_whole=True) is None  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ FPS = 30
 
 
 def episode_frames(num_frames: int, height: int = 16, width: int = 32, seed: int = 0) -> torch.Tensor:
-    """uint8 [3, F, H, W]: flat frames whose grey says their number, so that a shift by one frame shows."""
+    """uint8 [3, F, H, W]: flat frames whose grey is their number, so that a shift by one frame shows."""
     grey = (torch.arange(num_frames) * 37 + 11 * seed) % 200 + 20
     return grey.to(torch.uint8)[None, :, None, None].expand(3, -1, height, width).contiguous()
 

@@ -15,7 +15,7 @@ FOLDER_IN_ARCHIVE = "opensource_robotdata/bridge"
 
 
 def frame_value(episode: int, frame: int) -> int:
-    """The grey of a frame: it tells which one it is, also after compression."""
+    """The grey of a frame: it identifies the frame, also after compression."""
     return 10 + 40 * (episode % 3) + 4 * frame
 
 

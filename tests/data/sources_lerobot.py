@@ -24,7 +24,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 
 
 def grey(episode: int, frame: int) -> int:
-    """The brightness of a frame of the front camera: it tells the frame, also after compression."""
+    """The brightness of a frame of the front camera: it identifies the frame, also after compression."""
     return 20 + 10 * (sum(LENGTHS[:episode]) + frame)
 
 

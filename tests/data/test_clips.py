@@ -24,7 +24,7 @@ LATE = [3000 + 30 * i for i in range(NUM_FRAMES)]
 NOISE = np.random.default_rng(0).integers(0, 256, (NUM_FRAMES, 32, 48, 3), dtype=np.uint8)
 GROUPS = {"g": "10", "bf": "3", "sc_threshold": "0"}
 
-# name -> how it is written. The name's first part says what makes it hard.
+# name -> how it is written. The name's first part is what makes it hard.
 STREAMS: dict[str, Callable[[Path], None]] = {
     "one_group.mp4": partial(write_stream),
     "groups.mp4": partial(write_stream, options=GROUPS),
@@ -85,7 +85,7 @@ def _by_packets(path: Path, source: Path) -> None:
     elif path.name.startswith("cut_in_group"):
         write_stream(source, options={"g": "20", "bf": "2"})
         remux(source, path, first=5)
-    elif path.name.startswith("order_of_storage"):  # a writer that did not know when frames are shown
+    elif path.name.startswith("order_of_storage"):  # a writer without the times at which frames are shown
         write_stream(source, options=GROUPS)
         remux(source, path, without_times=True)
     else:  # the packets after the keyframe are of frames that are shown before it

@@ -156,7 +156,7 @@ def test_long_embeddings_are_float32_of_the_same_shape(own: Path, num_tokens: in
     assert items[0]["t5_text_mask"].sum() == 512
 
 
-def test_a_size_across_the_clips_is_told_before_training(folder: Path) -> None:
+def test_a_size_across_the_clips_is_reported_before_training(folder: Path) -> None:
     def notes(size: list[int]) -> list[Finding]:
         return checked(Dataset, dataset_dir=str(folder), num_frames=13, video_size=size)
 
@@ -168,7 +168,7 @@ def test_a_size_across_the_clips_is_told_before_training(folder: Path) -> None:
 # ---- faults ----------------------------------------------------------------------------------------------------------
 
 
-def test_clips_without_an_embedding_are_left_out_and_told(own: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_clips_without_an_embedding_are_excluded_with_a_warning(own: Path, caplog: pytest.LogCaptureFixture) -> None:
     (own / "t5_xxl/b.pickle").unlink()
     with caplog.at_level(logging.WARNING):
         dataset = _dataset(own)
@@ -220,7 +220,9 @@ def _split(folder: Path) -> None:
         (lambda f: (f / "videos").rename(f / "video"), r"has no folder videos\. It has: .*video"),
     ],
 )
-def test_a_folder_that_cannot_be_used_says_why_early(own: Path, damage: Callable[[Path], None], message: str) -> None:
+def test_a_folder_that_cannot_be_used_is_reported_early(
+    own: Path, damage: Callable[[Path], None], message: str
+) -> None:
     damage(own)
     with pytest.raises(DataError, match=message):
         _dataset(own)
@@ -290,19 +292,19 @@ def test_rates_at_which_frames_repeat_or_that_differ_are_one_warning(
     (folder / "videos/a.mp4").unlink()
     write_clip(folder / "videos/a.mp4", 20, rate=15)
 
-    def said(**options: Any) -> list[str]:
+    def warnings(**options: Any) -> list[str]:
         caplog.clear()
         Dataset(str(folder), 5, SIZE, **options)[0]
         return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
-    (repeats,) = said(fps=60)
+    (repeats,) = warnings(fps=60)
     assert repeats.startswith(f"fps=60, but {folder}/videos/a.mp4 has 15 frames per second: its frames repeat")
     assert "Set fps=15 at most" in repeats
-    (mixed,) = said()
+    (mixed,) = warnings()
     assert f"different rates, from 15 ({folder}/videos/a.mp4) to 24 frames per second ({folder}/videos/b.mp4)" in mixed
-    assert said(fps=15) == said(fps=10) == said(sampling="uniform") == []
+    assert warnings(fps=15) == warnings(fps=10) == warnings(sampling="uniform") == []
     write_clip(folder / "videos/a.mp4", 20, rate=24)
-    assert said() == said(fps=24) == []
+    assert warnings() == warnings(fps=24) == []
 
 
 def _malicious(path: Path) -> None:
@@ -366,7 +368,7 @@ def test_what_is_known_of_all_embeddings_is_read_before_workers_start(
     assert dataset[0]["t5_text_embeddings"].shape[1] == 24
 
 
-def test_a_changed_caption_is_told_when_training_opens_the_folder(
+def test_a_changed_caption_is_reported_when_training_opens_the_folder(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     video_folder(tmp_path, {"a": 5, "b": 5})
@@ -384,7 +386,7 @@ def test_a_changed_caption_is_told_when_training_opens_the_folder(
     assert Dataset(str(tmp_path), 5, (32, 48), skip_bad_samples=True)[0]["video_name"]["video_path"].endswith("b.mp4")
 
 
-def test_a_file_in_place_of_the_folder_is_told(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_reported(tmp_path: Path) -> None:
     video_folder(tmp_path, {"a": 5})
     with pytest.raises(DataError, match=r"a\.mp4"):
         Dataset(str(tmp_path / "videos/a.mp4"), 5, (32, 48))

@@ -147,7 +147,7 @@ def test_a_model_refuses_latents_of_another_tokenizer_and_of_too_few_frames(cach
         model.training_step({key: value for key, value in batch.items() if key != "latent_probe"}, 0)
 
 
-def test_a_probe_knows_the_weights_and_not_their_rounding(cached: Path) -> None:
+def test_a_probe_depends_on_the_weights_and_not_their_rounding(cached: Path) -> None:
     tiny = TinyTokenizer()
     assert is_same_tokenizer(probe(tiny), probe(TinyTokenizer(dtype=torch.bfloat16)))
     assert not is_same_tokenizer(probe(tiny), probe(PooledPixels()))
@@ -295,7 +295,7 @@ def test_wrong_wishes_are_errors(cached: Path, change: dict[str, Any], message: 
         cache_latents(cached, TinyTokenizer(), **{**SHAPE, **change})
 
 
-def test_a_disk_that_is_too_small_is_told_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_too_small_is_reported_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_folder(tmp_path / "train", (9,))
     monkeypatch.setattr("imaginaire.storage.free_bytes", lambda path: 100)
     with pytest.raises(DataError, match="the latents of 1 clips needs about"):
@@ -303,7 +303,7 @@ def test_a_disk_that_is_too_small_is_told_first(tmp_path: Path, monkeypatch: pyt
     assert not (folder / "latents").exists()
 
 
-def test_folders_without_latents_say_how_to_get_them(cached: Path, tmp_path: Path) -> None:
+def test_folders_without_latents_name_the_command(cached: Path, tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "train", (9,))
     with pytest.raises(DataError, match="cache_latents"):
         LatentDataset(str(folder))

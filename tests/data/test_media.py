@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures and videos: what is written is what is read, and whatever is wrong with a file is said."""
+"""Pictures and videos: what is written is what is read, and whatever is wrong with a file is reported."""
 
 from fractions import Fraction
 from pathlib import Path
@@ -14,7 +14,7 @@ from imaginaire.errors import DataError
 
 
 def _clip(num_frames: int = 5, height: int = 48, width: int = 64) -> torch.Tensor:
-    """Each frame one colour ramp, brighter from frame to frame: survives compression, tells frames apart."""
+    """Each frame one colour ramp, brighter from frame to frame: survives compression, identifies frames."""
     ramp = torch.linspace(0, 100, width).expand(3, num_frames, height, width).clone()
     ramp[0] += 60
     return (ramp + torch.arange(num_frames).view(1, -1, 1, 1) * 15).clamp(0, 255).to(torch.uint8)

@@ -55,7 +55,7 @@ def test_items_have_captions_and_no_embeddings(
     assert problems(Dataset, **SETTINGS, dataset_dir=str(folder), **options) == []
 
 
-def test_what_is_absent_is_told_before_training(folder: Path) -> None:
+def test_what_is_absent_is_reported_before_training(folder: Path) -> None:
     for path in (folder / "captions").iterdir():
         path.unlink()
     (problem,) = problems(Dataset, **SETTINGS, dataset_dir=str(folder), caption_format="json")

@@ -102,7 +102,7 @@ def test_chosen_times_are_within_half_a_frame(native: float, fps: float) -> None
         assert abs((frame - frames[0]) / native - k / fps) <= 0.5 / native + 1e-9
 
 
-def test_a_sample_says_its_own_rate() -> None:
+def test_a_sample_has_its_own_rate() -> None:
     def rate(total: int, **options: object) -> float:
         rule = FrameRule(num_frames=5, **options)  # type: ignore[arg-type]
         return rule.item_fps(rule.choose(total, 30.0, _draw(0)), 30.0)
@@ -132,7 +132,7 @@ def test_a_wrong_rule_is_named(arguments: dict[str, object], message: str) -> No
         FrameRule(**arguments)  # type: ignore[arg-type]
 
 
-def test_too_short_a_clip_says_what_is_needed() -> None:
+def test_too_short_a_clip_is_reported_with_what_is_needed() -> None:
     with pytest.raises(DataError, match="num_frames=93"):
         choose_frames(50, 93, native_fps=30, draw=_draw(0))
 

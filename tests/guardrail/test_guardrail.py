@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The blocklist, guardrails in a row, and what is said of them at start-up."""
+"""The blocklist, guardrails in a row, and their line at start-up."""
 
 from pathlib import Path
 
@@ -193,12 +193,12 @@ def test_no_guardrails_are_safe_with_a_warning(caplog: pytest.LogCaptureFixture)
 
 
 @pytest.mark.parametrize("part", NOT_BUILT_IN)
-def test_parts_that_are_not_built_in_say_so_when_named(part: str) -> None:
+def test_parts_that_are_not_built_in_are_errors_when_named(part: str) -> None:
     with pytest.raises(ConfigError, match="not built in yet"):
         create_guardrail(GuardrailConfig(parts=["blocklist", part]))
 
 
-def test_other_things_that_are_not_built_in_say_so() -> None:
+def test_other_things_that_are_not_built_in_are_errors() -> None:
     with pytest.raises(ConfigError, match="not built in yet"):
         create_video_guardrail_runner()
     with pytest.raises(ConfigError, match="not built in yet"):
@@ -215,7 +215,7 @@ def test_the_settings_have_the_published_defaults() -> None:
     assert attrs.asdict(PromptRefinerConfig()) == expected
 
 
-def test_one_line_says_what_was_asked_and_what_is_at_work() -> None:
+def test_one_line_reports_what_was_asked_and_what_is_active() -> None:
     on, refiner = GuardrailConfig(), PromptRefinerConfig()
     line = status_line(on, refiner, create_guardrail(on))
     assert "\n" not in line

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Networks that are told actions: whom an action reaches, how learning of it begins, and parts of a clip."""
+"""Action-conditioned networks: which frames an action reaches, how learning of it begins, and parts of a clip."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def action_net(kind: str, *, has_learnt: bool = True, **options: Any) -> DiT:
     return net
 
 
-def told(actions: Tensor | None = None, **changes: Any) -> dict[str, Any]:
+def given_actions(actions: Tensor | None = None, **changes: Any) -> dict[str, Any]:
     """Arguments of forward, with random actions unless they are given."""
     given = inputs(**changes)
     if actions is None:
@@ -70,14 +70,14 @@ def test_only_a_whole_kind_can_be_built() -> None:
 
 
 def test_flat_every_frame_sees_all_actions() -> None:
-    net, given = action_net("flat"), told()
+    net, given = action_net("flat"), given_actions()
     assert changed_frames(net, given, given["action_B_A_D"].flip(1)) == [0, 1, 2, 3]
     assert changed_frames(without_blocks(net), given, given["action_B_A_D"].flip(1)) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("kind", ["chunk", "chunk, tokens"])
 def test_chunk_each_frame_sees_the_actions_that_lead_to_it(kind: str) -> None:
-    net, given = without_blocks(action_net(kind)), told()
+    net, given = without_blocks(action_net(kind)), given_actions()
     for action in range(ACTIONS):
         actions = given["action_B_A_D"].clone()
         actions[:, action] += 1
@@ -85,7 +85,7 @@ def test_chunk_each_frame_sees_the_actions_that_lead_to_it(kind: str) -> None:
 
 
 def test_chunk_attention_carries_an_action_to_all_frames() -> None:
-    net, given = action_net("chunk"), told()
+    net, given = action_net("chunk"), given_actions()
     actions = given["action_B_A_D"].clone()
     actions[:, -1] += 1
     assert changed_frames(net, given, actions) == [0, 1, 2, 3]
@@ -93,13 +93,13 @@ def test_chunk_attention_carries_an_action_to_all_frames() -> None:
 
 @pytest.mark.parametrize("kind", ["chunk", "chunk, tokens"])
 def test_chunk_given_frames_see_no_actions(kind: str) -> None:
-    net, given = without_blocks(action_net(kind)), told()
+    net, given = without_blocks(action_net(kind)), given_actions()
     given["condition_mask_B_1_T_H_W"][:, :, :3] = 1
     assert changed_frames(net, given, given["action_B_A_D"] + 1) == [3]
 
 
 def test_summed_numbers_of_an_action_reach_all_later_frames() -> None:
-    net, given = without_blocks(action_net("chunk, sums")), told()
+    net, given = without_blocks(action_net("chunk, sums")), given_actions()
     for dim, frames in ((0, [1, 2, 3]), (1, [1])):
         actions = given["action_B_A_D"].clone()
         actions[:, 0, dim] += 1
@@ -114,7 +114,7 @@ def test_summed_numbers_of_an_action_reach_all_later_frames() -> None:
 
 def test_one_time_for_all_frames_is_that_time_for_each() -> None:
     for kind in ("flat", "chunk"):
-        net, given = action_net(kind), told()
+        net, given = action_net(kind), given_actions()
         t_B_1 = given["timesteps_B_T"][:, :1]
         with torch.no_grad():
             one = net(**{**given, "timesteps_B_T": t_B_1})
@@ -146,12 +146,12 @@ def test_a_picture_has_no_actions() -> None:
 )
 def test_actions_of_other_sizes_are_refused(kind: str, shape: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        action_net(kind)(**told(torch.zeros(shape)))
+        action_net(kind)(**given_actions(torch.zeros(shape)))
 
 
 def test_a_network_without_actions_refuses_them() -> None:
     with pytest.raises(ValueError, match="takes no actions"):
-        small_net()(**told())
+        small_net()(**given_actions())
 
 
 # How learning begins --------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def test_a_network_without_actions_refuses_them() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_network_that_begins_to_learn_actions_is_its_base(kind: str) -> None:
-    base, net, given = small_net(), action_net(kind, has_learnt=False), told()
+    base, net, given = small_net(), action_net(kind, has_learnt=False), given_actions()
     own = net.state_dict()
     assert net.load_state_dict(base.state_dict(), strict=False).unexpected_keys == []
     with torch.no_grad():
@@ -189,7 +189,7 @@ def test_every_parameter_is_begun(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_part_of_a_clip_sees_its_actions(kind: str) -> None:
-    net, given = without_blocks(action_net(kind)), told()
+    net, given = without_blocks(action_net(kind)), given_actions()
     with torch.no_grad():
         whole = net(**given)
         parts = []
@@ -209,7 +209,7 @@ def test_adapters_keep_the_output_and_merge(targets: str) -> None:
     for options in ({}, {"use_wan_fp32_strategy": True}):
         for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
             net = action_net("chunk", **options).to(dtype)
-            given = told(dtype=dtype)
+            given = given_actions(dtype=dtype)
             with torch.no_grad():
                 before = net(**given)
                 lora.inject(net, 2, 4.0, targets, generator=torch.Generator().manual_seed(4))
@@ -224,7 +224,7 @@ def test_adapters_keep_the_output_and_merge(targets: str) -> None:
 
 def test_no_text_is_left_out_exactly() -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        net, given = action_net("chunk").to(dtype), told(dtype=dtype)
+        net, given = action_net("chunk").to(dtype), given_actions(dtype=dtype)
         given["crossattn_emb_B_S_E"] = torch.zeros_like(given["crossattn_emb_B_S_E"])
         with torch.no_grad():
             prepared = net.prepare(given["crossattn_emb_B_S_E"], latent_shape=LATENT, skip_no_text=True)
@@ -240,7 +240,7 @@ def test_no_text_is_left_out_exactly() -> None:
 
 @pytest.mark.parametrize("kind", ["flat", "chunk"])
 def test_modulation_in_float32_is_nearer_to_float32(kind: str) -> None:
-    errors, given = {}, told()
+    errors, given = {}, given_actions()
     for widens in (False, True):
         net = without_blocks(action_net(kind, use_wan_fp32_strategy=widens)).bfloat16()
         reference = without_blocks(action_net(kind))
@@ -255,7 +255,7 @@ def test_modulation_in_float32_is_nearer_to_float32(kind: str) -> None:
 def test_float32_networks_are_the_same_with_and_without() -> None:
     for dtype in (torch.float32, torch.float64):
         plain, wide = (action_net("chunk", use_wan_fp32_strategy=flag).to(dtype) for flag in (False, True))
-        given = told(dtype=dtype)
+        given = given_actions(dtype=dtype)
         with torch.no_grad():
             assert torch.equal(plain(**given), wide(**given))
 
@@ -268,7 +268,7 @@ def test_what_is_wide_and_what_is_not() -> None:
             found[name] = (output[0] if isinstance(output, tuple) else output).dtype
 
         module.register_forward_hook(note)
-    out = net(**told(dtype=torch.bfloat16))
+    out = net(**given_actions(dtype=torch.bfloat16))
     wide = ("t_embedder", "t_embedding_norm", "final_layer", *(f"blocks.0.adaln_modulation_{x}" for x in ("mlp.2",)))
     assert {found[name] for name in wide} == {torch.float32}
     narrow = ("x_embedder", "action_embedder_B_D", "action_embedder_B_3D", "blocks.0", "blocks.0.mlp.layer1")

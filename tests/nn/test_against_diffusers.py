@@ -48,9 +48,9 @@ def test_a_network_that_ignores_frame_rates_needs_the_one_that_its_note_asks_for
     assert "fps" not in inspect.signature(Cosmos2_5_PredictBasePipeline.__call__).parameters
     default = inspect.signature(Cosmos2VideoToWorldPipeline.__call__).parameters["fps"].default
     note = frame_rate_note(diffusers_config(SIZES))
-    said = re.search(r"fps=(\d+) by default\. Call it with fps=(\d+)", note)
-    assert said is not None and said[1] == str(default)
-    _compare(small_net(), {}, is_per_frame=False, fps=int(said[2]))
+    found = re.search(r"fps=(\d+) by default\. Call it with fps=(\d+)", note)
+    assert found is not None and found[1] == str(default)
+    _compare(small_net(), {}, is_per_frame=False, fps=int(found[2]))
     with pytest.raises(AssertionError, match="not close"):
         _compare(small_net(), {}, is_per_frame=False, fps=default)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention operators agree with the formula; names, devices and packages that do not fit are errors that say so."""
+"""Attention operators agree with the formula; names, devices and packages that do not fit are errors."""
 
 import sys
 import types
@@ -80,7 +80,7 @@ def test_an_unknown_name_is_answered_with_a_near_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["flash", "flash2", "flash3", "transformer_engine"])
-def test_gpu_kernels_say_that_they_need_a_gpu(name: str) -> None:
+def test_gpu_kernels_require_a_gpu(name: str) -> None:
     with pytest.raises(ValueError, match=f"'{name}' works on CUDA in float16 or bfloat16"):
         choose_attention(name, "cpu", torch.bfloat16, 64)
     with pytest.raises(ValueError, match=f"'{name}' works on CUDA"):

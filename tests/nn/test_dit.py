@@ -333,7 +333,7 @@ def test_frame_rates_must_be_there_and_agree_where_they_count() -> None:
     assert isinstance(small_net()(**inputs(fps_B=None)), torch.Tensor)  # without modulation nobody asks
 
 
-def test_video2world_is_what_the_released_names_say() -> None:
+def test_video2world_has_the_released_names() -> None:
     names = set(small_net(Video2WorldDiT, num_blocks=1).state_dict())
     assert {"x_embedder.proj.1.weight", "t_embedder.1.linear_2.weight", "final_layer.adaln_modulation.2.weight"} < names
     assert len(names) == 4 + 3 + 1 + 2 + 1 + 3 + 20

@@ -107,7 +107,7 @@ def test_the_processor_is_named_with_its_maker(tmp_path: Path, monkeypatch: pyte
     core = "processor\t: {}\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\nmodel name\t: unknown\n\n"
     (tmp_path / "cpuinfo").write_text(core.format(0) + core.format(1))
     monkeypatch.setattr(linear, "Path", lambda _: tmp_path / "cpuinfo")
-    assert linear.processor_name() == "GenuineIntel unknown (family 6, model 143)"  # as some virtual machines say
+    assert linear.processor_name() == "GenuineIntel unknown (family 6, model 143)"  # as on some virtual machines
 
 
 def test_without_onednn_products_are_pytorchs_own(monkeypatch: pytest.MonkeyPatch) -> None:

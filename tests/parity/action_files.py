@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that hold a network which is told actions: its sizes in the header, its weights, inputs and results."""
+"""Files that hold an action-conditioned network: its sizes in the header, its weights, inputs and results."""
 
 import inspect
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from tests.goldens import Golden, Value
 
 VARIANTS: dict[str, type[ActionDiT]] = {"flat": FlatActionDiT, "chunk": ChunkActionDiT}
 FPS = 4.0
-# What a header says besides the arguments of a network; each test uses what it needs.
+# Entries of a header besides the arguments of a network; each test uses what it needs.
 SETTINGS = {
     *("guidance", "num_steps", "order", "sigma_conditional", "sigma_max", "sigma_min", "state_t"),
     *("num_conditional_latents", "sampler_shift", "timestep_scale", "train_shift"),
@@ -62,7 +62,7 @@ class ActionFile:
 
 
 def open_action_file(golden: Golden, name: str) -> ActionFile:
-    """The file of that name with its header sorted out; an entry of the header that nobody knows fails."""
+    """The file of that name with its header sorted out; an unknown entry of the header fails."""
     file = f"{name}.safetensors"
     config = golden.metadata(file)["config"]
     network = VARIANTS[config["variant"].use() if "variant" in config else "flat"]
@@ -71,7 +71,7 @@ def open_action_file(golden: Golden, name: str) -> ActionFile:
     assert not unknown, f"{file}: what are {sorted(unknown)} of its config?"
     arguments = {key: config[key].use() for key in config if key in known}
     projects = "use_crossattn_projection" in config and config["use_crossattn_projection"].use()
-    if not projects:  # then the width before the projection says nothing
+    if not projects:  # then the width before the projection has no meaning
         arguments.pop("crossattn_proj_in_channels", None)
     return ActionFile(golden.tensors(file), {key: config[key] for key in config if key in SETTINGS}, network, arguments)
 

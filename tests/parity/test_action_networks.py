@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Networks that are told actions, against golden values: what the MLPs give, and one call."""
+"""Action-conditioned networks against golden values: what the MLPs give, and one call."""
 
 from typing import Any
 

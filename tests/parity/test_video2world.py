@@ -290,7 +290,7 @@ def test_lora(golden: Golden) -> None:
 
 def velocity_network(golden: Golden) -> DiT:
     cfg = dict(golden.json("rf25.json")["cfg"].use())
-    projects = cfg.pop("use_crossattn_projection", None)  # repeats what the two widths say
+    projects = cfg.pop("use_crossattn_projection", None)  # repeats the two widths
     net = Video2WorldDiT(**cfg)
     assert projects is None or projects == (net.crossattn_proj is not None)
     _load(net, golden.tensors("rf25.weights.safetensors"), bounds(golden, "rope_fp32"))

@@ -28,7 +28,7 @@ def test_numbers_never_change() -> None:
     digest = hashlib.sha256(embeddings.to(torch.int8).numpy().tobytes()).hexdigest()
     assert torch.equal(embeddings, embeddings.to(torch.int8).float())  # so the digest sees everything
     assert digest == "2691632bcaeaeff58eb280ee5a97defc621b7735dd145148c7692e87a366736c", (
-        "raise VERSION: caches and files know embeddings by the encoder's name"
+        "raise VERSION: caches and files identify embeddings by the encoder's name"
     )
 
 
@@ -82,7 +82,7 @@ def test_a_linear_reader_finds_the_word_that_decides() -> None:
     assert predicted.tolist() == [0, 1, 2, 3]  # in a place that was not in the training prompts
 
 
-def test_too_long_a_prompt_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_too_long_a_prompt_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     encoder = BytesEncoder(8, 16)
     with caplog.at_level(logging.WARNING):
         encoder.encode("1234567")

@@ -31,7 +31,7 @@ def test_a_file_of_encode_prompts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "words"),
     [
         (torch.zeros(2, 5, 6), r"a tensor \[2, 5, 6\]"),
         (torch.zeros(5, 6, dtype=torch.int64), "a tensor"),
@@ -39,13 +39,13 @@ def test_a_file_of_encode_prompts(tmp_path: Path) -> None:
         (torch.full((5, 6), float("nan")), "not finite"),
     ],
 )
-def test_other_contents_are_errors_that_say_what_was_found(content: Any, said: str, tmp_path: Path) -> None:
+def test_other_contents_are_errors_that_name_what_was_found(content: Any, words: str, tmp_path: Path) -> None:
     torch.save(content, tmp_path / "x.pt")
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=words):
         read_constant_embedding(tmp_path / "x.pt")
 
 
-def test_what_is_absent_or_unclear_is_told_with_its_cure(tmp_path: Path) -> None:
+def test_what_is_absent_or_unclear_is_reported_with_its_cure(tmp_path: Path) -> None:
     write_prompt_embeddings(tmp_path / "p.safetensors", BytesEncoder(4, 8), ["push", "take"])
     for read in (read_constant_embedding, constant_embedding_shape):
         with pytest.raises(DataError, match=r"scripts\.encode_prompts"):

@@ -102,7 +102,7 @@ def test_folders_from_elsewhere_are_read(tmp_path: Path, caplog: pytest.LogCaptu
         embedding, mask = read.read("new", 6)
         assert torch.equal(embedding[:5], torch.from_numpy(array).bfloat16().float()) and mask.tolist() == [1] * 5 + [0]
         assert read.record() is None
-        read.require_encoder("t5")  # nobody can say
+        read.require_encoder("t5")  # unknown
     assert caplog.text.count("its encoder is unknown") == 1 and caplog.text.count("cut to 4") == 1
 
 
@@ -361,7 +361,7 @@ def test_numbers_that_do_not_fit_are_not_written(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.pickle"))
 
 
-def test_a_disk_that_is_too_small_is_said_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_too_small_is_reported_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedding_folder.storage, "free_bytes", lambda path: 1000)
     with pytest.raises(DataError, match="writing 4 embeddings needs about"):
         embed_captions(tmp_path / "t5_xxl", CAPTIONS, Counting())

@@ -153,9 +153,9 @@ def _doubled(depth: int) -> bytes:
 @pytest.mark.parametrize(
     "content",
     [
-        _doubled(60),  # a few hundred bytes that say 2 ** 60 lists
+        _doubled(60),  # a few hundred bytes that mean 2 ** 60 lists
         b"\x80\x04]r\xff\xff\xff\x7f.",  # a table of 2 ** 31 objects
-        b"\x80\x05\x96\x00\x00\x00\x00\x00\x01\x00\x00.",  # a terabyte, it says
+        b"\x80\x05\x96\x00\x00\x00\x00\x00\x01\x00\x00.",  # states a terabyte
         b"\x80\x04]" + b"]a" * 5000 + b".",
         b"\x80\x04(" + b"N2" * 100_000 + b"l.",
     ],

@@ -102,7 +102,7 @@ def test_released_sizes() -> None:
     assert reason1.num_parts("pool_every_n_layers_and_concat", 28) * 3584 == 21_504
 
 
-def test_the_name_tells_strategies_apart(encoder: Reason1Encoder, folder: Path) -> None:
+def test_the_name_differs_between_strategies(encoder: Reason1Encoder, folder: Path) -> None:
     other = Reason1Encoder(str(folder), max_length=LENGTH, strategy="mean_pooling")
     assert other.name != encoder.name and other.width == 32
 

@@ -104,7 +104,7 @@ def test_dtype_is_that_of_the_checkpoint_or_as_asked(folder: Path, tmp_path: Pat
     assert asked.encode("a").dtype == torch.float32
 
 
-def test_the_name_tells_weights_and_settings_apart(folder: Path, encoder: T5Encoder, tmp_path: Path) -> None:
+def test_the_name_differs_between_weights_and_settings(folder: Path, encoder: T5Encoder, tmp_path: Path) -> None:
     model = t5_folder(tmp_path)
     model.shared.weight.data[0, 0] += 1
     write_weights(tmp_path, dict(model.state_dict()), "single")

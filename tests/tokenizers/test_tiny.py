@@ -124,7 +124,7 @@ def test_wrong_clips_are_refused(tokenizer: TinyTokenizer) -> None:
         tokenizer.decode(torch.zeros(1, 4, 1, 6, 6))
 
 
-def test_the_shipped_weights_are_small_and_say_how_they_were_made() -> None:
+def test_the_shipped_weights_are_small_and_record_how_they_were_made() -> None:
     assert SHIPPED.stat().st_size <= 2**20
     with safe_open(SHIPPED, framework="pt") as file:
         metadata = file.metadata()

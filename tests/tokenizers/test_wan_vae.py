@@ -143,7 +143,7 @@ def test_convolution_of_a_doubled_picture_in_quarters(layout: torch.memory_forma
 
 
 def test_tiles_are_near_the_whole(weights: str) -> None:
-    # Random weights know no distance, so this says no more than that every tile lies in its place.
+    # Random weights have no notion of distance, so this shows only that every tile lies in its place.
     whole, tiled = (WanTokenizer(weights, config=TINY, tile_size=size) for size in (None, 32))
     video = torch.nn.functional.interpolate(_video(1, 3, 5, 6, 8).flatten(0, 1), (48, 64), mode="bilinear")
     video = video.unflatten(0, (1, 3))
@@ -335,7 +335,7 @@ def test_diffusers_agrees_with_the_real_architecture() -> None:
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float32, torch.float64])
-def test_weights_become_bfloat16_on_a_gpu_unless_told(weights: str, dtype: torch.dtype | None) -> None:
+def test_weights_become_bfloat16_on_a_gpu_by_default(weights: str, dtype: torch.dtype | None) -> None:
     tokenizer = WanTokenizer(weights, config=TINY, dtype=dtype)
     assert tokenizer.dtype == dtype or (dtype is None and tokenizer.dtype == torch.float32)
     tokenizer.to("meta")  # stands for a GPU, where there is none

@@ -173,7 +173,7 @@ def test_an_experts_caption_is_its_tasks_sentence() -> None:
     episodes = make_episodes(300, 42, mix="expert", tasks=ALL)
     sentences = [TASKS[task].sentence for task in episodes.tasks]
     same = numpy.mean([text == sentence for text, sentence in zip(episodes.captions, sentences, strict=True)])
-    assert 0.5 < same < 0.7  # the others say it in other words
+    assert 0.5 < same < 0.7  # the others have other words
 
 
 def test_captions_fit_the_tokens_of_a_small_encoder() -> None:

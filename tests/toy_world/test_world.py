@@ -54,7 +54,7 @@ def test_resets_without_seeds_go_through_the_episodes() -> None:
 
 @pytest.mark.parametrize("setting", ["default", "hard"])
 @pytest.mark.parametrize("task", TASKS)
-def test_tables_are_laid_as_the_setting_says(setting: str, task: str) -> None:
+def test_tables_are_laid_by_the_setting(setting: str, task: str) -> None:
     world = ToyWorld(300, setting=setting, tasks=(task,))
     states, size, number = world.states, world.size, TASKS[task].target
     place, goal, gripper = (states[:, columns] for columns in (object_position(number), GOAL, GRIPPER))

@@ -108,15 +108,17 @@ def test_statistics_bring_recordings_of_any_scale_to_the_order_of_one(tmp_path: 
     ):
         times_20, data = (_dataset(root, **options, action_transform=given) for given in (None, "statistics"))
         transform = data.action_transform
-        assert transform.proposed and times_20.action_transform.proposed, "nobody told them"
+        assert transform.proposed and times_20.action_transform.proposed, "both are defaults"
         assert not transform.offset, "no motion stays 0"
         assert transform.yields_to(times_20.action_transform) and times_20.action_transform.yields_to(transform)
         actions = numpy.concatenate([data[i]["action"] for i in (0, len(data) - 1)])
         assert 0.3 < numpy.abs(actions[:, :3]).max() < 2 and numpy.abs(actions).max() < 3, options
         raw = times_20.action_transform.undo(times_20[0]["action"])
         assert numpy.allclose(data[0]["action"], transform.apply(raw), atol=1e-4)
-        told = _dataset(root, **options, mode="val", action_transform=attrs.evolve(transform, proposed=False).to_dict())
-        assert told.action_transform == transform and not told.action_transform.proposed
+        explicit = _dataset(
+            root, **options, mode="val", action_transform=attrs.evolve(transform, proposed=False).to_dict()
+        )
+        assert explicit.action_transform == transform and not explicit.action_transform.proposed
     assert not transform.yields_to(_dataset(root).action_transform), "other raw numbers"
     assert not _dataset(root, action_scale=10.0).action_transform.proposed
     for options, message in [
@@ -252,7 +254,7 @@ def test_wrong_folders_name_the_right_ones(tmp_path: Path) -> None:
     assert "needs a number other than 0" in problem
 
 
-def test_wrong_settings_are_told(bridge: Path) -> None:
+def test_wrong_settings_are_reported(bridge: Path) -> None:
     for changes, message in [
         (dict(normalize=True), "destroys"),
         (dict(pre_encode=True), "pre_encode"),
@@ -268,7 +270,7 @@ def test_wrong_settings_are_told(bridge: Path) -> None:
         _dataset(bridge, num_frames=21)
 
 
-def test_rollouts_can_be_told_apart(tmp_path: Path) -> None:
+def test_rollouts_are_distinguished(tmp_path: Path) -> None:
     root = bridge_tree(tmp_path, episodes={"train": 2}, num_frames=13)
     path = root / "annotation/train/1.json"
     content = json.loads(path.read_text())
@@ -278,7 +280,7 @@ def test_rollouts_can_be_told_apart(tmp_path: Path) -> None:
     assert keys == {None: ["0", "s"], True: ["s"], False: ["0"]}
 
 
-def test_the_page_of_the_layout_says_what_is_computed(tmp_path: Path) -> None:
+def test_the_page_of_the_layout_shows_what_is_computed(tmp_path: Path) -> None:
     text = (Path(__file__).resolve().parents[3] / "documentations/bridge_json.md").read_text()
     (example,) = re.findall(r"^```json\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     (tmp_path / "0.json").write_text(example)

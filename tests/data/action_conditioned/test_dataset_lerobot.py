@@ -84,19 +84,19 @@ def test_moves_add_up_and_the_gripper_keeps_the_last(original: Path) -> None:
     assert numpy.allclose(data[0]["action"].numpy(), expected, atol=1e-6)
 
 
-def test_a_stride_combines_actions_by_what_modality_says_of_them(root: Path) -> None:
+def test_a_stride_combines_actions_by_modality_json(root: Path) -> None:
     place = root / "meta/modality.json"
     modality = json.loads(place.read_text())
-    for said in ([True, True], [False, False], [False, True], [True, None]):
-        for part, absolute in zip(modality["action"].values(), said, strict=True):
+    for absolutes in ([True, True], [False, False], [False, True], [True, None]):
+        for part, absolute in zip(modality["action"].values(), absolutes, strict=True):
             part["absolute"] = absolute
         place.write_text(json.dumps(modality))
-        told = "".join(problems(LeRobotActionDataset, root=str(root), camera="front", stride=3, **SHAPE))
-        assert ("combine_actions (--combine_actions)" in told) == (None in said)
-        if None not in said:
+        found = "".join(problems(LeRobotActionDataset, root=str(root), camera="front", stride=3, **SHAPE))
+        assert ("combine_actions (--combine_actions)" in found) == (None in absolutes)
+        if None not in absolutes:
             data, rows = dataset(root, num_frames=3, stride=3, action_transform=controller(3, 1.0)), made.action(0)
             moves, targets = [rows[0:3].sum(0), rows[3:6].sum(0)], rows[[2, 5]]
-            is_move = numpy.array([not absolute for absolute in said])[[0, 0, 1]]
+            is_move = numpy.array([not absolute for absolute in absolutes])[[0, 0, 1]]
             assert numpy.allclose(data[0]["action"].numpy(), numpy.where(is_move, moves, targets), atol=1e-6)
 
 
@@ -131,7 +131,7 @@ def test_text_comes_from_embeddings_of_the_episodes(root: Path, caplog: pytest.L
     assert "episode 0: 'one', 'two'. An embedding is of a whole episode" in caplog.text
 
 
-def test_a_size_across_the_pictures_is_told(original: Path) -> None:
+def test_a_size_across_the_pictures_is_reported(original: Path) -> None:
     def notes(camera: str, size: list[int]) -> list[Finding]:
         return checked(LeRobotActionDataset, root=str(original), camera=camera, video_size=size, num_frames=5)
 
@@ -167,7 +167,7 @@ def test_wrong_arguments_are_named(arguments: dict, key: str, original: Path) ->
         dataset(original, **arguments)
 
 
-def test_preflight_tells_without_reading_episodes(original: Path, tmp_path: Path) -> None:
+def test_the_check_reports_without_reading_episodes(original: Path, tmp_path: Path) -> None:
     assert not problems(LeRobotActionDataset, root=str(original), camera="front", **SHAPE)
     assert "which camera?" in "".join(problems(LeRobotActionDataset, root=str(original), **SHAPE))
     found = "; ".join(problems(LeRobotActionDataset, root=str(tmp_path), video_size=(30, 48), stride=0))
@@ -209,7 +209,7 @@ def with_actions(root: Path, episode: int, rows: numpy.ndarray) -> None:
     write_table(path, {**made.table(root, episode), "action": rows.astype(numpy.float32)})
 
 
-def test_actions_that_are_not_finite_are_told(root: Path) -> None:
+def test_actions_that_are_not_finite_are_reported(root: Path) -> None:
     rows = made.action(1)
     rows[2, 1] = numpy.nan
     with_actions(root, 1, rows)
@@ -230,7 +230,7 @@ def test_actions_of_any_scale_come_out_in_the_order_of_one(root: Path, caplog: p
         with caplog.at_level(logging.INFO):
             data = dataset(root)
             of_splits = [dataset(root, data_split=split).action_transform for split in ("train", "val")]
-        assert caplog.text.count("actions are normalised") == 2, "the data of validation do not say it again"
+        assert caplog.text.count("actions are normalised") == 2, "the data of validation do not log it again"
         assert "actions are normalised by their own statistics: 98 % of 18 rows of 3 episodes lie in" in caplog.text
         actions = torch.stack([item["action"] for item in data])
         assert actions.abs().amax((0, 1)).min() > 0.5 and actions.abs().max() < 1.5

@@ -148,7 +148,7 @@ def test_broken_files_are_named_or_left_out(tmp_path: Path, caplog: pytest.LogCa
     assert dataset[1]["__key__"] == "libero_goal/c_task/demo_0" and "no 'obs/agentview_rgb'" in caplog.text
 
 
-def test_wrong_settings_and_folders_are_told(libero: Path, tmp_path: Path) -> None:
+def test_wrong_settings_and_folders_are_reported(libero: Path, tmp_path: Path) -> None:
     for changes, message in [
         (dict(mode="test"), "'test'"),
         (dict(cameras="agentview_rgb"), "a list of one name"),

@@ -109,7 +109,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     assert made_of.counts == {"train": 2, "val": 1} and not (tmp_path / "out").exists()
 
 
-def test_a_full_disk_is_said_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("imaginaire.storage.free_bytes", lambda path: 1000)
     with pytest.raises(DataError, match="3 clips"):
         export(V3, tmp_path / "out", camera="front", workers=0)
@@ -172,7 +172,7 @@ def test_a_data_set_is_fetched_with_the_videos_of_one_camera(hub: Hub, tmp_path:
     check_clips(tmp_path / "out", SPLIT)
 
 
-def test_a_repository_of_other_data_is_told(hub: Hub, tmp_path: Path) -> None:
+def test_a_repository_of_other_data_is_reported(hub: Hub, tmp_path: Path) -> None:
     del hub.repositories[NAME]["meta/info.json"]
     with pytest.raises(DataError, match="robots/arm is not a LeRobot data set"):
         fetch_source(NAME, tmp_path / "set")
@@ -199,7 +199,7 @@ def test_the_script_fetches_looks_and_writes(hub: Hub, tmp_path: Path, monkeypat
     assert json.loads((tmp_path / "out/dataset.json").read_text())["command"].startswith("python -m scripts.prepare")
 
 
-def test_the_script_tells_faults_by_its_exit_code(
+def test_the_script_reports_faults_by_its_exit_code(
     data_sets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     assert run(monkeypatch) == 2 and "Give --source DIR" in capsys.readouterr().err

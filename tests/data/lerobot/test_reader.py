@@ -189,10 +189,10 @@ def test_annotations_are_texts_by_number(v2: Path) -> None:
         source.caption(0, annotation="human")
 
 
-def test_an_episode_of_several_tasks_tells_the_one_of_the_frame(
+def test_an_episode_of_several_tasks_has_the_one_of_the_frame(
     v2: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And a clip of the whole episode, with the text of its first frame, is told."""
+    """A warning names the clips of whole episodes, which have the text of their first frame."""
     assert LeRobotSource.open(v2).episodes.several_tasks() is None
     rows = [json.loads(line) for line in (v2 / "meta/episodes.jsonl").read_text().splitlines()]
     rows[0]["tasks"] = ["push the puck", "open the drawer"]
@@ -201,8 +201,8 @@ def test_an_episode_of_several_tasks_tells_the_one_of_the_frame(
     write_table(v2 / "data/chunk-000/episode_000000.parquet", table)
     source = LeRobotSource.open(v2)
     assert [source.caption(0, frame) for frame in (0, 2, 3)] == ["push the puck", "push the puck", "open the drawer"]
-    said = "1 of 3 episodes have several tasks, the first of them episode 0: 'push the puck', 'open the drawer'"
-    assert source.episodes.several_tasks() == said
+    note = "1 of 3 episodes have several tasks, the first of them episode 0: 'push the puck', 'open the drawer'"
+    assert source.episodes.several_tasks() == note
     for arguments, more in (
         ([], ""),
         (["--out", str(tmp_path / "clips"), "--camera", "front", "--dry-run"], "the task of its first frame"),
@@ -210,7 +210,7 @@ def test_an_episode_of_several_tasks_tells_the_one_of_the_frame(
         caplog.clear()
         args = prepare_lerobot_data._parser().parse_args(["--source", str(v2), *arguments])
         prepare_lerobot_data.run(args, "")
-        assert caplog.text.count(said) == 1 and more in caplog.text
+        assert caplog.text.count(note) == 1 and more in caplog.text
     args.dry_run = False
     caplog.set_level("INFO")
     assert prepare_lerobot_data.run(args, "") == 0
@@ -343,7 +343,7 @@ def test_missing_files_are_listed(v2: Path) -> None:
     assert source.missing_files(FRONT) == [rows, video] and source.missing_files(WRIST, [0, 1]) == []
 
 
-def test_a_damaged_picture_is_told_and_a_path_is_followed(v2: Path) -> None:
+def test_a_damaged_picture_is_reported_and_a_path_is_followed(v2: Path) -> None:
     table = made.table(v2, 1)
     table[WRIST][2]["bytes"] = b"no picture"
     picture = table[WRIST][3]

@@ -76,7 +76,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_the_toy_world_says_what_the_simulator_did(toy: Path) -> None:
+def test_the_toy_world_holds_what_the_simulator_did(toy: Path) -> None:
     episodes, source = SMALL.make(0, 4), LeRobotSource.open(toy)
     for i in range(4):
         columns = source.episode(i)
