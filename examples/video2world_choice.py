@@ -59,7 +59,9 @@ def choose_model(args: argparse.Namespace) -> Choice:
         if args.natten:
             raise ConfigError("--natten is a variant of Predict2; Predict2.5 has none.")
         config = config_predict2p5.get_cosmos_predict2p5_video2world_pipeline(**variant)
-        config.state_t = config.state_t if size == "tiny" else latent_frames_of(config_predict2p5.NUM_FRAMES)
+        config.state_t = (
+            config.state_t if size == "tiny" else latent_frames_of(config_predict2p5.NUM_FRAMES, config.state_t)
+        )
         aspect_ratio = config_predict2p5.SIZES[size].aspect_ratio
         log.info("model: Predict2.5 %s", size)
     else:
@@ -80,7 +82,7 @@ def choose_model(args: argparse.Namespace) -> Choice:
     elif run is not None and run.frame_rate is None and args.input_path and media.kind_of(args.input_path) == "video":
         config.fps = media.probe_video(args.input_path).fps  # the run did not record that of its clips
     if args.num_frames is not None:
-        config.state_t = latent_frames_of(args.num_frames)
+        config.state_t = latent_frames_of(args.num_frames, config.state_t)
     dit_path = args.dit_path
     if not dit_path and not args.random_weights:
         if run is not None and run.base and os.path.exists(run.base):
@@ -124,12 +126,16 @@ def weights_by_shapes(dit_path: str, sizes: Mapping[str, Any]) -> Weights:
     return Weights(None, True, as_large.get((card.family.width, card.family.num_blocks)))
 
 
-def latent_frames_of(num_frames: int) -> int:
-    """The latent frames of a video of so many frames."""
-    from cosmos_predict2.data.sizes import latent_frames
+def latent_frames_of(num_frames: int, own: int) -> int:
+    """The latent frames of a video of so many frames; ``own`` are those of the model."""
+    from cosmos_predict2.data.sizes import latent_frames, pixel_frames
 
     if num_frames < 5 or num_frames % 4 != 1:
-        raise ConfigError(f"--num_frames {num_frames}: it is 1 + 4k, and 5 at least, as 77 or 93.")
+        below = max(5, (num_frames - 1) // 4 * 4 + 1)
+        raise ConfigError(
+            f"--num_frames {num_frames}, but it must be 1 + 4k, and 5 at least. This model makes {pixel_frames(own)};"
+            f" the nearest are {below} and {below + 4}."
+        )
     return latent_frames(num_frames)
 
 
