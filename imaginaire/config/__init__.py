@@ -3,26 +3,11 @@
 
 from typing import Any
 
-from imaginaire.config.lazy_config import PLACEHOLDER, LazyCall, LazyDict, instantiate
-from imaginaire.config.schema import (
-    NEVER,
-    CheckpointConfig,
-    Config,
-    CuDNNConfig,
-    DDPConfig,
-    EMAConfig,
-    JITConfig,
-    JobConfig,
-    ModelParallelConfig,
-    NVTXConfig,
-    ObjectStoreConfig,
-    PowerEMAConfig,
-    Profiling,
-    Section,
-    StragglerDetectionConfig,
-    TrainerConfig,
-    make_freezable,
-)
+from imaginaire.config.lazy_config import PLACEHOLDER as PLACEHOLDER
+from imaginaire.config.lazy_config import LazyCall as LazyCall
+from imaginaire.config.lazy_config import LazyDict as LazyDict
+from imaginaire.config.lazy_config import instantiate as instantiate
+from imaginaire.config.schema import *  # noqa: F403  (all of it: published config files import the sections from here)
 
 L = LazyCall
 
@@ -34,31 +19,3 @@ def __getattr__(name: str) -> Any:
 
         return getattr(registry, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-__all__ = [
-    "NEVER",
-    "PLACEHOLDER",
-    "CheckpointConfig",
-    "Config",
-    "CuDNNConfig",
-    "DDPConfig",
-    "EMAConfig",
-    "JITConfig",
-    "JobConfig",
-    "L",
-    "LazyCall",
-    "LazyDict",
-    "ModelParallelConfig",
-    "NVTXConfig",
-    "ObjectStoreConfig",
-    "PowerEMAConfig",
-    "Profiling",
-    "Section",
-    "StragglerDetectionConfig",
-    "TrainerConfig",
-    "instantiate",
-    "make_freezable",
-    "register_experiment",
-    "register_group",
-]

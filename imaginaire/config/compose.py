@@ -18,7 +18,7 @@ from typing import Any
 import attrs
 import hydra
 from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
@@ -244,6 +244,9 @@ def _merge_groups(root: DictConfig, choices: Mapping[str, Item]) -> DictConfig:
 
 def _why_not_merged(error: BaseException, experiment: str | None) -> str:
     """The key and the experiment of an error that OmegaConf found while Hydra merged."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:  # of an entry's own defaults list
+        group, _, name = error.missing_cfg_file.strip("/").rpartition("/")
+        return unknown_entry(group, name)
     cause: BaseException | None = error
     while cause is not None and not (isinstance(cause, OmegaConfBaseException) and cause.full_key):
         cause = cause.__cause__ or cause.__context__

@@ -7,19 +7,16 @@
 A node is an OmegaConf DictConfig that may hold any object. Targets receive plain lists and dictionaries.
 """
 
-import enum
-import functools
 import inspect
 import traceback
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from imaginaire.config.internals import OBJECTS, full_key, is_empty
-from imaginaire.config.lazy_yaml import load_yaml, save_yaml, to_yaml
-from imaginaire.config.names import describe, find_name, locate, name_of, parameters_of, signature, takes
+from imaginaire.config.lazy_yaml import load_yaml, save_yaml, to_data, to_yaml
+from imaginaire.config.names import describe, locate, name_of, parameters_of, signature, takes
 from imaginaire.config.typed_nodes import is_config_class, join, to_object, typed_class
 from imaginaire.errors import ConfigError, UserError, near
 
@@ -94,20 +91,14 @@ def _defaults(target: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_showable(value: Any) -> bool:
-    """Plain values, containers of them, and objects with a name; not the sentinels that some libraries use."""
-    if value is inspect.Parameter.empty:
+    """Whether a configuration file can hold a default: not the sentinels that some libraries use, nor an object."""
+    if value is inspect.Parameter.empty or is_config_class(type(value)):
         return False
-    if isinstance(value, str):
-        return "${" not in value and value != "???"
-    if value is None or isinstance(value, (bool, int, float, bytes, Path, enum.Enum)):
-        return True
-    if isinstance(value, (list, tuple)):
-        return all(_is_showable(item) for item in value)
-    if isinstance(value, Mapping):
-        return all(isinstance(key, (str, int)) and _is_showable(item) for key, item in value.items())
-    if isinstance(value, functools.partial):
-        return find_name(value.func) is not None and _is_showable(value.args) and _is_showable(value.keywords)
-    return find_name(value) is not None
+    try:
+        text = str(to_data(value))
+    except ConfigError:
+        return False
+    return "${" not in text and text != "???"
 
 
 # --- making the calls -----------------------------------------------------------------------------------------------

@@ -100,6 +100,7 @@ def make_config():
     cs.store(group="model", package="_global_", name="small",
              node=dict(trainer=dict(distributed_parallelism="fsdp"),
                        model=L(Model)(config=ModelConfig(part=L(Net)()), _recursive_=False)))
+    cs.store(group="model", package="_global_", name="nested", node=dict(defaults=["/optimizer/adamx", "_self_"]))
     register_experiment("base_exp", dict(
         defaults=[{"override /model": "small"}, {"override /data_val": "mock"},
                   {"override /dataloader_train": "gr1"}, "_self_"],
