@@ -14,9 +14,9 @@ from cosmos_predict2.tools.plan.speed import GB
 from cosmos_predict2.tools.plan.workload import Workload
 from cosmos_predict2.world_model.network import embedders
 
-CONTEXT = 1.2 * GB  # CUDA's context and libraries, one process a GPU
+CONTEXT = 1.2 * GB  # CUDA's context and libraries, one process a GPU; 0.8 on an H100
 COMMUNICATOR = 0.3 * GB  # buffers of NCCL for each group of ranks
-FRAGMENTS = 0.04  # of what is allocated: the allocator's gaps
+FRAGMENTS = 0.04  # of what is allocated: the allocator's gaps; 0.03 on an H100
 WAN_PARAMETERS = 126_892_531
 REASON1_PARAMETERS = 7_070_619_136  # of its language model without the head, which is in bfloat16
 WAN_CHANNELS = 96  # of its widest maps, at full resolution
@@ -36,6 +36,8 @@ class Memory:
     tokenizer: int  # its weights
     encoding: int  # peak while a batch becomes latents
     activations: int  # peak in the backward pass
+    backward: int  # peak of activations and gradients: the ones go while the others come
+    held: int  # gradients of earlier micro-batches, which lie there while the next clips are encoded
     batch: int  # pixels, text, latents and the parts of the loss
     overhead: int  # context, communicators, fragmentation
     text_encoder: int  # its weights, where it works in training
@@ -47,8 +49,13 @@ class Memory:
 
     @property
     def total(self) -> int:
-        fixed = self.state + self.tokenizer + self.text_encoder + self.batch + self.overhead
-        return fixed + max(self.encoding, self.gathered + self.activations)
+        fixed = self.state - self.gradients + self.tokenizer + self.text_encoder + self.batch + self.overhead
+        return fixed + self.working
+
+    @property
+    def working(self) -> int:
+        """What comes and goes within a step, at its peak."""
+        return max(self.held + self.encoding, self.gathered + self.backward)
 
     def as_dict(self) -> dict[str, int]:
         return {field.name: getattr(self, field.name) for field in fields(self)} | {"total": self.total}
@@ -73,10 +80,12 @@ def predict_memory(work: Workload) -> Memory:
     gathered = _gathered(work)
     if work.shard_size == 1 and work.num_gpus > 1:
         gathered += gradients
-    acts = activations(work).peak
+    acts = activations(work)
+    held = gradients if work.grad_accum > 1 else 0
+    backward = max(acts.peak + held, acts.peak - acts.kept + gradients)
     encoding = _encoding(work, work.tokenizer_window)
-    if encoding > gathered + acts and work.tokenizer_adapts:
-        encoding = min(encoding, max(gathered + acts, _encoding(work, SMALLEST_WINDOW)))
+    if held + encoding > gathered + backward and work.tokenizer_adapts:
+        encoding = min(encoding, max(gathered + backward - held, _encoding(work, SMALLEST_WINDOW)))
     parts = dict(
         parameters=sum(w.numel * w.bytes_each for w in weights),
         gradients=gradients,
@@ -86,10 +95,12 @@ def predict_memory(work: Workload) -> Memory:
         tokenizer=WAN_PARAMETERS * 2 if work.tokenizer == "wan" else 0,
         text_encoder=REASON1_PARAMETERS * 2 if work.encodes_text else 0,
         encoding=encoding,
-        activations=acts,
+        activations=acts.peak,
+        backward=backward,
+        held=held,
         batch=_batch(work),
     )
-    allocated = sum(parts.values()) - min(encoding, gathered + acts)
+    allocated = Memory(**parts, overhead=0).total
     groups = (work.num_gpus > 1) + (work.context_parallel > 1) + (1 < work.shard_size < work.num_gpus) * 2
     overhead = CONTEXT + groups * COMMUNICATOR + FRAGMENTS * allocated
     return Memory(**parts, overhead=int(overhead))

@@ -105,8 +105,11 @@ def _memory(plan: Plan) -> list[str]:
     digits = 2 if memory.total - memory.overhead > GB else 4
     rows = {name: text for name, text in _ROWS.items() if name not in _WHERE_THERE_IS or getattr(memory, name)}
     lines = [f"  {text:<38}{getattr(memory, name) / GB:8.{digits}f}" for name, text in rows.items()]
-    if (extra := memory.encoding - memory.gathered - memory.activations) > 0:
-        lines.append(f"  {'more than these while clips are encoded':<38}{extra / GB:8.2f}")
+    difference = memory.working - memory.gathered - memory.activations - memory.gradients
+    if difference > 0:
+        lines.append(f"  {'more than these while clips are encoded':<38}{difference / GB:8.2f}")
+    elif difference < 0:
+        lines.append(f"  {'gradients come as activations go':<38}{difference / GB:8.{digits}f}")
     verdict = "fits" if plan.fits else "DOES NOT FIT"
     if plan.is_close:
         verdict = "fits barely, if the estimate holds," if plan.fits else "does not quite fit"

@@ -36,12 +36,14 @@ _SHARES = {
     for name, times in PUBLISHED.items()
 }
 
+MEASURED_H100 = 1031e12 / (3.14 * 989e12)  # 2B at 480p, 93 frames, one clip (documentations/performance.md)
+
 GPUS = {
     "A100": GPU(312e12, 79, _SHARES["A100"]),
     "A100-40": GPU(312e12, 39, _SHARES["A100"]),
-    "H100": GPU(989e12, 79, _SHARES["H100-NVL"]),  # not published: as the NVL reached
+    "H100": GPU(989e12, 79, MEASURED_H100),
     "H100-NVL": GPU(835e12, 93, _SHARES["H100-NVL"]),
-    "H200": GPU(989e12, 140, _SHARES["H100-NVL"]),
+    "H200": GPU(989e12, 140, MEASURED_H100),
     "B200": GPU(2250e12, 178, _SHARES["B200"]),
     "GB200": GPU(2250e12, 183, _SHARES["B200"]),
 }
@@ -56,6 +58,7 @@ _CARDS = {
 for _name, (_peak, _memory) in _CARDS.items():
     GPUS[_name] = GPU(_peak, _memory, _SHARES["A100"], usual_count=1 if _name.startswith("RTX") else 8)
 SLOWER = {torch.float32: 15.0, torch.float64: 15.0}  # than half precision, about
+ADAPTERS = 1.15  # as long as their operations in half precision, for they compute in float32; measured there, too
 LAUNCHES = 2e-3  # seconds a block at least, forward and backward: small networks wait for their kernels to start
 
 
@@ -97,6 +100,8 @@ def predict_speed(work: Workload, gpu: GPU) -> Speed:
     asked = share * (forward.total + backward)
     done = asked + share * _recomputed(work)
     computing = done / (gpu.peak * gpu.efficiency) * SLOWER.get(work.precision, 1.0)
+    if work.lora_rank is not None and work.precision.itemsize < 4:
+        computing *= ADAPTERS
     seconds = max(computing, LAUNCHES * len(work.net.blocks) * work.grad_accum)
     hours = None if work.max_iter is None else work.max_iter * seconds / 3600
     return Speed(done, asked, seconds, asked / (seconds * gpu.peak), work.clips_per_step * 3600 / seconds, hours)

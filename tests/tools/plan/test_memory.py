@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cosmos_predict2.tools.plan.memory import GB, predict_memory
+from cosmos_predict2.tools.plan.memory import predict_memory
+from cosmos_predict2.tools.plan.speed import GB, GPUS, predict_speed
 from cosmos_predict2.tools.plan.workload import Workload, read_workload
 from imaginaire.config.compose import compose
 from tests.models.rank_bytes import CONFIG, measured_rank_bytes
@@ -52,6 +53,19 @@ def test_the_published_runs_fit_their_gpus() -> None:
         assert 40 * GB < predict_memory(read(AGIBOT.format(size), num_gpus)).total < 80 * GB
 
 
+ALONE = ("model_parallel.context_parallel_size=1", "model.config.fsdp_shard_size=0")
+LORA = ("model.config.train_architecture=lora", "model.config.pipe_config.net.sac_config.mode=block_wise")
+
+
+@pytest.mark.parametrize(("overrides", "in_use", "seconds"), [((), 74.75e9, 3.14), (LORA, 23.42e9, 4.22)])
+def test_measured_steps_of_one_h100(overrides: tuple[str, ...], in_use: float, seconds: float) -> None:
+    """Bytes in use and time of whole training steps at 480p, as documentations/performance.md has them."""
+    work = read(AGIBOT.format("2b") + "_480p_16fps", 1, *ALONE, *overrides)
+    memory = predict_memory(work)
+    assert memory.total - memory.overhead == pytest.approx(in_use, rel=0.01)
+    assert predict_speed(work, GPUS["H100"]).seconds == pytest.approx(seconds, rel=0.02)
+
+
 def test_more_ranks_to_a_copy_hold_less_each() -> None:
     work = replace(workload(), num_gpus=8, precision=torch.bfloat16, has_master=True, optimizer="fusedadamw")
     totals = [predict_memory(replace(work, shard_size=n)).state for n in (1, 2, 4, 8)]
@@ -62,8 +76,10 @@ def test_the_larger_of_encoding_and_training_counts() -> None:
     work = replace(workload(mode="block_wise"), height=704, width=1280, pixel_frames=93, tokenizer="wan")
     heavy = predict_memory(replace(work, context_parallel=8, tokenizer_window=16))
     assert heavy.encoding > heavy.activations
-    others = heavy.state + heavy.tokenizer + heavy.batch + heavy.overhead
+    others = heavy.state - heavy.gradients + heavy.tokenizer + heavy.batch + heavy.overhead
     assert heavy.total == others + heavy.encoding
+    twice = predict_memory(replace(work, context_parallel=8, tokenizer_window=16, grad_accum=2))
+    assert twice.total - twice.overhead == heavy.total - heavy.overhead + heavy.gradients
     adapts = predict_memory(replace(work, context_parallel=8, tokenizer_window=16, tokenizer_adapts=True))
     assert adapts.encoding < heavy.encoding
     cached = predict_memory(replace(work, context_parallel=8, tokenizer="none"))
