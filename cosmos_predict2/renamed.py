@@ -15,6 +15,8 @@ RENAMED = {
     "cosmos_predict2.data.media": "cosmos_predict2.data.video.media",
     "cosmos_predict2.data.toy_latents": "cosmos_predict2.data.toy.latents",
     "cosmos_predict2.data.toy_states": "cosmos_predict2.data.toy.states",
+    "cosmos_predict2.models.flow_model": "cosmos_predict2.models.video2world_model",
+    "cosmos_predict2.models.video2world_action_model": "cosmos_predict2.models.video2world_model",
     "cosmos_predict2.models.network": "cosmos_predict2.world_model.network",
     "cosmos_predict2.parallelize": "cosmos_predict2.world_model.parallelize",
     "cosmos_predict2.pipelines.controllability": "cosmos_predict2.evaluation.metrics.controllability",

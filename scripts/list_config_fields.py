@@ -162,11 +162,12 @@ def entries(group: str) -> dict[str, Any]:
 def model_pages() -> Iterator[str]:
     """The sections of each model class, from the base to what each class adds; then its networks."""
     nodes = [entry["model"] for entry in entries("model").values()]
-    targets = dict.fromkeys(node["_target_"] for node in nodes)
+    configs = dict.fromkeys(
+        (OmegaConf.get_type(node["config"]), OmegaConf.get_type(node["config"]["pipe_config"])) for node in nodes
+    )
     seen: set[type] = set()
-    for target in targets:
-        pipe = type(target.config_class().pipe_config)
-        for prefix, cls in (("model.config.", target.config_class), ("model.config.pipe_config.", pipe)):
+    for config, pipe in configs:
+        for prefix, cls in (("model.config.", config), ("model.config.pipe_config.", pipe)):
             for base in reversed(cls.__mro__):
                 if attrs.has(base) and base not in seen and base.__attrs_attrs__:
                     seen.add(base)

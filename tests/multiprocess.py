@@ -37,7 +37,7 @@ CONTEXT.set_forkserver_preload(
             "torch.distributed.tensor.parallel",
             "torch.utils.tensorboard",
         ),
-        *("cosmos_predict2.models.flow_model", "tests.preloaded"),
+        *("cosmos_predict2.models.video2world_model", "tests.preloaded"),
     ]
 )
 

@@ -8,13 +8,18 @@ import attrs
 
 from cosmos_predict2.actions.transforms import ActionTransform
 from cosmos_predict2.checkpoints.card import TRANSFORM_KEY as KEY
+from cosmos_predict2.checkpoints.card import read_card
+from cosmos_predict2.checkpoints.card_checks import CONFIG_KEY, resume_differences, start_differences
 from cosmos_predict2.data.dataset_image import ImageDataset
 from cosmos_predict2.data.mock import MockImages
 from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT
 from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig
+from imaginaire import storage
+from imaginaire.checkpoint.weight_files import is_hub
 from imaginaire.config.names import target_of
 from imaginaire.errors import ConfigError, DataError
+from imaginaire.findings import CheckContext, Finding, error, errors, warning
 
 RATIO = 4  # pixel frames, and so actions, that make a latent frame
 CHUNK = attrs.fields(Video2WorldActionPipelineConfig).chunk_size.default  # stands where nobody set it
@@ -128,8 +133,8 @@ def transform_problems(pipe: Mapping[str, Any]) -> Iterator[str]:
     """What is wrong with the transform that a pipeline's section names, by itself and for its network."""
     try:
         transform = ActionTransform.from_dict(pipe[KEY])
-    except (ConfigError, TypeError, ValueError) as error:
-        yield str(error).rstrip(".")
+    except (ConfigError, TypeError, ValueError) as refused:
+        yield str(refused).rstrip(".")
         return
     size, _ = action_size(pipe["net"], pipe["state_t"])
     if size is not None and size != transform.dim:
@@ -147,3 +152,56 @@ def known_transform(data: Sequence[Mapping[str, Any]], pipe: Mapping[str, Any]) 
     if pipe.get(KEY) is not None:
         return None if [*transform_problems(pipe)] else ActionTransform.from_dict(pipe[KEY])
     return next((found for node in data if (found := declared_transform(node)) is not None), None)
+
+
+# ---- findings
+
+
+def takes_actions(pipe: Mapping[str, Any]) -> bool:
+    """Whether a pipeline's section is that of an action-conditioned model."""
+    target = target_of(pipe["net"])
+    return "action_transform" in pipe or (isinstance(target, type) and issubclass(target, ActionDiT))
+
+
+def check_settings(pipe: Mapping[str, Any]) -> Iterator[Finding]:
+    """The network's actions, the chunk and the transform of a pipeline's section."""
+    _, problems = action_size(pipe["net"], pipe["state_t"])
+    yield from errors("model.config.pipe_config.net", problems)
+    yield from errors("model.config.pipe_config.chunk_size", [chunk_problem(pipe)])
+    if not problems and pipe.get(KEY) is not None:
+        yield from errors(CONFIG_KEY, transform_problems(pipe))
+
+
+def check_data(
+    key: str, data: Mapping[str, Any], pipe: Mapping[str, Any], training: Sequence[Mapping[str, Any]]
+) -> Iterator[Finding]:
+    """Pictures, and actions of another size than the network's or with another transform than the config's or those of
+    training."""
+    if gives_images(data):
+        yield error(key, NO_IMAGES)
+    transform = declared_transform(data)
+    if (problem := width_problem(data, pipe, training)) is not None:
+        yield error(key, problem)
+    elif transform is not None and pipe.get(KEY) is not None and not [*transform_problems(pipe)]:
+        own = ActionTransform.from_dict(pipe[KEY])
+        if not transform.yields_to(own):
+            yield error(key, f"its actions are {transform}, but {CONFIG_KEY} is {own}")
+    yield from errors(key, [other_transform_problem(data, pipe, training)])
+
+
+def check_start(config: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
+    """Weights that training would start from or resume, but that were trained with other actions: those of
+    ``checkpoint.load_path`` go on with their own alone, others may learn them anew."""
+    pipe, path = config["pipe_config"], config["model_manager_config"]["dit_path"]
+    transform = known_transform([*context.training.values(), *context.validation.values()], pipe)
+    if context.start_path:  # whose weights replace those of dit_path
+        if not (storage.is_remote(context.start_path) or is_hub(context.start_path)):
+            yield from errors("checkpoint.load_path", resume_differences(read_card(context.start_path), transform))
+    elif context.start_path is not None and not (card := read_card(path, fetch=False)).problem:
+        for note in start_differences(card, pipe["net"], transform):  # of weights with a problem another check reports
+            yield warning("model.config.model_manager_config.dit_path", note)
+    if context.resume_path and not storage.is_remote(context.resume_path):
+        name = "RUN" if context.config is None else context.config.job.name
+        cure = f"Give the new run a folder of its own (job.name={name}_2, say)"
+        for problem in resume_differences(read_card(context.resume_path), transform):
+            yield error("dataloader_train", problem, cure)

@@ -1,122 +1,88 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Post-training of Video2World: one batch becomes latents, noise and a condition, and the network learns to undo it.
+"""Training of a world model: one batch becomes latents, noise and a condition, and the network learns to undo it.
 
-    x_t = x_0 + sigma eps        loss = loss_scale * mean of (x_0' - x_0)^2 (1 + sigma)^2 / sigma^2
-
-which is the error of the velocity. The first latent frames of a sample may be given to the network; they add nothing
-to the sum, but count in its mean.
+Conditioning frames enter the network as they are; of Predict2 they add nothing to the sum of the loss, but count in its
+mean, of Predict2.5 their velocity counts as right.
 
 Every draw follows from the run's seed and the sample's place in the training stream, so a resumed run and another
 number of processes draw the same. Batches without ``sample_position`` draw from torch's global generator.
 """
 
 import logging
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import starmap
 from typing import Any, Literal, cast
 
-import attrs
 import torch
 from torch import Tensor
 
-from cosmos_predict2.checkpoints.card import ModelCard, card_of_config, card_tensors, read_card
+from cosmos_predict2.checkpoints.card import ModelCard, card_in, card_of_config, card_tensors, read_card
 from cosmos_predict2.checkpoints.card_checks import alpha_differences
-from cosmos_predict2.checkpoints.dit_weights import problem_with
 from cosmos_predict2.checkpoints.runs import RATE_KEY
 from cosmos_predict2.conditioner import TEXT_KEY, Condition
 from cosmos_predict2.data.latent_cache import LATENTS_KEY, check_tokenizer
 from cosmos_predict2.data.sizes import frame_rate, pixel_frames
 from cosmos_predict2.diffusion import rectified_flow
+from cosmos_predict2.models import model_checks
+from cosmos_predict2.models.actions import actions_of
+from cosmos_predict2.models.config import (
+    Predict2ModelManagerConfig,
+    Predict2p5Video2WorldModelConfig,
+    Predict2Video2WorldModelConfig,
+    model_config,
+)
 from cosmos_predict2.models.draws import Draws
-from cosmos_predict2.models.text_widths import PROJECTION, data_text, data_text_problems, require_text
-from cosmos_predict2.models.validation import RELEASED_SIGMAS, check_sigmas, counted_losses, losses_by_sigma
+from cosmos_predict2.models.text_widths import data_text, require_text, text_of_config
+from cosmos_predict2.models.training_text import TrainingText
+from cosmos_predict2.models.validation import counted_losses, losses_by_sigma
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.text.trained_text import text_facts
-from cosmos_predict2.world_model.assembly import attention_problem, settle_attention
-from cosmos_predict2.world_model.config import PRECISIONS, Video2WorldPipelineConfig
-from cosmos_predict2.world_model.network import (
-    NETWORK_KEY,
-    NO_NETWORK,
-    add_trained_adapters,
-    fill_network,
-    network_bytes,
-    trained_network,
-)
-from cosmos_predict2.world_model.parallelize import degree_problems, parallelize_dit
-from cosmos_predict2.world_model.recompute import checked_keys, checked_policy
+from cosmos_predict2.world_model.assembly import settle_attention
+from cosmos_predict2.world_model.config import PRECISIONS
+from cosmos_predict2.world_model.network import add_trained_adapters, fill_network, network_bytes, trained_network
+from cosmos_predict2.world_model.parallelize import parallelize_dit
 from cosmos_predict2.world_model.world_model import build_world_model
-from imaginaire import distributed, storage
+from imaginaire import distributed
 from imaginaire.checkpoint import weights
-from imaginaire.config.schema import Section, above, at_least, one_of
-from imaginaire.config.typed_nodes import as_config
 from imaginaire.data.stream import POSITION_KEY, WEIGHT_KEY
 from imaginaire.distributed.meta_device import has_meta
 from imaginaire.distributed.parallel import ParallelDims, current_dims
 from imaginaire.errors import CheckpointError, ConfigError, DataError
-from imaginaire.findings import CheckContext, Finding, error, errors, warning
+from imaginaire.findings import CheckContext, Finding
 from imaginaire.optim import lora
 from imaginaire.optim.ema import PowerEMA
 from imaginaire.training.model import ImaginaireModel, weight_dtype
 
+__all__ = [
+    "Predict2ModelManagerConfig",
+    "Predict2Video2WorldActionConditionedModel",
+    "Predict2Video2WorldModel",
+    "Predict2Video2WorldModelConfig",
+    "Predict2p5ActionConditionedModel",
+    "Predict2p5Video2WorldModel",
+    "Predict2p5Video2WorldModelConfig",
+    "Video2WorldModel",
+]
+
 log = logging.getLogger(__name__)
 
-DIT_PATH_KEY = "model.config.model_manager_config.dit_path"
 SMALLEST_RELEASED = 1280  # model_channels of the 0.6B network
-RELEASED_LATENT_SIDE = 240  # max_img_h and max_img_w; likewise
-LORA_TARGETS = "q_proj,k_proj,v_proj,output_proj,mlp.layer1,mlp.layer2"
 
 
-@attrs.define(kw_only=True, slots=False)
-class Predict2ModelManagerConfig(Section):
-    """Where the run starts from. No path: random weights."""
+class Video2WorldModel(ImaginaireModel):
+    """Trains the network of a world model, in ``net``, with its average in ``ema``; nothing else is trained or saved.
 
-    dit_path: str = ""
-    text_encoder_path: str = ""  # training reads embeddings from its data
-
-
-@attrs.define(kw_only=True, slots=False)
-class Predict2Video2WorldModelConfig(Section):
-    train_architecture: str = attrs.field(default="base", validator=one_of("base", "lora"))
-    lora_rank: int = 16
-    lora_alpha: float = attrs.field(default=16, validator=at_least(0))
-    lora_target_modules: str = LORA_TARGETS
-    init_lora_weights: bool = True
-    precision: str = attrs.field(default="bfloat16", validator=one_of(*PRECISIONS))
-    input_video_key: str = "video"
-    input_image_key: str = "images"
-    loss_reduce: str = attrs.field(default="mean", validator=one_of("mean", "sum"))
-    loss_scale: float = attrs.field(default=10.0, validator=above(0))
-    adjust_video_noise: bool = True  # both here and in pipe_config, as in published configs: either may switch it off
-    high_sigma_ratio: float = attrs.field(default=0.0, validator=at_least(0, at_most=1))  # share at sigmas above 200
-    # Noise levels at which validation measures every sample; none: one a sample, drawn as in training.
-    validation_sigmas: list[float] = attrs.field(factory=lambda: list(RELEASED_SIGMAS), validator=check_sigmas)
-    fsdp_shard_size: int = attrs.field(default=0, validator=at_least(-1))
-    torch_compile: bool = False  # each block by itself
-    model_manager_config: Predict2ModelManagerConfig = attrs.field(factory=Predict2ModelManagerConfig)
-    pipe_config: Video2WorldPipelineConfig = attrs.field(factory=Video2WorldPipelineConfig)
-
-    def __attrs_post_init__(self) -> None:
-        if self.train_architecture != "lora":
-            return
-        if not self.lora_rank > 0 or not self.lora_alpha > 0 or not str(self.lora_target_modules).strip(", "):
-            raise ConfigError(
-                f"lora_rank={self.lora_rank}, lora_alpha={self.lora_alpha} and lora_target_modules="
-                f"{self.lora_target_modules!r}: rank and alpha must be above 0, and targets must be named."
-            )
-
-
-class Predict2Video2WorldModel(ImaginaireModel):
-    """The trained network in ``net``, its average in ``ema``; the tokenizer is used, never trained or saved."""
-
-    config_class: type[Predict2Video2WorldModelConfig] = Predict2Video2WorldModelConfig  # of ``model.config``
+    The objective (EDM or flow) is the world model's, the noise that is drawn the config's; ``actions`` puts actions
+    into batches, or leaves them as they are.
+    """
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        config = as_config(self.config_class, config, "model.config")
-        self.config: Predict2Video2WorldModelConfig = config
+        self.config = config = model_config(config)
         self.pipe_config = config.pipe_config
+        for finding in model_checks.check_family(config):
+            if finding.level == "error":
+                raise ConfigError(f"{finding}.")
         self.precision = PRECISIONS[config.precision]
         # Before the network is built, whose adapters draw too. The trainer has seeded all ranks alike.
         self._start_seed = int(torch.randint(2**62, ()))
@@ -125,117 +91,23 @@ class Predict2Video2WorldModel(ImaginaireModel):
         self.net: DiT = self.world.net
         if not current_dims().will_shard(config.fsdp_shard_size):
             self._has_trained_adapters = fill_network(self.net, config, "cpu", self._start_seed)
-        self._knows_latents = False  # that the data's latents are of this tokenizer
+        self.text = TrainingText(config.text)
+        total = sum(config.conditional_frames.values())
+        shares = ", ".join(f"{n} in {share / total:.0%}" for n, share in config.conditional_frames.items())
+        log.info("conditioning latent frames: %s of the clips", shares)
+        self.actions = actions_of(self)
+        self._has_checked_latents = False  # that the data's latents are of this tokenizer
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
-        config = arguments["config"]
-        yield from cls._check_weights(config)
-        if config["pipe_config"]["net"] is None:
-            yield error(NETWORK_KEY, NO_NETWORK)
-            return
-        yield from cls.check_degrees(config, context)
-        yield from cls._check_config(config)
-        for key, data in context.training.items():
-            yield from cls._check_data(key, data, config)
-        for key, data in context.validation.items():
-            yield from cls._check_data(key, data, config, [*context.training.values()])
-
-    @classmethod
-    def _check_weights(cls, config: Any) -> Iterator[Finding]:
-        path = config["model_manager_config"]["dit_path"]
-        if path and not storage.is_remote(path):
-            yield from errors(DIT_PATH_KEY, [problem_with(path)])
-
-    @classmethod
-    def _check_config(cls, config: Any) -> Iterator[Finding]:
-        pipe, key = config["pipe_config"], "model.config.pipe_config"
-        problem = attention_problem(pipe["net"], distributed.device(), PRECISIONS[config["precision"]])
-        yield from errors(f"{key}.net.atten_backend", [problem])
-        if sac_config := pipe["net"].get("sac_config"):
-            try:
-                checked_policy(**checked_keys(sac_config))
-            except ConfigError as refused:
-                yield error(f"{key}.net.sac_config", str(refused).rstrip("."))
-        yield from cls._check_family(pipe)
-        low, high = pipe["min_num_conditional_frames"], pipe["max_num_conditional_frames"]
-        if not 0 <= low <= high < pipe["state_t"]:
-            yield error(
-                f"{key}.max_num_conditional_frames",
-                f"min_num_conditional_frames={low} and max_num_conditional_frames={high} must be in order and below"
-                f" state_t={pipe['state_t']}",
-            )
-
-    @classmethod
-    def _check_family(cls, pipe: Mapping[str, Any]) -> Iterator[Finding]:
-        """Whether network and pipeline are of the family whose loss this is; a class may have a loss of its own."""
-        if cls.loss is not Predict2Video2WorldModel.loss:
-            return
-        key = "model.config.pipe_config"
-        if pipe.get("flow") is not None:
-            yield error(
-                f"{key}.flow",
-                f"it is set, as for Predict2.5, but {cls.__name__} has the loss of Predict2, which uses no flow",
-                "Set flow=null, or choose a model of Predict2.5 (model=predict2p5_...)",
-            )
-        elif (projected := pipe["net"].get(PROJECTION)) is not None:
-            yield warning(
-                f"{key}.net.{PROJECTION}",
-                f"{projected}, as networks of Predict2.5 have it, whose text comes through a projection; {cls.__name__}"
-                " has the loss of Predict2",
-                "Train released weights of Predict2.5 with a model of theirs (model=predict2p5_...)",
-            )
-
-    @classmethod
-    def check_degrees(cls, config: Any, context: CheckContext) -> Iterator[Finding]:
-        """Degrees of parallelism that the processes, the heads or the latent frames cannot be divided by."""
-        net, run = config["pipe_config"]["net"], context.config
-        if run is None or net.get("num_heads") is None:
-            return  # a network with a number of its own
-        shards = run.trainer.distributed_parallelism != "ddp"
-        yield from starmap(
-            error,
-            degree_problems(
-                world_size=context.world_size,
-                context_parallel_size=run.model_parallel.context_parallel_size,
-                num_heads=net["num_heads"],
-                state_t=config["pipe_config"]["state_t"],
-                patch_temporal=net.get("patch_temporal", 1),
-                fsdp_shard_size=config["fsdp_shard_size"] if shards else 0,
-            ),
-        )
+        return model_checks.check(arguments["config"], context)
 
     @classmethod
     def checkpoint_bytes(cls, arguments: Mapping[str, Any]) -> int:
         """The size of a checkpoint: the network, its average, and what AdamW keeps of the trained weights."""
-        made = as_config(cls.config_class, arguments["config"], "model.config")
+        made = model_config(arguments["config"])
         net = trained_network(made, weight_dtype(PRECISIONS[made.precision]), may_fetch=False)
         return network_bytes(net, has_average=made.pipe_config.ema.enabled)
-
-    @classmethod
-    def _check_data(
-        cls, key: str, data: Mapping[str, Any], config: Any, training: Sequence[Mapping[str, Any]] = ()
-    ) -> Iterator[Finding]:
-        """Clips shorter than the model's (longer ones are cut in time), and embeddings that it does not take.
-
-        ``training`` has the data sets of training where this one is for validation.
-        """
-        pipe = config["pipe_config"]
-        have, wanted = data.get("num_frames"), pixel_frames(pipe["state_t"])
-        if isinstance(have, int) and "state_t" not in data and have < wanted:
-            text = f"num_frames={have}, but the model takes {wanted} (state_t={pipe['state_t']})"
-            yield error(key, text, f"Set it to {wanted}")
-        sides = [8 * (pipe["net"].get(name) or RELEASED_LATENT_SIDE) for name in ("max_img_h", "max_img_w")]
-        size = list(data.get("video_size") or ())
-        if any(isinstance(side, int) and side > most for side, most in zip(size, sides)):
-            usual = ", [48,48] for one of the tiny models" if str(pipe["resolution"]) == "48" else ""
-            text = f"video_size={size} is beyond the positions of the network, at most {sides}"
-            yield error(key, text, f"Set a smaller one{usual}")
-        yield from errors(key, cls._text_problems(data, config))
-
-    @classmethod
-    def _text_problems(cls, data: Mapping[str, Any], config: Any) -> Iterator[str]:
-        return data_text_problems(data, config["pipe_config"]["net"])
 
     @classmethod
     def checkpoint_switches(cls, path: str) -> dict[str, Any]:
@@ -244,25 +116,12 @@ class Predict2Video2WorldModel(ImaginaireModel):
 
     def data_facts(self, data_sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         rates = [rate for data in data_sets if (rate := frame_rate(data)) is not None]
-        return self._text_facts(data_sets) | ({RATE_KEY: rates[0]} if rates else {})
-
-    def _text_facts(self, data_sets: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        return text_facts(text for data in data_sets if (text := data_text(data)) is not None)
-
-    # --- what stands beside the weights in a checkpoint
-
-    def card(self) -> ModelCard:
-        """What the weights of this run record about themselves."""
-        return card_of_config(self.config)
-
-    def checkpoint_state(self) -> dict[str, Tensor]:
-        return super().checkpoint_state() | card_tensors(self.card())
-
-    def load_checkpoint_state(self, state: Mapping[str, Tensor]) -> weights.LoadReport:
-        return weights.load_into(super().checkpoint_state(), state)
-
-    def account_checkpoint_state(self, state: Mapping[str, Tensor]) -> weights.LoadReport:
-        return weights.account(super().checkpoint_state(), state)
+        if self.config.text.is_set:
+            text = text_of_config(self.config.text)
+            texts = [] if text is None else [text]
+        else:
+            texts = [text for data in data_sets if (text := data_text(data)) is not None]
+        return text_facts(texts) | ({RATE_KEY: rates[0]} if rates else {})
 
     # --- set-up
 
@@ -270,6 +129,35 @@ class Predict2Video2WorldModel(ImaginaireModel):
         """Raise where adapters would go on that were trained with another alpha."""
         for problem in alpha_differences(read_card(path), lora.lora_spec(self.net)):
             raise CheckpointError(problem)
+        self.actions.on_load_path(path)
+
+    def on_data(self, *loaders: Any) -> None:
+        self.actions.on_data(*loaders)
+
+    def on_after_backward(self) -> None:
+        self.actions.on_after_backward()
+
+    def likely_causes(self, batch: Mapping[str, Any]) -> Iterator[str]:
+        return self.actions.likely_causes(batch)
+
+    # --- checkpoints
+
+    def card(self) -> ModelCard:
+        """What the weights of this run record about themselves."""
+        return self.actions.added_to(card_of_config(self.config))
+
+    def checkpoint_state(self) -> dict[str, Tensor]:
+        return super().checkpoint_state() | card_tensors(self.card())
+
+    def load_checkpoint_state(self, state: Mapping[str, Tensor]) -> weights.LoadReport:
+        self.actions.on_load(card_in(state))
+        return weights.load_into(super().checkpoint_state(), state)
+
+    def account_checkpoint_state(self, state: Mapping[str, Tensor]) -> weights.LoadReport:
+        self.actions.on_load(card_in(state))
+        return weights.account(super().checkpoint_state(), state)
+
+    # --- set-up
 
     def on_train_start(self, memory_format: torch.memory_format = torch.preserve_format) -> None:
         device = next(self.net.parameters()).device
@@ -324,6 +212,7 @@ class Predict2Video2WorldModel(ImaginaireModel):
     def clean_clips(self, batch: Mapping[str, Any]) -> tuple[Tensor | None, Tensor, Condition]:
         """Pixels in [-1, 1] (None where the batch has latents only), latents and condition of a validation batch."""
         generators = self._generators(batch, "validation")
+        batch = self.actions.of_clip(batch, generators)
         x0, condition = self.data_and_condition(batch, generators, is_fixed=True)
         return None if LATENTS_KEY in batch else self._pixels(batch, False, generators), x0, condition
 
@@ -335,33 +224,21 @@ class Predict2Video2WorldModel(ImaginaireModel):
         ``is_fixed`` drops nothing and gives as few frames as the config allows.
         """
         is_image = self.is_image_batch(batch)
-        batch = self._with_text(batch)
+        batch = self.actions.of_clip(batch, generators)
+        batch = self.text.added_to(batch, len(batch[self._input_key(batch)]), next(self.net.parameters()).device)
         x0 = self._latents(batch, is_image, generators) * self.pipe_config.sigma_data
         keep = None if is_fixed else self.world.conditioner.draw_keep(generators.each("condition"))
         condition = self.world.conditioner.condition(batch, is_image=is_image, keep=keep)
         require_text(self.net, condition.crossattn_emb_B_S_E, f"The batch's '{TEXT_KEY}'")
         if not is_image:
-            least = self._fewest_given() if is_fixed else None
-            condition = condition.with_conditioning_frames(x0, self._num_given(batch, x0, generators, least))
+            numbers = self._num_conditional_frames(batch, x0, generators, is_fixed)
+            condition = condition.with_conditioning_frames(x0, numbers)
         return x0, condition
 
     def draw_noise(self, x0_B_C_T_H_W: Tensor, is_image: bool, generators: "Draws") -> tuple[Tensor, Tensor]:
         """Standard normal noise, and one noise level per sample [B, 1]."""
-        config = self.config
         epsilon = generators.normal(x0_B_C_T_H_W.shape, "epsilon").to(x0_B_C_T_H_W, non_blocking=True)
-        factor, high_sigma_ratio = 1.0, 0.0
-        if not is_image:
-            high_sigma_ratio = config.high_sigma_ratio
-            if config.adjust_video_noise and self.pipe_config.adjust_video_noise:
-                factor = self.pipe_config.video_noise_factor or math.sqrt(self.pipe_config.state_t)
-        uniform_B_3 = generators.uniform(3, "sigma")
-        sigma_B = rectified_flow.draw_sigma(
-            uniform_B_3[:, 0],
-            factor=factor,
-            high_sigma_ratio=high_sigma_ratio,
-            pick_B=uniform_B_3[:, 1],
-            high_B=uniform_B_3[:, 2],
-        )
+        sigma_B = self.config.draw_sigma(generators.uniform(3, "sigma"), is_image=is_image)
         return epsilon, sigma_B[:, None].to(x0_B_C_T_H_W, non_blocking=True)
 
     def loss(
@@ -421,15 +298,15 @@ class Predict2Video2WorldModel(ImaginaireModel):
 
     # --- its parts
 
-    @property
-    def _work_dtype(self) -> torch.dtype:
-        """Latents, noise and the loss are in float32 at least; a float64 network has all of it in float64."""
-        return torch.promote_types(self.precision, torch.float32)
-
     batch_kinds = ("image", "video")
 
     def batch_kind(self, batch: Mapping[str, Any]) -> str:
         return "image" if self.is_image_batch(batch) else "video"
+
+    @property
+    def _work_dtype(self) -> torch.dtype:
+        """Latents, noise and the loss are in float32 at least; a float64 network has all of it in float64."""
+        return torch.promote_types(self.precision, torch.float32)
 
     def is_image_batch(self, batch: Mapping[str, Any]) -> bool:
         return self._input_key(batch) == self.config.input_image_key
@@ -450,9 +327,9 @@ class Predict2Video2WorldModel(ImaginaireModel):
         """What the tokenizer makes of the pixels, or made of them when the data set was prepared."""
         if LATENTS_KEY not in batch:
             return self.world.tokenizer.encode(self._pixels(batch, is_image, generators)).to(self._work_dtype)
-        if not self._knows_latents:
+        if not self._has_checked_latents:
             check_tokenizer(self.world.tokenizer, batch)
-            self._knows_latents = True
+            self._has_checked_latents = True
         latents: Tensor = batch[LATENTS_KEY]
         wanted, have = self.pipe_config.state_t, latents.shape[2]
         if latents.shape[1] != self.world.tokenizer.latent_ch or have < wanted:
@@ -483,19 +360,10 @@ class Predict2Video2WorldModel(ImaginaireModel):
         pixels = video.to(device).to(self._work_dtype)
         return _checked_range(pixels) if video.is_floating_point() else pixels / 127.5 - 1
 
-    def _with_text(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The batch with embeddings of its text: here those that the data set carries."""
-        return batch
-
-    def _fewest_given(self) -> int:
-        """The number of given latent frames at which models are compared."""
-        return self.pipe_config.min_num_conditional_frames
-
-    def _num_given(
-        self, batch: Mapping[str, Any], x0: Tensor, generators: "Draws", number: int | None = None
+    def _num_conditional_frames(
+        self, batch: Mapping[str, Any], x0: Tensor, generators: "Draws", is_fixed: bool
     ) -> Tensor:
-        """How many latent frames each sample is given: as the batch says, ``number``, or drawn."""
-        low, high = self.pipe_config.min_num_conditional_frames, self.pipe_config.max_num_conditional_frames
+        """How many latent frames of each sample condition it: those of the batch, the fewest, or drawn."""
         if "num_conditional_frames" in batch:
             given = torch.as_tensor(batch["num_conditional_frames"]).reshape(-1)
             if given.numel() not in (1, x0.shape[0]) or not ((given >= 0) & (given < max(2, x0.shape[2]))).all():
@@ -504,9 +372,9 @@ class Predict2Video2WorldModel(ImaginaireModel):
                     f" of the {x0.shape[0]} samples, and below the {x0.shape[2]} latent frames."
                 )
             return given.expand(x0.shape[0]) if given.numel() == 1 else given
-        if number is not None:
-            return torch.full((x0.shape[0],), number, device=x0.device)
-        return generators.integers(low, high + 1, "given_frames").to(x0.device, non_blocking=True)
+        if is_fixed:
+            return torch.full((x0.shape[0],), self.config.fewest_conditional_frames, device=x0.device)
+        return self.config.draw_conditional_frames(generators).to(x0.device, non_blocking=True)
 
     def _count_samples(self, batch: Mapping[str, Any], is_image: bool) -> None:
         name = "accum_image_sample_counter" if is_image else "accum_video_sample_counter"
@@ -525,3 +393,8 @@ def _checked_range(pixels: Tensor) -> Tensor:
             f"Floating pixels reach {float(pixels.abs().max()):.4g}; they must lie in [-1, 1]. Give uint8 for 0...255."
         )
     return pixels
+
+
+# The names of published configurations, whose parts are composed now.
+Predict2Video2WorldModel = Predict2p5Video2WorldModel = Video2WorldModel
+Predict2Video2WorldActionConditionedModel = Predict2p5ActionConditionedModel = Video2WorldModel

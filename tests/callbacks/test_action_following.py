@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from cosmos_predict2.actions.transforms import controller
 from cosmos_predict2.callbacks import action_following
 from cosmos_predict2.callbacks.action_following import ActionFollowing
 from cosmos_predict2.callbacks.fixed_clips import clips_of_step
 from cosmos_predict2.data.action_conditioned.items import Windows
 from cosmos_predict2.evaluation.metrics.controllability import action_gap, partners
-from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel, Predict2Video2WorldModelConfig
+from cosmos_predict2.models.config import Predict2Video2WorldModelConfig
+from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.world_model.config import EMAConfig, Video2WorldPipelineConfig
 from cosmos_predict2.world_model.parallelize import ContextParallel
@@ -42,7 +44,8 @@ def make_action_model(*, obeys: bool, ema: bool = False, state_t: int = 3) -> An
         ),
     )
     torch.manual_seed(0)
-    model = Predict2Video2WorldModel(config)
+    model = Video2WorldModel(config)
+    model.actions.transform = controller(2)  # type: ignore[attr-defined]
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.net.named_parameters():

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from cosmos_predict2.configs.action_conditioned import config as public
 from cosmos_predict2.configs.action_conditioned.defaults import data
-from cosmos_predict2.models.video2world_action_model import declared_transform
+from cosmos_predict2.models.action_checks import declared_transform
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from imaginaire.config.compose import compose
 from imaginaire.config.lazy_config import to_yaml
@@ -240,7 +240,7 @@ def test_the_published_commands_compose(
     name = "experiment=ac_reason_embeddings_rectified_flow_2b_256_320"
     assert train.main([other, "--dryrun", "--", name, "~dataloader_train.dataloaders"]) == 0
     shown = capsys.readouterr()
-    assert "Predict2p5ActionConditionedModel" in shown.out and "its experiments are in cosmos_predict2" in shown.err
+    assert "Video2WorldModel" in shown.out and "its experiments are in cosmos_predict2" in shown.err
     own = "--config=cosmos_predict2/configs/action_conditioned/config.py"
     flat = "net=cosmos_v1_2B_action_conditioned"
     assert (

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel, Predict2Video2WorldModelConfig
+from cosmos_predict2.models.config import Predict2Video2WorldModelConfig
+from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from imaginaire.config.lazy_config import LazyCall as L
@@ -43,7 +44,7 @@ class PooledPixels:
         return self
 
 
-def make_model(**options: Any) -> Predict2Video2WorldModel:
+def make_model(**options: Any) -> Video2WorldModel:
     """A small model of Predict2; ``network``, ``net`` and PIPE_OPTIONS go to its pipeline's config."""
     pipe = {name: options.pop(name) for name in PIPE_OPTIONS if name in options}
     net = {"max_img_h": 8, "max_img_w": 8, "max_frames": 4, **NET, **options.pop("net", {})}
@@ -54,12 +55,12 @@ def make_model(**options: Any) -> Predict2Video2WorldModel:
         **{"precision": "float32", **options},
     )
     torch.manual_seed(0)
-    model = Predict2Video2WorldModel(config)
+    model = Video2WorldModel(config)
     draw_modulations(model)
     return model
 
 
-def draw_modulations(model: Predict2Video2WorldModel) -> None:
+def draw_modulations(model: Video2WorldModel) -> None:
     """Draw the last modulation matrices, which begin at zero: behind them nothing learns."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():

@@ -20,8 +20,8 @@ from cosmos_predict2.data.latent_cache import LATENTS_KEY
 from cosmos_predict2.data.mock import MockImages, MockVideos
 from cosmos_predict2.data.toy.states import path_of, write_states
 from cosmos_predict2.data.toy.videos import ToyWorldStates
-from cosmos_predict2.models.video2world_action_model import Predict2Video2WorldActionConditionedModel
-from cosmos_predict2.models.video2world_model import Predict2ModelManagerConfig, Predict2Video2WorldModelConfig
+from cosmos_predict2.models.config import Predict2ModelManagerConfig, Predict2Video2WorldModelConfig
+from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.toy_world.episodes import make_episodes
@@ -56,9 +56,9 @@ def make_config(network: str = "chunk", dit_path: str = "", **options: Any) -> P
     )
 
 
-def make_model(network: str = "chunk", dit_path: str = "", **options: Any) -> Predict2Video2WorldActionConditionedModel:
+def make_model(network: str = "chunk", dit_path: str = "", **options: Any) -> Video2WorldModel:
     torch.manual_seed(0)
-    model = Predict2Video2WorldActionConditionedModel(make_config(network, dit_path, **options))
+    model = Video2WorldModel(make_config(network, dit_path, **options))
     if not dit_path:
         awaken(model.net)
     return model
@@ -84,7 +84,7 @@ def action_batch(
     return {**batch, **more}
 
 
-def loss_of(model: Predict2Video2WorldActionConditionedModel, batch: dict[str, Any]) -> Tensor:
+def loss_of(model: Video2WorldModel, batch: dict[str, Any]) -> Tensor:
     return model.training_step(batch, 0)[1]
 
 
@@ -119,7 +119,7 @@ def test_a_longer_clip_is_cut_with_its_actions() -> None:
     batch = action_batch(size=8, frames=30)
     batch["video"] = torch.arange(30, dtype=torch.uint8)[None, None, :, None, None].expand(8, 3, 30, 32, 32)
     batch["action"] = torch.arange(29.0)[None, :, None].expand(8, 29, 3)
-    cut = model.with_actions_of_clip(batch, model._generators(batch, "train"))
+    cut = model.actions.of_clip(batch, model._generators(batch, "train"))
     starts = cut["video"][:, 0, 0, 0, 0]
     assert cut["video"].shape[2] == 9 and cut["action"].shape[1] == 8
     assert torch.equal(cut["action"][:, :, 0], starts[:, None] + torch.arange(8.0)) and len(set(starts.tolist())) > 3
@@ -131,7 +131,7 @@ def test_a_longer_clip_is_cut_with_its_actions() -> None:
     assert torch.equal(of_clip.action_B_A_D[:, 0, 0], shown)
     with pytest.raises(DataError, match="30 frames, but the model takes 9"):
         loss_of(make_model(resize_online=False), batch)
-    model.action_transform = relative_pose(accumulate="window")
+    model.actions.transform = relative_pose(accumulate="window")
     relative = {**batch, "action_transform": None}
     for path in (lambda: model.training_step(relative, 0), lambda: model.clean_clips(relative)):
         with pytest.raises(DataError, match=r"cannot be cut.*accumulate window.*num_frames=9"):
@@ -147,10 +147,10 @@ def test_a_first_validation_takes_the_transform_of_its_data_before_it_cuts() -> 
 
 def test_pictures_are_refused_before_and_in_training() -> None:
     data = dict(_target_=MockImages, num_tokens=4, width=8)
-    (problem,) = checked_model(Predict2Video2WorldActionConditionedModel, _node(make_config()), [data])
+    (problem,) = checked_model(Video2WorldModel, _node(make_config()), [data])
     assert problem.level == "error" and "they are pictures" in problem.text
     clips = dict(_target_=MockVideos, num_tokens=4, width=8, num_frames=9, action_shape=[8, 3])
-    assert checked_model(Predict2Video2WorldActionConditionedModel, _node(make_config()), [clips]) == []
+    assert checked_model(Video2WorldModel, _node(make_config()), [clips]) == []
     batch = action_batch()
     batch["images"] = batch.pop("video")[:, :, 0].float() / 255
     with pytest.raises(DataError, match="'images': they are pictures"):
@@ -162,7 +162,7 @@ def test_cached_latents_keep_the_actions_of_their_frames() -> None:
     batch = action_batch(frames=17)
     batch[LATENTS_KEY] = torch.randn(2, 16, 5, 4, 4)
     del batch["video"]
-    cut = model.with_actions_of_clip(batch, model._generators(batch, "train"))
+    cut = model.actions.of_clip(batch, model._generators(batch, "train"))
     assert cut[LATENTS_KEY].shape[2] == 3 and torch.equal(cut["action"], batch["action"][:, :8])
 
 
@@ -192,7 +192,7 @@ def test_data_under_another_transform_are_refused() -> None:
 PROPOSED = attrs.evolve(controller(3, 0.25), proposed=True)
 
 
-def proposed_batches(model: Predict2Video2WorldActionConditionedModel, *proposed: ActionTransform) -> list[Any]:
+def proposed_batches(model: Video2WorldModel, *proposed: ActionTransform) -> list[Any]:
     """`action_batch` by data sets that propose these transforms, in a mixture that the model was shown."""
     sets = [SimpleNamespace(action_transform=one) for one in proposed]
     model.on_data(SimpleNamespace(dataset=SimpleNamespace(members=SimpleNamespace(datasets=sets))))
@@ -207,7 +207,7 @@ def test_what_data_propose_is_taken_over_by_a_new_run_only() -> None:
     new = make_model()
     grown = attrs.evolve(controller(3, 2.0), proposed=True)  # by other statistics
     loss, of_another_set = (loss_of(new, batch) for batch in proposed_batches(new, PROPOSED, grown))
-    assert new.action_transform == PROPOSED and not new.action_transform.proposed and of_another_set == loss
+    assert new.actions.transform == PROPOSED and not new.actions.transform.proposed and of_another_set == loss
     assert b"proposed" not in bytes(new.checkpoint_state()[KEY].tolist())
     resumed = make_model()
     resumed.load_checkpoint_state(new.checkpoint_state())
@@ -223,7 +223,7 @@ def test_what_data_propose_is_taken_over_by_a_new_run_only() -> None:
         proposed_batches(resumed, attrs.evolve(controller(4), proposed=True))
     told = make_model(action_transform=OWN.to_dict())
     loss_of(told, *proposed_batches(told, PROPOSED))
-    assert told.action_transform == OWN
+    assert told.actions.transform == OWN
     beside = make_model()  # a data set that was told one
     assert [loss_of(beside, batch) for batch in proposed_batches(beside, PROPOSED, OWN)] == [
         loss_of(told, action_batch())
@@ -246,7 +246,7 @@ def test_data_sets_in_those_of_a_user_are_given_the_runs_transform() -> None:
     model, grown = make_model(), attrs.evolve(controller(3, 2.0), proposed=True)
     sets = [Reading(one) for one in (PROPOSED, grown, grown)]
     model.on_data(SimpleNamespace(dataset=Own(sets[0], Own(*sets[1:]))))
-    assert model.action_transform == PROPOSED and {one.action_transform for one in sets} == {PROPOSED}
+    assert model.actions.transform == PROPOSED and {one.action_transform for one in sets} == {PROPOSED}
     with pytest.raises(DataError, match=r"the training data has .* for validation too"):
         make_model().on_data(Own(Reading(OWN)), Own(Reading(controller(3, 2.0))))
 
@@ -273,13 +273,13 @@ def test_a_run_that_starts_from_weights_with_actions_keeps_their_transform(
     path = _saved(make_model().net, tmp_path / "action.pt", **{KEY: transform_tensor(OWN)})
     model = make_model(dit_path=path)
     assert torch.equal(loss_of(model, *proposed_batches(model, PROPOSED)), loss_of(make_model(), action_batch()))
-    assert model.action_transform == OWN and "learnt anew" not in caplog.text
+    assert model.actions.transform == OWN and "learnt anew" not in caplog.text
     longer = attrs.evolve(PROPOSED, kind="relative_pose", scale=(20.0,) * 7)
     assert longer.yields_to(relative_pose()) and not longer.yields_to(relative_pose(accumulate=4)), "other raw actions"
     of_poses = _saved(make_model().net, tmp_path / "poses.pt", **{KEY: transform_tensor(relative_pose())})
     other = make_model(dit_path=of_poses)
     loss_of(other, *proposed_batches(other, PROPOSED))
-    assert other.action_transform == PROPOSED and "learnt anew" in caplog.text
+    assert other.actions.transform == PROPOSED and "learnt anew" in caplog.text
 
 
 @pytest.mark.parametrize(("factor", "says"), [(1.0, None), (0.0, None), (100.0, "drown"), (0.015, "hardly sees")])
@@ -295,9 +295,9 @@ def test_actions_far_from_the_order_of_one_are_told_at_the_first_step(
     assert len(told) == len(causes) == (says is not None)
     if says is not None:
         assert f"is {factor:.3g} as controller" in told[0] and says in told[0] and told[0] == f"{causes[0]}."
-    model.action_transform = relative_pose()
+    model.actions.transform = relative_pose()
     closed = torch.tensor([[[1e-3] * 6 + [1.0]]])
-    assert "hardly sees" in (model._far_from_one(closed) or ""), "the gripper does not hide how small moves are"
+    assert "hardly sees" in (model.actions._far_from_one(closed) or ""), "the gripper does not hide how small moves are"
 
 
 def test_data_that_do_not_say_it_need_a_config_that_does() -> None:
@@ -314,12 +314,12 @@ def test_a_resumed_model_has_the_transform_of_its_checkpoint(is_in_place: bool) 
     loss_of(first, action_batch())
     state = first.checkpoint_state()
 
-    def load(model: Predict2Video2WorldActionConditionedModel) -> Any:
+    def load(model: Video2WorldModel) -> Any:
         return (model.account_checkpoint_state if is_in_place else model.load_checkpoint_state)(state)
 
     second = make_model()
     load(second).require()
-    assert second.action_transform == OWN
+    assert second.actions.transform == OWN
     with pytest.raises(DataError, match="the checkpoint has"):
         loss_of(second, action_batch(transform=controller(3, 2.0)))
     load(make_model(action_transform=OWN.to_dict())).require()
@@ -398,14 +398,12 @@ def test_the_size_of_a_checkpoint_counts_embedders_that_begin_anew(knows_actions
     net = make_model().net if knows_actions else Video2WorldDiT(**SIZE, **NET)
     options: dict[str, Any] = dict(train_architecture="lora", lora_rank=4, lora_alpha=4, precision="bfloat16")
     config = make_config(dit_path=_saved(net, tmp_path / "start.pt"), **options)
-    model = Predict2Video2WorldActionConditionedModel(config)
+    model = Video2WorldModel(config)
     trained = [p for p in model.parameters() if p.requires_grad]
     of_optimizer = sum(p.numel() * (8 if p.dtype == torch.float32 else 12) for p in trained)  # moments, masters
     state = {name: value for name, value in model.checkpoint_state().items() if name.startswith("net.")}
     expected = of_optimizer + sum(value.numel() * value.element_size() for value in state.values())
-    assert Predict2Video2WorldActionConditionedModel.checkpoint_bytes(dict(config=config)) == pytest.approx(
-        expected, abs=100
-    )
+    assert Video2WorldModel.checkpoint_bytes(dict(config=config)) == pytest.approx(expected, abs=100)
 
 
 def test_the_average_has_the_embedders() -> None:
@@ -424,11 +422,11 @@ def one_process() -> Any:
 
 
 def _told(**options: Any) -> str:
-    return "\n".join(map(str, checked_model(Predict2Video2WorldActionConditionedModel, _node(make_config(**options)))))
+    return "\n".join(map(str, checked_model(Video2WorldModel, _node(make_config(**options)))))
 
 
 def _node(config: Predict2Video2WorldModelConfig) -> Any:
-    node = lazy_config.LazyCall(Predict2Video2WorldActionConditionedModel)(config=config, _recursive_=False)
+    node = lazy_config.LazyCall(Video2WorldModel)(config=config, _recursive_=False)
     return node["config"]
 
 
@@ -473,7 +471,7 @@ def test_the_width_that_lerobot_data_have_is_told(tmp_path: Path) -> None:
     (tmp_path / "meta").mkdir()
     (tmp_path / "meta/info.json").write_text(json.dumps(info))
     data = dict(_target_=LeRobotActionDataset, root=str(tmp_path), text_width=NET["crossattn_emb_channels"])
-    model, config = Predict2Video2WorldActionConditionedModel, _node(make_config())
+    model, config = Video2WorldModel, _node(make_config())
     (problem,) = checked_model(model, config, [data])
     assert "its actions have 5 numbers, but the network reads 3" in problem.text and "net.action_dim=5" in problem.text
     features["action"]["shape"] = [3]
@@ -497,9 +495,7 @@ def _start(load_path: str = "", data: ActionTransform | None = OWN, **options: A
     shape = None if data is None else [8, data.dim]
     sizes = dict(num_tokens=4, width=8, num_frames=9)
     nodes = [dict(_target_=MockVideos, **sizes), dict(_target_=MockVideos, **sizes, action_shape=shape)]
-    return checked_model(
-        Predict2Video2WorldActionConditionedModel, _node(make_config(**options)), nodes, start_path=load_path
-    )
+    return checked_model(Video2WorldModel, _node(make_config(**options)), nodes, start_path=load_path)
 
 
 def _exported(path: Path, transform: ActionTransform) -> str:

@@ -12,7 +12,7 @@ import pytest
 from cosmos_predict2.actions.statistics import column_statistics, order_one_transform
 from cosmos_predict2.checkpoints.card import TRANSFORM_KEY as KEY
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
-from cosmos_predict2.models.video2world_action_model import Predict2Video2WorldActionConditionedModel
+from cosmos_predict2.models.video2world_model import Video2WorldModel
 from imaginaire.config.lazy_config import LazyCall as L
 from tests.checkpoints.nets import transform_tensor
 from tests.findings import checked_model
@@ -35,7 +35,7 @@ def test_data_in_other_units_than_the_weights_are_warned_of_before_the_first_ste
         model = make_model()
         model.load_checkpoint_state(before.checkpoint_state())
     else:
-        saved = before.action_transform
+        saved = before.actions.transform
         assert saved is not None
         model = make_model(dit_path=_saved(before.net, tmp_path / "mm.pt", **{KEY: transform_tensor(saved)}))
     proposed_batches(model, half, tenth)
@@ -55,10 +55,10 @@ def test_validation_data_are_at_fault_where_the_network_reads_what_training_has(
         return dict(_target_=LeRobotActionDataset, root=str(meta.parent), text_width=text_width)
 
     three, four = data(3), data(4)
-    config = L(Predict2Video2WorldActionConditionedModel)(config=make_config(), _recursive_=False)["config"]
+    config = L(Video2WorldModel)(config=make_config(), _recursive_=False)["config"]
 
     def wrong(training: Any, validation: Any) -> list[str]:
-        found = checked_model(Predict2Video2WorldActionConditionedModel, config, [training], [validation])
+        found = checked_model(Video2WorldModel, config, [training], [validation])
         return [str(finding) for finding in found if finding.key.startswith("dataloader_val")]
 
     (problem,) = wrong(three, four)

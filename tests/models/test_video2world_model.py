@@ -9,12 +9,8 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.checkpoints.card import KEY
-from cosmos_predict2.models.video2world_model import (
-    Draws,
-    Predict2ModelManagerConfig,
-    Predict2Video2WorldModel,
-    Predict2Video2WorldModelConfig,
-)
+from cosmos_predict2.models.config import Predict2ModelManagerConfig, Predict2Video2WorldModelConfig
+from cosmos_predict2.models.video2world_model import Draws, Video2WorldModel
 from cosmos_predict2.nn.start_weights import Start
 from cosmos_predict2.world_model.config import EMAConfig
 from cosmos_predict2.world_model.denoiser import Denoiser
@@ -247,7 +243,8 @@ def test_the_check_names_missing_weights_and_impossible_frames() -> None:
     plain = attrs.asdict(config, recurse=False)
     plain["model_manager_config"] = attrs.asdict(config.model_manager_config)
     plain["pipe_config"] = attrs.asdict(config.pipe_config, recurse=False)
-    missing, frames = map(str, checked_model(Predict2Video2WorldModel, plain))
+    plain["text"] = attrs.asdict(config.text)
+    missing, frames = map(str, checked_model(Video2WorldModel, plain))
     assert "download_checkpoints" in missing and "--model_sizes 2B" in missing
     assert "state_t=3" in frames
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from cosmos_predict2.conditioner import Condition, conditioning_frames_mask
 from cosmos_predict2.diffusion.schedules import karras_sigmas
 from cosmos_predict2.diffusion.solvers import guide, sample
-from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel, Predict2Video2WorldModelConfig
+from cosmos_predict2.models.config import Predict2Video2WorldModelConfig
+from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.denoiser import Denoiser
 from imaginaire.config.lazy_config import LazyCall as L
@@ -40,7 +41,7 @@ def test_loss(golden: Golden) -> None:
         sigma_conditional=file.settings["sigma_conditional"].use(),
         state_t=file.settings["state_t"].use(),
     )
-    model = Predict2Video2WorldModel(Predict2Video2WorldModelConfig(precision="float32", pipe_config=pipe))
+    model = Video2WorldModel(Predict2Video2WorldModelConfig(precision="float32", pipe_config=pipe))
     model.net.load_state_dict(file.build().state_dict())
     x0, sigma = stored["smp.gt_latents"].use(), stored["loss.sigma_B_1"].use()
     output, loss = model.loss(x0, stored["loss.eps"].use(), sigma, _condition(file))

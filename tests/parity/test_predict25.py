@@ -9,7 +9,8 @@ import torch
 
 from cosmos_predict2.diffusion import flow_time
 from cosmos_predict2.diffusion.rectified_flow import noise_level
-from cosmos_predict2.models.flow_model import Predict2p5Video2WorldModel, Predict2p5Video2WorldModelConfig
+from cosmos_predict2.models.config import Predict2p5Video2WorldModelConfig
+from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.world_model.config import FlowConfig, Video2WorldPipelineConfig
 from cosmos_predict2.world_model.objectives import Flow
 from cosmos_predict2.world_model.sampling import SamplingOptions
@@ -53,7 +54,7 @@ def test_times_of_training(name: str, golden: Golden) -> None:
 def test_loss(name: str, golden: Golden) -> None:
     file = open_action_file(golden, name)
     stored = file.tensors
-    model = Predict2p5Video2WorldModel(
+    model = Video2WorldModel(
         Predict2p5Video2WorldModelConfig(precision="float32", pipe_config=_config(file, "train_shift"))
     )
     model.net.load_state_dict(file.build().state_dict())

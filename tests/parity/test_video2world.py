@@ -21,13 +21,8 @@ from cosmos_predict2.conditioner import (
 from cosmos_predict2.diffusion.rectified_flow import noise_level
 from cosmos_predict2.diffusion.schedules import karras_sigmas
 from cosmos_predict2.diffusion.solvers import guide, sample
-from cosmos_predict2.models.flow_model import Predict2p5Video2WorldModel, Predict2p5Video2WorldModelConfig
-from cosmos_predict2.models.video2world_model import (
-    LORA_TARGETS,
-    Draws,
-    Predict2Video2WorldModel,
-    Predict2Video2WorldModelConfig,
-)
+from cosmos_predict2.models.config import LORA_TARGETS, Predict2p5Video2WorldModelConfig, Predict2Video2WorldModelConfig
+from cosmos_predict2.models.video2world_model import Draws, Video2WorldModel
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from cosmos_predict2.world_model.config import FlowConfig, SolverConfig, Video2WorldPipelineConfig
 from cosmos_predict2.world_model.denoiser import Denoiser
@@ -117,10 +112,10 @@ def test_one_level_per_sample_may_be_given_with_or_without_a_frame_axis(golden: 
 # --- one training step
 
 
-def training_model(golden: Golden, **options: Any) -> Predict2Video2WorldModel:
+def training_model(golden: Golden, **options: Any) -> Video2WorldModel:
     cfg = golden.json("meta.json")["dit_a"]["cfg"].use()
     pipe = Video2WorldPipelineConfig(net=L(Video2WorldDiT)(**cfg), tokenizer=L(PooledPixels)())
-    model = Predict2Video2WorldModel(Predict2Video2WorldModelConfig(precision="float32", pipe_config=pipe, **options))
+    model = Video2WorldModel(Predict2Video2WorldModelConfig(precision="float32", pipe_config=pipe, **options))
     model.net.load_state_dict(network(golden).state_dict())
     return model
 
@@ -328,9 +323,9 @@ def test_velocity_with_frames_replaced(golden: Golden) -> None:
     compare("cond_timestep", 1, first, conditional_frame_timestep=0.1, replace_given_frames=False)
 
 
-def velocity_model(net: DiT, flow: FlowConfig) -> Predict2p5Video2WorldModel:
+def velocity_model(net: DiT, flow: FlowConfig) -> Video2WorldModel:
     """The model of Predict2.5 that trains a network."""
     pipe = Video2WorldPipelineConfig(net=L(Video2WorldDiT)(**TINY), tokenizer=L(PooledPixels)(), state_t=3, flow=flow)
-    model = Predict2p5Video2WorldModel(Predict2p5Video2WorldModelConfig(pipe_config=pipe, precision="float32"))
+    model = Video2WorldModel(Predict2p5Video2WorldModelConfig(pipe_config=pipe, precision="float32"))
     model.world = WorldModel(pipe, net)
     return model

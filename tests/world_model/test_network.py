@@ -12,11 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_predict2.models.video2world_model import (
-    Predict2ModelManagerConfig,
-    Predict2Video2WorldModel,
-    Predict2Video2WorldModelConfig,
-)
+from cosmos_predict2.models.config import Predict2ModelManagerConfig, Predict2Video2WorldModelConfig
+from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
 from cosmos_predict2.world_model import network
 from cosmos_predict2.world_model.config import EMAConfig, Video2WorldPipelineConfig
@@ -164,7 +161,7 @@ def test_the_network_is_built_without_memory_and_in_the_dtype_of_the_run() -> No
 @pytest.mark.parametrize("options", [{}, {"precision": "bfloat16"}, LORA, {**LORA, "precision": "bfloat16"}])
 def test_the_size_of_a_checkpoint_is_known_before_anything_is_built(options: dict[str, Any]) -> None:
     config = config_of(**options)
-    model = Predict2Video2WorldModel(config)
+    model = Video2WorldModel(config)
     model.on_train_start()
     model.parallelize(parallel.ParallelDims())
     optimizer = fused_adamw(model)
@@ -175,13 +172,13 @@ def test_the_size_of_a_checkpoint_is_known_before_anything_is_built(options: dic
     tensors = [tensor for tensor in [*model.checkpoint_state().values(), *state] if tensor.ndim]
     tensors = [tensor for tensor in tensors if tensor.dtype != torch.uint8]  # the card, some kilobytes
     expected = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    assert Predict2Video2WorldModel.checkpoint_bytes({"config": config}) == pytest.approx(expected, abs=100)  # counters
+    assert Video2WorldModel.checkpoint_bytes({"config": config}) == pytest.approx(expected, abs=100)  # counters
 
 
 def test_a_plain_mapping_makes_a_model_with_the_same_checks() -> None:
     config = config_of()
     plain = {"precision": "float32", "pipe_config": {"net": config.pipe_config.net, "state_t": 3}}
-    pipe = Predict2Video2WorldModel({**plain, "pipe_config": {**plain["pipe_config"], "tokenizer": None}}).pipe_config
+    pipe = Video2WorldModel({**plain, "pipe_config": {**plain["pipe_config"], "tokenizer": None}}).pipe_config
     assert (pipe.state_t, pipe.ema.enabled) == (3, False)
     for wrong, text in [
         ({"precision": "float31"}, r"model\.config\.precision='float31'"),
@@ -190,18 +187,18 @@ def test_a_plain_mapping_makes_a_model_with_the_same_checks() -> None:
         ({}, r"model\.config\.pipe_config\.net: not set"),
     ]:
         with pytest.raises(ConfigError, match=text):
-            Predict2Video2WorldModel(wrong)
+            Video2WorldModel(wrong)
     with pytest.raises(ConfigError, match=r"model\.config is null"):
-        Predict2Video2WorldModel(None)
+        Video2WorldModel(None)
 
 
 # --- in shards
 
 
-def trained(config: Any) -> Predict2Video2WorldModel:
+def trained(config: Any) -> Video2WorldModel:
     """A model as the trainer makes one ready."""
     torch.manual_seed(0)
-    model = Predict2Video2WorldModel(config)
+    model = Video2WorldModel(config)
     is_meta = {tensor.is_meta for tensor in [*model.net.parameters(), *model.net.buffers()]}
     assert is_meta == {distributed.world_size() > 1}
     meta_device.move_to(model, distributed.device(), torch.preserve_format)
@@ -252,7 +249,7 @@ def _memory(path: str) -> tuple[int, int]:
     config = config_of(path, shard=2)
     config.pipe_config.net = L(Video2WorldDiT)(**LARGE)
     config.pipe_config.ema.enabled = False
-    model = Predict2Video2WorldModel(config)
+    model = Video2WorldModel(config)
     gc.collect()
     if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)  # what others have freed would be used again, and not be counted

@@ -85,8 +85,7 @@ def _require_small(config: Any) -> None:
 
 def _clips(node: Any, num: int, world: Any, model: Any) -> held_out.Clips:
     """The first clips of a data set, with the text of training."""
-    text = getattr(model, "text", None)
-    with_text = partial(TrainingText(text).added_to, device=torch.device("cpu")) if text and text.is_set else None
+    with_text = partial(TrainingText(model.text).added_to, device=torch.device("cpu")) if model.text.is_set else None
     made = {"num_episodes": num} if "num_episodes" in node else {}  # no more than needed
     dataset = lazy_config.instantiate({**node, **made})
     return held_out.read_clips(dataset, world.tokenizer, model.pipe_config, num, with_text=with_text)

@@ -11,7 +11,9 @@ import torch
 
 from cosmos_predict2.data.latent_cache import FOLDER, read_record
 from cosmos_predict2.data.sizes import pixel_frames, size_of
-from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel, Predict2Video2WorldModelConfig
+from cosmos_predict2.models.config import Predict2Video2WorldModelConfig, model_config
+from cosmos_predict2.models.model_checks import check_degrees
+from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.world_model.config import PRECISIONS
 from cosmos_predict2.world_model.network import embedders_begin_anew, network_of
@@ -20,7 +22,6 @@ from imaginaire.config import checks as config_checks
 from imaginaire.config import lazy_config
 from imaginaire.config.names import target_of
 from imaginaire.config.schema import NEVER, Config
-from imaginaire.config.typed_nodes import as_config
 from imaginaire.errors import ConfigError
 from imaginaire.findings import CheckContext
 
@@ -91,10 +92,10 @@ class Workload:
 
 def read_workload(config: Config, num_gpus: int) -> Workload:
     """The workload of a composed configuration; degrees that cannot work are the errors that training gives."""
-    cls, model = _model_config(config)
+    model = _model_config(config)
     if num_gpus < 1:
         raise ConfigError(f"--gpus {num_gpus}: at least one is needed.")
-    if wrong := [*cls.check_degrees(config.model.config, CheckContext(config=config, world_size=num_gpus))]:
+    if wrong := [*check_degrees(config.model.config, CheckContext(config=config, world_size=num_gpus))]:
         raise ConfigError(" ".join(map(str, wrong)))
     pipe = model.pipe_config
     net = network_of(pipe.net)
@@ -134,21 +135,21 @@ def read_workload(config: Config, num_gpus: int) -> Workload:
     )
 
 
-def _model_config(config: Config) -> tuple[type[Predict2Video2WorldModel], Predict2Video2WorldModelConfig]:
+def _model_config(config: Config) -> Predict2Video2WorldModelConfig:
     if config.model is None:
         raise ConfigError("model is not set: choose an experiment (experiment=NAME) or a model (model=NAME).")
     target = target_of(config.model, "model")
-    if not (isinstance(target, type) and issubclass(target, Predict2Video2WorldModel)):
+    if not (isinstance(target, type) and issubclass(target, Video2WorldModel)):
         raise ConfigError(f"model is a {getattr(target, '__name__', target)}; only Video2World models are planned.")
-    model: Predict2Video2WorldModelConfig = as_config(target.config_class, config.model.config, "model.config")
+    model = model_config(config.model.config)
     if model.pipe_config.net is None:
         raise ConfigError("model.config.pipe_config.net is not set: choose a model (model=NAME).")
-    return target, model
+    return model
 
 
 def _encodes_text(model: Any) -> bool:
-    text = getattr(model, "text", None)  # of Predict2.5
-    return text is not None and text.encoder is not None and "Reason1Encoder" in str(text.encoder["_target_"])
+    text = model.text
+    return text.encoder is not None and "Reason1Encoder" in str(text.encoder["_target_"])
 
 
 def _shard_size(asked: int, num_gpus: int) -> int:

@@ -13,8 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from cosmos_predict2.conditioner import DropoutConfig
-from cosmos_predict2.models.flow_model import Predict2p5Video2WorldModelConfig
-from cosmos_predict2.models.video2world_model import Predict2Video2WorldModelConfig
+from cosmos_predict2.models.config import Predict2p5Video2WorldModelConfig, Predict2Video2WorldModelConfig
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.world_model.config import EMAConfig, FlowConfig, SolverConfig, Video2WorldPipelineConfig

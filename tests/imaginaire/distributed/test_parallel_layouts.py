@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.testing import assert_close
 
-from cosmos_predict2.models.video2world_model import Predict2Video2WorldModel
+from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.world_model import recompute
 from cosmos_predict2.world_model.config import EMAConfig
@@ -112,7 +112,7 @@ def _with_actions(batch: dict[str, Any]) -> dict[str, Any]:
     return {**batch, "action": torch.sin(numbers.double())}
 
 
-def _model(case: Case, dims: ParallelDims, shard: int) -> Predict2Video2WorldModel:
+def _model(case: Case, dims: ParallelDims, shard: int) -> Video2WorldModel:
     """Ready to train, with weights that follow from their names."""
     options = dict(train_architecture="lora", lora_rank=2, lora_alpha=4) if case.lora else {}
     net = dict(
@@ -194,7 +194,7 @@ def _mean(value: Tensor) -> Tensor:
     return value
 
 
-def _gradients(model: Predict2Video2WorldModel) -> dict[str, Tensor]:
+def _gradients(model: Video2WorldModel) -> dict[str, Tensor]:
     return {name: p.grad.detach().clone() for name, p in model.net.named_parameters() if p.grad is not None}
 
 

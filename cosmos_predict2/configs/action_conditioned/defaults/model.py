@@ -11,13 +11,8 @@ from cosmos_predict2.configs.action_conditioned.networks import (
 )
 from cosmos_predict2.configs.base.config_predict2p5 import get_predict2p5_dit_path
 from cosmos_predict2.configs.base.defaults.model import training_entry
-from cosmos_predict2.models.flow_model import Predict2p5Video2WorldModelConfig
+from cosmos_predict2.models.config import Predict2p5Video2WorldModelConfig, Predict2Video2WorldModelConfig
 from cosmos_predict2.models.training_text import TrainingTextConfig
-from cosmos_predict2.models.video2world_action_model import (
-    Predict2p5ActionConditionedModel,
-    Predict2Video2WorldActionConditionedModel,
-)
-from cosmos_predict2.models.video2world_model import Predict2Video2WorldModelConfig
 from cosmos_predict2.released import (
     NETWORKS,
     get_cosmos_predict2_video2world_checkpoint,
@@ -33,7 +28,6 @@ def predict2(model_size: str, network: str) -> dict[str, Any]:
     """
     is_flat = network == "flat"
     return training_entry(
-        Predict2Video2WorldActionConditionedModel,
         Predict2Video2WorldModelConfig,
         get_cosmos_predict2_action_conditioned_pipeline(model_size=model_size, network=network),
         is_tiny=model_size == "tiny",
@@ -50,7 +44,6 @@ def predict2p5(model_size: str, network: str) -> dict[str, Any]:
     is_tiny = model_size == "tiny"
     pipe_config = get_cosmos_predict2p5_action_conditioned_pipeline(model_size=model_size, network=network)
     return training_entry(
-        Predict2p5ActionConditionedModel,
         Predict2p5Video2WorldModelConfig,
         pipe_config,
         is_tiny=is_tiny,

@@ -4,12 +4,9 @@
 from typing import Any
 
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline, get_dit_path
+from cosmos_predict2.models.config import Predict2ModelManagerConfig, Predict2Video2WorldModelConfig
 from cosmos_predict2.models.validation import RELEASED_SIGMAS, TINY_SIGMAS
-from cosmos_predict2.models.video2world_model import (
-    Predict2ModelManagerConfig,
-    Predict2Video2WorldModel,
-    Predict2Video2WorldModelConfig,
-)
+from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from imaginaire.config import L, register_group
 
@@ -17,7 +14,6 @@ SHARD_SIZE = {"2B": 8, "14B": 32}  # of the groups without resolution and rate i
 
 
 def training_entry(
-    model: type,
     config_class: type[Predict2Video2WorldModelConfig],
     pipe_config: Video2WorldPipelineConfig,
     *,
@@ -42,14 +38,13 @@ def training_entry(
     )
     return dict(
         trainer=dict(distributed_parallelism="ddp" if is_tiny else "fsdp"),
-        model=L(model)(config=config, _recursive_=False),
+        model=L(Video2WorldModel)(config=config, _recursive_=False),
     )
 
 
 def video2world(model_size: str, fsdp_shard_size: int, **variant: Any) -> dict[str, Any]:
     """The group entry of one Video2World variant."""
     return training_entry(
-        Predict2Video2WorldModel,
         Predict2Video2WorldModelConfig,
         get_cosmos_predict2_video2world_pipeline(model_size=model_size, **variant),
         is_tiny=model_size == "tiny",

@@ -10,7 +10,7 @@ from cosmos_predict2.configs.base.config_predict2p5 import (
     predict2p5_text_encoder,
 )
 from cosmos_predict2.configs.base.defaults.model import SHARD_SIZE, training_entry
-from cosmos_predict2.models.flow_model import Predict2p5Video2WorldModel, Predict2p5Video2WorldModelConfig
+from cosmos_predict2.models.config import Predict2p5Video2WorldModelConfig
 from cosmos_predict2.models.training_text import TrainingTextConfig
 from imaginaire.config import register_group
 
@@ -21,7 +21,6 @@ def predict2p5_video2world(model_size: str, fsdp_shard_size: int) -> dict[str, A
     pipe_config = get_cosmos_predict2p5_video2world_pipeline(model_size=model_size)
     pipe_config.prompt_refiner_config.enabled = False
     return training_entry(
-        Predict2p5Video2WorldModel,
         Predict2p5Video2WorldModelConfig,
         pipe_config,
         is_tiny=is_tiny,
