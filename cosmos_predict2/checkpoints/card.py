@@ -263,7 +263,7 @@ def _written(path: str, source: Mapping[str, Tensor], header: Mapping[str, str])
     """The record in the weights, as plain data by the fields of a card."""
     card, pipeline, transform = (_json_of(key, path, source, header) for key in (KEY, PIPELINE_KEY, TRANSFORM_KEY))
     alpha = header.get("alpha", source.get(ALPHA_KEY))
-    found = {} if alpha is None else {"lora_alpha": alpha}
+    found: dict[str, Any] = {} if alpha is None else {"lora_alpha": alpha}
     found |= {"base": header["base"]} if header.get("base") else {}
     found |= {"video_size": pipeline.pop("video_size", None), "pipeline": pipeline} if pipeline else {}
     return found | ({TRANSFORM_KEY: transform} if transform else {}) | card
