@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/prepare_cosmos_nemo_data.py
 
-from cosmos_predict2.tools.prepare.hub_videos import NEMO, prepare
+from cosmos_predict2.tools.prepare.hub_videos import NEMO, add_flags, prepare
 from imaginaire import command_line
 
 log = logging.getLogger(__name__)
@@ -31,28 +31,15 @@ for training on images, after the first of them:
 
 def _parser() -> command_line.Parser:
     parser = command_line.parser("scripts.prepare_cosmos_nemo_data", __doc__, _EPILOG, {"--dataset_path": "--out"})
-    add = parser.add_argument
-    add("--out", default="datasets/cosmos_nemo_assets", metavar="DIR", help="where the data set goes")
-    add("--download_dir", metavar="DIR", help="where files arrive first (default: --out)")
-    add("--repo_id", default=NEMO.repo_id, metavar="NAME", help="the data repository")
-    add("--revision", metavar="COMMIT", help="a branch or commit of it (default: the newest)")
-    add("--dry_run", action="store_true", help="log what would be fetched, and fetch nothing")
+    add_flags(parser, NEMO, "datasets/cosmos_nemo_assets")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    dataset = Path(args.out)
-    videos = prepare(
-        NEMO,
-        dataset,
-        Path(args.download_dir or dataset),
-        repo_id=args.repo_id,
-        revision=args.revision,
-        dry_run=args.dry_run,
-    )
+    videos = prepare(NEMO, args)
     if not args.dry_run:
-        log.info("%s: %d clips", dataset, len(videos))
-        log.info("next: python -m scripts.get_t5_embeddings_from_cosmos_nemo_assets --data %s", dataset)
+        log.info("%s: %d clips", args.out, len(videos))
+        log.info("next: python -m scripts.get_t5_embeddings_from_cosmos_nemo_assets --data %s", args.out)
     return 0
 
 

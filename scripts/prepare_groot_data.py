@@ -9,8 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/prepare_groot_data.py
 
-from cosmos_predict2.tools.prepare.caption_embeddings import captions_of_csv
-from cosmos_predict2.tools.prepare.hub_videos import GROOT, prepare
+from cosmos_predict2.tools.prepare.caption_embeddings import captions_of_csv, compare_with_clips
+from cosmos_predict2.tools.prepare.hub_videos import GROOT, add_flags, prepare
 from imaginaire import command_line
 
 log = logging.getLogger(__name__)
@@ -28,42 +28,22 @@ example:
 
 def _parser() -> command_line.Parser:
     parser = command_line.parser("scripts.prepare_groot_data", __doc__, _EPILOG, {"--dataset_path": "--out"})
-    add = parser.add_argument
-    add("--out", default="datasets/benchmark_train/gr1", metavar="DIR", help="where the data set goes")
-    add("--download_dir", default="datasets/benchmark_train/hf_gr1", metavar="DIR", help="where files arrive first")
-    add("--repo_id", default=GROOT.repo_id, metavar="NAME", help="the data repository")
-    add("--revision", metavar="COMMIT", help="a branch or commit of it (default: the newest)")
-    add("--dry_run", action="store_true", help="log what would be fetched, and fetch nothing")
+    add_flags(parser, GROOT, "datasets/benchmark_train/gr1", "datasets/benchmark_train/hf_gr1")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    dataset = Path(args.out)
-    videos = prepare(
-        GROOT,
-        dataset,
-        Path(args.download_dir),
-        repo_id=args.repo_id,
-        revision=args.revision,
-        dry_run=args.dry_run,
-    )
+    videos, table = prepare(GROOT, args), args.out / "metadata.csv"
     if args.dry_run:
         return 0
-    captions = captions_of_csv(dataset / "metadata.csv")
-    prompts = dict(captions.results)
-    log.info("%s: %d clips, %d prompts", dataset, len(videos), len(prompts))
-    stems = {path.stem for path in videos}
-    for what, names in (("clips have no prompt", stems - set(prompts)), ("prompts have no clip", set(prompts) - stems)):
-        if names:
-            log.warning("%d %s: %s", len(names), what, ", ".join(sorted(names)[:5]))
-    if not stems & set(prompts):
-        log.error("no clip of %s has a prompt in %s", dataset, dataset / "metadata.csv")
+    captions = captions_of_csv(table)
+    log.info("%s: %d clips, %d prompts", args.out, len(videos), len(captions.results))
+    compare_with_clips(args.out, captions)
+    if not {path.stem for path in videos} & {stem for stem, _ in captions.results}:
+        log.error("no clip of %s has a prompt in %s", args.out, table)
         return 1
-    log.info(
-        "next: python -m scripts.get_t5_embeddings_from_groot_dataset --data %s --meta_csv %s",
-        dataset,
-        dataset / "metadata.csv",
-    )
+    command = "python -m scripts.get_t5_embeddings_from_groot_dataset"
+    log.info("next: %s --data %s --meta_csv %s", command, args.out, table)
     return captions.report("rows")
 
 

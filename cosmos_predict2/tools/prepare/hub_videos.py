@@ -8,6 +8,7 @@
 A file that lies in its place in its full size is not fetched again.
 """
 
+import argparse
 import errno
 import logging
 import os
@@ -39,17 +40,21 @@ GROOT = HubVideos("nvidia/GR1-100", "gr1", ("gr1/*mp4", "*metadata.csv"), ("meta
 NEMO = HubVideos("nvidia/Cosmos-NeMo-Assets", "nemo_diffusion_example_data", ("*.mp4*",))
 
 
-def prepare(
-    source: HubVideos,
-    dataset: Path,
-    download_dir: Path,
-    *,
-    repo_id: str | None = None,
-    revision: str | None = None,
-    dry_run: bool = False,
-) -> list[Path]:
-    """Fetch what is missing and move it to its place; gives the clips."""
-    repo_id = repo_id or source.repo_id
+def add_flags(parser: argparse.ArgumentParser, source: HubVideos, out: str, download_dir: str | None = None) -> None:
+    """The flags of a program that prepares such a data set."""
+    add = parser.add_argument
+    beside = "" if download_dir else " (default: --out)"
+    add("--out", type=Path, default=Path(out), metavar="DIR", help="where the data set goes")
+    add("--download_dir", type=Path, default=download_dir, metavar="DIR", help=f"where files arrive first{beside}")
+    add("--repo_id", default=source.repo_id, metavar="NAME", help="the data repository")
+    add("--revision", metavar="COMMIT", help="a branch or commit of it (default: the newest)")
+    add("--dry_run", action="store_true", help="log what would be fetched, and fetch nothing")
+
+
+def prepare(source: HubVideos, args: argparse.Namespace) -> list[Path]:
+    """Fetch what is missing and move it to its place, by the flags of `add_flags`; gives the clips."""
+    repo_id, revision, dataset = args.repo_id, args.revision, args.out
+    download_dir, dry_run = args.download_dir or dataset, args.dry_run
     if (finished := _finished(dataset, repo_id, revision)) is not None:
         log.info("%s: all of %s is there already", dataset, repo_id)
         return finished
