@@ -163,11 +163,10 @@ def requests_of(args: argparse.Namespace) -> tuple[list[Any], int]:
 
 def lerobot_requests_of(args: argparse.Namespace, choice: ActionChoice) -> tuple[Any, list[Any], int]:
     """The LeRobot data set of --input_root, its episodes that are asked for, and how many are skipped."""
-    from cosmos_predict2.checkpoints import read_card
     from cosmos_predict2.pipelines.action_requests import ActionRequest
     from cosmos_predict2.pipelines.lerobot_inputs import LeRobotRecordings, dataset_of_run
 
-    trained = dataset_of_run(dict(read_card(choice.dit_path).run))
+    trained = dataset_of_run(choice.card.run)
     said: dict[str, Any] = {"camera": args.camera} if args.camera else {}
     if args.action_key:
         said["action_keys"] = args.action_key.split(",")

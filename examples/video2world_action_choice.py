@@ -23,7 +23,12 @@ class ActionChoice:
     video_size: tuple[int, int] | None  # (height, width) of the clips that the run was trained on
     constant_text: str  # a file of the one embedding that the run was trained with; empty: none is known
     model_size: str
-    run: Any = None  # ModelCard, where it suffices to build the pipeline
+    card: Any = None  # ModelCard of the weights
+
+    @property
+    def run(self) -> Any:
+        """The card, where it suffices to build the pipeline; else None."""
+        return self.card if self.card is not None and self.card.has_pipeline else None
 
     @property
     def fps(self) -> float:
@@ -40,11 +45,13 @@ def choose_action_model(args: argparse.Namespace) -> ActionChoice:
         get_action_dit_path,
         get_cosmos_predict2_action_conditioned_pipeline,
     )
-    from cosmos_predict2.pipelines.recorded_run import apply_card, recorded_run
+    from cosmos_predict2.pipelines.recorded_run import apply_card, warn_of_unknown
     from imaginaire.checkpoint.weight_files import latest
 
     dit_path = latest(args.dit_path) if args.dit_path else get_action_dit_path(model_size=args.model_size or "2B")
-    run = recorded_run(dit_path)
+    card = read_card(dit_path)
+    warn_of_unknown(card)
+    run = card if card.has_pipeline else None
     sizes = {name: get_cosmos_predict2_action_conditioned_pipeline(model_size=name) for name in SIZES}
     trained = run.model_size(sizes) if run is not None else None
     size = args.model_size or trained or "2B"
@@ -58,7 +65,6 @@ def choose_action_model(args: argparse.Namespace) -> ActionChoice:
         apply_card(run, config)
         config.resolution, _ = run.shape
         log.info("run: %s: %s", run.source, run)
-    card = run or read_card(dit_path)
     family = require_actions(card) if run is None else None
     transform = require_transform(card, asked_transform(args))
     config.action_transform = transform.to_dict()
@@ -69,7 +75,7 @@ def choose_action_model(args: argparse.Namespace) -> ActionChoice:
     if args.given_timestep is not None:
         tell_given_frames(config, args.given_timestep)
     video_size = run.video_size if run is not None else None
-    return ActionChoice(config, dit_path, video_size, constant_text(card), size, run)
+    return ActionChoice(config, dit_path, video_size, constant_text(card), size, card)
 
 
 def require_actions(card: Any) -> Any:

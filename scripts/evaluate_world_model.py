@@ -300,7 +300,6 @@ def _require_actions(dit_path: str) -> None:
 
 def _recordings(args: argparse.Namespace, choice: Any) -> Any:
     """The held-out recordings that --data names, or those that the run was validated on."""
-    from cosmos_predict2.checkpoints import read_card
     from cosmos_predict2.pipelines.evaluation_data import read_recordings, recordings_of_run, size_of_world
     from cosmos_predict2.world_model.imagination import check_bases
 
@@ -311,7 +310,7 @@ def _recordings(args: argparse.Namespace, choice: Any) -> Any:
     if chunks > 1:
         check_bases(transform, choice.config.chunk_size)
     wanted = dict(num=args.num_clips, num_actions=chunks * choice.config.chunk_size, seed=args.seed)
-    loader = read_card(choice.dit_path).run.get("dataloader_val") or {}
+    loader = choice.card.run.get("dataloader_val") or {}
     if args.data:
         trained = loader.get("dataset")
         asked = tuple(args.size) if args.size else choice.video_size

@@ -45,15 +45,17 @@ _SAME = (
 
 
 def recorded_run(path: str) -> ModelCard | None:
-    """The card of weights, where it suffices to build their pipeline; else None, with a warning for a network of code
-    that is not known here."""
+    """The card of weights, where it suffices to build their pipeline; else None."""
     card = read_card(path)
-    if not card.has_pipeline:
-        if card.net and card.network_class is None:
-            known = ", ".join(KNOWN)
-            log.warning("%s is not read: its network is %s, known are %s", _record(card), card.net["_target_"], known)
-        return None
-    return card
+    warn_of_unknown(card)
+    return card if card.has_pipeline else None
+
+
+def warn_of_unknown(card: ModelCard) -> None:
+    """Warn of a record that is left aside since its network is of code that is not known here."""
+    if card.net and card.network_class is None:
+        known = ", ".join(KNOWN)
+        log.warning("%s is not read: its network is %s, known are %s", _record(card), card.net["_target_"], known)
 
 
 def apply_card(card: ModelCard, config: Video2WorldPipelineConfig) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from cosmos_predict2.actions.statistics import NAMES
 from cosmos_predict2.actions.transforms import controller, relative_pose
+from cosmos_predict2.checkpoints import read_card
 from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
@@ -318,7 +319,7 @@ def test_a_folder_has_the_size_of_the_run(
     args = SimpleNamespace(num_chunks=1, num_clips=2, seed=0, data=str(tmp_path / "data"), size=None)
     choice = SimpleNamespace(
         config=SimpleNamespace(transform=TOY, chunk_size=12, resolution="48"),
-        dit_path=tiny_action_path(),
+        card=read_card(tiny_action_path()),
         video_size=None,
     )
     found = evaluate_world_model._recordings(args, choice)  # type: ignore[arg-type]
