@@ -102,6 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(arguments: Sequence[str]) -> int:
+    if arguments[:1] in (["-h"], ["--help"]):
+        parser().parse_args(arguments[:1])  # before the slow imports
     from imaginaire.config.overrides import split_arguments, unknown_flag
 
     flags, overrides = split_arguments(arguments)
