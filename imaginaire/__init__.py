@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training engine. Outside the environment every program says in one line how to enter it: all of them, and
+"""The training engine. Outside the environment every program prints one line on how to enter it: all of them, and
 cosmos_predict2, import this package before any other of theirs."""
 
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Standard logging: rank 0 speaks, another rank only for its own failure, and one file per run."""
+"""Standard logging: rank 0 logs, other ranks only their errors, and one file per run."""
 
 import contextlib
 import logging
@@ -50,7 +50,7 @@ class _SideChannel(logging.Handler):
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
-        if not isinstance(error, OSError):  # a mistake in a call of the log: told as logging does
+        if not isinstance(error, OSError):  # a wrong call of the log: reported as logging does
             super().handleError(record)
         elif not self._has_failed:
             self._has_failed = True
@@ -98,8 +98,8 @@ class _Early(logging.Handler):
 def setup(run_dir: str | None = None, rank: int = 0) -> None:
     """Send records to stderr and, once there is a local run folder, to ``stdout.log`` in it.
 
-    May be called again when the run folder becomes known: its log begins with what was said since the call without.
-    ``IMAGINAIRE_LOG_LEVEL`` (INFO) sets what rank 0 says.
+    May be called again when the run folder becomes known: its log begins with the records since the call without.
+    ``IMAGINAIRE_LOG_LEVEL`` (INFO) is the level of rank 0.
     """
     root = logging.getLogger()
     early: list[logging.LogRecord] = []

@@ -22,7 +22,7 @@ class Progress:
     """``with Progress("embeddings", 400, unit="file") as progress: ... progress.update()``
 
     A bar on a terminal. Elsewhere (a pipe, the log of a batch job) a line now and then: ``embeddings: 120 of 400, 30 %,
-    2 min left``. ``total`` is None where nobody knows it, ``done`` what was done before; ``is_shown=False`` shows
+    2 min left``. ``total`` is None where it is unknown, ``done`` what was done before; ``is_shown=False`` shows
     nothing, ``lines=False`` no lines.
     """
 

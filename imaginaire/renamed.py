@@ -38,7 +38,7 @@ add(
     {
         "imaginaire.callbacks": "imaginaire.training.callbacks",
         "imaginaire.callbacks.base": "imaginaire.training.callbacks.base",
-        "imaginaire.callbacks.first_range": "imaginaire.training.callbacks.first_range",
+        "imaginaire.callbacks.first_range": "imaginaire.training.callbacks.self_checks",
         "imaginaire.callbacks.monitor": "imaginaire.training.callbacks.monitor",
         "imaginaire.callbacks.profile": "imaginaire.training.callbacks.profile",
         "imaginaire.callbacks.report": "imaginaire.training.callbacks.report",
@@ -60,7 +60,7 @@ add(
         "imaginaire.names": "imaginaire.config.names",
         "imaginaire.parallel": "imaginaire.distributed.parallel",
         "imaginaire.registry": "imaginaire.config.registry",
-        "imaginaire.safe_pickle": "imaginaire.checkpoint.safe_pickle",
+        "imaginaire.safe_pickle": "imaginaire.checkpoint.torch_files",
         "imaginaire.schedules": "imaginaire.optim.schedules",
         "imaginaire.trainer": "imaginaire.training.trainer",
     }

@@ -25,7 +25,7 @@ from cosmos_predict2.tokenizers.wan_network import (
 )
 from imaginaire import storage
 from imaginaire.checkpoint import weights
-from imaginaire.checkpoint.archives import FAULTS
+from imaginaire.checkpoint.torch_files import FAULTS
 from imaginaire.errors import CheckpointError, ConfigError, near
 from imaginaire.findings import CheckContext, Finding, error
 from imaginaire.training.memory import host_memory_available

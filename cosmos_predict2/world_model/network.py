@@ -25,8 +25,8 @@ from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.nn.start_weights import Start, starts
 from imaginaire import random
-from imaginaire.checkpoint import weights
 from imaginaire.config import lazy_config
+from imaginaire.distributed import parallel
 from imaginaire.errors import ConfigError
 from imaginaire.optim import lora
 
@@ -165,7 +165,7 @@ def absent_parts(net: DiT, path: str) -> tuple[str, ...]:
 
 def _draw_(parameter: Tensor, start: Start, seed: int, name: str) -> None:
     """Write this rank's part of a parameter. Groups of rows are drawn by their place, in float32 and on the CPU."""
-    local, (rows, *others) = weights.local_part(parameter)
+    local, (rows, *others) = parallel.local_part(parameter)
     if not start.std:
         local.fill_(start.value)
         return

@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from imaginaire import distributed, storage
 from imaginaire.checkpoint import layout as checkpoint_layout
-from imaginaire.checkpoint import resume, weights
+from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.layout import KINDS, CheckpointSet, Tree
 from imaginaire.checkpoint.weight_files import POINTER, LazyTensors
 from imaginaire.config import lazy_config
@@ -102,15 +102,15 @@ class Checkpointer(ABC):
         self._callbacks.on_save_checkpoint_end(state.model, iteration)
 
     def _require_finite(self, model: ImaginaireModel, iteration: int) -> None:
-        """Raise on all ranks when trained weights or their average are not finite. What training does not change may be
-        so, as masks of -inf are: buffers and frozen parameters."""
+        """Raise on all ranks when trained weights or their average are not finite. Buffers and frozen parameters may be
+        infinite, as masks of -inf are."""
         constant = {name for name, _ in model.named_buffers()}
         constant |= {name for name, p in model.named_parameters() if not p.requires_grad}
         state = model.checkpoint_state()
         weights_of = {name: t for name, t in state.items() if name.replace("net_ema.", "net.", 1) not in constant}
         if names := non_finite(weights_of):
             newest = checkpoint_layout.read_pointer(self.folder)
-            kept = f"The same command goes on from {newest.path('model')}." if newest else "Nothing is saved yet."
+            kept = f"The same command continues from {newest.path('model')}." if newest else "Nothing is saved yet."
             raise TrainingError(
                 f"Iteration {iteration} is not saved: {len(names)} of {len(weights_of)} tensors hold values that are"
                 f" not finite, such as {', '.join(names[:3])}. Lower optimizer.lr, or look at train/grad_norm. {kept}"
@@ -122,13 +122,13 @@ class Checkpointer(ABC):
         return self._saved_iteration
 
     def check(self) -> None:
-        """Raise what the background writer met. The trainer calls this at every step."""
+        """Raise the error of the background writer, if any. The trainer calls this at every step."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise CheckpointError(
                 f"Saving iteration {self._saved_iteration} to {self.folder} failed: "
                 f"{type(failure).__name__}: {str(failure).rstrip('.')}. The pointer names the last complete set: "
-                "mend the cause, then start the same command again to go on from it."
+                "remove the cause, then start the same command again to continue from it."
             ) from failure
 
     def finalize(self) -> None:
@@ -136,7 +136,7 @@ class Checkpointer(ABC):
         self._wait()
 
     def close(self) -> None:
-        """After an error: let the write that is under way finish, and say when it did not."""
+        """After an error: let a write in progress finish, and log an error when it failed."""
         if self._writer is not None:
             self._writer.join(None if not self.is_dcp else _CLOSE_TIMEOUT_S)
             self._writer = None
@@ -169,7 +169,7 @@ class Checkpointer(ABC):
         """Runs in the background thread."""
 
     def _publish(self, saved: CheckpointSet) -> None:
-        """Point to a set that was read back, and only then let older ones go."""
+        """Read the set back, point to it, and only then remove older ones."""
         if faults := saved.faults():
             raise CheckpointError(f"What was written cannot be read back: {' '.join(faults)}")
         storage.forget_copies()
@@ -180,7 +180,7 @@ class Checkpointer(ABC):
             log.warning("iter %d is saved, but older checkpoints could not be removed: %s", saved.iteration, error)
 
     def _withdraw(self, saved: CheckpointSet) -> None:
-        """Before a set is overwritten that the pointer names, let the pointer name an older one."""
+        """Before the set that the pointer names is overwritten, point to an older one."""
         try:
             named = checkpoint_layout.read_pointer(self.folder)
         except CheckpointError:
@@ -193,8 +193,7 @@ class Checkpointer(ABC):
                 storage.remove(storage.join(self.folder, POINTER))
 
     def _apply_retention(self, saved: CheckpointSet) -> None:
-        """Delete what ``keep_last`` and ``keep_every`` let go; by default only optimizer files older than the last
-        two."""
+        """Delete what ``keep_last`` and ``keep_every`` do not keep; by default optimizer files before the last two."""
         keep_last, keep_every = self.config.keep_last, self.config.keep_every
         sets = [s for s in checkpoint_layout.all_sets(self.folder) if s.iteration <= saved.iteration]
         age = 0
@@ -212,7 +211,7 @@ class Checkpointer(ABC):
 
     def load(self, state: TrainingState) -> int:
         """Restore the run's own newest checkpoint, else ``load_path``; the iteration to go on from."""
-        own = resume.own_set(self.folder, self._kinds(), fallback=self.config.fallback)
+        own = checkpoint_layout.own_set(self.folder, self._kinds(), fallback=self.config.fallback)
         self._callbacks.on_load_checkpoint_start(state.model)
         if own is not None:
             iteration = self._restore(own, state, is_own=True)
@@ -239,7 +238,7 @@ class Checkpointer(ABC):
         if not (config.load_training_state and "model" in config.keys_not_to_resume):
             state.model.on_load_path(config.load_path)
         if config.load_training_state:
-            iteration = self._restore(resume.foreign_set(config.load_path, self._kinds()), state)
+            iteration = self._restore(checkpoint_layout.foreign_set(config.load_path, self._kinds()), state)
             log.info("loaded weights and training state of iter %d from %s", iteration, config.load_path)
             return iteration
         source = weights.read(config.load_path)
@@ -249,7 +248,7 @@ class Checkpointer(ABC):
         self._require(report, config.load_path)
         iteration = 0
         if config.only_load_scheduler_state:
-            saved = resume.foreign_set(config.load_path, ["scheduler"])
+            saved = checkpoint_layout.foreign_set(config.load_path, ["scheduler"])
             state.scheduler.load_state_dict(saved.read("scheduler"))
             iteration = int(saved.read("trainer")["iteration"])
         log.info("loaded weights from %s (%s)", config.load_path, report.summary())
@@ -259,7 +258,7 @@ class Checkpointer(ABC):
         kinds = self._kinds()
         if skipped := [kind for kind in KINDS if kind not in kinds]:
             log.warning("not resuming %s, as checkpoint.keys_not_to_resume asks", ", ".join(sorted(skipped)))
-        from_average = self.config.load_ema_to_reg and not is_own  # says where a run starts, not how it goes on
+        from_average = self.config.load_ema_to_reg and not is_own  # of a start, not of a resumed run
         if "model" in kinds:
             self._restore_model(saved, state.model, from_average)
         if "optim" in kinds:
@@ -384,8 +383,7 @@ def make(config: CheckpointConfig, run_dir: str, callbacks: Any) -> Checkpointer
 
 
 def check_room(state: TrainingState, run_dir: str, *, gathers: bool) -> None:
-    """Refuse at the start what would fail at the first save: too little disk, or too little host memory for a
-    snapshot."""
+    """Raise at the start when disk or host memory do not suffice for the first save."""
     needed = state.snapshot_bytes()
     problem: UserError | None = None
     if distributed.is_rank0():  # the rank that gathers; its answer is everybody's
@@ -450,7 +448,7 @@ def _with_average(source: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> M
 
 
 def _average_as_weights(source: Mapping[str, Tensor], path: str) -> Mapping[str, Tensor]:
-    """The averaged weights, both as themselves and as the weights to train, with what else the file says."""
+    """The averaged weights, also under the names of the trained weights, and the other entries of the file."""
     average = [name for name in source if name.startswith("net_ema.")]
     if not average:
         raise CheckpointError(f"checkpoint.load_ema_to_reg=True, but {path} holds no averaged weights (net_ema.*).")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading torch.distributed.checkpoint (DCP) folders without running what a foreign file says.
+"""Reading torch.distributed.checkpoint (DCP) folders without running foreign code.
 
 torch unpickles ``.metadata`` and byte entries freely. Here the first is read as plain data, of which objects of the
 format are made, and the second through ``weights_only=True``. Folders may be local or remote.
@@ -34,7 +34,7 @@ from torch.futures import Future
 from imaginaire import storage
 from imaginaire.checkpoint import plain_pickle
 from imaginaire.checkpoint.plain_pickle import Made, Named
-from imaginaire.checkpoint.safe_pickle import load_plain, only, refused_object
+from imaginaire.checkpoint.torch_files import load_plain, only, refused_object
 from imaginaire.errors import CheckpointError
 from imaginaire.storage import object_store
 from imaginaire.storage.object_store import StrPath
@@ -157,6 +157,18 @@ def dcp_read(folder: StrPath) -> DcpTensors:
     return DcpTensors(folder)
 
 
+def dcp_writer(path: StrPath) -> Any:
+    """The storage writer of a DCP folder, local or remote."""
+    if not storage.is_remote(path):
+        from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+        return FileSystemWriter(path)
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
+
+    object_store.filesystem(path)  # sets up the client that fsspec then hands to the writer
+    return FsspecWriter(path, **object_store.filesystem_options(path))
+
+
 def is_dcp(folder: StrPath) -> bool:
     return storage.exists(storage.join(folder, ".metadata"))
 
@@ -179,7 +191,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _metadata(content: bytes, source: str) -> Metadata:
-    """What a .metadata file says, made of objects of our own; the planner's notes are left out."""
+    """The content of a .metadata file as new objects of the format; the planner's data are not read."""
     try:
         tree = plain_pickle.read(content, lambda name: name in _ALLOWED or name in _DTYPES)
         if not isinstance(tree, Made) or tree.name != f"{_FORMAT}Metadata":
@@ -254,7 +266,7 @@ def _typed(value: Any, kind: Any) -> Any:
 
 
 def _check_sizes(entries: Mapping[str, Any], places: Mapping[MetadataIndex, _StorageInfo], source: str) -> None:
-    """Raise where reading would go outside the folder, or take more memory than its files are said to hold."""
+    """Raise where reading would go outside the folder, or take more memory than the recorded sizes of its files."""
     stored: dict[str, float] = {}
     for index, place in places.items():
         relative = PurePosixPath(place.relative_path)

@@ -12,7 +12,9 @@ Every file opens with ``torch.load(weights_only=True)``.
 
 import hashlib
 import io
+import logging
 import re
+import time
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
@@ -25,17 +27,18 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from imaginaire import distributed, storage
-from imaginaire.checkpoint import archives, weights
-from imaginaire.checkpoint.archives import Archive
-from imaginaire.checkpoint.dcp import PLAIN, SafeFileSystemReader, SafeLoadPlanner, first_line
-from imaginaire.checkpoint.safe_pickle import load_plain
-from imaginaire.checkpoint.weight_files import POINTER
-from imaginaire.errors import CheckpointError
+from imaginaire.checkpoint import torch_files
+from imaginaire.checkpoint.dcp import PLAIN, SafeFileSystemReader, SafeLoadPlanner, dcp_writer, first_line
+from imaginaire.checkpoint.torch_files import Archive, load_plain
+from imaginaire.checkpoint.weight_files import POINTER, load_pt
+from imaginaire.errors import CheckpointError, ConfigError
+
+log = logging.getLogger(__name__)
 
 KINDS = ("model", "optim", "scheduler", "trainer")  # in the order of writing
 _NAME = re.compile(r"iter_(\d{9,})(\.pt)?")
 
-# torch says on every save of a single process that it assumes a single process
+# torch warns at every save of a single process
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 _PLAIN_TYPES = {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size}
@@ -47,7 +50,7 @@ Like = Callable[[tuple[str, ...], torch.Size, torch.dtype], Tensor]  # gives the
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSet:
-    """One saved iteration in a ``checkpoints`` folder; ``name`` is what the pointer says."""
+    """One saved iteration in a ``checkpoints`` folder; ``name`` is the text of the pointer."""
 
     folder: str
     name: str
@@ -80,7 +83,7 @@ class CheckpointSet:
             raise CheckpointError(f"{self.path(kind)} is missing.")
         if self.is_dcp:
             return _read_dcp(self.path(kind), like)
-        return weights.load_pt(self.path(kind))
+        return load_pt(self.path(kind))
 
     def faults(self) -> list[str]:
         """What is wrong with this set, as sentences; reads a few kilobytes."""
@@ -123,13 +126,13 @@ class CheckpointSet:
                 found += self._archives(kind)
             except CheckpointError as error:
                 faults.append(str(error))
-        return faults + archives.damage(found, share)
+        return faults + torch_files.damage(found, share)
 
     def _archives(self, kind: str) -> list[Archive]:
         """The zips of a kind, whose directory torch can read."""
         path = self.path(kind)
         if not self.is_dcp:
-            weights.load_pt(path)
+            load_pt(path)
             return [Archive(storage.local_copy(path), path)]
         if storage.is_remote(path):
             return []
@@ -178,7 +181,7 @@ def read_pointer(folder: str) -> CheckpointSet | None:
         return None
     name = storage.read_text(path).strip()
     if not _NAME.fullmatch(name):
-        raise CheckpointError(f"{path} says '{name[:80]}', not the name of an iteration such as iter_000000500.pt.")
+        raise CheckpointError(f"{path} holds '{name[:80]}'; expected a name such as iter_000000500.pt.")
     return CheckpointSet(folder, name)
 
 
@@ -261,7 +264,7 @@ def fingerprint(path: str) -> dict[str, Any]:
             try:
                 with zipfile.ZipFile(file) as archive:
                     entries = [(i.filename.partition("/")[2], i.file_size, i.CRC) for i in archive.infolist()]
-            except archives.FAULTS as error:
+            except torch_files.FAULTS as error:
                 size = storage.size(path)
                 raise CheckpointError(f"{path} ({size} bytes) is torn or not a checkpoint file: {error}.") from error
         listing = repr(entries)
@@ -287,6 +290,90 @@ def _difference(recorded: Any, found: dict[str, Any]) -> str:
     return "same size, other content"
 
 
+# --- which set a run continues from: the newest whose files are complete and hold the bytes that were written
+
+
+def own_set(folder: str, kinds: Iterable[str], *, fallback: bool) -> CheckpointSet | None:
+    """The set that a run continues from, None where its ``checkpoints`` folder has none; every rank calls this.
+
+    The pointer names it. All bytes of ``kinds`` are checked: when that set is damaged, the newest complete set before
+    it is named in the error, or taken with ``fallback``.
+    """
+    found = _of_rank0(lambda: _named_set(folder, fallback))
+    while found is not None and (faults := damage(found, kinds)):
+        damaged = found
+        found = _of_rank0(lambda: _other_set(folder, faults, fallback, before=damaged.iteration))  # noqa: B023
+    return found
+
+
+def foreign_set(path: str, kinds: Iterable[str]) -> CheckpointSet:
+    """The set at ``checkpoint.load_path``, complete and with unchanged bytes; every rank calls this."""
+    saved = find_set(path)
+    if faults := saved.faults() or damage(saved, kinds):
+        complete = newest_complete(saved.folder, before=saved.iteration)
+        hint = f" The newest complete set before it is {complete.path('model')}." if complete else ""
+        raise CheckpointError(f"checkpoint.load_path={path}: {' '.join(faults)}{hint}")
+    return saved
+
+
+def damage(saved: CheckpointSet, kinds: Iterable[str]) -> list[str]:
+    """The faults in the bytes of a set; the ranks share the reading, and all get the whole answer."""
+    start = time.perf_counter()
+    mine = saved.damage(kinds, (distributed.rank(), distributed.world_size()))
+    found = sorted({fault for faults in distributed.all_gather_object(mine) for fault in faults})
+    log.info("checked the bytes of iter %d (%.1f s)", saved.iteration, time.perf_counter() - start)
+    return found
+
+
+def _of_rank0(choose: Callable[[], CheckpointSet | None]) -> CheckpointSet | None:
+    # one rank looks, so that all agree even while a file system is slow to show files
+    found: CheckpointSet | Exception | None = None
+    if distributed.is_rank0():
+        try:
+            found = choose()
+        except (CheckpointError, ConfigError) as error:
+            found = error
+    found = distributed.broadcast_object(found)
+    if isinstance(found, Exception):
+        raise found
+    assert found is None or isinstance(found, CheckpointSet)
+    return found
+
+
+def _named_set(folder: str, fallback: bool) -> CheckpointSet | None:
+    for kind in ("", *KINDS):
+        storage.remove_stale_temporaries(storage.join(folder, kind) if kind else folder)
+    try:
+        named = read_pointer(folder)
+        faults = [] if named is None else named.faults()
+    except CheckpointError as error:
+        named, faults = None, [str(error)]
+    if named is not None and not faults:
+        return named
+    if faults:
+        return _other_set(folder, faults, fallback)
+    complete = newest_complete(folder)
+    if complete is not None:  # stopped between the last file and the pointer, or the pointer was deleted
+        log.warning("no %s in %s; resuming from the complete set %s", POINTER, folder, complete.name)
+    return complete
+
+
+def _other_set(folder: str, faults: list[str], fallback: bool, before: int | None = None) -> CheckpointSet:
+    complete = newest_complete(folder, before)
+    if complete is None:
+        raise CheckpointError(
+            f"The run cannot resume: {' '.join(faults)} {folder} holds no other complete set. "
+            "Restore the files, or start under another job.name."
+        )
+    if not fallback:
+        raise CheckpointError(
+            f"The run cannot resume: {' '.join(faults)} The newest complete set is {complete.name} "
+            f"(iteration {complete.iteration}); continue from it with checkpoint.fallback=True."
+        )
+    log.warning("%s Falling back to %s, as checkpoint.fallback=True asks.", " ".join(faults), complete.name)
+    return complete
+
+
 # --- trees in a DCP folder: tensors under dotted keys, everything else in one byte tensor
 
 
@@ -299,7 +386,7 @@ def _write_dcp(path: str, tree: Tree, group: Any) -> None:
         buffer = io.BytesIO()
         torch.save(skeleton, buffer)
         tensors[PLAIN] = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
-    save(tensors, storage_writer=weights.dcp_writer(path), process_group=group, no_dist=group is None)
+    save(tensors, storage_writer=dcp_writer(path), process_group=group, no_dist=group is None)
 
 
 def _read_dcp(path: str, like: Like | None) -> Tree:

@@ -3,9 +3,9 @@
 
 ``pickle.Unpickler`` with a short list of names still hands live classes to the file, and a file may change what it is
 handed: BUILD sets attributes of classes and functions, which stay changed for the rest of the process. This reader
-knows the steps of the format itself. A name becomes a `Named`, whatever is called or built a `Made`, and the caller
-makes of them what it expects to find. All other steps (persistent objects, registered extensions, ...) are refused, and
-a small file cannot take more memory than its bytes let expect.
+interprets the steps of the format itself. A name becomes a `Named`, whatever is called or built a `Made`, and the
+caller makes of them what it expects to find. All other steps (persistent objects, registered extensions, ...) are
+refused, and a small file cannot take more memory than its bytes let expect.
 """
 
 import struct

@@ -21,8 +21,9 @@ from torch import Tensor
 
 from imaginaire import storage
 from imaginaire.checkpoint.dcp import dcp_read, first_line, is_dcp
-from imaginaire.checkpoint.safe_pickle import load_plain, refused_object
+from imaginaire.checkpoint.torch_files import load_plain, refused_object
 from imaginaire.errors import CheckpointError, ConfigError, near
+from imaginaire.storage import hub
 from imaginaire.storage.absent_files import absent
 from imaginaire.storage.object_store import StrPath
 
@@ -89,8 +90,8 @@ def open_address(address: str) -> Mapping[str, Tensor]:
 
 
 def latest(address: str) -> str:
-    """The checkpoint that a run's folder stands for, as its ``latest_checkpoint.txt`` says; other addresses as they
-    are. To be called once by what reads a checkpoint several times: a run may save another one in between."""
+    """The checkpoint that a run's folder stands for, named by its ``latest_checkpoint.txt``; other addresses unchanged.
+    Call it once before reading a checkpoint several times: a run may save another one in between."""
     if is_hub(address) or not storage.is_folder(address):
         return address
     for folder in (address, storage.join(address, "checkpoints")):
@@ -165,8 +166,8 @@ def _load_torch(local: Path, address: str) -> Any:
         refused = refused_object(error)
         if "DTensor" in str(error):
             raise CheckpointError(
-                f"{address} holds tensors that are dealt out to several processes (DTensor), of which a file has a part"
-                " alone. Save them whole, {name: value.full_tensor() for name, value in state.items()}, or as a folder"
+                f"{address} holds tensors that are sharded over processes (DTensor), of which a file has one part. Save"
+                " them whole, {name: value.full_tensor() for name, value in state.items()}, or as a folder"
                 " of torch.distributed.checkpoint."
             ) from error
         if kind == "old torch" and not refused:
@@ -382,7 +383,7 @@ def _pointed(folder: str) -> str:
         raise CheckpointError(f"{error} {_iterations(folder)}") from error
     if not re.fullmatch(r"[\w.-]+", pointer, re.ASCII):
         raise CheckpointError(
-            f"{folder}/{POINTER} should hold a name such as iter_000001000.pt; it says {pointer[:80]!r}. "
+            f"{folder}/{POINTER} should hold a name such as iter_000001000.pt; it holds {pointer[:80]!r}. "
             f"{_iterations(folder)}"
         )
     target = (
@@ -452,43 +453,23 @@ def _hub_parts(address: str) -> tuple[str, str | None, str]:
 
 
 def _hub_names(repository: str, revision: str | None, address: str) -> list[str]:
-    hub = _hub(address)
     log.info("%s is not a path here: asking the hub for it", address)
+    client = hub.client()
     with _hub_failures(address):
-        return list(hub.HfApi().list_repo_files(repository, revision=revision))
+        return list(client.HfApi().list_repo_files(repository, revision=revision))
 
 
 def _hub_fetch(repository: str, revision: str | None, name: str, address: str) -> Path:
-    hub = _hub(address)
+    client = hub.client()
     with _hub_failures(address):
-        return Path(hub.hf_hub_download(repository, name, revision=revision))
-
-
-def _hub(address: str) -> Any:
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        raise ConfigError(
-            f"{address} is not a path here, and reading it from the hub needs a package: pip install huggingface_hub"
-        ) from error
-    return huggingface_hub
+        return Path(client.hf_hub_download(repository, name, revision=revision))
 
 
 @contextlib.contextmanager
 def _hub_failures(address: str) -> Iterator[None]:
-    """Failures of the hub in one sentence."""
     try:
         yield
-    except Exception as error:  # its classes moved between versions, so they are known by name
-        name = type(error).__name__
-        if name == "GatedRepoError":
-            raise CheckpointError(
-                f"{address} is gated: accept its licence on huggingface.co and set HF_TOKEN, or run 'hf auth login'."
-            ) from error
-        if name in ("RepositoryNotFoundError", "HFValidationError", "RevisionNotFoundError"):
-            raise CheckpointError(
-                f"{address} is not a path here ({os.getcwd()}), nor a repository on the hub that you can see ({name})."
-            ) from error
-        raise CheckpointError(
-            f"{address} is not a path here, and asking the hub for it failed: {first_line(error)}"
-        ) from error
+    except Exception as error:  # the client's classes moved between its versions
+        repository, revision, _ = _hub_parts(address)
+        reason = hub.explained(error, repository, revision=revision, licence="")
+        raise CheckpointError(f"{address} is not a path here ({os.getcwd()}), and on the hub: {reason}") from error

@@ -13,42 +13,21 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from imaginaire import storage
-from imaginaire.checkpoint.dcp import SafeFileSystemReader, SafeLoadPlanner, dcp_read
 from imaginaire.checkpoint.weight_files import LazyTensors, load_pt, open_address, shape_of
+from imaginaire.distributed.parallel import local_part
 from imaginaire.errors import CheckpointError
-from imaginaire.storage import object_store
-from imaginaire.storage.object_store import StrPath
 
-__all__ = [
-    "LoadReport",
-    "SafeFileSystemReader",
-    "SafeLoadPlanner",
-    "account",
-    "dcp_read",
-    "dcp_reader",
-    "dcp_writer",
-    "is_extra",
-    "load_into",
-    "load_pt",
-    "local_part",
-    "read",
-    "renamed",
-    "select",
-    "strip_prefix",
-]
+__all__ = ["load_pt"]  # used as weights.load_pt by other packages
 
 log = logging.getLogger(__name__)
 
 # What files hold besides weights: Transformer Engine's state, training statistics, buffers that are functions of the
-# config, and what a run says of its data, its pipeline and its adapters.
+# config, and the records of a run about its data, its pipeline and its adapters.
 EXTRAS = (
     "*_extra_state",
     "*accum_video_sample_counter",
@@ -68,7 +47,7 @@ LINES = {1: 10, 2: 7, 3: 5}  # names shown for each kind of difference, by how m
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Which names matched. ``shapes`` says for a name of ``wrong_shape`` what was found and expected."""
+    """Which names matched. ``shapes`` has (found, expected) for each name of ``wrong_shape``."""
 
     matched: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()  # in the model, not in the source
@@ -249,33 +228,6 @@ def load_into(
     left alone. Released extras that the model does not have are not counted as unexpected.
     """
     return _walk(targets, renamed(source, rename) if rename else source, copy=_copy)
-
-
-def local_part(target: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
-    """This rank's piece of a tensor, and where it lies in the whole; all of a plain tensor."""
-    if not isinstance(target, DTensor):
-        return target, tuple(slice(0, length) for length in target.shape)
-    shape, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
-    local = target.to_local()
-    assert tuple(local.shape) == tuple(shape), f"local shard {tuple(local.shape)}, computed {tuple(shape)}"
-    return local, tuple(slice(start, start + length) for start, length in zip(offset, shape))
-
-
-def dcp_reader(path: StrPath) -> SafeFileSystemReader:
-    """The storage reader of a DCP folder, local or remote."""
-    return SafeFileSystemReader(path)
-
-
-def dcp_writer(path: StrPath) -> Any:
-    """The storage writer of a DCP folder, local or remote."""
-    if not storage.is_remote(path):
-        from torch.distributed.checkpoint.filesystem import FileSystemWriter
-
-        return FileSystemWriter(path)
-    from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
-
-    object_store.filesystem(path)  # sets up the client that fsspec then hands to the writer
-    return FsspecWriter(path, **object_store.filesystem_options(path))
 
 
 def _walk(

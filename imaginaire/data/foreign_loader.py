@@ -29,7 +29,7 @@ _END = object()
 
 
 def is_map_style(loader: Any) -> bool:
-    """Whether its batches are no more than what its sampler and its data set say."""
+    """Whether its batches are no more than its sampler and its data set define."""
     return (
         isinstance(loader, DataLoader)
         and type(loader).__iter__ is DataLoader.__iter__  # a subclass may change them
@@ -52,7 +52,7 @@ def epoch_of(loader: DataLoader[Any], seed: int, epoch: int) -> Iterator[list[in
 
 
 def start_epoch(loader: Any, seed: int, epoch: int) -> None:
-    """Tell the parts of a loader the epoch; those that have a torch generator get it seeded by (seed, epoch)."""
+    """Set the epoch of the parts of a loader; those that have a torch generator get it seeded by (seed, epoch)."""
     parts = [*_samplers(loader), loader]
     if not is_map_style(loader):
         parts.append(getattr(loader, "dataset", None))
@@ -88,7 +88,7 @@ def length(items: Any) -> int | None:
 
 
 def batch_size(loader: Any) -> int | None:
-    """Samples of one rank's batch, where the loader says so."""
+    """Samples of one rank's batch; None where the loader does not state it."""
     found = getattr(loader, "batch_size", None)
     if found is None:
         found = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)

@@ -4,7 +4,7 @@
 Position p of the stream is sample ``permutation(seed, epoch)[p % n]`` of the data set, with ``epoch = p // n``: a pure
 function, so nothing is stored but how many samples were used, prefetching cannot skew it, and any number of processes
 continues what another number began. Before a sample is read, Python, NumPy and torch are seeded from (seed, position),
-so random crops repeat as well, also those of data sets that know nothing of this.
+so random crops repeat as well, also those of data sets written without regard to this.
 
 A plain torch DataLoader over a map-style data set is resumed by its own order: the sampler's ``set_epoch`` is called
 and its batches are skipped as indices. What else can be iterated over is read again up to the place.

@@ -2,8 +2,7 @@
 """Reading samples in other processes: how these are seeded, what they report when they fail, and how they are ended.
 
 An exception in a worker arrives in the training process as it was raised there, with the worker's own traceback as its
-cause. A worker that dies without a word (most often: killed because memory ran out) becomes an error that says what to
-do.
+cause. A worker that is killed (most often because memory ran out) becomes an error with its cure.
 """
 
 import functools
@@ -60,7 +59,7 @@ def load(
             **options,
         )
         reader = registered(iter(loader))
-    return _heard(reader, num_workers)
+    return _received(reader, num_workers)
 
 
 @contextmanager
@@ -99,9 +98,9 @@ def explained(error: BaseException, num_workers: int | None = None) -> DataError
     elif "Segmentation" in text:
         cause = "A library crashed in it, as decoders may on a damaged file: set num_workers=0 to see on which, or"
     else:
-        cause = "Most often the machine's memory ran out (dmesg tells), or somebody ended it:"
+        cause = "Most often the machine's memory ran out (see dmesg), or somebody ended it:"
     return DataError(
-        f"A worker process of the data loader ended without a word ({text.splitlines()[0].strip()}). {cause} lower"
+        f"A worker process of the data loader ended unexpectedly ({text.splitlines()[0].strip()}). {cause} lower"
         f" num_workers{now}, prefetch_factor or batch_size."
     )
 
@@ -121,7 +120,7 @@ class _Failure:
     place: str
 
 
-def _heard(reader: Iterator[Any], num_workers: int) -> Iterator[Any]:
+def _received(reader: Iterator[Any], num_workers: int) -> Iterator[Any]:
     """The batches; failures become exceptions."""
     over = object()
     while True:
@@ -147,8 +146,8 @@ def _death(reader: Iterator[Any], error: Exception, num_workers: int) -> DataErr
     try:
         while all(worker.is_alive() for worker in workers) and time.monotonic() < deadline:
             time.sleep(0.02)
-    except RuntimeError as told:  # by the signal that says that a child ended
-        return explained(told, num_workers)
+    except RuntimeError as reported:  # raised by torch's handler of SIGCHLD
+        return explained(reported, num_workers)
     dead = next((worker for worker in workers if not worker.is_alive()), None)
     if dead is None:
         return None
@@ -188,7 +187,7 @@ class _Positioned(Dataset[Any]):
 
 
 class _Samples(list[Any]):
-    """The samples of a batch, with what is said of them when they do not fit together."""
+    """The samples of a batch, with their places and their data set for messages."""
 
     def __init__(self, samples: list[Any], places: Indices, name: str) -> None:
         super().__init__(samples)
@@ -197,7 +196,7 @@ class _Samples(list[Any]):
 
 
 class _Collate:
-    """Makes batches, and says which samples differ when that fails; failures pass through."""
+    """Makes batches; when that fails, the error names the samples that differ. Failures pass through."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self._collate = collate

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes and their collectives: NCCL on GPUs, gloo on CPUs, and nothing at all in a single process.
 
-Every function works without `init`: one process is a group of one. This module is the only one that knows the device.
+Every function works without `init`: one process is a group of one. Only this module chooses the device.
 """
 
 import logging
@@ -33,7 +33,7 @@ _OPERATIONS = {
 def init(timeout_s: float | None = None, store: Any = None) -> None:
     """Join the process group that torchrun announced in the environment; without torchrun there is none to join.
 
-    ``store``: where to meet, in place of what the environment says.
+    ``store``: where to meet, in place of MASTER_ADDR and MASTER_PORT.
     """
     if dist.is_initialized() or "RANK" not in os.environ:
         return
@@ -135,7 +135,7 @@ def device() -> torch.device:
 
 
 def barrier(name: str, timeout_s: float | None = None) -> None:
-    """Wait for all ranks; when they do not all come, an error says where each of them is instead.
+    """Wait for all ranks; when some do not come, the error reports where each rank is.
 
     ``timeout_s``: how long to wait, up to the time limit of all collectives, which is the default.
     """

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from imaginaire import distributed
 from imaginaire.errors import ConfigError
@@ -153,6 +154,16 @@ def full_tensor(tensor: Tensor) -> Tensor:
 def to_local(tensor: Tensor) -> Tensor:
     """This rank's part of a DTensor, or the tensor itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def local_part(target: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
+    """This rank's piece of a tensor, and where it lies in the whole; all of a plain tensor."""
+    if not isinstance(target, DTensor):
+        return target, tuple(slice(0, length) for length in target.shape)
+    shape, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
+    local = target.to_local()
+    assert tuple(local.shape) == tuple(shape), f"local shard {tuple(local.shape)}, computed {tuple(shape)}"
+    return local, tuple(slice(start, start + length) for start, length in zip(offset, shape))
 
 
 def is_in_step(model: nn.Module, dims: ParallelDims) -> bool:

@@ -72,7 +72,7 @@ def at(text: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Some rank wants to know where all are; ``time`` tells one alarm from the next."""
+    """A rank asks all ranks to report their place; ``time`` identifies the alarm."""
 
     reason: str
     time: float
@@ -117,19 +117,19 @@ class Board:
         return {rank for rank, value in found.items() if value is not None and value["time"] == alarm.time}
 
     def exchange(self, name: str, text: str, timeout_s: float) -> list[str] | None:
-        """What every rank said under a name; None when one of them did not within the time."""
+        """The text of every rank under a name; None when a rank wrote none within the time."""
         keys = [f"{name}/{rank}" for rank in range(self.world_size)]
         self._set(keys[self.rank], {"text": text})
         end = time.monotonic() + timeout_s
-        said: list[str] = []
-        while len(said) < len(keys):
-            if (value := self._get(keys[len(said)])) is not None:
-                said.append(value["text"])
+        texts: list[str] = []
+        while len(texts) < len(keys):
+            if (value := self._get(keys[len(texts)])) is not None:
+                texts.append(value["text"])
             elif time.monotonic() > end or self.lost_since is not None:
                 return None
             else:
                 time.sleep(_POLL_S)
-        return said
+        return texts
 
     def _seen(self, rank: int) -> Seen | None:
         value = self._get(str(rank))
@@ -197,7 +197,7 @@ def publish() -> None:
 
 
 def exchange(name: str, text: str, timeout_s: float) -> list[str] | None:
-    """What every rank said under a name, in rank order; None when one of them did not within the time.
+    """The text of every rank under a name, in rank order; None when a rank wrote none within the time.
 
     It goes through the store and is no collective, so it is safe for a rank that comes from an error and cannot know
     what the others wait for. A name is used once.
@@ -240,11 +240,11 @@ def table(seen: Sequence[Seen | None], now: float, answered: Collection[int] | N
 
 
 def gone(seen: Sequence[Seen | None], now: float, answered: Collection[int]) -> list[str]:
-    """A sentence on the ranks that did not answer: those that left after an error, and those that said nothing."""
+    """A sentence on the ranks that did not answer: those that left after an error, and the silent ones."""
     lines = []
     for entry in seen:
         if entry is not None and entry.rank not in answered and entry.place.text.startswith(LEFT):
-            lines.append(f"{ranks([entry.rank])} ({entry.host}) {entry.place.text}. Its own log tells more.")
+            lines.append(f"{ranks([entry.rank])} ({entry.host}) {entry.place.text}. See its own log.")
     silent = [rank for rank, entry in enumerate(seen) if rank not in answered and not _has_left(entry)]
     if silent and answered:
         known = [entry for rank in silent if (entry := seen[rank]) is not None]

@@ -12,9 +12,8 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
-from imaginaire.distributed.parallel import to_local
+from imaginaire.distributed.parallel import reshard, to_local
 from imaginaire.errors import ConfigError
 
 CAST_NUMEL = 1 << 26  # elements whose temporary float32 copies exist at a time
@@ -130,9 +129,7 @@ class PowerEMA:
 
 def _parameters(module: nn.Module) -> dict[str, Tensor]:
     """Parameters by name; FSDP modules show their shards (after an evaluation the root may be gathered)."""
-    for child in module.modules():
-        if isinstance(child, FSDPModule):
-            child.reshard()
+    reshard(module)
     return {name: parameter.detach() for name, parameter in module.named_parameters()}
 
 

@@ -167,7 +167,7 @@ def adapter_state(module: nn.Module) -> dict[str, Tensor]:
 
 
 def save_adapter(path: str, module: nn.Module, base: str = "") -> None:
-    """Write an adapter file; ``base`` says which weights it belongs to. Every rank calls it, rank 0 writes."""
+    """Write an adapter file; ``base`` names the weights that it belongs to. Every rank calls it, rank 0 writes."""
     spec = lora_spec(module)
     if spec is None:
         raise ConfigError(f"The module has no LoRA adapters, so there is nothing to save to {path}.")

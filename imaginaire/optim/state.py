@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.optim import Optimizer
 
-from imaginaire.distributed.parallel import full_tensor
+from imaginaire.distributed.parallel import full_tensor, local_part
 from imaginaire.errors import CheckpointError
 
 ADAM_KEYS = {"step", "exp_avg", "exp_avg_sq"}
@@ -214,9 +213,8 @@ def copy_shard(target: Tensor, source: Tensor) -> None:
             target.to_local().copy_(source.to_local())
             return
         source = source.full_tensor()
-    shape, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
-    slices = tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
-    target.to_local().copy_(source[slices])
+    local, part = local_part(target)
+    local.copy_(source[part])
 
 
 def _hyperparameters(

@@ -29,7 +29,7 @@ def absent(address: str) -> CheckpointError:
 
 
 def _meant(parent: str, parts: Sequence[str]) -> str | None:
-    """The existing file below ``parent`` whose path says the same: a number with more zeros, a name with less before
+    """The existing file below ``parent`` whose path means the same: a number with more zeros, a name with less before
     it (guides print an experiment's name where a run's stands)."""
     place = "" if parent == "." else parent
     for part in parts:

@@ -28,7 +28,7 @@ def explained(error: Exception, repository: str, *, revision: str | None, licenc
     accept = f"accept the {licence or 'licence'} on {page}, then log in with 'hf auth login' or set HF_TOKEN"
     if "GatedRepoError" in causes or status == 403:
         return f"{repository} is gated: {accept} to a token with read access."
-    if status == 401:  # to strangers the hub says this of absent, private and gated repositories alike
+    if status == 401:  # without a token the hub answers so for absent, private and gated repositories alike
         return f"{repository} is not on the hub under that name, or it is private or gated. If it is gated, {accept}."
     if name in ("EntryNotFoundError", "RemoteEntryNotFoundError"):
         return f"{where} has not got what was asked for ({page}/tree/{revision or 'main'})."
@@ -38,5 +38,5 @@ def explained(error: Exception, repository: str, *, revision: str | None, licenc
         return f"{where}: {error}."
     no_answer = any(word in cause for word in ("Connect", "Timeout", "LocalEntry", "Offline") for cause in causes)
     cure = " Is there a network? HF_ENDPOINT names a mirror of the hub." if no_answer else ""
-    said = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else "no message"
-    return f"{repository}: {name}: {said}.{cure}"
+    text = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else "no message"
+    return f"{repository}: {name}: {text}.{cure}"

@@ -30,7 +30,7 @@ def host_memory_available() -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that the device or the host has no memory left."""
+    """Whether an exception means that the device or the host has no memory left."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and "allocate memory" in str(error)

@@ -20,7 +20,7 @@ from imaginaire.errors import CheckpointError, ConfigError, UserError
 
 log = logging.getLogger(__name__)
 
-_COMPARED = ("dataloader_train", "model", "scheduler")  # sections that say what a checkpoint's weights are of
+_COMPARED = ("dataloader_train", "model", "scheduler")  # sections that define what weights were trained on
 # Of them, what another machine sets anew.
 _OF_THE_MACHINE = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "timeout", "fsdp_shard_size")
 _SHOWN = 8  # changes in a message
@@ -65,8 +65,8 @@ def claim(path: str, config: str) -> IO[str] | None:
 
 
 def changes(path: str, config: str) -> str:
-    """What to say of a run with checkpoints whose data, model or schedule differ from its config.yaml, which `claim`
-    will replace by ``config``; empty where there is nothing to say."""
+    """A warning for a run with checkpoints whose data, model or schedule differ from its config.yaml, which `claim`
+    will replace by ``config``; empty without differences."""
     saved = storage.join(path, "config.yaml")
     if not (storage.exists(saved) and storage.listdir(storage.join(path, "checkpoints"))):
         return ""
@@ -160,7 +160,7 @@ def discard_new(path: str) -> None:
 
 
 def lock(path: str) -> IO[str] | None:
-    """Hold the run folder for this process, or say who does; released when the file is closed or the process ends."""
+    """Hold the run folder for this process, or raise naming its holder; released with the file or the process."""
     if storage.is_remote(path):
         return None  # object stores have no locks
     name = _lock_name(path)

@@ -67,13 +67,13 @@ class SideChannel:
             failure = error
         patience = _IN_STEP_S if failure is not None and in_step else distributed.timeout_s()
         reason = "" if failure is None else f"{type(failure).__name__}: {failure}"
-        said = places.exchange(f"{self.name} {turn}", reason, patience)
-        if said is None or (in_step and failure is not None and not all(said)):
+        reasons = places.exchange(f"{self.name} {turn}", reason, patience)
+        if reasons is None or (in_step and failure is not None and not all(reasons)):
             raise failure or RuntimeError(f"{self.name}: waited in vain for the other ranks at {turn}")
-        if not any(said):
+        if not any(reasons):
             return result
-        rank, reason = next((rank, text) for rank, text in enumerate(said) if text)
+        rank, reason = next((rank, text) for rank, text in enumerate(reasons) if text)
         if distributed.is_rank0():
-            where = f"on rank {rank}, " if len(said) > 1 else ""
+            where = f"on rank {rank}, " if len(reasons) > 1 else ""
             self.failed(failure if failure is not None and rank == 0 else f"{where}{reason}")
         return None

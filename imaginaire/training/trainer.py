@@ -136,7 +136,7 @@ class ImaginaireTrainer:
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if memory.is_out_of_memory(error):
                 raise TrainingError(memory.advice(self.config, error)) from error
-            if (dead_worker := workers.explained(error)) is not None:  # told by a signal, so it may surface anywhere
+            if (dead_worker := workers.explained(error)) is not None:  # raised by a signal handler, so anywhere
                 raise dead_worker from error
             raise
         finally:

@@ -53,7 +53,7 @@ class Watchdog:
         self._deadline = math.inf
         self._report_at = math.inf
         self._began, self._still_at = 0.0, math.inf
-        self._answered: float | None = None  # the newest alarm that this rank knows
+        self._answered: float | None = None  # time of the newest alarm that this rank answered
         self._has_reported_alone = False
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -73,7 +73,7 @@ class Watchdog:
         self._began, self._still_at = now, now + _STILL_AT_S if long else math.inf
 
     def ask(self, reason: str) -> None:
-        """Have all ranks say where they are: a collective failed, so one of them is gone. Takes a few seconds."""
+        """Have all ranks report their place: a collective failed, so one of them is gone. Takes a few seconds."""
         if self._board is None or self._thread is None or not self._thread.is_alive():
             return
         self._board.raise_alarm(reason)
@@ -139,7 +139,7 @@ class Watchdog:
             log.error("hang report (%s).%sWhere the ranks are:\n%s%s", alarm.reason, gone, lines, stacks)
 
     def _report_alone(self, reason: str) -> None:
-        """Without the store nobody knows of the others: this rank writes and logs what it knows, once."""
+        """Without the store this rank writes and logs its own place, once."""
         if self._has_reported_alone:
             return
         self._has_reported_alone = True
@@ -190,7 +190,7 @@ class Watchdog:
             self._board.raise_alarm(f"no progress for {self._limit_s:g} s ({self._rule()})")
             if (alarm := self._board.alarm()) and alarm.time != self._answered:
                 self._answer(self._board, alarm)
-            time.sleep(2 * self._tick)  # the others write, and rank 0 tells, before they are ended with this one
+            time.sleep(2 * self._tick)  # the others write, and rank 0 logs, before they end with this one
         elif (path := self._write(message)) is not None:
             message += f" The stacks of all threads are below and in {path}."
             faulthandler.dump_traceback(sys.stderr, all_threads=True)
@@ -210,7 +210,7 @@ def _store_address() -> str:
 
 
 def lost_peer(error: BaseException) -> bool:
-    """Whether an exception says that another process did not come, or is gone."""
+    """Whether an exception means that another process did not come, or is gone."""
     return isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)) is not None
 
 

@@ -157,7 +157,7 @@ class CallbackGroup:
         return {name: callback.state_dict() for name, callback in self.callbacks.items()}
 
     def load_state_dict(self, state: Mapping[str, dict[str, Any]]) -> None:
-        """Hand each callback its state; names on one side only are said, not refused."""
+        """Hand each callback its state; names on one side only are logged, not rejected."""
         for name, callback in self.callbacks.items():
             if name in state:
                 callback.load_state_dict(state[name])
@@ -185,7 +185,7 @@ def _profiling_nodes(config: Any) -> dict[str, Any]:
 
 
 def _require_callback(key: str, node: Any) -> None:
-    """Raise unless a node makes a callback, by its class or what its function says to return: nothing is called."""
+    """Raise unless a node makes a callback, by its class or the annotated type of its function: nothing is called."""
     if isinstance(node, Callback):
         return
     if not isinstance(node, Mapping) or "_target_" not in node:
@@ -196,12 +196,12 @@ def _require_callback(key: str, node: Any) -> None:
     if not (isinstance(kind, type) and issubclass(kind, Callback)):
         raise ConfigError(
             f"{key}._target_ is {describe(made)}: no class of callbacks. Derive one from"
-            " imaginaire.training.callbacks.Callback; a function that makes one must say so: def make(...) -> Callback."
+            " imaginaire.training.callbacks.Callback, or annotate the function that makes it: def make(...) -> Callback."
         )
 
 
 def _returned(function: Any) -> Any:
-    """The annotated type of what a function returns; None where it has none that can be told."""
+    """The annotated type of what a function returns; None where it has none that resolves."""
     try:
         return typing.get_type_hints(function).get("return")
     except (TypeError, NameError, AttributeError):
@@ -218,5 +218,5 @@ def _build(name: str, node: Any, config: Any, trainer: Any) -> Callback:
     given = {k: v for k, v in offered.items() if k in parameters and node.get(k) is None}
     callback = lazy_config.instantiate(node, **given)
     if not isinstance(callback, Callback):
-        raise ConfigError(f"{key} makes a {type(callback).__name__}, although its function says a callback.")
+        raise ConfigError(f"{key} makes a {type(callback).__name__}, not the annotated callback.")
     return callback

@@ -220,7 +220,7 @@ class Gpu:
             log.info("device monitor: the driver's figures are not available (%s)", error)
 
     def figures(self) -> dict[str, float]:
-        """Peaks since the last call, and what the driver says now."""
+        """Peaks since the last call, and the current figures of the driver."""
         values = {
             "peak_gpu_mem_gb": torch.cuda.max_memory_allocated(self._device) / _GB,
             "peak_gpu_mem_reserved_gb": torch.cuda.max_memory_reserved(self._device) / _GB,

@@ -303,7 +303,7 @@ class HeartBeat(EveryN):
 class ProgressBar(Callback):
     """A bar for training and one for each validation, on rank 0's terminal.
 
-    Elsewhere the lines of the metrics say how far training is, and lines of its own how far a long validation is.
+    Elsewhere the metrics report the progress of training, and lines of its own that of a long validation.
     """
 
     def __init__(self) -> None:

@@ -8,6 +8,9 @@ without end, which is a warning at whatever step it comes.
 
 import logging
 import math
+from collections import deque
+from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 import torch
@@ -19,22 +22,22 @@ from imaginaire.distributed import parallel
 from imaginaire.errors import TrainingError
 from imaginaire.optim import lora
 from imaginaire.training.callbacks.base import Callback
-from imaginaire.training.callbacks.first_range import FIRST, LAST, FirstRange, causes_in
 from imaginaire.training.callbacks.train import GradClip
 
 log = logging.getLogger(__name__)
 
 SHOWN = 5  # names in a message
+FIRST, LAST = 5, 5  # steps that make the first range, and whose median is compared with it
 
 
 class SelfChecks(Callback):
-    """Raises TrainingError where one of these is not so, and else says in one line what was found:
+    """Raises TrainingError where one of these is not so, and else logs one line with what was found:
 
     * every parameter has memory and finite values;
     * sharded parameters are equal on all their replicas (the trainer compares those that are not sharded);
     * the ranks of a context-parallel group read the same data;
     * adapters begin without an effect, and the gradient of some lora_B is not zero (but for random weights);
-    * the first loss lies within ``model.expected_first_loss(output)``, where the model knows a range.
+    * the first loss lies within ``model.expected_first_loss(output)``, where the model gives a range.
 
     A trained parameter that the first gradient does not reach is a warning. A resumed run looks at the first three.
     A loss or gradient norm that leaves the range of its first steps is a warning at once, with the keys that may be why
@@ -241,3 +244,62 @@ def _zero_gradients(parameters: list[nn.Parameter]) -> list[bool]:
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
+
+
+class FirstRange:
+    """Whether the median of a figure's last five values lies ``factor`` times above the largest of its first five, or
+    ten times as far above the very first, since the first five may have been growing already.
+
+    One value that is far out is no finding, and a figure that begins at zero or below has no scale to leave. What has
+    been found once is not found again.
+    """
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+        self._first: list[float] = []
+        self._last: deque[float] = deque(maxlen=LAST)
+        self._is_found = False
+
+    def add(self, value: float) -> tuple[float, float, float] | None:
+        """(median now, the very first, largest of the first) where this value makes the figure leave its range."""
+        if len(self._first) < FIRST:
+            self._first.append(value)
+            return None
+        self._last.append(value)
+        if self._is_found or len(self._last) < LAST or min(self._first) <= 0:
+            return None
+        now, begin, largest = median(self._last), self._first[0], max(self._first)
+        self._is_found = now > self.factor * min(largest, 10 * begin)
+        return (now, begin, largest) if self._is_found else None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"first": list(self._first), "is_found": self._is_found}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._first, self._is_found = [float(value) for value in state["first"]], bool(state["is_found"])
+
+
+def causes_in(config: Any) -> list[str]:
+    """The keys of a configuration that decide how large steps are, with their values."""
+    found = []
+    for key, why in (
+        ("optimizer.lr", "lower it"),
+        ("optimizer.adam_lr", "lower it"),
+        ("scheduler.warm_up_steps", "raise it"),
+        ("trainer.callbacks.grad_clip.clip_norm", "lower it"),
+        ("dataloader_train.batch_size", "raise it, or trainer.grad_accum_iter"),
+    ):
+        value = _value(config, key)
+        if value is not None:
+            found.append(f"{key}={value} ({why})")
+    return found
+
+
+def _value(config: Any, key: str) -> Any:
+    """What stands under a dotted key; None where there is nothing."""
+    for name in key.split("."):
+        if isinstance(config, Mapping):
+            config = config.get(name)
+        else:
+            config = getattr(config, name, None)
+    return config

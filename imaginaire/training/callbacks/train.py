@@ -112,7 +112,7 @@ class GradClip(Callback):
     """Clips the global gradient norm to ``clip_norm`` and logs the mean norm before clipping.
 
     With ``force_finite`` a NaN or infinite norm is reported to the trainer, which then does not apply the step
-    (``trainer.non_finite`` says what follows). With a gradient scaler such a norm is ordinary: it skips the step.
+    (``trainer.non_finite`` decides what follows). With a gradient scaler such a norm is ordinary: it skips the step.
     """
 
     def __init__(self, clip_norm: float = 1.0, force_finite: bool = True) -> None:

@@ -122,7 +122,7 @@ class WandbTracker:
 
 
 def asked_mode(configured: str | None) -> tuple[str, str | None]:
-    """(where from, which): ``WANDB_MODE`` before ``job.wandb_mode``; None when neither says."""
+    """(where from, which): ``WANDB_MODE`` before ``job.wandb_mode``; None when neither is set."""
     source, mode = "WANDB_MODE", os.environ.get("WANDB_MODE")
     if not mode:
         source, mode = "job.wandb_mode", configured

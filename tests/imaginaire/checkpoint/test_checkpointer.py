@@ -94,9 +94,9 @@ def test_fallback_goes_on_from_the_set_before_and_ends_equal(copy: Path, tmp_pat
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "says '', not the name"),
+        ("", "holds ''"),
         ("iter_000000009.pt\n", "iter_000000009.pt is missing"),
-        ("garbage", "says 'garbage'"),
+        ("garbage", "holds 'garbage'"),
     ],
 )
 def test_a_pointer_that_names_no_set_is_named(copy: Path, text: str, expected: str) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from imaginaire.checkpoint import archives, resume, weights
 from imaginaire.checkpoint import layout as checkpoint_layout
-from imaginaire.checkpoint.layout import KINDS, CheckpointSet
+from imaginaire.checkpoint import torch_files, weights
+from imaginaire.checkpoint.layout import KINDS, CheckpointSet, foreign_set, own_set
 from imaginaire.errors import CheckpointError
 from tests.training import difference
 
@@ -64,7 +64,7 @@ def test_a_flipped_byte_is_found_or_changes_nothing(tmp_path: Path, dcp: bool, c
     for file in _files(saved):
         for place in _flips(file, count):
             try:
-                chosen = resume.own_set(str(tmp_path), KINDS, fallback=False)
+                chosen = own_set(str(tmp_path), KINDS, fallback=False)
                 assert chosen == saved
                 read = {kind: chosen.read(kind) for kind in KINDS}
             except CheckpointError as error:
@@ -73,7 +73,7 @@ def test_a_flipped_byte_is_found_or_changes_nothing(tmp_path: Path, dcp: bool, c
             else:
                 assert difference(read, expected) is None, f"{file}: byte {place} changed what is read"
     assert found > 5
-    assert resume.own_set(str(tmp_path), KINDS, fallback=False) == saved
+    assert own_set(str(tmp_path), KINDS, fallback=False) == saved
 
 
 @pytest.mark.parametrize("dcp", [False, True])
@@ -86,26 +86,26 @@ def test_the_numbers_of_a_tensor_are_checked_and_fallback_goes_on_from_the_set_b
     file.write_bytes(file.read_bytes().replace(numbers, bytes([numbers[0] ^ 1]) + numbers[1:]))
     assert not saved.faults(), "nothing else has changed"
     with pytest.raises(CheckpointError, match=r"optim.* is damaged: its bytes are not those that were saved"):
-        resume.own_set(str(tmp_path), KINDS, fallback=False)
+        own_set(str(tmp_path), KINDS, fallback=False)
     with pytest.raises(
         CheckpointError, match=r"load_path=.*optim.* is damaged.*complete set before it is .*iter_000000001"
     ):
-        resume.foreign_set(str(tmp_path), KINDS)
-    older = resume.own_set(str(tmp_path), KINDS, fallback=True)
+        foreign_set(str(tmp_path), KINDS)
+    older = own_set(str(tmp_path), KINDS, fallback=True)
     assert older is not None and older.iteration == 1
-    assert resume.own_set(str(tmp_path), ["model"], fallback=False) == saved, "what is not read is not checked"
+    assert own_set(str(tmp_path), ["model"], fallback=False) == saved, "what is not read is not checked"
     assert [len(saved.damage(KINDS, (i, 3))) for i in range(3)].count(1) == 1, "three processes share the reading"
 
 
 def test_a_record_is_read_to_its_end_however_large_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archives, "CHUNK_BYTES", 4096)  # of a record of 20 kB
+    monkeypatch.setattr(torch_files, "CHUNK_BYTES", 4096)  # of a record of 20 kB
     file = tmp_path / "model.pt"
     torch.save({"w": torch.arange(5000.0)}, file)
-    assert archives.damage([archives.Archive(file, "it")]) == []
+    assert torch_files.damage([torch_files.Archive(file, "it")]) == []
     content, last = file.read_bytes(), torch.tensor(4999.0).numpy().tobytes()
     assert content.count(last) == 1
     file.write_bytes(content.replace(last, bytes(4)))
-    (sentence,) = archives.damage([archives.Archive(file, "it")])
+    (sentence,) = torch_files.damage([torch_files.Archive(file, "it")])
     assert sentence.startswith("it is damaged")
 
 
@@ -123,7 +123,7 @@ def test_a_thread_reads_a_zip_that_it_opened_itself(tmp_path: Path, monkeypatch:
 
     torch.save({"w": torch.ones(3)}, tmp_path / "model.pt")
     monkeypatch.setattr(zipfile, "ZipFile", Watched)
-    assert archives.damage([archives.Archive(tmp_path / "model.pt", "it")]) == []
+    assert torch_files.damage([torch_files.Archive(tmp_path / "model.pt", "it")]) == []
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"iter_\x00000000002.pt", b"\n", b"\xc3\x28" * 500])
@@ -131,8 +131,8 @@ def test_a_pointer_of_other_bytes_is_named_with_the_complete_sets(tmp_path: Path
     _written(tmp_path, dcp=False)
     (tmp_path / "latest_checkpoint.txt").write_bytes(content)
     readers = [
-        lambda: resume.own_set(str(tmp_path), KINDS, fallback=False),
-        lambda: resume.foreign_set(str(tmp_path), KINDS),
+        lambda: own_set(str(tmp_path), KINDS, fallback=False),
+        lambda: foreign_set(str(tmp_path), KINDS),
         lambda: weights.read(str(tmp_path)),
     ]
     for read in readers:

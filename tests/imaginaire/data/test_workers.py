@@ -90,7 +90,7 @@ def test_an_exception_that_cannot_be_sent_is_told_in_words() -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("fault", ["killed", "exits"])
 def test_a_dead_worker_is_an_error_with_a_cure_and_no_hang(fault: str) -> None:
-    with pytest.raises(DataError, match=r"ended without a word.*memory ran out.* lower num_workers \(now 2\)"):
+    with pytest.raises(DataError, match=r"ended unexpectedly.*memory ran out.* lower num_workers \(now 2\)"):
         read(fault)
 
 
@@ -165,5 +165,5 @@ class Fatal(Waves):
 @pytest.mark.slow
 def test_training_ends_with_the_cure_when_a_worker_was_killed(tmp_path: Path) -> None:
     target = "dataloader_train.dataset._target_=tests.imaginaire.data.test_workers.Fatal"
-    with pytest.raises(DataError, match=r"ended without a word .* lower num_workers"):
+    with pytest.raises(DataError, match=r"ended unexpectedly .* lower num_workers"):
         train(tmp_path, [target, "dataloader_train.num_workers=2", "trainer.max_iter=40"])

@@ -17,8 +17,7 @@ from imaginaire.distributed import parallel
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import TrainingError
 from imaginaire.optim import lora
-from imaginaire.training.callbacks.first_range import FirstRange
-from imaginaire.training.callbacks.self_checks import SelfChecks
+from imaginaire.training.callbacks.self_checks import FirstRange, SelfChecks
 from imaginaire.training.callbacks.train import GradClip
 from imaginaire.training.model import ImaginaireModel
 from tests.imaginaire.training.callbacks.fakes import Trainer, lazy, make_config
