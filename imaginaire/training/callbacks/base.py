@@ -196,7 +196,7 @@ def _require_callback(key: str, node: Any) -> None:
     if not (isinstance(kind, type) and issubclass(kind, Callback)):
         raise ConfigError(
             f"{key}._target_ is {describe(made)}: no class of callbacks. Derive one from"
-            " imaginaire.training.callbacks.Callback, or annotate the function that makes it: def make(...) -> Callback."
+            " imaginaire.training.callbacks.Callback, or annotate the function: def make(...) -> Callback."
         )
 
 
