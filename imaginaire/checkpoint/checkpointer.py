@@ -78,7 +78,7 @@ class Checkpointer(ABC):
         self._callbacks = callbacks
         self._writer: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._saved_iteration: int | None = None
+        self.saved_iteration: int | None = None  # of the newest save of this process
 
     # --- saving
 
@@ -86,7 +86,7 @@ class Checkpointer(ABC):
         """Copy the state and start writing it. Every rank calls this at the same iteration."""
         start = time.perf_counter()
         self._callbacks.on_save_checkpoint_start(state.model, iteration)
-        self._wait()
+        self.finalize()
         self._require_finite(state.model, iteration)
         trees = self._snapshot(state)
         if distributed.is_rank0():
@@ -98,7 +98,7 @@ class Checkpointer(ABC):
             target=self._write_and_report, args=(saved, trees, start), name="checkpoint-writer"
         )
         self._writer.start()
-        self._saved_iteration = iteration
+        self.saved_iteration = iteration
         self._callbacks.on_save_checkpoint_end(state.model, iteration)
 
     def _require_finite(self, model: ImaginaireModel, iteration: int) -> None:
@@ -116,24 +116,15 @@ class Checkpointer(ABC):
                 f" not finite, such as {', '.join(names[:3])}. Lower optimizer.lr, or look at train/grad_norm. {kept}"
             )
 
-    @property
-    def saved_iteration(self) -> int | None:
-        """The iteration of the newest save of this process."""
-        return self._saved_iteration
-
     def check(self) -> None:
         """Raise the error of the background writer, if any. The trainer calls this at every step."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise CheckpointError(
-                f"Saving iteration {self._saved_iteration} to {self.folder} failed: "
+                f"Saving iteration {self.saved_iteration} to {self.folder} failed: "
                 f"{type(failure).__name__}: {str(failure).rstrip('.')}. The pointer names the last complete set: "
                 "remove the cause, then start the same command again to continue from it."
             ) from failure
-
-    def finalize(self) -> None:
-        """Wait until everything is written."""
-        self._wait()
 
     def close(self) -> None:
         """After an error: let a write in progress finish, and log an error when it failed."""
@@ -141,10 +132,11 @@ class Checkpointer(ABC):
             self._writer.join(None if not self.is_dcp else _CLOSE_TIMEOUT_S)
             self._writer = None
         if self._failure is not None:
-            log.error("iteration %s was not saved: %s", self._saved_iteration, self._failure)
+            log.error("iteration %s was not saved: %s", self.saved_iteration, self._failure)
             self._failure = None
 
-    def _wait(self) -> None:
+    def finalize(self) -> None:
+        """Wait until everything is written."""
         if self._writer is not None:
             self._writer.join()
             self._writer = None
@@ -337,7 +329,7 @@ class DistributedCheckpointer(Checkpointer):
         self._group = distributed.cpu_group("checkpoint")
         super().save(state, iteration)
         if not self.config.dcp_async_mode_enabled:
-            self._wait()
+            self.finalize()
 
     def _snapshot(self, state: TrainingState) -> dict[str, Tree]:
         from torch.distributed.checkpoint.staging import BlockingAsyncStager
@@ -357,7 +349,7 @@ class DummyCheckpointer(Checkpointer):
     """``ckpt_type=dummy``: saves nothing; loads as the others do."""
 
     def save(self, state: TrainingState, iteration: int) -> None:
-        self._saved_iteration = iteration
+        self.saved_iteration = iteration
 
     def _snapshot(self, state: TrainingState) -> dict[str, Tree]:
         raise AssertionError("a dummy checkpointer takes no snapshot")

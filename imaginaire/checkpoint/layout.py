@@ -17,7 +17,7 @@ import re
 import time
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -412,12 +412,13 @@ def _load_dcp(path: str, like: Like | None) -> Tree:
     stored = {key: entry for key, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
     no_dist = not distributed.is_initialized() or like is None
     targets: dict[str, Tensor] = {}
+    places: dict[str, tuple[str, ...]] = {}  # of each tensor in the tree
     skeleton: Tree = None
     if PLAIN in stored:
         plain = torch.empty(stored[PLAIN].size, dtype=torch.uint8)
         load({PLAIN: plain}, storage_reader=reader, planner=SafeLoadPlanner(), no_dist=True)
         skeleton = load_plain(io.BytesIO(plain.numpy().tobytes()))
-        places = dict(_places(skeleton))
+        _put_tensors(skeleton, places.__setitem__)
     else:
         places = {key: (key,) for key in stored}
     for key, place in places.items():
@@ -428,7 +429,7 @@ def _load_dcp(path: str, like: Like | None) -> Tree:
     if targets:
         group = None if no_dist else distributed.cpu_group("checkpoint")
         load(targets, storage_reader=reader, planner=SafeLoadPlanner(), process_group=group, no_dist=no_dist)
-    return targets if skeleton is None else _put_tensors(skeleton, targets)
+    return targets if skeleton is None else _put_tensors(skeleton, lambda key, place: targets[key])
 
 
 def _take_tensors(tree: Tree, place: tuple[str, ...], into: dict[str, Tensor]) -> Tree:
@@ -444,23 +445,12 @@ def _take_tensors(tree: Tree, place: tuple[str, ...], into: dict[str, Tensor]) -
     return tree
 
 
-def _put_tensors(tree: Tree, tensors: dict[str, Tensor]) -> Tree:
+def _put_tensors(tree: Tree, tensor_at: Callable[[str, tuple[str, ...]], Any]) -> Tree:
+    """The tree with each key replaced by the tensor of this key and place."""
     if isinstance(tree, dict):
         if "__tensor__" in tree:
-            return tensors[tree["__tensor__"]]
-        return {name: _put_tensors(value, tensors) for name, value in tree.items()}
+            return tensor_at(tree["__tensor__"], tuple(tree["__place__"]))
+        return {name: _put_tensors(value, tensor_at) for name, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return type(tree)(_put_tensors(value, tensors) for value in tree)
+        return type(tree)(_put_tensors(value, tensor_at) for value in tree)
     return tree
-
-
-def _places(tree: Tree) -> Iterator[tuple[str, tuple[str, ...]]]:
-    if isinstance(tree, dict):
-        if "__tensor__" in tree:
-            yield tree["__tensor__"], tuple(tree["__place__"])
-            return
-        for value in tree.values():
-            yield from _places(value)
-    elif isinstance(tree, list | tuple):
-        for value in tree:
-            yield from _places(value)

@@ -232,27 +232,18 @@ class IterSpeed(EveryN):
         self._mark, self._mark_iteration, self._paused = time.perf_counter(), iteration, 0.0
         self._mark_samples = self.trainer.samples_seen
 
-    def _pause(self) -> None:
+    def _pause(self, *args: Any) -> None:
         self._pause_start = time.perf_counter()
 
-    def _resume(self) -> None:
+    def _resume(self, *args: Any) -> None:
         if self._pause_start is not None:
             paused = time.perf_counter() - self._pause_start
             self._paused += paused
             self._last_step = None if self._last_step is None else self._last_step + paused
             self._pause_start = None
 
-    def on_validation_start(self, model: Any, dataloader: Any, iteration: int = 0) -> None:
-        self._pause()
-
-    def on_validation_end(self, model: Any, iteration: int = 0) -> None:
-        self._resume()
-
-    def on_save_checkpoint_start(self, model: Any, iteration: int = 0) -> None:
-        self._pause()
-
-    def on_save_checkpoint_end(self, model: Any, iteration: int = 0) -> None:
-        self._resume()
+    on_validation_start = on_save_checkpoint_start = _pause
+    on_validation_end = on_save_checkpoint_end = _resume
 
 
 class HeartBeat(EveryN):

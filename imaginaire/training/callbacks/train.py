@@ -32,12 +32,6 @@ class LowPrecision(Callback):
             )
 
     def on_training_step_start(self, model: Any, batch: Any, iteration: int = 0) -> None:
-        self._cast(batch)
-
-    def on_validation_step_start(self, model: Any, batch: Any, iteration: int = 0) -> None:
-        self._cast(batch)
-
-    def _cast(self, batch: Any) -> None:
         precision: torch.dtype = self.trainer.model.precision
         if precision == torch.float32:
             return
@@ -46,6 +40,8 @@ class LowPrecision(Callback):
                 f"trainer.callbacks.low_prec casts batches in place: a batch must be a dict or a list, "
                 f"not a {type(batch).__name__}. Return one from the data set, or set trainer.callbacks.low_prec=null."
             )
+
+    on_validation_step_start = on_training_step_start
 
 
 def cast(value: Any, precision: torch.dtype) -> Any:
