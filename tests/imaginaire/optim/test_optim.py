@@ -495,41 +495,37 @@ def test_two_sharded_processes_equal_one(tmp_path: Path) -> None:
 # Schedules
 
 
-def test_linear_values() -> None:
-    f = lambda_linear([2, 0], [4, 2], [0.0, 0.5], [1.0, 0.5], [0.2, 0.1])
-    values = [f(n) for n in range(9)]
-    assert values == pytest.approx([0.0, 0.5, 1.0, 0.6, 0.2, 0.3, 0.1, 0.1, 0.1], rel=1e-12)
-    assert f.length == 6
+_QUARTER = 0.2 + 0.4 * (1 + math.cos(math.pi / 4))
 
 
-def test_cosine_values() -> None:
-    f = lambda_cosine([2], [6], [0.0], [1.0], [0.2])
-    assert [f(n) for n in (0, 1, 2, 4, 6, 7, 10**6)] == pytest.approx([0.0, 0.5, 1.0, 0.6, 0.2, 0.2, 0.2], rel=1e-12)
-    assert f(3) == pytest.approx(0.2 + 0.4 * (1 + math.cos(math.pi / 4)), rel=1e-12)
-
-
-def test_default_group_values() -> None:
-    f = lambda_linear([1000], [10000000000000], [1e-6], [1.0], [1.0])
-    assert f(0) == 1e-6 and f(500) == pytest.approx(0.5000005, rel=1e-12) and f(1000) == 1.0 and f(10**9) == 1.0
-
-
-@pytest.mark.parametrize("make", [lambda_linear, lambda_cosine])
-def test_a_cycle_that_is_all_ramp_ends_at_its_peak(make: Any) -> None:
-    f = make([4], [4], [0.0], [1.0], [0.25])
-    assert [f(n) for n in (0, 2, 4, 5)] == [0.0, 0.5, 1.0, 0.25]
-
-
-def test_constant() -> None:
-    assert constant()(7) == 1.0 and constant(rate=0.5)(10**12) == 0.5 and constant().length is None
-
-
-def test_schedules_can_be_pickled() -> None:
-    for f in (
-        lambda_linear([2], [4], [0.0], [1.0], [0.2]),
-        lambda_cosine([2], [4], [0.0], [1.0], [0.2]),
-        constant(0.3),
-    ):
-        assert pickle.loads(pickle.dumps(f))(3) == f(3)
+@pytest.mark.parametrize(
+    ("f", "values"),
+    [
+        (
+            lambda_linear([2, 0], [4, 2], [0.0, 0.5], [1.0, 0.5], [0.2, 0.1]),
+            dict(enumerate([0.0, 0.5, 1.0, 0.6, 0.2, 0.3, 0.1, 0.1, 0.1])),
+        ),
+        (
+            lambda_cosine([2], [6], [0.0], [1.0], [0.2]),
+            {0: 0.0, 1: 0.5, 2: 1.0, 3: _QUARTER, 4: 0.6, 6: 0.2, 7: 0.2, 10**6: 0.2},
+        ),
+        (
+            lambda_linear([1000], [10000000000000], [1e-6], [1.0], [1.0]),  # the default group
+            {0: 1e-6, 500: 0.5000005, 1000: 1.0, 10**9: 1.0},
+        ),
+        (
+            lambda_linear([4], [4], [0.0], [1.0], [0.25]),
+            {0: 0.0, 2: 0.5, 4: 1.0, 5: 0.25},
+        ),  # all ramp: ends at its peak
+        (lambda_cosine([4], [4], [0.0], [1.0], [0.25]), {0: 0.0, 2: 0.5, 4: 1.0, 5: 0.25}),
+        (constant(), {7: 1.0}),
+        (constant(rate=0.5), {10**12: 0.5}),
+    ],
+)
+def test_schedules_have_these_values_also_after_pickling(f: Any, values: dict[int, float]) -> None:
+    for schedule in (f, pickle.loads(pickle.dumps(f))):
+        assert {n: schedule(n) for n in values} == pytest.approx(values, rel=1e-12)
+    assert lambda_linear([2, 0], [4, 2], [0.0, 0.5], [1.0, 0.5], [0.2, 0.1]).length == 6 and constant().length is None
 
 
 @pytest.mark.parametrize(

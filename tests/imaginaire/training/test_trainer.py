@@ -33,6 +33,13 @@ pytestmark = pytest.mark.slow
 QUICK = ["trainer.run_validation=False", "dataloader_train.num_workers=0", "trainer.max_iter=4"]
 
 
+def program(root: Path, overrides: list[str], interpreter: str = sys.executable) -> dict[str, Any]:
+    """The arguments of subprocess for a training in a process of its own."""
+    command = [interpreter, "-m", "scripts.train", "--config=tests/project/config.py", "--", "experiment=restless"]
+    environment = {**os.environ, "IMAGINAIRE_OUTPUT_ROOT": str(root), "WANDB_MODE": "disabled"}
+    return {"args": [*command, *overrides], "env": environment, "text": True}
+
+
 class Recorder(Callback):
     seen: list[tuple[str, int | None]] = []
 
@@ -227,23 +234,7 @@ def test_validation_keeps_frozen_parts_in_their_mode_and_uses_averaged_weights(t
     assert Watching.is_copied == [True, False, False], "the average begins at the weights of the first step"
 
 
-def test_validation_needs_data(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"run_validation=True, but dataloader_val is not set"):
-        train(tmp_path, ["~dataloader_val"])
-
-
 # --- what cannot start
-
-
-def test_no_data_is_said_before_anything_is_built(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"(?s)dataloader_train is not set.*restless"):
-        train(tmp_path, ["~dataloader_train"])
-    assert not (tmp_path / "tests").exists()
-
-
-def test_more_context_parallel_ranks_than_processes(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="context_parallel_size=2 does not divide the 1 processes"):
-        train(tmp_path, ["model_parallel.context_parallel_size=2"])
 
 
 def test_a_run_folder_that_cannot_be_written(tmp_path: Path) -> None:
@@ -262,11 +253,51 @@ class Missing(torch.utils.data.Dataset[int]):
         raise AssertionError("built in spite of its check")
 
 
-def test_the_check_of_a_data_set_stops_the_run_before_it_is_built(tmp_path: Path) -> None:
-    target = "dataloader_train.dataset._target_=tests.imaginaire.training.test_trainer.Missing"
-    clear = [target, "+dataloader_train.dataset.folder=/no/such/folder"]
-    with pytest.raises(DataError, match=r"dataloader_train.dataset: the folder /no/such/folder does not exist"):
-        train(tmp_path, clear)
+class NoBatches(project.RestlessModel):
+    def train_batches(self, dataloader: Any) -> Any:
+        return iter(())
+
+
+class WithoutStep(ImaginaireModel):
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__()
+
+
+class Unreadable(project.Waves):
+    def __init__(self, **arguments: Any) -> None:
+        Path("/no/such/file").read_text()
+
+
+_OF_A_LOADER = ("batch_size", "num_workers", "shuffle", "pin_memory", "timeout", "prefetch_factor", "collate_fn")
+_OF_A_MODEL = ("width", "window", "depth", "dropout", "precision", "ema_rate", "fsdp_shard_size")
+_LINEAR = ["model._target_=torch.nn.Linear", "+model.in_features=1", "+model.out_features=1"]
+_WAVES = ["dataloader_train._target_=examples.minimal.data.Waves", "~dataloader_train.dataset"]
+_MISSING = [f"dataloader_train.dataset._target_={__name__}.Missing", "+dataloader_train.dataset.folder=/no/such/folder"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kind", "named"),
+    [
+        (["~dataloader_val"], ConfigError, "dataloader_val"),
+        (["~dataloader_train"], ConfigError, "(?s)dataloader_train.*restless"),
+        (["model_parallel.context_parallel_size=2"], ConfigError, "context_parallel_size=2"),
+        ([*_LINEAR, *(f"~model.{name}" for name in _OF_A_MODEL)], ConfigError, "model: Linear"),
+        ([f"model._target_={__name__}.WithoutStep"], ConfigError, "model: WithoutStep"),
+        ([*_WAVES, *(f"~dataloader_train.{name}" for name in _OF_A_LOADER)], ConfigError, "dataloader_train .*Waves"),
+        (
+            [f"dataloader_train.dataset._target_={__name__}.Unreadable"],
+            ConfigError,
+            "dataloader_train.dataset: .*FileNot",
+        ),
+        (_MISSING, DataError, "dataloader_train.dataset: .*/no/such/folder"),
+        ([f"model._target_={__name__}.NoBatches", *QUICK], DataError, "NoBatches"),
+    ],
+)
+def test_a_refused_start_names_its_key_and_leaves_no_folder(
+    tmp_path: Path, overrides: list[str], kind: type[Exception], named: str
+) -> None:
+    with pytest.raises(kind, match=named):
+        train(tmp_path, overrides)
     assert not list(tmp_path.iterdir()), "a run folder is left"
 
 
@@ -308,17 +339,6 @@ def test_a_note_is_a_warning_once_and_weights_that_do_not_fit_stop_the_run(
     for said in (capfd.readouterr().err, own_log):
         assert "is continued with other settings than it was trained with" in said
         assert "dataloader_train.batch_size: " in said
-
-
-class NoBatches(project.RestlessModel):
-    def train_batches(self, dataloader: Any) -> Any:
-        return iter(())
-
-
-def test_a_model_without_batches_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"NoBatches.train_batches gave no batch"):
-        train(tmp_path, [f"model._target_={__name__}.NoBatches", *QUICK])
-    assert not list(tmp_path.iterdir()), "a run folder is left"
 
 
 class Rollouts(project.RestlessModel):
@@ -396,17 +416,13 @@ def test_out_of_memory_becomes_advice_in_keys_of_this_config(tmp_path: Path) -> 
 class Hanging(project.RestlessModel):
     def training_step(self, batch: Any, iteration: int) -> Any:
         if iteration == 2:
-            import time
-
             time.sleep(60)
         return super().training_step(batch, iteration)
 
 
 def test_a_hang_ends_with_stacks_and_its_own_exit_code(tmp_path: Path) -> None:
-    command = [python(), "-m", "scripts.train", "--config=tests/project/config.py", "--", "experiment=restless"]
-    command += [f"model._target_={__name__}.Hanging", *QUICK, "trainer.timeout_period=2"]
-    environment = {**os.environ, "IMAGINAIRE_OUTPUT_ROOT": str(tmp_path), "WANDB_MODE": "disabled"}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    overrides = [f"model._target_={__name__}.Hanging", *QUICK, "trainer.timeout_period=2"]
+    result = subprocess.run(**program(tmp_path, overrides, python()), capture_output=True, timeout=60)
     assert result.returncode == EXIT_TIMEOUT, result.stderr[-2000:]
     assert "made no progress at: iteration 3, micro-batch 1 of 2" in result.stderr
     assert "in training_step" in (run_dir(tmp_path) / "hang" / "rank_0.txt").read_text()
@@ -415,14 +431,14 @@ def test_a_hang_ends_with_stacks_and_its_own_exit_code(tmp_path: Path) -> None:
 # --- what is left of a run
 
 
-class TellsOfData(project.RestlessModel):
+class RecordsData(project.RestlessModel):
     def data_facts(self, data_sets: Any) -> dict[str, Any]:
         return {"data": [str(arguments["_target_"]) for arguments in data_sets]}
 
 
-def test_a_run_folder_tells_what_ran(tmp_path: Path) -> None:
-    told = f"model._target_={__name__}.TellsOfData"
-    train(tmp_path, [*QUICK, told, "scheduler.cycle_lengths=[5]", "trainer.max_iter=7"])
+def test_a_run_folder_records_what_ran(tmp_path: Path) -> None:
+    target = f"model._target_={__name__}.RecordsData"
+    train(tmp_path, [*QUICK, target, "scheduler.cycle_lengths=[5]", "trainer.max_iter=7"])
     train(tmp_path, [*QUICK, "trainer.max_iter=9", "optimizer.lr=0.001"])
     folder = run_dir(tmp_path)
     first, second = (json.loads(line) for line in (folder / "runs.jsonl").read_text().splitlines())
@@ -463,20 +479,14 @@ class RaisingWaves(project.Waves):
 
 @pytest.mark.parametrize("bug", ["model._target_={}.Raises", "dataloader_train.dataset._target_={}.RaisingWaves"])
 def test_a_bug_ends_the_process_with_workers_too(tmp_path: Path, bug: str) -> None:
-    command = [sys.executable, "-m", "scripts.train", "--config=tests/project/config.py", "--", "experiment=restless"]
-    environment = {**os.environ, "IMAGINAIRE_OUTPUT_ROOT": str(tmp_path), "WANDB_MODE": "disabled"}
-    command += [bug.format("tests.imaginaire.training.test_trainer"), "dataloader_train.num_workers=2"]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    overrides = [bug.format(__name__), "dataloader_train.num_workers=2"]
+    result = subprocess.run(**program(tmp_path, overrides), capture_output=True, timeout=240)
     assert result.returncode == 1
     assert "a bug in the" in result.stderr
 
 
 def test_ctrl_c_saves_and_a_second_start_of_a_running_run_is_refused(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "scripts.train", "--config=tests/project/config.py", "--", "experiment=restless"]
-    environment = {**os.environ, "IMAGINAIRE_OUTPUT_ROOT": str(tmp_path), "WANDB_MODE": "disabled"}
-    process = subprocess.Popen(
-        [*command, "trainer.max_iter=1000000"], env=environment, stderr=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen(**program(tmp_path, ["trainer.max_iter=1000000"]), stderr=subprocess.PIPE)
     metrics = run_dir(tmp_path) / "metrics.jsonl"
     while process.poll() is None and (not metrics.exists() or not metrics.read_text()):
         time.sleep(0.02)
@@ -487,36 +497,6 @@ def test_ctrl_c_saves_and_a_second_start_of_a_running_run_is_refused(tmp_path: P
     assert process.returncode == EXIT_INTERRUPTED, errors[-2000:]
     assert "SIGINT: saving after this step, then leaving. Ctrl-C again quits at once." in errors
     assert saved(tmp_path)["trainer"]["iteration"] > 0
-
-
-def test_what_is_no_model_or_no_loader_is_said_with_its_cure(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model: Linear is not an imaginaire.training.model.ImaginaireModel"):
-        train(tmp_path, ["~model.width", "model._target_=torch.nn.Linear", *_arguments_gone()])
-    with pytest.raises(ConfigError, match="model: WithoutStep does not define training_step"):
-        train(tmp_path, [f"model._target_={__name__}.WithoutStep"])
-    with pytest.raises(ConfigError, match=r"dataloader_train builds the data set Waves, not a loader"):
-        gone = [
-            f"~dataloader_train.{name}" for name in ("batch_size", "num_workers", "shuffle", "pin_memory", "timeout")
-        ]
-        gone += ["~dataloader_train.prefetch_factor", "~dataloader_train.collate_fn", "~dataloader_train.dataset"]
-        train(tmp_path, ["dataloader_train._target_=examples.minimal.data.Waves", *gone])
-    with pytest.raises(ConfigError, match=r"dataloader_train.dataset: .*Unreadable could not be built: FileNot"):
-        train(tmp_path, ["dataloader_train.dataset._target_=tests.imaginaire.training.test_trainer.Unreadable"])
-
-
-def _arguments_gone() -> list[str]:
-    names = ("window", "depth", "dropout", "precision", "ema_rate", "fsdp_shard_size")
-    return [*(f"~model.{name}" for name in names), "+model.in_features=1", "+model.out_features=1"]
-
-
-class WithoutStep(ImaginaireModel):
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__()
-
-
-class Unreadable(project.Waves):
-    def __init__(self, **arguments: Any) -> None:
-        Path("/no/such/file").read_text()
 
 
 class ReportsEarly(Callback):
