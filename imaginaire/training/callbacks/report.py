@@ -232,10 +232,10 @@ class IterSpeed(EveryN):
         self._mark, self._mark_iteration, self._paused = time.perf_counter(), iteration, 0.0
         self._mark_samples = self.trainer.samples_seen
 
-    def _pause(self, *args: Any) -> None:
+    def _pause(self, *args: Any, **kwargs: Any) -> None:
         self._pause_start = time.perf_counter()
 
-    def _resume(self, *args: Any) -> None:
+    def _resume(self, *args: Any, **kwargs: Any) -> None:
         if self._pause_start is not None:
             paused = time.perf_counter() - self._pause_start
             self._paused += paused
