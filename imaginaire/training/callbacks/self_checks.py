@@ -95,7 +95,7 @@ class SelfChecks(Callback):
         is_zero = dict(zip([name for name, _ in reached], _zero_gradients([p for _, p in reached])))
         of_adapters = [zero for name, zero in is_zero.items() if ".lora_B." in name]
         if of_adapters and all(of_adapters):
-            self._tell_idle_adapters(model)
+            self._check_idle_adapters(model)
         zeros = sum(is_zero.values())
         at_zero = f" (zero in {zeros}, as behind weights that start at zero)" if zeros else ""
         self._facts.append(f"the gradient reaches {len(reached)} of {len(trained)} trained parameters{at_zero}")
@@ -162,7 +162,7 @@ class SelfChecks(Callback):
         if adapters:
             self._facts.append(f"{len(adapters)} adapters without effect")
 
-    def _tell_idle_adapters(self, model: nn.Module) -> None:
+    def _check_idle_adapters(self, model: Any) -> None:
         has_start = self.config.checkpoint.load_path or model.has_start_weights()
         problem = (
             "the gradient of every lora_B is zero, so the adapters learn nothing: they sit behind weights of zero."

@@ -505,7 +505,7 @@ def test_hub_ids_resolve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert_same(weights.read("hf://org/diffusers@main/transformer"), expected)
     for address, named in (
         ("org/pt", "hf://org/pt/model-480p.pt"),
-        ("hf://org/pt/model-480.pt", "model-480p.pt?"),
+        ("hf://org/pt/model-480.pt", "Did you mean model-480p.pt"),
         ("org/absent", "org/absent"),
         ("hf://org", "hf://organisation/name"),
     ):
