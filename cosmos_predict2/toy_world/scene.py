@@ -33,7 +33,7 @@ OBJECT_RADII = (PUCK_RADIUS, BOX_HALF_SIDE)  # towards a wall
 RING_RADIUS = 8.5
 RING_WIDTH = 2.2
 
-# Far enough apart that a colour tells the thing, also where soft edges mix two of them.
+# Far enough apart that a colour identifies the thing, also where soft edges mix two of them.
 COLOURS: dict[str, tuple[int, int, int]] = {
     "table": (205, 200, 190),
     "ring": (40, 160, 70),
