@@ -58,7 +58,9 @@ class SamplingPath:
 class Objective(Protocol):
     """What differs between the model families; the first of ``solvers`` is the default."""
 
-    solvers: tuple[str, ...]
+    @property
+    def solvers(self) -> tuple[str, ...]:
+        """The names of the solvers that sample it."""
 
     def denoiser(self, net: DiT) -> Denoiser:
         """The network with its preconditioning."""
@@ -82,6 +84,11 @@ class Objective(Protocol):
         """What `errors` would have been for a network that predicts a velocity of zero."""
 
 
+def solvers_of_noise_levels() -> tuple[str, ...]:
+    """Those of SOLVERS, to which other modules may add their own."""
+    return tuple(name for name in SOLVERS if name != FLOW_SOLVER)
+
+
 def objective_of(config: "Video2WorldPipelineConfig") -> Objective:
     """The objective that a config asks for."""
     return EDM(config) if config.flow is None else Flow(config)
@@ -97,10 +104,12 @@ def clean_latents(
 class EDM:
     """Noise levels, clean latents: the objective of Predict2."""
 
-    solvers: tuple[str, ...] = tuple(name for name in SOLVERS if name != FLOW_SOLVER)
-
     def __init__(self, config: "Video2WorldPipelineConfig") -> None:
         self.config = config
+
+    @property
+    def solvers(self) -> tuple[str, ...]:
+        return solvers_of_noise_levels()
 
     def denoiser(self, net: DiT) -> Denoiser:
         config = self.config
@@ -144,12 +153,14 @@ class EDM:
 class Flow:
     """Flow times, velocities: the objective of Predict2.5. It can be sampled by noise levels, too."""
 
-    solvers: tuple[str, ...] = (FLOW_SOLVER, DISTILLED, *EDM.solvers)
-
     def __init__(self, config: "Video2WorldPipelineConfig") -> None:
         assert config.flow is not None
         self.config = config
         self.flow = config.flow
+
+    @property
+    def solvers(self) -> tuple[str, ...]:
+        return FLOW_SOLVER, DISTILLED, *solvers_of_noise_levels()
 
     def denoiser(self, net: DiT) -> Denoiser:
         """Conditioning frames have the noise level of training, also where the network is sampled by noise levels."""
@@ -191,7 +202,7 @@ class Flow:
     def sampling_path(
         self, guided: Guided, condition: Condition, noise_B_C_T_H_W: Tensor, solver: str, num_steps: int
     ) -> SamplingPath:
-        if solver in EDM.solvers:
+        if solver in solvers_of_noise_levels():
             return _path_by_noise_levels(self.config, guided, noise_B_C_T_H_W, solver, num_steps)
         velocity = guided(self.predicted_velocity)
         schedule = self.flow.levels(num_steps)
