@@ -71,6 +71,16 @@ def test_blocks_parse_and_links_lead_somewhere(page: Path) -> None:
             assert not anchor or anchor in anchors(target), f"{page.name} links to {link}#{anchor}"
 
 
+def test_lines_have_at_most_120_characters() -> None:
+    long = [
+        f"{page.name}:{n}"
+        for page in PAGES
+        for n, line in enumerate(page.read_text().split("\n"), 1)
+        if len(line) > 120
+    ]
+    assert not long
+
+
 def anchors(page: Path) -> set[str]:
     """The names that GitHub gives to the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
@@ -110,6 +120,24 @@ def test_the_first_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
 def test_every_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     for language, block in runnable(page):
         run(language, block, tmp_path)
+
+
+@pytest.mark.slow
+def test_what_contributing_adds_runs_from_a_folder_outside(tmp_path: Path) -> None:
+    """An experiment, a data set, a callback, a network, an objective and a sampler step, as the page writes them."""
+    needed = re.compile(r"# needs its place: (my_project/\w+\.py)\n")
+    files = {found.group(1): block for _, block in blocks(ROOT / "CONTRIBUTING.md") if (found := needed.match(block))}
+    for name, block in {**files, "my_project/__init__.py": ""}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(block)
+    for experiment in ("my_project", "my_network", "my_objective"):
+        train = [python(), "-m", "scripts.train", "--config=my_project/config.py", "--"]
+        subprocess.run([*train, f"experiment={experiment}", "trainer.max_iter=5"], cwd=tmp_path, check=True)
+    records = next(tmp_path.rglob("my_project/metrics.jsonl")).read_text()
+    assert "train/largest_weight" in records
+    sampled = [python(), "-m", "my_project.sample"]
+    result = subprocess.run(sampled, cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert "torch.Size([1, 3, 13, 48, 48])" in result.stdout
 
 
 def rows(page: Path, heading: str) -> dict[str, list[str]]:
