@@ -31,7 +31,7 @@ from benchmarks import machine
 from benchmarks.dit import ceiling
 from cosmos_predict2.nn.flops import forward_flops
 from cosmos_predict2.tools.plan.speed import GPUS
-from imaginaire.config import lazy_config
+from cosmos_predict2.world_model.network import network_of
 from imaginaire.config.compose import compose
 from imaginaire.config.schema import Config
 from imaginaire.errors import TrainingError, UserError
@@ -135,8 +135,7 @@ def measure(what: str, overrides: list[str]) -> Measured:
 def work(config: Config, shapes: dict[str, tuple[int, ...]]) -> tuple[int, float]:
     """Tokens of a step and its operations, two per multiply-add."""
     model: Any = config.model["config"]
-    with torch.device("meta"):
-        net = lazy_config.instantiate(model["pipe_config"]["net"])
+    net = network_of(model["pipe_config"]["net"])
     batch_size, _, _, height, width = shapes["video"]
     latent_shape = (model["pipe_config"]["state_t"], height // 8, width // 8)
     forward = forward_flops(

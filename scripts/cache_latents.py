@@ -14,7 +14,6 @@ sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/ca
 from cosmos_predict2.data.latent_cache import DTYPES, cache_latents
 from cosmos_predict2.data.video.clips import CROPS
 from imaginaire import command_line
-from imaginaire.config import lazy_config
 from imaginaire.errors import ConfigError
 from scripts.encode_prompts import device_of
 
@@ -90,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
 def make_tokenizer(name: str, path: str | None) -> Any:
     """The tokenizer as training has it."""
     from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
+    from cosmos_predict2.world_model.world_model import tokenizer_of
 
     node = get_cosmos_predict2_video2world_pipeline(model_size="tiny" if name == "tiny" else "2B").tokenizer
     if name == "tiny":
@@ -97,7 +97,7 @@ def make_tokenizer(name: str, path: str | None) -> Any:
     else:
         node.tile_size = None  # tiles change latents a little
         node.vae_pth = path or node.vae_pth
-    return lazy_config.instantiate(node)
+    return tokenizer_of(node)
 
 
 def _shard(text: str) -> tuple[int, int]:

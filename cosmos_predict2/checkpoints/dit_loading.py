@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.checkpoints.adapters.adapters import merge_lora_state
@@ -16,7 +15,6 @@ from cosmos_predict2.checkpoints.dit_weights import clean_name, open_dit, quiet
 from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS, describe, require_family
 from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.weights import LoadReport
-from imaginaire.config import lazy_config
 from imaginaire.errors import CheckpointError
 from imaginaire.optim import lora
 
@@ -49,12 +47,10 @@ def load_dit(
     return report
 
 
-def check_dit(node: Any, path: str, which: str = "auto", allow_missing: Iterable[str] = ()) -> None:
-    """Raise where weights are not of the network of a lazy node: compares names and shapes, and takes no memory."""
+def check_dit(net: nn.Module, path: str, which: str = "auto", allow_missing: Iterable[str] = ()) -> None:
+    """Raise where weights are not of a network, which may be on the meta device: compares names and shapes."""
     with quiet():
         source = open_dit(path, which)
-    with torch.device("meta"):
-        net: nn.Module = lazy_config.instantiate(node)
     targets, source, allow_missing = fitted(net, source, path, allow_missing)
     weights.account(targets, source).require(allow_missing=allow_missing, source=path)
 

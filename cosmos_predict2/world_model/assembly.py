@@ -10,6 +10,7 @@ import torch
 from cosmos_predict2.checkpoints.dit_loading import check_dit
 from cosmos_predict2.nn.attention import check_attention, choose_attention
 from cosmos_predict2.nn.dit import DiT
+from cosmos_predict2.world_model.network import network_of
 from imaginaire.config.names import target_of
 from imaginaire.errors import CheckpointError, ConfigError
 from imaginaire.findings import CheckContext
@@ -23,7 +24,7 @@ def check_parts(net: Any, dit_path: str, others: Sequence[Any], which: str = "au
     The other parts are checked by their ``check``, where their class has one; None is passed over.
     """
     if dit_path:
-        check_dit(net, dit_path, which)
+        check_dit(network_of(net), dit_path, which)
     for node in others:
         if (check := getattr(target_of(node), "check", None)) is not None:
             arguments = {str(key): node[key] for key in node if not str(key).startswith("_")}

@@ -13,7 +13,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -69,7 +69,7 @@ def build_world_model(
     net = network_of(config.net).to(dtype)
     if adapt is not None:
         adapt(net)
-    tokenizer = lazy_config.instantiate(config.tokenizer) if with_tokenizer else None
+    tokenizer = tokenizer_of(config.tokenizer) if with_tokenizer else None
     text_encoder = None
     if with_text_encoder and config.text_encoder is not None:
         has_dtype = "dtype" in inspect.signature(target_of(config.text_encoder)).parameters
@@ -84,6 +84,12 @@ def build_world_model(
         offload_tokenizer=offload_tokenizer,
         offload_text_encoder=offload_text_encoder,
     )
+
+
+def tokenizer_of(node: Any) -> VideoTokenizer:
+    """The tokenizer of a lazy node, for programs that need no more of the model."""
+    tokenizer: VideoTokenizer = lazy_config.instantiate(node)
+    return tokenizer
 
 
 class WorldModel:

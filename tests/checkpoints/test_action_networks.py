@@ -12,7 +12,6 @@ from cosmos_predict2.checkpoints.dit_loading import check_dit
 from cosmos_predict2.checkpoints.download import manifest_of
 from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS, action_network, action_readings, describe
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
-from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import CheckpointError
 from tests.checkpoints.nets import SMALL, assert_same_parameters, parameters_of, random_net, released_state
 
@@ -153,7 +152,7 @@ def test_other_networks_with_actions_are_refused(case: str, allow_missing: tuple
     with pytest.raises(CheckpointError, match=message):
         load_dit(action_net(), path, allow_missing=allow_missing)
     with pytest.raises(CheckpointError, match=message):
-        check_dit(L(FlatActionDiT)(**SMALL, **FLAT), path, allow_missing=allow_missing)
+        check_dit(FlatActionDiT(**SMALL, **FLAT), path, allow_missing=allow_missing)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from cosmos_predict2.checkpoints import describe_missing, load_dit, open_dit, to
 from cosmos_predict2.checkpoints.dit_loading import check_dit
 from cosmos_predict2.checkpoints.dit_weights import problem_with
 from cosmos_predict2.nn.dit import Video2WorldDiT
-from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import CheckpointError
 from imaginaire.optim import lora
 from tests.checkpoints.hub_server import Hub, serve
@@ -159,7 +158,7 @@ def test_what_is_allowed_to_be_missing_keeps_its_start(tmp_path: Path) -> None:
 )
 def test_another_network_is_told_in_one_sentence(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     path = _released(tmp_path, random_net(**changes))
-    for attempt in (lambda: load_dit(random_net(), path), lambda: check_dit(L(Video2WorldDiT)(**SMALL), path)):
+    for attempt in (lambda: load_dit(random_net(), path), lambda: check_dit(Video2WorldDiT(**SMALL), path)):
         with pytest.raises(CheckpointError, match=message) as failure:
             attempt()
         assert len(str(failure.value).splitlines()) == 1
@@ -209,7 +208,7 @@ def test_adapters_in_a_checkpoint_are_merged_with_a_recorded_or_given_alpha(is_r
     path, output = _lora_run(tmp_path, record=is_recorded)
     net = random_net(seed=2)
     if is_recorded:
-        check_dit(L(Video2WorldDiT)(**SMALL), path)
+        check_dit(Video2WorldDiT(**SMALL), path)
     else:
         with pytest.raises(CheckpointError, match="lora_alpha"):
             load_dit(net, path)

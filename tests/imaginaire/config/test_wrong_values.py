@@ -46,6 +46,11 @@ TRAIN = [  # overrides, what the message names
 ]
 
 
+@pytest.fixture(autouse=True)
+def clean_process() -> None:
+    """In place of the fixture of this folder: the experiments of the process stay registered."""
+
+
 @pytest.mark.parametrize(("overrides", "named"), TRAIN)
 def test_training_does_not_start(
     overrides: list[str],
