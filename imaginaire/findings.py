@@ -11,9 +11,10 @@ are those of the lazy call as the configuration has them. A check is quick: it r
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from imaginaire.config.schema import Config
+if TYPE_CHECKING:  # the doctor also runs where packages of the configuration are missing
+    from imaginaire.config.schema import Config
 
 Level = Literal["note", "warning", "error"]
 _ORDER: tuple[Level, ...] = ("note", "warning", "error")
@@ -33,6 +34,11 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.key}: {self.text}" + (f". {self.cure}" if self.cure else "")
+
+
+def graded(key: str, text: str, level: Level, cure: str) -> Finding:
+    """A finding whose cure applies only if it is more than a note."""
+    return Finding(key, text, level, "" if level == "note" else cure)
 
 
 def error(key: str, text: str, cure: str = "") -> Finding:
@@ -57,7 +63,7 @@ class CheckContext:
     """
 
     key: str = ""  # of the lazy call that is checked
-    config: Config | None = None  # None outside a run
+    config: "Config | None" = None  # None outside a run
     world_size: int | None = None  # None: not known yet
     start_path: str | None = None  # checkpoint.load_path of a new run (may be ""); None: the run loads no such weights
     resume_path: str = ""  # the run's newest checkpoint, where the model must be the one that wrote it

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
-from cosmos_predict2.callbacks.draw_samples import evaluating
 from cosmos_predict2.callbacks.fixed_clips import FixedClip, clips_of_step, first_clips
 from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.evaluation.metrics.controllability import (
@@ -36,6 +35,7 @@ from imaginaire.data.stream import ResumableLoader
 from imaginaire.distributed import parallel
 from imaginaire.errors import ConfigError
 from imaginaire.training.callbacks import Callback
+from imaginaire.training.model import evaluating
 from imaginaire.training.side_channel import SideChannel
 
 log = logging.getLogger(__name__)

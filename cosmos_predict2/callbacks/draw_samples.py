@@ -16,14 +16,14 @@ differ by the weights alone, in every layout of processes. Training goes on as i
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cosmos_predict2.callbacks.fixed_clips import FixedClip, first_clips
 from cosmos_predict2.callbacks.side_by_side import side_by_side
@@ -40,6 +40,7 @@ from imaginaire.errors import ConfigError
 from imaginaire.progress import tracked
 from imaginaire.training import preflight
 from imaginaire.training.callbacks import EveryN
+from imaginaire.training.model import evaluating
 from imaginaire.training.side_channel import SideChannel
 
 log = logging.getLogger(__name__)
@@ -262,18 +263,6 @@ class DrawSamples(EveryN):
 
     def _path(self, name: str, iteration: int) -> str:
         return storage.join(self.trainer.run_dir, FOLDER, f"iter_{iteration:09d}_{name}")
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, every module is in evaluation mode; afterwards each as it was."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 def _quality(

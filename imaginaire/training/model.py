@@ -2,7 +2,7 @@
 """The contract between the trainer and everything it trains."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -154,3 +154,15 @@ class ImaginaireModel(nn.Module):
     def account_checkpoint_state(self, state: Mapping[str, Tensor]) -> weights.LoadReport:
         """The same account of tensors that were read straight into those of `checkpoint_state`, as from shards."""
         return weights.account(self.checkpoint_state(), state)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, every module is in evaluation mode; afterwards each as it was."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training

@@ -33,7 +33,7 @@ from imaginaire.optim import schedules
 from imaginaire.training import memory, preflight, provenance, run_folder, step_guard
 from imaginaire.training.callbacks import CallbackGroup
 from imaginaire.training.callbacks.trackers import Metrics
-from imaginaire.training.model import ImaginaireModel
+from imaginaire.training.model import ImaginaireModel, evaluating
 from imaginaire.training.step_guard import StepGuard
 from imaginaire.training.timers import Timers
 from imaginaire.training.watchdog import EXIT_INTERRUPTED, StopRequests, Watchdog, lost_peer
@@ -55,10 +55,8 @@ def launch(config: Config) -> int:
     trainer = None
     discards_new_files = False  # of a start that was refused, or that found its run finished
     try:
-        trainer_type = config.trainer.type
-        if isinstance(trainer_type, str):
-            trainer_type = locate(trainer_type, "trainer.type")
-        trainer = trainer_type(config)
+        kind = config.trainer.type
+        trainer = (locate(kind, "trainer.type") if isinstance(kind, str) else kind)(config)
         trainer.reported = frozenset(finding.text for finding in found)
         trainer.watchdog.beat("building the data loaders", long=True)
         dataloader_train = lazy_config.instantiate(config.dataloader_train)
@@ -313,10 +311,8 @@ class ImaginaireTrainer:
         self._validation_due = True
         if self.interrupted:
             return
-        modes = {module: module.training for module in model.modules()}
         callbacks.on_validation_start(model, dataloader, iteration)
-        model.eval()
-        with model.ema_scope(), random.preserved():
+        with evaluating(model), model.ema_scope(), random.preserved():
             random.seed_all(config.seed, self.dims.dp_rank, "validation")  # the same draws in every validation
             for batch in self._validation_batches(dataloader):
                 batch = data.move_to(batch, self.device)
@@ -324,8 +320,6 @@ class ImaginaireTrainer:
                 with self._autocast(model):
                     output, loss = model.validation_step(batch, iteration)
                 callbacks.on_validation_step_end(model, batch, output, loss, iteration)
-        for module, training in modes.items():
-            module.training = training
         if not self.interrupted:
             self._validation_due = False
             callbacks.on_validation_end(model, iteration)

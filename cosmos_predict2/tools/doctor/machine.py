@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from imaginaire import storage
-from imaginaire.findings import Finding, Level
+from imaginaire.findings import Finding, Level, graded
 from imaginaire.training import memory
 
 _GB = 10**9
@@ -47,15 +47,12 @@ def processors() -> Iterator[Finding]:
     cores, limit = usable_cores(), cpu_limit()
     value = f"{cores} cores" + (f", of which a container may use {limit:g}" if limit is not None else "")
     few = min(cores, limit or cores) < 2
-    cure = "training and data workers share one core: expect to wait for data" if few else ""
-    yield Finding("machine/processor", value, "warning" if few else "note", cure)
+    cure = "training and data workers share one core: expect to wait for data"
+    yield graded("machine/processor", value, "warning" if few else "note", cure)
     has_onednn = torch.backends.mkldnn.is_available()
-    yield Finding(
-        "machine/vector units",
-        f"{torch.backends.cpu.get_cpu_capability()}, oneDNN {'yes' if has_onednn else 'no'}",
-        "note" if has_onednn else "warning",
-        "" if has_onednn else "this torch was built without oneDNN: networks on the CPU are slow",
-    )
+    value = f"{torch.backends.cpu.get_cpu_capability()}, oneDNN {'yes' if has_onednn else 'no'}"
+    cure = "this torch was built without oneDNN: networks on the CPU are slow"
+    yield graded("machine/vector units", value, "note" if has_onednn else "warning", cure)
 
 
 def usable_cores() -> int:
@@ -80,13 +77,9 @@ def cpu_limit(root: Path = Path("/sys/fs/cgroup")) -> float | None:
 
 def memories() -> Iterator[Finding]:
     total, free = int(psutil.virtual_memory().total), memory.host_memory_available()
-    is_low = free < 4 * _GB
-    yield Finding(
-        "machine/memory",
-        f"{free / _GB:.1f} of {total / _GB:.1f} GB can be taken",
-        "warning" if is_low else "note",
-        "enough for the tiny models only: end other programs, or raise the container's limit" if is_low else "",
-    )
+    value = f"{free / _GB:.1f} of {total / _GB:.1f} GB can be taken"
+    cure = "enough for the tiny models only: end other programs, or raise the container's limit"
+    yield graded("machine/memory", value, "warning" if free < 4 * _GB else "note", cure)
     yield shared_memory(Path("/dev/shm"))
 
 
@@ -104,7 +97,7 @@ def shared_memory(place: Path) -> Finding:
     cure = "docker run --shm-size=16g (or --ipc=host), or dataloader_train.num_workers=0"
     if usage.free < 16 * 2**20:
         return Finding("machine/shared memory", value, "error", f"workers die with a bus error: {cure}")
-    return Finding("machine/shared memory", value, *(("warning", cure) if workers < 4 else ()))
+    return graded("machine/shared memory", value, "warning" if workers < 4 else "note", cure)
 
 
 def open_files() -> Finding:
@@ -113,7 +106,7 @@ def open_files() -> Finding:
     level: Level = "error" if is_low and soft < 256 else "warning" if is_low else "note"
     highest = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
     cure = f"ulimit -n {min(65536, hard) if hard > 0 else 65536} before the start: many workers open many files"
-    return Finding("machine/open files", f"{soft} at once, can be raised to {highest}", level, cure if is_low else "")
+    return graded("machine/open files", f"{soft} at once, can be raised to {highest}", level, cure)
 
 
 def disks() -> Iterator[Finding]:
@@ -123,32 +116,26 @@ def disks() -> Iterator[Finding]:
     if output == "checkpoints":
         places["checkpoints"] = "weights and runs"
     for place, what in places.items():
-        name = f"disk of {place} ({what})"
-        if storage.is_remote(place):
-            yield Finding(f"machine/{name}", "remote: not looked at")
-            continue
-        try:
-            free = storage.free_bytes(place)
-        except OSError as error:
-            yield Finding(f"machine/{name}", str(error), "error", "set IMAGINAIRE_OUTPUT_ROOT to a disk that is there")
-            continue
-        assert free is not None
-        existing = Path(place).absolute()
-        while not existing.exists():
-            existing = existing.parent
-        if not os.access(existing, os.W_OK):
-            cure = (
-                "set IMAGINAIRE_OUTPUT_ROOT to a folder that can be written" if "runs" in what else f"chown {existing}"
-            )
-            yield Finding(f"machine/{name}", f"{existing} cannot be written", "error", cure)
-            continue
-        level: Level = "error" if free < _GB else "warning" if free < 2 * _CHECKPOINT else "note"
-        cure = (
-            f"one checkpoint of the 2B model with its optimizer takes {_CHECKPOINT / _GB:.0f} GB"
-            if level != "note"
-            else ""
-        )
-        yield Finding(f"machine/{name}", f"{free / _GB:.0f} GB free", level, cure)
+        yield _disk(f"machine/disk of {place} ({what})", place, has_runs="runs" in what)
+
+
+def _disk(key: str, place: str, *, has_runs: bool) -> Finding:
+    if storage.is_remote(place):
+        return Finding(key, "remote: not checked")
+    try:
+        free = storage.free_bytes(place)
+    except OSError as problem:
+        return Finding(key, str(problem), "error", "set IMAGINAIRE_OUTPUT_ROOT to a disk that exists")
+    assert free is not None
+    existing = Path(place).absolute()
+    while not existing.exists():
+        existing = existing.parent
+    if not os.access(existing, os.W_OK):
+        cure = "set IMAGINAIRE_OUTPUT_ROOT to a folder that can be written" if has_runs else f"chown {existing}"
+        return Finding(key, f"{existing} cannot be written", "error", cure)
+    level: Level = "error" if free < _GB else "warning" if free < 2 * _CHECKPOINT else "note"
+    cure = f"one checkpoint of the 2B model with its optimizer takes {_CHECKPOINT / _GB:.0f} GB"
+    return graded(key, f"{free / _GB:.0f} GB free", level, cure)
 
 
 def environment(variables: Mapping[str, str]) -> Iterator[Finding]:
@@ -157,11 +144,9 @@ def environment(variables: Mapping[str, str]) -> Iterator[Finding]:
         if name not in _SHOWN and not name.startswith(_SHOWN_PREFIXES):
             continue
         value = "is set" if any(word in name for word in _SECRET) else variables[name]
-        slow, meaning = _SLOW.get(name, ("", ""))
+        slow, effect = _SLOW.get(name, ("", ""))
         if slow and re.fullmatch(slow, variables[name].upper()):
-            yield Finding(
-                f"environment/{name}", value, "warning", f"{meaning}: unset {name} unless you look for a fault"
-            )
+            yield Finding(f"environment/{name}", value, "warning", f"{effect}: unset {name} unless you debug")
         elif name == "OMP_NUM_THREADS" and not value.isdecimal():
             yield Finding(f"environment/{name}", repr(value), "error", "give a number, such as OMP_NUM_THREADS=1")
         else:

@@ -4,7 +4,6 @@
 import importlib.metadata
 import importlib.util
 import platform
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from packaging.requirements import Requirement
 
-from imaginaire.findings import Finding
+from imaginaire.findings import Finding, graded
 from imaginaire.training import provenance
 
 
@@ -57,44 +57,32 @@ def all_findings() -> Iterator[Finding]:
 
 
 def ours() -> Iterator[Finding]:
-    old = sys.version_info < (3, 10)
-    yield Finding(
-        "packages/python", platform.python_version(), "error" if old else "note", "3.10 or newer" if old else ""
-    )
+    is_old = sys.version_info < (3, 10)
+    yield graded("packages/python", platform.python_version(), "error" if is_old else "note", "3.10 or newer")
     root = provenance.root()
     git = provenance.git_state(root)
     commit = "no git checkout" if git is None else git["commit"][:12] + (" with changes" if git["dirty"] else "")
     version = _version(provenance.DISTRIBUTION)
-    is_installed = version is not None
-    yield Finding(
-        f"packages/{provenance.DISTRIBUTION}",
-        f"{version or 'not installed'} ({commit}) in {root}",
-        "note" if is_installed else "warning",
-        "" if is_installed else "it runs from this folder only: make setup, or pip install -c constraints.txt -e .",
-    )
+    value = f"{version or 'not installed'} ({commit}) in {root}"
+    cure = "it runs from this folder only: make setup, or pip install -c constraints.txt -e ."
+    yield graded(f"packages/{provenance.DISTRIBUTION}", value, "note" if version else "warning", cure)
     for line in provenance.foreign_packages():
         yield Finding("packages/a foreign package", line, "error")
 
 
 def required() -> Iterator[Finding]:
-    """Packages that the core needs, by what our distribution says; those in order are one line."""
+    """Packages that our distribution requires; those that are in order are one line."""
     in_order = []
-    for requirement in importlib.metadata.requires(provenance.DISTRIBUTION) or [] if _has_ours() else []:
-        if "extra ==" in requirement:
+    for text in importlib.metadata.requires(provenance.DISTRIBUTION) or [] if _version(provenance.DISTRIBUTION) else []:
+        requirement = Requirement(text)
+        if "extra ==" in text:
             continue
-        name = re.split(r"[\s<>=!~;\[(]", requirement, maxsplit=1)[0]
-        least = re.search(r">=\s*([\d.]+)", requirement)
-        below = re.search(r"<\s*([\d.]+)", requirement)
-        found = _version(name)
-        if found is None:
-            yield Finding(
-                f"packages/{name}", "not installed", "error", f"pip install -c constraints.txt '{requirement}'"
-            )
-        elif (least and numbers(found) < numbers(least[1])) or (below and numbers(found) >= numbers(below[1])):
-            cure = f"pip install -c constraints.txt '{requirement}'"
-            yield Finding(f"packages/{name}", f"{found}, but {requirement} is needed", "error", cure)
-        else:
+        name, found = requirement.name, _version(requirement.name)
+        if found is not None and requirement.specifier.contains(found, prereleases=True):
             in_order.append(f"{name} {found}")
+        else:
+            value = "not installed" if found is None else f"{found}, but {text} is needed"
+            yield Finding(f"packages/{name}", value, "error", f"pip install -c constraints.txt '{text}'")
     if in_order:
         yield Finding("packages/required", ", ".join(in_order))
 
@@ -162,11 +150,6 @@ def gpu(index: int, properties: Any, architectures: list[str]) -> Finding:
     return Finding(f"device/GPU {index}", value)
 
 
-def numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version, to compare by."""
-    return tuple(int(part) for part in re.findall(r"\d+", re.split(r"[^\d.]", version, maxsplit=1)[0]))
-
-
 def _driver() -> str | None:
     """The version of NVIDIA's driver; None where there is none."""
     try:
@@ -194,7 +177,3 @@ def _version(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _has_ours() -> bool:
-    return _version(provenance.DISTRIBUTION) is not None
