@@ -35,7 +35,6 @@ log = logging.getLogger(__name__)
 
 
 _SECTIONS = ("model", "dataloader_train", "dataloader_val")
-_PARTS = {"training": "train", "validation": "val"}
 _CONTEXT_KEY = "model_parallel.context_parallel_size"
 
 
@@ -136,7 +135,8 @@ def findings(config: Config, world_size: int | None = None) -> list[Finding]:
         world_size=world_size,
         start_path=_start_path(config),
         resume_path=_resume_path(config),
-        **{part: _calls(nodes.get(f"dataloader_{name}", {})) for part, name in _PARTS.items()},
+        training=_calls(nodes["dataloader_train"]),
+        validation=_calls(nodes.get("dataloader_val", {})),
     )
     return list(dict.fromkeys(_findings(config, context, nodes)))
 

@@ -123,8 +123,9 @@ def _time(plan: Plan) -> list[str]:
         f"time        {_seconds(speed.seconds)} an iteration, {speed.clips_per_hour:,.0f} clips an hour "
         f"({speed.utilisation:.0%} of the GPU's peak)"
     )
-    of_run = f"            {_hours(speed.hours)} for trainer.max_iter={plan.work.max_iter}"
-    return ["", line] if speed.hours is None else ["", line, of_run]
+    if speed.hours is None:
+        return ["", line]
+    return ["", line, f"            {_hours(speed.hours)} for trainer.max_iter={plan.work.max_iter}"]
 
 
 def _advice(plan: Plan) -> Iterator[str]:
