@@ -205,7 +205,7 @@ class DrawSamples(EveryN):
 
     def _levels(self, model: Any) -> list[float]:
         """Noise levels from the least to the greatest at which the model is validated, evenly apart in their logs."""
-        ends = model.config.validation_sigmas or X0_RANGE
+        ends = model.validation_sigmas or X0_RANGE
         return [float(f"{sigma:.3g}") for sigma in numpy.geomspace(min(ends), max(ends), self.num_levels)]
 
     # --- how it is shown

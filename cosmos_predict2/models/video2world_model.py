@@ -199,7 +199,7 @@ class Video2WorldModel(ImaginaireModel):
         generators = self._generators(batch, "validation")
         x0, condition = self.data_and_condition(batch, generators, is_fixed=True)
         epsilon, sigma_B_1 = self.draw_noise(x0, is_image, generators)
-        if sigmas := self.config.validation_sigmas:
+        if sigmas := self.validation_sigmas:
             output, loss = losses_by_sigma(
                 lambda sigma: self.loss(x0, epsilon, sigma, condition), sigmas, x0[:, 0, 0, 0, 0], batch.get(WEIGHT_KEY)
             )
@@ -299,6 +299,11 @@ class Video2WorldModel(ImaginaireModel):
     # --- its parts
 
     batch_kinds = ("image", "video")
+
+    @property
+    def validation_sigmas(self) -> Sequence[float]:
+        """Noise levels of validation; none: each sample has one, drawn as in training."""
+        return self.config.validation_sigmas
 
     def batch_kind(self, batch: Mapping[str, Any]) -> str:
         return "image" if self.is_image_batch(batch) else "video"
