@@ -57,6 +57,7 @@ CALLED_FROM_OUTSIDE = {
     *("save_adapter", "load_adapter", "copy_from"),  # what the engine offers: adapters as files, an average begun anew
     *("integrate", "from_unit", "write_statistics", "expert_action"),  # the ways back from actions, and to them
     "ignore_aliases",  # PyYAML calls it
+    *("create_module", "exec_module"),  # Python's import calls them
 }
 HOOKS = ("on_", "visit_", "__")  # called by name
 
