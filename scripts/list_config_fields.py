@@ -168,7 +168,7 @@ def model_pages() -> Iterator[str]:
     seen: set[type] = set()
     for config, pipe in configs:
         for prefix, cls in (("model.config.", config), ("model.config.pipe_config.", pipe)):
-            for base in reversed(cls.__mro__):
+            for base in reversed(cls.__mro__ if cls else ()):
                 if attrs.has(base) and base not in seen and base.__attrs_attrs__:
                     seen.add(base)
                     found = [field for field in section_fields(base) if field.name != "pipe_config"]
