@@ -390,7 +390,7 @@ def test_the_true_video_is_shown_as_long_as_it_goes(
         (["--input_annotation", "ANNOTATION", "--input_video", "SHORT"], "18 rows of 'toy_actions'.*short.mp4 has 7. "),
         (["--input_annotation", "ANNOTATION", "--input_video", "PICTURE", "--side_by_side"], "There is no true video"),
         (["--input_annotation", "ANNOTATION", "--save_path", "a_file/x.mp4"], "a_file is a file, not a folder"),
-        (["--input_annotation", "ANNOTATION", "--camera_id", "3"], "camera 3 is asked for, but it has 1 videos"),
+        (["--input_annotation", "ANNOTATION", "--camera_id", "3"], "--camera_id 3, but it has 1 videos"),
         (["--input_annotation", "ANNOTATION", "--start_frame_idx", "18"], "1 are left with --start_frame_idx 18"),
         (["--input_annotation", "ANNOTATION", "--resolution", "40,40"], "multiples of 16"),
         (["--input_annotation", "ANNOTATION", "--resolution", "big"], "--resolution big: height and width"),
