@@ -205,28 +205,27 @@ def test_on_step_sees_the_whole_trajectory() -> None:
     assert torch.equal(second.x0_B_C_T_H_W, expected)
 
 
-@dataclass(frozen=True, slots=True)
-class _NoisyStep(Step):
-    log_prob_B: Tensor
-
-
 class _Ancestral:
-    """A stochastic stepper as reinforcement learning brings it, with more to tell than the state."""
+    """A stochastic stepper as reinforcement learning brings it, which reports how a state was drawn."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
 
-    def step(self, x_B_C_T_H_W: Tensor, x0_B_C_T_H_W: Tensor, sigma: float, sigma_next: float) -> _NoisyStep:
+    def step(self, x_B_C_T_H_W: Tensor, x0_B_C_T_H_W: Tensor, sigma: float, sigma_next: float) -> Step:
         noise = torch.randn(x_B_C_T_H_W.shape, dtype=x_B_C_T_H_W.dtype, generator=self.generator)
         x_next = x0_B_C_T_H_W + sigma_next * noise
-        return _NoisyStep(x_B_C_T_H_W, x0_B_C_T_H_W, x_next, sigma, sigma_next, -(noise**2).flatten(1).mean(1) / 2)
+        log_prob_B = -(noise**2).flatten(1).mean(1) / 2
+        return Step(
+            x_B_C_T_H_W, x0_B_C_T_H_W, x_next, sigma, sigma_next,
+            mean_B_C_T_H_W=x0_B_C_T_H_W, std=sigma_next, log_prob_B=log_prob_B,
+        )  # fmt: skip
 
 
 def test_a_stepper_of_ones_own_plugs_in() -> None:
     log_probs: list[Tensor] = []
 
     def on_step(i: int, step: Step) -> None:
-        assert isinstance(step, _NoisyStep)
+        assert step.log_prob_B is not None and step.std == step.sigma_next
         log_probs.append(step.log_prob_B)
 
     levels, stepper = karras_sigmas(8), _Ancestral(torch.Generator().manual_seed(0))

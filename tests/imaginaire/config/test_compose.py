@@ -91,6 +91,10 @@ def test_overrides_arrive(config: str, override: str, key: str, value: Any) -> N
     assert made == value
 
 
+def test_the_last_of_two_overrides_wins(config: str) -> None:
+    assert compose(config, ["experiment=base_exp", "trainer.seed=3", "trainer.seed=5"]).trainer.seed == 5
+
+
 def test_plus_adds_what_a_target_accepts(config: str) -> None:
     assert compose(config, ["optimizer=loose", "+optimizer.whatever=3"]).optimizer.whatever == 3
 
