@@ -129,7 +129,8 @@ def test_another_error_is_not_taken_for_a_lack_of_memory(monkeypatch: pytest.Mon
         ("NVIDIA A100-SXM4-80GB", "A100"),
         ("NVIDIA GB200", "GB200"),
         ("NVIDIA H200", "H200"),
-        ("NVIDIA GeForce RTX 4090", None),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("Tesla T4", None),
     ],
 )
 def test_the_gpu_is_found_in_the_table_of_plan(name: str, known: str | None) -> None:

@@ -93,7 +93,7 @@ def test_a_size_that_no_flags_name_is_compared_in_pixels(tmp_path: Path, caplog:
     assert f"--num_frames 61, but {tmp_path} was trained at 13" in caplog.text
     caplog.clear()
     _chosen("--dit_path", path)
-    (record,) = caplog.records
+    (record,) = [one for one in caplog.records if one.levelname == "WARNING"]
     assert "frames of 48x48 (--resolution 48, --aspect_ratio 1:1)" in record.message
 
 
