@@ -63,5 +63,15 @@ add(
         "imaginaire.safe_pickle": "imaginaire.checkpoint.torch_files",
         "imaginaire.schedules": "imaginaire.optim.schedules",
         "imaginaire.trainer": "imaginaire.training.trainer",
+        "imaginaire.weights": "imaginaire.checkpoint.weights",
+        "imaginaire.weight_files": "imaginaire.checkpoint.weight_files",
+        "imaginaire.plain_pickle": "imaginaire.checkpoint.plain_pickle",
+        "imaginaire.dcp": "imaginaire.checkpoint.dcp",
+        "imaginaire.hub": "imaginaire.storage.hub",
+        "imaginaire.workers": "imaginaire.data.workers",
+        "imaginaire.typed_nodes": "imaginaire.config.typed_nodes",
+        "imaginaire.config_files": "imaginaire.config.files",
+        "imaginaire.run_folder": "imaginaire.training.run_folder",
+        "imaginaire.preflight": "imaginaire.training.preflight",
     }
 )

@@ -169,10 +169,14 @@ class Predict2p5Video2WorldModelConfig(Predict2Video2WorldModelConfig):
         return rectified_flow.noise_level(t_B)
 
 
-def model_config(config: Any) -> Predict2Video2WorldModelConfig:
-    """The object of a ``model.config``; a plain mapping is of the family that its ``pipe_config`` is of."""
+def model_config(
+    config: Any, cls: type[Predict2Video2WorldModelConfig] = Predict2Video2WorldModelConfig
+) -> Predict2Video2WorldModelConfig:
+    """The object of a ``model.config``; a plain mapping is of ``cls``, or where this is Predict2's and ``pipe_config``
+    has a flow, of Predict2.5."""
     is_flow = isinstance(config, Mapping) and (config.get("pipe_config") or {}).get("flow") is not None
     is_plain = isinstance(config, Mapping) and typed_class(config) is None
-    cls = Predict2p5Video2WorldModelConfig if is_flow and is_plain else Predict2Video2WorldModelConfig
+    if is_flow and is_plain and cls is Predict2Video2WorldModelConfig:
+        cls = Predict2p5Video2WorldModelConfig
     made: Predict2Video2WorldModelConfig = as_config(cls, config, "model.config")
     return made

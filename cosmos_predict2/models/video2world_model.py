@@ -76,9 +76,11 @@ class Video2WorldModel(ImaginaireModel):
     into batches, or leaves them as they are.
     """
 
+    config_class: type[Predict2Video2WorldModelConfig] = Predict2Video2WorldModelConfig  # of a plain mapping
+
     def __init__(self, config: Any) -> None:
         super().__init__()
-        self.config = config = model_config(config)
+        self.config = config = model_config(config, self.config_class)
         self.pipe_config = config.pipe_config
         for finding in model_checks.check_family(config):
             if finding.level == "error":
@@ -105,7 +107,7 @@ class Video2WorldModel(ImaginaireModel):
     @classmethod
     def checkpoint_bytes(cls, arguments: Mapping[str, Any]) -> int:
         """The size of a checkpoint: the network, its average, and what AdamW keeps of the trained weights."""
-        made = model_config(arguments["config"])
+        made = model_config(arguments["config"], cls.config_class)
         net = trained_network(made, weight_dtype(PRECISIONS[made.precision]), may_fetch=False)
         return network_bytes(net, has_average=made.pipe_config.ema.enabled)
 
@@ -401,5 +403,13 @@ def _checked_range(pixels: Tensor) -> Tensor:
 
 
 # The names of published configurations, whose parts are composed now.
-Predict2Video2WorldModel = Predict2p5Video2WorldModel = Video2WorldModel
-Predict2Video2WorldActionConditionedModel = Predict2p5ActionConditionedModel = Video2WorldModel
+Predict2Video2WorldModel = Predict2Video2WorldActionConditionedModel = Video2WorldModel
+
+
+class Predict2p5Video2WorldModel(Video2WorldModel):
+    """A plain mapping is a config of Predict2.5."""
+
+    config_class = Predict2p5Video2WorldModelConfig
+
+
+Predict2p5ActionConditionedModel = Predict2p5Video2WorldModel

@@ -22,7 +22,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from cosmos_predict2.world_model.sampling import UNGUIDED, SamplingOptions
+from cosmos_predict2.world_model.sampling import GUIDED, SamplingOptions
 from cosmos_predict2.world_model.world_model import OnStep, WorldModel
 from imaginaire import distributed
 from imaginaire.distributed.parallel import divisors
@@ -48,7 +48,7 @@ class LeadingWorld(WorldModel):
         num_given: int,
         *,
         seed: int | Sequence[int] = 0,
-        options: SamplingOptions = UNGUIDED,
+        options: SamplingOptions = GUIDED,
         on_step: OnStep | None = None,
     ) -> Tensor:
         sent = {"seed": seed, "options": replace(options, progress=False)}

@@ -25,10 +25,20 @@ from cosmos_predict2.pipelines.inputs import read_input
 from cosmos_predict2.pipelines.recorded_run import with_trained_text
 from cosmos_predict2.released import download_command
 from cosmos_predict2.text.prompt_refiner import create_prompt_refiner
-from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
+from cosmos_predict2.world_model.config import EMAConfig, SolverConfig, Video2WorldPipelineConfig
 from cosmos_predict2.world_model.parallelize import ContextParallel
-from cosmos_predict2.world_model.sampling import SamplingOptions
+from cosmos_predict2.world_model.sampling import GUIDED, SamplingOptions, initial_noise, to_uint8
 from cosmos_predict2.world_model.world_model import WorldModel, build_world_model
+from imaginaire.errors import ConfigError
+
+__all__ = [  # with names that older code imports from here
+    "EMAConfig",
+    "SolverConfig",
+    "Video2WorldPipeline",
+    "Video2WorldPipelineConfig",
+    "initial_noise",
+    "to_uint8",
+]
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +128,8 @@ class Video2WorldPipeline:
         use_cuda_graphs: bool = False,
         return_prompt: bool = False,
         *,
+        solver: str | None = None,
+        progress: bool = False,
         options: SamplingOptions | None = None,
         embeddings: Mapping[str, Tensor] | None = None,
         start_frame_idx: int | None = None,
@@ -127,11 +139,21 @@ class Video2WorldPipeline:
         ``num_conditional_frames`` counts pixel frames: 1, or 5 of a clip; of networks that know it, 0. They are the
         last of a clip, or those from ``start_frame_idx`` on. Guidance leads
         away from the negative prompt, or without one from what the network makes of no text. ``embeddings`` gives the
-        prompts' embeddings by text, so that no encoder is needed; ``options`` replaces the arguments that it has.
+        prompts' embeddings by text, so that no encoder is needed; ``options`` stands in place of the arguments that it
+        has.
         """
-        options = options or SamplingOptions(
-            guidance=guidance, num_steps=num_sampling_step, use_cuda_graphs=use_cuda_graphs
+        given = SamplingOptions(
+            guidance=guidance,
+            num_steps=num_sampling_step,
+            solver=solver,
+            use_cuda_graphs=use_cuda_graphs,
+            progress=progress,
         )
+        if options is not None and given != GUIDED:
+            raise ConfigError(
+                f"options={options} is given beside arguments that it has ({given}): give one of the two."
+            )
+        options = options or given
         refined = self.checked_prompt(prompt, input_path)
         size = size_of(self.config.resolution, aspect_ratio)
         frames = torch.zeros(3, 0, *size, dtype=torch.uint8)

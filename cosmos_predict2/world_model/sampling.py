@@ -28,6 +28,7 @@ class SamplingOptions:
 
 
 UNGUIDED = SamplingOptions()
+GUIDED = SamplingOptions(guidance=7.0)  # the published scale, for prompts
 
 
 def initial_noise(shape: tuple[int, ...], seed: int | Sequence[int]) -> Tensor:

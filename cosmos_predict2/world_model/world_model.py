@@ -36,7 +36,7 @@ from cosmos_predict2.world_model.device_memory import activation_bytes, clips_at
 from cosmos_predict2.world_model.network import network_of
 from cosmos_predict2.world_model.objectives import Predict, objective_of
 from cosmos_predict2.world_model.parallelize import ContextParallel
-from cosmos_predict2.world_model.sampling import UNGUIDED, SamplingOptions, initial_noise
+from cosmos_predict2.world_model.sampling import GUIDED, UNGUIDED, SamplingOptions, initial_noise
 from imaginaire import distributed
 from imaginaire.config import lazy_config
 from imaginaire.config.names import target_of
@@ -247,7 +247,7 @@ class WorldModel:
         negative_text_B_S_E: Tensor | None = None,
         *,
         seed: int = 0,
-        options: SamplingOptions = UNGUIDED,
+        options: SamplingOptions = GUIDED,
         on_step: OnStep | None = None,
     ) -> Tensor:
         """Videos [B, 3, F, H, W] in [-1, 1] that begin with the given frames, uint8, 1 + 4k of them.
@@ -275,7 +275,7 @@ class WorldModel:
         num_given: int,
         *,
         seed: int | Sequence[int] = 0,
-        options: SamplingOptions = UNGUIDED,
+        options: SamplingOptions = GUIDED,
         on_step: OnStep | None = None,
     ) -> Tensor:
         """Latents [B, C, T, H, W] that begin with the first ``num_given`` latent frames of ``given_B_C_T_H_W``.

@@ -15,7 +15,7 @@ from cosmos_predict2.diffusion.rectified_flow import flow_time
 from cosmos_predict2.models.config import Predict2p5Video2WorldModelConfig, Predict2Video2WorldModelConfig
 from cosmos_predict2.models.text_widths import data_text_width, text_problems
 from cosmos_predict2.models.training_text import TrainingTextConfig
-from cosmos_predict2.models.video2world_model import Video2WorldModel
+from cosmos_predict2.models.video2world_model import Predict2p5Video2WorldModel, Video2WorldModel
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.reason1 import Reason1Encoder
@@ -380,3 +380,9 @@ def test_texts_that_are_read_and_widths_of_pixels_are_no_widths_of_text() -> Non
     assert data_text_width(dict(_target_=LeRobotActionDataset, text_width=64)) == ("text_width", 64)
     assert data_text_width(dict(_target_=LeRobotActionDataset, load_t5_embeddings=True)) is None
     assert data_text_width(dict(_target_=WithPixels)) is None
+
+
+def test_the_published_name_makes_a_plain_mapping_a_config_of_its_family() -> None:
+    """A mapping without a flow is an error for Predict2.5, not a model of Predict2."""
+    with pytest.raises(ConfigError, match=r"pipe_config\.flow"):
+        Predict2p5Video2WorldModel({"pipe_config": {"net": L(Video2WorldDiT)(**NET), "state_t": 3}})
