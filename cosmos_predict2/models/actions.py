@@ -188,10 +188,10 @@ class Actions(NoActions):
         self.transform, self._source = saved, "the checkpoint"
 
     def on_data(self, *loaders: Any) -> None:
-        """Have data sets give actions by the run's transform that were not told one.
+        """Give the run's transform to data sets whose configuration sets none.
 
-        It is that of the config or the checkpoint, else the first that data were told, else that of the start weights
-        where it is one of such actions, else the first that data propose.
+        It is that of the config or the checkpoint, else the first that is set for a data set, else that of the start
+        weights where it is one of such actions, else the first that data propose.
         """
         data = [one for one in data_sets(*loaders) if isinstance(getattr(one, KEY, None), ActionTransform)]
         found = [one.action_transform for one in data]

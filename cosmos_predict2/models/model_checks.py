@@ -56,7 +56,6 @@ def check_settings(config: Mapping[str, Any]) -> Iterator[Finding]:
             checked_policy(**checked_keys(sac_config))
         except ConfigError as refused:
             yield error(f"{PIPE}.net.sac_config", str(refused).rstrip("."))
-    yield from check_family(config)
     low, high = pipe["min_num_conditional_frames"], pipe["max_num_conditional_frames"]
     if not 0 <= low <= high < pipe["state_t"]:
         yield error(
@@ -78,8 +77,11 @@ def is_flow(config: Any) -> bool:
 
 
 def check_family(config: Any) -> Iterator[Finding]:
-    """Whether the noise that is drawn and the objective of the pipeline are of one model family."""
+    """Whether the noise that is drawn and the objective of the pipeline are of one model family; one that the config
+    names may go with any noise."""
     pipe = config["pipe_config"] if isinstance(config, Mapping) else vars(config.pipe_config)
+    if pipe.get("objective") is not None:
+        return
     if is_flow(config) and pipe["flow"] is None:
         yield error(
             f"{PIPE}.flow",

@@ -82,7 +82,7 @@ class Video2WorldModel(ImaginaireModel):
         super().__init__()
         self.config = config = model_config(config, self.config_class)
         self.pipe_config = config.pipe_config
-        for finding in model_checks.check_family(config):
+        for finding in self._check_family(config):
             if finding.level == "error":
                 raise ConfigError(f"{finding}.")
         self.precision = PRECISIONS[config.precision]
@@ -102,7 +102,13 @@ class Video2WorldModel(ImaginaireModel):
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
-        return model_checks.check(arguments["config"], context)
+        yield from cls._check_family(arguments["config"])
+        yield from model_checks.check(arguments["config"], context)
+
+    @classmethod
+    def _check_family(cls, config: Any) -> Iterator[Finding]:
+        """Whether noise and objective fit each other; a subclass may have a loss of its own, which fits as it likes."""
+        return iter(()) if cls.loss is not Video2WorldModel.loss else model_checks.check_family(config)
 
     @classmethod
     def checkpoint_bytes(cls, arguments: Mapping[str, Any]) -> int:
@@ -195,8 +201,8 @@ class Video2WorldModel(ImaginaireModel):
         return self.loss(x0, epsilon, sigma_B_1, condition)
 
     def validation_step(self, batch: Mapping[str, Any], iteration: int) -> tuple[dict[str, Any], Tensor]:
-        """The loss at each of ``validation_sigmas`` and their mean, with all inputs kept and as few frames given as the
-        config allows."""
+        """The loss at each of ``validation_sigmas`` and their mean, with all inputs kept and as few conditioning frames
+        as the config allows."""
         is_image = self.is_image_batch(batch)
         generators = self._generators(batch, "validation")
         x0, condition = self.data_and_condition(batch, generators, is_fixed=True)
@@ -221,9 +227,9 @@ class Video2WorldModel(ImaginaireModel):
     def data_and_condition(
         self, batch: Mapping[str, Any], generators: "Draws", *, is_fixed: bool = False
     ) -> tuple[Tensor, Condition]:
-        """Clean latents, and what the network is told: inputs dropped for guidance, and the first frames of each.
+        """Clean latents, and the condition: inputs dropped for guidance, and conditioning frames.
 
-        ``is_fixed`` drops nothing and gives as few frames as the config allows.
+        ``is_fixed`` drops nothing and takes as few conditioning frames as the config allows.
         """
         is_image = self.is_image_batch(batch)
         batch = self.actions.of_clip(batch, generators)

@@ -113,6 +113,7 @@ class Video2WorldPipelineConfig(Section):
     rectified_flow_loss_weight_uniform: bool = True
     timestamps: SolverConfig = attrs.field(factory=SolverConfig)
     flow: FlowConfig | None = None  # of a Predict2.5 network; None: it is asked by noise levels
+    objective: Any = None  # lazy node of an Objective, called with this config; None: EDM, or Flow where flow is set
     ema: EMAConfig = attrs.field(factory=EMAConfig)
     guardrail_config: GuardrailConfig = attrs.field(factory=GuardrailConfig)
     prompt_refiner_config: PromptRefinerConfig = attrs.field(factory=PromptRefinerConfig)

@@ -4,8 +4,8 @@
 `EDM` (Predict2): x_t = x_0 + sigma eps, the error of x_0 is weighted to that of the velocity, noise levels in sampling.
 `Flow` (Predict2.5): x_t = (1 - t) x_0 + t eps, the error of the velocity eps - x_0, flow times in sampling.
 
-Both take noise levels sigma = t / (1 - t), which name the same mixtures. `objective_of` chooses by the config; nothing
-else asks which of the two a model has.
+Both take noise levels sigma = t / (1 - t), which name the same mixtures. `objective_of` chooses by the config, which
+may name another; nothing else asks which one a model has.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,6 +30,7 @@ from cosmos_predict2.diffusion.solvers import SOLVERS, SameNoise
 from cosmos_predict2.diffusion.step import Denoise, Stepper
 from cosmos_predict2.nn.dit import DiT, Prepared
 from cosmos_predict2.world_model.denoiser import Denoiser, with_given
+from imaginaire.config import lazy_config
 
 if TYPE_CHECKING:
     from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
@@ -90,7 +91,10 @@ def solvers_of_noise_levels() -> tuple[str, ...]:
 
 
 def objective_of(config: "Video2WorldPipelineConfig") -> Objective:
-    """The objective that a config asks for."""
+    """The objective that a config names, or that of its family."""
+    if config.objective is not None:
+        named: Objective = lazy_config.instantiate(config.objective, config)
+        return named
     return EDM(config) if config.flow is None else Flow(config)
 
 

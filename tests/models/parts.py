@@ -14,7 +14,7 @@ from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from imaginaire.config.lazy_config import LazyCall as L
 
 NET = dict(model_channels=32, num_blocks=2, num_heads=2, adaln_lora_dim=8, crossattn_emb_channels=8)
-PIPE_OPTIONS = ("state_t", "ema", "video_noise_factor", "max_num_conditional_frames", "resize_online")
+PIPE_OPTIONS = ("state_t", "ema", "video_noise_factor", "max_num_conditional_frames", "resize_online", "objective")
 
 
 class PooledPixels:

@@ -20,12 +20,14 @@ from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.reason1 import Reason1Encoder
 from cosmos_predict2.world_model.config import EMAConfig, FlowConfig, Video2WorldPipelineConfig
+from cosmos_predict2.world_model.objectives import EDM
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.findings import Finding
 from tests.findings import checked_model
 from tests.models.parts import NET, PooledPixels, draw_modulations, make_batch, part
+from tests.models.parts import make_model as make_parts_model
 
 
 def make_model(**options: Any) -> Video2WorldModel:
@@ -331,6 +333,28 @@ def test_the_two_families_are_not_mixed() -> None:
         if is_note:
             (problem,) = [one for one in checked_model(Video2WorldModel, config, [data]) if one.level == "error"]
             assert "the network takes 64" in problem.text
+
+
+class WithOwnLoss(Video2WorldModel):
+    def loss(self, *draws: Any) -> Any:
+        return super().loss(*draws)
+
+
+class Halved(EDM):
+    def errors(self, *draws: Any) -> Any:
+        error, parts = super().errors(*draws)
+        return error / 2, parts
+
+
+def test_a_loss_or_an_objective_of_ones_own_goes_with_any_noise() -> None:
+    config = Predict2p5Video2WorldModelConfig(pipe_config=Video2WorldPipelineConfig(net=L(Video2WorldDiT)(**NET)))
+    assert checked_model(WithOwnLoss, _node(config)) == [] and WithOwnLoss(config).world.objective is not None
+    model = make_parts_model(objective=L(Halved)())
+    batch = {**make_batch(positions=[0, 1])}
+    _, loss = model.training_step(batch, 0)
+    torch.testing.assert_close(2 * loss, make_parts_model().training_step(batch, 0)[1])
+    config.pipe_config.objective = L(Halved)()
+    assert checked_model(Video2WorldModel, _node(config)) == []
 
 
 def test_texts_of_another_width_are_told_of_data_encoder_and_file(tmp_path: Path) -> None:
