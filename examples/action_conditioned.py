@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file runs from a checkout as it is
 
 from examples import video2world_action
-from examples.video2world_action_flags import parse
+from examples.video2world_action import parse
 from imaginaire.command_line import Help, Parser
 from imaginaire.errors import ConfigError, UserError, near
 

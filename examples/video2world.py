@@ -24,12 +24,86 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file runs from a checkout as it is
 
-from examples.video2world_choice import choose_model
-from examples.video2world_flags import BENCHMARK_RUNS, DEFAULT_INPUT, TINY_INPUT, parse
+from cosmos_predict2.pipelines.asked import Machine, Request, Settings, VideoModel
+from cosmos_predict2.world_model.options import SamplingOptions
 from imaginaire import log as logs
+from imaginaire.command_line import Help, Parser, add_flags, values_of
 from imaginaire.errors import ConfigError, UserError
 
 log = logging.getLogger("video2world")
+
+DEFAULT_INPUT = "assets/video2world/input0.jpg"
+TINY_INPUT = "assets/toy_world/first_frame.png"
+INFERENCE_TYPES = {"text2world": 0, "image2world": 1, "video2world": 5}  # conditioning pixel frames
+SOLVERS = ["2ab", "2ab_float64", "1euler", "2mid", "2mid_stable", "2heun_edm", "unipc"]
+BENCHMARK_RUNS = 4  # the first warms up and is not counted
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = Parser(
+        description="Make a video that begins with a picture or with the end of a clip, and follows a prompt.",
+        formatter_class=Help,
+        allow_abbrev=False,
+    )
+    add_flags(parser.add_argument_group("model").add_argument, VideoModel)
+    request = parser.add_argument_group("request").add_argument
+    inputs = f"a picture, or an mp4 whose last frames are continued (default {DEFAULT_INPUT}; tiny: {TINY_INPUT})"
+    add_flags(
+        request,
+        Request,
+        input_path={"default": None, "help": inputs},
+        negative_prompt={
+            "default": None,
+            "help": "what guidance leads away from (default: a description of poor video; tiny: no text)",
+        },
+        num_conditional_frames={"default": None},
+    )
+    request(
+        "--inference_type",
+        choices=list(INFERENCE_TYPES),
+        default=None,
+        help="the same by its name at Predict2.5: from the prompt alone (0), a picture (1), or a clip (5)",
+    )
+    request("--num_conditional_frmaes", type=int, choices=[1, 5], default=None, help=argparse.SUPPRESS)
+    request(
+        "--batch_input_json",
+        default=None,
+        metavar="FILE",
+        help="a list of {input_video, prompt, output_video}; outputs that exist are skipped",
+    )
+    request("--overwrite", action="store_true", help="with --batch_input_json: make outputs again that exist")
+    request(
+        "--prompt_embeddings",
+        default=None,
+        metavar="FILE",
+        help="embeddings written by scripts.encode_prompts, in place of the text encoder",
+    )
+    add_flags(request, Settings)
+    guidance = {"default": None, "help": "x = cond + guidance (cond - uncond); 0: none (default 7; tiny: 0)"}
+    sampling = parser.add_argument_group("sampling").add_argument
+    add_flags(sampling, SamplingOptions, guidance=guidance, solver={"choices": SOLVERS})
+    machine = parser.add_argument_group("machine").add_argument
+    add_flags(machine, Machine)
+    machine("--offload_text_encoder", action="store_true", help="keep the text encoder in host memory between uses")
+    machine("--downcast_text_encoder", action="store_true", help="the text encoder in bfloat16")
+    runs = f"make the video {BENCHMARK_RUNS} times and print the mean time of all but the first"
+    machine("--benchmark", action="store_true", help=runs)
+    safety = parser.add_argument_group("guardrail and prompt refiner").add_argument
+    safety("--disable_guardrail", action="store_true", help="no check of the prompt")
+    safety("--offload_guardrail", action="store_true", help="keep the guardrail's models in host memory")
+    safety("--disable_prompt_refiner", action="store_true", help="use the prompt as it is")
+    safety("--offload_prompt_refiner", action="store_true", help="keep the refiner's model in host memory")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    args = parser.parse_args(arguments)
+    if args.num_conditional_frmaes is not None:
+        print("note: --num_conditional_frmaes is read as --num_conditional_frames", file=sys.stderr)
+        args.num_conditional_frames = args.num_conditional_frmaes
+    of_type = INFERENCE_TYPES.get(args.inference_type)
+    if None not in (of_type, args.num_conditional_frames) and of_type != args.num_conditional_frames:
+        parser.error(f"--inference_type {args.inference_type} has {of_type} frames: leave --num_conditional_frames out")
+    if args.num_conditional_frames is None:
+        args.num_conditional_frames = 1 if of_type is None else of_type
+    return args
 
 
 def run(args: argparse.Namespace, command: list[str]) -> int:
@@ -55,38 +129,30 @@ class Job:
 
 
 def prepare(args: argparse.Namespace, command: list[str]) -> Job:
-    """Raise for whatever can be known to be wrong; nothing heavy is built. Requests are looked at on rank 0 alone."""
-    from cosmos_predict2.checkpoints import checkpoint_dir, parse_lora
+    """Raise for whatever can be known to be wrong; nothing heavy is built. Requests are checked on rank 0 alone."""
+    from cosmos_predict2.checkpoints import parse_lora
     from cosmos_predict2.checkpoints.adapters.adapters import read_adapter
+    from cosmos_predict2.configs.choice import choose_model
     from cosmos_predict2.pipelines import context_parallel
     from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
-    from cosmos_predict2.world_model.assembly import check_parts
+    from cosmos_predict2.world_model.assembly import check_device, check_parts
     from cosmos_predict2.world_model.config import PRECISIONS
     from imaginaire import distributed
     from imaginaire.distributed.parallel import current_dims
 
-    if args.checkpoint_dir:
-        os.environ["COSMOS_PREDICT2_ARGS"] = f"--checkpoints {shlex.quote(args.checkpoint_dir)}"
-    if args.num_gpus < 1:
-        raise ConfigError(f"--num_gpus {args.num_gpus}: at least 1.")
-    choice = choose_model(args)
+    check_flags(args)
+    asked = values_of(VideoModel, args)
+    choice = choose_model(asked, args.input_path)
     config, dit_path = choice.config, choice.dit_path
     context_parallel.check_num_gpus(args.num_gpus, config.net.num_heads, config.state_t)
     check_processes(args.num_gpus, command)
-    if args.natten:
-        if choice.aspect_ratio != "16:9":
-            raise ConfigError(f"--natten goes with --aspect_ratio 16:9, not {choice.aspect_ratio}.")
-        log.info("natten: these weights run with dense attention here; sparse kernels are not built in")
-    config.guardrail_config.checkpoint_dir = config.prompt_refiner_config.checkpoint_dir = checkpoint_dir()
-    config.guardrail_config.enabled = not args.disable_guardrail
-    config.guardrail_config.offload_model_to_cpu = args.offload_guardrail
-    config.prompt_refiner_config.enabled = not args.disable_prompt_refiner
-    config.prompt_refiner_config.offload_model_to_cpu = args.offload_prompt_refiner
+    if args.natten and choice.aspect_ratio != "16:9":
+        raise ConfigError(f"--natten goes with --aspect_ratio 16:9, not {choice.aspect_ratio}.")
+    guardrail, refiner = config.guardrail_config, config.prompt_refiner_config
+    guardrail.enabled, guardrail.offload_model_to_cpu = not args.disable_guardrail, args.offload_guardrail
+    refiner.enabled, refiner.offload_model_to_cpu = not args.disable_prompt_refiner, args.offload_prompt_refiner
     check_device(args.device or ("cuda" if args.use_cuda_graphs else "cpu"))
-    check_sampling(args)
     check_frames(args, config)
-    if args.load_ema and not args.dit_path:
-        raise ConfigError("--load_ema takes the averaged weights of a file: name it with --dit_path.")
     is_leader = distributed.is_rank0()
     make_videos = prepare_requests(args, choice) if is_leader else None
     for adapter in args.lora:
@@ -119,54 +185,43 @@ def prepare(args: argparse.Namespace, command: list[str]) -> Job:
 def prepare_requests(args: argparse.Namespace, choice: Any) -> MakeVideos:
     """What makes the videos that are asked for; raises for what is wrong with one alone, or with all of a batch."""
     from cosmos_predict2.guardrail.runner import create_guardrail
-    from cosmos_predict2.pipelines.requests import Request, Settings, fingerprint, read_batch, run_all
+    from cosmos_predict2.pipelines.requests import check_request, fingerprint, generate_to_file, read_batch, run_all
     from cosmos_predict2.text.prompt_embeddings import read_prompt_embeddings
     from cosmos_predict2.text.prompts import DEFAULT_NEGATIVE_PROMPT
-    from cosmos_predict2.world_model.sampling import SamplingOptions
 
     config, is_tiny = choice.config, choice.model_size == "tiny"
     negative = args.negative_prompt
     if negative is None:
         negative = "" if is_tiny else DEFAULT_NEGATIVE_PROMPT
     bundled = str(ROOT / (TINY_INPUT if is_tiny else DEFAULT_INPUT)) if args.num_conditional_frames else ""
-    request = Request(
-        input_path=args.input_path or bundled,
-        prompt=args.prompt,
-        save_path=args.save_path,
-        negative_prompt=negative,
-        num_conditional_frames=args.num_conditional_frames,
-        seed=args.seed,
-        compare_to=args.compare_to,
-        start_frame_idx=args.start_frame_idx,
-    )
-    if not args.input_path and not args.batch_input_json and bundled:
-        log.info("input: %s, the bundled picture (--input_path: yours)", request.input_path)
-    requests = read_batch(args.batch_input_json, request) if args.batch_input_json else [request]
-    if not args.batch_input_json:
-        request.check(args.contact_sheet)
+    request = values_of(Request, args, input_path=args.input_path or bundled, negative_prompt=negative)
+    if args.batch_input_json:
+        requests = read_batch(args.batch_input_json, request)
+    else:
+        requests = [request]
+        if not args.input_path and bundled:
+            log.info("input: %s, the bundled picture (--input_path: yours)", request.input_path)
+        check_request(request, args.contact_sheet)
     embeddings = read_prompt_embeddings(args.prompt_embeddings) if args.prompt_embeddings else None
     if embeddings is not None:
         check_embeddings(embeddings, requests, args.prompt_embeddings, config)
     guidance = args.guidance if args.guidance is not None else (0.0 if is_tiny else 7.0)
-    if args.negative_prompt and guidance == 0:
-        log.warning("--negative_prompt has no effect with --guidance 0")
-    settings = Settings(
+    settings = values_of(
+        Settings,
+        args,
         aspect_ratio=choice.aspect_ratio,
         fps=config.fps,
         weights=fingerprint(choice.dit_path),
-        sampling=SamplingOptions(
-            guidance=guidance,
-            num_steps=args.num_steps,
-            solver=args.solver,
-            use_cuda_graphs=args.use_cuda_graphs,
-            progress=True,
-        ),
-        contact_sheet=args.contact_sheet,
+        sampling=values_of(SamplingOptions, args, guidance=guidance, progress=True),
     )
 
     def make_videos(make_pipeline: Callable[[], Any]) -> int:
         if args.benchmark:
-            return benchmark(make_pipeline(), request, settings, embeddings)
+            pipe = make_pipeline()
+            seconds = [generate_to_file(pipe, request, settings, embeddings) for _ in range(BENCHMARK_RUNS)]
+            mean = sum(seconds[1:]) / (BENCHMARK_RUNS - 1)
+            print(f"runs: {' '.join(f'{s:.2f}' for s in seconds)} s; mean of all but the first: {mean:.2f} s")
+            return 0
         failed = run_all(
             make_pipeline,
             requests,
@@ -180,52 +235,33 @@ def prepare_requests(args: argparse.Namespace, choice: Any) -> MakeVideos:
     return make_videos
 
 
-def check_sampling(args: argparse.Namespace) -> None:
-    """Raise for flags of sampling that cannot be meant."""
+def check_flags(args: argparse.Namespace) -> None:
+    """Raise for flags that cannot be meant, whatever the model is."""
     if args.benchmark and args.batch_input_json:
         raise ConfigError("--benchmark makes one video again and again: give it without --batch_input_json.")
     if args.guidance is not None and not math.isfinite(args.guidance):
         raise ConfigError(f"--guidance {args.guidance}: a number, such as 7.")
-    if args.num_steps < 1:
-        raise ConfigError(f"--num_steps {args.num_steps}: at least 1.")
-    if args.num_gpus > 1 and args.use_cuda_graphs:
-        raise ConfigError("--use_cuda_graphs captures what one GPU does: give it without --num_gpus.")
-    if args.num_gpus > 1 and args.device not in (None, "cpu", "cuda"):
-        raise ConfigError(f"--device {args.device}: with --num_gpus every process has a GPU of its own; leave it out.")
+    for name in ("num_steps", "num_gpus"):
+        if getattr(args, name) < 1:
+            raise ConfigError(f"--{name} {getattr(args, name)}: at least 1.")
+    if args.num_gpus > 1 and (args.use_cuda_graphs or args.device not in (None, "cpu", "cuda")):
+        raise ConfigError("--num_gpus: every process has a GPU of its own; leave --device and --use_cuda_graphs out.")
+    if args.load_ema and not args.dit_path:
+        raise ConfigError("--load_ema takes the averaged weights of a file: name it with --dit_path.")
 
 
 def check_frames(args: argparse.Namespace, config: Any) -> None:
-    """Raise for a number of given frames, or a solver, that the network does not know."""
-    least = config.min_num_conditional_frames
-    if args.num_conditional_frames < least:
+    """Raise for a number of conditioning frames, or a solver, that the network does not take."""
+    if args.num_conditional_frames < config.min_num_conditional_frames:
         raise ConfigError(
-            f"--num_conditional_frames {args.num_conditional_frames}: this network was trained with a picture at least."
-            " Give 1 or 5, or take a Predict2.5 model (--model 2B/post-trained), which can begin with the prompt alone."
+            "--num_conditional_frames 0: this network was trained with a picture at least. Give 1 or 5, or take a"
+            " Predict2.5 model (--model 2B/post-trained), which can begin with the prompt alone."
         )
     if args.solver == "unipc" and config.flow is None:
         raise ConfigError("--solver unipc is for Predict2.5 networks; this one is asked by noise levels: take 2ab.")
 
 
-def check_device(device: str) -> None:
-    """Raise for a device that torch does not know or this machine does not have."""
-    import torch
-
-    try:
-        found = torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError(f"--device {device}: use cpu, cuda, or cuda:1.") from error
-    if found.type not in ("cpu", "cuda"):
-        raise ConfigError(f"--device {device}: use cpu, cuda, or cuda:1.")
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            f"--device {device} (which --use_cuda_graphs needs too): torch sees no GPU here. Leave it out, or use"
-            " --device cpu."
-        )
-    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"--device {device}: torch sees {torch.cuda.device_count()} GPU, numbered from 0.")
-
-
-def check_embeddings(embeddings, requests, path: str, config) -> None:
+def check_embeddings(embeddings: Any, requests: Any, path: str, config: Any) -> None:
     """Raise for embeddings that this model was not trained with, and for prompts that the file has no embedding of."""
     from cosmos_predict2.models.text_widths import network_text_width
     from cosmos_predict2.text.trained_text import other_text
@@ -237,43 +273,24 @@ def check_embeddings(embeddings, requests, path: str, config) -> None:
         )
     if (problem := other_text(config.text_encoder_name, embeddings.name, embeddings.values())) is not None:
         raise ConfigError(f"{path} {problem} (python -m scripts.encode_prompts writes it.)")
-    wanted = dict.fromkeys(text for r in requests for text in (r.prompt, r.negative_prompt) if text)
+    wanted = [text for request in requests for text in (request.prompt, request.negative_prompt) if text]
     if missing := [text for text in wanted if text not in embeddings]:
-        raise ConfigError(
-            f"{path} has no embedding of {missing[0]!r}. Write it with python -m scripts.encode_prompts --prompt and"
-            f" --negative_prompt. It has: {'; '.join(repr(text[:60]) for text in list(embeddings)[:5])}."
-        )
-
-
-def benchmark(pipe, request, settings, embeddings) -> int:
-    from cosmos_predict2.pipelines.requests import generate_to_file
-
-    seconds = [generate_to_file(pipe, request, settings, embeddings) for _ in range(BENCHMARK_RUNS)]
-    counted = seconds[1:]
-    print(
-        f"runs: {' '.join(f'{s:.2f}' for s in seconds)} s;"
-        f" mean of the last {len(counted)}: {sum(counted) / len(counted):.2f} s"
-    )
-    return 0
+        raise ConfigError(f"{path} has no embedding of {missing[0]!r}. Write it with python -m scripts.encode_prompts.")
 
 
 def check_processes(num_gpus: int, command: list[str]) -> None:
-    """Raise where the number of processes is not what the flag says."""
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if processes == num_gpus:
-        return
-    if processes > 1:
-        raise ConfigError(f"{processes} processes were started, but --num_gpus is {num_gpus}: make them equal.")
-    raise ConfigError(
-        f"--num_gpus {num_gpus} needs {num_gpus} processes, but there is 1. Start it with:\n"
-        f"  torchrun --nproc_per_node={num_gpus} --master_port=12341 {shlex.join(command)}"
-    )
+    """Raise where the number of processes is not that of the flag."""
+    if (processes := int(os.environ.get("WORLD_SIZE", "1"))) != num_gpus:
+        raise ConfigError(
+            f"{processes} processes were started, but --num_gpus is {num_gpus}. Start it with:\n"
+            f"  torchrun --nproc_per_node={num_gpus} --master_port=12341 {shlex.join(command)}"
+        )
 
 
 def main() -> int:
     rank = int(os.environ.get("RANK", "0"))
     with contextlib.redirect_stderr(sys.stderr if rank == 0 else io.StringIO()):
-        args = parse()  # a wrong flag is said once
+        args = parse()  # a wrong flag is reported once
     logs.setup(None, rank)
     start = time.monotonic()
     try:

@@ -11,7 +11,6 @@ import importlib
 import logging
 import math
 import os
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -20,52 +19,138 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file runs from a checkout as it is
 
-from examples.video2world_action_choice import ActionChoice, choose_action_model, read_texts, tell_differences
-from examples.video2world_action_flags import NOT_RECORDED, parse
+from cosmos_predict2.pipelines.asked import ActionModel, Machine, Reading, RolloutSettings, Text
+from cosmos_predict2.world_model.options import SamplingOptions
 from imaginaire import log as logs
+from imaginaire.command_line import Help, Parser, add_flags, values_of
 from imaginaire.errors import ConfigError, UserError, near
 
 log = logging.getLogger("video2world_action")
 
+# What a record beside a video need not have: these change no result, or other entries have what they led to.
+NOT_RECORDED = {
+    *("checkpoint_dir", "num_gpus", "offload_tokenizer", "disable_guardrail", "disable_prompt_refiner", "debug"),
+    *("input_annotation", "input_video", "input_root", "input_json_sub_folder"),  # annotation, video
+    *("save_root", "start", "end", "overwrite"),  # save_path
+    "episodes",  # episode
+    *("dit_path", "num_latent_conditional_frames", "single_chunk"),  # weights, num_conditional_frames, autoregressive
+    *("action_scaler", "gripper_scale", "use_quat"),  # action_transform
+}
+
+_EPILOG = """\
+One recording: --input_annotation FILE.json [--input_video FILE.mp4]. A folder of them: --input_root DIR with
+--input_json_sub_folder annotation/test; outputs that exist are skipped. A LeRobot data set: --input_root DIR with
+--episodes; camera, columns and stride are as in the run of the weights.
+
+examples:
+  python examples/video2world_action.py --input_annotation datasets/bridge/annotation/test/0.json \\
+      --input_video datasets/bridge/videos/test/0/rgb.mp4 --autoregressive --save_path output/0.mp4
+  python examples/video2world_action.py --dit_path checkpoints/.../iter_000001000.pt --input_root datasets/toy_bridge \\
+      --input_json_sub_folder annotation/val --save_root output/val --side_by_side
+  python examples/video2world_action.py --dit_path checkpoints/.../NAME --input_root datasets/my_lerobot --episodes 3
+"""
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = Parser(
+        description="Imagine what a robot's actions do: a video from its first picture and the actions from there on.",
+        epilog=_EPILOG,
+        formatter_class=Help,
+        allow_abbrev=False,
+    )
+    add_flags(parser.add_argument_group("model").add_argument, ActionModel)
+    add_recording_flags(parser.add_argument_group("recordings").add_argument)
+    add_flags(parser.add_argument_group("text (most action models have none)").add_argument, Text)
+    rollout = parser.add_argument_group("rollout").add_argument
+    whole = "all actions, chunk after chunk; without it one chunk of an --input_annotation"
+    rollout("--autoregressive", action="store_true", help=whole)
+    rollout("--single_chunk", action="store_true", help="one chunk of each recording of an --input_root")
+    given = "frames that the rollout and each chunk begin with; released weights know 1"
+    rollout("--num_conditional_frames", type=int, choices=[1, 5], default=1, help=given)
+    rollout("--num_latent_conditional_frames", type=int, choices=[0, 1, 2], default=None, help=argparse.SUPPRESS)
+    add_flags(rollout, RolloutSettings)
+    sampling = parser.add_argument_group("sampling").add_argument
+    steps = {"default": None, "help": "sampling steps (default 35, or the run's timestamps.nfe)"}
+    solver = (
+        "default 2ab, or unipc for Predict2.5 weights, which 2ab fits too; distilled: for weights that were made for"
+        " --num_steps 4 and fewer"
+    )
+    add_flags(sampling, SamplingOptions, num_steps=steps, solver={"help": solver})
+    sampling("--seed", type=int, default=0, help="of the first chunk's noise; a later one's: plus its first action")
+    one = {"help": "1: for several, give each its own --start and --end"}
+    add_flags(parser.add_argument_group("machine").add_argument, Machine, num_gpus=one)
+    safety = parser.add_argument_group("guardrail and prompt refiner").add_argument
+    safety("--disable_guardrail", action="store_true", help="no check of the --prompt")
+    safety("--disable_prompt_refiner", action="store_true", help="accepted: no action model has one")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    args = parser.parse_args(arguments)
+    if args.num_latent_conditional_frames is not None:
+        args.num_conditional_frames = 4 * args.num_latent_conditional_frames - 3
+    return args
+
+
+def add_recording_flags(add: Any) -> None:
+    add("--input_annotation", default="", metavar="FILE", help="a JSON with the states or actions of a recording")
+    video = "its video, or its first frame as a picture (default: the video that the annotation names)"
+    add("--input_video", default="", metavar="FILE", help=video)
+    add("--save_path", default="output/imagined.mp4", metavar="FILE", help="the mp4; a .json beside it records all")
+    root = "a folder of recordings, whose videos lie below it, or a LeRobot data set"
+    add("--input_root", default="", metavar="DIR", help=root)
+    folder = "where their annotations are below it"
+    add("--input_json_sub_folder", default="annotation/test", metavar="DIR", help=folder)
+    add("--save_root", default="results/action2world", metavar="DIR", help="where their videos go, named as they are")
+    episodes = "of a LeRobot data set as --input_root (default: those that training holds out)"
+    add("--episodes", type=int, nargs="+", default=None, metavar="N", help=episodes)
+    add("--camera", default="", metavar="KEY", help="of a LeRobot data set (default: the run's, or its only one)")
+    add("--start", type=int, default=0, help="the first annotation of the folder, by name")
+    add("--end", type=int, default=100, help="the first one that is left out again")
+    add("--overwrite", action="store_true", help="with --input_root: make outputs again that exist")
+    add_flags(add, Reading)
+    size = (
+        "frames are stretched to this size (default: that of the run's clips, else that of the video; none: that of the"
+        " video)"
+    )
+    add("--resolution", default="", metavar="H,W", help=size)
+    code = (
+        "code of your own: called without arguments, it gives f(annotation, video_path, flags), which gives {actions,"
+        " initial_frame, video_path}, the actions already scaled"
+    )
+    add("--action_load_fn", default="", metavar="MODULE.FUNCTION", help=code)
+
 
 def run(args: argparse.Namespace) -> int:
     """Check all that can be known to be wrong, then build the model and imagine."""
-    from cosmos_predict2.checkpoints import checkpoint_dir, parse_lora
+    from cosmos_predict2.checkpoints import parse_lora
     from cosmos_predict2.checkpoints.adapters.adapters import read_adapter
-    from cosmos_predict2.pipelines.action_requests import prepare, run_rollouts
+    from cosmos_predict2.configs.choice import choose_action_model
+    from cosmos_predict2.models.text_widths import network_text_width
+    from cosmos_predict2.pipelines.action_requests import prepare, read_texts, run_rollouts
     from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
-    from cosmos_predict2.world_model.assembly import check_parts
+    from cosmos_predict2.world_model.assembly import check_device, check_parts
     from cosmos_predict2.world_model.config import PRECISIONS
-    from examples.video2world import check_device
 
-    if args.checkpoint_dir:
-        os.environ["COSMOS_PREDICT2_ARGS"] = f"--checkpoints {shlex.quote(args.checkpoint_dir)}"
     check_flags(args)
     check_device(args.device or ("cuda" if args.use_cuda_graphs else "cpu"))
     of_lerobot = is_lerobot(args.input_root)
-    if not of_lerobot:
-        requests, skipped = requests_of(args)
-        if not requests:
-            return nothing_to_do(skipped)
-    choice = choose_action_model(args)
+    requests, skipped = ([], 0) if of_lerobot else requests_of(args)
+    if skipped and not requests:
+        return nothing_to_do(skipped)
+    choice = choose_action_model(values_of(ActionModel, args))
     config = choice.config
-    config.guardrail_config.checkpoint_dir = checkpoint_dir()
     config.guardrail_config.enabled = bool(args.prompt) and not args.disable_guardrail
     config.text_encoder = None
     check_solver(args.solver, config)
     for adapter in args.lora:
         read_adapter(parse_lora(adapter)[0])
     check_parts(config.net, choice.dit_path, [config.tokenizer], "net_ema" if args.load_ema else "auto")
-    width = config.net.get("crossattn_proj_in_channels") or config.net.get("crossattn_emb_channels") or 1024
-    text, negative = read_texts(args, choice, width)
+    text, negative = read_texts(values_of(Text, args), config, choice.card, network_text_width(config.net))
     settings, lerobot = settings_of(args, choice), None
     if of_lerobot:
         lerobot, requests, skipped = lerobot_requests_of(args, choice)
         if not requests:
             return nothing_to_do(skipped)
     jobs, failed = prepare(requests, reading_of(args, choice), settings, args.input_root, lerobot)
-    shapes = [job.episode.first_frames_C_F_H_W.shape for job in jobs]
-    tell_differences(choice, args.num_conditional_frames, args.resolution, [(shape[2], shape[3]) for shape in shapes])
+    warn_of_differences(args, choice, {tuple(job.episode.first_frames_C_F_H_W.shape[2:]) for job in jobs})
     pipe = Video2WorldActionConditionedPipeline.from_config(
         config,
         choice.dit_path,
@@ -94,43 +179,31 @@ def nothing_to_do(skipped: int) -> int:
 
 
 def check_flags(args: argparse.Namespace) -> None:
-    """Raise for flags that cannot be meant."""
+    """Raise for flags that cannot be meant, whatever the model is."""
     from cosmos_predict2.data.lerobot.info import sets_below
 
-    if bool(args.input_annotation) == bool(args.input_root):
-        both = "both are given" if args.input_root else "neither is given"
-        raise ConfigError(f"--input_annotation FILE or --input_root DIR: {both}, but one is needed.")
+    if bool(args.input_annotation) == bool(args.input_root) or os.path.isdir(args.input_annotation):
+        raise ConfigError("Give either --input_annotation FILE or --input_root DIR.")
     if args.input_root and args.input_video:
         raise ConfigError("--input_video goes with --input_annotation; an --input_root has the videos below it.")
-    if os.path.isdir(args.input_annotation):
-        raise ConfigError(f"--input_annotation {args.input_annotation} is a folder: give it as --input_root.")
     if is_lerobot(args.input_root):
-        for flag in ("action_load_fn", "camera_id"):
-            if value := getattr(args, flag):
+        for flag, usual in (("action_load_fn", ""), ("camera_id", 0), ("action_source", "auto")):
+            if (value := getattr(args, flag)) not in (usual, "action"):
                 raise ConfigError(
                     f"--{flag} {value} is of annotation files, but {args.input_root} is a LeRobot data set: it takes"
                     " --episodes, --camera and --action_key."
                 )
-        if args.action_source == "state":
-            raise ConfigError(f"--action_source state: {args.input_root} is a LeRobot data set, whose rows are taken.")
     elif args.episodes or args.camera:
         flag, value = ("--episodes", args.episodes) if args.episodes else ("--camera", args.camera)
         below = sets_below(Path(args.input_root)) if args.input_root else ""
-        raise ConfigError(
-            f"{flag} {value} is of LeRobot data sets: give one as --input_root (it has meta/info.json).{below}"
-        )
+        raise ConfigError(f"{flag} {value} is of LeRobot data sets: give one as --input_root.{below}")
     if args.num_gpus != 1:
         raise ConfigError(
-            f"--num_gpus {args.num_gpus}: a chunk is too short to be spread. Start one program for each GPU, with"
-            " CUDA_VISIBLE_DEVICES and its own --start and --end."
+            f"--num_gpus {args.num_gpus}: start one program for each GPU, with CUDA_VISIBLE_DEVICES and its own --start"
+            " and --end."
         )
     if args.num_conditional_frames < 1:
         raise ConfigError("--num_latent_conditional_frames 0: a rollout begins with a picture; give 1 or 2.")
-    if args.keep_reference and args.num_conditional_frames < 5:
-        raise ConfigError(
-            "--keep_reference keeps the first picture as the first of five given frames: add --num_conditional_frames"
-            " 5 (for weights that were trained with five), or leave it out."
-        )
     if not math.isfinite(args.guidance):
         raise ConfigError(f"--guidance {args.guidance}: a number, 0 for none.")
     for name in ("num_steps", "batch_size"):
@@ -155,33 +228,26 @@ def requests_of(args: argparse.Namespace) -> tuple[list[Any], int]:
     if args.input_annotation:
         return [ActionRequest(args.input_annotation, args.save_path, args.input_video, args.seed)], 0
     found = find_annotations(args.input_root, args.input_json_sub_folder, args.start, args.end)
-    all_of_them = [
-        ActionRequest(path, str(Path(args.save_root, f"{Path(path).stem}.mp4")), "", args.seed) for path in found
-    ]
-    return not_yet_there(all_of_them, args)
+    outputs = {path: str(Path(args.save_root, f"{Path(path).stem}.mp4")) for path in found}
+    return not_yet_there([ActionRequest(path, output, "", args.seed) for path, output in outputs.items()], args)
 
 
-def lerobot_requests_of(args: argparse.Namespace, choice: ActionChoice) -> tuple[Any, list[Any], int]:
+def lerobot_requests_of(args: argparse.Namespace, choice: Any) -> tuple[Any, list[Any], int]:
     """The LeRobot data set of --input_root, its episodes that are asked for, and how many are skipped."""
     from cosmos_predict2.pipelines.action_requests import ActionRequest
     from cosmos_predict2.pipelines.lerobot_inputs import LeRobotRecordings, dataset_of_run
 
     trained = dataset_of_run(choice.card.run)
-    said: dict[str, Any] = {"camera": args.camera} if args.camera else {}
-    if args.action_key:
-        said["action_keys"] = args.action_key.split(",")
-    if args.fps_downsample_ratio != 1:
-        said["stride"] = args.fps_downsample_ratio
-    if args.combine_actions:
-        said["combine_actions"] = args.combine_actions
-    recordings = LeRobotRecordings.open(args.input_root, choice.config.transform, trained, **said)
+    given: dict[str, Any] = {"camera": args.camera} if args.camera else {}
+    given |= {"action_keys": args.action_key.split(",")} if args.action_key else {}
+    given |= {"stride": args.fps_downsample_ratio} if args.fps_downsample_ratio != 1 else {}
+    given |= {"combine_actions": args.combine_actions} if args.combine_actions else {}
+    recordings = LeRobotRecordings.open(args.input_root, choice.config.transform, trained, **given)
     found = recordings.chosen(args.episodes or [], trained)
     if not (asked := found if args.episodes else found[args.start : args.end]):
         raise ConfigError(f"--start {args.start} --end {args.end}: none of {len(found)} episodes is left.")
-    all_of_them = [
-        ActionRequest(args.input_root, str(Path(args.save_root, f"episode_{number:06d}.mp4")), "", args.seed, number)
-        for number in asked
-    ]
+    outputs = {number: str(Path(args.save_root, f"episode_{number:06d}.mp4")) for number in asked}
+    all_of_them = [ActionRequest(args.input_root, path, "", args.seed, number) for number, path in outputs.items()]
     return recordings, *not_yet_there(all_of_them, args)
 
 
@@ -191,22 +257,14 @@ def not_yet_there(requests: list[Any], args: argparse.Namespace) -> tuple[list[A
     return wanted, len(requests) - len(wanted)
 
 
-def reading_of(args: argparse.Namespace, choice: ActionChoice) -> Any:
+def reading_of(args: argparse.Namespace, choice: Any) -> Reading:
     """How the recordings are read."""
-    from cosmos_predict2.pipelines.action_inputs import Reading
-
     config = choice.config
-    return Reading(
+    return values_of(
+        Reading,
+        args,
         transform=config.transform,
         chunk_size=config.chunk_size,
-        source=args.action_source,
-        state_key=args.state_key,
-        gripper_key=args.gripper_key,
-        action_key=args.action_key,
-        stride=args.fps_downsample_ratio,
-        combine=args.combine_actions,
-        start=args.start_frame_idx,
-        camera=args.camera_id,
         num_given=args.num_conditional_frames,
         most_actions=None if is_whole(args) else config.chunk_size,
         size=size_asked(args.resolution, choice.video_size),
@@ -221,51 +279,31 @@ def is_whole(args: argparse.Namespace) -> bool:
     return args.autoregressive if args.input_annotation else not args.single_chunk
 
 
-def settings_of(args: argparse.Namespace, choice: ActionChoice) -> Any:
-    """What all rollouts share."""
-    from cosmos_predict2.pipelines.action_requests import RolloutSettings
+def settings_of(args: argparse.Namespace, choice: Any) -> RolloutSettings:
+    """What all rollouts share; the flags that change a result are recorded with what they led to."""
+    from cosmos_predict2.pipelines.action_requests import constant_text
     from cosmos_predict2.pipelines.requests import fingerprint
-    from cosmos_predict2.world_model.sampling import SamplingOptions
 
-    return RolloutSettings(
-        save_fps=args.save_fps,
+    num_steps = args.num_steps or choice.config.timestamps.nfe
+    own = -1.0 if choice.config.flow is None else choice.config.flow.conditional_frame_timestep
+    text = constant_text(choice.card) if args.prompt_embeddings is None else args.prompt_embeddings
+    asked = {name: value for name, value in vars(args).items() if name not in NOT_RECORDED}
+    asked |= {"model_size": choice.model_size, "given_timestep": own if own >= 0 else None}
+    asked |= {"prompt_embeddings": text, "autoregressive": is_whole(args)}
+    return values_of(
+        RolloutSettings,
+        args,
         weights=fingerprint(choice.dit_path),
-        sampling=SamplingOptions(
-            guidance=args.guidance,
-            num_steps=args.num_steps or choice.config.timestamps.nfe,
-            solver=args.solver,
-            use_cuda_graphs=args.use_cuda_graphs,
-            progress=True,
-        ),
+        sampling=values_of(SamplingOptions, args, num_steps=num_steps, progress=True),
         history=(args.num_conditional_frames + 3) // 4,
-        reference=args.keep_reference,
-        float_hand_over=args.float_hand_over,
-        last_chunk=args.last_chunk,
-        batch_size=args.batch_size,
-        side_by_side=args.side_by_side,
-        contact_sheet=args.contact_sheet,
-        asked=asked_of(args, choice),
+        asked=asked,
     )
-
-
-def asked_of(args: argparse.Namespace, choice: ActionChoice) -> dict[str, Any]:
-    """The flags that change a result, for the record: with what they led to where they left it open."""
-    told = choice.config.flow.conditional_frame_timestep if choice.config.flow is not None else None
-    return {
-        **{name: value for name, value in vars(args).items() if name not in NOT_RECORDED},
-        "model_size": choice.model_size,
-        "given_timestep": told if told is not None and told >= 0 else None,
-        "prompt_embeddings": choice.constant_text if args.prompt_embeddings is None else args.prompt_embeddings,
-        "autoregressive": is_whole(args),
-    }
 
 
 def size_asked(text: str, trained: tuple[int, int] | None) -> tuple[int, int] | None:
     """(height, width) of --resolution, else of the run's clips; None: the video's own."""
-    if not text:
-        return trained
-    if text == "none":
-        return None
+    if text in ("", "none"):
+        return None if text else trained
     try:
         height, width = (int(side) for side in text.split(","))
     except ValueError as error:
@@ -277,12 +315,28 @@ def load_function(name: str) -> Any:
     """What a function by this name gives when it is called without arguments."""
     module, _, function = name.rpartition(".")
     try:
-        make = getattr(importlib.import_module(module), function)
+        load = getattr(importlib.import_module(module), function)()
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"--action_load_fn {name}: MODULE.FUNCTION cannot be imported: {error}.") from error
-    if not callable(make) or not callable(load := make()):
+    if not callable(load):
         raise ConfigError(f"--action_load_fn {name}: called without arguments, it must give a function.")
     return load
+
+
+def warn_of_differences(args: argparse.Namespace, choice: Any, sizes: set[tuple[int, ...]]) -> None:
+    """Warn of conditioning frames, and of (height, width) of first frames, that the weights were not trained with."""
+    from cosmos_predict2.configs.choice import warn_of_size
+    from cosmos_predict2.data.sizes import pixel_frames
+
+    most = None if choice.run is None else choice.run.max_conditioning_frames
+    if args.num_conditional_frames > pixel_frames(max(1, most or 1)):
+        trained = "does not record that it" if most is None else f"(max_num_conditional_frames={most})"
+        log.warning(
+            "--num_conditional_frames %d, but %s %s was trained with more than %d: expect smeared frames",
+            *(args.num_conditional_frames, choice.dit_path, trained, pixel_frames(max(1, most or 1))),
+        )
+    for size in sizes if choice.run is not None else ():
+        warn_of_size(choice.run, size)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -11,12 +11,15 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from dataclasses import field, fields
+from typing import Any, NoReturn, TypeVar
 
 from imaginaire import log as logs
 from imaginaire.errors import UserError, disk_fault, near
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -102,6 +105,32 @@ def above_zero(text: str) -> float:
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
     return value
+
+
+def flag(default: Any, help: str, **options: Any) -> Any:
+    """A field of a dataclass that is a flag, too; ``options`` are those of ``add_argument``, and maybe its ``name``."""
+    metadata = {"help": help, **options}
+    if isinstance(default, list):
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def add_flags(add: Callable[..., Any], cls: Any, **own: Mapping[str, Any]) -> None:
+    """A flag for each field of a dataclass that is one; by ``own`` a program changes the options of some."""
+    for one in fields(cls):
+        if one.metadata:
+            default = one.default_factory() if callable(one.default_factory) else one.default
+            kind: dict[str, Any] = {"type": type(default)} if isinstance(default, int | float) else {}
+            if default is False:
+                kind = {"action": "store_true"}
+            options = {"default": default, **kind, **one.metadata, **own.get(one.name, {})}
+            add(f"--{options.pop('name', one.name)}", **options)
+
+
+def values_of(cls: type[T], args: argparse.Namespace, **others: Any) -> T:
+    """The dataclass with the values of its flags, and with ``others``, which count more."""
+    flags = {one.name: getattr(args, one.metadata.get("name", one.name)) for one in fields(cls) if one.metadata}  # type: ignore[arg-type]
+    return cls(**{**flags, **others})
 
 
 def main(

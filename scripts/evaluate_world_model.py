@@ -180,16 +180,18 @@ def _finished(args: argparse.Namespace) -> int:
 def evaluate_actions(args: argparse.Namespace) -> int:
     """Measure a model with actions: print its figures and write the page."""
     from cosmos_predict2.checkpoints.dit_weights import described_weights
+    from cosmos_predict2.configs.choice import choose_action_model
     from cosmos_predict2.data.video.media import check_writable
     from cosmos_predict2.evaluation.metrics.video_quality import lpips_package
     from cosmos_predict2.evaluation.reports.action_evaluation import evaluate as measured
     from cosmos_predict2.evaluation.reports.action_report import write_report as write_page
     from cosmos_predict2.evaluation.reports.imagined_figures import measure
     from cosmos_predict2.evaluation.reports.toy_futures import imagine_futures
+    from cosmos_predict2.pipelines.action_requests import read_texts
+    from cosmos_predict2.pipelines.asked import ActionModel, Text
     from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
     from cosmos_predict2.toy_world.tasks import find_tasks
-    from examples.video2world import check_device
-    from examples.video2world_action_choice import choose_action_model, read_texts
+    from cosmos_predict2.world_model.assembly import check_device
 
     if args.overrides or args.save_path:
         raise ConfigError(
@@ -201,10 +203,8 @@ def evaluate_actions(args: argparse.Namespace) -> int:
     if args.lpips:
         lpips_package()
     _require_actions(args.dit_path)
-    of_model = dict(action_scaler=None, gripper_scale=None, use_quat=False, chunk_size=None, given_timestep=None)
-    of_text = dict(prompt="", negative_prompt="", prompt_embeddings=None)
-    flags = argparse.Namespace(**vars(args), **of_model, **of_text)
-    choice = choose_action_model(flags)
+    of_model = {name: getattr(args, name) for name in ("model_size", "dit_path", "load_ema", "action_transform")}
+    choice = choose_action_model(ActionModel(**of_model))
     recordings = _recordings(args, choice)
     if recordings.episodes is None and args.toy_episodes:
         log.warning("--toy_episodes %d is left out: only --data toy has whole episodes to judge", args.toy_episodes)
@@ -212,7 +212,7 @@ def evaluate_actions(args: argparse.Namespace) -> int:
     pipe = Video2WorldActionConditionedPipeline.from_config(
         choice.config, choice.dit_path, use_text_encoder=False, device=args.device, load_ema_to_reg=args.load_ema
     )
-    text, _ = read_texts(flags, choice, pipe.dit.text_channels)
+    text, _ = read_texts(Text(), choice.config, choice.card, pipe.dit.text_channels)
     num_steps = args.num_steps or choice.config.timestamps.nfe
     report, imagined, tried = measured(
         pipe,

@@ -49,7 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cosmos_predict2.renamed": set(),
     "cosmos_predict2.configs": {"imaginaire", "cosmos_predict2"},
     "cosmos_predict2": {"imaginaire", "cosmos_predict2.renamed"},  # its __init__ alone
-    "scripts": {"imaginaire", "cosmos_predict2", "examples"},  # the choice of a model by its weights
+    "scripts": {"imaginaire", "cosmos_predict2"},
     "examples": {"imaginaire", "cosmos_predict2"},
 }
 

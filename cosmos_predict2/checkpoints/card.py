@@ -403,7 +403,7 @@ _FIELDS: dict[str, Any] = {
 
 
 def _typed(record: Mapping[str, Any], where: str, *, is_strict: bool = True) -> dict[str, Any]:
-    """The fields of a card from plain data. What cannot be read is an error, or a warning if not ``is_strict``."""
+    """The fields of a card from plain data. What cannot be read is an error, or if not ``is_strict`` a warning."""
     found = {}
     for name, convert in _FIELDS.items():
         if record.get(name) is None:
@@ -411,7 +411,7 @@ def _typed(record: Mapping[str, Any], where: str, *, is_strict: bool = True) -> 
         try:
             found[name] = convert(record[name])
         except (TypeError, ValueError) as error:
-            if is_strict:
+            if is_strict or name == TRANSFORM_KEY:  # actions in another form would be silent nonsense
                 raise CheckpointError(f"{where}: its '{name}' cannot be read: {error}") from error
             log.warning("%s: its '%s' cannot be read: %s", where, name, error)
     return found

@@ -8,7 +8,7 @@ Actions are computed from the recorded states, as they are for training, or take
 them is logged with every episode, and they always go through the transform that the weights were trained with.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.actions.transforms import (
-    ActionTransform,
     Floats,
     actions_from_field,
     check_poses,
@@ -29,49 +28,10 @@ from cosmos_predict2.data.action_conditioned.recordings import read_annotation
 from cosmos_predict2.data.lerobot.info import sets_below
 from cosmos_predict2.data.video import media
 from cosmos_predict2.data.video.clips import open_clip, probe, read_frames, stretch
-from imaginaire.errors import ConfigError, DataError, near
+from cosmos_predict2.pipelines.asked import LoadActions, Reading
+from imaginaire.errors import DataError, near
 
-SOURCES = ("auto", "state", "action")
 ACTION_KEYS = ("action", "actions", "toy_actions")
-LoadActions = Callable[[dict[str, Any], str, Any], dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How the recordings of one run of a program are read."""
-
-    transform: ActionTransform
-    chunk_size: int = 12
-    source: str = "auto"
-    state_key: str = "state"
-    gripper_key: str = "continuous_gripper_state"
-    action_key: str = ""  # empty: the first of ACTION_KEYS whose rows have as many numbers as the transform
-    stride: int = 1  # every so many frames
-    combine: str | Sequence[str] | None = None  # a controller's rows in between; None: added up
-    start: int = 0
-    camera: int = 0
-    num_given: int = 1  # frames that a rollout begins with
-    most_actions: int | None = None
-    size: tuple[int, int] | None = None  # (height, width); None: of the video
-    fps: float = 10.0  # of a rollout that begins with a picture
-    load: LoadActions | None = None  # in place of all this: scaled actions and a first frame from code of one's own
-    arguments: Any = None  # what that code is given
-
-    def check(self) -> None:
-        """Raise for values out of range."""
-        if self.source not in SOURCES:
-            raise ConfigError(f"--action_source {self.source}: there is no such source.{near(self.source, SOURCES)}")
-        if self.stride < 1 or self.start < 0:
-            raise ConfigError(
-                f"--fps_downsample_ratio {self.stride} --start_frame_idx {self.start}: at least 1, and at least 0."
-            )
-        if self.size is not None and (min(self.size) < 16 or any(side % 16 for side in self.size)):
-            raise ConfigError(f"--resolution {self.size[0]},{self.size[1]}: height and width are multiples of 16.")
-        if self.source == "state" and self.transform.kind != "relative_pose":
-            raise ConfigError(
-                f"--action_source state, but this model was trained with actions of kind {self.transform.kind}, which"
-                " poses do not give. Use action."
-            )
 
 
 @dataclass(frozen=True)

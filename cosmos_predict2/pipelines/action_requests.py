@@ -6,23 +6,31 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from cosmos_predict2.checkpoints.card import ModelCard
 from cosmos_predict2.data.video import media
 from cosmos_predict2.evaluation.metrics.video_quality import psnr
-from cosmos_predict2.pipelines.action_inputs import Episode, Reading, read_episode
+from cosmos_predict2.pipelines.action_inputs import Episode, read_episode
+from cosmos_predict2.pipelines.asked import Reading, RolloutSettings, Text
 from cosmos_predict2.pipelines.lerobot_inputs import LeRobotRecordings
+from cosmos_predict2.pipelines.requests import check_outputs, write_text
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
+from cosmos_predict2.released import PREDICT25_EMPTY_TEXT
+from cosmos_predict2.text.constant_embedding import read_constant_embedding
+from cosmos_predict2.text.encoder_names import parse_name
+from cosmos_predict2.text.prompt_embeddings import read_prompt_embeddings
+from cosmos_predict2.text.trained_text import NO_TEXT, other_text
+from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.imagination import check_bases, check_rollout, chunk_starts
-from cosmos_predict2.world_model.sampling import UNGUIDED, SamplingOptions
 from imaginaire import storage
 from imaginaire.config.lazy_yaml import to_yaml
-from imaginaire.errors import ConfigError, DataError, UserError
+from imaginaire.errors import CheckpointError, ConfigError, DataError, UserError
 
 log = logging.getLogger(__name__)
 
@@ -37,37 +45,14 @@ class ActionRequest:
     seed: int = 0
     episode: int | None = None  # of a LeRobot data set, whose folder ``annotation`` is
 
-    def check(self, settings: "RolloutSettings") -> None:
+    def check(self, settings: RolloutSettings) -> None:
         """Raise where the output cannot be written or would replace an input."""
         if not 0 <= self.seed < 2**31:
             raise ConfigError(f"The seed is {self.seed}; it must be from 0 to {2**31 - 1}.")
         media.check_writable(self.save_path, media.WRITTEN_VIDEO_SUFFIXES, flag="--save_path (or --save_root)")
-        outputs = [os.path.realpath(path) for path in self.outputs(settings)]
-        for path in (self.annotation, self.video):
-            if path and os.path.realpath(path) in outputs:
-                raise ConfigError(f"Output {self.save_path} would replace {path}, which is read. Choose another name.")
-
-    def outputs(self, settings: "RolloutSettings") -> list[str]:
         stem = os.path.splitext(self.save_path)[0]
         more = [f"{stem}_side_by_side.mp4"] * settings.side_by_side + [f"{stem}.png"] * settings.contact_sheet
-        return [self.save_path, f"{stem}.json", f"{stem}.yaml", *more]
-
-
-@dataclass(frozen=True)
-class RolloutSettings:
-    """What all rollouts of a run share; recorded beside every result."""
-
-    save_fps: float | None  # None: as the recording's frames follow each other
-    weights: str  # path and fingerprint
-    sampling: SamplingOptions = UNGUIDED
-    history: int = 1
-    reference: bool = False
-    float_hand_over: bool = False
-    last_chunk: str = "pad"
-    batch_size: int = 16  # recordings that are imagined together
-    side_by_side: bool = False
-    contact_sheet: bool = False
-    asked: Mapping[str, Any] = field(default_factory=dict)  # further flags of a program, for the record alone
+        check_outputs([self.save_path, f"{stem}.json", f"{stem}.yaml", *more], [self.annotation, self.video])
 
 
 @dataclass(frozen=True)
@@ -91,12 +76,6 @@ def prepare(
 ) -> tuple[list[Job], int]:
     """The requests with their first frames and actions, and how many cannot be read; of a single one, its error."""
     reading.check()
-    if lerobot is None and reading.stride > 1 and reading.transform.kind == "controller" and reading.combine is None:
-        log.warning(
-            "--fps_downsample_ratio %d adds up the actions in between, as is right for moves. Of absolute targets, such"
-            " as positions of joints, take the last: --combine_actions last",
-            reading.stride,
-        )
     jobs, failed = [], 0
     for request in requests:
         try:
@@ -115,10 +94,7 @@ def prepare(
             if len(episode.actions_L_D) > reading.chunk_size:
                 check_bases(reading.transform, reading.chunk_size, settings.history)
             if settings.side_by_side and not episode.has_truth:
-                raise ConfigError(
-                    f"--side_by_side: {episode.video} has only what the rollout begins with. There is no true video to"
-                    " show beside; leave the flag out."
-                )
+                raise ConfigError(f"--side_by_side: {episode.video} has no more than the rollout begins with.")
         except UserError as error:
             if len(requests) == 1:
                 raise
@@ -131,27 +107,7 @@ def prepare(
     for source in dict.fromkeys(job.episode.source for job in jobs):
         count = sum(job.episode.source == source for job in jobs)
         log.info("actions: %s, as %s (%d of %d)", source, reading.transform, count, len(jobs))
-    if settings.last_chunk == "pad":
-        _tell_padding(jobs, reading.chunk_size, 4 * (settings.history - 1))
     return jobs, failed
-
-
-def _tell_padding(jobs: Sequence[Job], chunk_size: int, overlap: int) -> None:
-    """Say of how many recordings the last chunk is filled with actions that they do not have."""
-    missing = []
-    for job in jobs:
-        missing.append(chunk_starts(job.num_actions, chunk_size, overlap)[-1] + chunk_size - job.num_actions)
-    if not any(missing):
-        return
-    few, many = min(filter(None, missing)), max(missing)
-    log.info(
-        "last chunk: %s of its %d actions are not there; zeros fill it, whose frames are cut off (%d of %d recordings;"
-        " --last_chunk drop leaves it out)",
-        few if few == many else f"{few} to {many}",
-        chunk_size,
-        sum(map(bool, missing)),
-        len(jobs),
-    )
 
 
 def run_rollouts(
@@ -237,8 +193,7 @@ def imagine(
 def save(
     pipe: Video2WorldActionConditionedPipeline, job: Job, frames: Tensor, settings: RolloutSettings, seconds: float
 ) -> tuple[float, float] | None:
-    """The video, and beside it what repeats it, and what shows it next to the true one; how near it comes to that, as
-    `compared` says it."""
+    """Write the video with its record, and with what shows it beside the true one; gives `compared` of the two."""
     stem = os.path.splitext(job.request.save_path)[0]
     fps = settings.save_fps or job.episode.fps
     _, num_frames, height, width = frames.shape
@@ -254,15 +209,10 @@ def save(
     likeness = None if true is None else compared(frames, true, job.episode.first_frames_C_F_H_W.shape[1])
     if likeness is not None:
         record |= dict(zip(("psnr", "psnr_of_first_picture"), (round(figure, 3) for figure in likeness)))
-    _write_text(f"{stem}.json", json.dumps(record, indent=2) + "\n")
-    _write_text(f"{stem}.yaml", to_yaml(pipe.config))
+    write_text(f"{stem}.json", json.dumps(record, indent=2) + "\n")
+    write_text(f"{stem}.yaml", to_yaml(pipe.config))
     if settings.side_by_side or settings.contact_sheet:
-        rows, labels = [frames], ["imagined"]
-        if true is not None:
-            rows, labels = [true, frames], ["true", "imagined"]
-            if (num_true := true.shape[1]) < num_frames:
-                video = job.episode.video
-                log.info("%s ends with frame %d of %d: so does what is shown beside it", video, num_true, num_frames)
+        rows, labels = ([frames], ["imagined"]) if true is None else ([true, frames], ["true", "imagined"])
         if settings.contact_sheet:
             media.write_image(f"{stem}.png", media.contact_sheet(rows, labels, columns=min(8, num_frames)))
         if settings.side_by_side:
@@ -282,5 +232,42 @@ def _true_frames(job: Job, num_frames: int) -> Tensor | None:
         return None
 
 
-def _write_text(path: str, text: str) -> None:
-    storage.write_atomically(path, lambda file: file.write(text.encode("utf-8")))
+def constant_text(card: ModelCard) -> str:
+    """The file of the one embedding that weights were trained with: as recorded, or the released one beside them."""
+    beside = storage.join(card.path.rpartition("/")[0], PREDICT25_EMPTY_TEXT.rpartition("/")[2])
+    return card.constant_text or (beside if storage.exists(beside) else "")
+
+
+def read_texts(asked: Text, config: Video2WorldPipelineConfig, card: ModelCard, width: int) -> tuple[Any, Any]:
+    """The text and the negative text of all samples, [1, S, E]; None for none."""
+    path, trained = asked.prompt_embeddings or constant_text(card), config.text_encoder_name
+    has_prompt = bool(asked.prompt or asked.negative_prompt)
+    if has_prompt and not str(asked.prompt_embeddings).endswith(".safetensors"):
+        raise ConfigError(
+            "--prompt and --negative_prompt need their embeddings: write them with python -m scripts.encode_prompts,"
+            " and give the file with --prompt_embeddings."
+        )
+    if not path:
+        if trained not in ("", NO_TEXT):
+            flags = parse_name(trained).flags()
+            log.warning(
+                "text: zeros, but %s was trained with captions encoded by %s: give --prompt, and its embedding with"
+                " --prompt_embeddings (python -m scripts.encode_prompts %s)",
+                *(card.path, trained, flags),
+            )
+        elif config.flow is not None:
+            log.info("text: zeros; these weights saw an embedding of the empty prompt too (--prompt_embeddings)")
+        return None, None
+    if path.endswith(".safetensors"):
+        known = read_prompt_embeddings(path)
+        if (problem := other_text(trained, known.name, known.values())) is not None:
+            raise ConfigError(f"--prompt_embeddings {path} {problem}")
+        found = [known.encode([asked.prompt])[0]]
+        found += [known.encode([asked.negative_prompt])[0]] if asked.negative_prompt else []
+    else:
+        found = [read_constant_embedding(path)]
+    if wrong := [row for row in found if row.shape[1] != width]:
+        raise CheckpointError(f"{path} has embeddings of width {wrong[0].shape[1]}, but this model takes {width}.")
+    log.info("text: %s", path)
+    text, negative, *_ = *(row[None] for row in found), None
+    return text, negative

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The configuration of a pipeline made that of its weights, as their card records it.
 
-card = recorded_run("checkpoints/posttraining/video2world/NAME/checkpoints/model/iter_000001000.pt")
-config = get_cosmos_predict2_video2world_pipeline(model_size=card.model_size(SIZES))
-apply_card(card, config)
+apply_card(read_card("checkpoints/posttraining/video2world/NAME/checkpoints/model/iter_000001000.pt"), config)
 """
 
 import logging
@@ -44,18 +42,13 @@ _SAME = (
 )
 
 
-def recorded_run(path: str) -> ModelCard | None:
-    """The card of weights, where it suffices to build their pipeline; else None."""
+def read_and_warn(path: str) -> ModelCard:
+    """The card of weights, with a warning where their network is of code that is not known here."""
     card = read_card(path)
-    warn_of_unknown(card)
-    return card if card.has_pipeline else None
-
-
-def warn_of_unknown(card: ModelCard) -> None:
-    """Warn of a record that is left aside since its network is of code that is not known here."""
     if card.net and card.network_class is None:
         known = ", ".join(KNOWN)
         log.warning("%s is not read: its network is %s, known are %s", _record(card), card.net["_target_"], known)
+    return card
 
 
 def apply_card(card: ModelCard, config: Video2WorldPipelineConfig) -> None:
@@ -81,24 +74,18 @@ def apply_card(card: ModelCard, config: Video2WorldPipelineConfig) -> None:
         config.input_crop = card.input_crop or config.input_crop
     rates = _known(ConditionerConfig, card.pipeline.get("conditioner"))
     config.conditioner = ConditionerConfig(**{key: DropoutConfig(**value) for key, value in rates.items()})
-    _apply_tokenizer(card, config)
+    if (tokenizer := card.pipeline.get("tokenizer") or {}).get("_target_"):
+        if (cls := known_class(tokenizer)) is None:
+            raise CheckpointError(
+                f"{_record(card)}: model.config.pipe_config.tokenizer is {tokenizer['_target_']}, which is not built"
+                f" here: only {', '.join(KNOWN)}."
+            )
+        if cls is not target_of(config.tokenizer):
+            config.tokenizer = LazyCall(cls)(**_arguments(card, "tokenizer"))
     if config.text_encoder is not None and "width" in config.text_encoder:
         config.text_encoder.width = config.net.get("crossattn_proj_in_channels") or config.net.crossattn_emb_channels
     if card.texts:
         apply_text(card, config)
-
-
-def _apply_tokenizer(card: ModelCard, config: Video2WorldPipelineConfig) -> None:
-    node = card.pipeline.get("tokenizer") or {}
-    if not node.get("_target_"):
-        return
-    if (cls := known_class(node)) is None:
-        raise CheckpointError(
-            f"{_record(card)}: model.config.pipe_config.tokenizer is {node['_target_']}, which is not built here: only"
-            f" {', '.join(KNOWN)}."
-        )
-    if cls is not target_of(config.tokenizer):
-        config.tokenizer = LazyCall(cls)(**_arguments(card, "tokenizer"))
 
 
 def _arguments(card: ModelCard, part: str) -> dict[str, Any]:

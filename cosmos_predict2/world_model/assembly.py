@@ -32,6 +32,18 @@ def check_parts(net: Any, dit_path: str, others: Sequence[Any], which: str = "au
                 raise CheckpointError(finding.text)
 
 
+def check_device(device: str) -> None:
+    """Raise for a device that torch does not know or this machine does not have."""
+    try:
+        found = torch.device(device)
+    except RuntimeError:
+        found = torch.device("meta")
+    if found.type not in ("cpu", "cuda"):
+        raise ConfigError(f"--device {device}: use cpu, cuda, or cuda:1.")
+    if found.type == "cuda" and (found.index or 0) >= (count := torch.cuda.device_count()):
+        raise ConfigError(f"--device {device} (or --use_cuda_graphs): torch sees {count} GPUs here. Use --device cpu.")
+
+
 def attention_problem(net: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> str | None:
     """Why the network of a lazy node cannot attend as it asks to on a device; None where it can."""
     width, heads = net.get("model_channels"), net.get("num_heads")

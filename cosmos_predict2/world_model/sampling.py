@@ -2,33 +2,15 @@
 """How a world model is sampled: the options, the first noise, and pixels as bytes."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy
 import torch
 from torch import Tensor
 
+from cosmos_predict2.world_model.options import GUIDED, UNGUIDED, SamplingOptions
 from imaginaire.errors import ConfigError
 
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingOptions:
-    """What all requests of a run share; handed on whole from the flags of a program to the sampler."""
-
-    guidance: float = 0.0  # away from the negative prompt, or without one from no text; 0: the network runs once a step
-    num_steps: int = 35
-    solver: str | None = None  # None: that of the model's objective
-    use_cuda_graphs: bool = False
-    progress: bool = False  # show a bar
-
-    def record(self) -> dict[str, Any]:
-        """What changes or describes a result, as plain values."""
-        return {key: value for key, value in asdict(self).items() if key != "progress"}
-
-
-UNGUIDED = SamplingOptions()
-GUIDED = SamplingOptions(guidance=7.0)  # the published scale, for prompts
+__all__ = ["GUIDED", "UNGUIDED", "SamplingOptions", "initial_noise", "to_uint8"]
 
 
 def initial_noise(shape: tuple[int, ...], seed: int | Sequence[int]) -> Tensor:

@@ -29,8 +29,10 @@ from cosmos_predict2.checkpoints.card_checks import INVISIBLE, parse_transform, 
 from cosmos_predict2.checkpoints.dit_weights import open_dit
 from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
+from cosmos_predict2.configs.choice import choose_action_model
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
+from cosmos_predict2.pipelines.asked import ActionModel
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.released import (
     get_cosmos_predict2_action_conditioned_checkpoint,
@@ -39,8 +41,6 @@ from cosmos_predict2.released import (
 from cosmos_predict2.text.trained_text import TrainedText
 from cosmos_predict2.world_model.sampling import SamplingOptions
 from cosmos_predict2.world_model.world_model import build_world_model
-from examples.video2world_action_choice import choose_action_model
-from examples.video2world_action_flags import parse
 from imaginaire.config.lazy_config import to_yaml
 from imaginaire.errors import CheckpointError, ConfigError
 from scripts import convert
@@ -98,7 +98,7 @@ def _saved(folder: Path, **tensors: Any) -> str:
 
 
 def _pipeline(path: str) -> tuple[Any, Any]:
-    choice = choose_action_model(parse(["--dit_path", path]))
+    choice = choose_action_model(ActionModel(dit_path=path))
     choice.config.guardrail_config.enabled = False
     pipe = Video2WorldActionConditionedPipeline.from_config(choice.config, path, use_text_encoder=False, device="cpu")
     return choice, pipe

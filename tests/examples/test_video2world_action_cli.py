@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/video2world_action.py: what it makes of recordings, and what it says when something is wrong."""
+"""examples/video2world_action.py: what it makes of recordings, and what it rejects."""
 
 import json
 import re
@@ -8,28 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from cosmos_predict2.actions.transforms import ActionTransform, controller, relative_pose
-from cosmos_predict2.configs.action_conditioned.networks import (
-    get_cosmos_predict2_action_conditioned_pipeline,
-    get_cosmos_predict2p5_action_conditioned_pipeline,
-)
+from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.video import media
-from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.tools.prepare.toy.folder import write_folder
 from cosmos_predict2.tools.prepare.toy.settings import ToyFolder
-from cosmos_predict2.world_model.config import FlowConfig
-from cosmos_predict2.world_model.objectives import objective_of
 from cosmos_predict2.world_model.world_model import build_world_model
 from examples import action_conditioned
-from examples.video2world_action import main
-from examples.video2world_action_choice import ActionChoice, choose_action_model, tell_differences
-from examples.video2world_action_flags import NOT_RECORDED, parse
-from imaginaire.config.lazy_config import instantiate, to_yaml
+from examples.video2world_action import NOT_RECORDED, main, parse
+from imaginaire.config.lazy_config import to_yaml
 from imaginaire.errors import ConfigError
 from tests.checkpoints.nets import SMALL, transform_tensor
 from tests.data import sources_lerobot as made
@@ -60,6 +51,7 @@ def weights(
         config.net.crossattn_proj_in_channels = projection
     if transform is not None:
         config.net.action_dim = transform.dim * (12 if network == "flat" else 1)
+    data = {"dataset": changes.pop("dataset", {})}
     for name, value in changes.items():
         setattr(config, name, value)
     net = build_world_model(config, dtype=torch.float32).load().net
@@ -69,7 +61,8 @@ def weights(
     path = folder / "checkpoints/model/iter_000000010.pt"
     path.parent.mkdir(parents=True)
     torch.save(state, path)
-    (folder / "config.yaml").write_text(to_yaml({"model": {"config": {"pipe_config": config}}}))
+    run = {"model": {"config": {"pipe_config": config}}, "dataloader_train": data}
+    (folder / "config.yaml").write_text(to_yaml(run))
     return str(path)
 
 
@@ -96,6 +89,7 @@ def test_one_chunk_of_a_recording(bridge: Path, toy_weights: str, tmp_path: Path
     record = json.loads(out.with_suffix(".json").read_text())
     assert record["actions"] == "rows of 'toy_actions'" and record["num_frames"] == 13
     assert record["action_transform"]["kind"] == "controller"
+    assert (record["solver"], record["dtype"], record["resolution"]) == ("2ab", "float32", "48,48")
     assert "actions: rows of 'toy_actions', as controller of 4 numbers" in caplog.text
     assert media.read_image(out.with_suffix(".png")).shape[0] == 3
 
@@ -111,21 +105,6 @@ def test_a_whole_recording_beside_its_true_video(bridge: Path, pose_weights: str
     both, _ = media.read_video(tmp_path / "out_side_by_side.mp4")
     true, _ = media.read_video(bridge / "videos/val" / annotation(bridge).stem / "rgb.mp4")
     assert (both[..., :48].float() - true.float()).abs().mean() < 6  # the same pictures, encoded once more
-
-
-def test_chunks_that_begin_between_the_bases_of_actions_are_refused(bridge: Path, tmp_path: Path, capsys: Any) -> None:
-    path = weights(tmp_path / "run", relative_pose(accumulate=5))
-    flags = [
-        "--dit_path",
-        path,
-        "--input_annotation",
-        str(annotation(bridge)),
-        "--save_path",
-        str(tmp_path / "out.mp4"),
-    ]
-    assert main([*flags, *FAST, "--autoregressive"]) == 2  # 18 actions
-    assert "moves every 5 frames" in capsys.readouterr().err
-    assert main([*flags, *FAST]) == 0
 
 
 def test_a_folder_gives_what_its_recordings_give_alone(bridge: Path, toy_weights: str, tmp_path: Path) -> None:
@@ -146,11 +125,9 @@ def test_a_folder_gives_what_its_recordings_give_alone(bridge: Path, toy_weights
 
 def test_episodes_of_a_lerobot_data_set_are_imagined_beside_their_true_clips(tmp_path: Path, caplog: Any) -> None:
     pytest.importorskip("pyarrow", reason="needs pyarrow: pip install -e '.[data]'")
-    path = weights(tmp_path / "run", controller(3, 1.0))
-    dataset = dict(_target_=f"{LeRobotActionDataset.__module__}.LeRobotActionDataset", root="gone", camera="front")
-    text = (tmp_path / "run/config.yaml").read_text()
-    run = dict(dataloader_train=dict(dataset=dict(**dataset, video_size=[32, 48])))
-    (tmp_path / "run/config.yaml").write_text(text + to_yaml(run))
+    cls = f"{LeRobotActionDataset.__module__}.LeRobotActionDataset"
+    dataset = dict(_target_=cls, root="gone", camera="front", video_size=[32, 48])
+    path = weights(tmp_path / "run", controller(3, 1.0), dataset=dataset)
     flags = ["--dit_path", path, "--input_root", str(ROOT / "tests/data/fixtures/lerobot_v3"), *FAST, "--side_by_side"]
     caplog.set_level("INFO")
     assert main([*flags, "--save_root", str(tmp_path / "out"), "--episodes", "2", "0"]) == 0
@@ -165,7 +142,7 @@ def test_episodes_of_a_lerobot_data_set_are_imagined_beside_their_true_clips(tmp
     assert re.search(r"beside the true clips: [\d.]+ dB .*the first picture for all frames: [\d.]+ dB", caplog.text)
 
 
-def test_a_broken_recording_of_a_folder_is_told_and_the_others_are_made(
+def test_a_broken_recording_of_a_folder_is_named_and_the_others_are_made(
     bridge: Path, toy_weights: str, tmp_path: Path, caplog: Any
 ) -> None:
     root = tmp_path / "data"
@@ -204,76 +181,33 @@ def test_a_bare_file_of_predict2p5_is_sampled_by_flow_times(bridge: Path, tmp_pa
     flags = ["--model_size", "tiny", "--dit_path", str(file), "--input_annotation", str(annotation(bridge)), *FAST]
     caplog.set_level("INFO")
     shas = []
-    for solver in ("unipc", "2ab", "distilled"):
+    for solver in ("unipc", "distilled"):
         out = tmp_path / f"{solver}.mp4"
         assert main([*flags, "--solver", solver, "--save_path", str(out)]) == 0
         shas.append(json.loads(out.with_suffix(".json").read_text())["frames_sha256"])
     assert "network: ChunkActionDiT of Predict2.5" in caplog.text
     assert "text: " in caplog.text and "cr1_empty_string_text_embeddings.pt" in caplog.text
-    assert len(set(shas)) == 3
+    assert len(set(shas)) == 2
     (tmp_path / "cr1_empty_string_text_embeddings.pt").unlink()
     assert main([*flags, "--save_path", str(tmp_path / "zeros.mp4")]) == 0
     assert "text: zeros" in caplog.text
-
-
-@pytest.mark.parametrize("is_flow", [False, True])
-def test_a_run_says_what_it_trained(is_flow: bool, tmp_path: Path) -> None:
-    pipeline = (
-        get_cosmos_predict2p5_action_conditioned_pipeline
-        if is_flow
-        else get_cosmos_predict2_action_conditioned_pipeline
-    )
-    config = pipeline(model_size="2B", network="chunk" if is_flow else "flat")
-    config.timestamps.nfe = 7
-    file = tmp_path / "run/checkpoints/model/iter_000000010.pt"
-    file.parent.mkdir(parents=True)
-    torch.save({"action_transform": transform_tensor(relative_pose())}, file)
-    data = {"dataset": {"video_size": [256, 320]}}
-    run = {"model": {"config": {"pipe_config": config}}, "dataloader_train": data}
-    (tmp_path / "run/config.yaml").write_text(to_yaml(run))
-    choice = choose_action_model(parse(["--dit_path", str(file)]))
-    assert choice.config.net["_target_"] is (ChunkActionDiT if is_flow else FlatActionDiT)
-    assert (choice.video_size, choice.config.flow is not None) == ((256, 320), is_flow)
-    assert (choice.config.chunk_size, choice.config.state_t, choice.config.timestamps.nfe) == (12, 4, 7)
-    assert choice.config.transform == relative_pose()
-    with torch.device("meta"):
-        net = instantiate(choice.config.net)
-    assert net.action_inputs == (28 if is_flow else 84) and net.text_channels == (100352 if is_flow else 1024)
-
-
-def test_given_frames_are_told_a_timestep_of_their_own(tmp_path: Path, capsys: Any) -> None:
-    paths = {}
-    for name, projection, flow in (("p2", None, None), ("p25", 24, FlowConfig())):
-        paths[name] = weights(tmp_path / name, controller(7), projection=projection, flow=flow)
-    choice = choose_action_model(parse(["--dit_path", paths["p25"], "--given_timestep", "0.1"]))
-    plain = choose_action_model(parse(["--dit_path", paths["p25"]]))
-    asked = [objective_of(each.config).denoiser(nn.Identity()) for each in (choice, plain)]
-    predict2 = objective_of(choose_action_model(parse(["--dit_path", paths["p2"]])).config).denoiser(nn.Identity())
-    assert asked[0].sigma_conditional == pytest.approx(predict2.sigma_conditional, rel=1e-3)
-    assert asked[1].sigma_conditional is None and plain.config.flow == FlowConfig()
-    with pytest.raises(ConfigError, match="these are Predict2's"):
-        choose_action_model(parse(["--dit_path", paths["p2"], "--given_timestep", "0.1"]))
-    with pytest.raises(ConfigError, match="below 1000"):
-        choose_action_model(parse(["--dit_path", paths["p25"], "--given_timestep", "1000"]))
 
 
 def test_the_last_rounding_may_be_left_out_and_solvers_chosen(bridge: Path, toy_weights: str, tmp_path: Path) -> None:
     flags = ["--dit_path", toy_weights, "--input_annotation", str(annotation(bridge)), *FAST, "--autoregressive"]
     videos = {}
     for name, more in (
-        ("usual", []),
         ("float", ["--float_hand_over"]),
-        ("heun", ["--solver", "2heun_edm"]),
+        ("heun", ["--float_hand_over", "--solver", "2heun_edm"]),
         ("five", ["--num_conditional_frames", "5", "--keep_reference"]),
         ("drop", ["--last_chunk", "drop"]),
     ):
         out = tmp_path / f"{name}.mp4"
         assert main([*flags, *more, "--save_path", str(out)]) == 0, name
         videos[name] = media.read_video(out)[0]
-    assert {name: video.shape[1] for name, video in videos.items()} == {
-        "usual": 19, "float": 19, "heun": 19, "five": 19, "drop": 13,
-    }  # fmt: skip
-    assert not torch.equal(videos["usual"], videos["heun"])
+    lengths = {name: video.shape[1] for name, video in videos.items()}
+    assert lengths == {"float": 19, "heun": 19, "five": 19, "drop": 13}
+    assert not torch.equal(videos["float"], videos["heun"])
 
 
 RECORDED = {  # by flag: another value than the usual one
@@ -283,7 +217,7 @@ RECORDED = {  # by flag: another value than the usual one
 }  # fmt: skip
 
 
-def test_the_record_is_enough_to_repeat_a_video(bridge: Path, tmp_path: Path, caplog: Any) -> None:
+def test_the_record_is_enough_to_repeat_a_video(bridge: Path, tmp_path: Path) -> None:
     video = str(bridge / "videos/val" / annotation(bridge).stem / "rgb.mp4")
     path = weights(tmp_path / "run", controller(4, 1.0))
     flags = [text for name, value in RECORDED.items() for text in ((f"--{name}", value) if value else (f"--{name}",))]
@@ -291,7 +225,6 @@ def test_the_record_is_enough_to_repeat_a_video(bridge: Path, tmp_path: Path, ca
     assert main(["--dit_path", path, *flags, "--device", "cpu", "--save_path", str(tmp_path / "one.mp4")]) == 0
     record = json.loads((tmp_path / "one.json").read_text())
     assert media.probe_video(tmp_path / "one.mp4").fps == record["fps"] == 5  # every second frame of 10 in a second
-    assert "adds up the actions in between" in caplog.text and "--combine_actions last" in caplog.text
     assert {name for name, value in vars(parse([])).items() if name not in record} == NOT_RECORDED
     assert all(str(record[name]) == (value or "True") for name, value in RECORDED.items())
     known = [name for name in vars(parse([])) if name in record and record[name] not in (None, "", False, [])]
@@ -301,48 +234,26 @@ def test_the_record_is_enough_to_repeat_a_video(bridge: Path, tmp_path: Path, ca
     assert json.loads((tmp_path / "two.json").read_text())["frames_sha256"] == record["frames_sha256"]
 
 
-def test_the_record_has_the_solver_that_was_left_open(bridge: Path, toy_weights: str, tmp_path: Path) -> None:
-    flags = ["--dit_path", toy_weights, "--input_annotation", str(annotation(bridge)), *FAST]
-    assert main([*flags, "--save_path", str(tmp_path / "out.mp4")]) == 0
-    record = json.loads((tmp_path / "out.json").read_text())
-    assert (record["solver"], record["dtype"], record["resolution"]) == ("2ab", "float32", "48,48")
-
-
-def test_what_the_weights_were_not_trained_with_is_said(
-    bridge: Path, toy_weights: str, tmp_path: Path, caplog: Any, monkeypatch: Any
+def test_what_the_weights_were_not_trained_with_is_a_warning(
+    bridge: Path, tmp_path: Path, caplog: Any, monkeypatch: Any
 ) -> None:
     def built(*_: Any, **__: Any) -> None:
         raise ConfigError("far enough")
 
     monkeypatch.setattr(Video2WorldActionConditionedPipeline, "from_config", built)
-    caplog.set_level("INFO")
-    flags = ["--dit_path", toy_weights, "--input_annotation", str(annotation(bridge)), "--autoregressive"]
-    flags += ["--save_path", str(tmp_path / "out.mp4")]
-
-    def said(*more: str) -> str:
+    path = weights(tmp_path / "run", controller(4, 1.0), dataset={"video_size": [48, 48]})
+    five = weights(tmp_path / "five", controller(4, 1.0), max_num_conditional_frames=2)
+    flags = ["--input_annotation", str(annotation(bridge)), "--save_path", str(tmp_path / "out.mp4")]
+    for more, named in (
+        (["--dit_path", path], ""),
+        (["--dit_path", path, "--num_conditional_frames", "5"], "max_num_conditional_frames=1"),
+        (["--dit_path", path, "--resolution", "64,64"], "frames of 64,64 .*trained at 48,48"),
+        (["--dit_path", five, "--num_conditional_frames", "5", "--keep_reference"], ""),
+    ):
         caplog.clear()
         assert main([*flags, *more]) == 2
-        return "\n".join(record.getMessage() for record in caplog.records if record.levelname == "WARNING")
-
-    assert said() == "" and "last chunk: 6 of its 12 actions are not there" in caplog.text
-    assert said("--last_chunk", "drop", "--resolution", "48,64") == "" and "last chunk" not in caplog.text
-    assert re.match(
-        r"--num_conditional_frames 5, but \S+ was trained with 1 at most", said("--num_conditional_frames", "5")
-    )
-    assert re.match(
-        r"--resolution 64,64: frames of 64,64 .*but .* was trained at resolution 48", said("--resolution", "64,64")
-    )
-    five = weights(tmp_path / "five", controller(4, 1.0), max_num_conditional_frames=2)
-    flags[1] = five
-    assert said("--num_conditional_frames", "5", "--keep_reference") == ""
-
-
-def test_given_frames_of_a_file_that_does_not_say_how_many_it_knows_are_said(caplog: Any) -> None:
-    choice = ActionChoice(None, "weights.pt", None, "", "2B")
-    tell_differences(choice, 1, "", [(64, 64)])
-    assert not caplog.records
-    tell_differences(choice, 5, "", [(64, 64)])
-    assert "--num_conditional_frames 5, but weights.pt does not say that it was trained with more than 1" in caplog.text
+        found = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert len(found) == bool(named) and re.search(named, "".join(found))
 
 
 def test_the_latest_checkpoint_of_a_run_is_looked_up_once(bridge: Path, tmp_path: Path, caplog: Any) -> None:
@@ -355,90 +266,81 @@ def test_the_latest_checkpoint_of_a_run_is_looked_up_once(bridge: Path, tmp_path
     assert json.loads((tmp_path / "out.json").read_text())["weights"].startswith(f"{path} (")
 
 
-def test_the_true_video_is_shown_as_long_as_it_goes(
-    bridge: Path, toy_weights: str, tmp_path: Path, caplog: Any
-) -> None:
-    video, _ = media.read_video(bridge / "videos/val" / annotation(bridge).stem / "rgb.mp4")
-    media.write_video(tmp_path / "short.mp4", video[:, :18], 10)  # as many frames as actions
-    caplog.set_level("INFO")
-    flags = ["--dit_path", toy_weights, "--input_annotation", str(annotation(bridge)), *FAST, "--autoregressive"]
-    flags += ["--input_video", str(tmp_path / "short.mp4"), "--side_by_side", "--save_path", str(tmp_path / "out.mp4")]
-    assert main(flags) == 0
-    assert media.scan_video(tmp_path / "out.mp4").num_frames == 19
-    assert media.scan_video(tmp_path / "out_side_by_side.mp4").num_frames == 18
-    assert "short.mp4 ends with frame 18 of 19: so does what is shown beside it" in caplog.text
-
-
 # ---- what a user can get wrong ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ([], "neither is given"),
-        (["--input_root", "x", "--input_annotation", "y"], "both are given"),
-        (["--input_annotation", "absent.json"], "absent.json is not an annotation that can be read"),
-        (["--input_root", "absent"], "The folder absent/annotation/test does not exist"),
-        (["--input_annotation", "ANNOTATION", "--chunk_size", "10"], "--chunk_size 10: a multiple of 4"),
-        (["--input_annotation", "ANNOTATION", "--num_gpus", "2"], "--num_gpus 2"),
-        (["--input_annotation", "ANNOTATION", "--num_latent_conditional_frames", "0"], "begins with a picture"),
-        (["--input_annotation", "ANNOTATION", "--action_source", "state"], "kind controller"),
-        (["--input_annotation", "ANNOTATION", "--action_key", "state"], "takes actions of 4 numbers.*'state' of 6"),
-        (["--input_annotation", "ANNOTATION", "--action_transform", "relative_pose"], "was trained with actions"),
-        (["--input_annotation", "ANNOTATION", "--use_quat", "--action_transform", "controller"], "give one of them"),
-        (["--input_annotation", "ANNOTATION", "--input_video", "absent.mp4"], "There is no input file absent.mp4"),
-        (["--input_annotation", "ANNOTATION", "--input_video", "SHORT"], "18 rows of 'toy_actions'.*short.mp4 has 7. "),
-        (["--input_annotation", "ANNOTATION", "--input_video", "PICTURE", "--side_by_side"], "There is no true video"),
-        (["--input_annotation", "ANNOTATION", "--save_path", "a_file/x.mp4"], "a_file is a file, not a folder"),
-        (["--input_annotation", "ANNOTATION", "--camera_id", "3"], "--camera_id 3, but it has 1 videos"),
-        (["--input_annotation", "ANNOTATION", "--start_frame_idx", "18"], "1 are left with --start_frame_idx 18"),
-        (["--input_annotation", "ANNOTATION", "--resolution", "40,40"], "multiples of 16"),
-        (["--input_annotation", "ANNOTATION", "--resolution", "big"], "--resolution big: height and width"),
-        (["--input_annotation", "ANNOTATION", "--prompt", "push"], "encode_prompts"),
-        (["--input_annotation", "ANNOTATION", "--solver", "unipc"], "--solver unipc"),
-        (["--input_annotation", "ANNOTATION", "--save_path", "VIDEO"], "would replace"),
-        (["--input_annotation", "ANNOTATION", "--action_load_fn", "absent.f"], "--action_load_fn absent.f"),
-        (["--input_annotation", "ANNOTATION", "--action_load_fn", "os.getcwd"], "it must give a function"),
-        (["--input_root", "x", "--start", "-5"], "--start -5 --end 100"),
-        (["--input_annotation", "LEROBOT"], "is a folder: give it as --input_root"),
-        (["--input_root", "x", "--episodes", "3"], r"--episodes \[3\] is of LeRobot data sets"),
-        (["--input_root", "ABOVE", "--episodes", "3"], "below it, of which it takes one: .*fixtures/lerobot_v"),
-        (["--input_root", "ABOVE"], "annotation/test does not exist. LeRobot data sets below it, .*fixtures/lerobot_v"),
-        (["--input_root", "LEROBOT", "--camera_id", "1"], "takes --episodes, --camera and --action_key"),
-        (["--input_root", "LEROBOT", "--action_source", "state"], "LeRobot data set, whose rows are taken"),
+        ([], "either --input_annotation FILE or --input_root DIR"),
+        (["--input_annotation", "LEROBOT"], "either --input_annotation FILE or --input_root DIR"),
+        (["--input_root", "absent"], "absent/annotation/test"),
+        (["--input_root", "x", "--start", "-5"], "--start -5"),
+        (["--input_root", "x", "--episodes", "3"], r"--episodes \[3\]"),
+        (["--input_root", "ABOVE", "--episodes", "3"], "fixtures/lerobot_v"),
+        (["--input_root", "ABOVE"], "annotation/test does not exist. .*fixtures/lerobot_v"),
+        (["--input_root", "LEROBOT", "--camera_id", "1"], "--camera_id 1"),
+        (["--input_root", "LEROBOT", "--action_source", "state"], "--action_source state"),
         (["--input_root", "LEROBOT", "--camera", "front"], "3 numbers, but this model was trained with 4"),
-        (
-            ["--input_annotation", "ANNOTATION", "--keep_reference"],
-            "--keep_reference .* add --num_conditional_frames 5",
-        ),
-        (["--input_annotation", "ANNOTATION", "--model_size", "2B"], "trained a tiny model|Leave --model_size out"),
+        (["A", "absent.json"], "absent.json"),
+        (["A", "ANNOTATION", "--chunk_size", "10"], "--chunk_size 10"),
+        (["A", "ANNOTATION", "--num_gpus", "2"], "--num_gpus 2"),
+        (["A", "ANNOTATION", "--num_latent_conditional_frames", "0"], "--num_latent_conditional_frames 0"),
+        (["A", "ANNOTATION", "--action_source", "state"], "--action_source state"),
+        (["A", "ANNOTATION", "--action_key", "state"], "takes actions of 4 numbers.*'state' of 6"),
+        (["A", "ANNOTATION", "--action_transform", "relative_pose"], "was trained with actions"),
+        (["A", "ANNOTATION", "--use_quat", "--action_transform", "controller"], "--use_quat: give one of them"),
+        (["A", "ANNOTATION", "--input_video", "absent.mp4"], "There is no input file absent.mp4"),
+        (["A", "ANNOTATION", "--input_video", "SHORT"], "18 rows of 'toy_actions'.*short.mp4 has 7. "),
+        (["A", "ANNOTATION", "--input_video", "PICTURE", "--side_by_side"], "--side_by_side"),
+        (["A", "ANNOTATION", "--save_path", "a_file/x.mp4"], "a_file is a file, not a folder"),
+        (["A", "ANNOTATION", "--camera_id", "3"], "--camera_id 3"),
+        (["A", "ANNOTATION", "--start_frame_idx", "18"], "--start_frame_idx 18"),
+        (["A", "ANNOTATION", "--resolution", "40,40"], "multiples of 16"),
+        (["A", "ANNOTATION", "--resolution", "big"], "--resolution big"),
+        (["A", "ANNOTATION", "--prompt", "push"], "encode_prompts"),
+        (["A", "ANNOTATION", "--solver", "unipc"], "--solver unipc"),
+        (["A", "ANNOTATION", "--input_video", "VIDEO", "--save_path", "VIDEO"], "would replace"),
+        (["A", "ANNOTATION", "--action_load_fn", "absent.f"], "--action_load_fn absent.f"),
+        (["A", "ANNOTATION", "--action_load_fn", "os.getcwd"], "--action_load_fn os.getcwd"),
+        (["A", "ANNOTATION", "--keep_reference"], "--keep_reference"),
+        (["A", "ANNOTATION", "--model_size", "2B"], "--model_size 2B"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_built(
-    flags: list[str], words: str, bridge: Path, tmp_path_factory: Any, capsys: Any, monkeypatch: Any, tmp_path: Path
+def test_mistakes_are_errors_before_anything_is_built(
+    flags: list[str], words: str, bridge: Path, tiny_run: str, capsys: Any, monkeypatch: Any, tmp_path: Path
 ) -> None:
-    path = weights(tmp_path / "run", controller(4, 1.0)) if "--model_size" not in flags else _tiny(tmp_path / "run")
-
     def built(*_: Any, **__: Any) -> None:
         raise AssertionError("the pipeline was built")
 
     monkeypatch.setattr(Video2WorldActionConditionedPipeline, "from_config", built)
     monkeypatch.chdir(tmp_path)
-    video = str(bridge / "videos/val" / annotation(bridge).stem / "rgb.mp4")
-    named = {"ANNOTATION": str(annotation(bridge)), "VIDEO": video}
+    named = {"A": "--input_annotation", "ANNOTATION": str(annotation(bridge))}
     named |= {"LEROBOT": str(ROOT / "tests/data/fixtures/lerobot_v3"), "ABOVE": str(ROOT / "tests/data/fixtures")}
     named |= {"SHORT": str(tmp_path / "short.mp4"), "PICTURE": str(tmp_path / "first.png")}
+    named["VIDEO"] = str(bridge / "videos/val" / annotation(bridge).stem / "rgb.mp4")
     media.write_video(named["SHORT"], torch.zeros(3, 7, 48, 48, dtype=torch.uint8), 10)
     media.write_image(named["PICTURE"], torch.zeros(3, 48, 48, dtype=torch.uint8))
     (tmp_path / "a_file").touch()
-    if "VIDEO" in flags:
-        flags = [*flags, "--input_video", video]
-    assert main(["--dit_path", path, *[named.get(flag, flag) for flag in flags]]) == 2
+    assert main(["--dit_path", tiny_run, *[named.get(flag, flag) for flag in flags]]) == 2
     error = capsys.readouterr().err
     assert re.search(words, error), error
 
 
-def test_weights_without_actions_are_told_before_a_transform_is_asked_for(
+@pytest.fixture(scope="module")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A run of a network as large as the tiny model's."""
+    folder = tmp_path_factory.mktemp("tiny") / "run"
+    path = weights(folder, controller(4, 1.0))
+    config = get_cosmos_predict2_action_conditioned_pipeline(model_size="tiny", network="chunk")
+    net = build_world_model(config, dtype=torch.float32).load().net
+    state: dict[str, Any] = {f"net.{name}": value for name, value in net.state_dict().items()}
+    torch.save({**state, "action_transform": transform_tensor(controller(4, 1.0))}, path)
+    (folder / "config.yaml").write_text(to_yaml({"model": {"config": {"pipe_config": config}}}))
+    return path
+
+
+def test_weights_without_actions_are_refused_before_a_transform_is_asked_for(
     bridge: Path, tmp_path: Path, capsys: Any
 ) -> None:
     net = Video2WorldDiT(**SMALL)
@@ -447,16 +349,6 @@ def test_weights_without_actions_are_told_before_a_transform_is_asked_for(
     assert main([*flags, "--dit_path", str(tmp_path / "weights.pt"), "--save_path", str(tmp_path / "out.mp4")]) == 2
     error = capsys.readouterr().err
     assert "without actions: use examples/video2world.py" in error and "--action_transform" not in error
-
-
-def _tiny(folder: Path) -> str:
-    """A run of a network as large as the tiny model's."""
-    config = get_cosmos_predict2_action_conditioned_pipeline(model_size="tiny", network="chunk")
-    path = folder / "checkpoints/model/iter_000000010.pt"
-    path.parent.mkdir(parents=True)
-    torch.save({}, path)
-    (folder / "config.yaml").write_text(to_yaml({"model": {"config": {"pipe_config": config}}}))
-    return str(path)
 
 
 def test_the_page_has_every_flag_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:

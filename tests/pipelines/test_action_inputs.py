@@ -11,7 +11,8 @@ import torch
 
 from cosmos_predict2.actions.transforms import controller, pose_differences, relative_pose
 from cosmos_predict2.data.video import media
-from cosmos_predict2.pipelines.action_inputs import Reading, raw_actions, read_episode
+from cosmos_predict2.pipelines.action_inputs import raw_actions, read_episode
+from cosmos_predict2.pipelines.asked import Reading
 from imaginaire.errors import ConfigError, DataError
 
 RANDOM = numpy.random.RandomState(0)
@@ -147,10 +148,9 @@ def test_what_is_missing_is_told(reading: Reading, annotation: dict[str, Any], w
 @pytest.mark.parametrize(
     ("reading", "words"),
     [
-        (Reading(relative_pose(), source="stat"), "--action_source stat: .*Did you mean state"),
         (Reading(relative_pose(), stride=0), "--fps_downsample_ratio 0"),
         (Reading(relative_pose(), size=(40, 48)), "--resolution 40,48"),
-        (Reading(controller(7), source="state"), "kind controller"),
+        (Reading(controller(7), source="state"), "--action_source state"),
     ],
 )
 def test_a_reading_that_cannot_be_meant_is_refused(reading: Reading, words: str) -> None:

@@ -11,8 +11,9 @@ import torch
 
 from cosmos_predict2.data.video import media
 from cosmos_predict2.guardrail.runner import BlockedError, GuardrailRunner
+from cosmos_predict2.pipelines.asked import Request, Settings
 from cosmos_predict2.pipelines.inputs import check_input, read_input
-from cosmos_predict2.pipelines.requests import Request, Settings, fingerprint, read_batch, run_all, write_contact_sheet
+from cosmos_predict2.pipelines.requests import check_request, fingerprint, read_batch, run_all, write_contact_sheet
 from cosmos_predict2.world_model.sampling import SamplingOptions
 from imaginaire.errors import ConfigError, DataError
 from tests.pipelines.test_video2world import NoPucks, make_pipeline
@@ -52,22 +53,12 @@ def request_for(path: str, tmp_path: Path, **options: Any) -> Request:
     return Request(**{"input_path": path, "prompt": "push", "save_path": str(tmp_path / "out.mp4"), **options})
 
 
-def test_a_clip_is_continued_from_its_end(clip: str) -> None:
+def test_a_clip_is_continued_from_its_end_or_begins_where_it_is_asked_to(clip: str) -> None:
     last = read_input(clip, 5, (48, 48)).float().mean(dim=(0, 2, 3))
     assert torch.allclose(last, torch.tensor([60.0, 90, 120, 150, 180]), atol=4)
-
-
-def test_a_clip_begins_where_it_is_asked_to_and_says_so(clip: str, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        for start, num_frames, first in ((None, 1, 180), (0, 1, 0), (0, 5, 0), (2, 5, 60), (6, 1, 180)):
-            frames = read_input(clip, num_frames, (48, 48), start)
-            assert frames.shape[1] == num_frames and abs(frames[:, 0].float().mean() - first) < 4
-    said = [record.getMessage() for record in caplog.records]
-    assert (
-        said[0]
-        == f"input: frame 6 of the 7 (from 0) of {clip}, the end of it; start_frame_idx 0 begins with its first frame"
-    )
-    assert said[3] == f"input: frames 2 to 6 of the 7 (from 0) of {clip}"
+    for start, num_frames, first in ((None, 1, 180), (0, 1, 0), (0, 5, 0), (2, 5, 60), (6, 1, 180)):
+        frames = read_input(clip, num_frames, (48, 48), start)
+        assert frames.shape[1] == num_frames and abs(frames[:, 0].float().mean() - first) < 4
 
 
 def test_a_record_names_the_file_of_a_run(tmp_path: Path) -> None:
@@ -82,7 +73,7 @@ def test_frames_of_a_clip_of_another_rate_are_a_warning(clip: str, caplog: pytes
     for num_frames, fps, warns in ((5, 10, False), (1, 16, False), (5, 16, True)):
         caplog.clear()
         read_input(clip, num_frames, (48, 48), fps=fps)
-        assert [r.levelname for r in caplog.records if "times the speed" in r.getMessage()] == ["WARNING"] * warns
+        assert [r.levelname for r in caplog.records if r.levelname == "WARNING"] == ["WARNING"] * warns
 
 
 @pytest.mark.parametrize(
@@ -95,7 +86,7 @@ def test_a_clip_is_compared_with_from_the_frame_that_was_taken(
     generated = torch.zeros(3, 9, 48, 48, dtype=torch.uint8)
     write_contact_sheet(request_for(clip, tmp_path, compare_to=clip, start_frame_idx=start), generated, 10)
     assert torch.allclose(rows[0].float().mean(dim=(0, 2, 3)), torch.tensor(true).float(), atol=4)
-    assert ("behind which nothing is true" in caplog.text) == (start is None)
+    assert ("start_frame_idx 0" in caplog.text) == (start is None)
     other = tmp_path / "other.mp4"
     other.write_bytes(Path(clip).read_bytes())
     write_contact_sheet(request_for(str(other), tmp_path, compare_to=clip, start_frame_idx=start), generated, 10)
@@ -129,61 +120,55 @@ def test_what_is_near_the_edge_stays_where_the_input_is_stretched(
             assert frames.shape[-2:] == (48, 48) and abs(frames[..., :4].float().mean() - edge) < 8
         rows.clear()
         for what in ("input: 48x96", "compare_to: 48x96"):
-            (said,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith(what)]
-            assert said.endswith(f"48x48 (input_crop={crop})")
+            (message,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith(what)]
+            assert message.endswith(f"input_crop={crop}")
         caplog.clear()
     with pytest.raises(ConfigError, match="input_crop"):
         pipe.config.input_crop = "stretched"
 
 
 def test_inputs_that_cannot_be_used(picture: str, clip: str, tmp_path: Path) -> None:
-    (tmp_path / "val" / "videos").mkdir(parents=True)
-    (tmp_path / "val" / "videos" / "a.mp4").write_bytes(Path(clip).read_bytes())
     (tmp_path / "broken.mp4").write_bytes(b"not a video")
     (tmp_path / "broken.png").write_bytes(b"not a picture")
-    for path, num_frames, text in [
-        (str(tmp_path / "picture.pmg"), 1, "'.pmg'"),
-        (str(tmp_path / "pictures.png"), 1, "picture.png"),
-        (str(tmp_path / "val" / "a.mp4"), 1, "val/videos/a.mp4"),
-        (str(tmp_path / "nowhere" / "a.mp4"), 1, "does not exist"),
-        (str(tmp_path / "broken.mp4"), 1, "broken.mp4"),
-        (str(tmp_path / "broken.png"), 1, "broken.png"),
-        (picture, 5, "one picture"),
-        (clip, 9, "has 7 frames"),
+    for path, num_frames, start, named in [
+        (str(tmp_path / "picture.pmg"), 1, None, "'.pmg'"),
+        (str(tmp_path / "pictures.png"), 1, None, "picture.png"),
+        (str(tmp_path / "broken.mp4"), 1, None, "broken.mp4"),
+        (str(tmp_path / "broken.png"), 1, None, "broken.png"),
+        (picture, 5, None, "one picture"),
+        (picture, 1, 3, "one picture"),
+        (clip, 9, None, "has 7 frames"),
+        (clip, 5, 3, "has 7 frames"),
     ]:
-        with pytest.raises(DataError) as error:
-            check_input(path, num_frames)
-        assert text in str(error.value), (path, str(error.value))
-    with pytest.raises(DataError, match=r"5 from frame 3 on are asked for .*: 2 at most"):
-        check_input(clip, 5, 3)
-    with pytest.raises(DataError, match="one picture, but start_frame_idx 3"):
-        check_input(picture, 1, 3)
+        with pytest.raises(DataError, match=named):
+            check_input(path, num_frames, start)
     with pytest.raises(ConfigError, match="start_frame_idx is -1"):
         check_input(clip, 1, -1)
     check_input(picture, 1, 0)
 
 
 def test_requests_are_checked(picture: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="prompt is empty"):
-        request_for(picture, tmp_path, prompt=" ").check()
-    with pytest.raises(DataError, match=r"\.avi"):
-        request_for(picture, tmp_path, save_path=str(tmp_path / "out.avi")).check()
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="file"):
-        request_for(picture, tmp_path, save_path=str(tmp_path / "file" / "out.mp4")).check()
-    for seed in (-1, 2**32):
-        with pytest.raises(ConfigError, match="seed"):
-            request_for(picture, tmp_path, seed=seed).check()
+    for options, error, named in (
+        (dict(prompt=" "), ConfigError, "prompt"),
+        (dict(seed=-1), ConfigError, "seed"),
+        (dict(seed=2**32), ConfigError, "seed"),
+        (dict(num_conditional_frames=2), ConfigError, "num_conditional_frames"),
+        (dict(save_path=str(tmp_path / "out.avi")), DataError, r"\.avi"),
+        (dict(save_path=str(tmp_path / "file" / "out.mp4")), DataError, "file"),
+    ):
+        with pytest.raises(error, match=named):
+            check_request(request_for(picture, tmp_path, **options))
 
 
 def test_what_is_read_is_never_replaced(picture: str, clip: str, tmp_path: Path) -> None:
     beside = request_for(picture, tmp_path, save_path=str(tmp_path / "picture.mp4"))
-    beside.check()
+    check_request(beside)
     with pytest.raises(ConfigError, match=r"would replace .*picture\.png"):
-        beside.check(contact_sheet=True)
+        check_request(beside, contact_sheet=True)
     for options in (dict(input_path=clip), dict(compare_to=clip)):
         with pytest.raises(ConfigError, match=r"would replace .*clip\.mp4"):
-            request_for(picture, tmp_path, save_path=clip, **options).check()
+            check_request(request_for(picture, tmp_path, save_path=clip, **options))
     batch = tmp_path / "out.json"  # where the record of out.mp4 would go
     batch.write_text(json.dumps([{"input_video": picture, "prompt": "x", "output_video": str(tmp_path / "out.mp4")}]))
     with pytest.raises(DataError, match=r"would replace .*out\.json"):
@@ -210,11 +195,11 @@ def test_a_batch_file_is_read_strictly(tmp_path: Path) -> None:
         ('[{"input_video": "a.png", "prompt": "x", "ouput_video": "y"}]', "Did you mean output_video"),
         (json.dumps([dict(input_video=name, prompt="x", output_video="y") for name in "ab"]), "y is the output"),
         ('{"input_video": "a.png"}', "must hold a list"),
-        ("[", "is not JSON"),
-        ("[]", "no entries"),
-        ('[{"input_video": "a.png", "prompt": "x", "seed": "7"}]', "seed must be a whole number, not '7'"),
-        ('[{"input_video": "a.png", "prompt": "x", "seed": true}]', "seed must be a whole number"),
-        ('[{"input_video": "a.png", "prompt": ["x", "y"]}]', "prompt must be text"),
+        ("[", "cannot be read"),
+        ("[]", "must hold a list"),
+        ('[{"input_video": "a.png", "prompt": "x", "seed": "7"}]', "seed is '7'"),
+        ('[{"input_video": "a.png", "prompt": "x", "seed": true}]', "seed is True"),
+        ('[{"input_video": "a.png", "prompt": ["x", "y"]}]', "prompt is "),
     ]:
         path.write_text(content)
         with pytest.raises(DataError, match=text):

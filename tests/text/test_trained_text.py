@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A prompt reaches the network as the captions of its training did, or it is an error."""
 
-import argparse
 import json
 import logging
 import re
@@ -12,16 +11,20 @@ import pytest
 import torch
 
 from cosmos_predict2.checkpoints import read_card
+from cosmos_predict2.checkpoints.card import ModelCard
 from cosmos_predict2.checkpoints.export import Export, export
 from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, TEXT_KEY
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
+from cosmos_predict2.configs.choice import choose_model
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.dataset_video import Dataset
 from cosmos_predict2.data.mock import MockVideos
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.models.text_widths import data_text, data_text_problems, text_of_config
 from cosmos_predict2.models.training_text import TrainingTextConfig
-from cosmos_predict2.pipelines.recorded_run import apply_card, follow_text, recorded_run, with_trained_text
+from cosmos_predict2.pipelines.action_requests import read_texts
+from cosmos_predict2.pipelines.asked import Text, VideoModel
+from cosmos_predict2.pipelines.recorded_run import apply_card, follow_text, with_trained_text
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.encode import embed_captions
@@ -36,10 +39,7 @@ from cosmos_predict2.text.trained_text import (
     with_tokens,
 )
 from cosmos_predict2.world_model.sampling import SamplingOptions
-from examples.video2world import prepare
-from examples.video2world_action_choice import ActionChoice, read_texts
-from examples.video2world_choice import choose_model
-from examples.video2world_flags import parse
+from examples.video2world import parse, prepare
 from imaginaire.config.compose import compose
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.config.lazy_config import instantiate, to_yaml
@@ -106,9 +106,7 @@ def test_a_caption_of_the_training_is_the_same_text_at_inference(
     """Whoever asks: the command line, by the run's numbers, or Python, by the weights' path alone."""
     path, dataset = _run(tmp_path, encoder_tokens, *overrides)
     config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
-    run = recorded_run(path)
-    assert run is not None
-    apply_card(run, config)
+    apply_card(read_card(path), config)
     own = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
     own.net = config.net
     pipes = [Video2WorldPipeline.from_config(one, path, device="cpu") for one in (config, own)]
@@ -129,7 +127,7 @@ def test_a_caption_of_the_training_is_the_same_text_at_inference(
 def test_an_export_is_configured_as_its_run(form: str, run_of_512: str, tmp_path: Path) -> None:
     """Also its text, frame rate and crop, which only the run's folder records."""
     export(Export(run_of_512, str(tmp_path / f"exported.{form}"), form))
-    configs = [choose_model(parse(["--dit_path", path])).config for path in (run_of_512, f"{tmp_path}/exported.{form}")]
+    configs = [choose_model(VideoModel(dit_path=path)).config for path in (run_of_512, f"{tmp_path}/exported.{form}")]
     assert to_yaml(configs[0]) == to_yaml(configs[1])
     assert (configs[1].text_encoder.num_tokens, configs[1].fps, configs[1].input_crop) == (512, 20, "stretch")
 
@@ -137,7 +135,7 @@ def test_an_export_is_configured_as_its_run(form: str, run_of_512: str, tmp_path
 def test_adapters_were_trained_last_and_their_text_counts(run_of_512: str, tmp_path: Path) -> None:
     later = dict(encoder="bytes-v1-64x64", encoder_tokens=64, num_tokens=64, width=64)
     adapter = _bare_run(tmp_path, json.dumps({"text": [later]}))
-    config = choose_model(parse(["--model_size", "tiny", "--dit_path", run_of_512, "--lora", f"{adapter}:0.5"])).config
+    config = choose_model(VideoModel(model_size="tiny", dit_path=run_of_512, lora=[f"{adapter}:0.5"])).config
     assert (config.text_encoder.num_tokens, config.num_text_tokens) == (64, 64)
     own = with_trained_text(get_cosmos_predict2_video2world_pipeline(model_size="tiny"), [run_of_512, adapter])
     assert own.num_text_tokens == 64, "from Python, too"
@@ -171,27 +169,24 @@ def test_a_model_with_actions_is_asked_with_the_text_that_it_knows(
     """Zeros in place of captions are told; embeddings of another encoder are refused."""
     config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
     follow_text(config, TrainedText("bytes-v1-64x8", 64, 64, 8), "the run")
-    choice = ActionChoice(config, "RUN", None, "", "tiny")
-    no_text = dict(prompt="", negative_prompt="", prompt_embeddings=None)
-    assert read_texts(argparse.Namespace(**no_text), choice, 8) == (None, None)
+    card = ModelCard(path="RUN")
+    assert read_texts(Text(), config, card, 8) == (None, None)
     assert "RUN was trained with captions encoded by bytes-v1-64x8" in caplog.text
     assert "--text_encoder bytes --num_tokens 64 --text_width 8" in caplog.text
     path = tmp_path / "prompt.safetensors"
-    asked = argparse.Namespace(prompt=PROMPT, negative_prompt="", prompt_embeddings=str(path))
+    asked = Text(prompt=PROMPT, prompt_embeddings=str(path))
     write_prompt_embeddings(path, BytesEncoder(512, 8), [PROMPT])
     with pytest.raises(ConfigError, match=r"prompt\.safetensors"):
-        read_texts(asked, choice, 8)
+        read_texts(asked, config, card, 8)
     write_prompt_embeddings(path, BytesEncoder(64, 8), [PROMPT])
-    text, _ = read_texts(asked, choice, 8)
+    text, _ = read_texts(asked, config, card, 8)
     assert text.shape == (1, 64, 8)
 
 
 def test_an_encoder_of_other_texts_is_refused_where_it_meets_the_network(run_of_512: str) -> None:
     path = run_of_512
     config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
-    run = recorded_run(path)
-    assert run is not None
-    apply_card(run, config)
+    apply_card(read_card(path), config)
     config.text_encoder = L(BytesEncoder)(num_tokens=64, width=64)
     with pytest.raises(ConfigError, match="--num_tokens"):
         Video2WorldPipeline.from_config(config, path, device="cpu")
@@ -222,8 +217,8 @@ def test_the_last_start_counts_and_two_kinds_of_text_are_told(
     run_of_512: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     line = (Path(run_of_512).parent.parent.parent / "runs.jsonl").read_text()
-    run, config = recorded_run(run_of_512), choose_model(parse(["--dit_path", run_of_512])).config
-    assert json.loads(line)["frame_rate"] == config.fps == ActionChoice(None, "", None, "", "tiny", run).fps == 20
+    choice = choose_model(VideoModel(dit_path=run_of_512))
+    assert json.loads(line)["frame_rate"] == choice.config.fps == choice.fps == 20
     fact = json.loads(line)["text"][0]
     assert fact == dict(encoder="bytes-v1-512x64", encoder_tokens=512, num_tokens=512, width=64, constant_path="")
     later = json.dumps({"text": [{**fact, "encoder": "t5"}, fact]})

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from cosmos_predict2.data.video import media
-from cosmos_predict2.pipelines.requests import Request, read_batch
+from cosmos_predict2.pipelines.asked import Request
+from cosmos_predict2.pipelines.requests import check_request, read_batch
 from scripts import prepare_batch_input_json as script
 from tests.tools.prepare.conftest import Start
 
@@ -45,7 +46,7 @@ def test_the_batch_is_what_the_inference_script_reads(
         ("c.jpeg", "c", "c.mp4"),
     ]
     for request in requests:
-        request.check()
+        check_request(request)
 
 
 def test_a_broken_prompt_is_exit_1_and_the_others_are_written(

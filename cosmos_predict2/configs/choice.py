@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which model is run: by its name and size, by the run that the weights come from, or by the weights.
+
+    choice = choose_model(VideoModel(dit_path="checkpoints/.../iter_000001000.pt"))
+    choice = choose_action_model(ActionModel(model_size="tiny"))
+
+What is not asked for is as the card of the weights records it.
+"""
+
+import logging
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import attrs
+
+from cosmos_predict2.actions.transforms import ACTION_SCALE, relative_pose
+from cosmos_predict2.checkpoints import checkpoint_dir
+from cosmos_predict2.checkpoints.adapters.adapters import parse_lora
+from cosmos_predict2.checkpoints.card import ModelCard, read_card
+from cosmos_predict2.checkpoints.card_checks import require_transform
+from cosmos_predict2.checkpoints.families import action_network
+from cosmos_predict2.configs.action_conditioned.networks import (
+    SIZES,
+    get_action_dit_path,
+    get_cosmos_predict2_action_conditioned_pipeline,
+)
+from cosmos_predict2.configs.base import config_predict2p5, config_video2world
+from cosmos_predict2.data.sizes import latent_frames, pixel_frames, size_of
+from cosmos_predict2.data.video import media
+from cosmos_predict2.nn.action_dit import ChunkActionDiT
+from cosmos_predict2.pipelines.asked import ActionModel, Model, VideoModel
+from cosmos_predict2.pipelines.recorded_run import apply_card, apply_text, read_and_warn
+from cosmos_predict2.released import PREDICT25, get_cosmos_predict25_checkpoint, not_yet_here
+from cosmos_predict2.world_model.config import FlowConfig
+from imaginaire.checkpoint.weight_files import latest
+from imaginaire.config.lazy_config import LazyCall
+from imaginaire.config.names import target_of
+from imaginaire.errors import CheckpointError, ConfigError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The model that is asked for."""
+
+    config: Any  # Video2WorldPipelineConfig, or one for actions, its action_transform set
+    dit_path: str  # empty: random weights
+    model_size: str
+    aspect_ratio: str = ""
+    card: ModelCard | None = None  # of the weights
+
+    @property
+    def run(self) -> ModelCard | None:
+        """The card, where it suffices to build the pipeline; else None."""
+        return self.card if self.card is not None and self.card.has_pipeline else None
+
+    @property
+    def video_size(self) -> tuple[int, int] | None:
+        """(height, width) of the clips that the run was trained on."""
+        return None if self.run is None else self.run.video_size
+
+    @property
+    def fps(self) -> float:
+        """Frames per second of the clips that the run was trained on, or of the model's."""
+        return float(self.config.fps if self.run is None else self.run.fps)
+
+
+# Video2World ----------------------------------------------------------------------------------------------------------
+
+
+def choose_model(asked: VideoModel, input_path: str | None = None) -> Choice:
+    """The Video2World pipeline's config and weights; of a run that recorded no frame rate, that of an input clip."""
+    _use_checkpoint_dir(asked)
+    if asked.dit_path and (asked.model or asked.random_weights):
+        other = f"--model {asked.model}" if asked.model else "--random_weights"
+        raise ConfigError(f"{other} and --dit_path {asked.dit_path}: both name weights; give one of them.")
+    card = None if asked.model else _card_of(asked)
+    is_predict2p5 = bool(asked.model) or (card is not None and _is_predict2p5(card))
+    family: Any = config_predict2p5 if is_predict2p5 else config_video2world
+    trained = asked.model.partition("/")[0] if asked.model else _size_of(card, family.SIZES)
+    size = _agreed_size(asked, trained)
+    fps = int(asked.fps) if asked.fps in family.SIZES[size].rates else 0
+    variant: dict[str, Any] = dict(model_size=size, resolution=asked.resolution or "", fps=fps)
+    if is_predict2p5:
+        if asked.natten:
+            raise ConfigError("--natten is a variant of Predict2; Predict2.5 has none.")
+        config = config_predict2p5.get_cosmos_predict2p5_video2world_pipeline(**variant)
+        config.state_t = config.state_t if size == "tiny" else latent_frames(config_predict2p5.NUM_FRAMES)
+        log.info("model: Predict2.5 %s", size)
+    else:
+        variant["natten"] = asked.natten
+        config = config_video2world.get_cosmos_predict2_video2world_pipeline(**variant)
+    run = card if card is not None and card.has_pipeline else None
+    aspect_ratio = asked.aspect_ratio or family.SIZES[size].aspect_ratio
+    if run is not None:
+        aspect_ratio = _follow(run, config, asked, aspect_ratio)
+    for adapter in asked.lora if asked.dit_path else ():
+        if (of_adapter := read_card(parse_lora(adapter)[0])).texts:  # adapters were trained last, so theirs counts
+            apply_text(of_adapter, config)
+    if asked.fps is not None:
+        if run is None and not fps:
+            log.warning("--fps %g is the rate of the mp4: the weights make %g frames per second", asked.fps, config.fps)
+        config.fps = asked.fps
+    elif run is not None and run.frame_rate is None and input_path and media.kind_of(input_path) == "video":
+        config.fps = media.probe_video(input_path).fps
+    if asked.num_frames is not None:
+        if asked.num_frames < 5 or asked.num_frames % 4 != 1:
+            own = pixel_frames(config.state_t)
+            raise ConfigError(f"--num_frames {asked.num_frames}: 1 + 4k, 5 at least; this model makes {own}.")
+        config.state_t = latent_frames(asked.num_frames)
+    config.guardrail_config.checkpoint_dir = config.prompt_refiner_config.checkpoint_dir = checkpoint_dir()
+    return Choice(config, _video_weights(asked, run, is_predict2p5, variant), size, aspect_ratio, card)
+
+
+def _use_checkpoint_dir(asked: Model) -> None:
+    if asked.checkpoint_dir:
+        os.environ["COSMOS_PREDICT2_ARGS"] = f"--checkpoints {shlex.quote(asked.checkpoint_dir)}"
+
+
+def _card_of(asked: Model) -> ModelCard | None:
+    """The card of the weights; where only adapters are named, of the first one that lies in a run."""
+    if asked.dit_path.endswith(PREDICT25["2B/distilled"][1]):  # its shapes are those of the others
+        raise ConfigError(f"--dit_path {asked.dit_path}: {not_yet_here('2B/distilled')}.")
+    if asked.dit_path:
+        return read_and_warn(asked.dit_path)
+    cards = (read_and_warn(parse_lora(adapter)[0]) for adapter in asked.lora)
+    return next((card for card in cards if card.has_pipeline), None)
+
+
+def _is_predict2p5(card: ModelCard) -> bool:
+    """As the card says; of weights that cannot be opened, which loading reports, as their path says."""
+    return card.is_predict2p5 or (bool(card.problem) and not card.has_pipeline and "Predict2.5" in card.path)
+
+
+def _size_of(card: ModelCard | None, sizes: Mapping[str, Any]) -> str | None:
+    """The name of the size of weights, by their record or their shapes; None where they have another, or none."""
+    if card is None or card.has_pipeline:
+        return None if card is None else card.model_size(sizes)
+    found = card.family and (card.family.width, card.family.num_blocks)
+    return next((n for n, size in sizes.items() if (size.net["model_channels"], size.net["num_blocks"]) == found), None)
+
+
+def _agreed_size(asked: Model, trained: str | None) -> str:
+    size = asked.model_size or trained or "2B"
+    if trained not in (None, size):
+        raise ConfigError(f"--model_size {size}, but the weights are of a {trained} model. Leave --model_size out.")
+    return size
+
+
+def _video_weights(asked: VideoModel, run: ModelCard | None, is_predict2p5: bool, variant: Mapping[str, Any]) -> str:
+    """The path of the weights; empty for random ones."""
+    if asked.dit_path or asked.random_weights:
+        return asked.dit_path
+    if run is not None and run.base and os.path.exists(run.base):
+        return run.base
+    if asked.model:
+        return get_cosmos_predict25_checkpoint(asked.model)
+    if is_predict2p5:
+        return config_predict2p5.get_predict2p5_dit_path(model_size=variant["model_size"], release="pre-trained")
+    return config_video2world.get_dit_path(**variant)
+
+
+def _follow(run: ModelCard, config: Any, asked: VideoModel, aspect_ratio: str) -> str:
+    """Make the config that of the run but for what is asked, with a warning where they differ; the aspect ratio."""
+    state_t, fps = config.state_t, config.fps
+    resolution, ratio = run.shape
+    apply_card(run, config)
+    log.info("run: %s: %s", run.source, run)
+    for flag, wanted, trained in (
+        ("--resolution", asked.resolution, resolution),
+        ("--aspect_ratio", asked.aspect_ratio, ratio),
+        ("--fps", asked.fps and f"{asked.fps:g}", f"{run.fps:g}"),
+        ("--num_frames", asked.num_frames, pixel_frames(run.state_t)),
+    ):
+        if None not in (wanted, trained) and wanted != trained:
+            log.warning("%s %s, but %s was trained at %s: %s", flag, wanted, run.source, trained, run)
+    if fps == asked.fps != run.fps:  # the length of the released model of this rate
+        config.state_t = state_t
+    config.resolution = asked.resolution or resolution
+    if ratio is None:
+        warn_of_size(run, size_of(config.resolution, aspect_ratio))
+        return aspect_ratio
+    return asked.aspect_ratio or ratio
+
+
+def warn_of_size(run: ModelCard, size: tuple[int, int]) -> None:
+    """Warn of frames of another (height, width) than the run's clips, where those are recorded."""
+    if run.video_size not in (None, size):
+        log.warning("frames of %d,%d (height, width), but %s was trained at %d,%d", *size, run.source, *run.video_size)
+
+
+# With actions ---------------------------------------------------------------------------------------------------------
+
+
+def choose_action_model(asked: ActionModel) -> Choice:
+    """The pipeline's config and weights of a model with actions; its network, of a bare file, is that of its shapes."""
+    _use_checkpoint_dir(asked)
+    released = get_action_dit_path(model_size=asked.model_size or "2B") if not asked.dit_path else ""
+    card = read_and_warn(released or latest(asked.dit_path))
+    run = card if card.has_pipeline else None
+    sizes = {name: get_cosmos_predict2_action_conditioned_pipeline(model_size=name) for name in SIZES}
+    size = _agreed_size(asked, run.model_size(sizes) if run is not None else None)
+    config = sizes[size]
+    if run is not None:
+        apply_card(run, config)
+        config.resolution, _ = run.shape
+        log.info("run: %s: %s", run.source, run)
+    elif (family := card.opened().family) is None or family.action_inputs is None:
+        raise CheckpointError(
+            f"{card.path} is of {family or 'no video network'}, without actions: use examples/video2world.py for it."
+        )
+    transform = require_transform(card, _asked_transform(asked))
+    config.action_transform = transform.to_dict()
+    if asked.chunk_size is not None and (asked.chunk_size < 4 or asked.chunk_size % 4):
+        raise ConfigError(f"--chunk_size {asked.chunk_size}: a multiple of 4, 12 for example.")
+    if run is None:
+        config.chunk_size = asked.chunk_size or config.chunk_size
+        _fit_network(config, card, transform.dim)
+    elif asked.chunk_size not in (None, config.chunk_size):
+        if target_of(config.net) is not ChunkActionDiT:
+            raise ConfigError(
+                f"--chunk_size {asked.chunk_size}, but this network reads {config.chunk_size} actions at once."
+            )
+        log.warning("--chunk_size %d, but the run was trained on %d", asked.chunk_size, config.chunk_size)
+        config.chunk_size = asked.chunk_size
+    config.state_t = 1 + config.chunk_size // 4
+    if asked.given_timestep is not None:
+        if config.flow is None or not 0 <= asked.given_timestep < 1000:
+            raise ConfigError(
+                f"--given_timestep {asked.given_timestep:g}: 0 at least and below 1000, of Predict2.5 weights alone."
+            )
+        config.flow = attrs.evolve(config.flow, conditional_frame_timestep=asked.given_timestep)
+    config.guardrail_config.checkpoint_dir = checkpoint_dir()
+    return Choice(config, card.path, size, card=card)
+
+
+def _asked_transform(asked: ActionModel) -> Any:
+    """The transform that is asked for; None where there is none."""
+    if (asked.action_scaler, asked.gripper_scale, asked.use_quat) == (None, None, False):
+        return asked.action_transform or None
+    if asked.action_transform:
+        raise ConfigError("--action_transform and --action_scaler, --gripper_scale or --use_quat: give one of them.")
+    scale = ACTION_SCALE if asked.action_scaler is None else asked.action_scaler
+    return relative_pose(scale, 1.0 if asked.gripper_scale is None else asked.gripper_scale, quaternion=asked.use_quat)
+
+
+def _fit_network(config: Any, card: ModelCard, dim: int) -> None:
+    """Make the config's network that of a file without a run: its kind and sizes are what its shapes show."""
+    network, arguments = action_network(card.family, dim, config.chunk_size, source=card.path)
+    own = ("action_dim", "num_action_per_chunk", "temporal_compression_ratio")
+    known = {key: value for key, value in config.net.items() if not str(key).startswith("_") and key not in own}
+    config.net = LazyCall(network)(**known | arguments)
+    is_flow = card.family is not None and card.family.text_projection_from is not None
+    config.flow = FlowConfig() if is_flow else None
+    log.info("network: %s of %s", network.__name__, "Predict2.5" if is_flow else "Predict2")

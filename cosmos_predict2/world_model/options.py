@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a sampling is asked for, from the flags of a program to the sampler."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from imaginaire.command_line import flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """What all requests of a run share."""
+
+    # away from the negative prompt, or without one from no text; at 0 the network runs once a step
+    guidance: float = flag(0.0, "x = cond + guidance (cond - uncond), away from the negative prompt; 0: none")
+    num_steps: int = flag(35, "sampling steps")
+    solver: str | None = flag(None, "default: that of the model's objective, 2ab, or unipc of Predict2.5")
+    use_cuda_graphs: bool = flag(False, "capture the network's forward pass")
+    progress: bool = False  # show a bar
+
+    def record(self) -> dict[str, Any]:
+        """What changes or describes a result, as plain values."""
+        return {key: value for key, value in asdict(self).items() if key != "progress"}
+
+
+UNGUIDED = SamplingOptions()
+GUIDED = SamplingOptions(guidance=7.0)  # the published scale, for prompts
