@@ -17,6 +17,8 @@ RENAMED = {
     "cosmos_predict2.data.toy_states": "cosmos_predict2.data.toy.states",
     "cosmos_predict2.models.flow_model": "cosmos_predict2.models.video2world_model",
     "cosmos_predict2.models.video2world_action_model": "cosmos_predict2.models.video2world_model",
+    "cosmos_predict2.models.text_widths": "cosmos_predict2.models.text",
+    "cosmos_predict2.models.training_text": "cosmos_predict2.models.text",
     "cosmos_predict2.models.network": "cosmos_predict2.world_model.network",
     "cosmos_predict2.parallelize": "cosmos_predict2.world_model.parallelize",
     "cosmos_predict2.pipelines.controllability": "cosmos_predict2.evaluation.metrics.controllability",
@@ -25,6 +27,8 @@ RENAMED = {
     "cosmos_predict2.pipelines.inverse_dynamics": "cosmos_predict2.evaluation.metrics.inverse_dynamics",
     "cosmos_predict2.pipelines.sampling": "cosmos_predict2.world_model.sampling",
     "cosmos_predict2.pipelines.video_quality": "cosmos_predict2.evaluation.metrics.video_quality",
+    "cosmos_predict2.text.constant_embedding": "cosmos_predict2.text.prompt_embeddings",
+    "cosmos_predict2.text.encoder_names": "cosmos_predict2.text.trained_text",
     "cosmos_predict2.text.embedding_cache": "cosmos_predict2.text.embeddings.cache",
     "cosmos_predict2.text.embedding_folder": "cosmos_predict2.text.embeddings.folder",
 }

@@ -263,7 +263,7 @@ def check_frames(args: argparse.Namespace, config: Any) -> None:
 
 def check_embeddings(embeddings: Any, requests: Any, path: str, config: Any) -> None:
     """Raise for embeddings that this model was not trained with, and for prompts that the file has no embedding of."""
-    from cosmos_predict2.models.text_widths import network_text_width
+    from cosmos_predict2.models.text import network_text_width
     from cosmos_predict2.text.trained_text import other_text
 
     if embeddings.width != (width := network_text_width(config.net)):

@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
     from cosmos_predict2.checkpoints import parse_lora
     from cosmos_predict2.checkpoints.adapters.adapters import read_adapter
     from cosmos_predict2.configs.choice import choose_action_model
-    from cosmos_predict2.models.text_widths import network_text_width
+    from cosmos_predict2.models.text import network_text_width
     from cosmos_predict2.pipelines.action_requests import prepare, read_texts, run_rollouts
     from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
     from cosmos_predict2.world_model.assembly import check_device, check_parts

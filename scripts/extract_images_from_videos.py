@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/extract_images_from_videos.py
 
-from cosmos_predict2.text.encoder_names import encode_commands
+from cosmos_predict2.text.trained_text import encode_commands
 from cosmos_predict2.tools.prepare.image_extraction import extract_images, plan
 from imaginaire import command_line
 from imaginaire.errors import ConfigError

@@ -26,7 +26,7 @@ from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES
 from cosmos_predict2.data.windows import FrameRule
 from cosmos_predict2.text.embeddings.folder import FOLDER_NAMES, EmbeddingFolder, caption_hash, find_embedding_dir
-from cosmos_predict2.text.encoder_names import encode_commands
+from cosmos_predict2.text.trained_text import encode_commands
 from imaginaire import storage
 from imaginaire.errors import ConfigError, DataError, near
 from imaginaire.storage.object_store import StrPath

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The robot's actions in training: what an action-conditioned model does with a batch besides the others.
 
-A batch has ``action`` [B, pixel frames - 1, d] beside its clips: row k leads from frame k to frame k + 1. A clip that
-is longer than the model's is cut with its actions. Which transform the actions went through comes with the data
-(``action_transform``), must be that of the config and of a resumed checkpoint, and is saved in every checkpoint, since
-the weights are of use with no other. Data sets that only propose one are given the run's before the first batch.
+A batch has ``action`` [B, pixel frames - 1, d] beside its clips: row k leads from frame k to frame k + 1. Which
+transform the actions went through comes with the data (``action_transform``), must be that of the config and of a
+resumed checkpoint, and is saved in every checkpoint, since the weights are of use with no other. Data sets that only
+propose one are given the run's before the first batch.
 """
 
 import logging
@@ -20,48 +20,69 @@ from cosmos_predict2.actions.statistics import other_range, recorded_columns
 from cosmos_predict2.actions.transforms import ActionTransform
 from cosmos_predict2.checkpoints.card import TRANSFORM_KEY as KEY
 from cosmos_predict2.checkpoints.card import ModelCard, read_card
-from cosmos_predict2.checkpoints.card_checks import CONFIG_KEY, OTHER_TRANSFORM, start_differences
+from cosmos_predict2.checkpoints.card_checks import CONFIG_KEY, OTHER_TRANSFORM
 from cosmos_predict2.conditioner import ACTION_KEY
 from cosmos_predict2.data.action_conditioned.items import TRANSFORM_KEY
 from cosmos_predict2.data.latent_cache import LATENTS_KEY
 from cosmos_predict2.data.sizes import pixel_frames
-from cosmos_predict2.models.action_checks import (
-    NO_IMAGES,
-    ONE_RUN,
-    action_size,
-)
-from cosmos_predict2.models.draws import Draws
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT
 from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig
-from imaginaire import distributed
+from imaginaire.config.names import target_of
 from imaginaire.data.stream import data_sets
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
-FIRST, START_WEIGHTS = "the training data", "the file of the start weights"
+RATIO = 4  # pixel frames, and so actions, that make a latent frame
+FIRST = "the training data"
 LEAST, MOST = 0.05, 30.0  # of the largest action of a batch: 0.015 is ignored, released weights have grippers of 20
+ONE_RUN = "All data of a run must have the same, for validation too (dataloader_train, dataloader_val)."
+NO_IMAGES = (
+    "they are pictures, which no action leads to: the embedders of actions would get no gradient, for which the"
+    " processes of a run would wait. Leave them out (a loader of clips alone), or choose a model without actions"
+)
+
+
+def action_size(net: Mapping[str, Any], state_t: int) -> tuple[int | None, list[str]]:
+    """How many numbers each action of a clip has for the network of a lazy node, and what is wrong with the node."""
+    target, count = target_of(net, "model.config.pipe_config.net"), pixel_frames(state_t) - 1
+    if not (isinstance(target, type) and issubclass(target, ActionDiT)):
+        return None, [f"it is {getattr(target, '__name__', target)}, which takes no actions: choose one that does"]
+    if not isinstance(dim := net.get("action_dim"), int):
+        return None, [f"action_dim={dim}; it must be the number of numbers of an action"]
+    if issubclass(target, ChunkActionDiT):
+        ratio = net.get("temporal_compression_ratio", RATIO)
+        wrong = f"temporal_compression_ratio={ratio}, but {RATIO} actions lead to each latent frame"
+        return dim, [] if ratio == RATIO else [wrong]
+    chunk = net.get("num_action_per_chunk")
+    total = dim * (chunk or 1)
+    if total % count or (chunk or count) not in (1, count):
+        read = f"{chunk} actions of {dim} numbers" if chunk else f"{dim} numbers"
+        return None, [
+            f"it reads {read}, but a clip of {count + 1} frames (state_t={state_t}) has {count} actions: set"
+            f" num_action_per_chunk={count}, with action_dim the numbers of one action"
+        ]
+    return total // count, []
 
 
 class NoActions:
     """Batches as they are; the methods are those that `Actions` has."""
 
-    def of_clip(self, batch: Mapping[str, Any], generators: Draws) -> Mapping[str, Any]:
-        """The batch with clips of the model's length, and what lies between their frames."""
+    def check(self, batch: Mapping[str, Any]) -> None:
+        """Raise for a batch without actions that fit its clips, the network and the run."""
+
+    def cut(self, batch: Mapping[str, Any], starts: Sequence[int], num_actions: int) -> Mapping[str, Any]:
+        """The batch with the actions between the frames that are left of its clips."""
         return batch
 
     def added_to(self, card: ModelCard) -> ModelCard:
         """The card of the weights, with what they record about actions."""
         return card
 
-    def on_load(self, card: ModelCard) -> None:
-        """Called with the card of a checkpoint whose weights are being loaded."""
-
-    def on_load_path(self, path: str) -> None: ...
+    def take_over(self, card: ModelCard) -> None:
+        """The transform of weights that are being loaded is the run's; an error where the config has another."""
 
     def on_data(self, *loaders: Any) -> None: ...
-
-    def on_after_backward(self) -> None: ...
 
     def likely_causes(self, batch: Mapping[str, Any]) -> Iterator[str]:
         return iter(())
@@ -91,11 +112,10 @@ class Actions(NoActions):
         self._source = CONFIG_KEY
         self._compared: set[str] = set()  # transforms of samples that are the run's
         self._has_seen_size = False  # of the first actions
-        self._has_agreed = False  # with the other processes
-        self._has_loaded = False  # weights of a checkpoint, in place of those that the run started from
 
-    def of_clip(self, batch: Mapping[str, Any], generators: Draws) -> Mapping[str, Any]:
-        """The batch with clips of the model's length and the actions between their frames."""
+    # --- a batch
+
+    def check(self, batch: Mapping[str, Any]) -> None:
         if self.model.is_image_batch(batch):
             raise DataError(f"A batch has '{self.model.config.input_image_key}': {NO_IMAGES}.")
         action = batch.get(ACTION_KEY)
@@ -104,59 +124,45 @@ class Actions(NoActions):
                 f"The batch has no '{ACTION_KEY}'. It has: {', '.join(sorted(map(str, batch)))}. This model needs"
                 " the robot's actions between the frames: [frames - 1, numbers] with every clip."
             )
-        has_latents = LATENTS_KEY in batch
-        video: Tensor = batch[LATENTS_KEY if has_latents else self.model.config.input_video_key]
-        have = pixel_frames(video.shape[2]) if has_latents else video.shape[2]
-        wanted = pixel_frames(self.model.pipe_config.state_t)
+        video: Tensor = batch.get(LATENTS_KEY, batch.get(self.model.config.input_video_key))
+        have = pixel_frames(video.shape[2]) if LATENTS_KEY in batch else video.shape[2]
         if action.ndim != 3 or action.shape[:2] != (len(video), have - 1):
             raise DataError(
                 f"The batch's clips have {have} frames, but its '{ACTION_KEY}' is {list(action.shape)}: [{len(video)},"
                 f" {have - 1}, numbers] is one row from each frame to the next."
             )
-        size, problems = action_size(_arguments(self.model.net), self.model.pipe_config.state_t)
+        state_t = self.model.pipe_config.state_t
+        size, problems = action_size(_arguments(self.model.net), state_t)
         if problems or action.shape[2] != size:
             raise DataError(
                 f"The batch's actions have {action.shape[2]} numbers, but the network reads {size} in each of its"
-                f" {wanted - 1} (model.config.pipe_config.net.action_dim)."
+                f" {pixel_frames(state_t) - 1} (model.config.pipe_config.net.action_dim)."
             )
-        self._check_actions(batch)
-        if have <= wanted or not (has_latents or self.model.pipe_config.resize_online):
-            return batch  # what is wrong with its length, its pixels say
-        self._require_cuttable(have, wanted, at_front=not has_latents)
-        if has_latents:
-            starts = [0] * len(video)
-            cut = {LATENTS_KEY: video[:, :, : self.model.pipe_config.state_t]}
-        else:
-            starts = (generators.uniform(1, "crop")[:, 0] * (have - wanted + 1)).long().tolist()
-            clips = [clip[:, start : start + wanted] for clip, start in zip(video, starts)]
-            cut = {self.model.config.input_video_key: torch.stack(clips)}
-        rows = [row[start : start + wanted - 1] for row, start in zip(action, starts)]
-        return {**batch, **cut, ACTION_KEY: torch.stack(rows)}
+        self._check_transform(batch)
+        if self.model.training and not self._has_seen_size:
+            self._has_seen_size = True
+            for problem in self.likely_causes(batch):
+                log.warning("%s.", problem)
 
-    def _require_cuttable(self, have: int, wanted: int, *, at_front: bool) -> None:
-        """Raise where frames are to be cut off that actions are relative to."""
-        transform = self.transform
-        if transform is None or transform.accumulate is None or not at_front:
-            return
-        raise DataError(
-            f"The batch's clips have {have} frames, the model takes {wanted}, and the actions cannot be cut with them:"
-            f" they are differences to a frame further back (accumulate {transform.accumulate}). Let the data give"
-            f" clips of num_frames={wanted}."
-        )
+    def cut(self, batch: Mapping[str, Any], starts: Sequence[int], num_actions: int) -> Mapping[str, Any]:
+        if any(starts) and self.transform is not None and self.transform.accumulate is not None:
+            raise DataError(
+                f"The batch's actions cannot be cut with its clips to {num_actions + 1} frames: they are differences to"
+                f" a frame further back (accumulate {self.transform.accumulate}). Let the data give clips of"
+                f" num_frames={num_actions + 1}."
+            )
+        rows = [row[start : start + num_actions] for row, start in zip(batch[ACTION_KEY], starts)]
+        return {**batch, ACTION_KEY: torch.stack(rows)}
 
     def likely_causes(self, batch: Mapping[str, Any]) -> Iterator[str]:
-        """Actions that are far from the order of 1."""
-        if (problem := self._far_from_one(batch[ACTION_KEY])) is not None:
-            yield problem
-
-    def _far_from_one(self, action_B_A_D: Tensor) -> str | None:
-        """What is odd about the size of a batch's actions; zeros are hidden ones."""
+        """Actions that are far from the order of 1; zeros are hidden ones."""
+        action_B_A_D = batch[ACTION_KEY]
         if self.transform is not None and self.transform.kind == "relative_pose":
             action_B_A_D = action_B_A_D[..., :-1]  # the gripper's state says nothing about how far poses are apart
         largest = float(action_B_A_D.abs().max())
         if LEAST <= largest <= MOST or largest == 0:
-            return None
-        return (
+            return
+        yield (
             f"the largest action of the batch is {largest:.3g} as {self.transform}, where a network expects the"
             f" order of 1: {'it hardly sees them' if largest < LEAST else 'they drown all else'}. Have the data the"
             " units that this transform was made for? dataloader_train.dataset.action_transform=statistics computes one"
@@ -168,18 +174,9 @@ class Actions(NoActions):
     def added_to(self, card: ModelCard) -> ModelCard:
         return replace(card, has_action_embedders=True, action_transform=self.transform)
 
-    def on_load(self, card: ModelCard) -> None:
-        self._has_loaded = True
-        if card.action_transform is not None:
-            self._take_over(card.action_transform)
-
-    def on_load_path(self, path: str) -> None:
-        """Take over the transform that stands beside the weights, or raise where the config has another."""
-        if (saved := read_card(path).opened().action_transform) is not None:
-            self._take_over(saved)
-
-    def _take_over(self, saved: ActionTransform) -> None:
-        """The checkpoint's transform is the model's; raise where the config has another."""
+    def take_over(self, card: ModelCard) -> None:
+        if (saved := card.action_transform) is None:
+            return
         if self.transform is not None and self.transform != saved:
             raise CheckpointError(
                 f"The checkpoint was trained with actions {saved}, but {self._source} has"
@@ -205,20 +202,7 @@ class Actions(NoActions):
             elif self.transform is not None and one.action_transform != self.transform:
                 raise self._other(one.action_transform, self.transform)
 
-    def on_after_backward(self) -> None:
-        """After the first batch the processes compare what they took over: each may have read another data set."""
-        if self._has_agreed or self.transform is None:
-            return
-        self._has_agreed = True
-        first, *others = distributed.all_gather_object(attrs.evolve(self.transform, stats=None))
-        if (other := next((one for one in others if one != first), None)) is not None:
-            raise DataError(
-                f"One process reads actions {other}, the first one {first}: their data sets differ, or were not found"
-                f" in the loader. Say the transform in the config ({CONFIG_KEY}), or keep the data sets as attributes"
-                " of what wraps them."
-            )
-
-    def _check_actions(self, batch: Mapping[str, Any]) -> None:
+    def _check_transform(self, batch: Mapping[str, Any]) -> None:
         """Take over the transform of a first batch whose data sets `on_data` did not find; raise where samples have
         another than the run."""
         texts = batch.get(TRANSFORM_KEY)
@@ -227,28 +211,22 @@ class Actions(NoActions):
                 f"The batch does not say which transform its actions went through ('{TRANSFORM_KEY}'), and {CONFIG_KEY}"
                 " is not set. Set it, {kind: controller, scale: [...]} for instance: inference needs it."
             )
-        new = dict.fromkeys([texts] if isinstance(texts, str) else texts or ())
-        for text in [text for text in new if text not in self._compared]:
-            found = ActionTransform.from_json(text)
-            own = self.transform or self._decide([found])
-            if found != own:
-                raise self._other(found, own)
-            if not self._compared:
-                self._compare_start(own)
-            self._compared.add(text)
-        if self.model.training and not self._has_seen_size:
-            self._has_seen_size = True
-            if (problem := self._far_from_one(batch[ACTION_KEY])) is not None:
-                log.warning("%s.", problem)
+        for text in dict.fromkeys([texts] if isinstance(texts, str) else texts or ()):
+            if text not in self._compared:
+                found = ActionTransform.from_json(text)
+                own = self.transform or self._decide([found])
+                if found != own:
+                    raise self._other(found, own)
+                self._compared.add(text)
 
     def _decide(self, found: Sequence[ActionTransform]) -> ActionTransform:
         """The run's transform, of those that its data have."""
         own, self._source = next((one for one in found if not one.proposed), None), FIRST
-        if own is None:
-            start = self._start_card()
-            if start.has_action_embedders and start.action_transform is not None:
-                own = start.action_transform if start.action_transform.raw_form == found[0].raw_form else None
-            self._source = START_WEIGHTS if own else FIRST
+        path = self.model.config.model_manager_config.dit_path
+        if own is None and path:
+            start = read_card(path).opened().action_transform
+            if start is not None and start.raw_form == found[0].raw_form:
+                own, self._source = start, "the file of the start weights"
         self.transform = attrs.evolve(own or found[0], proposed=False)
         log.info("actions: %s, as %s has them", self.transform, self._source)
         return self.transform
@@ -258,7 +236,7 @@ class Actions(NoActions):
         own = self.transform
         assert own is not None
         if not proposed.yields_to(own):
-            raise DataError(f"The data have actions {proposed}, but {self._source} has {own}. {OTHER_TRANSFORM}")
+            raise self._other(proposed, own)
         columns = recorded_columns(proposed)
         if columns is not None and (problem := other_range(columns, own, is_whole=is_whole)) is not None:
             log.warning("actions: %s.", problem)
@@ -269,17 +247,6 @@ class Actions(NoActions):
     def _other(self, found: ActionTransform, own: ActionTransform) -> DataError:
         cure = ONE_RUN if self._source == FIRST else OTHER_TRANSFORM
         return DataError(f"The data have actions {found}, but {self._source} has {own}. {cure}")
-
-    def _compare_start(self, transform: ActionTransform) -> None:
-        if self._has_loaded:
-            return
-        for note in start_differences(self._start_card(), self.model.pipe_config.net, transform):
-            if note not in self.model.reported:
-                log.warning("%s", note)
-
-    def _start_card(self) -> ModelCard:
-        path = self.model.config.model_manager_config.dit_path
-        return read_card(path).opened() if path else ModelCard()
 
 
 def _arguments(net: ActionDiT) -> dict[str, Any]:

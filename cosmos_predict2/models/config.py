@@ -13,18 +13,30 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.diffusion import flow_time, rectified_flow
-from cosmos_predict2.models.draws import Draws
-from cosmos_predict2.models.training_text import TrainingTextConfig
-from cosmos_predict2.models.validation import RELEASED_SIGMAS, check_sigmas
+from cosmos_predict2.models.text import TrainingTextConfig
 from cosmos_predict2.world_model.config import PRECISIONS, Video2WorldPipelineConfig
 from imaginaire.config.schema import Section, above, at_least, one_of
 from imaginaire.config.typed_nodes import as_config, typed_class
 from imaginaire.errors import ConfigError
+from imaginaire.random import Draws
 
 LORA_TARGETS = "q_proj,k_proj,v_proj,output_proj,mlp.layer1,mlp.layer2"
+# Noise levels of validation. Training draws levels around sqrt(state_t), 5 for the released models: these lie there and
+# a factor of 10 around.
+RELEASED_SIGMAS = (0.5, 1.0, 2.0, 4.0, 9.0, 19.0, 39.0, 80.0)
+TINY_SIGMAS = (1.0, 1.9, 3.5, 6.5, 12.0, 23.0, 43.0, 80.0)  # the tiny model is trained near pure noise
 
 # Of a sample's noise as sigma = t / (1 - t), which is infinite for noise alone: float32 knows no time between the two.
 LATEST_TIME = 1 - 2.0**-24
+
+
+def check_sigmas(instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+    """A validator: noise levels above 0, each once."""
+    levels = list(value)
+    if not all(isinstance(level, (int, float)) and 0 < level < float("inf") for level in levels):
+        raise ConfigError(f"{attribute.name}={levels}, but noise levels are numbers above 0 (empty: as in training).")
+    if len({f"{level:g}" for level in levels}) < len(levels):
+        raise ConfigError(f"{attribute.name}={levels} has a level twice.")
 
 
 @attrs.define(kw_only=True, slots=False)
@@ -101,16 +113,15 @@ class Predict2Video2WorldModelConfig(Section):
 
 
 def check_probabilities(instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
-    """A validator: a share for each number of given frames."""
+    """A validator: a share for each number of conditioning frames."""
     if value is None:
         return
     try:
         shares = given_shares(value)
     except (AttributeError, TypeError, ValueError):
         shares = {}
-    if not shares or min(shares) < 0 or not all(0 <= share < float("inf") for share in shares.values()):
-        shares = {}
-    if not sum(shares.values()) > 0:
+    is_valid = all(number >= 0 and 0 <= share < float("inf") for number, share in shares.items())
+    if not (is_valid and sum(shares.values()) > 0):
         raise ConfigError(
             f"{attribute.name}={value}, but it gives numbers of latent frames, from 0, their shares, which are"
             " not negative: {0: 0.5, 1: 0.25, 2: 0.25}, or null for pipe_config.min_ and max_num_conditional_frames."
@@ -118,7 +129,7 @@ def check_probabilities(instance: Any, attribute: "attrs.Attribute[Any]", value:
 
 
 def given_shares(value: Mapping[Any, Any]) -> dict[int, float]:
-    """The share of each number of given frames, by number."""
+    """The share of each number of conditioning frames, by number."""
     return {int(number): float(share) for number, share in sorted(value.items())}
 
 
@@ -130,7 +141,7 @@ class Predict2p5Video2WorldModelConfig(Predict2Video2WorldModelConfig):
     train_time_distribution: str = attrs.field(default="logitnormal", validator=one_of(*flow_time.DISTRIBUTIONS))
     train_time_shift: float = attrs.field(default=5.0, validator=above(0))
     train_time_table: bool = False  # times from a table of 1000, as in the first version of the family
-    # How often so many latent frames are given; null: evenly from the pipeline's smallest to its largest number.
+    # How often so many latent frames condition a clip; null: evenly from the pipeline's smallest to its largest number.
     conditional_frames_probs: Any = attrs.field(
         factory=lambda: {0: 0.5, 1: 0.25, 2: 0.25}, validator=check_probabilities
     )

@@ -4,46 +4,55 @@
 ``config`` is ``model.config`` as a mapping; `CheckContext` has the rest of the run.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import starmap
 from typing import Any
 
+import attrs
+
+from cosmos_predict2.actions.transforms import ActionTransform
+from cosmos_predict2.checkpoints.card import TRANSFORM_KEY, read_card
+from cosmos_predict2.checkpoints.card_checks import CONFIG_KEY, resume_differences, start_differences
 from cosmos_predict2.checkpoints.dit_weights import problem_with
+from cosmos_predict2.data.dataset_image import ImageDataset
+from cosmos_predict2.data.mock import MockImages
 from cosmos_predict2.data.sizes import pixel_frames
-from cosmos_predict2.models import action_checks
+from cosmos_predict2.models.actions import NO_IMAGES, ONE_RUN, action_size
 from cosmos_predict2.models.config import given_shares
-from cosmos_predict2.models.text_widths import PROJECTION, data_text_problems, text_problems
-from cosmos_predict2.models.training_text import TrainingText
+from cosmos_predict2.models.text import PROJECTION, check_text, data_text_problems
+from cosmos_predict2.nn.action_dit import ActionDiT
 from cosmos_predict2.world_model.assembly import attention_problem
-from cosmos_predict2.world_model.config import PRECISIONS
+from cosmos_predict2.world_model.config import PRECISIONS, Video2WorldActionPipelineConfig
 from cosmos_predict2.world_model.network import NETWORK_KEY, NO_NETWORK
 from cosmos_predict2.world_model.parallelize import degree_problems
 from cosmos_predict2.world_model.recompute import checked_keys, checked_policy
 from imaginaire import distributed, storage
-from imaginaire.errors import ConfigError
+from imaginaire.checkpoint.weight_files import is_hub
+from imaginaire.config.names import target_of
+from imaginaire.errors import ConfigError, DataError
 from imaginaire.findings import CheckContext, Finding, error, errors, warning
 
 PIPE = "model.config.pipe_config"
 DIT_PATH_KEY = "model.config.model_manager_config.dit_path"
 RELEASED_LATENT_SIDE = 240  # max_img_h and max_img_w of the released networks
+UNSET_CHUNK = attrs.fields(Video2WorldActionPipelineConfig).chunk_size.default
 
 
 def check(config: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
-    """Everything, in the order in which a user would mend it."""
-    path = config["model_manager_config"]["dit_path"]
+    """Everything but `check_family`, in the order in which a user would mend it."""
+    path, pipe = config["model_manager_config"]["dit_path"], config["pipe_config"]
     if path and not storage.is_remote(path):
         yield from errors(DIT_PATH_KEY, [problem_with(path)])
-    if config["pipe_config"]["net"] is None:
+    if pipe["net"] is None:
         yield error(NETWORK_KEY, NO_NETWORK)
         return
     yield from check_degrees(config, context)
     yield from check_settings(config)
-    for key, data in context.training.items():
+    for key, data in {**context.training, **context.validation}.items():
         yield from check_data(key, data, config)
-    for key, data in context.validation.items():
-        yield from check_data(key, data, config, [*context.training.values()])
-    if action_checks.takes_actions(config["pipe_config"]):
-        yield from action_checks.check_start(config, context)
+    target = target_of(pipe["net"])
+    if TRANSFORM_KEY in pipe or (isinstance(target, type) and issubclass(target, ActionDiT)):
+        yield from check_actions(config, context)
 
 
 def check_settings(config: Mapping[str, Any]) -> Iterator[Finding]:
@@ -63,68 +72,36 @@ def check_settings(config: Mapping[str, Any]) -> Iterator[Finding]:
             f"min_num_conditional_frames={low} and max_num_conditional_frames={high} must be in order and below"
             f" state_t={pipe['state_t']}",
         )
-    yield from TrainingText.check(config["text"])
-    yield from starmap(error, text_problems(config["text"], pipe["net"]))
-    if is_flow(config):
-        yield from _check_flow_settings(config)
-    if action_checks.takes_actions(pipe):
-        yield from action_checks.check_settings(pipe)
-
-
-def is_flow(config: Any) -> bool:
-    """Whether a ``model.config``, as a mapping or an object, has the noise of Predict2.5."""
-    return "train_time_shift" in config if isinstance(config, Mapping) else hasattr(config, "train_time_shift")
+    shares = given_shares(config.get("conditional_frames_probs") or {})
+    if (most := max((number for number, share in shares.items() if share > 0), default=0)) >= pipe["state_t"]:
+        text = f"{most} conditioning frames, but a clip has {pipe['state_t']} (state_t)"
+        yield error("model.config.conditional_frames_probs", text)
+    yield from check_text(config["text"], pipe["net"])
 
 
 def check_family(config: Any) -> Iterator[Finding]:
     """Whether the noise that is drawn and the objective of the pipeline are of one model family; one that the config
-    names may go with any noise."""
-    pipe = config["pipe_config"] if isinstance(config, Mapping) else vars(config.pipe_config)
+    names may go with any noise. ``config`` may be an object, too."""
+    config = config if isinstance(config, Mapping) else vars(config)
+    pipe = config["pipe_config"] if isinstance(config["pipe_config"], Mapping) else vars(config["pipe_config"])
+    is_flow = "train_time_shift" in config
     if pipe.get("objective") is not None:
         return
-    if is_flow(config) and pipe["flow"] is None:
-        yield error(
-            f"{PIPE}.flow",
-            "null, but a Predict2.5 network is trained by it",
-            "Set flow=dict(shift=5.0) in the experiment, or take the pipeline of"
-            " get_cosmos_predict2p5_video2world_pipeline",
-        )
-    elif not is_flow(config) and pipe["flow"] is not None:
+    if is_flow and pipe["flow"] is None:
+        cure = "Set flow=dict(shift=5.0) in the experiment, or choose a model of Predict2.5 (model=predict2p5_...)"
+        yield error(f"{PIPE}.flow", "null, but a Predict2.5 network is trained by it", cure)
+    elif not is_flow and pipe["flow"] is not None:
         yield error(
             f"{PIPE}.flow",
             "it is set, as for Predict2.5, but the noise of this model's config is that of Predict2",
             "Set flow=null, or choose a model of Predict2.5 (model=predict2p5_...)",
         )
-    elif not is_flow(config) and (projected := (pipe["net"] or {}).get(PROJECTION)) is not None:
+    elif not is_flow and (projected := (pipe["net"] or {}).get(PROJECTION)) is not None:
         yield warning(
             f"{PIPE}.net.{PROJECTION}",
-            f"{projected}, as networks of Predict2.5 have it, whose text comes through a projection; the noise and the"
-            " loss are those of Predict2",
+            f"{projected}, as networks of Predict2.5 have it, but the noise and the loss are those of Predict2",
             "Train released weights of Predict2.5 with a model of theirs (model=predict2p5_...)",
         )
-
-
-def _check_flow_settings(config: Mapping[str, Any]) -> Iterator[Finding]:
-    """Settings of Predict2 that the flow does not read, and more conditioning frames than a clip has."""
-    pipe = config["pipe_config"]
-    unread = {
-        "adjust_video_noise": (config.get("adjust_video_noise", True), True),
-        "pipe_config.adjust_video_noise": (pipe.get("adjust_video_noise", True), True),
-        "pipe_config.video_noise_factor": (pipe.get("video_noise_factor"), None),
-        "pipe_config.rectified_flow_loss_weight_uniform": (pipe.get("rectified_flow_loss_weight_uniform", True), True),
-    }
-    for key, (value, default) in unread.items():
-        if value != default:
-            yield warning(
-                f"model.config.{key}",
-                f"{value} has no effect: the loss of Predict2 reads it, that of Predict2.5 does not",
-                "The noise of Predict2.5 is set by train_time_shift and train_time_distribution",
-            )
-    shares = given_shares(config["conditional_frames_probs"] or {})
-    most = max((number for number, share in shares.items() if share > 0), default=0)
-    if most >= pipe["state_t"]:
-        text = f"{most} conditioning frames, but a clip has {pipe['state_t']} (state_t)"
-        yield error("model.config.conditional_frames_probs", text)
 
 
 def check_degrees(config: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
@@ -144,13 +121,8 @@ def check_degrees(config: Mapping[str, Any], context: CheckContext) -> Iterator[
     yield from starmap(error, problems)
 
 
-def check_data(
-    key: str, data: Mapping[str, Any], config: Mapping[str, Any], training: Sequence[Mapping[str, Any]] = ()
-) -> Iterator[Finding]:
-    """Clips that are too short or too large (longer ones are cut in time), and texts that the network does not take.
-
-    ``training`` has the data sets of training where this one is for validation.
-    """
+def check_data(key: str, data: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[Finding]:
+    """Clips that are too short or too large (longer ones are cut in time), and texts that the network does not take."""
     pipe = config["pipe_config"]
     have, wanted = data.get("num_frames"), pixel_frames(pipe["state_t"])
     if isinstance(have, int) and "state_t" not in data and have < wanted:
@@ -159,15 +131,94 @@ def check_data(
     sides = [8 * (pipe["net"].get(name) or RELEASED_LATENT_SIDE) for name in ("max_img_h", "max_img_w")]
     size = list(data.get("video_size") or ())
     if any(isinstance(side, int) and side > most for side, most in zip(size, sides)):
-        usual = ", [48,48] for one of the tiny models" if str(pipe["resolution"]) == "48" else ""
         text = f"video_size={size} is beyond the positions of the network, at most {sides}"
-        yield error(key, text, f"Set a smaller one{usual}")
-    replaces_texts = config["text"]["encoder"] is not None or bool(config["text"]["constant_path"])
-    if not replaces_texts:
+        yield error(key, text, "Set a smaller one, [48,48] for a tiny model")
+    if config["text"]["encoder"] is None and not config["text"]["constant_path"]:
         for problem in data_text_problems(data, pipe["net"]):
             yield error(key, problem, "Or set model.config.text.encoder or constant_path, whose texts replace these")
         if data.get("text_encoder") == "none":
             text = "text_encoder=none reads captions without embeddings, but nothing is set to encode them"
             yield error(key, text, "Set model.config.text.encoder")
-    if action_checks.takes_actions(pipe):
-        yield from action_checks.check_data(key, data, pipe, training)
+
+
+# ---- actions
+
+
+def check_actions(config: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
+    """Whether the actions of network, data, configuration and start weights fit each other."""
+    pipe = config["pipe_config"]
+    size, problems = action_size(pipe["net"], pipe["state_t"])
+    yield from errors(f"{PIPE}.net", problems)
+    chunk, count = pipe.get("chunk_size", UNSET_CHUNK), pixel_frames(pipe["state_t"]) - 1
+    if chunk not in (UNSET_CHUNK, count):
+        text = f"{chunk}, but a clip of {count + 1} frames (state_t={pipe['state_t']}) has {count} actions"
+        yield error(f"{PIPE}.chunk_size", text, "Leave chunk_size out, or set state_t=1 + chunk_size / 4")
+    transform = None
+    if pipe.get(TRANSFORM_KEY) is not None:
+        try:
+            transform = ActionTransform.from_dict(pipe[TRANSFORM_KEY])
+        except (ConfigError, TypeError, ValueError) as refused:
+            yield error(CONFIG_KEY, str(refused).rstrip("."))
+        else:
+            if size not in (None, transform.dim):
+                text = f"it is of {transform.dim} numbers, but the network reads {size} (net.action_dim)"
+                yield error(CONFIG_KEY, text)
+    where = CONFIG_KEY
+    for key, data in {**context.training, **context.validation}.items():
+        yield from check_data_actions(key, data, pipe, size, transform, where)
+        if transform is None and (transform := declared(data, "declared_transform")) is not None:
+            where = key
+    yield from check_start(config, context, transform)
+
+
+def check_data_actions(
+    key: str,
+    data: Mapping[str, Any],
+    pipe: Mapping[str, Any],
+    size: int | None,
+    transform: ActionTransform | None,
+    where: str,
+) -> Iterator[Finding]:
+    """Pictures, and actions of another size than the network's or with another transform than ``where`` has."""
+    target = target_of(data)
+    if isinstance(target, type) and issubclass(target, (ImageDataset, MockImages)):
+        yield error(key, NO_IMAGES)
+    own = declared(data, "declared_transform")
+    width = declared(data, "declared_width") if own is None else own.dim
+    if width is not None and size not in (None, width):
+        fitting = pipe["net"]["action_dim"] // size * width  # of some networks it counts all actions of a clip
+        text = f"its actions have {width} numbers, but the network reads {size}"
+        yield error(key, text, f"Set {PIPE}.net.action_dim={fitting}, or choose other data")
+    elif own is not None and transform is not None and not (own.yields_to(transform) or transform.yields_to(own)):
+        yield error(key, f"its actions are {own}, but those of {where} {transform}", ONE_RUN.rstrip("."))
+
+
+def declared(data: Mapping[str, Any], method: str) -> Any:
+    """What a class method of a data set returns for these arguments; None without one, and where they are wrong, which
+    the data set's own check reports."""
+    asked = getattr(target_of(data), method, None)
+    if not callable(asked):
+        return None
+    try:
+        return asked(**{key: value for key, value in data.items() if key != "_target_"})
+    except (ConfigError, DataError):
+        return None
+
+
+def check_start(
+    config: Mapping[str, Any], context: CheckContext, transform: ActionTransform | None
+) -> Iterator[Finding]:
+    """Weights that training would start from or resume, but that were trained with other actions: those of
+    ``checkpoint.load_path`` go on with their own alone, others may learn them anew."""
+    path = config["model_manager_config"]["dit_path"]
+    if context.start_path:  # whose weights replace those of dit_path
+        if not (storage.is_remote(context.start_path) or is_hub(context.start_path)):
+            yield from errors("checkpoint.load_path", resume_differences(read_card(context.start_path), transform))
+    elif context.start_path is not None and not (card := read_card(path, fetch=False)).problem:
+        for note in start_differences(card, config["pipe_config"]["net"], transform):
+            yield warning(DIT_PATH_KEY, note)
+    if context.resume_path and not storage.is_remote(context.resume_path):
+        name = "RUN" if context.config is None else context.config.job.name
+        cure = f"Give the new run a folder of its own (job.name={name}_2, say)"
+        for problem in resume_differences(read_card(context.resume_path), transform):
+            yield error("dataloader_train", problem, cure)

@@ -31,10 +31,7 @@ from cosmos_predict2.models.config import (
     Predict2Video2WorldModelConfig,
     model_config,
 )
-from cosmos_predict2.models.draws import Draws
-from cosmos_predict2.models.text_widths import data_text, require_text, text_of_config
-from cosmos_predict2.models.training_text import TrainingText
-from cosmos_predict2.models.validation import counted_losses, losses_by_sigma
+from cosmos_predict2.models.text import TrainingText, data_text, require_text, text_of_config
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.text.trained_text import text_facts
 from cosmos_predict2.world_model.assembly import settle_attention
@@ -51,6 +48,7 @@ from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.findings import CheckContext, Finding
 from imaginaire.optim import lora
 from imaginaire.optim.ema import PowerEMA
+from imaginaire.random import Draws
 from imaginaire.training.model import ImaginaireModel, weight_dtype
 
 __all__ = [
@@ -137,13 +135,10 @@ class Video2WorldModel(ImaginaireModel):
         """Raise where adapters would go on that were trained with another alpha."""
         for problem in alpha_differences(read_card(path), lora.lora_spec(self.net)):
             raise CheckpointError(problem)
-        self.actions.on_load_path(path)
+        self.actions.take_over(read_card(path).opened())
 
     def on_data(self, *loaders: Any) -> None:
         self.actions.on_data(*loaders)
-
-    def on_after_backward(self) -> None:
-        self.actions.on_after_backward()
 
     def likely_causes(self, batch: Mapping[str, Any]) -> Iterator[str]:
         return self.actions.likely_causes(batch)
@@ -158,11 +153,11 @@ class Video2WorldModel(ImaginaireModel):
         return super().checkpoint_state() | card_tensors(self.card())
 
     def load_checkpoint_state(self, state: Mapping[str, Tensor]) -> weights.LoadReport:
-        self.actions.on_load(card_in(state))
+        self.actions.take_over(card_in(state))
         return weights.load_into(super().checkpoint_state(), state)
 
     def account_checkpoint_state(self, state: Mapping[str, Tensor]) -> weights.LoadReport:
-        self.actions.on_load(card_in(state))
+        self.actions.take_over(card_in(state))
         return weights.account(super().checkpoint_state(), state)
 
     # --- set-up
@@ -207,34 +202,40 @@ class Video2WorldModel(ImaginaireModel):
         generators = self._generators(batch, "validation")
         x0, condition = self.data_and_condition(batch, generators, is_fixed=True)
         epsilon, sigma_B_1 = self.draw_noise(x0, is_image, generators)
-        if sigmas := self.validation_sigmas:
-            output, loss = losses_by_sigma(
-                lambda sigma: self.loss(x0, epsilon, sigma, condition), sigmas, x0[:, 0, 0, 0, 0], batch.get(WEIGHT_KEY)
-            )
-        else:
+        weight_B = batch.get(WEIGHT_KEY)
+        if not self.validation_sigmas:
             output, loss = self.loss(x0, epsilon, sigma_B_1, condition)
-            output["edm_loss"], loss = counted_losses(output, loss, batch.get(WEIGHT_KEY))
-        return output, loss
+            output["edm_loss"], loss = counted_losses(output, loss, weight_B)
+            return output, loss
+        edm_losses, losses = [], {}
+        for sigma in self.validation_sigmas:
+            output, loss = self.loss(x0, epsilon, torch.full_like(sigma_B_1, float(sigma)), condition)
+            edm_loss, losses[f"loss_sigma_{sigma:g}"] = counted_losses(output, loss, weight_B)
+            edm_losses.append(edm_loss)
+        mean = torch.stack(list(losses.values())).mean()
+        return {**losses, "edm_loss": torch.stack(edm_losses).mean()}, mean
 
     @torch.no_grad()
     def clean_clips(self, batch: Mapping[str, Any]) -> tuple[Tensor | None, Tensor, Condition]:
         """Pixels in [-1, 1] (None where the batch has latents only), latents and condition of a validation batch."""
         generators = self._generators(batch, "validation")
-        batch = self.actions.of_clip(batch, generators)
+        self.actions.check(batch)
+        batch = self._cut(batch, generators)
         x0, condition = self.data_and_condition(batch, generators, is_fixed=True)
-        return None if LATENTS_KEY in batch else self._pixels(batch, False, generators), x0, condition
+        return None if LATENTS_KEY in batch else self._pixels(batch), x0, condition
 
     def data_and_condition(
-        self, batch: Mapping[str, Any], generators: "Draws", *, is_fixed: bool = False
+        self, batch: Mapping[str, Any], generators: Draws, *, is_fixed: bool = False
     ) -> tuple[Tensor, Condition]:
         """Clean latents, and the condition: inputs dropped for guidance, and conditioning frames.
 
         ``is_fixed`` drops nothing and takes as few conditioning frames as the config allows.
         """
         is_image = self.is_image_batch(batch)
-        batch = self.actions.of_clip(batch, generators)
+        self.actions.check(batch)
+        batch = self._cut(batch, generators)
         batch = self.text.added_to(batch, len(batch[self._input_key(batch)]), next(self.net.parameters()).device)
-        x0 = self._latents(batch, is_image, generators) * self.pipe_config.sigma_data
+        x0 = self._latents(batch) * self.pipe_config.sigma_data
         keep = None if is_fixed else self.world.conditioner.draw_keep(generators.each("condition"))
         condition = self.world.conditioner.condition(batch, is_image=is_image, keep=keep)
         require_text(self.net, condition.crossattn_emb_B_S_E, f"The batch's '{TEXT_KEY}'")
@@ -243,7 +244,7 @@ class Video2WorldModel(ImaginaireModel):
             condition = condition.with_conditioning_frames(x0, numbers)
         return x0, condition
 
-    def draw_noise(self, x0_B_C_T_H_W: Tensor, is_image: bool, generators: "Draws") -> tuple[Tensor, Tensor]:
+    def draw_noise(self, x0_B_C_T_H_W: Tensor, is_image: bool, generators: Draws) -> tuple[Tensor, Tensor]:
         """Standard normal noise, and one noise level per sample [B, 1]."""
         epsilon = generators.normal(x0_B_C_T_H_W.shape, "epsilon").to(x0_B_C_T_H_W, non_blocking=True)
         sigma_B = self.config.draw_sigma(generators.uniform(3, "sigma"), is_image=is_image)
@@ -335,46 +336,55 @@ class Video2WorldModel(ImaginaireModel):
             )
         return found[0]
 
+    def _cut(self, batch: Mapping[str, Any], generators: Draws) -> Mapping[str, Any]:
+        """The batch with clips of the model's length, each cut at random (cached latents at their end), and what lies
+        between their frames."""
+        key = self._input_key(batch)
+        if key == self.config.input_image_key:
+            return batch
+        clips: Tensor = batch[key]
+        is_cached, state_t = key == LATENTS_KEY, self.pipe_config.state_t
+        have, wanted = pixel_frames(clips.shape[2]) if is_cached else clips.shape[2], pixel_frames(state_t)
+        if have == wanted:
+            return batch
+        if have < wanted or not (is_cached or self.pipe_config.resize_online):
+            raise DataError(
+                f"The clips of this batch have {have} frames, but the model takes {wanted} (state_t={state_t}). Set the"
+                f" data set's num_frames={wanted}."
+            )
+        starts, length = [0] * len(clips), state_t
+        if not is_cached:
+            starts, length = (generators.uniform(1, "crop")[:, 0] * (have - wanted + 1)).long().tolist(), wanted
+        cut = torch.stack([clip[:, start : start + length] for clip, start in zip(clips, starts)])
+        return self.actions.cut({**batch, key: cut}, starts, wanted - 1)
+
     @torch.no_grad()
-    def _latents(self, batch: Mapping[str, Any], is_image: bool, generators: "Draws") -> Tensor:
+    def _latents(self, batch: Mapping[str, Any]) -> Tensor:
         """What the tokenizer makes of the pixels, or made of them when the data set was prepared."""
         if LATENTS_KEY not in batch:
-            return self.world.tokenizer.encode(self._pixels(batch, is_image, generators)).to(self._work_dtype)
+            return self.world.tokenizer.encode(self._pixels(batch)).to(self._work_dtype)
         if not self._has_checked_latents:
             check_tokenizer(self.world.tokenizer, batch)
             self._has_checked_latents = True
         latents: Tensor = batch[LATENTS_KEY]
-        wanted, have = self.pipe_config.state_t, latents.shape[2]
-        if latents.shape[1] != self.world.tokenizer.latent_ch or have < wanted:
-            raise DataError(
-                f"The latents of this batch have {latents.shape[1]} channels and {have} frames, but the model takes"
-                f" {self.world.tokenizer.latent_ch} and {wanted} (state_t). Cache windows of {pixel_frames(wanted)}"
-                " frames."
-            )
-        return latents[:, :, :wanted].to(next(self.net.parameters()).device, self._work_dtype)
+        if latents.shape[1] != (channels := self.world.tokenizer.latent_ch):
+            raise DataError(f"The latents of this batch have {latents.shape[1]} channels; the model takes {channels}.")
+        return latents.to(next(self.net.parameters()).device, self._work_dtype)
 
-    def _pixels(self, batch: Mapping[str, Any], is_image: bool, generators: "Draws") -> Tensor:
-        """RGB in [-1, 1], [B, 3, F, H, W]; a clip that is longer than the model's is cut at random."""
-        device = next(self.net.parameters()).device
-        if is_image:
-            images: Tensor = batch[self.config.input_image_key]
-            images = images[:, :, None] if images.dim() == 4 else images
-            return _checked_range(images.to(device, self._work_dtype))
-        video: Tensor = batch[self.config.input_video_key]
-        wanted, have = pixel_frames(self.pipe_config.state_t), video.shape[2]
-        if have < wanted or (have > wanted and not self.pipe_config.resize_online):
-            raise DataError(
-                f"The clips of this batch have {have} frames, but the model takes {wanted} (state_t="
-                f"{self.pipe_config.state_t}). Set the data set's num_frames={wanted}."
-            )
-        if have > wanted:
-            starts = (generators.uniform(1, "crop")[:, 0] * (have - wanted + 1)).long().tolist()
-            video = torch.stack([clip[:, start : start + wanted] for clip, start in zip(video, starts)])
-        pixels = video.to(device).to(self._work_dtype)
-        return _checked_range(pixels) if video.is_floating_point() else pixels / 127.5 - 1
+    def _pixels(self, batch: Mapping[str, Any]) -> Tensor:
+        """RGB in [-1, 1], [B, 3, F, H, W]. Floating pixels are taken as they are, and must lie there."""
+        pixels: Tensor = batch[self._input_key(batch)]
+        pixels = pixels[:, :, None] if pixels.dim() == 4 else pixels
+        is_scaled = pixels.is_floating_point()
+        pixels = pixels.to(next(self.net.parameters()).device).to(self._work_dtype)
+        if not is_scaled:
+            return pixels / 127.5 - 1
+        if pixels.numel() and (largest := float(pixels.abs().max())) > 1.0001:
+            raise DataError(f"Floating pixels reach {largest:.4g}; they must lie in [-1, 1]. Give uint8 for 0...255.")
+        return pixels
 
     def _num_conditional_frames(
-        self, batch: Mapping[str, Any], x0: Tensor, generators: "Draws", is_fixed: bool
+        self, batch: Mapping[str, Any], x0: Tensor, generators: Draws, is_fixed: bool
     ) -> Tensor:
         """How many latent frames of each sample condition it: those of the batch, the fewest, or drawn."""
         if "num_conditional_frames" in batch:
@@ -394,18 +404,19 @@ class Video2WorldModel(ImaginaireModel):
         cast(Tensor, getattr(self.net, name)).add_(len(batch[self._input_key(batch)]) * current_dims().dp_size)
         cast(Tensor, self.net.accum_iteration).add_(1)
 
-    def _generators(self, batch: Mapping[str, Any], pass_name: str) -> "Draws":
+    def _generators(self, batch: Mapping[str, Any], pass_name: str) -> Draws:
         size, positions = len(batch[self._input_key(batch)]), batch.get(POSITION_KEY)
         return Draws(size, None if positions is None else positions.tolist(), self.seed, pass_name)
 
 
-def _checked_range(pixels: Tensor) -> Tensor:
-    """Pixels that are floating already must be scaled already."""
-    if pixels.numel() and float(pixels.abs().max()) > 1.0001:
-        raise DataError(
-            f"Floating pixels reach {float(pixels.abs().max()):.4g}; they must lie in [-1, 1]. Give uint8 for 0...255."
-        )
-    return pixels
+def counted_losses(output: Mapping[str, Any], loss: Tensor, weight_B: Tensor | None) -> tuple[Tensor, Tensor]:
+    """``edm_loss`` and the loss of a batch, of its samples of weight 1 alone (another rank has those of 0, too)."""
+    edm_loss: Tensor = output["edm_loss"]
+    if weight_B is None:
+        return edm_loss, loss
+    weight_B = weight_B.to(edm_loss)
+    counted = (output["edm_loss_per_frame"].mean(dim=1) * weight_B).sum() / weight_B.sum().clamp(min=1)
+    return counted, loss * counted / edm_loss.clamp(min=torch.finfo(edm_loss.dtype).tiny)
 
 
 # The names of published configurations, whose parts are composed now.

@@ -22,10 +22,8 @@ from cosmos_predict2.pipelines.lerobot_inputs import LeRobotRecordings
 from cosmos_predict2.pipelines.requests import check_outputs, write_text
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.released import PREDICT25_EMPTY_TEXT
-from cosmos_predict2.text.constant_embedding import read_constant_embedding
-from cosmos_predict2.text.encoder_names import parse_name
-from cosmos_predict2.text.prompt_embeddings import read_prompt_embeddings
-from cosmos_predict2.text.trained_text import NO_TEXT, other_text
+from cosmos_predict2.text.prompt_embeddings import read_constant_embedding, read_prompt_embeddings
+from cosmos_predict2.text.trained_text import NO_TEXT, other_text, parse_name
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.imagination import check_bases, check_rollout, chunk_starts
 from imaginaire import storage

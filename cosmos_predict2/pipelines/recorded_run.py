@@ -14,9 +14,8 @@ from cosmos_predict2.checkpoints.card import KNOWN, OF_THE_MACHINE, ModelCard, k
 from cosmos_predict2.conditioner import ConditionerConfig, DropoutConfig
 from cosmos_predict2.released import get_reason1_encoder_dir, get_t5_model_dir
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.text.encoder_names import EncoderName, parse_name
 from cosmos_predict2.text.t5 import T5Encoder
-from cosmos_predict2.text.trained_text import KINDS, NO_TEXT, TrainedText
+from cosmos_predict2.text.trained_text import KINDS, NO_TEXT, EncoderName, TrainedText, parse_name
 from cosmos_predict2.world_model.config import (
     FlowConfig,
     SolverConfig,

@@ -2,7 +2,8 @@
 """The file that ``python -m scripts.encode_prompts`` writes, and its use in place of a text encoder.
 
 A safetensors file: "embedding.0", "embedding.1", ... without the zeros at their ends, for each prompt and then for the
-negative prompt; its metadata has these texts, and the encoder's name and sizes.
+negative prompt; its metadata has these texts, and the encoder's name and sizes. It may also hold the one embedding that
+every sample of a model has which takes no text, as a rule that of the empty prompt, and so may a .pt of a tensor.
 """
 
 import json
@@ -20,32 +21,37 @@ from cosmos_predict2.interfaces import TextEncoder
 from cosmos_predict2.text.embeddings.pickles import padded, trimmed
 from cosmos_predict2.text.prompts import prompt_list
 from imaginaire import storage
+from imaginaire.checkpoint import weights
 from imaginaire.errors import DataError, near
 from imaginaire.storage.object_store import StrPath
 
 FORMAT = "prompt-embeddings-1"
 _CURE = "It should be a file written by python -m scripts.encode_prompts."
+_WRITE_ONE = 'Write one: python -m scripts.encode_prompts --prompt "" --no_negative_prompt --out FILE.safetensors'
+
+
+@dataclass(frozen=True)
+class Header:
+    """The metadata of a file."""
+
+    name: str  # of the encoder
+    num_tokens: int
+    width: int
+    prompts: list[str]  # in the order they were written; the negative one is apart
+    negative_prompt: str | None
+
+    @property
+    def texts(self) -> list[str]:
+        """Of the embeddings, in their order."""
+        return _distinct(self.prompts, self.negative_prompt)
 
 
 class PromptEmbeddings(Mapping[str, Tensor]):
     """Embeddings by prompt, float32 [num_tokens, width]; also a text encoder of these prompts only."""
 
-    def __init__(
-        self,
-        rows: Mapping[str, Tensor],
-        *,
-        name: str,
-        num_tokens: int,
-        width: int,
-        prompts: Sequence[str],
-        negative_prompt: str | None = None,
-        source: str = "These embeddings",
-    ) -> None:
-        self.name = name
-        self.prompts = tuple(prompts)  # in the order they were written; the negative one is apart
-        self.num_tokens = num_tokens
-        self.width = width
-        self.negative_prompt = negative_prompt
+    def __init__(self, rows: Mapping[str, Tensor], about: Header, source: str) -> None:
+        self.name, self.num_tokens, self.width = about.name, about.num_tokens, about.width
+        self.prompts, self.negative_prompt = tuple(about.prompts), about.negative_prompt
         self._rows = dict(rows)
         self._source = source
         self._device = torch.device("cpu")
@@ -78,43 +84,12 @@ class PromptEmbeddings(Mapping[str, Tensor]):
         return self
 
 
-@dataclass(frozen=True)
-class Header:
-    """The metadata of a file."""
-
-    name: str  # of the encoder
-    num_tokens: int
-    width: int
-    prompts: list[str]
-    negative_prompt: str | None
-
-    @property
-    def texts(self) -> list[str]:
-        """Of the embeddings, in their order."""
-        return _distinct(self.prompts, self.negative_prompt)
-
-
 def read_prompt_embeddings(path: StrPath) -> PromptEmbeddings:
     """The embeddings of a file, with the name of the encoder that made them."""
     with _opened(path) as file:
         about = _header(file, path)
-        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    texts = about.texts
-    return PromptEmbeddings(
-        {text: tensors[f"embedding.{i}"] for i, text in enumerate(texts)},
-        name=about.name,
-        num_tokens=about.num_tokens,
-        width=about.width,
-        prompts=about.prompts,
-        negative_prompt=about.negative_prompt,
-        source=str(path),
-    )
-
-
-def read_header(path: StrPath) -> Header:
-    """The metadata of a file, without its embeddings."""
-    with _opened(path) as file:
-        return _header(file, path)
+        rows = {text: file.get_tensor(f"embedding.{i}") for i, text in enumerate(about.texts)}
+    return PromptEmbeddings(rows, about, str(path))
 
 
 @contextmanager
@@ -169,6 +144,58 @@ def write_prompt_embeddings(
     content = save({f"embedding.{i}": row.contiguous() for i, row in enumerate(rows)}, metadata)
     storage.write_atomically(path, lambda file: file.write(content))
     return read_prompt_embeddings(path)
+
+
+# ---- one embedding for all
+
+
+def read_constant_embedding(path: StrPath) -> Tensor:
+    """[S, E], in the file's precision: a .pt of one tensor [S, E] or [1, S, E], or a file of scripts.encode_prompts.
+
+    Of a file with several prompts it is that of the empty one.
+    """
+    _require_file(path)
+    if str(path).endswith(".safetensors"):
+        known = read_prompt_embeddings(path)
+        return known[_only_prompt(path, list(known))]
+    found = _saved_tensor(path)
+    if not bool(torch.isfinite(found).all()):
+        raise DataError(f"{path} holds an embedding with values that are not finite.")
+    return found
+
+
+def constant_embedding_shape(path: StrPath) -> tuple[int, int]:
+    """(tokens, width) of what `read_constant_embedding` would give, from the file's header alone."""
+    _require_file(path)
+    if not str(path).endswith(".safetensors"):
+        num_tokens, width = _saved_tensor(path).shape
+        return num_tokens, width
+    with _opened(path) as file:
+        about = _header(file, path)
+    _only_prompt(path, about.texts)
+    return about.num_tokens, about.width
+
+
+def _require_file(path: StrPath) -> None:
+    if not storage.exists(path) or storage.is_folder(path):
+        raise DataError(f"There is no embedding {path}. {_WRITE_ONE}")
+
+
+def _only_prompt(path: StrPath, texts: Sequence[str]) -> str:
+    if "" not in texts and len(texts) != 1:
+        raise DataError(f"{path} has embeddings of {len(texts)} prompts, and none is empty. {_WRITE_ONE}")
+    return "" if "" in texts else texts[0]
+
+
+def _saved_tensor(path: StrPath) -> Tensor:
+    """[S, E], memory-mapped."""
+    found = weights.load_pt(path)
+    if isinstance(found, Tensor) and found.ndim == 3 and found.shape[0] == 1:
+        found = found[0]
+    if not isinstance(found, Tensor) or found.ndim != 2 or not found.is_floating_point():
+        what = f"a tensor {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        raise DataError(f"{path} holds {what}, but an embedding is a tensor [tokens, width] or [1, tokens, width].")
+    return found
 
 
 def _distinct(prompts: Sequence[str], negative_prompt: str | None) -> list[str]:

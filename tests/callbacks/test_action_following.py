@@ -2,7 +2,6 @@
 """Looks at whether actions are obeyed: the same in every validation and layout, a warning where they are not."""
 
 import logging
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -138,13 +137,6 @@ def test_ignored_actions_are_a_warning_once(tmp_path: Path, caplog: pytest.LogCa
     assert "ignores its actions so far" in record.message and "iteration 200" in record.message
 
 
-def test_obedience_ends_the_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    trainer = make_trainer(tmp_path, make_action_model(obeys=False), [make_action_batch([0, 1])], patience=2, least=1.0)
-    with caplog.at_level(logging.WARNING):
-        validate(trainer, 1, 2, 3)
-    assert not caplog.records  # a gap of exactly 1 is not below 1
-
-
 def test_a_run_without_validation_looks_at_its_steps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trainer = make_trainer(tmp_path, make_action_model(obeys=True), [], first=2, every_n=4)
     trainer.start()
@@ -156,25 +148,6 @@ def test_a_run_without_validation_looks_at_its_steps(tmp_path: Path, caplog: pyt
     assert [record["iteration"] for record in records(tmp_path)] == [2, 4, 8]
     assert all("train/action_gap" in record for record in records(tmp_path))
     assert "2 training clips" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("positions", "change", "message"),
-    [
-        ([3], 1.0, r"there is one clip alone \(dataloader_val\.batch_size\).* Validate on more clips"),
-        ([3, 4], 1.0, "all 2 clips have the same actions"),
-        ([3, 4], 0.0, "all actions of the 2 clips are zero.*hide_actions"),
-    ],
-)
-def test_clips_that_cannot_show_obedience_are_explained(
-    positions: list[int], change: float, message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    batch = make_action_batch(positions)
-    batch["action"] = batch["action"][:1].expand(len(positions), -1, -1) * change
-    with caplog.at_level(logging.WARNING):
-        assert validate(make_trainer(tmp_path, make_action_model(obeys=True), [batch]), 1, 2) == []
-    (record,) = caplog.records  # once
-    assert re.search(f"cannot be seen: {message}", record.message)
 
 
 def test_a_batch_of_one_clip_is_explained_by_its_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -244,9 +217,3 @@ def test_two_processes_look_at_the_same_clips_and_share_them() -> None:
     for positions, (alone, together) in run_distributed(_on_two_ranks, 2):
         assert positions == [4, 5, 6]
         assert together == pytest.approx(alone, rel=1e-5) and abs(alone[0] - 1) > 1e-3
-
-
-def test_the_clips_of_a_step_have_no_pixels() -> None:
-    clips = clips_of_step(make_action_batch([1, 0]), make_action_model(obeys=True), 2)
-    assert [clip.position for clip in clips] == [0, 1] and clips[0].video_1_C_F_H_W is None
-    assert torch.equal(clips[1].conditions()["action"], make_action_batch([1])["action"])

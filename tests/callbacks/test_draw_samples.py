@@ -119,17 +119,6 @@ def test_training_does_not_notice(tmp_path: Path) -> None:
     assert all(torch.equal(value, weights[name]) for name, value in model.checkpoint_state().items())
 
 
-def test_the_clips_and_their_noise_stay_the_same(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, make_model(), [make_batch(positions=[0, 1])])
-    trainer.start()
-    for iteration in (1, 2):
-        trainer.callbacks.on_training_step_end(trainer.model, {}, {}, torch.zeros(()), iteration)
-        trainer.dataloader_val = []  # read once
-    trainer.metrics.close()
-    first, second = records(tmp_path)
-    assert {k: v for k, v in first.items() if k != "iteration"} == {k: v for k, v in second.items() if k != "iteration"}
-
-
 def test_the_first_clips_of_all_ranks_are_taken_in_order() -> None:
     model = make_model()
     image = make_batch(size=1, positions=[0])
@@ -151,18 +140,6 @@ def test_the_first_clips_of_all_ranks_are_taken_in_order() -> None:
         first_clips([image], model, 1)
 
 
-def test_images_of_other_ranks_do_not_change_which_clips_are_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 of two has images before its first clip, so the clips of one process are both on this rank."""
-    model, one = make_model(), make_batch(positions=[1, 3])
-    others = [part(make_batch(positions=[6, 8]), i) for i in range(2)]
-    far = [first_clips([batch], model, 1)[0] for batch in others]
-    answers = iter([None, [clip.position for clip in far], far])
-    monkeypatch.setattr(fixed_clips, "current_dims", lambda: ParallelDims(world_size=2, rank=1))
-    monkeypatch.setattr(fixed_clips.distributed, "all_gather_object", lambda mine: [next(answers), mine])
-    clips = first_clips([part(one, 0), part(one, 1)], model, 2)
-    assert [clip.position for clip in clips] == [1, 3]
-
-
 @pytest.mark.parametrize("find", ["the loader", "the clips", "the step"])
 def test_a_rank_that_fails_alone_keeps_no_other_waiting(find: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it tells the others comes before it leaves: else they wait for its clips until their time is up."""
@@ -175,11 +152,6 @@ def test_a_rank_that_fails_alone_keeps_no_other_waiting(find: str, monkeypatch: 
         else:
             first_clips((lambda: 1 / 0) if find == "the loader" else [make_batch(size=2)], make_model(), 2)
     assert said == ["ZeroDivisionError: division by zero"]
-
-
-def test_a_loader_without_positions_gives_them_in_its_order() -> None:
-    clips = first_clips([make_batch(size=2), make_batch(size=2)], make_model(), 3)
-    assert [clip.position for clip in clips] == [0, 1, 2]
 
 
 def test_cached_latents_are_drawn_beside_what_they_decode_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from cosmos_predict2.configs.action_conditioned import config as public
 from cosmos_predict2.configs.action_conditioned.defaults import data
-from cosmos_predict2.models.action_checks import declared_transform
+from cosmos_predict2.models.model_checks import declared
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from imaginaire.config.compose import compose
 from imaginaire.config.lazy_config import to_yaml
@@ -111,8 +111,8 @@ def test_every_loader_with_actions_composes_without_the_rest(name: str) -> None:
     assert "${" not in to_yaml(loader)
     nodes = [loader.dataset] if "dataset" in loader else list(loader.datasets.values())
     assert all(node.num_frames == 13 for node in nodes)
-    declared = [declared_transform(node) for node in nodes]
-    assert all(found == declared[0] for found in declared), "what is mixed has the same actions"
+    found = [declared(node, "declared_transform") for node in nodes]
+    assert all(one == found[0] for one in found), "what is mixed has the same actions"
 
 
 OTHER_DATA = ["lerobot_train", "bridge_json_train", "libero_hdf5_train", "toy_action_hard", "folder"]

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training with actions: what of a batch is required, what it starts from, and the transform that it keeps."""
 
-import json
 import logging
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,26 +14,20 @@ from torch import Tensor
 
 from cosmos_predict2.actions.transforms import ActionTransform, controller, relative_pose
 from cosmos_predict2.checkpoints.card import TRANSFORM_KEY as KEY
-from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.latent_cache import LATENTS_KEY
 from cosmos_predict2.data.mock import MockImages, MockVideos
-from cosmos_predict2.data.toy.states import path_of, write_states
-from cosmos_predict2.data.toy.videos import ToyWorldStates
 from cosmos_predict2.models.config import Predict2ModelManagerConfig, Predict2Video2WorldModelConfig
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
-from cosmos_predict2.toy_world.episodes import make_episodes
 from cosmos_predict2.world_model.assembly import settle_attention
-from cosmos_predict2.world_model.config import EMAConfig, Video2WorldActionPipelineConfig
-from cosmos_predict2.world_model.network import embedders_begin_anew
-from imaginaire import distributed
+from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig
 from imaginaire.config import lazy_config
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from imaginaire.findings import Finding
 from tests.checkpoints.nets import transform_tensor
-from tests.findings import checked_model, problems
+from tests.findings import checked_model
 from tests.models.parts import NET, PooledPixels, make_batch
 
 SIZE = dict(max_img_h=8, max_img_w=8, max_frames=4)
@@ -119,7 +112,7 @@ def test_a_longer_clip_is_cut_with_its_actions() -> None:
     batch = action_batch(size=8, frames=30)
     batch["video"] = torch.arange(30, dtype=torch.uint8)[None, None, :, None, None].expand(8, 3, 30, 32, 32)
     batch["action"] = torch.arange(29.0)[None, :, None].expand(8, 29, 3)
-    cut = model.actions.of_clip(batch, model._generators(batch, "train"))
+    cut = model._cut(batch, model._generators(batch, "train"))
     starts = cut["video"][:, 0, 0, 0, 0]
     assert cut["video"].shape[2] == 9 and cut["action"].shape[1] == 8
     assert torch.equal(cut["action"][:, :, 0], starts[:, None] + torch.arange(8.0)) and len(set(starts.tolist())) > 3
@@ -136,13 +129,6 @@ def test_a_longer_clip_is_cut_with_its_actions() -> None:
     for path in (lambda: model.training_step(relative, 0), lambda: model.clean_clips(relative)):
         with pytest.raises(DataError, match=r"cannot be cut.*accumulate window.*num_frames=9"):
             path()
-
-
-def test_a_first_validation_takes_the_transform_of_its_data_before_it_cuts() -> None:
-    pose = L(ChunkActionDiT)(action_dim=7, **SIZE, **NET)
-    batch = {**action_batch(frames=30, transform=relative_pose(accumulate="window")), "action": torch.zeros(2, 29, 7)}
-    with pytest.raises(DataError, match=r"cannot be cut.*accumulate window"):
-        make_model(net=pose).clean_clips(batch)
 
 
 def test_pictures_are_refused_before_and_in_training() -> None:
@@ -162,7 +148,7 @@ def test_cached_latents_keep_the_actions_of_their_frames() -> None:
     batch = action_batch(frames=17)
     batch[LATENTS_KEY] = torch.randn(2, 16, 5, 4, 4)
     del batch["video"]
-    cut = model.actions.of_clip(batch, model._generators(batch, "train"))
+    cut = model._cut(batch, model._generators(batch, "train"))
     assert cut[LATENTS_KEY].shape[2] == 3 and torch.equal(cut["action"], batch["action"][:, :8])
 
 
@@ -216,9 +202,6 @@ def test_what_data_propose_is_taken_over_by_a_new_run_only() -> None:
     told = SimpleNamespace(action_transform=controller(3, 2.0))
     with pytest.raises(DataError, match="the checkpoint has"):  # though another data set proposes the same
         resumed.on_data(SimpleNamespace(dataset=[SimpleNamespace(action_transform=grown), told]))
-    for other in (controller(3, 2.0), grown):  # the second of a data set that was not found
-        with pytest.raises(DataError, match="the checkpoint has"):
-            loss_of(resumed, action_batch(transform=other))
     with pytest.raises(DataError, match="the checkpoint has"):
         proposed_batches(resumed, attrs.evolve(controller(4), proposed=True))
     told = make_model(action_transform=OWN.to_dict())
@@ -230,74 +213,24 @@ def test_what_data_propose_is_taken_over_by_a_new_run_only() -> None:
     ] * 2
 
 
-class Own(torch.utils.data.Dataset[Any]):
-    """A data set of a user's that reads others."""
-
-    def __init__(self, *inner: Any) -> None:
-        self.first, self.others = inner[0], list(inner[1:])
-
-
-class Reading(torch.utils.data.Dataset[Any]):
-    def __init__(self, transform: ActionTransform) -> None:
-        self.action_transform = transform
-
-
-def test_data_sets_in_those_of_a_user_are_given_the_runs_transform() -> None:
-    model, grown = make_model(), attrs.evolve(controller(3, 2.0), proposed=True)
-    sets = [Reading(one) for one in (PROPOSED, grown, grown)]
-    model.on_data(SimpleNamespace(dataset=Own(sets[0], Own(*sets[1:]))))
-    assert model.actions.transform == PROPOSED and {one.action_transform for one in sets} == {PROPOSED}
-    with pytest.raises(DataError, match=r"the training data has .* for validation too"):
-        make_model().on_data(Own(Reading(OWN)), Own(Reading(controller(3, 2.0))))
-
-
-def test_processes_with_other_actions_are_told_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = make_model()
-    loss_of(model, action_batch())  # of data sets that were not found
-    of_all: list[Any] = []
-    monkeypatch.setattr(distributed, "all_gather_object", lambda own: [own, *of_all])
-    of_all.append(controller(3, 2.0))
-    with pytest.raises(DataError, match=r"scale 2, the first one controller of 3 numbers, scale 1: .*\(model.config"):
-        model.on_after_backward()
-    model = make_model()
-    loss_of(model, action_batch())
-    of_all[0] = attrs.evolve(OWN, stats={"mean": [0.0] * 3})  # a note alone
-    model.on_after_backward()
-    monkeypatch.setattr(distributed, "all_gather_object", None)
-    model.on_after_backward()  # said once
-
-
-def test_a_run_that_starts_from_weights_with_actions_keeps_their_transform(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_that_starts_from_weights_with_actions_keeps_their_transform(tmp_path: Path) -> None:
     path = _saved(make_model().net, tmp_path / "action.pt", **{KEY: transform_tensor(OWN)})
     model = make_model(dit_path=path)
     assert torch.equal(loss_of(model, *proposed_batches(model, PROPOSED)), loss_of(make_model(), action_batch()))
-    assert model.actions.transform == OWN and "learnt anew" not in caplog.text
-    longer = attrs.evolve(PROPOSED, kind="relative_pose", scale=(20.0,) * 7)
-    assert longer.yields_to(relative_pose()) and not longer.yields_to(relative_pose(accumulate=4)), "other raw actions"
-    of_poses = _saved(make_model().net, tmp_path / "poses.pt", **{KEY: transform_tensor(relative_pose())})
-    other = make_model(dit_path=of_poses)
-    loss_of(other, *proposed_batches(other, PROPOSED))
-    assert other.actions.transform == PROPOSED and "learnt anew" in caplog.text
+    assert model.actions.transform == OWN
 
 
-@pytest.mark.parametrize(("factor", "says"), [(1.0, None), (0.0, None), (100.0, "drown"), (0.015, "hardly sees")])
-def test_actions_far_from_the_order_of_one_are_told_at_the_first_step(
-    factor: float, says: str | None, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("factor", "words"), [(1.0, None), (0.0, None), (100.0, "drown"), (0.015, "hardly sees")])
+def test_actions_far_from_the_order_of_one_are_a_warning_at_the_first_step(
+    factor: float, words: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, batch = make_model(), action_batch()
     batch["action"] *= factor / batch["action"].abs().max()
     for _ in range(2):
         loss_of(model, batch)
-    told = [record.message for record in caplog.records if "largest action of the batch" in record.message]
-    causes = [*model.likely_causes(batch)]
-    assert len(told) == len(causes) == (says is not None)
-    if says is not None:
-        assert f"is {factor:.3g} as controller" in told[0] and says in told[0] and told[0] == f"{causes[0]}."
-    model.actions.transform = relative_pose()
-    closed = torch.tensor([[[1e-3] * 6 + [1.0]]])
-    assert "hardly sees" in (model.actions._far_from_one(closed) or ""), "the gripper does not hide how small moves are"
+    warnings = [record.message for record in caplog.records if "largest action of the batch" in record.message]
+    assert warnings == [f"{cause}." for cause in model.likely_causes(batch)] and len(warnings) == (words is not None)
+    assert all(str(words) in warning for warning in warnings)
 
 
 def test_data_that_do_not_say_it_need_a_config_that_does() -> None:
@@ -335,24 +268,6 @@ def _saved(net: torch.nn.Module, path: Path, **more: Tensor) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("network", NETS)
-def test_a_base_is_what_it_was_until_actions_are_learnt(
-    network: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    torch.manual_seed(5)
-    base = Video2WorldDiT(**SIZE, **NET)
-    awaken(base)
-    with caplog.at_level(logging.INFO):
-        model = make_model(network, _saved(base, tmp_path / "base.pt"))
-    assert "it knows no actions: their embedders begin anew" in caplog.text
-    by_name = dict(model.net.named_parameters())
-    assert all(torch.equal(value, by_name[name]) for name, value in base.named_parameters())
-    embedders = {name: value for name, value in by_name.items() if name.startswith("action_embedder_")}
-    assert all((value == 0).all() == (".fc2." in name) for name, value in embedders.items()), "fc1 drawn, fc2 zero"
-    batch = action_batch()
-    assert torch.equal(loss_of(model, batch), loss_of(model, {**batch, "action": batch["action"] * 5}))
-
-
 def test_weights_with_actions_are_matched_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = make_model()
     path = _saved(first.net, tmp_path / "action.pt", **{KEY: transform_tensor(controller(3, 9.0))})
@@ -360,16 +275,6 @@ def test_weights_with_actions_are_matched_all(tmp_path: Path, caplog: pytest.Log
         second = make_model(dit_path=path)
     assert "begin anew" not in caplog.text
     assert torch.equal(loss_of(first, action_batch()), loss_of(second, action_batch()))
-    assert "must be learnt anew" in caplog.text, "they were trained with actions of another scale"
-    second.load_checkpoint_state(first.checkpoint_state())
-    caplog.clear()
-    second._is_compared = False
-    loss_of(second, action_batch())
-    assert "must be learnt anew" not in caplog.text, "what it started from is replaced"
-    missing = {f"net.{n}": v for n, v in first.net.state_dict().items() if "B_3D.fc2" not in n}
-    torch.save(missing, tmp_path / "torn.pt")
-    with pytest.raises(CheckpointError, match=r"action_embedder_B_3D\.fc2"):
-        make_model(dit_path=str(tmp_path / "torn.pt"))
 
 
 def test_beside_adapters_new_embedders_are_trained(tmp_path: Path) -> None:
@@ -382,40 +287,6 @@ def test_beside_adapters_new_embedders_are_trained(tmp_path: Path) -> None:
     }
     known = make_model(dit_path=_saved(make_model().net, tmp_path / "action.pt"), **lora)
     assert all(".lora_" in name for name, p in known.net.named_parameters() if p.requires_grad)
-
-
-def test_weights_that_are_not_here_are_judged_by_their_name(tmp_path: Path) -> None:
-    released = "checkpoints/nvidia/Cosmos-Predict2-2B-Sample-Action-Conditioned/model-480p-4fps.pt"
-    for path, begins in [("", True), (str(tmp_path / "x.pt"), True), ("s3://a/libero-spatial-2b-20k.pt", False)]:
-        assert embedders_begin_anew(path, may_fetch=False) is begins
-    assert not embedders_begin_anew(released, may_fetch=False)
-    with pytest.raises(CheckpointError, match="does not exist"):
-        embedders_begin_anew(str(tmp_path / "x.pt"))
-
-
-@pytest.mark.parametrize("knows_actions", [False, True])
-def test_the_size_of_a_checkpoint_counts_embedders_that_begin_anew(knows_actions: bool, tmp_path: Path) -> None:
-    net = make_model().net if knows_actions else Video2WorldDiT(**SIZE, **NET)
-    options: dict[str, Any] = dict(train_architecture="lora", lora_rank=4, lora_alpha=4, precision="bfloat16")
-    config = make_config(dit_path=_saved(net, tmp_path / "start.pt"), **options)
-    model = Video2WorldModel(config)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    of_optimizer = sum(p.numel() * (8 if p.dtype == torch.float32 else 12) for p in trained)  # moments, masters
-    state = {name: value for name, value in model.checkpoint_state().items() if name.startswith("net.")}
-    expected = of_optimizer + sum(value.numel() * value.element_size() for value in state.values())
-    assert Video2WorldModel.checkpoint_bytes(dict(config=config)) == pytest.approx(expected, abs=100)
-
-
-def test_the_average_has_the_embedders() -> None:
-    model = make_model(ema=EMAConfig(enabled=True))
-    model.parallelize(one_process())
-    assert "net_ema.action_embedder_B_D.fc1.weight" in model.checkpoint_state()
-
-
-def one_process() -> Any:
-    from imaginaire.distributed.parallel import ParallelDims
-
-    return ParallelDims(world_size=1, rank=0, context_parallel_size=1)
 
 
 # --- what is told before anything is built ---
@@ -441,11 +312,7 @@ def _node(config: Predict2Video2WorldModelConfig) -> Any:
         (dict(action_transform={"kind": "controler", "scale": [1.0]}), "Did you mean controller"),
         (dict(chunk_size=12), ""),  # what stands where nobody sets it: state_t says the length
         (dict(chunk_size=8), ""),
-        (
-            dict(chunk_size=16),
-            r"chunk_size: 16, but a clip of 9 frames (state_t=3) has 8 actions. Leave chunk_size out,",
-        ),
-        (dict(chunk_size=16), "or set state_t=5"),
+        (dict(chunk_size=16), "chunk_size: 16, but a clip of 9 frames (state_t=3) has 8 actions"),
         (dict(network="chunk", state_t=4), ""),
         (dict(network="flat", action_transform=OWN.to_dict()), ""),
     ],
@@ -463,26 +330,6 @@ def test_attention_that_this_device_has_not_is_told(name: str) -> None:
         settle_attention(
             ChunkActionDiT(**SIZE, **NET, action_dim=3, atten_backend=name), torch.device("cpu"), torch.float32
         )
-
-
-def test_the_width_that_lerobot_data_have_is_told(tmp_path: Path) -> None:
-    features = {"action": {"dtype": "float32", "shape": [5]}, "front": {"dtype": "video"}}
-    info = dict(codebase_version="v3.0", fps=10, data_path="data/{episode_index}.parquet", features=features)
-    (tmp_path / "meta").mkdir()
-    (tmp_path / "meta/info.json").write_text(json.dumps(info))
-    data = dict(_target_=LeRobotActionDataset, root=str(tmp_path), text_width=NET["crossattn_emb_channels"])
-    model, config = Video2WorldModel, _node(make_config())
-    (problem,) = checked_model(model, config, [data])
-    assert "its actions have 5 numbers, but the network reads 3" in problem.text and "net.action_dim=5" in problem.text
-    features["action"]["shape"] = [3]
-    (tmp_path / "meta/info.json").write_text(json.dumps(info))
-    assert checked_model(model, config, [data]) == []
-    write_states(path_of(tmp_path / "states", 0), make_episodes(1, 0, length=4, action_dim=4), slice(0, 1), 10.0)
-    states = dict(_target_=ToyWorldStates, folder=str(tmp_path / "states"), width=NET["crossattn_emb_channels"])
-    (problem,) = checked_model(model, config, [states])
-    assert "its actions have 4 numbers, but the network reads 3" in problem.text
-    for wrong in (dict(camera="wrist"), dict(action_keys="acton")):
-        assert "there is no" in "\n".join(problems(LeRobotActionDataset, root=str(tmp_path), **wrong))
 
 
 def test_a_network_without_actions_is_refused() -> None:
@@ -525,18 +372,31 @@ def test_a_header_says_the_transform_when_its_weights_are_loaded(tmp_path: Path)
         make_model(action_transform=OWN.to_dict()).on_load_path(path)
 
 
-def test_a_start_from_other_actions_is_said_once_before_anything_is_built(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = _exported(tmp_path / "bridge.safetensors", controller(3, 9.0))
-    (note,) = _start(dit_path=path)
+def test_a_start_from_other_actions_is_a_warning_before_anything_is_built(tmp_path: Path) -> None:
+    (note,) = _start(dit_path=_exported(tmp_path / "bridge.safetensors", controller(3, 9.0)))
     assert (note.key, note.level) == ("model.config.model_manager_config.dit_path", "warning")
     assert "scale 9, the data have controller of 3 numbers, scale 1" in note.text
-    for reported in (frozenset({note.text}), frozenset()):
-        assert note.text not in caplog.text
-        model = make_model(dit_path=path)
-        model.reported = reported
-        loss_of(model, action_batch())
-    assert note.text in caplog.text, "without a check before the start, the model reports it"
     assert _start(dit_path=_exported(tmp_path / "own.safetensors", OWN)) == []
     assert "none.pt does not exist" in str(*_start(dit_path=str(tmp_path / "none.pt")))
+
+
+@pytest.mark.parametrize(
+    ("training", "validation", "message"),
+    [
+        (dict(scale=[1.0] * 3), dict(scale=[1.0] * 3), ""),
+        (dict(scale=[1.0] * 3), dict(scale=[20.0] * 3), "scale 20, but those of dataloader_train.0 controller"),
+        (dict(scale=[1.0] * 4), dict(scale=[1.0] * 3), "4 numbers, but the network reads 3. Set model.config.pipe"),
+    ],
+)
+def test_actions_of_data_that_do_not_fit_are_found(
+    training: dict[str, Any], validation: dict[str, Any], message: str
+) -> None:
+    sizes = dict(_target_=Declaring, num_frames=9, num_tokens=4, width=8)
+    found = checked_model(Video2WorldModel, _node(make_config()), [{**sizes, **training}], [{**sizes, **validation}])
+    assert message in str(found[0]) if message else found == []
+
+
+class Declaring(MockVideos):
+    @classmethod
+    def declared_transform(cls, *, scale: list[float], **_: Any) -> ActionTransform:
+        return controller(len(scale), scale[0])

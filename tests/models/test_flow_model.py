@@ -13,20 +13,17 @@ from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActio
 from cosmos_predict2.data.mock import MockVideos
 from cosmos_predict2.diffusion.rectified_flow import flow_time
 from cosmos_predict2.models.config import Predict2p5Video2WorldModelConfig, Predict2Video2WorldModelConfig
-from cosmos_predict2.models.text_widths import data_text_width, text_problems
-from cosmos_predict2.models.training_text import TrainingTextConfig
+from cosmos_predict2.models.text import TrainingTextConfig, data_text_width
 from cosmos_predict2.models.video2world_model import Predict2p5Video2WorldModel, Video2WorldModel
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.text.reason1 import Reason1Encoder
 from cosmos_predict2.world_model.config import EMAConfig, FlowConfig, Video2WorldPipelineConfig
 from cosmos_predict2.world_model.objectives import EDM
 from imaginaire.config.lazy_config import LazyCall as L
-from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.findings import Finding
 from tests.findings import checked_model
-from tests.models.parts import NET, PooledPixels, draw_modulations, make_batch, part
+from tests.models.parts import NET, PooledPixels, draw_modulations, make_batch
 from tests.models.parts import make_model as make_parts_model
 
 
@@ -59,13 +56,6 @@ def drawn(model: Video2WorldModel, batch: dict[str, Any]) -> tuple[Tensor, Tenso
     return x0, *model.draw_noise(x0, False, generators), condition
 
 
-def test_gradient_reaches_every_parameter() -> None:
-    model = make_model()
-    _, loss = model.training_step(make_batch(positions=[0, 1]), 0)
-    loss.backward()
-    assert [n for n, p in model.net.named_parameters() if p.grad is None or not p.grad.any()] == []
-
-
 def test_the_loss_is_the_mean_error_of_the_velocity() -> None:
     model = make_model(conditional_frames_probs={0: 1.0})
     batch = make_batch(positions=[0, 1])
@@ -85,33 +75,6 @@ def test_the_loss_is_the_mean_error_of_the_velocity() -> None:
     torch.testing.assert_close(output["x0_pred"], (xt - t * velocity).detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_times_are_drawn_as_noise_levels_of_predict2_are_around_the_shift() -> None:
-    """logit(t) = ln(sigma) is normal around ln(shift), as ln(sigma) of Predict2 is around that of its factor."""
-    log_sigma = torch.logit(times(make_model(train_time_shift=7.0), 4000).double())
-    assert float(log_sigma.mean()) == pytest.approx(float(torch.tensor(7.0).log()), abs=0.05)
-    assert float(log_sigma.std()) == pytest.approx(1.0, abs=0.03)
-
-
-def test_each_way_of_drawing_times_has_its_own_distribution() -> None:
-    uniform = times(make_model(train_time_distribution="uniform", train_time_shift=1.0), 4000)
-    assert float(uniform.mean()) == pytest.approx(0.5, abs=0.02) and float(uniform.std()) == pytest.approx(
-        0.289, abs=0.01
-    )
-    waver = times(make_model(train_time_distribution="waver_mode_1.29", train_time_shift=1.0), 4000)
-    assert float(waver.mean()) == pytest.approx(0.5, abs=0.02) and float(waver.std()) < 0.27
-    table = times(make_model(train_time_table=True, train_time_distribution="uniform", train_time_shift=1.0), 4000)
-    assert (
-        len(set(table.mul(1000).round(decimals=2).tolist())) < 1000 and 0 < float(table.min()) <= float(table.max()) < 1
-    )
-
-
-def test_high_noise_is_drawn_of_videos_as_often_as_asked() -> None:
-    model = make_model(high_sigma_ratio=0.25, train_time_shift=1.0)
-    share = float((times(model, 2000) >= 0.98).double().mean())
-    assert 0.21 < share < 0.30
-    assert float((times(model, 2000, is_image=True) >= 0.98).double().mean()) < 0.01
-
-
 def test_pure_noise_trains_without_infinities() -> None:
     model = make_model()
     x0, epsilon, _, condition = drawn(model, make_batch(positions=[0, 1]))
@@ -121,17 +84,6 @@ def test_pure_noise_trains_without_infinities() -> None:
     sigma = noise_level(torch.full((2, 1), LATEST_TIME, dtype=torch.float64)).float()
     output, loss = model.loss(x0, epsilon, sigma, condition)
     assert torch.isfinite(loss) and torch.allclose(output["xt"], epsilon, atol=1e-5)
-
-
-def test_draws_follow_from_the_sample_not_from_its_batch() -> None:
-    model = make_model()
-    batch = make_batch(size=2, positions=[7, 40])
-    together, _ = model.training_step(batch, 0)
-    alone = [model.training_step(part(batch, i), 0)[0] for i in range(2)]
-    for key in ("sigma", "xt"):
-        assert torch.equal(together[key], torch.cat([output[key] for output in alone])), key
-    mask = [output["condition"].condition_mask_B_1_T_H_W for output in (together, *alone)]
-    assert torch.equal(mask[0], torch.cat(mask[1:]))
 
 
 @pytest.mark.parametrize(
@@ -144,13 +96,6 @@ def test_given_frames_are_drawn_by_their_shares(shares: dict[Any, float], expect
     given = model.config.draw_conditional_frames(model._generators(batch, "train"))
     found = [float((given == n).double().mean()) for n in range(3)]
     assert found == pytest.approx(expected, abs=0.03)
-
-
-def test_the_shares_are_said_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
-    """A mapping in an override is merged, so what holds may not be what was written."""
-    with caplog.at_level("INFO"):
-        make_model(conditional_frames_probs={0: 0.5, 1: 1.0, 2: 0.5})
-    assert "conditioning latent frames: 0 in 25%, 1 in 50%, 2 in 25% of the clips" in caplog.text
 
 
 def test_without_shares_the_numbers_of_the_pipeline_hold() -> None:
@@ -216,42 +161,6 @@ def test_the_same_weights_have_the_same_loss_at_a_level_in_both_families() -> No
         torch.testing.assert_close(10 * of_flow, of_level, rtol=1e-4, atol=1e-5)
 
 
-def test_images_train_without_given_frames() -> None:
-    model = make_model()
-    batch = make_batch(positions=[0, 1])
-    batch["images"] = batch.pop("video")[:, :, 0] / 127.5 - 1
-    output, loss = model.training_step(batch, 0)
-    assert torch.isfinite(loss) and output["condition"].condition_mask_B_1_T_H_W is None
-
-
-def test_captions_are_encoded_in_training_and_equal_ones_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[list[str]] = []
-    encode = BytesEncoder.encode
-    monkeypatch.setattr(
-        BytesEncoder, "encode", lambda self, prompts: asked.append(list(prompts)) or encode(self, prompts)
-    )
-    model = make_model(text=TrainingTextConfig(encoder=L(BytesEncoder)(num_tokens=4, width=8)))
-    batch = make_batch(positions=[0, 1])
-    del batch["t5_text_embeddings"]
-    for captions in (["push", "push"], ["carry", "push"]):
-        output, _ = model.validation_step({**batch, "ai_caption": captions}, 0)
-        assert torch.isfinite(output["edm_loss"])
-    assert asked == [["push"], ["carry"]]
-    _, condition = model.data_and_condition({**batch, "ai_caption": ["carry", "push"]}, model._generators(batch, "x"))
-    kept = condition.crossattn_emb_B_S_E.flatten(1).any(dim=1)
-    torch.testing.assert_close(condition.crossattn_emb_B_S_E[kept], BytesEncoder(4, 8).encode(["carry", "push"])[kept])
-
-
-def test_lora_and_the_average_are_as_for_predict2() -> None:
-    model = make_model(train_architecture="lora", lora_rank=2, lora_alpha=4, ema=EMAConfig(enabled=True))
-    model.on_train_start()
-    model.parallelize(ParallelDims())
-    assert model.ema is not None
-    _, loss = model.training_step(make_batch(positions=[0, 1]), 0)
-    loss.backward()
-    assert all((p.grad is not None) == (".lora_" in name) for name, p in model.net.named_parameters())
-
-
 def test_the_first_loss_of_trained_weights_is_below_that_of_no_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cosmos_predict2.models.video2world_model.SMALLEST_RELEASED", 1)
     model = make_model()
@@ -299,21 +208,6 @@ def _told(text: TrainingTextConfig | None = None, net: dict[str, Any] | None = N
 
 def _node(config: Predict2Video2WorldModelConfig) -> Any:
     return L(Video2WorldModel)(config=config, _recursive_=False)["config"]
-
-
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        (dict(adjust_video_noise=False), "adjust_video_noise: False"),
-        (dict(pipe_adjust_video_noise=False), "pipe_config.adjust_video_noise: False"),
-        (dict(video_noise_factor=25.0), "pipe_config.video_noise_factor: 25.0"),
-        (dict(rectified_flow_loss_weight_uniform=False), "pipe_config.rectified_flow_loss_weight_uniform: False"),
-    ],
-)
-def test_options_of_the_other_loss_are_noted_with_those_of_this_one(options: dict[str, Any], key: str) -> None:
-    (problem,) = _told(**options)
-    assert problem.level == "warning" and str(problem).startswith(f"model.config.{key} has no effect")
-    assert "train_time_shift" in problem.cure
 
 
 def test_the_two_families_are_not_mixed() -> None:
@@ -380,19 +274,11 @@ def test_texts_of_another_width_are_told_of_data_encoder_and_file(tmp_path: Path
     torch.save(torch.zeros(4, 64), tmp_path / "empty.pt")
     constant = TrainingTextConfig(constant_path=str(tmp_path / "empty.pt"))
     (problem,) = _told(constant)
-    assert problem.key == "model.config.text.constant_path" and "has width 64" in problem.text
+    assert problem.key == "model.config.text.constant_path" and "have width 64" in problem.text
     assert _told(constant, net=dict(crossattn_proj_in_channels=64)) == []
     torch.save({"text": torch.zeros(4, 64)}, tmp_path / "empty.pt")
     assert "holds a dict, but an embedding is a tensor" in _told(constant)[0].text
     assert any("There is no embedding" in told.text for told in _told(TrainingTextConfig(constant_path=str(tmp_path))))
-
-
-def test_an_encoder_that_stands_in_the_config_itself_has_its_width() -> None:
-    net = dict(crossattn_emb_channels=8)
-    ((key, _, _),) = text_problems({"encoder": BytesEncoder(4, 64)}, net)
-    assert key == "model.config.text.encoder"
-    for node in (BytesEncoder(4, 8), "a name", L(Reason1Encoder)(path="none", strategy="unknown")):
-        assert [*text_problems({"encoder": node}, net)] == []
 
 
 class WithPixels:

@@ -8,13 +8,11 @@ import pytest
 import torch
 import yaml
 
-from cosmos_predict2.actions.transforms import controller
 from imaginaire.checkpoint import layout as checkpoint_layout
 from imaginaire.checkpoint.layout import CheckpointSet
 from imaginaire.config.compose import compose
 from imaginaire.config.schema import Config
 from imaginaire.training import preflight
-from tests.checkpoints.nets import transform_tensor
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
 EXPERIMENT = "experiment=predict2_video2world_training_tiny_groot_gr1_480"
@@ -61,30 +59,6 @@ def test_a_run_with_adapters_is_not_continued_without_them(root: Path, is_dcp: b
     assert text.startswith("base, but ") and "iter_000000002" in text and "was saved with lora" in text
     assert "job.name=tiny_groot_gr1_480_2" in text and f"go on with {LORA}" in text
     assert _problems("job.name=another") == {}  # as it says
-
-
-def test_a_run_with_other_actions_is_not_continued(root: Path) -> None:
-    run, tiny = root.parent / "arm", "experiment=predict2_video2world_tiny_action_conditioned_training"
-    trained = transform_tensor(controller(4, scale=20.0))
-    state = {"net.action_embedder_B_D.fc1.weight": torch.zeros(1, 1), "action_transform": trained}
-    (run / "checkpoints").mkdir(parents=True)
-    saved = CheckpointSet(str(run / "checkpoints"), checkpoint_layout.set_name(2, dcp=False))
-    trees = {"model": state, "optim": {}, "scheduler": {}, "trainer": {"iteration": 2}}
-    checkpoint_layout.write_standard(saved, trees)
-    found = _texts(compose(CONFIG, [tiny, "job.name=arm"]))
-    assert list(found) == ["dataloader_train", "model.config.pipe_config.ema.enabled"]
-    text = found["dataloader_train"]
-    assert "was trained with actions controller of 4 numbers, scale 20, the data have controller of 4" in text
-    assert "job.name=arm_2" in text and "model_manager_config.dit_path" in text
-    same = "model.config.pipe_config.action_transform={kind: controller, scale: [20, 20, 20, 20]}"
-    config = compose(CONFIG, [tiny, "job.name=arm", same])
-    assert "was saved with False" in _texts(config)["model.config.pipe_config.ema.enabled"]
-
-
-def test_a_run_without_adapters_is_not_continued_with_them(root: Path) -> None:
-    _save(root, has_lora=False, has_average=True)
-    assert _problems() == {}
-    assert "lora, but " in _problems(LORA)["model.config.train_architecture"]
 
 
 @pytest.mark.parametrize("was_on", [True, False])

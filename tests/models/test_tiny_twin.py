@@ -59,30 +59,6 @@ def test_embeddings_that_the_network_does_not_take_show_before_anything_is_built
     )
 
 
-def test_a_problem_below_a_section_comes_under_its_own_key() -> None:
-    (found,) = preflight.findings(compose(CONFIG, [*SHORT, "model.config.model_manager_config.dit_path=no/such.pt"]))
-    assert found.key == "model.config.model_manager_config.dit_path"
-    assert found.text.startswith("no/such.pt does not exist")
-
-
-def test_overrides_of_the_guides_compose() -> None:
-    config = compose(
-        CONFIG,
-        [
-            EXPERIMENT,
-            "model.config.train_architecture=lora",
-            "model.config.fsdp_shard_size=8",
-            "model.config.pipe_config.net.atten_backend=transformer_engine",
-            "model.config.pipe_config.conditioner.text.dropout_rate=0.1",
-            "model.config.pipe_config.ema.enabled=False",
-            "model.config.pipe_config.guardrail_config.enabled=False",
-            "model.config.pipe_config.prompt_refiner_config.enabled=False",
-        ],
-    )
-    assert config.model["config"]["pipe_config"]["conditioner"]["text"]["dropout_rate"] == 0.1
-    assert config.job.path == f"posttraining/video2world/{NAME}"
-
-
 @pytest.mark.parametrize(
     ("name", "path"),
     [
@@ -221,19 +197,3 @@ def test_bfloat16_trains_with_masters(tmp_path: Path) -> None:
     weight = "net.blocks.0.mlp.layer1.weight"
     assert state["model"][weight].dtype == torch.bfloat16
     assert state["model"][weight.replace("net.", "net_ema.")].dtype == torch.float32
-
-
-@pytest.mark.slow
-def test_weights_of_a_run_generate_and_the_average_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from examples.video2world import main
-
-    assert train(tmp_path, [*SHORT, "trainer.max_iter=2"], config=CONFIG) == 0
-    weights = tmp_path / "tests/engine" / NAME / "checkpoints/model/iter_000000002.pt"
-    videos = []
-    for flags in ([], ["--load_ema"]):
-        path = tmp_path / f"out{len(videos)}.mp4"
-        arguments = ["--model_size", "tiny", "--dit_path", str(weights), "--prompt", "push the red puck", *flags]
-        monkeypatch.setattr(sys, "argv", ["video2world.py", *arguments, "--num_steps", "2", "--save_path", str(path)])
-        assert main() == 0
-        videos.append(media.read_video(path)[0])
-    assert (videos[0] != videos[1]).any()

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from cosmos_predict2.conditioner import TEXT_KEY
-from cosmos_predict2.models.text_widths import encoder_text_width
-from cosmos_predict2.models.training_text import TrainingText, TrainingTextConfig
+from cosmos_predict2.models.text import TrainingText, TrainingTextConfig, check_text, encoder_text_width
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.reason1 import Reason1Encoder, Strategy
 from imaginaire.config.lazy_config import LazyCall as L
@@ -21,11 +20,6 @@ CPU = torch.device("cpu")
 
 def added(config: TrainingTextConfig, batch: dict[str, Any], size: int = 2) -> Any:
     return TrainingText(config).added_to(batch, size, CPU)[TEXT_KEY]
-
-
-def test_nothing_set_takes_what_the_data_carry() -> None:
-    text = torch.randn(2, 3, 4)
-    assert added(TrainingTextConfig(), {TEXT_KEY: text}) is text
 
 
 def test_one_embedding_is_that_of_every_sample_whatever_the_data_carry(tmp_path: Path) -> None:
@@ -55,17 +49,6 @@ def test_the_real_encoder_from_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(passes) == 1
 
 
-def test_captions_beyond_the_memory_are_encoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    encode = BytesEncoder.encode
-    monkeypatch.setattr(BytesEncoder, "encode", lambda self, prompts: asked.extend(prompts) or encode(self, prompts))
-    encoder = L(BytesEncoder)(num_tokens=8, width=4)
-    text = TrainingText(TrainingTextConfig(encoder=encoder, cache_bytes=5 * 4 * 2))  # one of four letters
-    for caption in ("push", "push", "take", "push"):
-        text.added_to({"ai_caption": [caption]}, 1, CPU)
-    assert asked == ["push", "take", "push"]
-
-
 @pytest.mark.parametrize("captions", [None, "push", ["push"]])
 def test_captions_that_are_not_one_a_sample_are_an_error_of_the_data(captions: Any) -> None:
     config = TrainingTextConfig(encoder=L(BytesEncoder)(num_tokens=8, width=4))
@@ -79,8 +62,8 @@ def test_two_sources_are_one_too_many() -> None:
 
 
 def test_a_file_that_is_not_there_shows_before_anything_is_built() -> None:
-    assert list(TrainingText.check({"constant_path": ""})) == []
-    (problem,) = TrainingText.check({"constant_path": "no/such.pt"})
+    assert list(check_text({"constant_path": ""}, {})) == []
+    (problem,) = check_text({"constant_path": "no/such.pt"}, {})
     assert str(problem).startswith("model.config.text.constant_path: no/such.pt does not exist")
 
 

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from cosmos_predict2.models.validation import losses_by_sigma
 from imaginaire.errors import ConfigError
 from tests.models.parts import make_batch, make_model, part
 
@@ -89,23 +88,9 @@ def test_samples_of_weight_zero_do_not_count(reduce: str, levels: list[float]) -
     assert none == 0 and torch.isfinite(nothing["edm_loss"])
 
 
-def test_a_loss_of_zero_stays_zero_when_weighted() -> None:
-    zero = {"edm_loss": torch.tensor(0.0), "edm_loss_per_frame": torch.zeros(2, 3)}
-    _, loss = losses_by_sigma(lambda sigma: (zero, torch.tensor(0.0)), [1.0], torch.zeros(2), torch.tensor([1.0, 0.0]))
-    assert loss == 0
-
-
 @pytest.mark.parametrize(
     ("levels", "text"), [([0.0, 1.0], "above 0"), ([1.0, float("inf")], "above 0"), ([2.0, 2.0], "a level twice")]
 )
 def test_levels_that_are_none_are_refused(levels: list[float], text: str) -> None:
     with pytest.raises(ConfigError, match=f"validation_sigmas.*{text}"):
         make_model(validation_sigmas=levels)
-
-
-def test_images_are_validated_without_given_frames() -> None:
-    model = make_model(validation_sigmas=LEVELS)
-    batch = make_batch(positions=[0, 1])
-    batch["images"] = batch.pop("video")[:, :, 0] / 127.5 - 1
-    output, loss = model.validation_step(batch, 0)
-    assert torch.isfinite(loss) and "loss_sigma_80" in output

@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.text.constant_embedding import constant_embedding_shape, read_constant_embedding
-from cosmos_predict2.text.prompt_embeddings import write_prompt_embeddings
+from cosmos_predict2.text.prompt_embeddings import (
+    constant_embedding_shape,
+    read_constant_embedding,
+    write_prompt_embeddings,
+)
 from imaginaire.errors import DataError
 
 

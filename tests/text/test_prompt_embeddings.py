@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from cosmos_predict2.interfaces import TextEncoder
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.prompt_embeddings import read_prompt_embeddings, write_prompt_embeddings
-from cosmos_predict2.text.prompts import DEFAULT_NEGATIVE_PROMPT
 from imaginaire.errors import DataError
 from scripts import encode_prompts
 from tests.text.folders import reason1_folder, t5_folder
@@ -31,12 +30,6 @@ def test_a_file_stands_in_for_the_encoder(tmp_path: Path) -> None:
     assert torch.equal(found.encode(batch), ENCODER.encode(batch))
     assert set(found) == {"a cup", "a car", "ugly"} and torch.equal(dict(found)["ugly"], ENCODER.encode("ugly")[0])
     assert sum(tensor.shape[0] for tensor in load_file(path).values()) < 3 * 32  # zeros at the ends are not stored
-
-
-def test_the_negative_prompt_may_be_a_prompt_or_absent(tmp_path: Path) -> None:
-    same = write_prompt_embeddings(tmp_path / "a.safetensors", ENCODER, ["x"], negative_prompt="x")
-    assert same.prompts == ("x",) and same.negative_prompt == "x"
-    assert write_prompt_embeddings(tmp_path / "b.safetensors", ENCODER, ["x"]).negative_prompt is None
 
 
 def test_half_precision_halves_the_file(tmp_path: Path) -> None:
@@ -139,12 +132,3 @@ def test_the_command_explains_what_is_wrong(arguments, words, tmp_path, monkeypa
     assert _run(monkeypatch, "--out", tmp_path / "out.safetensors", *arguments) == 2
     assert words in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_default_negative_prompt_is_the_released_text() -> None:
-    assert DEFAULT_NEGATIVE_PROMPT.startswith(
-        "The video captures a series of frames showing ugly scenes, static with no"
-    )
-    assert DEFAULT_NEGATIVE_PROMPT.endswith("and flickering. Overall, the video is of poor quality.")
-    assert "  " not in DEFAULT_NEGATIVE_PROMPT and "\n" not in DEFAULT_NEGATIVE_PROMPT
-    assert len(DEFAULT_NEGATIVE_PROMPT) == 538

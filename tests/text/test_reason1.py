@@ -8,7 +8,6 @@ import torch
 
 from cosmos_predict2.interfaces import TextEncoder
 from cosmos_predict2.text import reason1
-from cosmos_predict2.text.embeddings.cache import EmbeddingCache
 from cosmos_predict2.text.reason1 import Reason1Encoder
 from imaginaire.errors import CheckpointError, ConfigError
 from tests.text.folders import reason1_folder, write_weights
@@ -72,14 +71,6 @@ def test_every_layout_and_naming_gives_the_same(layout: str, names: str, encoder
     assert torch.equal(other.encode(PROMPTS[:1]), encoder.encode(PROMPTS[:1]))
 
 
-def test_equal_prompts_are_one_pass(encoder: Reason1Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    embed = reason1.embed
-    monkeypatch.setattr(reason1, "embed", lambda *args: calls.append(1) or embed(*args))
-    embeddings = encoder.encode([PROMPTS[0], PROMPTS[0], PROMPTS[1]])
-    assert len(calls) == 2 and torch.equal(embeddings[0], embeddings[1])
-
-
 @pytest.mark.parametrize(
     ("strategy", "group", "parts"),
     [("full_concat", 5, 7), ("mean_pooling", 5, 1), ("pool_every_n_layers_and_concat", 5, 2),
@@ -102,11 +93,6 @@ def test_released_sizes() -> None:
     assert reason1.num_parts("pool_every_n_layers_and_concat", 28) * 3584 == 21_504
 
 
-def test_the_name_differs_between_strategies(encoder: Reason1Encoder, folder: Path) -> None:
-    other = Reason1Encoder(str(folder), max_length=LENGTH, strategy="mean_pooling")
-    assert other.name != encoder.name and other.width == 32
-
-
 def test_weights_are_accounted_for(tmp_path: Path) -> None:
     tensors = dict(reason1_folder(tmp_path, names="transformers").state_dict())
     lost = "model.language_model.layers.1.mlp.up_proj.weight"
@@ -123,13 +109,6 @@ def test_half_precision_weights_keep_exact_rotary_tables(folder: Path, encoder: 
     assert half._model.dtype == torch.bfloat16 and half.name.endswith("-bfloat16")
     assert torch.equal(half._model.rotary_emb.inv_freq, encoder._model.rotary_emb.inv_freq)
     torch.testing.assert_close(half.encode("push"), encoder.encode("push"), rtol=0, atol=0.3)
-
-
-def test_embeddings_of_bfloat16_weights_are_kept_in_half_the_room(folder: Path, encoder: Reason1Encoder) -> None:
-    for model, size in ((Reason1Encoder(str(folder), max_length=LENGTH, dtype="bfloat16"), 2), (encoder, 4)):
-        cache = EmbeddingCache(model)
-        assert torch.equal(cache.encode("push"), model.encode("push"))
-        assert torch.equal(cache.encode("push"), model.encode("push")) and cache._used_bytes == size * LENGTH * 96
 
 
 def test_what_cannot_be_used_is_named_with_its_cure(tmp_path: Path) -> None:

@@ -20,8 +20,7 @@ from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActio
 from cosmos_predict2.data.dataset_video import Dataset
 from cosmos_predict2.data.mock import MockVideos
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
-from cosmos_predict2.models.text_widths import data_text, data_text_problems, text_of_config
-from cosmos_predict2.models.training_text import TrainingTextConfig
+from cosmos_predict2.models.text import TrainingTextConfig, data_text, data_text_problems, text_of_config
 from cosmos_predict2.pipelines.action_requests import read_texts
 from cosmos_predict2.pipelines.asked import Text, VideoModel
 from cosmos_predict2.pipelines.recorded_run import apply_card, follow_text, with_trained_text
@@ -29,13 +28,16 @@ from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.encode import embed_captions
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder
-from cosmos_predict2.text.encoder_names import encode_command, encode_commands, is_same_encoder, parse_name
 from cosmos_predict2.text.prompt_embeddings import write_prompt_embeddings
 from cosmos_predict2.text.reason1 import Reason1Encoder
 from cosmos_predict2.text.t5 import T5Encoder
 from cosmos_predict2.text.trained_text import (
     TrainedText,
+    encode_command,
+    encode_commands,
+    is_same_encoder,
     other_text,
+    parse_name,
     with_tokens,
 )
 from cosmos_predict2.world_model.sampling import SamplingOptions
@@ -314,12 +316,6 @@ def test_the_command_for_missing_embeddings_is_one_that_the_tiny_model_takes(tmp
     assert [*data_text_problems(data, net)] == []
     record = EmbeddingFolder(tmp_path / "t5_xxl").record()
     assert record is not None and (record.num_tokens, record.width) == (64, 64)
-
-
-def test_a_network_of_another_width_names_its_own(tmp_path: Path) -> None:
-    data = dict(dataset_dir=str(tmp_path), text_encoder="bytes", _target_=Dataset)
-    (problem,) = data_text_problems(data, {"crossattn_emb_channels": 32})
-    assert "--text_encoder bytes --num_tokens 512 --text_width 32" in problem
 
 
 def test_texts_are_cut_and_padded_as_the_data_set_does() -> None:

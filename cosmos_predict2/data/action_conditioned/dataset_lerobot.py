@@ -43,7 +43,7 @@ from cosmos_predict2.data.lerobot.reader import LeRobotSource, choose_action, ch
 from cosmos_predict2.data.sizes import swapped_size
 from cosmos_predict2.data.video.clips import choose_decoder, stretch
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder
-from cosmos_predict2.text.encoder_names import encode_commands
+from cosmos_predict2.text.trained_text import encode_commands
 from imaginaire.errors import ConfigError, DataError, near
 from imaginaire.findings import CheckContext, Finding, error, errors, warning
 

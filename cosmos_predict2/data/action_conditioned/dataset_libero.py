@@ -33,7 +33,7 @@ from cosmos_predict2.data.action_conditioned.libero_files import (
 )
 from cosmos_predict2.data.samples import PackedStrings
 from cosmos_predict2.data.video.clips import stretch
-from cosmos_predict2.text.encoder_names import encode_commands
+from cosmos_predict2.text.trained_text import encode_commands
 from imaginaire.errors import ConfigError, DataError, near
 from imaginaire.findings import CheckContext, Finding, error, errors
 

@@ -13,7 +13,7 @@ from cosmos_predict2.checkpoints.dit_weights import described_weights
 from cosmos_predict2.data.sizes import frame_rate
 from cosmos_predict2.evaluation.metrics import held_out
 from cosmos_predict2.evaluation.reports.held_out_report import AFTER, BEFORE, TRUTH, Figures
-from cosmos_predict2.models.training_text import TrainingText
+from cosmos_predict2.models.text import TrainingText
 from cosmos_predict2.pipelines.composed_run import dataset_node, described_dataset, held_out_doubt, held_out_node
 from cosmos_predict2.world_model.world_model import build_world_model
 from imaginaire.checkpoint.weight_files import latest

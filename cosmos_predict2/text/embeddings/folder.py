@@ -28,7 +28,7 @@ from torch import Tensor
 from cosmos_predict2.text.embeddings import pickles
 from cosmos_predict2.text.embeddings.cache import KEY
 from cosmos_predict2.text.embeddings.pickles import LARGEST_BYTES, NUM_TOKENS, padded
-from cosmos_predict2.text.encoder_names import encode_commands, parse_name
+from cosmos_predict2.text.trained_text import encode_commands, parse_name
 from imaginaire import storage
 from imaginaire.errors import DataError
 

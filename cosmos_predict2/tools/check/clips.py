@@ -16,7 +16,7 @@ from cosmos_predict2.data.video_folder import read_caption
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.folder import caption_hash, read_embedding
 from cosmos_predict2.text.embeddings.pickles import trimmed
-from cosmos_predict2.text.encoder_names import encode_commands
+from cosmos_predict2.text.trained_text import encode_commands
 from imaginaire.errors import DataError, UserError
 from imaginaire.findings import Finding, error
 

@@ -19,7 +19,7 @@ from cosmos_predict2.data.video_folder import SAME_RATE, several_lines
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, EncoderRecord, embedding_files, find_embedding_dir
 from cosmos_predict2.text.embeddings.pickles import NUM_TOKENS
-from cosmos_predict2.text.encoder_names import encode_commands
+from cosmos_predict2.text.trained_text import encode_commands
 from cosmos_predict2.tools.check.action_tables import ActionTable, bridge_table
 from cosmos_predict2.tools.check.bridge import RecordingJob, check_recording
 from cosmos_predict2.tools.check.clips import ClipFacts, ClipJob, check_clip, fault, file_of

@@ -2,7 +2,6 @@
 """Whether actions are obeyed: figures of a network that does, of one that does not, and of samples that are alike."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -129,14 +128,6 @@ def test_given_frames_do_not_count() -> None:
     torch.testing.assert_close(errors, own)
 
 
-def test_a_sample_has_the_same_error_beside_others() -> None:
-    x0, epsilon, condition = clips()
-    predict = predictor(obeys=True)
-    rows = torch.tensor([2])
-    alone = velocity_errors(predict, x0[rows], epsilon[rows], 10.0, condition.with_tensors(lambda value: value[rows]))
-    torch.testing.assert_close(alone, velocity_errors(predict, x0, epsilon, 10.0, condition)[rows])
-
-
 def test_distances_of_videos_are_of_their_own_axis() -> None:
     def videos(of_action: float, of_seed: float) -> Tensor:
         k, r = torch.meshgrid(torch.arange(3.0), torch.arange(2.0), indexing="ij")
@@ -151,10 +142,3 @@ def test_distances_of_videos_are_of_their_own_axis() -> None:
     assert video_distances(videos(0.0, 2.0)).ratio == 0
     with pytest.raises(ValueError, match="two of each"):
         video_distances(videos(1.0, 1.0)[:, :1])
-
-
-def test_a_config_of_any_kind_makes_a_predictor() -> None:
-    options: dict[str, Any] = {"sigma_conditional": 0.1}
-    x0, epsilon, condition = clips()
-    found = WorldModel(Video2WorldPipelineConfig(state_t=3, **options), network(obeys=True))
-    assert torch.isfinite(velocity_errors(found, x0, epsilon, 3.0, condition)).all()

@@ -11,17 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from cosmos_predict2.checkpoints.dit_weights import described_weights
 from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.data.video import media
 from cosmos_predict2.evaluation.metrics import held_out
 from cosmos_predict2.evaluation.metrics.held_out import Clips
-from cosmos_predict2.models.training_text import TrainingText, TrainingTextConfig
+from cosmos_predict2.models.text import TrainingText, TrainingTextConfig
 from cosmos_predict2.world_model.world_model import build_world_model
 from imaginaire.config import lazy_config
 from imaginaire.errors import ConfigError, DataError
@@ -35,14 +33,6 @@ def clips() -> Clips:
     config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
     dataset = ToyWorldVideos(num_episodes=8, num_steps=16, split="val")
     return held_out.read_clips(dataset, lazy_config.instantiate(config.tokenizer), config, 8)
-
-
-def test_the_same_clips_are_read_each_time(clips: Clips) -> None:
-    config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
-    dataset = ToyWorldVideos(num_episodes=8, num_steps=16, split="val")
-    again = held_out.read_clips(dataset, lazy_config.instantiate(config.tokenizer), config, 4)
-    assert torch.equal(again.video_B_C_F_H_W, clips.video_B_C_F_H_W[:4])
-    assert len(clips) == 8 and clips.num_given == 1
 
 
 def test_clips_have_the_text_that_training_puts_in_place_of_theirs(tmp_path: Path) -> None:
@@ -116,26 +106,6 @@ def test_training_clips_of_another_size_are_told(clips: Clips) -> None:
         held_out.linear_losses(wide, clips, [1.0])
 
 
-def test_random_weights_of_a_baseline_are_no_cause_for_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
-    for is_baseline, warnings in ((True, 0), (False, 1)):
-        caplog.clear()
-        build_world_model(config, dtype=torch.float32).load(is_baseline=is_baseline)
-        assert sum(record.levelname == "WARNING" for record in caplog.records) == warnings
-
-
-def test_which_weights_were_measured_is_said(tmp_path: Path) -> None:
-    tensors = {"net.x": torch.zeros(1), "net_ema.x": torch.ones(1)}
-    for names, which, told in (
-        (["net.x", "net_ema.x"], "auto", "regular weights"),
-        (["net.x", "net_ema.x"], "net_ema", "averaged weights, net_ema."),
-        (["net_ema.x"], "auto", "averaged weights, net_ema."),
-    ):
-        save_file({name: tensors[name] for name in names}, tmp_path / "x.safetensors")
-        assert described_weights(str(tmp_path / "x.safetensors"), which) == f"{tmp_path}/x.safetensors ({told})"
-    assert described_weights("") == "random weights"
-
-
 @pytest.mark.slow
 def test_the_command_writes_figures_and_pictures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -167,13 +137,3 @@ def test_the_command_writes_figures_and_pictures(
     assert fps == 5, "that of the clips"
     assert video.shape == (3, 13, 3 * 48 * 4, 3 * 48 * 4)  # three clips below each other: truth, before, after
     assert (tmp_path / "out.png").is_file()
-
-
-@pytest.mark.slow
-def test_an_experiment_without_held_out_clips_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--experiment", "predict2_video2world_training_tiny_groot_gr1_480", "--dit_path", tiny_video2world_path()]
-    monkeypatch.setattr(sys, "argv", ["evaluate_world_model", *words, "--", "dataloader_val=mock"])
-    assert evaluate_world_model.main() == 2
-    assert "dataloader_val has no dataset to take clips from: give --data FOLDER" in capsys.readouterr().err

@@ -78,15 +78,6 @@ def test_likeness_is_one_for_equal_frames_and_falls_with_noise_and_blur() -> Non
         assert float(likeness(blurred(truth), truth).mean()) < 0.99
 
 
-def test_the_order_of_clips_and_how_many_are_done_at_once_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    truth, video = clips(), noisy(clips(), 16)
-    for likeness in (ssim, psnr):
-        with monkeypatch.context() as patch:
-            whole = likeness(video, truth)
-            patch.setattr("cosmos_predict2.evaluation.metrics.video_quality.PIXELS_AT_ONCE", 2 * 48 * 48)
-            assert torch.allclose(likeness(video.flip(0), truth.flip(0)), whole)
-
-
 def test_blur_takes_sharpness_away_and_a_shift_in_brightness_does_not() -> None:
     truth = clips()
     assert (sharpness(blurred(truth)) < 0.9 * sharpness(truth)).all()

@@ -147,18 +147,6 @@ def test_the_page_shows_what_was_measured_and_needs_no_network(
     assert (page.parent / "futures.png").is_file()
 
 
-def test_other_actions_are_those_of_other_recordings(
-    pipe: Any, recordings: Recordings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    two = replace(recordings, origins=tuple("aaabbb"))
-    asked: list[Any] = []
-    monkeypatch.setattr(action_evaluation, "action_gap", lambda *_, **options: asked.append(options["origins"]))
-    action_evaluation.gap_of(pipe, two)
-    assert asked == [two.origins]
-    tried = action_evaluation.tried_actions(knowing(pipe, two, moves=True), two)
-    assert [rows[1] for rows in tried.borrowed] == [3, 4, 5, 0]
-
-
 def test_a_seam_is_seen() -> None:
     frames = torch.arange(25.0)
     frames[13:] += 9  # between the chunks it jumps by ten
@@ -198,33 +186,6 @@ def test_futures_are_three_and_keep_away_from_the_walls(pipe: Any) -> None:
     assert min(float((ends[i] - ends[j]).square().mean().sqrt()) for i, j in ((0, 1), (0, 2), (1, 2))) > 10
     assert futures.apart() == 0 < futures.error()
     assert futures.sheet().shape[0] == futures.video().shape[0] == 3
-
-
-@pytest.mark.parametrize("task", ["push_box", "carry_puck"])
-def test_futures_are_of_the_table_and_the_task_of_the_run(task: str, pipe: Any) -> None:
-    def rollout(first: Tensor, actions: Tensor, seeds: Any, options: SamplingOptions) -> Tensor:
-        return first.expand(-1, -1, 1 + actions.shape[1], -1, -1)
-
-    told = SimpleNamespace(config=pipe.config, transform=TOY, transformed=pipe.transformed, rollout=rollout)
-    futures: Futures = imagine_futures(told, task=task, size=56)  # type: ignore[arg-type]
-    assert futures.simulated.shape[-2:] == (56, 56) and futures.error() > 5
-    thing = "box" if task == "push_box" else "puck"
-    assert futures.names[0] == f"straight at the {thing}"
-    blue = (futures.simulated[:, 2].int() - futures.simulated[:, 0].int()).amax(dim=(1, 2, 3)) > 60
-    assert bool(blue.all()) == (thing == "box")  # it is there in every future
-
-
-def test_chunks_that_begin_between_the_bases_of_actions_are_not_measured() -> None:
-    choice = SimpleNamespace(config=SimpleNamespace(transform=relative_pose(accumulate=5), chunk_size=12))
-    args = SimpleNamespace(num_chunks=2, num_clips=2, seed=0, data="toy", size=None)
-    with pytest.raises(ConfigError, match="moves every 5 frames"):
-        evaluate_world_model._recordings(args, choice)  # type: ignore[arg-type]
-
-
-def test_why_whole_episodes_are_left_out_is_said() -> None:
-    assert "no picture shows" in evaluate_world_model._no_ends([], "default", 12)
-    assert "24 actions, and a chunk of this model 24" in evaluate_world_model._no_ends(["push_puck"], "default", 24)
-    assert evaluate_world_model._no_ends(["push_puck"], "hard", 24) == ""
 
 
 @pytest.mark.parametrize(
@@ -312,40 +273,6 @@ def test_a_robot_folder_is_read_as_by_the_run_of_the_weights(tmp_path: Path, cap
     assert alone.cautions[0].startswith("all clips are of one recording, a: ") and together.cautions == ()
 
 
-def test_a_folder_has_the_size_of_the_run(
-    tmp_path: Path,
-) -> None:
-    write_folder(str(tmp_path / "data"), ToyFolder(episodes=4, frames=17, form="lerobot", val_fraction=0.5))
-    args = SimpleNamespace(num_chunks=1, num_clips=2, seed=0, data=str(tmp_path / "data"), size=None)
-    choice = SimpleNamespace(
-        config=SimpleNamespace(transform=TOY, chunk_size=12, resolution="48"),
-        card=read_card(tiny_action_path()),
-        video_size=None,
-    )
-    found = evaluate_world_model._recordings(args, choice)  # type: ignore[arg-type]
-    assert found.video_B_C_F_H_W.shape[-2:] == (48, 48)  # and not the 256x320 of LeRobot data
-    world = {"_target_": "cosmos_predict2.data.toy.latents.ToyWorldLatents", "setting": "hard"}
-    assert evaluation_data.size_of_world(world, "48") == (64, 64)
-    assert evaluation_data.size_of_world({**world, "world": {"size": 56}}, "48") == (56, 56)
-    assert evaluation_data.size_of_world({}, "48") == (48, 48) and evaluation_data.size_of_world({}, "480") is None
-
-
-def test_what_a_run_reads_otherwise_is_said_alone(caplog: pytest.LogCaptureFixture) -> None:
-    cls = evaluation_data.LeRobotActionDataset
-    trained = {"_target_": f"{cls.__module__}.{cls.__name__}", "stride": 2, "start_interval": 1, "video_size": [9, 9]}
-    with caplog.at_level("INFO"):
-        own = evaluation_data.own_arguments(cls, trained, {"video_size": [48, 48]})
-    assert own == {"stride": 2, "start_interval": 1, "video_size": [48, 48]}
-    assert [record.getMessage() for record in caplog.records] == ["data: read as by the run of the weights: stride=2"]
-
-
-def test_data_of_a_run_that_are_gone_can_be_replaced(tmp_path: Path) -> None:
-    cls = evaluation_data.LeRobotActionDataset
-    gone = {"_target_": f"{cls.__module__}.{cls.__name__}", "root": str(tmp_path / "gone"), "data_split": "val"}
-    with pytest.raises(DataError, match=r"gone.*bring them back, or give --data"):
-        recordings_of_run(gone, TOY, num=2, num_actions=12)
-
-
 def test_weights_without_actions_are_told_before_their_actions_are_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -357,42 +284,11 @@ def test_weights_without_actions_are_told_before_their_actions_are_asked_for(
     assert "is of a model without actions" in told and "--experiment" in told and "--action_transform" not in told
 
 
-def test_a_run_without_validation_data_of_its_own_is_told() -> None:
-    node = {"_target_": "cosmos_predict2.data.toy.videos.ToyWorldVideos"}
-    for transform in (controller(6, scale=1.0), controller(6, scale=20.0), relative_pose()):
-        with pytest.raises((ConfigError, DataError), match=r"^The run has no validation data.*Give --data FOLDER"):
-            recordings_of_run(node, transform, num=2, num_actions=12)
-
-
-def test_the_toy_world_of_a_run_is_its_own() -> None:
-    node = {
-        "_target_": "cosmos_predict2.data.toy.videos.ToyWorldVideos",
-        "mix": "full_skill",
-        "seed": 5,
-        "ring_elsewhere": 1.0,
-    }
-    found = recordings_of_run({**node, "num_steps": 30}, TOY, num=4, num_actions=12).episodes
-    assert found is not None and found.seed == 5 and set(found.drivers) == {"expert"}
-    assert found.actions.shape[1] == 30
-    seen = recordings_of_run({**node, "ring_elsewhere": 0.0}, TOY, num=4, num_actions=12).episodes
-    assert seen is not None and (seen.states[:, 0] != found.states[:, 0]).any()
-    other = recordings_of_run(node, TOY, num=4, num_actions=12, seed=2).episodes
-    assert other is not None and other.seed == 7
-
-
 def test_no_recording_is_both_fitted_to_and_asked_about() -> None:
     video, action = torch.zeros(7, 3, 2, 4, 4, dtype=torch.uint8), torch.zeros(7, 1, 4)
     fitted, asked = Recordings("x", video, action, origins=("a", "a", "b", "c", "c", "d", "b")).halves()
     assert (fitted, asked) == ([0, 1, 3, 4], [2, 5, 6])
     assert Recordings("x", video, action).halves() == ([0, 2, 4, 6], [1, 3, 5])
-
-
-def test_actions_of_another_kind_are_refused(tmp_path: Path) -> None:
-    write_folder(str(tmp_path / "bridge"), ToyFolder(episodes=4, frames=17, form="bridge", val_fraction=0.5))
-    with pytest.raises(DataError, match=r"is in Bridge's layout.*trained with controller of 4 .*--data"):
-        read_recordings(str(tmp_path / "bridge"), TOY, num=2, num_actions=12)
-    with pytest.raises(DataError, match=r"The toy world's actions are controller of 4 .*but the model .*--data FOLDER"):
-        toy_recordings("default", relative_pose(), num=2, num_actions=12)
 
 
 def test_the_data_of_a_run_are_built_from_what_is_known() -> None:
@@ -441,15 +337,6 @@ def test_wrong_flags_are_exit_2_and_named(
     with pytest.raises(SystemExit) as caught:
         sys.exit(evaluate_world_model.main())
     assert caught.value.code == 2 and words.split(maxsplit=1)[0] in capsys.readouterr().err
-
-
-def test_a_missing_package_is_told_before_anything_is_imagined(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "lpips", None)
-    monkeypatch.setattr(sys, "argv", ["evaluate_world_model", "--dit_path", "none", "--lpips"])
-    assert evaluate_world_model.main() == 2
-    assert "'lpips' is not installed" in capsys.readouterr().err
 
 
 def test_figures_that_are_not_finite_are_null(tmp_path: Path) -> None:

@@ -4,8 +4,12 @@
 from typing import Any
 
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline, get_dit_path
-from cosmos_predict2.models.config import Predict2ModelManagerConfig, Predict2Video2WorldModelConfig
-from cosmos_predict2.models.validation import RELEASED_SIGMAS, TINY_SIGMAS
+from cosmos_predict2.models.config import (
+    RELEASED_SIGMAS,
+    TINY_SIGMAS,
+    Predict2ModelManagerConfig,
+    Predict2Video2WorldModelConfig,
+)
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from imaginaire.config import L, register_group

@@ -11,7 +11,7 @@ from cosmos_predict2.configs.base.config_predict2p5 import (
 )
 from cosmos_predict2.configs.base.defaults.model import SHARD_SIZE, training_entry
 from cosmos_predict2.models.config import Predict2p5Video2WorldModelConfig
-from cosmos_predict2.models.training_text import TrainingTextConfig
+from cosmos_predict2.models.text import TrainingTextConfig
 from imaginaire.config import register_group
 
 
