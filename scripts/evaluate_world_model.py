@@ -15,19 +15,20 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cosmos_predict2.evaluation.reports.evaluation_page import FIGURES
-from cosmos_predict2.evaluation.reports.held_out_report import Figures, sheet_of, show, write_report
 from imaginaire import command_line
 from imaginaire.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from cosmos_predict2.evaluation.reports.held_out_evaluation import Figures
 
 log = logging.getLogger(__name__)
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
 NUM_STEPS = 35
 WITH_ACTIONS = "a model with actions"  # the flags of these alone
-SHOWN = "truth, before and after the training, side by side"
 NUM_EPISODES = 400  # whole ones of the toy world
 
 _EPILOG = """\
@@ -61,22 +62,20 @@ def evaluate(
     fps: float | None = None,
     overrides: Sequence[str] = (),
     config_path: str = CONFIG,
-) -> Figures:
+) -> "Figures":
     """The figures of the weights at ``dit_path``; with ``out`` a page is written into that folder, with ``save_path`` a
     video and a contact sheet.
 
     Without ``experiment`` they lie in a run, which records its data. ``data`` is another folder of held-out clips.
     """
-    from cosmos_predict2.evaluation.reports import held_out_evaluation
+    from cosmos_predict2.evaluation.reports.held_out_evaluation import evaluate as measured
 
     config = _configuration(experiment, dit_path, overrides, config_path)
-    found = held_out_evaluation.evaluate(
-        config, dit_path, data=data, which=which, num_clips=num_clips, num_steps=num_steps
-    )
+    found = measured(config, dit_path, data=data, which=which, num_clips=num_clips, num_steps=num_steps)
     if save_path:
-        show(found.videos, found.movement, Path(save_path), fps or found.fps)
+        found.show(Path(save_path), fps or found.fps)
     if out:
-        write_report(Path(out), found.figures, found.videos, found.movement, fps or found.fps)
+        found.write_report(Path(out), fps or found.fps)
     return found.figures
 
 
@@ -165,7 +164,9 @@ def run(args: argparse.Namespace) -> int:
     )
     print(figures.as_text())
     if args.save_path:
-        print(f"video: {args.save_path} ({SHOWN}); contact sheet: {sheet_of(Path(args.save_path))}")
+        print(
+            f"video: {args.save_path} (truth, before, after); contact sheet: {Path(args.save_path).with_suffix('.png')}"
+        )
     return _finished(args)
 
 
@@ -190,6 +191,7 @@ def evaluate_actions(args: argparse.Namespace) -> int:
     from cosmos_predict2.pipelines.action_requests import read_texts
     from cosmos_predict2.pipelines.asked import ActionModel, Text
     from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
+    from cosmos_predict2.toy_world.scene import SETTINGS
     from cosmos_predict2.toy_world.tasks import find_tasks
     from cosmos_predict2.world_model.assembly import check_device
 
@@ -232,45 +234,27 @@ def evaluate_actions(args: argparse.Namespace) -> int:
         episodes = recordings.episodes
         names = sorted(set(episodes.tasks))
         world: dict[str, Any] = dict(setting=episodes.setting, size=episodes.size, num_steps=num_steps)
-        futures = imagine_futures(pipe, task=_shown_task(names), seed=args.seed, **world)
-        tasks = [name for name in names if find_tasks([name])[0].verb != "touch"]
-        if num_episodes and (reason := _no_ends(tasks, episodes.setting, choice.config.chunk_size)):
-            log.warning("whole episodes are left out: %s", reason)
+        task = "push_puck" if "push_puck" in names else names[0]
+        futures = imagine_futures(pipe, task=task, seed=args.seed, **world)
+        seen = [name for name in names if find_tasks([name])[0].verb != "touch"]  # whose end a picture shows
+        if not seen or choice.config.chunk_size >= SETTINGS[episodes.setting].num_steps:
+            log.warning("whole episodes are left out: a chunk is as long as they are, or no picture shows their ends")
         elif num_episodes:
-            figures = measure(pipe, num_episodes=num_episodes, tasks=tasks, seed=episodes.seed, **world)
+            figures = measure(pipe, num_episodes=num_episodes, tasks=seen, seed=episodes.seed, **world)
             print(figures.as_text())
     fps = args.fps or choice.fps
     write_page(Path(args.out), report, recordings, imagined, tried, fps=fps, futures=futures, figures=figures)
     return _finished(args)
 
 
-def _shown_task(names: Sequence[str]) -> str:
-    """Of the tasks of the toy world the one whose tables are shown: pushing the puck, or the first."""
-    return "push_puck" if "push_puck" in names else names[0]
-
-
-def _no_ends(tasks: Sequence[str], setting: str, chunk_size: int) -> str:
-    """Why the ends of whole episodes cannot be judged; empty where they can."""
-    from cosmos_predict2.toy_world.scene import SETTINGS
-
-    if not tasks:
-        return "all tasks are to touch something, which no picture shows"
-    if chunk_size >= (length := SETTINGS[setting].num_steps):
-        return f"they have {length} actions, and a chunk of this model {chunk_size}, with a frame before it"
-    return ""
-
-
 def _check_flags(args: argparse.Namespace) -> None:
     """Raise for values out of range, and for outputs that could not be written in the end."""
     from cosmos_predict2.data.action_conditioned.items import shape_problems
 
-    for name in ("num_clips", "num_chunks", "num_steps", "batch_size"):
-        if (value := getattr(args, name)) is not None and value < 1:
-            raise ConfigError(f"--{name} {value}: at least 1.")
-    for name, most in (("toy_episodes", math.inf), ("seed", 2**30)):
-        if not 0 <= (getattr(args, name) or 0) < most:
-            below = f" and below {most}" if math.isfinite(most) else ""
-            raise ConfigError(f"--{name} {getattr(args, name)}: 0 at least{below}.")
+    least = dict(num_clips=1, num_chunks=1, num_steps=1, batch_size=1, toy_episodes=0, seed=0)
+    for name, smallest in least.items():
+        if (value := getattr(args, name)) is not None and not smallest <= value < 2**30:
+            raise ConfigError(f"--{name} {value}: {smallest} at least, and below {2**30}.")
     if not math.isfinite(args.guidance):
         raise ConfigError(f"--guidance {args.guidance}: a number, 0 for none.")
     if Path(args.out).exists() and not Path(args.out).is_dir():
@@ -283,8 +267,7 @@ def _check_flags(args: argparse.Namespace) -> None:
     if wrong := [*shape_problems(2, tuple(args.size))]:
         raise ConfigError(f"--size {size}: {wrong[0].partition('; ')[2]}.")
     if not Path(args.data).is_dir():
-        drawn = "the toy world is drawn in its own size" if args.data else "without it, clips are as in the run"
-        raise ConfigError(f"--size {size} goes with --data FOLDER: {drawn}. Leave it out.")
+        raise ConfigError(f"--size {size} goes with --data FOLDER; other data have a size of their own. Leave it out.")
 
 
 def _require_actions(dit_path: str) -> None:

@@ -13,15 +13,15 @@ one. ``train/...`` are of the clips of a step, for runs without validation.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
-from cosmos_predict2.callbacks.fixed_clips import FixedClip, clips_of_step, first_clips
+from cosmos_predict2.callbacks.fixed_clips import FixedClip, apart, clips_of_step, first_clips
 from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.evaluation.metrics.controllability import (
     SIGMAS,
@@ -35,7 +35,6 @@ from imaginaire.data.stream import ResumableLoader
 from imaginaire.distributed import parallel
 from imaginaire.errors import ConfigError
 from imaginaire.training.callbacks import Callback
-from imaginaire.training.model import evaluating
 from imaginaire.training.side_channel import SideChannel
 
 log = logging.getLogger(__name__)
@@ -99,14 +98,6 @@ class ActionFollowing(Callback):
 
     # --- one look, by all ranks alike
 
-    @contextmanager
-    def _apart(self, model: Any) -> Iterator[None]:
-        """Inside, nothing that training goes on with is touched."""
-        device = self.trainer.device.type
-        with self.trainer.timers("apart"), random.preserved(), evaluating(model), torch.no_grad():
-            with torch.autocast(device, torch.float16, enabled=model.precision == torch.float16):
-                yield
-
     def _look(
         self,
         model: Any,
@@ -115,38 +106,29 @@ class ActionFollowing(Callback):
         prefix: str,
         iteration: int,
     ) -> None:
-        def measure() -> tuple[Tensor | None, ActionGap | None, Distances | None]:
+        def measure() -> tuple[Tensor, ActionGap | None, Distances | None] | None:
             if not (clips := find()):
-                return None, None, None
+                return None
             with scope():
                 x0, epsilon, condition = _stacked(clips, self.trainer.device)
                 origins = [clip.origin for clip in clips]
                 gap = action_gap(model.world, x0, epsilon, condition, self.sigmas, origins=origins)
-                return condition.action_B_A_D, gap, prediction_distance(model.world, x0, epsilon, condition, origins)
+                distance = prediction_distance(model.world, x0, epsilon, condition, origins)
+                return cast(Tensor, condition.action_B_A_D), gap, distance
 
         if self.trainer.interrupted:
             return
-        in_step = parallel.is_in_step(model, self.trainer.dims)
-        try:
-            with self._apart(model):
-                found = self._channel.together(f"{prefix} at iteration {iteration}", measure, in_step=in_step)
-        finally:
-            parallel.reshard(model)
-        action_B_A_D, gap, distance = found or (None, None, None)
-        if action_B_A_D is not None:
-            self._report(action_B_A_D, gap, distance, prefix, iteration)
+        with apart(self.trainer, model):
+            in_step = parallel.is_in_step(model, self.trainer.dims)
+            found = self._channel.together(f"{prefix} at iteration {iteration}", measure, in_step=in_step)
+        if found is not None:
+            action_B_A_D, gap, distance = found
+            if gap is None or distance is None:
+                self._explain(action_B_A_D, prefix, iteration)
+            else:
+                self._report(gap, distance, prefix, iteration)
 
-    def _report(
-        self,
-        action_B_A_D: Tensor,
-        gap: ActionGap | None,
-        distance: Distances | None,
-        prefix: str,
-        iteration: int,
-    ) -> None:
-        if gap is None or distance is None:
-            self._explain(action_B_A_D, prefix, iteration)
-            return
+    def _report(self, gap: ActionGap, distance: Distances, prefix: str, iteration: int) -> None:
         values = {f"{prefix}/action_gap": gap.mean, f"{prefix}/action_distance": distance.ratio}
         values |= {f"{prefix}/action_gap_sigma_{sigma:g}": ratio for sigma, ratio in zip(gap.sigmas, gap.ratios)}
         self.trainer.metrics.log(values, iteration)
@@ -166,45 +148,23 @@ class ActionFollowing(Callback):
                 "the model ignores its actions so far: in %d looks, the last at iteration %d, the loss with the actions"
                 " of other clips is %.3f times that with the true ones. If it stays so, see whether the clips show"
                 " the commanded motion (python -m scripts.check_dataset), whether their numbers are of the order of 1"
-                " (action_transform), whether a step has enough clips to compare (%s), and whether the learning rate is"
-                " too low.",
+                " (action_transform), and whether batch size and learning rate are large enough.",
                 self.patience,
                 iteration,
                 gap.mean,
-                self._batch_size("train"),
             )
 
-    def _explain(self, action_B_A_D: Tensor | None, prefix: str, iteration: int) -> None:
-        """Say why these clips cannot show whether actions are obeyed: a warning once, unless validation looks, too."""
-        assert action_B_A_D is not None
-        count = len(action_B_A_D)
-        if count == 1:
-            why = f"there is one clip alone ({self._batch_size(prefix)}), and each is compared under another's actions"
-            cure = "Take dataloader_train.batch_size=2 or more" if prefix == "train" else "Validate on more clips"
-        elif not bool(action_B_A_D.any()):
-            why = f"all actions of the {count} clips are zero"
-            cure = "Choose data with actions (dataset.hide_actions shows zeros)"
+    def _explain(self, action_B_A_D: Tensor, prefix: str, iteration: int) -> None:
+        """Report why these clips cannot show whether actions are obeyed: a warning once, of a run that validates for
+        its validation alone."""
+        if len(action_B_A_D) == 1:
+            why = f"there is one clip alone: take dataloader_{prefix}.batch_size=2 or more"
         else:
-            why = f"all {count} clips have the same actions"
-            cure = "Choose clips in which the robot does different things (other episodes, or shuffled)"
-        may_validate = prefix == "train" and not self.config.trainer.run_validation
-        if may_validate:
-            cure += ", or validate (trainer.run_validation=True), which looks at the first clips of dataloader_val"
-        is_warning = prefix not in self._explained and (prefix == "val" or may_validate)
+            why = f"all {len(action_B_A_D)} clips have the same actions (zeros, by dataset.hide_actions?)"
+        is_warning = prefix not in self._explained and (prefix == "val" or not self.config.trainer.run_validation)
         self._explained.add(prefix)
-        log.log(
-            logging.WARNING if is_warning else logging.INFO,
-            "actions at iteration %d: whether the model obeys them cannot be seen: %s. %s.",
-            iteration,
-            why,
-            cure,
-        )
-
-    def _batch_size(self, split: str) -> str:
-        """``dataloader_train.batch_size=8``, as far as the config has it."""
-        node = getattr(self.config, f"dataloader_{split}", None)
-        size = node.get("batch_size") if isinstance(node, Mapping) else None
-        return f"dataloader_{split}.batch_size" + ("" if size is None else f"={size}")
+        level = logging.WARNING if is_warning else logging.INFO
+        log.log(level, "actions at iteration %d: whether the model obeys them cannot be seen: %s", iteration, why)
 
 
 def _of_many_recordings(loader: Any, num: int) -> Any:

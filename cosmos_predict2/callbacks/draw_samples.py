@@ -25,7 +25,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from cosmos_predict2.callbacks.fixed_clips import FixedClip, first_clips
+from cosmos_predict2.callbacks.fixed_clips import FixedClip, apart, first_clips
 from cosmos_predict2.callbacks.side_by_side import side_by_side
 from cosmos_predict2.data.sizes import frame_rate, pixel_frames
 from cosmos_predict2.data.video import media
@@ -40,7 +40,6 @@ from imaginaire.errors import ConfigError
 from imaginaire.progress import tracked
 from imaginaire.training import preflight
 from imaginaire.training.callbacks import EveryN
-from imaginaire.training.model import evaluating
 from imaginaire.training.side_channel import SideChannel
 
 log = logging.getLogger(__name__)
@@ -117,14 +116,10 @@ class DrawSamples(EveryN):
         if trainer.interrupted:
             log.info("no samples at iteration %d: the run was asked to stop", iteration)
             return
-        autocast = torch.autocast(trainer.device.type, torch.float16, enabled=model.precision == torch.float16)
-        with trainer.timers("apart"), random.preserved(), evaluating(model), torch.no_grad(), autocast:
+        with apart(trainer, model):
             random.seed_all(self.config.trainer.seed, 0, "samples")
             in_step, place = parallel.is_in_step(model, trainer.dims), f"at iteration {iteration}"
-            try:
-                drawn = self._channel.together(place, lambda: self._drawn(model, iteration), in_step=in_step)
-            finally:
-                parallel.reshard(model)
+            drawn = self._channel.together(place, lambda: self._drawn(model, iteration), in_step=in_step)
             if drawn is not None:
                 clips, mine = drawn
                 drawings = self._gathered(mine, len(clips))

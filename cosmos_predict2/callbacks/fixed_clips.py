@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first clips of a loader, the same ones for any number of processes: the clips that samples are drawn of."""
+"""What callbacks look at beside training: the first clips of a loader, the same ones for any number of processes."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,11 +11,13 @@ from torch import Tensor
 
 from cosmos_predict2.conditioner import ACTION_KEY, NEGATIVE_TEXT_KEY, TEXT_KEY, Condition
 from cosmos_predict2.world_model.sampling import to_uint8
-from imaginaire import distributed
+from imaginaire import distributed, random
 from imaginaire.data import stream as data
 from imaginaire.data.stream import POSITION_KEY
+from imaginaire.distributed import parallel
 from imaginaire.distributed.parallel import current_dims
 from imaginaire.errors import DataError
+from imaginaire.training.model import evaluating
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class FixedClip:
 
     @property
     def num_given(self) -> int:
-        """How many latent frames are given."""
+        """How many latent frames condition the rest."""
         mask = self.condition.condition_mask_B_1_T_H_W
         return 0 if mask is None else int(mask[0, 0, :, 0, 0].sum())
 
@@ -49,6 +52,17 @@ class FixedClip:
     def condition_on(self, device: torch.device) -> Condition:
         """The condition, on a device."""
         return self.condition.with_tensors(lambda value: value.to(device))
+
+
+@contextmanager
+def apart(trainer: Any, model: Any) -> Iterator[None]:
+    """Inside, all ranks may ask the model, and nothing that training goes on with is touched."""
+    autocast = torch.autocast(trainer.device.type, torch.float16, enabled=model.precision == torch.float16)
+    try:
+        with trainer.timers("apart"), random.preserved(), evaluating(model), torch.no_grad(), autocast:
+            yield
+    finally:
+        parallel.reshard(model)
 
 
 def first_clips(loader: Any, model: Any, count: int) -> list[FixedClip]:

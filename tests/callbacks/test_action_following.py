@@ -150,21 +150,23 @@ def test_a_run_without_validation_looks_at_its_steps(tmp_path: Path, caplog: pyt
     assert "2 training clips" in caplog.text
 
 
-def test_a_batch_of_one_clip_is_explained_by_its_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("validates", "count", "words", "levels"),
+    [(False, 1, "dataloader_train.batch_size=2", ["WARNING", "INFO"]), (True, 2, "the same actions", ["INFO"] * 2)],
+)
+def test_clips_that_cannot_show_obedience_are_a_warning_once(
+    validates: bool, count: int, words: str, levels: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     trainer = make_trainer(tmp_path, make_action_model(obeys=True), [], first=1, every_n=2)
-    trainer.config.dataloader_train = {"batch_size": 1}
+    trainer.config.trainer.run_validation = validates
     trainer.start()
+    batch = make_action_batch([3, 4][:count])
+    batch["action"] = batch["action"][:1].expand(count, -1, -1)
     with caplog.at_level(logging.INFO):
         for iteration in (1, 2):
-            trainer.callbacks.on_training_step_end(
-                trainer.model, make_action_batch([3]), {}, torch.zeros(()), iteration
-            )
-        trainer.config.trainer.run_validation = True
-        trainer.callbacks.on_training_step_end(trainer.model, make_action_batch([3]), {}, torch.zeros(()), 4)
-    told = [record for record in caplog.records if "cannot be seen" in record.message]
-    assert [record.levelname for record in told] == ["WARNING", "INFO", "INFO"]
-    assert "dataloader_train.batch_size=1" in told[0].message and "trainer.run_validation=True" in told[0].message
-    assert "run_validation" not in told[2].message, "validation looks already"
+            trainer.callbacks.on_training_step_end(trainer.model, batch, {}, torch.zeros(()), iteration)
+    found = [record for record in caplog.records if "cannot be seen" in record.message]
+    assert [record.levelname for record in found] == levels and words in found[0].message
 
 
 def test_averaged_weights_are_looked_at_and_training_does_not_notice(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_predict2.evaluation.reports.held_out_report import Figures
+from cosmos_predict2.evaluation.reports.held_out_evaluation import Figures
 from scripts.evaluate_world_model import evaluate
 from tests.training import run_dir, train
 

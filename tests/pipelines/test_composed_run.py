@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from cosmos_predict2.checkpoints import read_card
-from cosmos_predict2.evaluation.reports.held_out_report import Figures
+from cosmos_predict2.evaluation.reports.held_out_evaluation import Figures
 from cosmos_predict2.pipelines.composed_run import (
     composed_run,
     dataset_node,

@@ -7,7 +7,6 @@ world model does, and so do these baselines, whose figures stand beside the mode
 * the first frame repeated;
 * the last motion repeated: every thing goes on as it moved from the frame before to the first, stopped by walls only.
   It uses the true places and is drawn by the simulator itself, without the loss of a tokenizer that a model has;
-* a model of the same size that never saw actions.
 
 Episodes are held out: they belong to a split of the toy world's series that training never draws from.
 """
@@ -102,9 +101,9 @@ def pictures(states: Floats, size: int) -> Tensor:
     return torch.from_numpy(numpy.ascontiguousarray(render(states, size).transpose(0, 4, 1, 2, 3)))
 
 
-def imagined(imagine: Imagine, first_B_C_1_H_W: Tensor, action_B_A_D: Tensor, batch: int = BATCH) -> Tensor:
+def imagined(imagine: Imagine, first_B_C_1_H_W: Tensor, action_B_A_D: Tensor) -> Tensor:
     """What is imagined from all first frames, some at a time: uint8 [B, 3, 1 + A, H, W]."""
-    parts = zip(first_B_C_1_H_W.split(batch), action_B_A_D.split(batch), strict=True)
+    parts = zip(first_B_C_1_H_W.split(BATCH), action_B_A_D.split(BATCH), strict=True)
     return torch.cat([imagine(first, actions) for first, actions in parts])
 
 
@@ -141,7 +140,7 @@ def psnr_by_horizon(video_B_C_F_H_W: Tensor, windows: Windows) -> dict[str, list
     return found
 
 
-def coded(video_B_C_F_H_W: Tensor, tokenizer: VideoTokenizer, batch: int = BATCH, device: torch.device = CPU) -> Tensor:
+def coded(video_B_C_F_H_W: Tensor, tokenizer: VideoTokenizer, device: torch.device = CPU) -> Tensor:
     """What the tokenizer leaves of uint8 videos: the most that a model can show. The first frame stays as it is.
 
     Any number of frames will do; the last one is repeated where a group is not full. The tokenizer is on ``device``.
@@ -151,7 +150,7 @@ def coded(video_B_C_F_H_W: Tensor, tokenizer: VideoTokenizer, batch: int = BATCH
     whole = torch.cat([video_B_C_F_H_W, rest], dim=2)
     parts = [
         to_uint8(tokenizer.decode(tokenizer.encode(part.to(device).float() / 127.5 - 1))).cpu()
-        for part in whole.split(batch)
+        for part in whole.split(BATCH)
     ]
     return torch.cat([video_B_C_F_H_W[:, :, :1], torch.cat(parts)[:, :, 1:count]], dim=2)
 

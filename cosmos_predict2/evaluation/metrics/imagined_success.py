@@ -49,22 +49,8 @@ class Agreement:
         )
 
 
-HEADER = " ".join(
-    f"{name:>9}"
-    for name in (
-        "base",
-        "imagined",
-        "agreement",
-        "TPR",
-        "FPR",
-        "moved",
-        "median",
-        "still",
-        "gripper",
-        "lost",
-        "episodes",
-    )
-)
+COLUMNS = "base imagined agreement TPR FPR moved median still gripper lost episodes"
+HEADER = " ".join(f"{name:>9}" for name in COLUMNS.split())
 
 
 def seen_success(first: Picture, last: Picture, tasks: Sequence[str], setting: str) -> NDArray[numpy.bool_]:

@@ -13,7 +13,6 @@ ridge regression is enough where camera and background stand still. Its score on
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -95,11 +94,11 @@ def fit_probe(frames_B_C_F_H_W: Tensor, action_B_A_D: Tensor) -> Probe:
     features = pair_features(frames_B_C_F_H_W)
     wanted = action_B_A_D[..., numbers].double()
     chosen = torch.arange(len(features)) % HELD_BACK == 0
-    fitted = [_ridge(features[~chosen], wanted[~chosen], numbers, [ridge])[0] for ridge in RIDGES]
+    fitted = [_ridge(features[~chosen], wanted[~chosen], numbers, ridge) for ridge in RIDGES]
     found = [probe._score(probe._of(features[chosen]), action_B_A_D[chosen]) for probe in fitted]
     scores = [-score.error if math.isnan(score.r2) else score.r2 for score in found]  # nan: none varies in them
     best = RIDGES[max(range(len(RIDGES)), key=lambda i: scores[i])]
-    return _ridge(features, wanted, numbers, [best])[0]
+    return _ridge(features, wanted, numbers, best)
 
 
 def pair_features(frames_B_C_F_H_W: Tensor) -> Tensor:
@@ -159,7 +158,7 @@ def _smaller(frames_B_C_F_H_W: Tensor) -> Tensor:
     return functional.avg_pool3d(frames_B_C_F_H_W.float(), (1, factor, factor))
 
 
-def _ridge(features_B_A_P: Tensor, wanted_B_A_D: Tensor, numbers: list[int], ridges: Sequence[float]) -> list[Probe]:
+def _ridge(features_B_A_P: Tensor, wanted_B_A_D: Tensor, numbers: list[int], ridge: float) -> Probe:
     x_N_P, y_N_D = features_B_A_P.flatten(0, 1), wanted_B_A_D.flatten(0, 1)
     mean_P, scale_P = x_N_P.mean(dim=0), x_N_P.std(dim=0).clamp(min=1e-9)
     bias_D = y_N_D.mean(dim=0)
@@ -167,6 +166,4 @@ def _ridge(features_B_A_P: Tensor, wanted_B_A_D: Tensor, numbers: list[int], rid
     square = x_N_P.T @ x_N_P / len(x_N_P)
     mixed = x_N_P.T @ (y_N_D - bias_D) / len(x_N_P)
     unit = torch.eye(len(square), dtype=square.dtype)
-    return [
-        Probe(numbers, mean_P, scale_P, torch.linalg.solve(square + ridge * unit, mixed), bias_D) for ridge in ridges
-    ]
+    return Probe(numbers, mean_P, scale_P, torch.linalg.solve(square + ridge * unit, mixed), bias_D)

@@ -40,7 +40,7 @@ from cosmos_predict2.evaluation.reports.action_verdict import (
     Verdict,
     verdict,
 )
-from cosmos_predict2.evaluation.reports.evaluation_page import aligned
+from cosmos_predict2.evaluation.reports.evaluation_page import Table, aligned
 from cosmos_predict2.pipelines.evaluation_data import Recordings
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.world_model.sampling import SamplingOptions, initial_noise, to_uint8
@@ -101,19 +101,23 @@ class Report:
         """Whether the model follows its actions, and why."""
         return verdict(self.gap, self.distances, self.following, "; ".join(self.left_out))
 
-    def as_text(self) -> str:
-        """The verdict, and the figures as a few tables."""
-        horizons = shown_horizons(self.num_actions)
+    def tables(self) -> list[Table]:
+        """Likeness at a dozen horizons at most, the first and the last among them, and by chunk."""
+        step = -(-self.num_actions // 12)
+        horizons = sorted({1, *range(step, self.num_actions + 1, step), self.num_actions})
         likeness = [
             (f"{name}, {kind}", [values[h - 1] for h in horizons])
             for name, by_kind in self.likeness.items()
             for kind, values in by_kind.items()
         ]
         chunks = range(1, 1 + len(self.by_chunk["PSNR"]))
+        return [("frame", horizons, likeness), ("chunk", chunks, list(self.by_chunk.items()))]
+
+    def as_text(self) -> str:
+        """The verdict, and the figures as a few tables."""
         rows = [self.verdict.sentence, *(f"caution: {text}" for text in self.cautions)]
         rows += [f"({self.clips}, {self.steps})", *([f"weights: {self.weights}"] if self.weights else []), ""]
-        rows += [*aligned("frame", horizons, likeness), ""]
-        rows += [*aligned("chunk", chunks, self.by_chunk.items()), ""]
+        rows += [line for table in self.tables() for line in [*aligned(*table), ""]]
         return "\n".join([*rows, *self.findings()])
 
     def findings(self) -> list[str]:
@@ -139,19 +143,12 @@ class Report:
         return found + [f"left out: {text}" for text in self.left_out]
 
 
-def shown_horizons(num_actions: int) -> list[int]:
-    """A dozen horizons at most, the first and the last among them."""
-    step = -(-num_actions // 12)
-    return sorted({1, *range(step, num_actions + 1, step), num_actions})
-
-
 def evaluate(
     pipe: Video2WorldActionConditionedPipeline,
     recordings: Recordings,
     *,
     num_steps: int = 35,
     guidance: float = 0.0,
-    solver: str | None = None,
     seed: int = 0,
     batch_size: int | None = None,
     text_1_S_E: Tensor | None = None,
@@ -163,7 +160,7 @@ def evaluate(
     ``weights`` describes those of the pipeline, for the report.
     """
     sampling: dict[str, Any] = {
-        "options": SamplingOptions(num_steps=num_steps, guidance=guidance, solver=solver),
+        "options": SamplingOptions(num_steps=num_steps, guidance=guidance),
         "batch_size": batch_size,
         "text_B_S_E": text_1_S_E,
     }

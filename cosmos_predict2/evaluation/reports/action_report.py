@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import Tensor
 
 from cosmos_predict2.data.video import media
-from cosmos_predict2.evaluation.reports.action_evaluation import Report, Tried, shown_horizons
+from cosmos_predict2.evaluation.reports.action_evaluation import Report, Tried
 from cosmos_predict2.evaluation.reports.evaluation_page import FIGURES, Page, shown_width, write_json, written
 from cosmos_predict2.evaluation.reports.imagined_figures import ImaginedFigures
 from cosmos_predict2.evaluation.reports.toy_futures import Futures
@@ -70,19 +70,11 @@ def _show_likeness(page: Page, report: Report) -> None:
     page.heading("Likeness to the true frames", "By frames after the first one, which is given.")
     page.curves(report.likeness, "frames after the first")
     page.note(_likeness_sentence(report))
-    horizons = shown_horizons(report.num_actions)
-    rows = [
-        [f"{name}, {kind}", *(f"{values[h - 1]:.3f}" for h in horizons)]
-        for name, by_kind in report.likeness.items()
-        for kind, values in by_kind.items()
-    ]
-    page.table(["frame", *(str(h) for h in horizons)], rows)
-    if (chunks := len(report.by_chunk["PSNR"])) > 1:
+    likeness, by_chunk = report.tables()
+    page.table(*likeness)
+    if len(report.by_chunk["PSNR"]) > 1:
         page.heading("Drift over chunks", "Each chunk begins with the last frame that was imagined before.")
-        page.table(
-            ["chunk", *(str(i + 1) for i in range(chunks))],
-            [[name, *(f"{value:.3f}" for value in values)] for name, values in report.by_chunk.items()],
-        )
+        page.table(*by_chunk)
 
 
 def _likeness_sentence(report: Report) -> str:
@@ -133,10 +125,5 @@ def _show_futures(page: Page, folder: Path, futures: Futures, fps: float) -> Non
     for kind, videos in (("simulated", futures.simulated), ("imagined", futures.imagined)):
         clips = enumerate(zip(futures.names, videos))
         page.clips([written(folder, f"future_{j}_{kind}", f"{name}: {kind}", clip, fps) for j, (name, clip) in clips])
-    write_futures(folder, futures, fps)
-
-
-def write_futures(folder: Path, futures: Futures, fps: float) -> None:
-    """The futures in one video and one picture."""
     media.write_video(folder / "futures.mp4", futures.video(), fps)
     media.write_image(folder / "futures.png", futures.sheet())

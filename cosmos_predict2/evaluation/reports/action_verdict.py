@@ -23,12 +23,7 @@ READABLE = 0.2  # R2 of those from which on the probe can be trusted
 TRUE, CODED, IMAGINED, EXCHANGED = "true frames", "through the tokenizer", "imagined", "imagined, other clips' actions"
 
 
-@dataclass(frozen=True)
-class Sign:
-    """One measurement that separates obedience from its absence."""
-
-    is_shown: bool
-    sentence: str
+Sign = tuple[bool, str]  # whether a measurement shows obedience, and a sentence
 
 
 @dataclass(frozen=True)
@@ -44,10 +39,10 @@ def verdict(
 ) -> Verdict:
     """The signs together; ``reason``: why nothing could be measured, if so."""
     signs = [sign for sign in (_of_loss(gap), _of_distance(distances), _of_reading(following)) if sign is not None]
-    shown = sum(sign.is_shown for sign in signs)
+    shown = sum(is_shown for is_shown, _ in signs)
     if not signs:
         return Verdict("unknown", f"cannot say whether it follows its actions: {reason or 'nothing was measured'}")
-    because = "; ".join(sign.sentence for sign in signs)
+    because = "; ".join(sentence for _, sentence in signs)
     if shown == len(signs):
         return Verdict("follows", f"follows its actions: {because}")
     if not shown:
@@ -58,7 +53,7 @@ def verdict(
 def _of_loss(gap: ActionGap | None) -> Sign | None:
     if gap is None:
         return None
-    return Sign(
+    return (
         gap.mean >= LEAST_RATIO and gap.share >= LEAST_SHARE,
         f"with the actions of another clip its loss is {gap.mean:.2f} times as large, and larger on {gap.share:.0%} of"
         " the clips (1.00 and 50% for a model that ignores them)",
@@ -68,7 +63,7 @@ def _of_loss(gap: ActionGap | None) -> Sign | None:
 def _of_distance(distances: Distances | None) -> Sign | None:
     if distances is None:
         return None
-    return Sign(
+    return (
         distances.ratio >= LEAST_DISTANCE,
         f"other actions change a video by {distances.actions:.2f} of 255, another seed by {distances.seeds:.2f} (0 for"
         " a model that ignores them)",
@@ -80,7 +75,7 @@ def _of_reading(following: Mapping[str, ActionFollowing]) -> Sign | None:
         return None
     read, best = following[IMAGINED].r2_of_sums, following[CODED].r2_of_sums
     control = f", other clips' actions with {following[EXCHANGED].r2_of_sums:.2f}" if EXCHANGED in following else ""
-    return Sign(
+    return (
         read >= LEAST_READ * best,
         f"its actions are read from the imagined frames with R2 {read:.2f} (from true frames through the tokenizer with"
         f" {best:.2f}{control})",

@@ -11,7 +11,7 @@ import html
 import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from torch import Tensor
 
 from cosmos_predict2.data.video import media
 from imaginaire import storage
+
+Table = tuple[str, Sequence[object], Sequence[tuple[str, Sequence[float]]]]  # corner, columns, rows by name
 
 FIGURES = "figures.json"
 COLOURS = ("#1565c0", "#c62828", "#2e7d32", "#6a1b9a", "#ef6c00", "#455a64")
@@ -82,10 +84,11 @@ class Page:
         """Lines as they are, such as a table in letters of one width."""
         self._parts.append(f"<pre>{html.escape(lines)}</pre>")
 
-    def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        cells = "".join(f"<th>{html.escape(name)}</th>" for name in head)
-        body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-        self._parts.append(f"<table><tr>{cells}</tr>{body}</table>")
+    def table(self, corner: str, columns: Sequence[object], rows: Sequence[tuple[str, Sequence[float]]]) -> None:
+        head, *body = _cells(corner, columns, rows)
+        first = "".join(f"<th>{html.escape(name)}</th>" for name in head)
+        rest = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in body)
+        self._parts.append(f"<table><tr>{first}</tr>{rest}</table>")
 
     def curves(self, titles: Mapping[str, Mapping[str, Sequence[float]]], across: str) -> None:
         """A drawing for each title: lines by name, their first value at 1; ``across`` labels the axis."""
@@ -133,14 +136,18 @@ def shown_width(video: Tensor) -> int:
     return max(96, min(320, 4 * video.shape[-1]))
 
 
-def aligned(head: str, columns: Iterable[object], rows: Iterable[tuple[str, Sequence[float]]]) -> list[str]:
+def aligned(corner: str, columns: Sequence[object], rows: Sequence[tuple[str, Sequence[float]]]) -> list[str]:
     """A table: names to the left, numbers to the right, each column as wide as its widest."""
-    cells = [[head, *map(str, columns)], *([name, *(f"{value:.3f}" for value in values)] for name, values in rows)]
+    cells = _cells(corner, columns, rows)
     widths = [max(map(len, column)) for column in zip(*cells)]
     return [
         "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))])
         for row in cells
     ]
+
+
+def _cells(corner: str, columns: Sequence[object], rows: Sequence[tuple[str, Sequence[float]]]) -> list[list[str]]:
+    return [[corner, *map(str, columns)], *([name, *(f"{value:.3f}" for value in values)] for name, values in rows)]
 
 
 def write_json(path: Path, values: Mapping[str, object]) -> None:

@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Video2World model on held-out clips, before and after its training, beside linear denoisers and a standstill."""
+"""A Video2World model on held-out clips, before and after its training, beside linear denoisers and a standstill.
+
+FOLDER/index.html              opens in any browser, without a network
+FOLDER/figures.json            all figures
+FOLDER/clip_00_truth.mp4 ...   what the page shows
+"""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,8 +17,17 @@ from torch import Tensor
 
 from cosmos_predict2.checkpoints.dit_weights import described_weights
 from cosmos_predict2.data.sizes import frame_rate
+from cosmos_predict2.data.video import media
 from cosmos_predict2.evaluation.metrics import held_out
-from cosmos_predict2.evaluation.reports.held_out_report import AFTER, BEFORE, TRUTH, Figures
+from cosmos_predict2.evaluation.reports.evaluation_page import (
+    FIGURES,
+    Page,
+    Table,
+    aligned,
+    shown_width,
+    write_json,
+    written,
+)
 from cosmos_predict2.models.text import TrainingText
 from cosmos_predict2.pipelines.composed_run import dataset_node, described_dataset, held_out_doubt, held_out_node
 from cosmos_predict2.world_model.world_model import build_world_model
@@ -24,16 +39,149 @@ log = logging.getLogger(__name__)
 
 NUM_TRAINING_CLIPS = 256  # that the linear denoisers are fitted to
 WIDEST = 1024  # network that is evaluated here
+BETTER = 0.99  # of the loss before the training: a run that starts from good weights is good without learning
+NUM_SHOWN, MAGNIFIED = 4, 4  # clips in a video, those in which most moves, and how many times larger
+TRUTH, BEFORE, AFTER = "truth", "before", "after"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured. Losses are of the velocity, one per noise level; PSNR is in dB, over what moves."""
+
+    sigmas: list[float]
+    before: list[float]
+    after: list[float]
+    linear: dict[str, list[float]]
+    psnr: float
+    psnr_before: float
+    psnr_repeat: float
+    num_clips: int
+    data: str  # what they are of
+    training_data: str  # that the linear denoisers were fitted to
+    weights: str = ""  # which were measured
+    start: str = ""  # which the training began with
+    num_steps: int = 0  # of sampling
+    cautions: tuple[str, ...] = ()  # what makes the verdict doubtful
+
+    @property
+    def ratio(self) -> float:
+        """The mean loss after training, as a share of that before."""
+        return sum(self.after) / sum(self.before)
+
+    @property
+    def best_linear(self) -> float:
+        """The mean loss after training, as a share of that of the best linear denoiser."""
+        return sum(self.after) / min(sum(losses) for losses in self.linear.values())
+
+    @property
+    def gain(self) -> float:
+        """By how many dB generated frames are nearer to the truth than the last conditioning frame."""
+        return self.psnr - self.psnr_repeat
+
+    @property
+    def verdict(self) -> str:
+        """What the training has done, from the controls measured beside it."""
+        if not self.ratio < BETTER:
+            claim = "has learned next to nothing: its loss is as before the training, or higher"
+        elif not self.gain > 0:
+            claim = (
+                "has learned something, but its frames are no nearer to the truth than the last conditioning frame"
+                " repeated"
+            )
+        elif not self.psnr > self.psnr_before:
+            claim = "has learned something, but its frames are no nearer to the truth than before the training"
+        elif not self.best_linear < 1:
+            claim = "has learned something, but a linear denoiser is as good or better"
+        else:
+            claim = "has learned these clips"
+        return (
+            f"{claim}: loss {self.ratio:.2f} of before, {self.best_linear:.2f} of the best linear denoiser;"
+            f" where something moves its frames are {self.gain:+.1f} dB nearer to the truth than the last conditioning"
+            f" frame repeated; measured on {self.data}"
+        )
+
+    def facts(self) -> list[str]:
+        """What was measured, on what, and with what it is compared."""
+        return [
+            f"weights: {self.weights}",
+            f"before the training: {self.start}",
+            f"data: {self.num_clips} clip{'s' if self.num_clips > 1 else ''} of {self.data}; linear denoisers fitted to"
+            f" {self.training_data}",
+            f"{self.num_steps} sampling step{'s' if self.num_steps > 1 else ''}, conditioning frames not counted",
+        ]
+
+    def losses(self) -> dict[str, list[float]]:
+        """The loss at each noise level, by what it is of."""
+        return {BEFORE: self.before, AFTER: self.after} | {f"linear, {name}": of for name, of in self.linear.items()}
+
+    def as_dict(self) -> dict[str, Any]:
+        claim = {"verdict": self.verdict, "cautions": self.cautions}
+        return {**claim, **asdict(self), "ratio": self.ratio, "gain": self.gain}
+
+    def tables(self) -> list[Table]:
+        """The loss at each noise level, and the PSNR where something moves."""
+        frames = {AFTER: self.psnr, BEFORE: self.psnr_before, "last conditioning frame repeated": self.psnr_repeat}
+        return [
+            ("loss at sigma", [f"{sigma:g}" for sigma in self.sigmas], list(self.losses().items())),
+            ("frames", ["PSNR (dB) where something moves"], [(name, [value]) for name, value in frames.items()]),
+        ]
+
+    def as_text(self) -> str:
+        """The verdict, and the figures as two tables."""
+        tables = [line for table in self.tables() for line in ["", *aligned(*table)]]
+        return "\n".join([self.verdict, *(f"caution: {text}" for text in self.cautions), *self.facts(), *tables])
 
 
 @dataclass(frozen=True)
 class HeldOutEvaluation:
-    """The figures, and the clips by name (held_out_report.TRUTH, BEFORE, AFTER): uint8 [B, 3, F, H, W]."""
+    """The figures, and the clips by name (TRUTH, BEFORE, AFTER): uint8 [B, 3, F, H, W]."""
 
     figures: Figures
     videos: dict[str, Tensor]
-    movement: list[float]  # of each clip
+    shown: list[int]  # the clips in which most moves
     fps: float
+
+    def write_report(self, folder: Path, fps: float) -> Path:
+        """Write the page, its videos and the figures; gives the page."""
+        folder.mkdir(parents=True, exist_ok=True)
+        figures, (losses, frames) = self.figures, self.figures.tables()
+        page = Page("What the Video2World model has learned", figures.facts(), shown_width(self.videos[TRUTH]))
+        page.verdict(f"The model {figures.verdict}.")
+        for caution in figures.cautions:
+            page.verdict(f"Caution: {caution}.")
+        page.heading("Truth, before and after the training", "All get the same first frames, text and noise.")
+        for i in self.shown:
+            clips = [(f"clip_{i:02d}_{name}", f"clip {i}, {name}", video[i]) for name, video in self.videos.items()]
+            page.clips([written(folder, *clip, fps) for clip in clips])
+        page.note(
+            f"Shown are {len(self.shown)} of {figures.num_clips} clips, those in which most moves; a model that has"
+            " learned them moves as the truth does."
+        )
+        page.heading("Loss at fixed noise levels", "Mean squared error of the velocity, with the same noise for all.")
+        page.curves({"loss": figures.losses()}, "noise level: the columns of the table below")
+        page.note(
+            f"After the training it is {figures.ratio:.2f} of that before, and {figures.best_linear:.2f} of that of the"
+            " best linear denoiser, which uses no more than means and variances of the training clips."
+        )
+        page.table(*losses)
+        page.heading("Frames", "PSNR to the truth in dB, over the pixels that move.")
+        page.table(*frames)
+        page.note(
+            f"Generated frames are {figures.gain:+.1f} dB nearer to the truth than a standstill, and"
+            f" {figures.psnr - figures.psnr_before:+.1f} dB nearer than before the training."
+        )
+        write_json(folder / FIGURES, figures.as_dict())
+        return page.write(folder)
+
+    def show(self, path: Path, fps: float) -> Path:
+        """Write the clips in which most moves below each other as a video, the first of them as a contact sheet beside
+        it; gives the sheet."""
+        rows = [torch.cat([video[i] for video in self.videos.values()], dim=3) for i in self.shown]
+        picture = torch.cat(rows, dim=2).repeat_interleave(MAGNIFIED, dim=2).repeat_interleave(MAGNIFIED, dim=3)
+        media.write_video(path, picture, fps)
+        clips = [video[self.shown[0]] for video in self.videos.values()]
+        media.write_image(path.with_suffix(".png"), media.contact_sheet(clips, list(self.videos), columns=8))
+        return path.with_suffix(".png")
 
 
 def evaluate(
@@ -72,7 +220,9 @@ def evaluate(
         cautions=(caution,) if caution else (),
     )
     fps = frame_rate(node) or pipe_config.fps
-    return HeldOutEvaluation(figures, {TRUTH: clips.video_B_C_F_H_W, **videos}, held_out.movement(clips), fps)
+    movement = held_out.movement(clips)
+    shown = sorted(range(len(clips)), key=lambda i: -movement[i])[:NUM_SHOWN]
+    return HeldOutEvaluation(figures, {TRUTH: clips.video_B_C_F_H_W, **videos}, shown, fps)
 
 
 def _require_small(config: Any) -> None:

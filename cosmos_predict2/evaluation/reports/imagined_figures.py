@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """All that is measured of a model that imagines the toy world, in one call.
 
-    figures = measure(pipe, blind=other)        # pipelines of models with actions; the second never saw any
+    figures = measure(pipe)        # the pipeline of a model with actions
     print(figures.as_text())
 
 Nothing here is chosen after training: episodes follow from a seed, windows from their numbers, noise from both.
@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from cosmos_predict2.evaluation.metrics.controllability import ActionGap, action_gap
@@ -33,10 +32,10 @@ from cosmos_predict2.evaluation.metrics.imagined_success import (
     first_frames,
 )
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
-from cosmos_predict2.toy_world.episodes import Episodes, Mix
+from cosmos_predict2.toy_world.episodes import Mix
 from cosmos_predict2.world_model.sampling import SamplingOptions, initial_noise
 
-MODEL, BLIND, STANDSTILL = "model", "action-blind model", "repeat first frame"
+MODEL, STANDSTILL = "model", "repeat first frame"
 MIXTURE, WEAK = "held-out mixture", "weak driver"
 DRIVERS: dict[str, str | Mix] = {MIXTURE: "mixed", WEAK: WEAK_DRIVER}
 
@@ -52,7 +51,7 @@ class ImaginedFigures:
     num_steps: int
 
     def gain(self, horizon: int, over: str = STANDSTILL, region: str = "all") -> float:
-        """By how many dB the model is nearer to the truth than another, so many frames after the first."""
+        """By how many dB the model is nearer to the truth than another, so many frames after the first; 0: the last."""
         return self.horizons[MODEL][region][horizon - 1] - self.horizons[over][region][horizon - 1]
 
     def as_text(self) -> str:
@@ -77,17 +76,12 @@ class ImaginedFigures:
     def as_dict(self) -> dict[str, Any]:
         """All figures, for JSON."""
         gap = None if self.gap is None else self.gap.as_dict()
-        return {**asdict(self), "gap": gap, "gain_1": self.gain(1), "gain_last": self.gain(self._last)}
-
-    @property
-    def _last(self) -> int:
-        return len(self.horizons[MODEL]["all"])
+        return {**asdict(self), "gap": gap, "gain_1": self.gain(1), "gain_last": self.gain(0)}
 
 
 def measure(
     pipe: Video2WorldActionConditionedPipeline,
     *,
-    blind: Video2WorldActionConditionedPipeline | None = None,
     num_episodes: int = 400,
     setting: str = "default",
     size: int | None = None,
@@ -95,7 +89,7 @@ def measure(
     num_steps: int = 1,
     seed: int = 0,
 ) -> ImaginedFigures:
-    """The figures of a model on held-out episodes of the toy world; ``blind`` stands beside it frame by frame."""
+    """The figures of a model on held-out episodes of the toy world."""
     dim = pipe.transform.dim
     world: dict[str, Any] = dict(seed=seed, setting=setting, size=size, tasks=tasks, action_dim=dim)
     driven = {name: held_out_episodes(num_episodes, mix=mix, **world) for name, mix in DRIVERS.items()}
@@ -103,16 +97,13 @@ def measure(
     windows = windows_of(driven[MIXTURE], pipe.config.chunk_size)
     first = windows.video_B_C_F_H_W[:, :, :1]
     videos = {MODEL: imagined(imagine, first, windows.action_B_A_D)}
-    if blind is not None:
-        nothing = torch.zeros_like(windows.action_B_A_D)
-        videos[BLIND] = imagined(imagination(blind, num_steps), first, nothing)
     pipe.world.tokenizer.to(pipe.device)
     clips = clips_of(windows, pipe.world.tokenizer, pipe.config, pipe.dit.text_channels, pipe.device)
     noise = initial_noise(tuple(clips.x0_B_C_T_H_W.shape), list(range(len(clips)))).to(clips.x0_B_C_T_H_W)
     return ImaginedFigures(
         horizons=horizon_table(windows, videos, pipe.world.tokenizer, pipe.device),
         gap=action_gap(pipe.world, clips.x0_B_C_T_H_W, noise, clips.condition),
-        ends={name: agreement(episodes, rollouts(imagine, episodes)) for name, episodes in driven.items()},
+        ends={name: agreement(e, imagined(imagine, first_frames(e), actions_of(e))) for name, e in driven.items()},
         detector={name: agreement(e, pictures(e.states[:, [0, -1]], e.size)) for name, e in driven.items()},
         num_steps=num_steps,
     )
@@ -129,8 +120,3 @@ def imagination(pipe: Video2WorldActionConditionedPipeline, num_steps: int) -> I
         ).cpu()
 
     return imagine
-
-
-def rollouts(imagine: Imagine, episodes: Episodes) -> Tensor:
-    """Whole episodes imagined from their first pictures: uint8 [N, 3, T + 1, H, W]."""
-    return imagined(imagine, first_frames(episodes), actions_of(episodes))

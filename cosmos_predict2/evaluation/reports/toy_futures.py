@@ -72,12 +72,11 @@ def imagine_futures(
     task: str = "push_puck",
     num_steps: int = 35,
     seed: int = 0,
-    num_actions: int | None = None,
 ) -> Futures:
     """The futures of a held-out table on which all three sequences have room, and the task's object goes two ways."""
     constants, size = find_setting(setting, size)
     target = find_tasks([task])[0].target
-    length = num_actions or 2 * pipe.config.chunk_size
+    length = 2 * pipe.config.chunk_size
     first = make_episodes(
         NUM_TABLES,
         seed,

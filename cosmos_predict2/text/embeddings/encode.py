@@ -41,10 +41,9 @@ log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
-_WRITERS = 8
+_WRITERS = 8  # threads, as a file waits for its disk most of the time
 _AT_ONCE = 256  # files between two looks at the clock
-_FLUSH_SECONDS = 5.0  # so much work is done again after a kill,
-_FLUSH_SHARE = 0.05  # or more, where writing the record would take a larger share of the time
+_FLUSH_SECONDS = 10.0  # so much work is done again after a kill
 _NUM_COMPARED = 3
 _SIMILAR = 0.98  # cosine: other dtypes of the same weights are above, other weights far below
 
@@ -81,13 +80,13 @@ def embed_captions(
     folder = Path(folder)
     _check(form, shard, batch_size)
     plan = _plan(folder, captions, shard, adopt)
-    _require_one_encoder(folder, plan, kind, encoder.name if isinstance(encoder, TextEncoder) else None, adopt)
+    for name in (kind, encoder.name if isinstance(encoder, TextEncoder) else None):
+        _require_one_encoder(folder, plan, name, adopt)
     has_work = bool(plan.todo or (adopt and plan.unrecorded))
     if dry_run or not has_work:
         return plan.counts
     made = encoder if isinstance(encoder, TextEncoder) else encoder()
-    if plan.record is not None and plan.record.encoder != made.name:
-        raise _mixed(folder, plan.record, made.name)
+    _require_one_encoder(folder, plan, made.name, adopt)
     _compare(plan.files, plan.unrecorded, made)
     needed = sum(2 * made.width * min(made.num_tokens, len(text.encode()) + 1) + 4096 for text in plan.todo.values())
     storage.require_space(folder, needed, f"writing {len(plan.todo)} embeddings")
@@ -103,54 +102,40 @@ def embed_captions(
     if shard[1] == 1:
         remove_parts(folder)
     source = EmbeddingCache(made, cache, memory_bytes=0) if cache is not None else made
-    try:
-        for stem in _written(folder, _encoded(source, plan.todo, batch_size), form, plan, flush):
-            done[stem] = caption_hash(captions[stem])
-    finally:
-        flush()
-    return plan.counts
-
-
-def _require_one_encoder(folder: Path, plan: "_Plan", kind: str | None, name: str | None, adopt: bool) -> None:
-    """Raise where the folder is of another encoder than of this kind or name, or of an unknown one."""
-    record = plan.record
-    if record is not None:
-        if kind is not None and not is_encoder(record.encoder, kind):
-            raise _mixed(folder, record, kind)
-        if name is not None and record.encoder != name:
-            raise _mixed(folder, record, name)
-    elif plan.files and not adopt:
-        if plan.todo:
-            raise DataError(
-                f"{folder} holds {len(plan.files)} embeddings by an unknown encoder (it has no {RECORD}):"
-                f" {len(plan.todo)} more must not be mixed in. With --adopt a few of them are compared with this"
-                " encoder's, and the folder is taken over; or delete it and encode all."
-            )
-        log.info("%s has no %s: its %d embeddings are used as they are", folder, RECORD, len(plan.files))
-
-
-def _written(
-    folder: Path,
-    batches: Iterable[Sequence[tuple[str, Tensor]]],
-    form: str,
-    plan: "_Plan",
-    flush: Callable[[], None],
-) -> Iterator[str]:
-    """Write embeddings in threads, as a file waits for its disk most of the time; ``flush`` from time to time."""
-    next_flush = time.monotonic() + _FLUSH_SECONDS
 
     def write(item: tuple[str, Tensor]) -> str:
         write_embedding(folder, *item, form, plan.files.get(item[0], []))
         return item[0]
 
-    with ThreadPoolExecutor(_WRITERS) as pool, Progress("embeddings", len(plan.todo), unit="file") as progress:
-        for items in batches:
-            yield from pool.map(write, items)
-            progress.update(len(items))
-            if (now := time.monotonic()) > next_flush:
-                flush()
-                done_at = time.monotonic()
-                next_flush = done_at + max(_FLUSH_SECONDS, (done_at - now) / _FLUSH_SHARE)
+    next_flush = time.monotonic() + _FLUSH_SECONDS
+    try:
+        with ThreadPoolExecutor(_WRITERS) as pool, Progress("embeddings", len(plan.todo), unit="file") as progress:
+            for items in _encoded(source, plan.todo, batch_size):
+                done |= {stem: caption_hash(captions[stem]) for stem in pool.map(write, items)}
+                progress.update(len(items))
+                if time.monotonic() > next_flush:
+                    flush()
+                    next_flush = time.monotonic() + _FLUSH_SECONDS
+    finally:
+        flush()
+    return plan.counts
+
+
+def _require_one_encoder(folder: Path, plan: "_Plan", name: str | None, adopt: bool) -> None:
+    """Raise where the folder is of another encoder than this one, by name or kind, or of an unknown one."""
+    record = plan.record
+    if record is not None:
+        if name is not None and not is_encoder(record.encoder, name):
+            raise DataError(
+                f"{folder} holds embeddings by {record.encoder}; those by {name} must not be mixed in. Delete the"
+                " folder to encode all with the new one, or give the same encoder, weights, dtype and number of tokens."
+            )
+    elif plan.todo and plan.files and not adopt:
+        raise DataError(
+            f"{folder} holds {len(plan.files)} embeddings by an unknown encoder (it has no {RECORD}):"
+            f" {len(plan.todo)} more must not be mixed in. With --adopt a few of them are compared with this"
+            " encoder's, and the folder is taken over; or delete it and encode all."
+        )
 
 
 @dataclass(frozen=True)
@@ -228,13 +213,6 @@ def _compare(files: Mapping[str, Sequence[Path]], captions: Mapping[str, str], e
                 f"{path} is not what {encoder.name} makes of {captions[stem][:60]!r} (file {list(found.shape)}, encoder"
                 f" {list(expected.shape)}): the folder is of another encoder or other captions. Delete it."
             )
-
-
-def _mixed(folder: Path, record: EncoderRecord, name: str) -> DataError:
-    return DataError(
-        f"{folder} holds embeddings by {record.encoder}; those by {name} must not be mixed in. Delete the folder to"
-        " encode all with the new one, or give the same encoder, weights, dtype and number of tokens."
-    )
 
 
 def _check(form: str, shard: tuple[int, int], batch_size: int) -> None:

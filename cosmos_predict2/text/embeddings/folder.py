@@ -17,6 +17,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,6 @@ class EmbeddingFolder:
                 f"There is no folder {self.folder} with text embeddings. Write it:"
                 f" {encode_commands(self.folder.parent)}"
             )
-        self._record: EncoderRecord | None = None
-        self._has_record: bool | None = None  # None: not looked at yet
-        self._width: int | None = None
         self._has_warned = False
 
     def find(self, stem: str) -> Path | None:
@@ -80,8 +78,7 @@ class EmbeddingFolder:
         files = embedding_files(self.folder)
         if double := [paths for paths in files.values() if len(paths) > 1]:
             first, second = double[0][:2]
-            more = f" ({len(double)} clips have several)" if len(double) > 1 else ""
-            raise DataError(f"{first} and {second.name} are embeddings of one clip{more}. Remove one of them.")
+            raise DataError(f"{first} and {second.name} are embeddings of one clip. Remove one of them.")
         return sorted(files)
 
     def read(self, stem: str, num_tokens: int = NUM_TOKENS) -> tuple[Tensor, Tensor]:
@@ -94,10 +91,9 @@ class EmbeddingFolder:
             )
         rows = read_embedding(path)
         if rows.shape[1] != self.width:
-            whose = RECORD if self.record() else "the other files"
             raise DataError(
-                f"{path} has embeddings of width {rows.shape[1]}, but {whose} {self.width}: it is of another encoder."
-                f" Delete it and encode its caption again: {self.command()}"
+                f"{path} has embeddings of width {rows.shape[1]}, but the folder is of width {self.width}. Delete it"
+                f" and encode its caption again: {self.command()}"
             )
         if len(rows) > num_tokens and not self._has_warned:
             self._has_warned = True
@@ -108,20 +104,23 @@ class EmbeddingFolder:
 
     def record(self) -> EncoderRecord | None:
         """The record of the encoder; None in a folder made by other software."""
-        if self._has_record is None:
-            self._record = read_record(self.folder)
-            self._has_record = self._record is not None
-            if not self._has_record:
-                log.info("%s has no %s: its encoder is unknown, and it is used as it is", self.folder, RECORD)
         return self._record
 
-    @property
+    @cached_property
+    def _record(self) -> EncoderRecord | None:
+        record = read_record(self.folder)
+        if record is None:
+            log.info("%s has no %s: its encoder is unknown, and it is used as it is", self.folder, RECORD)
+        return record
+
+    @cached_property
     def width(self) -> int:
-        """Numbers per token, by the record, or else by the first file that can be read."""
-        if self._width is None:
-            record = self.record()
-            self._width = record.width if record else self._width_of_files()
-        return self._width
+        """Numbers per token, by the record, or else by the first file."""
+        if (record := self.record()) is not None:
+            return record.width
+        if not (files := embedding_files(self.folder)):
+            raise DataError(f"{self.folder} holds no embeddings ({', '.join(SUFFIXES)}).")
+        return int(read_embedding(next(iter(files.values()))[0]).shape[1])
 
     def require_encoder(self, name: str, num_tokens: int | None = None) -> None:
         """Raise unless the embeddings are of the encoder ``name``: its whole name, or its kind ("t5", "bytes")."""
@@ -137,15 +136,6 @@ class EmbeddingFolder:
         """The command that adds what is missing, with the encoder of the folder."""
         record = self.record()
         return encode_commands(self.folder.parent, record.encoder if record else "")
-
-    def _width_of_files(self) -> int:
-        fault: DataError | None = None
-        for paths in embedding_files(self.folder).values():
-            try:
-                return int(read_embedding(paths[0]).shape[1])
-            except DataError as error:
-                fault = fault or error
-        raise fault or DataError(f"{self.folder} holds no embeddings ({', '.join(SUFFIXES)}).")
 
 
 # ---- the files -------------------------------------------------------------------------------------------------------
