@@ -96,14 +96,6 @@ def test_every_package_of_the_extras_is_described() -> None:
     assert described == listed
 
 
-def test_a_missing_optional_package_names_what_it_brings_and_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "_version", lambda name: None)
-    found = {_name(finding): finding for finding in packages.optional()}
-    assert found["flash-attn"].level == "warning"
-    assert "attention backends flash" in found["flash-attn"].text
-    assert found["flash-attn"].cure == "pip install -e '.[flash]'"
-
-
 def test_an_optional_package_that_cannot_be_imported_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "_version", lambda name: "2.8.0")
     monkeypatch.setitem(sys.modules, "flash_attn", None)
@@ -160,11 +152,6 @@ def test_the_limit_of_a_container_is_read(tmp_path: Path) -> None:
     assert machine.cpu_limit(tmp_path) == 1.5
     (tmp_path / "cpu.max").write_text("max 100000\n")
     assert machine.cpu_limit(tmp_path) is None
-    (tmp_path / "cpu.max").unlink()
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("400000\n")
-    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
-    assert machine.cpu_limit(tmp_path) == 4
 
 
 @pytest.mark.parametrize(("free", "level"), [(8 * 2**20, "error"), (64 * 2**20, "warning"), (8 * 2**30, "note")])
@@ -173,14 +160,6 @@ def test_little_shared_memory_is_told(free: int, level: str, tmp_path: Path, mon
     found = machine.shared_memory(tmp_path)
     assert found.level == level
     assert ("--shm-size" in found.cure) == (level != "note")
-
-
-def test_few_open_files_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    for soft, level in ((128, "error"), (1024, "warning"), (65536, "note")):
-        monkeypatch.setattr(machine.resource, "getrlimit", lambda kind, soft=soft: (soft, 1048576))
-        found = machine.open_files()
-        assert found.level == level
-        assert ("ulimit -n 65536" in found.cure) == (level != "note")
 
 
 def test_a_full_or_read_only_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +179,6 @@ def test_variables_that_slow_a_run_are_noted_and_secrets_are_not_shown() -> None
     variables = {
         "NCCL_P2P_DISABLE": "1",
         "NCCL_SOCKET_IFNAME": "eth0",
-        "OMP_NUM_THREADS": "many",
         "HF_TOKEN": "hf_secret",
         "HOME": "/root",
     }
@@ -208,7 +186,6 @@ def test_variables_that_slow_a_run_are_noted_and_secrets_are_not_shown() -> None
     assert {name: finding.level for name, finding in found.items()} == {
         "NCCL_P2P_DISABLE": "warning",
         "NCCL_SOCKET_IFNAME": "note",
-        "OMP_NUM_THREADS": "error",
         "HF_TOKEN": "note",
     }
     assert "hf_secret" not in str(found)
@@ -244,19 +221,6 @@ def test_a_small_network_runs_and_leaves_the_generator_alone() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_network_with_wrong_numbers_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-
-    class Drifting(released.Video2WorldDiT):
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            calls.append(0)
-            return super().forward(*args, **kwargs) * (1 + 0.1 * len(calls))
-
-    monkeypatch.setattr(released, "Video2WorldDiT", Drifting)
-    found = released.network(CPU)
-    assert found.level == "error" and "differs from float32" in found.text
-
-
 def test_videos_are_written_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert worst(released.videos()) == "note"
     monkeypatch.setattr(released.media, "read_video", lambda path: (torch.zeros(3, 5, 64, 64, dtype=torch.uint8), 16.0))
@@ -283,14 +247,6 @@ def test_released_weights_are_looked_for_and_opened(tmp_path: Path, monkeypatch:
 # --- processes
 
 
-def test_clocks_that_differ_are_told() -> None:
-    assert [collectives.clock_finding(1, offset).level for offset in (0.01, -5.0, 1000.0)] == [
-        "note",
-        "warning",
-        "error",
-    ]
-
-
 def test_a_process_that_does_not_arrive_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     values = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(distributed.free_port())}
     for name, value in values.items():
@@ -298,15 +254,7 @@ def test_a_process_that_does_not_arrive_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
     (found,) = collectives.examine(limit_s=0.2)
     assert found.level == "error"
-    assert found.text.startswith("ranks 1-2 of 3 did not arrive within 0.2 s")
-
-
-def test_a_place_to_meet_must_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "nowhere"}
-    for name, value in values.items():
-        monkeypatch.setenv(name, value)
-    (found,) = collectives.examine(limit_s=0.2)
-    assert found.level == "error" and "MASTER_PORT='nowhere'" in found.text
+    assert found.text.startswith("ranks 1-2 of 3 did not arrive in 0.2 s")
 
 
 def _examined() -> tuple[list[Finding], list[Finding]]:
@@ -315,16 +263,9 @@ def _examined() -> tuple[list[Finding], list[Finding]]:
     collectives.SIZES = {"gloo": (2**12, 2**20), "nccl": (2**20,)}
     well = collectives.examine(30)
     os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"
-    run, share = collectives.OPERATIONS["all-gather"]
     if distributed.rank() == 1:
-
-        def wrong(values: torch.Tensor) -> torch.Tensor:
-            out = run(values)
-            out[7] += 1
-            return out
-
-        collectives.OPERATIONS["all-gather"] = (wrong, share)
-        monkey, collectives._expected = collectives._expected, lambda f, n: monkey(run if f is wrong else f, n)
+        gather = collectives.OPERATIONS["all-gather"]
+        collectives.OPERATIONS["all-gather"] = gather._replace(run=lambda values: gather.run(values) + 1)
     ill = collectives.examine(30)
     return well, ill
 
@@ -338,7 +279,7 @@ def test_two_processes_talk_and_wrong_numbers_are_found() -> None:
         assert by_name["all-gather"].level == "error" and "wrong numbers at 4 KiB" in by_name["all-gather"].text
         assert by_name["all-to-all"].level == "note"
     names = {_name(finding) for finding in results[0][0]}
-    assert {"barrier", "clocks", *collectives.OPERATIONS} <= names
+    assert {"barrier", *collectives.OPERATIONS} <= names
     speeds = next(finding.text for finding in results[0][0] if _name(finding) == "all-reduce")
     assert "4 KiB" in speeds and "1 MiB" in speeds and "GB/s" in speeds
 

@@ -10,9 +10,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,9 +26,6 @@ from imaginaire.training import provenance
 
 LIMIT_S = 60.0  # for one collective, and for all processes to arrive
 SIZES = {"gloo": (2**16, 2**20, 2**24), "nccl": (2**20, 2**24, 2**28)}  # bytes of one rank's tensor
-SKEW_S = 1.0  # clocks that differ by more make logs hard to compare
-LOST_SKEW_S = 300.0  # and object stores refuse requests
-_ROUNDS = 5
 _KNOBS = "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name the network that joins the machines (ip addr lists them)"
 
 
@@ -42,16 +39,14 @@ def examine(limit_s: float = LIMIT_S) -> list[Finding]:
     hosts = [store.get(f"host{r}").decode() if store.check([f"host{r}"]) else None for r in range(world_size)]
     if missing := [r for r, host in enumerate(hosts) if host is None]:
         came = ", ".join(sorted({host for host in hosts if host is not None}))
-        value = (
-            f"{places.ranks(missing)} of {world_size} did not arrive within {limit_s:g} s; from {came} the others did"
-        )
-        cure = "look at the first error of the missing process, and whether its machine was started with this address"
-        return [Finding("processes/meeting", value, "error", cure)]
+        value = f"{places.ranks(missing)} of {world_size} did not arrive in {limit_s:g} s; from {came} the others did"
+        return [Finding("processes/meeting", value, "error", "look at the first error of the missing process")]
     findings: list[Finding] = []
     try:
         distributed.init(limit_s, store=dist.distributed_c10d.PrefixStore("doctor", store))
-        for look in (_rank_map, _barriers, _clocks, *_backends()):
-            findings += look()
+        findings += [*_rank_map(), *_barriers(), *_collectives("gloo", torch.device("cpu"))]
+        if torch.cuda.is_available():
+            findings += _collectives("nccl", distributed.device())
         distributed.barrier("end of the examination", limit_s)
     except (RuntimeError, ConfigError) as error:
         value = f"rank {rank} at {places.here().text}: {str(error).splitlines()[0]}"
@@ -96,20 +91,12 @@ def _sign_in(rank: int, world_size: int, limit_s: float) -> Any:
     return store
 
 
-def _backends() -> list[Callable[[], list[Finding]]]:
-    looks = [lambda: _collectives("gloo", torch.device("cpu"))]
-    if torch.cuda.is_available():
-        looks.append(lambda: _collectives("nccl", distributed.device()))
-    return looks
-
-
 def _rank_map() -> list[Finding]:
     """Which process is where, and whether all run the same code."""
     git = provenance.git_state(provenance.root())
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     mine = dict(
         host=socket.gethostname(),
-        device=device,
+        device=torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         python=sys.version.split()[0],
         torch=torch.__version__,
         commit=None if git is None else git["commit"],
@@ -140,99 +127,48 @@ def _barriers() -> list[Finding]:
     return [Finding("processes/barrier", f"{statistics.median(times) * 1e3:.2f} ms (median of 20)")]
 
 
-def _clocks() -> list[Finding]:
-    """How far the clocks are from that of rank 0: half a round trip is taken off, as time servers do."""
-    rank, world_size = distributed.rank(), distributed.world_size()
-    if world_size == 1:
-        return []
-    offsets = [0.0]
-    with places.at("comparing clocks"):
-        for other in range(1, world_size):
-            if rank == 0:
-                offsets.append(min(_round_trip(other) for _ in range(_ROUNDS))[1])
-            elif rank == other:
-                for _ in range(_ROUNDS):
-                    dist.recv(torch.zeros(1, dtype=torch.float64), src=0)
-                    dist.send(torch.tensor([time.time()], dtype=torch.float64), dst=0)
-    if rank != 0:
-        return []
-    worst = max(range(world_size), key=lambda r: abs(offsets[r]))
-    return [clock_finding(worst, offsets[worst])]
-
-
-def _round_trip(other: int) -> tuple[float, float]:
-    """(duration, offset of the other clock)."""
-    reply = torch.zeros(1, dtype=torch.float64)
-    start = time.time()
-    dist.send(torch.zeros(1, dtype=torch.float64), dst=other)
-    dist.recv(reply, src=other)
-    end = time.time()
-    return end - start, float(reply) - (start + end) / 2
-
-
-def clock_finding(rank: int, offset: float) -> Finding:
-    value = f"the largest difference is {abs(offset) * 1e3:.1f} ms, of rank {rank}"
-    level: Level = "error" if abs(offset) > LOST_SKEW_S else "warning" if abs(offset) > SKEW_S else "note"
-    return Finding("processes/clocks", value, level, "" if level == "note" else "start a time service (chrony, ntpd)")
-
-
 def _collectives(backend: str, device: torch.device) -> list[Finding]:
-    """All operations at several sizes, as one finding per operation."""
+    """One finding per operation, with its time at every size."""
+    cure = "wrong sums come from faulty links or memory: try NCCL_P2P_DISABLE=1, other GPUs, another driver"
     findings = []
-    for operation, (run, share) in OPERATIONS.items():
-        speeds, wrong = [], None
+    for name, operation in OPERATIONS.items():
+        key, speeds = f"collectives over {backend}/{name}", []
         for size in SIZES[backend]:
-            place = f"{operation} of {_readable(size)} over {backend}"
-            with places.at(place):
-                seconds, is_right = _timed(run, size, device)
+            with places.at(f"{name} of {_readable(size)} over {backend}"):
+                seconds, is_right = _timed(operation, size, device)
             if not is_right:
-                wrong = _readable(size)
+                findings.append(Finding(key, f"wrong numbers at {_readable(size)}", "error", cure))
                 break
-            moved = size * share(distributed.world_size())
-            speeds.append(
-                f"{_readable(size)} {seconds * 1e3:.2f} ms" + (f" ({moved / seconds / 1e9:.2f} GB/s)" if moved else "")
-            )
-        area = f"collectives over {backend}"
-        if wrong is None:
-            findings.append(Finding(f"{area}/{operation}", ", ".join(speeds)))
-            continue
-        cure = "wrong sums come from faulty links or memory: try NCCL_P2P_DISABLE=1, other GPUs, another driver"
-        findings.append(Finding(f"{area}/{operation}", f"wrong numbers at {wrong}", "error", cure))
+            rate = size * operation.share(distributed.world_size()) / seconds / 1e9
+            speeds.append(f"{_readable(size)} {seconds * 1e3:.2f} ms ({rate:.2f} GB/s)")
+        else:
+            findings.append(Finding(key, ", ".join(speeds)))
     return findings
 
 
-def _timed(run: Callable[[Tensor], Tensor], size: int, device: torch.device) -> tuple[float, bool]:
+def _timed(operation: "Operation", size: int, device: torch.device) -> tuple[float, bool]:
     """Seconds of the slowest rank, and whether every rank got the right numbers."""
     world_size, rank = distributed.world_size(), distributed.rank()
-    count = size // 4 // world_size * world_size
+    run, expected, _ = operation
     # exact in float32, and different in every rank and place
-    values = torch.arange(count, device=device, dtype=torch.float32).remainder_(1000).add_(rank * 1000)
-    out = run(values)
-    is_right = torch.equal(out.cpu(), _expected(run, count))
-    _synchronise(device)
+    base = torch.arange(size // 4 // world_size * world_size, dtype=torch.float32).remainder_(1000)
+    values = (base + 1000 * rank).to(device)
+    is_right = torch.equal(run(values).cpu(), expected(base))
     rounds = 3 if size > 2**22 else 10
     distributed.barrier("timing")
     start = time.perf_counter()
     for _ in range(rounds):
         run(values)
-    _synchronise(device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     facts = torch.tensor([(time.perf_counter() - start) / rounds, 0.0 if is_right else 1.0], dtype=torch.float64)
     distributed.all_reduce_(facts, "max")
     return float(facts[0]), float(facts[1]) == 0
 
 
-def _expected(run: Callable[[Tensor], Tensor], count: int) -> Tensor:
-    """What this rank should get, computed without any other."""
-    world_size, rank = distributed.world_size(), distributed.rank()
-    base = torch.arange(count, dtype=torch.float32).remainder_(1000)
-    if run is _all_reduce:
-        return base * world_size + 1000 * sum(range(world_size))
-    if run is _broadcast:
-        return base
-    of_all = [base + 1000 * r for r in range(world_size)]
-    if run is _all_gather:
-        return torch.cat(of_all)
-    return torch.cat([values.chunk(world_size)[rank] for values in of_all])
+def _of_all(base: Tensor) -> Iterator[Tensor]:
+    """What each rank gives."""
+    return (base + 1000 * rank for rank in range(distributed.world_size()))
 
 
 def _all_reduce(values: Tensor) -> Tensor:
@@ -253,24 +189,28 @@ def _all_to_all(values: Tensor) -> Tensor:
     return out
 
 
+def _all_to_all_expected(base: Tensor) -> Tensor:
+    return torch.cat([values.chunk(distributed.world_size())[distributed.rank()] for values in _of_all(base)])
+
+
 def _broadcast(values: Tensor) -> Tensor:
     out = values.clone()
     dist.broadcast(out, src=0)
     return out
 
 
-# operation -> (call, bytes that pass one link per byte of one rank's tensor, for n ranks)
-OPERATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[int], float]]] = {
-    "all-reduce": (_all_reduce, lambda n: 2 * (n - 1) / n),
-    "all-gather": (_all_gather, lambda n: n - 1.0),
-    "all-to-all": (_all_to_all, lambda n: (n - 1) / n),
-    "broadcast": (_broadcast, lambda n: float(n > 1)),
+class Operation(NamedTuple):
+    run: Callable[[Tensor], Tensor]
+    expected: Callable[[Tensor], Tensor]  # of this rank, from the numbers of rank 0
+    share: Callable[[int], float]  # bytes that pass one link per byte of one rank's tensor, for n ranks
+
+
+OPERATIONS = {
+    "all-reduce": Operation(_all_reduce, lambda base: sum(_of_all(base), 0 * base), lambda n: 2 * (n - 1) / n),
+    "all-gather": Operation(_all_gather, lambda base: torch.cat([*_of_all(base)]), lambda n: n - 1.0),
+    "all-to-all": Operation(_all_to_all, _all_to_all_expected, lambda n: (n - 1) / n),
+    "broadcast": Operation(_broadcast, lambda base: base, lambda n: float(n > 1)),
 }
-
-
-def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _readable(size: int) -> str:

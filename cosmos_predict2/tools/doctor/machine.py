@@ -2,7 +2,6 @@
 """The machine below: cores, memory, shared memory, open files, disks, and variables that change what a run does."""
 
 import os
-import re
 import resource
 import shutil
 from collections.abc import Iterator, Mapping
@@ -26,12 +25,12 @@ _SHOWN = {
     "PYTHONPATH", "WANDB_API_KEY", "WANDB_MODE",
 }  # fmt: skip
 _SHOWN_PREFIXES = ("IMAGINAIRE_", "GLOO_", "NCCL_", "PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "UCX_", "FI_")
-_SLOW = {  # variable -> (values at which it slows a run, what it does)
-    "CUDA_LAUNCH_BLOCKING": ("1", "every kernel is waited for"),
-    "NCCL_DEBUG": ("INFO|TRACE", "NCCL writes a great deal"),
-    "NCCL_IB_DISABLE": ("1", "machines talk over TCP, not over InfiniBand"),
-    "NCCL_P2P_DISABLE": ("1", "GPUs talk through host memory"),
-    "TORCH_DISTRIBUTED_DEBUG": ("DETAIL", "every collective is checked"),
+_SLOW: dict[str, tuple[tuple[str, ...], str]] = {  # variable -> values at which it slows a run, what it does
+    "CUDA_LAUNCH_BLOCKING": (("1",), "every kernel is waited for"),
+    "NCCL_DEBUG": (("INFO", "TRACE"), "NCCL writes a great deal"),
+    "NCCL_IB_DISABLE": (("1",), "machines talk over TCP, not over InfiniBand"),
+    "NCCL_P2P_DISABLE": (("1",), "GPUs talk through host memory"),
+    "TORCH_DISTRIBUTED_DEBUG": (("DETAIL",), "every collective is checked"),
 }
 
 
@@ -49,10 +48,7 @@ def processors() -> Iterator[Finding]:
     few = min(cores, limit or cores) < 2
     cure = "training and data workers share one core: expect to wait for data"
     yield graded("machine/processor", value, "warning" if few else "note", cure)
-    has_onednn = torch.backends.mkldnn.is_available()
-    value = f"{torch.backends.cpu.get_cpu_capability()}, oneDNN {'yes' if has_onednn else 'no'}"
-    cure = "this torch was built without oneDNN: networks on the CPU are slow"
-    yield graded("machine/vector units", value, "note" if has_onednn else "warning", cure)
+    yield Finding("machine/vector units", torch.backends.cpu.get_cpu_capability())
 
 
 def usable_cores() -> int:
@@ -64,13 +60,6 @@ def cpu_limit(root: Path = Path("/sys/fs/cgroup")) -> float | None:
     try:
         quota, period = (root / "cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        pass
-    try:
-        quota, period = (
-            (root / "cpu" / name).read_text().strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-        )
-        return int(quota) / int(period) if int(quota) > 0 else None
     except (OSError, ValueError):
         return None
 
@@ -85,41 +74,29 @@ def memories() -> Iterator[Finding]:
 
 def shared_memory(place: Path) -> Finding:
     """How many data workers the shared memory feeds: each holds two clips in it."""
-    if not place.is_dir():
-        return Finding(
-            "machine/shared memory", f"{place} does not exist", "warning", "use dataloader_train.num_workers=0"
-        )
-    usage = shutil.disk_usage(place)
-    workers = usage.free // (2 * _CLIP)
-    value = (
-        f"{usage.free / _GB:.2f} of {usage.total / _GB:.2f} GB free: room for {workers} data workers with 720p clips"
-    )
+    free = shutil.disk_usage(place).free if place.is_dir() else 0
+    workers = free // (2 * _CLIP)
+    value = f"{free / _GB:.2f} GB free: room for {workers} data workers with 720p clips"
+    level: Level = "error" if free < 16 * 2**20 else "warning" if workers < 4 else "note"
     cure = "docker run --shm-size=16g (or --ipc=host), or dataloader_train.num_workers=0"
-    if usage.free < 16 * 2**20:
-        return Finding("machine/shared memory", value, "error", f"workers die with a bus error: {cure}")
-    return graded("machine/shared memory", value, "warning" if workers < 4 else "note", cure)
+    return graded("machine/shared memory", value, level, cure)
 
 
 def open_files() -> Finding:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    is_low = soft != resource.RLIM_INFINITY and soft < _OPEN_FILES
-    level: Level = "error" if is_low and soft < 256 else "warning" if is_low else "note"
-    highest = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
-    cure = f"ulimit -n {min(65536, hard) if hard > 0 else 65536} before the start: many workers open many files"
-    return graded("machine/open files", f"{soft} at once, can be raised to {highest}", level, cure)
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    level: Level = "warning" if soft != resource.RLIM_INFINITY and soft < _OPEN_FILES else "note"
+    cure = "ulimit -n 65536 before the start: many workers open many files"
+    return graded("machine/open files", f"{soft} at once", level, cure)
 
 
 def disks() -> Iterator[Finding]:
     """Free space where checkpoints, data and runs go."""
     output = os.environ.get("IMAGINAIRE_OUTPUT_ROOT") or "checkpoints"
-    places = {"checkpoints": "weights", "datasets": "data", output: "runs"}
-    if output == "checkpoints":
-        places["checkpoints"] = "weights and runs"
-    for place, what in places.items():
-        yield _disk(f"machine/disk of {place} ({what})", place, has_runs="runs" in what)
+    for place, what in {"checkpoints": "weights", "datasets": "data", output: "runs"}.items():
+        yield _disk(f"machine/disk of {place} ({what})", place)
 
 
-def _disk(key: str, place: str, *, has_runs: bool) -> Finding:
+def _disk(key: str, place: str) -> Finding:
     if storage.is_remote(place):
         return Finding(key, "remote: not checked")
     try:
@@ -131,7 +108,7 @@ def _disk(key: str, place: str, *, has_runs: bool) -> Finding:
     while not existing.exists():
         existing = existing.parent
     if not os.access(existing, os.W_OK):
-        cure = "set IMAGINAIRE_OUTPUT_ROOT to a folder that can be written" if has_runs else f"chown {existing}"
+        cure = f"chown {existing}, or set IMAGINAIRE_OUTPUT_ROOT to a folder that can be written"
         return Finding(key, f"{existing} cannot be written", "error", cure)
     level: Level = "error" if free < _GB else "warning" if free < 2 * _CHECKPOINT else "note"
     cure = f"one checkpoint of the 2B model with its optimizer takes {_CHECKPOINT / _GB:.0f} GB"
@@ -144,10 +121,6 @@ def environment(variables: Mapping[str, str]) -> Iterator[Finding]:
         if name not in _SHOWN and not name.startswith(_SHOWN_PREFIXES):
             continue
         value = "is set" if any(word in name for word in _SECRET) else variables[name]
-        slow, effect = _SLOW.get(name, ("", ""))
-        if slow and re.fullmatch(slow, variables[name].upper()):
-            yield Finding(f"environment/{name}", value, "warning", f"{effect}: unset {name} unless you debug")
-        elif name == "OMP_NUM_THREADS" and not value.isdecimal():
-            yield Finding(f"environment/{name}", repr(value), "error", "give a number, such as OMP_NUM_THREADS=1")
-        else:
-            yield Finding(f"environment/{name}", value)
+        slow, effect = _SLOW.get(name, ((), ""))
+        level: Level = "warning" if variables[name].upper() in slow else "note"
+        yield graded(f"environment/{name}", value, level, f"{effect}: unset {name} unless you debug")

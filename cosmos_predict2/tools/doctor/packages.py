@@ -5,7 +5,6 @@ import importlib.metadata
 import importlib.util
 import platform
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from imaginaire.training import provenance
 
 @dataclass(frozen=True, slots=True)
 class Optional:
-    """A package of an extra. ``module`` is looked for where the distribution goes by other names."""
+    """A package of an extra; ``module`` of one that is compiled for a torch."""
 
     distribution: str
     extra: str
@@ -57,8 +56,7 @@ def all_findings() -> Iterator[Finding]:
 
 
 def ours() -> Iterator[Finding]:
-    is_old = sys.version_info < (3, 10)
-    yield graded("packages/python", platform.python_version(), "error" if is_old else "note", "3.10 or newer")
+    yield Finding("packages/python", platform.python_version())
     root = provenance.root()
     git = provenance.git_state(root)
     commit = "no git checkout" if git is None else git["commit"][:12] + (" with changes" if git["dirty"] else "")
@@ -89,25 +87,22 @@ def required() -> Iterator[Finding]:
 
 def optional() -> Iterator[Finding]:
     for package in OPTIONAL:
-        cure = f"pip install -e '.[{package.extra}]'"
+        key, cure = f"optional packages/{package.distribution}", f"pip install -e '.[{package.extra}]'"
         if (version := _version(package.distribution)) is None:
-            yield Finding(
-                f"optional packages/{package.distribution}", f"not installed: {package.brings}", "warning", cure
-            )
+            yield Finding(key, f"not installed: {package.brings}", "warning", cure)
         elif package.module and (problem := _import_problem(package.module)):
             value = f"{version}, but it cannot be imported: {problem}"
-            yield Finding(
-                f"optional packages/{package.distribution}", value, "error", f"build it for this torch: {cure}"
-            )
+            yield Finding(key, value, "error", f"build it for this torch: {cure}")
         else:
-            yield Finding(f"optional packages/{package.distribution}", f"{version}: {package.brings}")
+            yield Finding(key, f"{version}: {package.brings}")
     for module, name, brings, cure in _FROM_SOURCE:
+        key = f"optional packages/{name}"
         if importlib.util.find_spec(module) is None:
-            yield Finding(f"optional packages/{name}", f"not installed: {brings}", "warning", cure)
+            yield Finding(key, f"not installed: {brings}", "warning", cure)
         elif problem := _import_problem(module):
-            yield Finding(f"optional packages/{name}", f"cannot be imported: {problem}", "error", cure)
+            yield Finding(key, f"cannot be imported: {problem}", "error", cure)
         else:
-            yield Finding(f"optional packages/{name}", f"installed: {brings}")
+            yield Finding(key, f"installed: {brings}")
 
 
 def accelerators() -> Iterator[Finding]:
@@ -120,11 +115,8 @@ def accelerators() -> Iterator[Finding]:
             cure = f"pip install -c constraints.txt --force-reinstall torch=={torch.__version__.partition('+')[0]}"
             yield Finding("device/GPU", f"driver {driver}, but torch {torch.__version__} is for CPUs", "error", cure)
         else:
-            cure = (
-                "nvidia-smi shows what the driver sees; CUDA_VISIBLE_DEVICES may hide all; a container needs --gpus all"
-            )
             value = f"driver {driver}, torch is for CUDA {torch.version.cuda}, but sees no device"
-            yield Finding("device/GPU", value, "error", cure)
+            yield Finding("device/GPU", value, "error", "look at CUDA_VISIBLE_DEVICES; a container needs --gpus all")
         return
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else "none"
     cudnn = torch.backends.cudnn.version()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What of this project works on a machine: attention, a small network and its gradients, videos, released weights."""
 
+import itertools
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ HEAD_DIMS = (128, 64)  # of the released networks, and of the tiny one
 _NET: dict[str, Any] = dict(model_channels=128, num_blocks=2, num_heads=2, adaln_lora_dim=32, crossattn_emb_channels=64)
 ON_ANY_DEVICE = ("math", "torch")
 _ROUNDING = 3e-2  # relative, of a few blocks in bfloat16 against float32
-_DECODERS = {"h264": "most data sets", "hevc": "some phones and cameras", "libdav1d": "AV1, as LeRobot writes it"}
 
 
 def all_findings(device: torch.device) -> Iterator[Finding]:
@@ -54,10 +54,8 @@ def _backend(backend: str, device: torch.device, dtype: torch.dtype) -> Finding:
         for head_dim, op in ops.items():
             check_attention(op, head_dim, device, dtype)
     except (ValueError, RuntimeError, NotImplementedError) as error:
-        cure = (
-            f"do not use it: leave atten_backend at auto, or install a {backend} that was built for this GPU and torch"
-        )
-        return Finding(f"attention/{backend}", f"{type(error).__name__}: {_first_line(error)}", "error", cure)
+        value = f"{type(error).__name__}: {_first_line(error)}"
+        return Finding(f"attention/{backend}", value, "error", "do not use it: leave atten_backend at auto")
     widths = " and ".join(map(str, HEAD_DIMS))
     return Finding(f"attention/{backend}", f"agrees with plain products, head widths {widths}")
 
@@ -104,24 +102,15 @@ def _inputs() -> dict[str, torch.Tensor]:
 
 
 def videos() -> Iterator[Finding]:
-    """PyAV with its codecs, and a clip written and read back."""
+    """PyAV, and a clip written and read back."""
     try:
         import av
-    except ImportError as error:
-        yield Finding("videos/PyAV", f"cannot be imported: {error}", "error", "pip install -c constraints.txt av")
-        return
-    library = ".".join(map(str, av.library_versions.get("libavcodec", ())))
-    yield Finding("videos/PyAV", f"{av.__version__} (brings its own FFmpeg, libavcodec {library})")
-    encoder = "libx264" if "libx264" in av.codecs_available else "mpeg4"
-    cure = "" if encoder == "libx264" else "files are larger: install the PyAV wheel of the package index"
-    yield Finding("videos/encoder", encoder, "warning" if cure else "note", cure)
-    missing = [f"{name} ({use})" for name, use in _DECODERS.items() if name not in av.codecs_available]
-    if missing:
-        cure = "such files cannot be read: install the PyAV wheel of the package index"
-        yield Finding("videos/decoders", f"without {', '.join(missing)}", "warning", cure)
-    else:
-        yield Finding("videos/decoders", ", ".join(_DECODERS))
-    yield _tried("videos", "a clip written and read", _round_trip)
+
+        yield Finding("videos/PyAV", f"{av.__version__} (brings its own FFmpeg)")
+        yield Finding("videos/a clip written and read", _round_trip())
+    except (ImportError, UserError, ValueError, OSError, RuntimeError) as error:
+        value = f"{type(error).__name__}: {_first_line(error)}"
+        yield Finding("videos/a clip written and read", value, "error", "pip install -c constraints.txt av")
 
 
 def _round_trip() -> str:
@@ -138,42 +127,26 @@ def _round_trip() -> str:
 
 def weights() -> Iterator[Finding]:
     """Released weights that are here, each opened; one line for what is not."""
-    root = released.checkpoint_dir()
     missing: list[str] = []
     for what, path in _released():
         if not storage.exists(path):
             missing.append(what)
         elif path.endswith(".pt") and (problem := problem_with(path)) is not None:
-            yield Finding(
-                f"weights/{what}", problem, "error", "fetch it again: python -m scripts.download_checkpoints --check"
-            )
+            yield Finding(f"weights/{what}", problem, "error", "python -m scripts.download_checkpoints --check")
         else:
             yield Finding(f"weights/{what}", path)
     if missing:
-        cure = (
-            "python -m scripts.download_checkpoints --model_types video2world --model_sizes 2B (tiny models: nothing)"
-        )
-        yield Finding(f"weights/not in {root}", ", ".join(missing), "warning", cure)
+        cure = "python -m scripts.download_checkpoints --model_types video2world --model_sizes 2B (tiny: nothing)"
+        yield Finding(f"weights/not in {released.checkpoint_dir()}", ", ".join(missing), "warning", cure)
 
 
 def _released() -> Iterator[tuple[str, str]]:
-    for size in released.VIDEO_SIZES:
-        for resolution in released.RESOLUTIONS:
-            for fps in released.FPS:
-                path = released.get_cosmos_predict2_video2world_checkpoint(
-                    model_size=size, resolution=resolution, fps=fps
-                )
-                yield f"{size} Video2World {resolution}p {fps} fps", path
+    find = released.get_cosmos_predict2_video2world_checkpoint
+    for size, resolution, fps in itertools.product(released.VIDEO_SIZES, released.RESOLUTIONS, released.FPS):
+        yield f"{size} Video2World {resolution}p {fps} fps", find(model_size=size, resolution=resolution, fps=fps)
     yield "video tokenizer", released.get_tokenizer_checkpoint()
     yield "T5 text encoder", released.get_t5_model_dir()
     yield "guardrail", released.get_guardrail_dir()
-
-
-def _tried(area: str, name: str, work: Callable[[], str]) -> Finding:
-    try:
-        return Finding(f"{area}/{name}", work())
-    except (UserError, ValueError, OSError, RuntimeError) as error:
-        return Finding(f"{area}/{name}", f"{type(error).__name__}: {_first_line(error)}", "error")
 
 
 def _first_line(error: BaseException) -> str:
