@@ -65,11 +65,12 @@ class Condition:
 
     def stacked_with(self, other: "Condition") -> "Condition":
         """Both conditions in one batch, this one first."""
-        values: dict[str, Any] = {}
-        for field in ("crossattn_emb_B_S_E", "padding_mask_B_1_H_W", "fps_B", "gt_frames_B_C_T_H_W", "action_B_A_D"):
-            values[field] = _stack(getattr(self, field), getattr(other, field))
-        mask = _stack(self.condition_mask_B_1_T_H_W, other.condition_mask_B_1_T_H_W)
-        return replace(self, **values, condition_mask_B_1_T_H_W=mask)
+        values: dict[str, Any] = {
+            name: torch.cat([value, getattr(other, name)])
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
+        }
+        return replace(self, **values)
 
 
 def conditioning_frames_mask(num_frames_B: Tensor, like_B_C_T_H_W: Tensor) -> Tensor:
@@ -168,17 +169,8 @@ def _is_same(a: Any, b: Any) -> bool:
     return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and bool(a == b))
 
 
-def _stack(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return None if a is None or b is None else torch.cat([a, b])
-
-
 def _required(batch: Mapping[str, Any], key: str) -> Tensor:
     if key not in batch:
-        raise DataError(
-            f"The batch has no '{key}'. It has: {', '.join(sorted(map(str, batch)))}. Every sample needs '{TEXT_KEY}', "
-            "'fps' and 'padding_mask'."
-        )
-    value = batch[key]
-    if not isinstance(value, Tensor):
-        raise DataError(f"The batch's '{key}' is a {type(value).__name__}, not a tensor.")
+        raise DataError(f"The batch has no '{key}'. It has: {', '.join(sorted(map(str, batch)))}.")
+    value: Tensor = batch[key]
     return value

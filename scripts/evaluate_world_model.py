@@ -82,15 +82,12 @@ def evaluate(
 def _configuration(experiment: str, dit_path: str, overrides: Sequence[str], config_path: str) -> Any:
     """The configuration of an experiment, or that of the run that the weights lie in."""
     from cosmos_predict2.checkpoints import read_card
-    from cosmos_predict2.pipelines.composed_run import composed_run, data_differences, is_video2world
+    from cosmos_predict2.pipelines.composed_run import composed_run, is_video2world
     from imaginaire.config.compose import compose
 
     card = read_card(dit_path)
     if experiment:
-        config = compose(config_path, [f"experiment={experiment}", *overrides])
-        for difference in data_differences(config, card) if is_video2world(card) else ():
-            log.warning("--experiment %s: %s. Leave it out to take the run's own data.", experiment, difference)
-        return config
+        return compose(config_path, [f"experiment={experiment}", *overrides])
     if not is_video2world(card):
         raise ConfigError(f"{dit_path} lies in no Video2World run on this machine: give --experiment NAME, too.")
     return composed_run(card, list(overrides))

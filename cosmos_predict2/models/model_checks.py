@@ -25,7 +25,7 @@ from cosmos_predict2.world_model.assembly import attention_problem
 from cosmos_predict2.world_model.config import PRECISIONS, Video2WorldActionPipelineConfig
 from cosmos_predict2.world_model.network import NETWORK_KEY, NO_NETWORK
 from cosmos_predict2.world_model.parallelize import degree_problems
-from cosmos_predict2.world_model.recompute import checked_keys, checked_policy
+from cosmos_predict2.world_model.recompute import checked_policy
 from imaginaire import distributed, storage
 from imaginaire.checkpoint.weight_files import is_hub
 from imaginaire.config.names import target_of
@@ -62,7 +62,7 @@ def check_settings(config: Mapping[str, Any]) -> Iterator[Finding]:
     yield from errors(f"{PIPE}.net.atten_backend", [problem])
     if sac_config := pipe["net"].get("sac_config"):
         try:
-            checked_policy(**checked_keys(sac_config))
+            checked_policy(**sac_config)
         except ConfigError as refused:
             yield error(f"{PIPE}.net.sac_config", str(refused).rstrip("."))
     low, high = pipe["min_num_conditional_frames"], pipe["max_num_conditional_frames"]

@@ -114,15 +114,10 @@ def raw_actions(annotation: dict[str, Any], reading: Reading) -> RawActions:
     if transform.kind == "controller":
         frames = chosen_frames(len(rows) + 1, reading)
         return RawActions(combined_actions(rows, frames, reading.combine or "sum"), f"rows of '{key}'", frames, *length)
-    if transform.accumulate is not None:
+    if transform.accumulate is not None or reading.stride > 1:
         raise DataError(
-            f"'{key}' has the pose differences of neighbouring frames, but this model takes those to a frame further"
-            f" back (accumulate {transform.accumulate}): take the actions from the states (--action_source state)."
-        )
-    if reading.stride > 1:
-        raise DataError(
-            f"'{key}' has the pose differences of neighbouring frames: with --fps_downsample_ratio {reading.stride}"
-            " take the actions from the states (--action_source state)."
+            f"'{key}' has the pose differences of neighbouring frames, but accumulate={transform.accumulate} of this"
+            f" model or --fps_downsample_ratio {reading.stride} takes others: add --action_source state."
         )
     frames = chosen_frames(len(rows) + 1, reading)
     if reading.gripper_key in annotation:
@@ -241,8 +236,7 @@ def _first_frames(video: str, raw: RawActions, reading: Reading, annotation: str
                 expected = " or ".join(map(str, raw.lengths))
                 raise DataError(
                     f"{annotation} has {raw.counted}, which go with a video of {expected} frames, but {video} has"
-                    f" {clip.num_frames}. Give the video of this recording with --input_video (or another --action_key"
-                    " or --state_key), or its first frame as a picture, which is compared with nothing."
+                    f" {clip.num_frames}. Give the video of this recording, or its first frame, with --input_video."
                 )
             found = clip.read(frames)
     size = reading.size or (found.shape[2], found.shape[3])

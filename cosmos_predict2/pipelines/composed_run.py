@@ -14,7 +14,7 @@ import torch
 
 from cosmos_predict2.checkpoints.card import ModelCard
 from imaginaire.config.compose import compose
-from imaginaire.config.lazy_yaml import FOLDERS, MARKS, to_data
+from imaginaire.config.lazy_yaml import FOLDERS, MARKS
 from imaginaire.config.names import locate, target_of
 from imaginaire.config.schema import Config
 from imaginaire.errors import ConfigError
@@ -42,10 +42,10 @@ def composed_run(card: ModelCard, overrides: list[str]) -> Config:
     names = [*_names(tree), *(name for name in types if isinstance(name, str))]
     if other := tree.get(FOLDERS) or next((name for name in names if not _is_ours(name)), None):
         raise ConfigError(
-            f"{file} names {other}, which is not of this code, and is not imported for a file that came with weights."
-            " Of a run of your own code give --experiment NAME, too."
+            f"{file} names {other}, which is not of this code and is not imported. Give --experiment NAME, too."
         )
-    for built in _built(tree):
+    for section in _sections(tree, "model", "dataloader_train", "dataloader_val"):
+        built = section.get("config"), section.get("dataset")  # by an evaluation
         if name := next((name for name in _names(built, ("_target_",)) if not _is_buildable(name)), None):
             raise ConfigError(f"{file} builds its model or data by {name}, which is none of the classes for that.")
     return compose(file, overrides)
@@ -59,33 +59,12 @@ def described_dataset(node: Mapping[str, Any]) -> str:
     return f"{name} ({place})" if place else str(name)
 
 
-def data_differences(config: Config, card: ModelCard) -> Iterator[str]:
-    """Where the data of a configuration are not those of the run of weights, in words."""
-    for loader in ("dataloader_train", "dataloader_val"):
-        ours = (getattr(config, loader) or {}).get("dataset")
-        theirs = (card.run.get(loader) or {}).get("dataset")
-        if ours and theirs and _by_class(to_data(ours)) != _by_class(theirs):
-            names = described_dataset(ours), described_dataset(theirs)
-            others = " with other arguments" if names[0] == names[1] else ""
-            yield f"its {loader} is {names[0]}, but the run of the weights has {names[1]}{others}"
-
-
-def _by_class(node: Mapping[str, Any]) -> dict[str, Any]:
-    """A data set's node with the name of its class alone, whose module may have moved since the run."""
-    return {**node, "_target_": str(node["_target_"]).rpartition(".")[2]}
-
-
 def dataset_node(config: Config, loader: str) -> Mapping[str, Any]:
     """The node of a loader's data set."""
-    node = (getattr(config, loader) or {}).get("dataset")
+    node: Mapping[str, Any] | None = (getattr(config, loader) or {}).get("dataset")
     if node is None:
-        folder = "--data FOLDER with clips like the training ones, or, " if loader == "dataloader_val" else ""
-        raise ConfigError(
-            f"{loader} has no dataset to take clips from: give {folder}with --experiment NAME, another entry"
-            f" ({loader}=toy)."
-        )
-    found: Mapping[str, Any] = node
-    return found
+        raise ConfigError(f"{loader} has no dataset to take clips from: give --data, or another entry ({loader}=toy).")
+    return node
 
 
 def held_out_node(config: Config, data: str) -> Mapping[str, Any]:
@@ -95,15 +74,9 @@ def held_out_node(config: Config, data: str) -> Mapping[str, Any]:
         return dataset_node(config, "dataloader_val")
     training = dataset_node(config, "dataloader_train")
     if "dataset_dir" not in training:
-        raise ConfigError(
-            f"--data {data}: a folder is read as the training data are, but these are {described_dataset(training)}"
-            " (dataloader_train.dataset). Leave --data out."
-        )
+        raise ConfigError(f"--data {data}: the training data are {described_dataset(training)}, no folder of clips.")
     if not Path(data).is_dir():
-        raise ConfigError(
-            f"--data {data}: there is no such folder. Give one of held-out clips, in the form of"
-            f" {training['dataset_dir']}; toy is for action-conditioned models."
-        )
+        raise ConfigError(f"--data {data}: no such folder of clips like {training['dataset_dir']}.")
     splits = [] if Path(data, VIDEOS).is_dir() else [name for name in HELD_OUT if Path(data, name, VIDEOS).is_dir()]
     return {**training, "dataset_dir": str(Path(data, *splits[:1]))}
 
@@ -117,12 +90,6 @@ def held_out_doubt(training: Mapping[str, Any], held_out: Mapping[str, Any]) -> 
     if all(folders) and len({Path(str(folder)).resolve() for folder in folders}) == 1:
         return f"the clips are those of training ({folders[0]}), and say nothing of clips that the model never saw"
     return ""
-
-
-def _built(tree: Mapping[str, Any]) -> Iterator[Any]:
-    """The parts of a saved configuration that an evaluation builds."""
-    for section in _sections(tree, "model", "dataloader_train", "dataloader_val"):
-        yield section.get("config"), section.get("dataset")
 
 
 def _sections(tree: Mapping[str, Any], *names: str) -> list[dict[str, Any]]:

@@ -1,17 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One video by several processes. Rank 0 reads, encodes, decodes and writes; all of them sample, each its part of the
-latent frames.
+"""One video by several processes. Rank 0 reads, encodes, decodes and writes (`lead`), and all sample a part each.
 
-    dims = init_dims(context_parallel_size=world_size)
-    if rank == 0:
-        def work():
-            announce()
-            return Video2WorldPipeline.from_config(config, path, group=dims.cp_group)(input_path=..., prompt=...)
-        video = lead(work)
-    else:
-        follow(lambda: Video2WorldPipeline.from_config(config, path, group=dims.cp_group, is_follower=True).world)
-
-The others wait for what rank 0 sends: that there is work, then the inputs of each sampling, at last that it is over.
+The others (`follow`) wait for what rank 0 sends: that there is work (`announce`), then the inputs of each sampling, at
+last that it is over. examples/video2world.py shows the use.
 """
 
 import logging
@@ -109,8 +100,8 @@ def agreed(prepare: Callable[[], Value]) -> Value:
 def check_num_gpus(num_gpus: int, num_heads: int, state_t: int) -> None:
     """Raise for a number of GPUs that the network's heads or the latent frames of a video cannot be divided by."""
     if num_heads % num_gpus or state_t % num_gpus:
-        works = [number for number in divisors(num_heads) if state_t % number == 0]
+        works = ", ".join(str(number) for number in divisors(num_heads) if state_t % number == 0)
         raise ConfigError(
             f"--num_gpus {num_gpus} must divide the {num_heads} attention heads of this network and the {state_t}"
-            f" latent frames of its videos. These numbers do: {', '.join(map(str, works))}."
+            f" latent frames of its videos. These numbers do: {works}."
         )

@@ -8,8 +8,7 @@ What a run's config.yaml names is built only where the class is one of those kno
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,8 +38,7 @@ from imaginaire.errors import ConfigError, DataError, near
 log = logging.getLogger(__name__)
 
 TOY = "toy"
-# Why a run on other data would be measured on the toy world.
-OF_EXPERIMENT = "The run has no validation data of its own (its dataloader_val is the toy world, as in its experiment)"
+OF_EXPERIMENT = "The run's dataloader_val is the toy world"
 OTHER = "Give --data with recordings of such actions (toy: the toy world), or weights that were trained on these."
 OF_FILES = {f"{cls.__module__}.{cls.__name__}": cls for cls in (LeRobotActionDataset, LiberoDataset)}
 TOY_CLASSES = "cosmos_predict2.data.toy"  # in the module of this name in runs of older versions, below it now
@@ -135,25 +133,13 @@ def recordings_of_run(
     is_toy = target.startswith(TOY_CLASSES)
     if is_toy and target.endswith(".ToyWorldStates"):
         folder = str(arguments["folder"])
-        with _others_can_be_named():
-            states = ToyWorldStates(folder, num_frames=num_actions + 1, start=0)
-        return of_dataset(folder, states, transform, num)
+        return of_dataset(folder, ToyWorldStates(folder, num_frames=num_actions + 1, start=0), transform, num)
     if is_toy:
-        world = {**arguments, **(arguments.get("world") or {})}
-        tasks = tuple(world.get("tasks") or ("push_puck",))
-        return toy_recordings(
-            world.get("setting", "default"),
-            transform,
-            num=num,
-            num_actions=num_actions,
-            seed=int(world.get("seed") or 0) + seed,
-            tasks=tasks,
-            size=world.get("size"),
-            mix=world.get("mix", "expert"),
-            ring_elsewhere=world.get("ring_elsewhere"),
-            num_steps=world.get("num_steps"),
-            asked=OF_EXPERIMENT,
-        )
+        world = {"mix": "expert", "setting": "default", **arguments, **(arguments.get("world") or {})}
+        own = {key: world.get(key) for key in ("size", "mix", "ring_elsewhere", "num_steps")}
+        tasks, seed = tuple(world.get("tasks") or ("push_puck",)), int(world.get("seed") or 0) + seed
+        wanted = dict(num=num, num_actions=num_actions, seed=seed, tasks=tasks, asked=OF_EXPERIMENT)
+        return toy_recordings(world["setting"], transform, **wanted, **own)
     if target != BRIDGE and target not in OF_FILES:
         known = ", ".join(name.rpartition(".")[2] for name in (BRIDGE, *OF_FILES))
         raise ConfigError(f"The run's validation data are a {target}, not built here ({known} are): give --data.")
@@ -163,18 +149,8 @@ def recordings_of_run(
     declared = cls.declared_transform(**arguments)
     if declared is None or (declared.proposed and declared.yields_to(transform)):
         arguments["action_transform"] = transform  # in place of what they would propose
-    with _others_can_be_named():
-        dataset = cls(**arguments, num_frames=num_actions + 1)
+    dataset = cls(**arguments, num_frames=num_actions + 1)
     return of_dataset(described_dataset(node), dataset, transform, num)
-
-
-@contextmanager
-def _others_can_be_named() -> Iterator[None]:
-    """An error of the data that a run was validated on names the flag for others."""
-    try:
-        yield
-    except DataError as error:
-        raise DataError(f"{error} The run was validated on these data: bring them back, or give --data.") from error
 
 
 def size_of_world(node: Mapping[str, Any], resolution: str) -> tuple[int, int] | None:
@@ -209,10 +185,7 @@ def toy_recordings(
         raise ConfigError(f"--data {TOY}:{setting}: the toy world has no such setting.{near(setting, SETTINGS)}")
     dim = transform.dim if transform.kind == "controller" else TOY_DIM
     if transform != (own := controller(dim, scale=1.0)):
-        raise DataError(
-            f"{asked}: The toy world's actions are {own}, but the model was trained with {transform}. Give --data"
-            " FOLDER with recordings of such actions, or weights that were trained on the toy world."
-        )
+        raise DataError(f"{asked}: its actions are {own}, but the model was trained with {transform}. {OTHER}")
 
     def made(split: str, count: int) -> tuple[Episodes, Tensor, Tensor]:
         episodes = make_episodes(
@@ -264,7 +237,7 @@ def of_dataset(name: str, dataset: Any, transform: ActionTransform, num: int) ->
         overlap = "; some clips overlap" if len(chosen) > num_apart else ""
         name = f"{name}, from {used} of {windows.num_recordings} recordings{held_out}{overlap}"
     origins = tuple(str(item.get("__key__", i)) for i, item in zip(chosen, items))
-    alone = f"all clips are of one recording, {origins[0]}: another clip's actions are of the same, and may be alike"
+    alone = f"all clips are of one recording, {origins[0]}, whose actions may be alike"
     is_alone = len(items) > 1 and len(set(origins)) == 1
     return Recordings(
         name,
@@ -277,8 +250,8 @@ def of_dataset(name: str, dataset: Any, transform: ActionTransform, num: int) ->
 
 
 def warn_of_other_range(name: str, dataset: Any, transform: ActionTransform, shown: Sequence[Tensor] = ()) -> str:
-    """Warn of raw actions in other ranges than the weights' own, and give the warning: of the whole data set where it
-    has statistics, else of clips that are ``shown``, as the model sees them. Empty where the ranges agree."""
+    """A warning, also logged, of raw actions in other ranges than the weights' own, else empty: of the whole data set
+    where it has statistics, else of clips that are ``shown``, as the model sees them."""
     if recorded_columns(transform) is None:
         return ""
     if isinstance(dataset, LeRobotActionDataset):
@@ -325,10 +298,7 @@ def _of_folder(
             f" {ANNOTATIONS[0]}/ (Bridge's layout) nor val/{PATTERN} lies in it."
         )
     if transform.kind != "relative_pose":
-        raise DataError(
-            f"--data {folder} is in Bridge's layout, whose actions are differences of poses (relative_pose), but the"
-            f" model was trained with {transform}. {OTHER}"
-        )
+        raise DataError(f"--data {folder} has pose differences, but the model was trained with {transform}. {OTHER}")
     split = next((name for name in HELD_OUT if (annotations / name).is_dir()), None)
     place = annotations / split if split is not None else annotations
     if split is None:
@@ -346,19 +316,12 @@ def _of_folder(
 
 
 def own_arguments(cls: type, trained: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """How a run reads data of this class, wherever they lie, and what else is given; the latter alone where its data
-    are of another class."""
+    """How a run reads data of this class, and what else is given; that alone where its data are of another class."""
     if trained.get("_target_") != f"{cls.__module__}.{cls.__name__}":
         return dict(given)
     defaults = {name: parameter.default for name, parameter in signature(cls).items()}
     own = {key: value for key, value in trained.items() if not key.startswith("_") and key not in OF_PLACE}
-    of_text = {"num_tokens", "text_width"}  # the pictures and actions are all that is measured
-    differing = {
-        key: value for key, value in own.items() if key not in {*given, *of_text} and value != defaults.get(key)
-    }
+    differing = [f"{key}={own[key]}" for key in sorted(own) if key not in given and own[key] != defaults.get(key)]
     if differing:
-        log.info(
-            "data: read as by the run of the weights: %s",
-            ", ".join(f"{key}={differing[key]}" for key in sorted(differing)),
-        )
+        log.info("data: read as by the run of the weights: %s", ", ".join(differing))
     return {**own, **given}

@@ -35,10 +35,7 @@ class LeRobotRecordings:
         """The data set of a folder, read like ``trained``, the data set of the model's run as plain data, where that
         is a LeRobot data set; what is ``given`` (camera, action_keys, stride, combine_actions) goes first."""
         if transform.kind != "controller":
-            raise DataError(
-                f"{root} is a LeRobot data set, with commands of a controller, but this model was trained with"
-                f" {transform}. Give recordings with poses (Bridge's layout), or weights that were trained on these."
-            )
+            raise DataError(f"{root} has commands of a controller, but this model was trained with {transform}.")
         own = {**own_arguments(LeRobotActionDataset, trained or {}, {}), **given}
         if "action_keys" in given:
             own.pop("embodiment", None)
@@ -46,8 +43,7 @@ class LeRobotRecordings:
             own.pop("frame_rate", None)
         if (width := LeRobotActionDataset.declared_width(root=root, **own)) != transform.dim:
             raise DataError(
-                f"{root}: an action has {width} numbers, but this model was trained with {transform.dim}. Choose"
-                " columns with --action_key, or give weights that were trained on such actions."
+                f"{root}: an action has {width} numbers, but this model was trained with {transform.dim}: --action_key."
             )
         own |= dict(num_frames=2, start_interval=1, skip_bad_samples=True)  # a broken episode raises its own error
         data = LeRobotActionDataset(root, data_split="full", action_transform=transform, **own)
@@ -59,10 +55,7 @@ class LeRobotRecordings:
         source = self.data.source
         known = source.episodes.numbers.tolist()
         if wrong := [number for number in numbers if number not in known]:
-            raise DataError(
-                f"--episodes {wrong[0]}: {source.info.root} has no such episode, but {len(known)}, from"
-                f" {min(known)} to {max(known)}."
-            )
+            raise DataError(f"--episodes {wrong[0]}: {source.info.root} has those from {min(known)} to {max(known)}.")
         if numbers:
             return list(numbers)
         share = (trained or {}).get("val_fraction", VAL_FRACTION)
@@ -70,12 +63,7 @@ class LeRobotRecordings:
         if not held_out:
             log.warning("%s: no episode is held out of training; all %d are imagined", source.info.root, len(known))
             return known
-        log.info(
-            "%s: %d of %d episodes, which training holds out; --episodes names others",
-            source.info.root,
-            len(held_out),
-            len(known),
-        )
+        log.info("%s: %d of %d episodes, which training holds out", source.info.root, len(held_out), len(known))
         return [known[place] for place in held_out]
 
     def read(self, number: int, reading: Reading) -> Episode:
@@ -109,9 +97,9 @@ class LeRobotRecordings:
         )
 
 
-def dataset_of_run(tree: Mapping[str, Any] | None) -> dict[str, Any]:
+def dataset_of_run(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The LeRobot data set that a run was trained on, as its config.yaml has it; nothing where there was none."""
-    return next(_nodes((tree or {}).get("dataloader_train")), {})
+    return next(_nodes(tree.get("dataloader_train")), {})
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:

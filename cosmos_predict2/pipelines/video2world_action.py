@@ -18,6 +18,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from cosmos_predict2.actions.transforms import ActionTransform
+from cosmos_predict2.checkpoints.card import read_card
+from cosmos_predict2.checkpoints.card_checks import network_differences, require_transform
 from cosmos_predict2.guardrail.runner import GuardrailRunner
 from cosmos_predict2.interfaces import PromptRefiner
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
@@ -37,17 +39,16 @@ class Video2WorldActionConditionedPipeline(Video2WorldPipeline):
         self, world: WorldModel, guardrail: GuardrailRunner | None = None, refiner: PromptRefiner | None = None
     ) -> None:
         super().__init__(world, guardrail, refiner)
-        self.imagination = Imagination(world)
+        self.imagination = imagination = Imagination(world)
+        self.transformed, self.rollout = imagination.transformed, imagination.rollout
+        self.generate_actions = imagination.generate_actions
 
     @classmethod
     def from_config(
         cls, config: Video2WorldPipelineConfig, dit_path: str = "", *arguments: Any, **options: Any
     ) -> "Video2WorldActionConditionedPipeline":
-        """As for Video2World. The weights must say which transform of actions they were trained with, or the config;
-        of random ones the config."""
-        from cosmos_predict2.checkpoints.card import read_card
-        from cosmos_predict2.checkpoints.card_checks import network_differences, require_transform
-
+        """As for Video2World; the weights must record which transform of actions they were trained with, or the
+        config."""
         if not isinstance(config, Video2WorldActionPipelineConfig):
             raise ConfigError("This pipeline is configured by a Video2WorldActionPipelineConfig, for its actions.")
         card = read_card(dit_path)
@@ -55,8 +56,8 @@ class Video2WorldActionConditionedPipeline(Video2WorldPipeline):
         config = attrs.evolve(config, action_transform=transform.to_dict())
         if config.net is not None and (differences := [*network_differences(card, config.net)]):
             raise CheckpointError(
-                f"{dit_path} was trained by a network with {'; '.join(differences)} (pipe_config.net). Nothing in"
-                " its weights shows that: build the network as it was (apply_card(read_card(dit_path), config))."
+                f"{dit_path} was trained by a network with {'; '.join(differences)} (pipe_config.net): build it so"
+                " (apply_card(read_card(dit_path), config))."
             )
         pipe = super().from_config(config, dit_path, *arguments, **options)
         return cast("Video2WorldActionConditionedPipeline", pipe)
@@ -64,20 +65,6 @@ class Video2WorldActionConditionedPipeline(Video2WorldPipeline):
     @property
     def transform(self) -> ActionTransform:
         return self.imagination.transform
-
-    def transformed(self, raw: ArrayLike) -> Tensor:
-        """As `Imagination.transformed`."""
-        return self.imagination.transformed(raw)
-
-    def generate_actions(self, *inputs: Any, **options: Any) -> Tensor:
-        """As `Imagination.generate_actions`."""
-        return self.imagination.generate_actions(*inputs, **options)
-
-    def rollout(self, *inputs: Any, **options: Any) -> Tensor:
-        """As `Imagination.rollout`."""
-        return self.imagination.rollout(*inputs, **options)
-
-    # --- one chunk
 
     def __call__(  # type: ignore[override]
         self,
@@ -103,8 +90,8 @@ class Video2WorldActionConditionedPipeline(Video2WorldPipeline):
         frames_F_H_W_C = frames if frames.ndim == 4 else frames[None]
         if frames_F_H_W_C.shape[0::3] != (num_conditional_frames, 3) or frames.dtype != torch.uint8:
             raise DataError(
-                f"first_frame is {list(frames.shape)} of {frames.dtype}; uint8 [H, W, 3] is expected, or with"
-                f" num_conditional_frames={num_conditional_frames} [{num_conditional_frames}, H, W, 3]."
+                f"first_frame is {list(frames.shape)} of {frames.dtype}; uint8 [H, W, 3] is expected, or of"
+                f" num_conditional_frames={num_conditional_frames} all."
             )
         texts = [prompt] if prompt or "" in (embeddings or {}) else []
         texts += [negative_prompt] if negative_prompt else []

@@ -52,20 +52,19 @@ class FlowConfig(Section):
     shift: float = attrs.field(default=5.0, validator=above(0))
     # From timesteps, 0 to 1000, to what the network embeds.
     timestep_scale: float = attrs.field(default=0.001, validator=above(0))
-    conditional_frame_timestep: float = -1.0  # that of given frames; below 0: that of the other frames
+    conditional_frame_timestep: float = -1.0  # 0.1: next to no noise; below 0: that of the other frames
     schedule: str = attrs.field(default="shift", validator=one_of("shift", "karras"))
     replace_given_frames: bool = True  # by their true velocity, in training too
 
     def __attrs_post_init__(self) -> None:
         if isinstance(self.conditional_frame_timestep, (int, float)) and self.conditional_frame_timestep >= 1000:
             raise ConfigError(
-                f"conditional_frame_timestep={self.conditional_frame_timestep}, but timesteps are below 1000 (0.1: next"
-                " to no noise; -1: those of the other frames)."
+                f"conditional_frame_timestep={self.conditional_frame_timestep}, but timesteps are below 1000."
             )
 
     @property
     def sigma_conditional(self) -> float | None:
-        """The noise level that given frames have of their own, if they have one."""
+        """The noise level that conditioning frames have of their own, if they have one."""
         if self.conditional_frame_timestep < 0:
             return None
         t = self.conditional_frame_timestep / NUM_TIMESTEPS
@@ -95,7 +94,7 @@ class Video2WorldPipelineConfig(Section):
     )
     min_num_conditional_frames: int = attrs.field(default=1, validator=at_least(0))  # latent frames, in training
     max_num_conditional_frames: int = attrs.field(default=2, validator=at_least(0))
-    # The noise level that the network is told for given frames.
+    # The noise level of conditioning frames, as the network sees it.
     sigma_conditional: float = attrs.field(default=1e-4, validator=at_least(0))
     sigma_data: float = attrs.field(default=1.0, validator=above(0))
     state_ch: int = attrs.field(default=16, validator=at_least(1))
@@ -127,7 +126,7 @@ class Video2WorldPipelineConfig(Section):
 
 @attrs.define(kw_only=True, slots=False)
 class Video2WorldActionPipelineConfig(Video2WorldPipelineConfig):
-    """As of a network that is told actions. Weights fit one transform of raw actions, which is kept with them."""
+    """With actions. Weights fit one transform of raw actions, which is kept with them."""
 
     action_transform: Any = None  # as ActionTransform.to_dict gives it; None: that of the data or of the weights
     chunk_size: int = attrs.field(default=12, validator=at_least(1))  # actions between the first frame and the last

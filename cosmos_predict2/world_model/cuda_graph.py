@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A network whose forward pass is captured once and replayed: no launch overhead between small kernels."""
 
-import dataclasses
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from cosmos_predict2.nn.dit import DiT, Prepared
 from imaginaire.errors import ConfigError
@@ -110,51 +110,33 @@ def _places(net: DiT) -> tuple[int, ...]:
     return tuple(tensor.data_ptr() for tensor in (*net.parameters(), *net.buffers()))
 
 
-def _children(value: Any) -> list[Any] | None:
-    """What a structure is made of; None: it is no structure."""
-    if isinstance(value, dict):
-        return list(value.values())
-    if isinstance(value, (tuple, list)):
-        return list(value)
-    if isinstance(value, Prepared):
-        return [getattr(value, field.name) for field in dataclasses.fields(value)]
-    return None
+def _flat(value: Any) -> tuple[list[Any], TreeSpec]:
+    """The leaves of a structure, and the structure without them."""
+    return tree_flatten(vars(value) if isinstance(value, Prepared) else value)
 
 
 def _structure(value: Any) -> Any:
     """All but the numbers in the tensors."""
-    if isinstance(value, Tensor):
-        return (tuple(value.shape), value.dtype, value.device, _repeated(value))
-    children = _children(value)
-    if children is None:
-        return value
-    names = tuple(value) if isinstance(value, dict) else ()
-    return (type(value).__name__, names, *map(_structure, children))
+    leaves, spec = _flat(value)
+    described = (
+        (tuple(leaf.shape), leaf.dtype, leaf.device, _repeated(leaf)) if isinstance(leaf, Tensor) else leaf
+        for leaf in leaves
+    )
+    return (type(value), repr(spec), *described)
 
 
 def _copy(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return _once(value).clone().expand(value.shape)
-    if isinstance(value, dict):
-        return {name: _copy(child) for name, child in value.items()}
-    if isinstance(value, (tuple, list)):
-        return type(value)(_copy(child) for child in value)
-    if isinstance(value, Prepared):
-        return Prepared(**{field.name: _copy(getattr(value, field.name)) for field in dataclasses.fields(value)})
-    return value
+    leaves, spec = _flat(value)
+    copies = [_once(leaf).clone().expand(leaf.shape) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    copied = tree_unflatten(copies, spec)
+    return Prepared(**copied) if isinstance(value, Prepared) else copied
 
 
 def _fill(kept: Any, value: Any) -> None:
     """Copy the numbers into a copy of the same structure."""
-    for mine, new in zip(_tensors(kept), _tensors(value), strict=True):
-        mine.copy_(new)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield _once(value)
-    for child in _children(value) or ():
-        yield from _tensors(child)
+    for mine, new in zip(_flat(kept)[0], _flat(value)[0], strict=True):
+        if isinstance(mine, Tensor):
+            _once(mine).copy_(_once(new))
 
 
 def _repeated(tensor: Tensor) -> tuple[int, ...]:

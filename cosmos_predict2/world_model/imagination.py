@@ -25,7 +25,6 @@ from cosmos_predict2.data.sizes import latent_frames, pixel_frames
 from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.text.trained_text import with_tokens
 from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig
-from cosmos_predict2.world_model.device_memory import activation_bytes, free_memory
 from cosmos_predict2.world_model.sampling import UNGUIDED, SamplingOptions, to_uint8
 from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire.errors import ConfigError, DataError, near
@@ -46,10 +45,7 @@ class Imagination:
     @property
     def transform(self) -> ActionTransform:
         if (transform := self.config.transform) is None:
-            raise ConfigError(
-                "pipe_config.action_transform is not set: it says how raw actions become what the network was trained"
-                " on, such as {kind: relative_pose, scale: [20, 20, 20, 20, 20, 20, 1]}."
-            )
+            raise ConfigError("pipe_config.action_transform is not set: how raw actions become those of the network.")
         return transform
 
     def transformed(self, raw: ArrayLike) -> Tensor:
@@ -69,11 +65,11 @@ class Imagination:
         as_float: bool = False,
         batch_size: int | None = None,
     ) -> Tensor:
-        """Videos [B, 3, 1 + A, H, W] that begin with the given frames: uint8, or in [-1, 1] with ``as_float``.
+        """Videos [B, 3, 1 + A, H, W] that begin with the first frames: uint8, or in [-1, 1] with ``as_float``.
 
         One or five first frames, uint8 or in [-1, 1]; of five, the first four actions lie between them. Actions are as
-        `transformed` gives them. Without a text there is none; a text [1, S, E] is that of all samples. So many samples
-        as ``batch_size`` says, or as fit into a GPU's memory, are sampled together.
+        `transformed` gives them; a text [1, S, E] is that of all samples. ``batch_size`` are sampled together, or as
+        many as fit into a GPU's memory.
         """
         num_latent = self._check(first_frames_B_C_F_H_W, actions_B_A_D, seeds)
         num_given = first_frames_B_C_F_H_W.shape[2]
@@ -86,7 +82,7 @@ class Imagination:
             texts[TEXT_KEY] = torch.zeros(1, 1, self.world.net.text_channels)
         rows = {key: self._rows(text, size) for key, text in texts.items()}
         videos = []
-        step = batch_size or self._most_at_once(num_latent, height, width)
+        step = batch_size or self.world.samples_at_once(num_latent, height, width)
         for start in range(0, size, step):
             part = slice(start, start + step)
             frames, actions = first_frames_B_C_F_H_W[part], actions_B_A_D[part]
@@ -131,8 +127,7 @@ class Imagination:
         that fill no chunk. The noise of a chunk is that of the seed plus the number of its first action.
 
         With ``history`` 2 a chunk begins with five frames in place of one, and with ``reference`` the first of the five
-        is the first picture of all. Either is only as good as the network was trained for it: the released ones know a
-        single given frame.
+        is the first picture of all; the released networks were trained for neither.
         """
         chunk, given = self.config.chunk_size, pixel_frames(history)
         check_rollout(actions_B_L_D.shape[1], chunk, history, reference, last_chunk)
@@ -144,7 +139,7 @@ class Imagination:
         frames, is_float = first_frames_B_C_F_H_W, float_hand_over or as_float
         first, videos = first_frames_B_C_F_H_W[:, :, :1], []
         # Once for all chunks: what else lies in memory then would make batches of other sizes, each captured anew.
-        batch_size = batch_size or self._most_at_once(latent_frames(1 + chunk), *frames.shape[3:])
+        batch_size = batch_size or self.world.samples_at_once(latent_frames(1 + chunk), *frames.shape[3:])
         for start in tracked(starts, "rollout", unit="chunk", leave=False, is_shown=options.progress):
             clip = self.generate_actions(
                 frames,
@@ -174,8 +169,7 @@ class Imagination:
         frames, actions = tuple(frames_B_C_F_H_W.shape), tuple(actions_B_A_D.shape)
         if len(frames) != 5 or len(actions) != 3 or not frames[0] == actions[0] == len(seeds) > 0:
             raise DataError(
-                f"First frames {list(frames)}, actions {list(actions)} and {len(seeds)} seeds are not of one batch:"
-                " [B, 3, 1 or 5, H, W], [B, A, d] and B are expected."
+                f"First frames {list(frames)}, actions {list(actions)} and {len(seeds)} seeds are not of one batch."
             )
         check_actions(self.world.net, actions[1], actions[2])
         if not torch.isfinite(actions_B_A_D).all():
@@ -202,15 +196,6 @@ class Imagination:
             return actions_B_L_D
         rest = self.transformed([[0.0] * dim]).to(actions_B_L_D)
         return torch.cat([actions_B_L_D, rest.expand(batch, count - have, dim)], dim=1)
-
-    def _most_at_once(self, num_latent: int, height: int, width: int) -> int:
-        """How many samples' activations, of both halves of a guidance, fit into what is free of a GPU's memory."""
-        if self.world.device.type != "cuda":
-            return 1 << 30
-        factor = self.world.tokenizer.spatial_compression_factor
-        num_values = num_latent * (height // factor) * (width // factor)
-        needed = 2 * activation_bytes(self.world.net, num_values)
-        return max(1, int(0.8 * free_memory(self.world.device)) // needed)
 
 
 def chunk_starts(num_actions: int, chunk_size: int, overlap: int = 0, last_chunk: str = "pad") -> list[int]:
@@ -246,19 +231,13 @@ def check_rollout(num_actions: int, chunk_size: int, history: int, reference: bo
 def check_bases(transform: ActionTransform, chunk_size: int, history: int = 1) -> None:
     """Raise where a chunk behind the first would begin at no frame that actions are relative to, as in training."""
     every, overlap = transform.accumulate, pixel_frames(history) - 1
-    if every is None or (every == "window" and not overlap):
+    if every is None:
         return
-    if every == "window":
+    if overlap if every == "window" else (chunk_size % int(every) or overlap % int(every)):
+        base = "is the first frame of a chunk" if every == "window" else f"moves every {every} frames"
         raise ConfigError(
-            f"This model's actions are relative to the first frame of a chunk: history={history} must be 1"
-            " (--num_conditional_frames 1)."
-        )
-    if chunk_size % int(every) or overlap % int(every):
-        step = f"chunk_size={chunk_size}" + (f" less {overlap} (history={history})" if overlap else "")
-        raise ConfigError(
-            f"This model's actions are relative to a base that moves every {every} frames (accumulate), but chunks"
-            f" begin every {step} frames, some of them in between: imagine one chunk"
-            f"{', or history=1' if overlap and not chunk_size % int(every) else ''}."
+            f"The base of this model's actions {base} (accumulate), but chunks of chunk_size={chunk_size} with"
+            f" history={history} (--num_conditional_frames) begin elsewhere: imagine one chunk, or with history=1."
         )
 
 
@@ -266,15 +245,10 @@ def check_actions(net: Any, num_actions: int, dim: int) -> None:
     """Raise for so many actions of so many numbers as the network does not take in one chunk."""
     if num_actions < 4 or num_actions % 4:
         raise ConfigError(f"A chunk of {num_actions} actions (chunk_size): it must be a multiple of 4, 12 for example.")
-    if isinstance(net, ChunkActionDiT):
-        if dim != net.action_dim:
-            raise DataError(f"The actions have {dim} numbers, but this network takes {net.action_dim}.")
-        return
-    if num_actions * dim != net.action_inputs:
-        raise DataError(
-            f"{num_actions} actions (chunk_size) of {dim} numbers are {num_actions * dim}, but this network reads"
-            f" {net.action_inputs} at once."
-        )
+    is_chunk = isinstance(net, ChunkActionDiT)
+    if dim != net.action_dim if is_chunk else num_actions * dim != net.action_inputs:
+        expected = f"{net.action_dim} numbers each" if is_chunk else f"{net.action_inputs} numbers at once"
+        raise DataError(f"{num_actions} actions (chunk_size) of {dim} numbers, but this network takes {expected}.")
 
 
 def _like(frames: Tensor, other: Tensor) -> Tensor:

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The network that is trained: built without memory, sharded or not, and then filled with the weights that it starts
-from.
-
-    net = trained_network(config, torch.bfloat16)        # on the meta device, with adapters for LoRA
-    parallelize_dit(net, dims, ...)                      # only where it is to be sharded
-    fill_network(net, config, device, seed)              # each rank reads or draws its own part
+"""The network that is trained: built without memory, sharded or not, and filled with the weights that it starts from.
 
 No rank ever holds more than its part and one tensor of a file. What is drawn follows from the seed, the parameter's
 name and the place in it, so that every layout of processes starts from the same numbers.
@@ -47,10 +42,9 @@ def network_of(node: Any) -> DiT:
 
 
 def add_trained_adapters(net: DiT, config: Any, *, may_fetch: bool = True) -> None:
-    """Put adapters into the network where a Predict2Video2WorldModelConfig trains those.
+    """Put adapters, float32 at least, into the network where a Predict2Video2WorldModelConfig trains those.
 
-    Adapters are float32 at least, as half precision would lose their small updates. Beside them, embedders of actions
-    that begin anew are trained in full: they start at nothing. ``may_fetch`` as for `embedders_begin_anew`.
+    Beside them, embedders of actions that begin anew are trained in full. ``may_fetch`` as for `embedders_begin_anew`.
     """
     if config.train_architecture != "lora":
         return
@@ -81,8 +75,7 @@ def embedders(net: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
 def embedders_begin_anew(path: str, *, may_fetch: bool = True) -> bool:
     """Whether a network with actions learns them from nothing when it starts from the weights at a path (empty: none).
 
-    Without ``may_fetch`` weights that are elsewhere, or that cannot be read, are judged by their name: so sizes are
-    known before a run.
+    Without ``may_fetch`` weights that are elsewhere, or that cannot be read, are judged by their name.
     """
     if not path:
         return True
@@ -108,11 +101,8 @@ def network_bytes(net: DiT, *, has_average: bool) -> int:
 
 @torch.no_grad()
 def fill_network(net: DiT, config: Any, device: torch.device | str, seed: int) -> bool:
-    """Give a network of `trained_network` memory on ``device`` and every parameter its start; whether the file has
-    trained adapters.
-
-    That is the file's where ``dit_path`` names one, which must have all but the adapters, and else a draw from
-    ``seed``.
+    """Give a network of `trained_network` memory and every parameter its start: that of the file of ``dit_path``,
+    which must have all but the adapters, else a draw from ``seed``. Gives whether the file has trained adapters.
     """
     net.to_empty(device=device)
     net.reset_buffers()
@@ -130,36 +120,21 @@ def fill_network(net: DiT, config: Any, device: torch.device | str, seed: int) -
         lora.init_adapters(net, seed, config.init_lora_weights)
     adapters = lora.adapters(net)
     if adapters:
-        if new := sum(p.numel() for _, p in embedders(net) if p.requires_grad):
-            log.info("lora: the action embedders begin anew; their %s parameters are trained in full", f"{new:,}")
         trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
         log.info("lora: %s, %s trained parameters", lora.lora_spec(net), f"{trained:,}")
     if not path:
-        log.info(
-            "weights before any checkpoint is read: random (model.config.model_manager_config.dit_path is not set)"
-        )
-        if adapters:
-            log.warning(
-                "adapters on random weights learn little: the weights below them stay random. Name trained ones in "
-                "model.config.model_manager_config.dit_path."
-            )
+        level, what = (logging.WARNING, ", and adapters on them learn little") if adapters else (logging.INFO, "")
+        log.log(level, "start weights: random%s (model.config.model_manager_config.dit_path is not set)", what)
         return False
     matched = sum(clean_name(name) in found for name in base)
-    of_adapters = f"; {len(adapters)} adapters {'are those of the file' if has_adapters else 'begin anew'}"
-    log.info(
-        "start weights: %s (%d of %d weights of the network matched%s%s)",
-        path,
-        matched,
-        len(base),
-        of_adapters if adapters else "",
-        "; it knows no actions: their embedders begin anew" if absent else "",
-    )
+    anew = "; adapters begin anew" if adapters and not has_adapters else ""
+    anew += "; it knows no actions: their embedders begin anew" if absent else ""
+    log.info("start weights: %s (%d of %d weights of the network matched%s)", path, matched, len(base), anew)
     return has_adapters
 
 
 def absent_parts(net: DiT, path: str) -> tuple[str, ...]:
-    """Patterns of the parameters that begin anew though the others come from a file: the embedders of actions, where
-    the file is of a network that is told none."""
+    """Patterns of the parameters that begin anew though the others come from a file: the embedders of actions."""
     return (ACTION_EMBEDDERS,) if net.takes_actions and path and embedders_begin_anew(path) else ()
 
 

@@ -57,11 +57,11 @@ class SamplingPath:
 
 
 class Objective(Protocol):
-    """What differs between the model families; the first of ``solvers`` is the default."""
+    """What differs between the model families."""
 
     @property
     def solvers(self) -> tuple[str, ...]:
-        """The names of the solvers that sample it."""
+        """The names of the solvers that sample it, the default first."""
 
     def denoiser(self, net: DiT) -> Denoiser:
         """The network with its preconditioning."""
@@ -117,13 +117,7 @@ class EDM:
 
     def denoiser(self, net: DiT) -> Denoiser:
         config = self.config
-        return Denoiser(
-            net,
-            sigma_data=config.sigma_data,
-            sigma_conditional=config.sigma_conditional,
-            conditioning_strategy=config.conditioning_strategy,
-            t_scaling_factor=config.rectified_flow_t_scaling_factor,
-        )
+        return _denoiser(net, config, config.sigma_conditional, config.rectified_flow_t_scaling_factor)
 
     def sampling_path(
         self, guided: Guided, condition: Condition, noise_B_C_T_H_W: Tensor, solver: str, num_steps: int
@@ -168,14 +162,7 @@ class Flow:
 
     def denoiser(self, net: DiT) -> Denoiser:
         """Conditioning frames have the noise level of training, also where the network is sampled by noise levels."""
-        config = self.config
-        return Denoiser(
-            net,
-            sigma_data=config.sigma_data,
-            sigma_conditional=self.flow.sigma_conditional,
-            conditioning_strategy=config.conditioning_strategy,
-            t_scaling_factor=self.flow.t_scaling_factor,
-        )
+        return _denoiser(net, self.config, self.flow.sigma_conditional, self.flow.t_scaling_factor)
 
     def predicted_velocity(
         self,
@@ -248,6 +235,18 @@ class Flow:
         if mask is not None and self.flow.replace_given_frames:
             target = target * (1 - mask)
         return cast(Tensor, target.square())
+
+
+def _denoiser(
+    net: DiT, config: "Video2WorldPipelineConfig", sigma_conditional: float | None, t_scaling_factor: float
+) -> Denoiser:
+    return Denoiser(
+        net,
+        sigma_data=config.sigma_data,
+        sigma_conditional=sigma_conditional,
+        conditioning_strategy=config.conditioning_strategy,
+        t_scaling_factor=t_scaling_factor,
+    )
 
 
 def _path_by_noise_levels(

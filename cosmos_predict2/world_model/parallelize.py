@@ -1,13 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is applied to the network from outside: recomputation, context parallelism, compilation, sharding.
 
-    check_degrees(world_size=8, context_parallel_size=2, num_heads=16, state_t=24, fsdp_shard_size=8)
-    settle_attention(net, device, dtype)                              # operators are chosen before they are wrapped
-    context = parallelize_dit(net, dims, fsdp_shard_size=8, sac_config={"mode": "block_wise"})
-    context.activate(True)
-    velocity_part = net(context.split_frames(x), ...)                 # each rank its latent frames
-    velocity = context.gather_frames(velocity_part)
-
 Context parallelism spreads the latent frames of a clip over a group of processes. All that a block does is local to a
 frame but self-attention, around which two all-to-alls exchange tokens for heads (DeepSpeed-Ulysses, arXiv 2309.14509).
 """
@@ -44,9 +37,9 @@ def parallelize_dit(
     Names of modules and parameters stay as they are. The network's attention must have been chosen.
     """
     if sac_config or compile:
-        from cosmos_predict2.world_model.recompute import apply_recompute, checked_keys, compile_blocks
+        from cosmos_predict2.world_model.recompute import apply_recompute, compile_blocks
     if sac_config:
-        apply_recompute(net, **checked_keys(sac_config))
+        apply_recompute(net, **sac_config)
     context = ContextParallel(net, dims.cp_group)
     if compile:
         compile_blocks(net)

@@ -12,7 +12,7 @@ mode "none".
 
 import functools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,12 +73,12 @@ ATTENTIONS = {
 }
 
 
-def apply_recompute(net: DiT, mode: str = "none", every_n_blocks: int = 1) -> None:
+def apply_recompute(net: DiT, mode: str = "none", every_n_blocks: int = 1, **others: Any) -> None:
     """Let every n-th block of the network, and its final layer, compute anew in backward what the mode does not keep.
 
     In place, once, before compilation and sharding; adapters may come before or after.
     """
-    policy = checked_policy(mode, every_n_blocks)
+    policy = checked_policy(mode, every_n_blocks, **others)
     if policy is None:
         return
     if any("forward" in vars(module) for module in (*net.blocks, net.final_layer)):
@@ -90,21 +90,15 @@ def apply_recompute(net: DiT, mode: str = "none", every_n_blocks: int = 1) -> No
     _recompute(net.final_layer, Policy())
 
 
-def checked_policy(mode: str, every_n_blocks: int = 1) -> Policy | None:
-    """What a mode keeps, or an error that names the key; None for a mode that computes nothing anew."""
+def checked_policy(mode: str = "none", every_n_blocks: int = 1, **others: Any) -> Policy | None:
+    """What a network's ``sac_config`` keeps, or an error that names the key; None where nothing is computed anew."""
+    for key in others:
+        raise ConfigError(f"{KEY}.{key} is no key of it.{near(str(key), KEYS)}")
     if mode not in POLICIES:
         raise ConfigError(f"{KEY}.mode is {mode!r}.{near(str(mode), POLICIES)}")
     if isinstance(every_n_blocks, bool) or not isinstance(every_n_blocks, int) or every_n_blocks < 1:
         raise ConfigError(f"{KEY}.every_n_blocks is {every_n_blocks!r}; expected an integer of 1 or more.")
     return POLICIES[mode]
-
-
-def checked_keys(sac_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `apply_recompute` in a network's ``sac_config``."""
-    for key in sac_config:
-        if key not in KEYS:
-            raise ConfigError(f"{KEY}.{key} is no key of it.{near(str(key), KEYS)}")
-    return dict(sac_config)
 
 
 def compile_blocks(net: DiT, **options: Any) -> None:

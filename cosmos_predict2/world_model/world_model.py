@@ -63,8 +63,7 @@ def build_world_model(
 ) -> "WorldModel":
     """The world model of a config, its network on the meta device; ``adapt`` puts adapters into that network.
 
-    Offloaded parts stay on the host between calls. ``downcast_text_encoder`` loads the text encoder in bfloat16, where
-    it has weights.
+    Offloaded parts stay on the host between calls. ``downcast_text_encoder`` is for an encoder that has weights.
     """
     net = network_of(config.net).to(dtype)
     if adapt is not None:
@@ -123,10 +122,7 @@ class WorldModel:
     # --- weights
 
     def load(self, path: str = "", which: str = "auto", *, seed: int = 0, is_baseline: bool = False) -> "WorldModel":
-        """Give the network memory on the device and weights from ``path``, or random ones, for inference.
-
-        Random weights of a baseline are no cause for a warning.
-        """
+        """Give the network memory on the device and weights from ``path``, or random ones, for inference."""
         net = self.net.to_empty(device=self.device)
         net.reset_buffers()
         settle_attention(net, self.device, net.dtype)
@@ -135,10 +131,8 @@ class WorldModel:
             log.info("weights: %s (%s%s)", path, "averaged, net_ema.; " if which == "net_ema" else "", report.summary())
         else:
             net.init_weights(torch.Generator(self.device).manual_seed(seed))
-            if is_baseline:
-                log.info("weights: random, as before the training")
-            else:
-                log.warning("weights: random, as asked for: what is generated is noise")
+            level = logging.INFO if is_baseline else logging.WARNING
+            log.log(level, "weights: random, as asked for: what is generated is noise")
         net.eval().requires_grad_(False)
         return self
 
@@ -170,14 +164,14 @@ class WorldModel:
         if encoder.width != width:
             raise ConfigError(
                 f"The text encoder {encoder.name} gives embeddings of width {encoder.width}, but the network takes"
-                f" {width}. Choose the encoder that it was trained with{self._trained_by(': ')}."
+                f" {width}{self._trained_by()}."
             )
         if (problem := other_text(self.config.text_encoder_name, encoder.name)) is not None:
             raise ConfigError(f"The text encoder {problem}")
 
-    def _trained_by(self, before: str = ", and the network was trained with texts by ") -> str:
+    def _trained_by(self) -> str:
         name = self.config.text_encoder_name
-        return f"{before}{name}" if name else ""
+        return f", and the network was trained with texts by {name}" if name else ""
 
     # --- pixels and latents
 
@@ -195,7 +189,7 @@ class WorldModel:
             latents.append(self.tokenizer.encode(pixels).to(work_dtype) * self.config.sigma_data)
         if self._offload_tokenizer:
             self.tokenizer.to("cpu")
-        return latents[0] if len(latents) == 1 else torch.cat(latents)
+        return torch.cat(latents)
 
     @torch.no_grad()
     def decode(self, latent_B_C_T_H_W: Tensor) -> Tensor:
@@ -212,29 +206,23 @@ class WorldModel:
         return clips_at_once(self.device, self.tokenizer.dtype, num_frames, height, width, has_graphs=has_graphs)
 
     def given_latents(self, frames_B_C_F_H_W: Tensor, num_latent_frames: int | None = None) -> Tensor:
-        """Latents of the whole clip in which only the given frames are filled: the rest is never looked at.
-
-        The frames are uint8, or already in [-1, 1]; the clip is of ``state_t`` latent frames unless a number is given.
-        """
-        config, count = self.config, frames_B_C_F_H_W.shape[2]
-        num_latent_frames = num_latent_frames or config.state_t
+        """Latents of the whole clip in which only the conditioning frames, uint8 or in [-1, 1], are filled."""
+        size, _, count, height, width = frames_B_C_F_H_W.shape
+        num_latent_frames = num_latent_frames or self.config.state_t
         total = pixel_frames(num_latent_frames)
-        work_dtype = torch.promote_types(self.net.dtype, torch.float32)
-        if count == 0 and config.min_num_conditional_frames == 0:
-            size, _, _, height, width = frames_B_C_F_H_W.shape
-            factor = self.tokenizer.spatial_compression_factor
-            shape = [size, self.tokenizer.latent_ch, num_latent_frames, height // factor, width // factor]
-            return torch.zeros(shape, device=self.device, dtype=work_dtype)
-        if not 0 < count < total or count % 4 != 1:
+        is_none_allowed = count == 0 and self.config.min_num_conditional_frames == 0
+        if not is_none_allowed and (not 0 < count < total or count % 4 != 1):
             raise ConfigError(
                 f"{count} frames are given to condition on, but it must be 1, 5, ... frames and fewer than the"
                 f" {total} of the video."
             )
-        latent = self.encode(frames_B_C_F_H_W)
-        shape = list(latent.shape)
-        shape[2] = num_latent_frames
-        given = latent.new_zeros(shape)
-        given[:, :, : latent.shape[2]] = latent
+        factor = self.tokenizer.spatial_compression_factor
+        shape = [size, self.tokenizer.latent_ch, num_latent_frames, height // factor, width // factor]
+        work_dtype = torch.promote_types(self.net.dtype, torch.float32)
+        given = torch.zeros(shape, device=self.device, dtype=work_dtype)
+        if count:
+            latent = self.encode(frames_B_C_F_H_W)
+            given[:, :, : latent.shape[2]] = latent
         return given
 
     # --- sampling
@@ -250,10 +238,9 @@ class WorldModel:
         options: SamplingOptions = GUIDED,
         on_step: OnStep | None = None,
     ) -> Tensor:
-        """Videos [B, 3, F, H, W] in [-1, 1] that begin with the given frames, uint8, 1 + 4k of them.
+        """Videos [B, 3, F, H, W] in [-1, 1] that begin with the conditioning frames, uint8, 1 + 4k of them.
 
-        A network that was trained without conditioning frames, too, takes none of them: [B, 3, 0, H, W]. Without a
-        negative text, the unconditional half of the guidance has a text of zeros.
+        Without a negative text, the unconditional half of the guidance has a text of zeros.
         """
         num_tokens = self.config.num_text_tokens
         batch = {TEXT_KEY: with_tokens(text_B_S_E, num_tokens)}
@@ -280,8 +267,7 @@ class WorldModel:
     ) -> Tensor:
         """Latents [B, C, T, H, W] that begin with the first ``num_given`` latent frames of ``given_B_C_T_H_W``.
 
-        ``batch`` has what the conditioner takes: text embeddings, fps, padding mask, and maybe a negative text. One
-        seed is that of the whole batch's noise; with one for each sample, a sample does not depend on the others.
+        ``batch`` has what the conditioner takes. With a seed for each sample, a sample does not depend on the others.
         """
         given = given_B_C_T_H_W
         num_B = torch.full((given.shape[0],), num_given, device=self.device)
@@ -301,10 +287,7 @@ class WorldModel:
         options: SamplingOptions = UNGUIDED,
         on_step: OnStep | None = None,
     ) -> Tensor:
-        """Latents [B, C, T, H, W] out of standard normal noise, all of whole clips; each rank may see its own frames.
-
-        Where both conditions are the same, the network is evaluated once a step.
-        """
+        """Latents [B, C, T, H, W] out of standard normal noise, both of whole clips."""
         solver = options.solver or self.objective.solvers[0]
         if solver not in (known := self.objective.solvers):
             raise ConfigError(f"No solver of this network's noise levels is called '{solver}'.{near(solver, known)}")
@@ -372,10 +355,7 @@ class WorldModel:
     def predict_clean(
         self, x0_B_C_T_H_W: Tensor, epsilon_B_C_T_H_W: Tensor, sigma_B_1: Tensor, condition: Condition
     ) -> Tensor:
-        """Clean latents [B, C, T, H, W] predicted from latents with so much noise; conditioning frames as they are.
-
-        The ranks of a context-parallel group all get whole clips.
-        """
+        """Clean latents [B, C, T, H, W], of whole clips, predicted from latents with so much noise."""
         context = self.context
         context.activate(True)
         xt = context.split_frames(add_noise(x0_B_C_T_H_W, epsilon_B_C_T_H_W, sigma_B_1))
@@ -405,6 +385,16 @@ class WorldModel:
             return True
         needed = 2 * activation_bytes(self.net, latent_B_C_T_H_W[:, 0].numel())
         return self._on_all_ranks(needed < free_memory(self.device))
+
+    def samples_at_once(self, num_latent: int, height: int, width: int) -> int:
+        """How many samples' activations, of both halves of a guidance, fit into what is free of a GPU's memory."""
+        if self.device.type != "cuda":
+            return 1 << 30
+        if not self._offload_tokenizer:
+            self.tokenizer.to(self.device)  # before the free memory is read
+        factor = self.tokenizer.spatial_compression_factor
+        needed = 2 * activation_bytes(self.net, num_latent * (height // factor) * (width // factor))
+        return max(1, int(0.8 * free_memory(self.device)) // needed)
 
     def _graphed_net(self) -> DiT:
         """The network that replays captured passes; what it has captured is kept from one sampling to the next."""

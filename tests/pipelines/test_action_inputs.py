@@ -129,8 +129,8 @@ def test_a_video_of_another_recording_is_told(changes: Any, num_frames: int, fit
     ("reading", "annotation", "words"),
     [
         (Reading(relative_pose(), source="action", stride=2), ANNOTATION, "action_source state"),
-        (Reading(relative_pose(accumulate="window")), {"action": FIELD.tolist()}, "accumulate window.*source state"),
-        (Reading(relative_pose(accumulate=4), source="action"), ANNOTATION, "accumulate 4.*source state"),
+        (Reading(relative_pose(accumulate="window")), {"action": FIELD.tolist()}, "accumulate=window.*source state"),
+        (Reading(relative_pose(accumulate=4), source="action"), ANNOTATION, "accumulate=4.*source state"),
         (Reading(relative_pose(), source="state"), {"action": FIELD.tolist()}, "it has no 'state'"),
         (Reading(controller(5)), ANNOTATION, "takes actions of 5 numbers.*'action' of 7.*--action_key"),
         (Reading(controller(7), action_key="actoin"), ANNOTATION, "no 'actoin'.*action"),

@@ -67,7 +67,7 @@ def test_a_run_is_measured_on_its_own_data(run: Path) -> None:
     )
     toy = {"_target_": "cosmos_predict2.data.toy.videos.ToyWorldVideos"}
     assert "the clips are of ToyWorldVideos, those of training of Dataset (own/train)" in held_out_doubt(training, toy)
-    with pytest.raises(ConfigError, match=r"--data nowhere: .* in the form of own/train"):
+    with pytest.raises(ConfigError, match=r"--data nowhere"):
         held_out_node(config, "nowhere")
 
 
@@ -97,12 +97,6 @@ def test_a_run_that_starts_from_good_weights_has_to_improve_on_them() -> None:
         "has learned something, but its frames are no nearer to the truth than before the training",
         "has learned these clips",
     ]
-
-
-def test_an_experiment_with_other_data_than_the_run_is_warned_of(run: Path, caplog: pytest.LogCaptureFixture) -> None:
-    evaluate_world_model._configuration(EXPERIMENT, str(run), [], CONFIG)
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 2 and "its dataloader_val is ToyWorldVideos, but" in told[1] and "(own/val)" in told[1]
 
 
 NOT_OURS = "which is not of this code"

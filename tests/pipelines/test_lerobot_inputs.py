@@ -51,7 +51,7 @@ def test_flags_go_before_the_run_and_what_is_no_such_episode_is_told() -> None:
     wrist = one.read(0, Reading(OWN, size=(16, 32), most_actions=4, num_given=5))
     assert wrist.frames == [0, 1, 2, 3, 4] and wrist.first_frames_C_F_H_W.shape == (3, 5, 16, 32)
     assert not wrist.has_truth and "'observation.images.wrist'" in wrist.source
-    with pytest.raises(DataError, match=r"--episodes 7: .* has no such episode, but 3, from 0 to 2"):
+    with pytest.raises(DataError, match=r"--episodes 7: .* from 0 to 2"):
         one.chosen([0, 7])
     with pytest.raises(DataError, match=r"episode_000001: it has 5 frames, of which 0 are left"):
         one.read(1, Reading(OWN, size=(16, 32), start=6))
@@ -63,9 +63,9 @@ def test_flags_go_before_the_run_and_what_is_no_such_episode_is_told() -> None:
         LeRobotRecordings.open(str(FIXTURES / "lerobot_v3"), OWN, camera="front", stride=3)
     with pytest.raises(ConfigError, match="there is no camera 'side'"):
         opened("lerobot_v3", camera="side")
-    with pytest.raises(DataError, match=r"trained with relative_pose of 7 numbers.*Give recordings with poses"):
+    with pytest.raises(DataError, match=r"trained with relative_pose of 7 numbers"):
         LeRobotRecordings.open(str(FIXTURES / "lerobot_v3"), relative_pose())
-    with pytest.raises(DataError, match=r"an action has 3 numbers, but this model was trained with 2\. Choose columns"):
+    with pytest.raises(DataError, match=r"an action has 3 numbers, .* with 2: --action_key"):
         LeRobotRecordings.open(str(FIXTURES / "lerobot_v3"), controller(2), camera="front")
 
 

@@ -91,9 +91,9 @@ def test_every_layout_of_a_file_gives_its_weights(files: dict[str, Path], name: 
 def test_adapters_on_random_weights_are_a_warning(files: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
     filled(config_of())
     filled(config_of(str(files["plain.pt"]), **LORA))
-    assert "adapters on random weights" not in caplog.text
+    assert "adapters on them learn little" not in caplog.text
     filled(config_of(**LORA))
-    assert "adapters on random weights" in caplog.text
+    assert "adapters on them learn little" in caplog.text
 
 
 def test_a_seed_repeats_and_what_is_drawn_does_not_depend_on_adapters() -> None:
@@ -131,9 +131,7 @@ def test_the_log_says_how_many_weights_of_the_base_matched(
     caplog.set_level("INFO")
     filled(config_of(str(files["plain.pt"]), **LORA))
     count = len(dict(trained_network(config_of(), torch.float32).named_parameters()))
-    assert f"plain.pt ({count} of {count} weights of the network matched; 30 adapters begin anew)" in caplog.text
-    filled(config_of(str(files["lora.pt"]), **LORA))
-    assert "30 adapters are those of the file" in caplog.text
+    assert f"plain.pt ({count} of {count} weights of the network matched; adapters begin anew)" in caplog.text
 
 
 @pytest.mark.parametrize("options", [{}, LORA])

@@ -17,7 +17,7 @@ from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.world_model.config import PRECISIONS
 from cosmos_predict2.world_model.network import embedders_begin_anew, network_of
-from cosmos_predict2.world_model.recompute import checked_keys, checked_policy
+from cosmos_predict2.world_model.recompute import checked_policy
 from imaginaire.config import checks as config_checks
 from imaginaire.config import lazy_config
 from imaginaire.config.names import target_of
@@ -99,8 +99,8 @@ def read_workload(config: Config, num_gpus: int) -> Workload:
         raise ConfigError(" ".join(map(str, wrong)))
     pipe = model.pipe_config
     net = network_of(pipe.net)
-    sac = {"mode": "none", "every_n_blocks": 1, **checked_keys(net.sac_config)}
-    checked_policy(sac["mode"], sac["every_n_blocks"])
+    sac = {"mode": "none", "every_n_blocks": 1, **net.sac_config}
+    checked_policy(**sac)
     optimizer, has_master = _optimizer(config.optimizer)
     asked = model.fsdp_shard_size if config.trainer.distributed_parallelism != "ddp" else 0
     height, width = _clip_size(config, pipe.resolution)

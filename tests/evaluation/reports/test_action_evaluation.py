@@ -270,7 +270,7 @@ def test_a_robot_folder_is_read_as_by_the_run_of_the_weights(tmp_path: Path, cap
     alone, together = (
         evaluation_data.of_dataset("x", [{**item, "__key__": "a"}, {**item, "__key__": key}], TOY, 2) for key in "ab"
     )
-    assert alone.cautions[0].startswith("all clips are of one recording, a: ") and together.cautions == ()
+    assert alone.cautions[0].startswith("all clips are of one recording, a") and together.cautions == ()
 
 
 def test_weights_without_actions_are_told_before_their_actions_are_asked_for(
