@@ -15,7 +15,6 @@ from cosmos_predict2.data.latent_cache import DTYPES, cache_latents
 from cosmos_predict2.data.video.clips import CROPS
 from imaginaire import command_line
 from imaginaire.errors import ConfigError
-from scripts.encode_prompts import device_of
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +61,13 @@ def _parser() -> command_line.Parser:
 def run(args: argparse.Namespace) -> int:
     import torch
 
+    from cosmos_predict2.world_model.assembly import check_device
+
     if args.workers < 0:
         raise ConfigError(f"--workers is {args.workers}; it must be 0 or more.")
-    device = device_of(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    name = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    check_device(name)
+    device = torch.device(name)
     outcome = cache_latents(
         args.data,
         make_tokenizer(args.tokenizer, args.tokenizer_path),

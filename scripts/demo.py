@@ -7,7 +7,6 @@ futures of one picture. Needs no download and no GPU. Everything is written belo
 
 import argparse
 import json
-import math
 import os
 import shlex
 import shutil
@@ -55,11 +54,8 @@ def main() -> int:
     say(f"2. It saved {stopped_at} and left with exit code {code}. The same command goes on from there.")
     if (code := start(TRAIN).wait()) != 0:
         return code
-    say("3. The loss of both parts is one curve.")
-    losses = [(r["iteration"], r["train/loss"]) for r in records() if "train/loss" in r]
-    print(text_curve(thinned(losses), int(stopped_at.removeprefix("iter_").removesuffix(".pt"))))
-
-    say("4. Clips that neither has seen: what follows the first frame, before and after, beside the truth.")
+    losses = [r["train/loss"] for r in records() if "train/loss" in r]
+    say("3. Clips that neither has seen: what follows the first frame, before and after, beside the truth.")
     figures_path, video = OUTPUT / "figures.json", OUTPUT / "truth_before_after.mp4"
     evaluate = [*EVALUATE, "--dit_path", str(RUN), "--load_ema"]
     if (code := start([*evaluate, "--json", str(figures_path), "--save_path", str(video)]).wait()) != 0:
@@ -84,9 +80,7 @@ def learned(figures: Mapping[str, Any]) -> str:
     )
 
 
-def write_page(
-    figures: Mapping[str, Any], actions: Mapping[str, Any], losses: list[tuple[float, float]], stopped_at: str
-) -> Path:
+def write_page(figures: Mapping[str, Any], actions: Mapping[str, Any], losses: list[float], stopped_at: str) -> Path:
     """outputs/demo/index.html: a sentence for each claim, with the curve or the videos that show it."""
     page = Page("What the demo has shown", ["no GPU, no download: all of this was made here"], video_width=640)
     page.heading("A new task in one or two minutes")
@@ -96,7 +90,7 @@ def write_page(
     page.link("its evaluation, with all figures and videos", "clips/index.html")
     page.heading("Interrupted and resumed")
     shown = thinned(losses)
-    page.curves({"training loss": {"loss": [loss for _, loss in shown]}}, f"{len(shown)} of {len(losses)} log lines")
+    page.curves({"training loss": {"loss": shown}}, f"{len(shown)} of {len(losses)} log lines")
     page.note(f"One curve: the run was stopped after {stopped_at} was saved, and the same command went on from there.")
     page.heading("Another model imagines what a robot's actions do")
     page.verdict(f"It {actions['verdict']['sentence']}.")
@@ -116,7 +110,7 @@ def futures_sentence(futures: Mapping[str, float]) -> str:
 def imagine_futures() -> int:
     """Let the action-conditioned model imagine; gives the exit code."""
     say(
-        "5. Another tiny model that comes with the code is conditioned on a robot's actions. What it imagines of\n"
+        "4. Another tiny model that comes with the code is conditioned on a robot's actions. What it imagines of\n"
         "    clips that it never saw, and of one picture under three sequences of actions, beside the simulator."
     )
     if (code := start(IMAGINE).wait()) != 0:
@@ -158,24 +152,10 @@ def last_iteration() -> int:
     return max((int(r["iteration"]) for r in records()), default=0)
 
 
-def thinned(losses: list[tuple[float, float]], rows: int = 25) -> list[tuple[float, float]]:
+def thinned(losses: list[float], rows: int = 25) -> list[float]:
     """About so many of them, the last one included."""
     every = max(1, len(losses) // rows)
     return losses[(len(losses) - 1) % every :: every]
-
-
-def text_curve(losses: list[tuple[float, float]], resumed_at: int, width: int = 60) -> str:
-    """One line per iteration, its bar on a logarithmic scale."""
-    lowest, highest = (f(loss for _, loss in losses) for f in (min, max))
-    steps_per_e = (width - 1) / max(math.log(highest / lowest), 1e-9)
-    rows = []
-    marked = False
-    for iteration, loss in losses:
-        if iteration > resumed_at and not marked:
-            rows.append(f"{'':>10} {'- - interrupted and resumed at ' + str(resumed_at) + ' ':-<{width}}")
-            marked = True
-        rows.append(f"{iteration:>10.0f} {'#' * (1 + round(steps_per_e * math.log(loss / lowest)))} {loss:.2f}")
-    return "\n".join(rows)
 
 
 if __name__ == "__main__":

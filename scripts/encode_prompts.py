@@ -4,7 +4,7 @@
 import argparse
 import logging
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cosmos_predict2.data.video.media import check_writable
 from cosmos_predict2.interfaces import TextEncoder
@@ -13,9 +13,6 @@ from cosmos_predict2.text.prompt_embeddings import write_prompt_embeddings
 from cosmos_predict2.text.prompts import DEFAULT_NEGATIVE_PROMPT
 from imaginaire import command_line, storage
 from imaginaire.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    import torch
 
 log = logging.getLogger(__name__)
 
@@ -78,40 +75,38 @@ def prompts_of(args: argparse.Namespace) -> list[str]:
     return prompts
 
 
-def device_of(name: str) -> "torch.device":
-    """The device of a flag, if this machine has it."""
-    import torch
+def encoder_of(args: argparse.Namespace, path: str, *, num_tokens: int, width: int, **options: Any) -> TextEncoder:
+    """The encoder that the flags name; ``path`` is that of its weights, ``width`` of the one that has none."""
+    from cosmos_predict2.world_model.assembly import check_device
 
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"--device {name} is no device; expected cpu, cuda or cuda:0, ...") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"--device {name}: expected cpu, cuda or cuda:0, ...")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"--device {name}: PyTorch sees no CUDA device here. Use --device cpu.")
-    return device
+    check_device(args.device)
+    num_tokens = num_tokens if args.num_tokens is None else args.num_tokens
+    if args.text_encoder == "bytes":
+        from cosmos_predict2.text.bytes_encoder import BytesEncoder
+
+        return BytesEncoder(num_tokens, width if args.text_width is None else args.text_width, device=args.device)
+    if args.text_width is not None:
+        raise ConfigError(
+            f"--text_width is for --text_encoder bytes; {args.text_encoder} has the width of its weights."
+        )
+    options |= dict(max_length=num_tokens, dtype=args.dtype, device=args.device)
+    if args.text_encoder == "t5":
+        from cosmos_predict2.text.t5 import T5Encoder
+
+        return T5Encoder(path, **options)
+    from cosmos_predict2.text.reason1 import Reason1Encoder
+
+    return Reason1Encoder(path, **options)
 
 
 def make_encoder(args: argparse.Namespace) -> TextEncoder:
     """The encoder that the flags name, on its device."""
-    device = device_of(args.device)
     if args.text_encoder == "bytes":
-        from cosmos_predict2.text.bytes_encoder import BytesEncoder
-
         if args.encoder_path is not None:
             raise ConfigError("--encoder_path has no meaning for --text_encoder bytes, which has no weights.")
-        return BytesEncoder(_or(args.num_tokens, 64), _or(args.text_width, 64), device=device)
-    if args.text_width is not None:
-        raise ConfigError(f"--text_width is for --text_encoder bytes; {args.text_encoder} has a width of its own.")
-    options: dict[str, Any] = dict(max_length=_or(args.num_tokens, 512), dtype=args.dtype, device=device)
-    if args.text_encoder == "t5":
-        from cosmos_predict2.text.t5 import T5Encoder
-
-        return T5Encoder(args.encoder_path or get_t5_model_dir(root=args.checkpoint_dir), **options)
-    from cosmos_predict2.text.reason1 import Reason1Encoder
-
-    return Reason1Encoder(args.encoder_path or get_reason1_encoder_dir(root=args.checkpoint_dir), **options)
+        return encoder_of(args, "", num_tokens=64, width=64)
+    released = get_t5_model_dir if args.text_encoder == "t5" else get_reason1_encoder_dir
+    return encoder_of(args, args.encoder_path or released(root=args.checkpoint_dir), num_tokens=512, width=0)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -147,10 +142,6 @@ def main() -> int:
 
 def _lines(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
-
-
-def _or(value: int | None, default: int) -> int:
-    return default if value is None else value
 
 
 if __name__ == "__main__":

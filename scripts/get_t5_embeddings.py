@@ -24,7 +24,7 @@ from cosmos_predict2.tools.prepare.caption_embeddings import (
 )
 from imaginaire import command_line
 from imaginaire.errors import CheckpointError, ConfigError, DataError
-from scripts.encode_prompts import device_of
+from scripts.encode_prompts import encoder_of
 
 log = logging.getLogger(__name__)
 
@@ -142,16 +142,11 @@ def make_encoder(args: argparse.Namespace) -> TextEncoder:
     """The encoder that the flags name, on its device."""
     import torch
 
-    device = device_of(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    num_tokens = args.num_tokens or MAX_LENGTH
-    if args.text_encoder == "bytes":
-        from cosmos_predict2.text.bytes_encoder import BytesEncoder
-
-        return BytesEncoder(num_tokens, args.text_width or BYTES_WIDTH, device=device)
-    from cosmos_predict2.text.t5 import T5Encoder
-
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    args = argparse.Namespace(**vars(args) | {"device": device})
     check_weights(args)
-    return T5Encoder(args.cache_dir, max_length=num_tokens, dtype=args.dtype, device=device, batch_size=args.batch_size)
+    options = {"batch_size": args.batch_size} if args.text_encoder == "t5" else {}
+    return encoder_of(args, args.cache_dir, num_tokens=MAX_LENGTH, width=BYTES_WIDTH, **options)
 
 
 def _shard(text: str) -> tuple[int, int]:

@@ -15,7 +15,7 @@ import torch
 
 from cosmos_predict2.callbacks import draw_samples, fixed_clips
 from cosmos_predict2.callbacks.draw_samples import DrawSamples
-from cosmos_predict2.callbacks.fixed_clips import clips_of_step, first_clips
+from cosmos_predict2.callbacks.fixed_clips import first_clips
 from cosmos_predict2.data.mock import MockVideos
 from cosmos_predict2.data.video import media
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
@@ -140,20 +140,6 @@ def test_the_first_clips_of_all_ranks_are_taken_in_order() -> None:
         first_clips([image], model, 1)
 
 
-@pytest.mark.parametrize("find", ["the loader", "the clips", "the step"])
-def test_a_rank_that_fails_alone_keeps_no_other_waiting(find: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it tells the others comes before it leaves: else they wait for its clips until their time is up."""
-    said: list[Any] = []
-    monkeypatch.setattr(fixed_clips.distributed, "all_gather_object", lambda mine: said.append(mine) or [None, mine])
-    monkeypatch.setattr(fixed_clips, "_singly", lambda *_: pytest.fail("never called") if find[4] == "l" else 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        if find == "the step":
-            clips_of_step(make_batch(size=2), make_model(), 2)
-        else:
-            first_clips((lambda: 1 / 0) if find == "the loader" else [make_batch(size=2)], make_model(), 2)
-    assert said == ["ZeroDivisionError: division by zero"]
-
-
 def test_cached_latents_are_drawn_beside_what_they_decode_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cosmos_predict2.models.video2world_model.check_tokenizer", lambda tokenizer, batch: None)
     monkeypatch.setattr(WorldModel, "generate_latents", lambda self, batch, given, num, **_: given)
@@ -217,14 +203,6 @@ def test_what_fails_costs_the_samples_and_not_the_run(
 
 def _refuse(*args: Any, **kwargs: Any) -> Any:
     raise OSError("it is gone")
-
-
-def test_a_run_that_was_asked_to_stop_draws_nothing_more(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, make_model(), [make_batch(positions=[0, 1])])
-    trainer.interrupted = True
-    trainer.start()
-    trainer.callbacks.on_training_step_end(trainer.model, {}, {}, torch.zeros(()), 1)
-    assert not (tmp_path / "samples").exists()
 
 
 def _fail_on_two_ranks(folder: Path) -> tuple[list[Any], str]:

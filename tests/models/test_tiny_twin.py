@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.data.video import media
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.encode import embed_captions
@@ -57,25 +56,6 @@ def test_embeddings_that_the_network_does_not_take_show_before_anything_is_built
         "have width 32, but the network takes 64" in found[1]
         and "--text_encoder bytes --num_tokens 512 --text_width 64" in found[1]
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "path"),
-    [
-        ("predict2_video2world_fsdp_2b", "Cosmos-Predict2-2B-Video2World/model-720p-16fps.pt"),
-        ("predict2_video2world_fsdp_14b_480p_10fps", "Cosmos-Predict2-14B-Video2World/model-480p-10fps.pt"),
-    ],
-)
-def test_released_sizes_are_in_the_model_group(name: str, path: str) -> None:
-    config = compose(CONFIG, [f"model={name}", "dataloader_train=toy"])
-    model = config.model["config"]
-    assert model["model_manager_config"]["dit_path"].endswith(path)
-    assert model["pipe_config"]["state_t"] == (16 if "10fps" in name else 24)
-    assert model["fsdp_shard_size"] == 8
-    assert model["pipe_config"]["text_encoder"] is None  # training does without
-    assert model["pipe_config"]["tokenizer"]["tile_size"] is None  # of which latents would depend on free memory
-    assert get_cosmos_predict2_video2world_pipeline(model_size="2B").tokenizer["tile_size"] == "auto"
-    assert config.trainer.distributed_parallelism == "fsdp"
 
 
 LORA = "model.config.train_architecture=lora"

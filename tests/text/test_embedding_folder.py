@@ -20,7 +20,7 @@ from cosmos_predict2.text.embeddings import encode
 from cosmos_predict2.text.embeddings import folder as embedding_folder
 from cosmos_predict2.text.embeddings.encode import embed_captions
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, caption_hash, find_embedding_dir
-from imaginaire.errors import ConfigError, DataError
+from imaginaire.errors import DataError
 from tests.programs import python
 
 ROOT = Path(__file__).parents[2]
@@ -297,20 +297,6 @@ def test_numbers_that_do_not_fit_are_not_written(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not fit float16"):
         embed_captions(tmp_path, CAPTIONS, Large())
     assert not list(tmp_path.glob("*.pickle"))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        (dict(form="pickel"), "Did you mean pickle"),
-        (dict(shard=(2, 2)), "shard 2/2"),
-        (dict(shard=(-1, 2)), "shard -1/2"),
-        (dict(batch_size=0), "batch_size"),
-    ],
-)
-def test_wrong_arguments_are_named(wrong: dict, words: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=words):
-        embed_captions(tmp_path / "t5_xxl", CAPTIONS, Counting(), **wrong)
 
 
 _PROCESS = """

@@ -32,16 +32,6 @@ def test_a_file_stands_in_for_the_encoder(tmp_path: Path) -> None:
     assert sum(tensor.shape[0] for tensor in load_file(path).values()) < 3 * 32  # zeros at the ends are not stored
 
 
-def test_half_precision_halves_the_file(tmp_path: Path) -> None:
-    full, half = tmp_path / "full.safetensors", tmp_path / "half.safetensors"
-    encoder = BytesEncoder(32, 1024)
-    write_prompt_embeddings(full, encoder, ["a cup"])
-    found = write_prompt_embeddings(half, encoder, ["a cup"], dtype=torch.bfloat16)
-    assert half.stat().st_size < 0.6 * full.stat().st_size
-    assert found.encode("a cup").dtype == torch.float32
-    assert torch.equal(found.encode("a cup"), encoder.encode("a cup"))  # these numbers fit
-
-
 def test_an_unknown_prompt_names_a_near_one_and_the_command(tmp_path: Path) -> None:
     found = write_prompt_embeddings(tmp_path / "a.safetensors", ENCODER, ["a red cup on a table"])
     with pytest.raises(DataError, match=r"a\.safetensors"):

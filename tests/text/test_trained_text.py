@@ -2,7 +2,6 @@
 """A prompt reaches the network as the captions of its training did, or it is an error."""
 
 import json
-import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 import torch
 
 from cosmos_predict2.checkpoints import read_card
-from cosmos_predict2.checkpoints.card import ModelCard
 from cosmos_predict2.checkpoints.export import Export, export
 from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, TEXT_KEY
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline
@@ -21,8 +19,7 @@ from cosmos_predict2.data.dataset_video import Dataset
 from cosmos_predict2.data.mock import MockVideos
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.models.text import TrainingTextConfig, data_text, data_text_problems, text_of_config
-from cosmos_predict2.pipelines.action_requests import read_texts
-from cosmos_predict2.pipelines.asked import Text, VideoModel
+from cosmos_predict2.pipelines.asked import VideoModel
 from cosmos_predict2.pipelines.recorded_run import apply_card, follow_text, with_trained_text
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
@@ -165,26 +162,6 @@ def test_embeddings_of_a_prompt_are_those_of_the_run_or_an_error(run_of_512: str
         assert words in str(error.value)
 
 
-def test_a_model_with_actions_is_asked_with_the_text_that_it_knows(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Zeros in place of captions are told; embeddings of another encoder are refused."""
-    config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
-    follow_text(config, TrainedText("bytes-v1-64x8", 64, 64, 8), "the run")
-    card = ModelCard(path="RUN")
-    assert read_texts(Text(), config, card, 8) == (None, None)
-    assert "RUN was trained with captions encoded by bytes-v1-64x8" in caplog.text
-    assert "--text_encoder bytes --num_tokens 64 --text_width 8" in caplog.text
-    path = tmp_path / "prompt.safetensors"
-    asked = Text(prompt=PROMPT, prompt_embeddings=str(path))
-    write_prompt_embeddings(path, BytesEncoder(512, 8), [PROMPT])
-    with pytest.raises(ConfigError, match=r"prompt\.safetensors"):
-        read_texts(asked, config, card, 8)
-    write_prompt_embeddings(path, BytesEncoder(64, 8), [PROMPT])
-    text, _ = read_texts(asked, config, card, 8)
-    assert text.shape == (1, 64, 8)
-
-
 def test_an_encoder_of_other_texts_is_refused_where_it_meets_the_network(run_of_512: str) -> None:
     path = run_of_512
     config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
@@ -273,15 +250,6 @@ def test_another_encoder_than_the_size_s_own_is_taken(name: str, cls: type, argu
     assert config.num_text_tokens == 512
     if cls is T5Encoder:
         assert config.text_encoder.path == get_cosmos_predict2_video2world_pipeline().text_encoder.path
-
-
-def test_an_encoder_that_is_not_known_here_is_named_when_a_prompt_comes(caplog: pytest.LogCaptureFixture) -> None:
-    config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
-    with caplog.at_level(logging.INFO):
-        follow_text(config, TrainedText("clip-1-77x64", 77, 77, 64), "the run")
-    assert config.text_encoder is None and config.text_encoder_name == "clip-1-77x64"
-    assert "77 tokens of width 64 by clip-1-77x64, as the run was trained" in caplog.text
-    assert other_text("clip-1-77x64", "clip-2-77x64") is not None
 
 
 def test_names_tell_encoders_apart_but_for_tokens_and_rounding() -> None:

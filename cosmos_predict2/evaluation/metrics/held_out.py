@@ -26,7 +26,6 @@ from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire import random
 from imaginaire.errors import ConfigError, DataError
 
-SIGMAS = tuple(float(sigma) for sigma in numpy.geomspace(1.0, 80.0, 8).round(3))  # where the tiny models are trained
 MOVES = 32  # a pixel moves where a colour differs by more than this, of 255, from the last conditioning frame
 BATCH = 32
 LINEAR = {  # of a linear denoiser x0 = a x + b: over which dimensions of [B, C, T, H, W] a and b are shared
@@ -69,15 +68,14 @@ def read_clips(
     config: Video2WorldPipelineConfig,
     num: int,
     *,
-    num_given: int | None = None,
     with_text: Callable[[Mapping[str, Any], int], Mapping[str, Any]] | None = None,
 ) -> Clips:
     """The first ``num`` items of a data set, each cut at random but always in the same way.
 
     ``with_text`` puts the embeddings of training into a batch of so many clips, where the data's are not those.
-    As few frames are given as in training, but one at least: from text alone nothing follows that could be compared.
+    There are as few conditioning frames as in training, but one at least: nothing could be compared with text alone.
     """
-    num_given = max(1, config.min_num_conditional_frames) if num_given is None else num_given
+    num_given = max(1, config.min_num_conditional_frames)
     state = numpy.random.get_state()  # data sets draw the place of a window from it
     try:
         items = []
@@ -105,18 +103,16 @@ def read_clips(
     return Clips(video, x0, condition, captions, num_given)
 
 
-def losses(world: WorldModel, clips: Clips, sigmas: Sequence[float] = SIGMAS, seed: int = 0) -> list[float]:
+def losses(world: WorldModel, clips: Clips, sigmas: Sequence[float]) -> list[float]:
     """The mean squared error of the velocity at each noise level, without the conditioning frames."""
 
     def denoise(xt: Tensor, sigma_B_1: Tensor, part: Clips) -> Tensor:
         return world.denoiser(xt, sigma_B_1, part.condition).x0_B_C_T_H_W
 
-    return list(_errors(denoise, clips, sigmas, seed))
+    return list(_errors(denoise, clips, sigmas))
 
 
-def linear_losses(
-    training: Clips, clips: Clips, sigmas: Sequence[float] = SIGMAS, seed: int = 0
-) -> dict[str, list[float]]:
+def linear_losses(training: Clips, clips: Clips, sigmas: Sequence[float]) -> dict[str, list[float]]:
     """The same of the best linear denoisers x0 = a x + b, fitted by least squares to training latents.
 
     With mean m and variance v of the latents, a = v / (v + sigma^2) and b = (1 - a) m are best. See LINEAR for what
@@ -138,12 +134,12 @@ def linear_losses(
             rest = a * xt[:, :, part.num_given :] + (1 - a) * mean
             return torch.cat([part.x0_B_C_T_H_W[:, :, : part.num_given], rest], dim=2)
 
-        found[name] = list(_errors(denoise, clips, sigmas, seed))
+        found[name] = list(_errors(denoise, clips, sigmas))
     return found
 
 
 @torch.no_grad()
-def _errors(denoise: Any, clips: Clips, sigmas: Sequence[float], seed: int) -> Iterator[float]:
+def _errors(denoise: Any, clips: Clips, sigmas: Sequence[float]) -> Iterator[float]:
     for number, sigma in enumerate(sigmas):
         total, count = 0.0, 0
         for start in range(0, len(clips), BATCH):
@@ -151,7 +147,7 @@ def _errors(denoise: Any, clips: Clips, sigmas: Sequence[float], seed: int) -> I
             x0 = part.x0_B_C_T_H_W
             epsilon = torch.stack(
                 [
-                    torch.randn(x0.shape[1:], generator=random.generator(seed, i, f"held_out/{number}"))
+                    torch.randn(x0.shape[1:], generator=random.generator(0, i, f"held_out/{number}"))
                     for i in range(start, start + len(part))
                 ]
             )
@@ -163,18 +159,15 @@ def _errors(denoise: Any, clips: Clips, sigmas: Sequence[float], seed: int) -> I
         yield total / count
 
 
-def generate(world: WorldModel, clips: Clips, *, num_steps: int = 35, seed: int = 0) -> Tensor:
-    """What the model makes of the conditioning frames and the text of each clip.
-
-    uint8 [B, 3, F, H, W], without guidance.
-    """
+def generate(world: WorldModel, clips: Clips, *, num_steps: int) -> Tensor:
+    """What the model makes of the conditioning frames and the text of each clip, without guidance: uint8."""
     videos = []
     for start in range(0, len(clips), BATCH):
         part = clips.part(start, start + BATCH)
         given = part.video_B_C_F_H_W[:, :, : given_pixels(part)]
         text = part.condition.crossattn_emb_B_S_E
         options = SamplingOptions(num_steps=num_steps)
-        videos.append(to_uint8(world.generate(given, text, seed=seed, options=options)))
+        videos.append(to_uint8(world.generate(given, text, seed=0, options=options)))
     return torch.cat(videos)
 
 

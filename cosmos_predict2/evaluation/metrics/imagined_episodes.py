@@ -18,11 +18,8 @@ import numpy
 import torch
 from torch import Tensor
 
-from cosmos_predict2.data.sizes import latent_frames
 from cosmos_predict2.data.toy.videos import SPLITS
-from cosmos_predict2.evaluation.metrics.controllability import action_condition
-from cosmos_predict2.evaluation.metrics.held_out import MOVES, Clips
-from cosmos_predict2.interfaces import VideoTokenizer
+from cosmos_predict2.evaluation.metrics.held_out import MOVES
 from cosmos_predict2.toy_world.episodes import Episodes, Mix, make_episodes
 from cosmos_predict2.toy_world.rendering import render
 from cosmos_predict2.toy_world.scene import (
@@ -36,11 +33,10 @@ from cosmos_predict2.toy_world.scene import (
     Floats,
     object_position,
 )
-from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.sampling import to_uint8
+from cosmos_predict2.world_model.world_model import WorldModel
 
 CHUNK = 12  # actions of a window
-CPU = torch.device("cpu")
 BATCH = 50  # divides the usual numbers of episodes: some kernels are made anew for each batch size
 REGIONS = ("all", "changed", "object")
 EDGE = 1.0  # pixels around an object that belong to it: its edge is soft
@@ -140,23 +136,20 @@ def psnr_by_horizon(video_B_C_F_H_W: Tensor, windows: Windows) -> dict[str, list
     return found
 
 
-def coded(video_B_C_F_H_W: Tensor, tokenizer: VideoTokenizer, device: torch.device = CPU) -> Tensor:
+def coded(video_B_C_F_H_W: Tensor, world: WorldModel) -> Tensor:
     """What the tokenizer leaves of uint8 videos: the most that a model can show. The first frame stays as it is.
 
-    Any number of frames will do; the last one is repeated where a group is not full. The tokenizer is on ``device``.
+    Any number of frames will do; the last one is repeated where a group is not full.
     """
     count = video_B_C_F_H_W.shape[2]
     rest = video_B_C_F_H_W[:, :, -1:].expand(-1, -1, -(count - 1) % 4, -1, -1)
     whole = torch.cat([video_B_C_F_H_W, rest], dim=2)
-    parts = [
-        to_uint8(tokenizer.decode(tokenizer.encode(part.to(device).float() / 127.5 - 1))).cpu()
-        for part in whole.split(BATCH)
-    ]
+    parts = [to_uint8(world.decode(world.encode(part))).cpu() for part in whole.split(BATCH)]
     return torch.cat([video_B_C_F_H_W[:, :, :1], torch.cat(parts)[:, :, 1:count]], dim=2)
 
 
 def horizon_table(
-    windows: Windows, videos: Mapping[str, Tensor], tokenizer: VideoTokenizer, device: torch.device = CPU
+    windows: Windows, videos: Mapping[str, Tensor], world: WorldModel
 ) -> dict[str, dict[str, list[float]]]:
     """`psnr_by_horizon` of several sets of videos, of the two baselines that need no model, and of the truth as far as
     the tokenizer shows it. All that a model imagines is coded, so the last motion is listed coded, too."""
@@ -165,30 +158,10 @@ def horizon_table(
         **videos,
         "repeat first frame": repeat_first(windows.video_B_C_F_H_W[:, :, :1], windows.action_B_A_D),
         "repeat last motion": motion,
-        "repeat last motion, coded": coded(motion, tokenizer, device=device),
-        "truth, coded": coded(windows.video_B_C_F_H_W, tokenizer, device=device),
+        "repeat last motion, coded": coded(motion, world),
+        "truth, coded": coded(windows.video_B_C_F_H_W, world),
     }
     return {name: psnr_by_horizon(video, windows) for name, video in every.items()}
-
-
-def clips_of(
-    windows: Windows,
-    tokenizer: VideoTokenizer,
-    config: Video2WorldPipelineConfig,
-    text_channels: int,
-    device: torch.device = CPU,
-) -> Clips:
-    """Windows as clips with their actions, the first frame given and no text: what losses are measured on.
-
-    Latents and condition are on ``device``, as the tokenizer is.
-    """
-    video = windows.video_B_C_F_H_W
-    parts = video.split(BATCH)
-    x0 = torch.cat([tokenizer.encode(part.to(device).float() / 127.5 - 1) for part in parts]).float()
-    x0 = x0 * config.sigma_data
-    text = torch.zeros(1, 1, text_channels)
-    condition = action_condition(config, windows.action_B_A_D, x0, text, video.shape[-2:])
-    return Clips(video, x0, condition, [""] * len(windows), latent_frames(1))
 
 
 def _things() -> list[tuple[slice, float]]:

@@ -11,7 +11,7 @@
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -169,7 +169,8 @@ def evaluate(
     tried = tried_actions(pipe, recordings, seed=seed, **sampling)
     log.info("imagined %d clips of %d frames", len(recordings), recordings.num_actions)
     truth, chunk = recordings.video_B_C_F_H_W, pipe.config.chunk_size
-    gap, distances = gap_of(pipe, recordings, seed, text_1_S_E), mean_distances(tried)
+    gap = gap_of(pipe, truth, recordings.action_B_L_D, seed, text_1_S_E, recordings.origins)
+    distances = mean_distances(tried)
     unreadable = why_not_read(recordings)
     left_out = [f"actions read from the frames, as {unreadable}"] if unreadable else []
     if gap is None or distances is None:
@@ -243,19 +244,19 @@ def seam_change(video_B_C_F_H_W: Tensor, chunk: int) -> float:
 @torch.no_grad()
 def gap_of(
     pipe: Video2WorldActionConditionedPipeline,
-    recordings: Recordings,
+    video_B_C_F_H_W: Tensor,
+    action_B_A_D: Tensor,
     seed: int = 0,
     text_1_S_E: Tensor | None = None,
+    origins: Sequence[str] = (),
 ) -> ActionGap | None:
-    """The action gap of the first chunk of each recording."""
-    frames = pipe.config.chunk_size + 1
-    video = recordings.video_B_C_F_H_W[:, :, :frames]
-    action = recordings.action_B_L_D[:, : frames - 1]
-    x0 = torch.cat([pipe.world.encode(part) for part in video.split(pipe.world.clips_at_once(*video.shape[2:]))])
-    epsilon = torch.cat([initial_noise((1, *x0.shape[1:]), seed + i) for i in range(len(x0))]).to(x0)
+    """The action gap of the first chunk of each clip, with the actions as the model reads them."""
+    count = pipe.config.chunk_size
+    video, x0 = video_B_C_F_H_W[:, :, : count + 1], pipe.world.encode(video_B_C_F_H_W[:, :, : count + 1])
+    epsilon = initial_noise(tuple(x0.shape), range(seed, seed + len(x0))).to(x0)
     text = torch.zeros(1, 1, pipe.dit.text_channels) if text_1_S_E is None else text_1_S_E
-    condition = action_condition(pipe.config, action.to(x0), x0, text, video.shape[-2:])
-    return action_gap(pipe.world, x0, epsilon, condition, SIGMAS, origins=recordings.origins)
+    condition = action_condition(pipe.config, action_B_A_D[:, :count].to(x0), x0, text, video.shape[-2:])
+    return action_gap(pipe.world, x0, epsilon, condition, SIGMAS, origins=origins)
 
 
 def tried_actions(

@@ -13,10 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from cosmos_predict2.evaluation.metrics.controllability import ActionGap, action_gap
+from cosmos_predict2.evaluation.metrics.controllability import ActionGap
 from cosmos_predict2.evaluation.metrics.imagined_episodes import (
     Imagine,
-    clips_of,
     held_out_episodes,
     horizon_table,
     imagined,
@@ -31,9 +30,10 @@ from cosmos_predict2.evaluation.metrics.imagined_success import (
     agreement,
     first_frames,
 )
+from cosmos_predict2.evaluation.reports.action_evaluation import gap_of
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.toy_world.episodes import Mix
-from cosmos_predict2.world_model.sampling import SamplingOptions, initial_noise
+from cosmos_predict2.world_model.sampling import SamplingOptions
 
 MODEL, STANDSTILL = "model", "repeat first frame"
 MIXTURE, WEAK = "held-out mixture", "weak driver"
@@ -97,12 +97,10 @@ def measure(
     windows = windows_of(driven[MIXTURE], pipe.config.chunk_size)
     first = windows.video_B_C_F_H_W[:, :, :1]
     videos = {MODEL: imagined(imagine, first, windows.action_B_A_D)}
-    pipe.world.tokenizer.to(pipe.device)
-    clips = clips_of(windows, pipe.world.tokenizer, pipe.config, pipe.dit.text_channels, pipe.device)
-    noise = initial_noise(tuple(clips.x0_B_C_T_H_W.shape), list(range(len(clips)))).to(clips.x0_B_C_T_H_W)
+    actions = pipe.transformed(windows.action_B_A_D.numpy())
     return ImaginedFigures(
-        horizons=horizon_table(windows, videos, pipe.world.tokenizer, pipe.device),
-        gap=action_gap(pipe.world, clips.x0_B_C_T_H_W, noise, clips.condition),
+        horizons=horizon_table(windows, videos, pipe.world),
+        gap=gap_of(pipe, windows.video_B_C_F_H_W, actions),
         ends={name: agreement(e, imagined(imagine, first_frames(e), actions_of(e))) for name, e in driven.items()},
         detector={name: agreement(e, pictures(e.states[:, [0, -1]], e.size)) for name, e in driven.items()},
         num_steps=num_steps,

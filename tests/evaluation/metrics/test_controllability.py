@@ -81,14 +81,6 @@ def test_a_network_that_ignores_its_actions_has_a_gap_of_one_and_no_distance() -
     assert distance is not None and distance.actions == 0 and distance.seeds > 0
 
 
-def test_a_network_that_sees_them_has_other_losses_and_a_distance() -> None:
-    x0, epsilon, condition = clips()
-    gap = action_gap(predictor(obeys=True), x0, epsilon, condition, [10.0])
-    assert gap is not None and abs(gap.mean - 1) > 1e-4
-    distance = prediction_distance(predictor(obeys=True), x0, epsilon, condition)
-    assert distance is not None and distance.ratio > 1e-3
-
-
 def test_the_gap_is_that_of_a_loss_that_knows_the_true_actions(monkeypatch: pytest.MonkeyPatch) -> None:
     """A predictor whose error is the distance of the actions from the true ones, squared."""
     x0, epsilon, condition = clips()

@@ -106,22 +106,6 @@ def test_a_standstill_is_the_first_frame_repeated_and_obeys_nothing(pipe: Any, r
     assert json.loads(json.dumps(report.as_dict()))["gap"]["mean"] == report.gap.mean  # type: ignore[union-attr]
 
 
-def test_what_is_left_out_is_said_with_its_reason(pipe: Any, recordings: Recordings, tmp_path: Path) -> None:
-    one = Recordings("one", recordings.video_B_C_F_H_W[:1], recordings.action_B_L_D[:1])
-    report, imagined, tried = evaluate(knowing(pipe, one, moves=True), one, num_steps=1)
-    text = report.as_text()
-    first, second, *_ = text.splitlines()
-    assert first.startswith(
-        "cannot say whether it follows its actions: what other actions change, as there is one clip"
-    )
-    assert second == "(1 clip of one, 1 sampling step)" and report.gap is report.distances is None
-    assert "left out: what other actions change, as there is one clip: raise --num_clips" in text
-    assert "left out: actions read from the frames, as the probe" in text
-    page = write_report(tmp_path, report, one, imagined, tried, fps=10.0)
-    assert "left out: actions read" in page.read_text()
-    assert len(json.loads((tmp_path / "figures.json").read_text())["left_out"]) == 2
-
-
 def test_the_page_shows_what_was_measured_and_needs_no_network(
     of_the_truth: tuple[Report, Tensor, Any], recordings: Recordings, tmp_path: Path
 ) -> None:
@@ -289,15 +273,6 @@ def test_no_recording_is_both_fitted_to_and_asked_about() -> None:
     fitted, asked = Recordings("x", video, action, origins=("a", "a", "b", "c", "c", "d", "b")).halves()
     assert (fitted, asked) == ([0, 1, 3, 4], [2, 5, 6])
     assert Recordings("x", video, action).halves() == ([0, 2, 4, 6], [1, 3, 5])
-
-
-def test_the_data_of_a_run_are_built_from_what_is_known() -> None:
-    node = {"_target_": "cosmos_predict2.data.toy.ToyWorldVideos", "setting": "hard", "num_episodes": 9000}
-    found = recordings_of_run(node, TOY, num=2, num_actions=24)
-    assert found.video_B_C_F_H_W.shape == (2, 3, 25, 64, 64) and "hard" in found.name
-    assert found.episodes is not None and found.others is not None
-    with pytest.raises(ConfigError, match=r"are a os\.system, not built here.*give --data"):
-        recordings_of_run({"_target_": "os.system"}, TOY, num=2, num_actions=24)
 
 
 def test_the_model_that_comes_with_the_code_obeys(recordings: Recordings) -> None:
