@@ -141,8 +141,8 @@ def degree_problems(
     patch_temporal: int = 1,
     fsdp_shard_size: int = 0,
 ) -> Iterator[tuple[str, str]]:
-    """(config key, sentence) of every way in which processes, heads and latent frames cannot be divided as asked; of
-    a number of processes that is not known (None), nothing is said."""
+    """(config key, sentence) of every way in which processes, heads and latent frames cannot be divided as asked; None
+    is an unknown number of processes."""
     size, frames = context_parallel_size, state_t // patch_temporal
     works = [d for d in divisors(num_heads) if frames % d == 0]
     if size not in works:
@@ -154,12 +154,8 @@ def degree_problems(
     if world_size is None:
         return
     if size > 0 and world_size % size:
-        more = f", or start a multiple of {size} processes (torchrun --nproc_per_node)" if size in works else ""
-        yield (
-            CONTEXT_KEY,
-            f"{size} does not divide the {world_size} processes. Use one of "
-            f"{[d for d in works if world_size % d == 0]}{more}",
-        )
+        usable = [d for d in works if world_size % d == 0]
+        yield CONTEXT_KEY, f"{size} does not divide the {world_size} processes. Use one of {usable}"
     shard = min(fsdp_shard_size, world_size)
     if shard > 0 and world_size % shard:
         yield (
@@ -167,9 +163,3 @@ def degree_problems(
             f"{fsdp_shard_size} does not divide the {world_size} processes. Use one of {divisors(world_size)}, -1 (all "
             "of them) or 0 (no sharding)",
         )
-
-
-def check_degrees(**sizes: Any) -> None:
-    """Raise for the first of `degree_problems`, whose arguments these are."""
-    for key, problem in degree_problems(**sizes):
-        raise ConfigError(f"{key}: {problem}.")

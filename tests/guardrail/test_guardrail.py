@@ -3,13 +3,11 @@
 
 from pathlib import Path
 
-import attrs
 import pytest
 
 from cosmos_predict2.guardrail import GuardrailConfig, GuardrailRunner, PromptRefinerConfig, status_line
 from cosmos_predict2.guardrail.blocklist import Blocklist
 from cosmos_predict2.guardrail.runner import (
-    NOT_BUILT_IN,
     create_guardrail,
     create_text_guardrail_runner,
     create_video_guardrail_runner,
@@ -104,17 +102,7 @@ def test_every_caption_of_the_toy_world_passes(embedded: Blocklist) -> None:
     from cosmos_predict2.toy_world import make_episodes
 
     captions = {caption for mix in ("expert", "mixed") for caption in make_episodes(200, 0, mix=mix).captions}
-    assert len(captions) > 10
-    assert not [caption for caption in captions if not embedded.check_prompt(caption).is_safe]
-
-
-def test_a_long_prompt_is_checked_in_no_time(embedded: Blocklist) -> None:
-    import time
-
-    start = time.process_time()
-    assert embedded.check_prompt("The robot arm is performing a task with a red cup. " * 200).is_safe
-    assert not embedded.check_prompt("a" * 20_000 + "*" * 2_000 + " kill").is_safe
-    assert time.process_time() - start < 2
+    assert captions and all(embedded.check_prompt(caption).is_safe for caption in captions)
 
 
 # The released list ----------------------------------------------------------------------------------------------------
@@ -132,16 +120,6 @@ def test_the_released_files_are_used_where_they_are(tmp_path: Path) -> None:
 def test_an_incomplete_release_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"scripts\.download_checkpoints"):
         _release(tmp_path, whitelist="fine\n")
-
-
-def test_the_exact_rule_of_the_release_admits_equal_words_only() -> None:
-    """The release asks for a similarity of (n - 0.4) / n of the words; that is reached by equality alone."""
-    from difflib import SequenceMatcher
-
-    for entry in ("abcdef", "mickey mouse", "a rather long name of someone"):
-        n = len(entry)
-        others = [entry[1:], entry[:-1], entry + "x", entry.replace(entry[3], "z"), entry[:2] + "y" + entry[2:]]
-        assert all(SequenceMatcher(None, entry, other).ratio() < (n - 0.4) / n for other in others)
 
 
 def test_the_folder_follows_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,27 +170,15 @@ def test_no_guardrails_are_safe_with_a_warning(caplog: pytest.LogCaptureFixture)
 # Settings -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("part", NOT_BUILT_IN)
-def test_parts_that_are_not_built_in_are_errors_when_named(part: str) -> None:
-    with pytest.raises(ConfigError, match="not built in yet"):
-        create_guardrail(GuardrailConfig(parts=["blocklist", part]))
-
-
-def test_other_things_that_are_not_built_in_are_errors() -> None:
+def test_what_is_not_built_in_is_an_error() -> None:
+    for parts in (["blocklist", "llama_guard"], ["Face-Blur"], ["blocklists"]):
+        with pytest.raises(ConfigError, match=parts[-1]):
+            create_guardrail(GuardrailConfig(parts=parts))
     with pytest.raises(ConfigError, match="not built in yet"):
         create_video_guardrail_runner()
     with pytest.raises(ConfigError, match="not built in yet"):
         create_prompt_refiner(PromptRefinerConfig(), is_explicit=True)
     assert create_prompt_refiner(PromptRefinerConfig()) is None
-    assert create_prompt_refiner(PromptRefinerConfig(enabled=False), is_explicit=True) is None
-    with pytest.raises(ConfigError, match="Did you mean blocklist"):
-        create_guardrail(GuardrailConfig(parts=["blocklists"]))
-
-
-def test_the_settings_have_the_published_defaults() -> None:
-    expected = dict(checkpoint_dir="checkpoints", offload_model_to_cpu=True, enabled=True)
-    assert attrs.asdict(GuardrailConfig()).items() >= expected.items()
-    assert attrs.asdict(PromptRefinerConfig()) == expected
 
 
 def test_one_line_reports_what_was_asked_and_what_is_active() -> None:

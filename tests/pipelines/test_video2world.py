@@ -26,6 +26,9 @@ NET = dict(model_channels=32, num_blocks=2, num_heads=2, adaln_lora_dim=8, cross
 NET |= dict(max_img_h=8, max_img_w=8, max_frames=4)
 
 
+TWO = SamplingOptions(num_steps=2)
+
+
 def make_pipeline(**options: Any) -> Video2WorldPipeline:
     torch.manual_seed(0)
     net = Video2WorldDiT(**NET)
@@ -84,7 +87,7 @@ def test_the_video_begins_with_what_was_given(count: int) -> None:
     pipe = make_pipeline()
     given = frames(count)
     latent = pipe.world.tokenizer.encode(given.float() / 127.5 - 1)
-    video = pipe.generate(given, text(pipe, "x"), options=SamplingOptions(num_steps=2))
+    video = pipe.generate(given, text(pipe, "x"), options=TWO)
     expected = pipe.world.tokenizer.decode(latent)
     assert torch.allclose(video[:, :, :count], expected, atol=1e-5)
 
@@ -92,88 +95,64 @@ def test_the_video_begins_with_what_was_given(count: int) -> None:
 def test_both_halves_of_the_guidance_in_one_batch_or_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = make_pipeline()
     positive, negative = text(pipe, "push"), text(pipe, "blurred")
-    arguments = dict(options=SamplingOptions(num_steps=3, guidance=3.0))
-    together = pipe.generate(frames(), positive, negative, **arguments)  # type: ignore[arg-type]
-    uneven = pipe.generate(frames(), positive, negative[:, :3], **arguments)  # type: ignore[arg-type]
+    arguments: dict[str, Any] = dict(options=SamplingOptions(num_steps=3, guidance=3.0))
+    together = pipe.generate(frames(), positive, negative, **arguments)
+    uneven = pipe.generate(frames(), positive, negative[:, :3], **arguments)
     monkeypatch.setattr(pipe.world, "_fits_doubled", lambda latent: False)
-    apart = pipe.generate(frames(), positive, negative, **arguments)  # type: ignore[arg-type]
+    apart = pipe.generate(frames(), positive, negative, **arguments)
     assert torch.allclose(together, apart, atol=1e-4)
-    assert torch.equal(uneven, pipe.generate(frames(), positive, negative[:, :3], **arguments))  # type: ignore[arg-type]
-    no_negative = pipe.generate(frames(), positive, None, **arguments)  # type: ignore[arg-type]
+    assert torch.equal(uneven, pipe.generate(frames(), positive, negative[:, :3], **arguments))
+    no_negative = pipe.generate(frames(), positive, None, **arguments)
     assert not torch.equal(together, no_negative)
     zeros = torch.zeros_like(positive)  # the text that is dropped, and nothing else: the given frames stay
-    assert torch.equal(no_negative, pipe.generate(frames(), positive, zeros, **arguments))  # type: ignore[arg-type]
+    assert torch.equal(no_negative, pipe.generate(frames(), positive, zeros, **arguments))
 
 
-def test_without_guidance_the_network_runs_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_network_runs_once_a_step_and_reads_its_text_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = make_pipeline()
     calls: list[int] = []
     run = Denoiser.__call__
 
     def counted(self: Denoiser, x: Tensor, *args: Any) -> Any:
         calls.append(x.shape[0])
-        return run(self, x, *args)
+        return run(self, x, *args[:2])  # without what was prepared
 
+    with_cache = pipe.generate(frames(), text(pipe, "x"), options=TWO)
     monkeypatch.setattr(Denoiser, "__call__", counted)
-    pipe.generate(frames(), text(pipe, "x"), options=SamplingOptions(num_steps=4))
-    assert calls == [1] * 5  # one more at the last level
+    assert torch.allclose(with_cache, pipe.generate(frames(), text(pipe, "x"), options=TWO), atol=1e-5)
+    assert calls == [1] * 3  # one more at the last level
     for guidance in (1.0, -1.0):  # below zero it leads away from the prompt
         calls.clear()
-        pipe.generate(frames(), text(pipe, "x"), options=SamplingOptions(num_steps=4, guidance=guidance))
-        assert calls == [2] * 5
-
-
-def test_what_is_prepared_once_gives_the_same_as_anew_at_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe = make_pipeline()
-    embedding = text(pipe, "push")
-    with_cache = pipe.generate(frames(), embedding, options=SamplingOptions(num_steps=2))
-    run = Denoiser.__call__
-    monkeypatch.setattr(
-        Denoiser, "__call__", lambda self, x, sigma, condition, prepared=None: run(self, x, sigma, condition)
-    )
-    assert torch.allclose(
-        with_cache, pipe.generate(frames(), embedding, options=SamplingOptions(num_steps=2)), atol=1e-5
-    )
+        pipe.generate(frames(), text(pipe, "x"), options=SamplingOptions(num_steps=2, guidance=guidance))
+        assert calls == [2] * 3
 
 
 def test_samples_of_a_batch_do_not_mix() -> None:
     pipe = make_pipeline()
     both = torch.cat([text(pipe, "push"), text(pipe, "pull")])
     given = frames(size=2)
-    batch = pipe.generate(given, both, options=SamplingOptions(num_steps=2))
+    batch = pipe.generate(given, both, options=TWO)
     given[1] = 255 - given[1]
-    changed = pipe.generate(given, both, options=SamplingOptions(num_steps=2))
+    changed = pipe.generate(given, both, options=TWO)
     assert torch.allclose(batch[0], changed[0], atol=1e-5)
     assert not torch.allclose(batch[1], changed[1], atol=1e-2)
 
 
-@pytest.mark.parametrize("count", [2, 9])
-def test_a_wrong_number_of_given_frames_is_refused(count: int) -> None:
+def test_what_a_network_does_not_take_is_refused() -> None:
     pipe = make_pipeline()
-    with pytest.raises(ConfigError, match=f"^{count} frames"):
-        pipe.generate(frames(count), text(pipe, "x"), options=SamplingOptions(guidance=7.0, num_steps=1))
-
-
-def test_solvers_and_steps_are_checked() -> None:
-    pipe = make_pipeline()
-    for options, words in (
-        (dict(solver="unipc"), "'unipc'"),
-        (dict(solver="2abc"), "2ab"),
-        (dict(num_steps=0), "num_steps=0"),
+    for count, options, named in (
+        (1, SamplingOptions(solver="unipc"), "'unipc'"),
+        (1, SamplingOptions(num_steps=0), "num_steps=0"),
+        (2, TWO, "^2 frames"),
+        (9, TWO, "^9 frames"),
     ):
-        with pytest.raises(ConfigError, match=words):
-            pipe.generate(frames(), text(pipe, "x"), options=SamplingOptions(**options))  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=named):
+            pipe.generate(frames(count), text(pipe, "x"), options=options)
+    with pytest.raises(ConfigError, match="width 16"):
+        make_pipeline(text_encoder=BytesEncoder(num_tokens=6, width=16))
 
 
-def test_without_an_encoder_embeddings_must_be_given() -> None:
-    pipe = make_pipeline(text_encoder=None)
-    with pytest.raises(ConfigError, match="encode_prompts"):
-        pipe.world.encode_text(["push the puck"])
-    stored = torch.ones(6, 8)
-    assert torch.equal(pipe.world.encode_text(["a"], {"a": stored})[0], stored)
-
-
-def test_equal_prompts_are_encoded_once() -> None:
+def test_distinct_prompts_are_encoded_once_unless_their_embeddings_are_given() -> None:
     class Counting(BytesEncoder):
         seen: list[str] = []
 
@@ -181,14 +160,11 @@ def test_equal_prompts_are_encoded_once() -> None:
             self.seen.extend(prompts)
             return super().encode(prompts)
 
-    pipe = make_pipeline(text_encoder=Counting(num_tokens=6, width=8))
-    assert pipe.world.encode_text(["a", "b", "a"]).shape == (3, 6, 8)
+    world, stored = make_pipeline(text_encoder=Counting(num_tokens=6, width=8)).world, torch.ones(6, 8)
+    assert torch.equal(world.encode_text(["a", "b", "a", "c"], {"c": stored})[3], stored)
     assert Counting.seen == ["a", "b"]
-
-
-def test_an_encoder_of_another_width_is_refused() -> None:
-    with pytest.raises(ConfigError, match="width 16"):
-        make_pipeline(text_encoder=BytesEncoder(num_tokens=6, width=16))
+    with pytest.raises(ConfigError, match="encode_prompts"):
+        make_pipeline(text_encoder=None).world.encode_text(["push the puck"])
 
 
 class NoPucks:

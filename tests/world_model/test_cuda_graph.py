@@ -45,18 +45,19 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return count
 
 
+TWO = SamplingOptions(num_steps=2)
+GRAPHED = SamplingOptions(num_steps=2, use_cuda_graphs=True)
+
+
 def test_one_capture_serves_chunks_batches_and_prompts(captures: list[int]) -> None:
     pipe = with_actions.make_pipeline()
     first, actions, seeds = with_actions.inputs(length=3 * with_actions.ACTIONS)
-    settings: dict[str, Any] = dict(as_float=True, options=SamplingOptions(num_steps=2))
-    graphed = {**settings, "options": SamplingOptions(num_steps=2, use_cuda_graphs=True)}
-    expected = pipe.rollout(first, actions, seeds, **settings)
-    assert torch.equal(pipe.rollout(first, actions, seeds, **graphed), expected)
-    assert len(captures) == 1
-    other = pipe.rollout(255 - first, -actions, seeds, **settings)
-    assert torch.equal(pipe.rollout(255 - first, -actions, seeds, **graphed), other)
+    expected = pipe.rollout(first, actions, seeds, TWO, as_float=True)
+    assert torch.equal(pipe.rollout(first, actions, seeds, GRAPHED, as_float=True), expected)
+    other = pipe.rollout(255 - first, -actions, seeds, TWO, as_float=True)
+    assert torch.equal(pipe.rollout(255 - first, -actions, seeds, GRAPHED, as_float=True), other)
     assert len(captures) == 1 and not torch.equal(other, expected)
-    pipe.rollout(first, actions, seeds, **graphed, batch_size=2)  # 2 and 1, three times
+    pipe.rollout(first, actions, seeds, GRAPHED, batch_size=2)  # 2 and 1, three times
     assert len(captures) == 3
 
 
@@ -85,12 +86,8 @@ def test_one_text_of_many_samples_is_kept_once(captures: list[int]) -> None:
     first, actions, seeds = with_actions.inputs()
     told = torch.randn(2, 6, 8)
     for embedding in told.split(1):
-        expected = pipe.generate_actions(
-            first, actions, seeds, text_B_S_E=embedding, options=SamplingOptions(num_steps=2)
-        )
-        found = pipe.generate_actions(
-            first, actions, seeds, text_B_S_E=embedding, options=SamplingOptions(num_steps=2, use_cuda_graphs=True)
-        )
+        expected = pipe.generate_actions(first, actions, seeds, TWO, text_B_S_E=embedding)
+        found = pipe.generate_actions(first, actions, seeds, GRAPHED, text_B_S_E=embedding)
         assert torch.equal(found, expected)
     assert len(captures) == 1 and pipe.world._graphed is not None
     (captured,) = pipe.world._graphed._kept.values()
@@ -102,19 +99,14 @@ def test_weights_that_moved_are_captured_anew_and_few_captures_are_kept(captures
     pipe = with_actions.make_pipeline()
     first, actions, _ = with_actions.inputs(1)
     for size in range(1, MOST_KEPT + 2):
-        pipe.generate_actions(
-            first.expand(size, -1, -1, -1, -1),
-            actions.expand(size, -1, -1),
-            range(size),
-            options=SamplingOptions(num_steps=1, use_cuda_graphs=True),
-        )
+        pipe.generate_actions(first.expand(size, -1, -1, -1, -1), actions.expand(size, -1, -1), range(size), GRAPHED)
     assert pipe.world._graphed is not None and len(pipe.world._graphed._kept) == MOST_KEPT
     count = len(captures)
     pipe.dit.double().float()
     with torch.no_grad():
         pipe.dit.final_layer.linear.weight.mul_(2)
-    expected = pipe.generate_actions(first, actions, [0], options=SamplingOptions(num_steps=1))
-    found = pipe.generate_actions(first, actions, [0], options=SamplingOptions(num_steps=1, use_cuda_graphs=True))
+    expected = pipe.generate_actions(first, actions, [0], TWO)
+    found = pipe.generate_actions(first, actions, [0], GRAPHED)
     assert torch.equal(found, expected) and len(captures) == count + 1
 
 

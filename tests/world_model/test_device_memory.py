@@ -6,7 +6,7 @@ import torch
 
 from cosmos_predict2.evaluation.reports import action_evaluation
 from cosmos_predict2.tokenizers.wan_vae import LIVE_FRAMES
-from cosmos_predict2.world_model.device_memory import CLIPS_AT_ONCE, SHARE_OF_TOKENIZER, VALUES_PER_PIXEL, clips_at_once
+from cosmos_predict2.world_model.device_memory import CLIPS_AT_ONCE, VALUES_PER_PIXEL, clips_at_once
 from cosmos_predict2.world_model.sampling import SamplingOptions
 from tests.pipelines.test_video2world_action import inputs, make_pipeline
 
@@ -31,12 +31,9 @@ def test_clips_at_once_follow_their_pixels_and_the_free_memory(monkeypatch: pyte
     assert clips_at_once(torch.device("cpu"), torch.float32, 13, 4096, 4096) == CLIPS_AT_ONCE
 
 
-def test_the_published_tokenizer_stays_within_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_published_tokenizer_is_what_is_counted_with() -> None:
     in_work, remembered = max(LIVE_FRAMES.values())
     assert 96 * (4 * in_work + remembered) == VALUES_PER_PIXEL
-    gpu_with(monkeypatch, 40 * GIB)
-    count = clips_at_once(GPU, torch.bfloat16, 13, 480, 640)
-    assert 480 * 640 * count * VALUES_PER_PIXEL * 2 <= SHARE_OF_TOKENIZER * 40 * GIB
 
 
 def test_videos_are_coded_so_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.diffusion.solvers import SOLVERS, sample
-from cosmos_predict2.nn.action_dit import ChunkActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.world_model.config import FlowConfig, SolverConfig, Video2WorldPipelineConfig
@@ -22,9 +21,12 @@ NET = dict(model_channels=32, num_blocks=2, num_heads=2, adaln_lora_dim=8, cross
 NET |= dict(max_img_h=8, max_img_w=8, max_frames=4, crossattn_proj_in_channels=12)
 
 
-def make_pipeline(net: Any = None, **flow: Any) -> Video2WorldPipeline:
+TWO, THREE = (SamplingOptions(num_steps=number) for number in (2, 3))
+
+
+def make_pipeline(**flow: Any) -> Video2WorldPipeline:
     torch.manual_seed(0)
-    net = net or Video2WorldDiT(**NET)
+    net = Video2WorldDiT(**NET)
     with torch.no_grad():
         for name, parameter in net.named_parameters():
             if "adaln_modulation" in name or "fc2" in name:
@@ -83,7 +85,7 @@ def test_a_sample_does_not_depend_on_its_batch(schedule: str, own_timestep: floa
 def test_given_frames_have_a_timestep_of_their_own_where_that_is_set() -> None:
     pipe = make_pipeline(conditional_frame_timestep=0.1)
     seen = calls(pipe)
-    pipe.generate(frames(), text(), options=SamplingOptions(num_steps=2))
+    pipe.generate(frames(), text(), options=TWO)
     assert [timesteps.shape for _, timesteps in seen] == [(2, 3)] * 2
     torch.testing.assert_close(seen[0][1], torch.tensor([[1e-4, 0.999, 0.999]] * 2))
 
@@ -105,7 +107,7 @@ def test_without_the_replacement_the_network_speaks_for_given_frames_too() -> No
             frames(),
             text(),
             on_step=lambda i, s, r=replaces: states[r].append(s.x_next_B_C_T_H_W),
-            options=SamplingOptions(num_steps=3),
+            options=THREE,
         )
     line = (
         noise[:, :, 0]
@@ -128,7 +130,7 @@ def test_the_network_runs_once_a_step_where_both_halves_are_the_same() -> None:
     pipe = make_pipeline()
     seen = calls(pipe)
     same = pipe.generate(frames(), text(), text(), options=SamplingOptions(num_steps=2, guidance=3.0))
-    without = pipe.generate(frames(), text(), options=SamplingOptions(num_steps=2))
+    without = pipe.generate(frames(), text(), options=TWO)
     assert [size for size, _ in seen] == [2] * 4 and torch.equal(same, without)
     pipe.generate(frames(), text(), text(seed=5), options=SamplingOptions(num_steps=2, guidance=3.0))
     assert [size for size, _ in seen[4:]] == [4, 4]  # both halves in one batch
@@ -157,13 +159,12 @@ def test_guidance_leads_away_from_the_other_text() -> None:
     torch.testing.assert_close(found[:, :, 1:], expected[:, :, 1:], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("solver", sorted(SOLVERS))
-def test_the_same_weights_are_sampled_by_every_solver(solver: str) -> None:
+def test_the_same_weights_are_sampled_by_every_solver() -> None:
     pipe = make_pipeline()
-    video = pipe.generate(frames(), text(), options=SamplingOptions(num_steps=3, solver=solver))
-    assert torch.isfinite(video).all()
-    chosen = pipe.generate(frames(), text(), options=SamplingOptions(num_steps=3))
-    assert torch.equal(video, chosen) == (solver == "unipc")
+    chosen = pipe.generate(frames(), text(), options=TWO)
+    for solver in SOLVERS:
+        video = pipe.generate(frames(), text(), options=SamplingOptions(num_steps=2, solver=solver))
+        assert torch.isfinite(video).all() and torch.equal(video, chosen) == (solver == "unipc"), solver
 
 
 def test_both_ways_of_asking_agree_in_the_limit_of_many_steps() -> None:
@@ -184,35 +185,14 @@ def test_given_frames_are_told_of_as_in_training_by_solvers_of_noise_levels() ->
         torch.testing.assert_close(seen[0][1].expand(1, 3), torch.tensor([expected]), rtol=1e-5, atol=1e-7)
 
 
-def test_actions_pass_through() -> None:
-    net = ChunkActionDiT(action_dim=2, **NET)
-    pipe = make_pipeline(net)
-    batch = {"t5_text_embeddings": text(), "fps": torch.full((2,), 10.0), "padding_mask": torch.zeros(2, 1, 32, 32)}
-    given, videos = pipe.world.given_latents(frames()), []
-    for value in (0.0, 1.0):
-        actions = torch.zeros(2, 8, 2)
-        actions[1] = value
-        videos.append(
-            pipe.world.generate_latents({**batch, "action": actions}, given, 1, options=SamplingOptions(num_steps=2))
-        )
-    assert torch.equal(videos[0][0], videos[1][0]) and not torch.equal(videos[0][1], videos[1][1])
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        (dict(shift=0.0), "shift=0.0"),
-        (dict(schedule="even"), "schedule"),
-        (dict(conditional_frame_timestep=1000), "below"),
-    ],
-)
-def test_settings_that_cannot_be_meant_are_refused(values: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+@pytest.mark.parametrize("values", [dict(shift=0.0), dict(schedule="even"), dict(conditional_frame_timestep=1000)])
+def test_settings_that_cannot_be_meant_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(values))):
         FlowConfig(**values)
 
 
 def test_a_network_of_noise_levels_is_not_sampled_by_flow_times() -> None:
     pipe = make_pipeline()
     pipe.world.objective = EDM(pipe.config)
-    with pytest.raises(ConfigError, match=r"'unipc'.*2ab"):
-        pipe.generate(frames(), text(), options=SamplingOptions(guidance=7.0, num_steps=2, solver="unipc"))
+    with pytest.raises(ConfigError, match="'unipc'"):
+        pipe.generate(frames(), text(), options=SamplingOptions(solver="unipc"))
