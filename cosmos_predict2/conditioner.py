@@ -107,8 +107,7 @@ class Conditioner:
     def draw_keep(self, generators: Sequence[torch.Generator] | int) -> dict[str, Tensor]:
         """For each input the samples that keep it: 1 or 0, [B]; one number for the flag, which is the batch's.
 
-        Given a batch size instead of one generator per sample, all is drawn from torch's global generator, each input
-        for the whole batch in turn.
+        Given a batch size instead of generators, all is drawn from torch's global one, an input after the other.
         """
         keep = {}
         for name, rate in self.rates.items():
@@ -164,9 +163,9 @@ def _kept(value: Tensor, keep: Tensor, rate: float) -> Tensor:
 
 
 def _is_same(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a is b or torch.equal(a, b)
-    return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and bool(a == b))
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return a is b or (isinstance(a, Tensor) and isinstance(b, Tensor) and torch.equal(a, b))
+    return bool(a == b)
 
 
 def _required(batch: Mapping[str, Any], key: str) -> Tensor:

@@ -37,25 +37,22 @@ def flags_of(settings: dict[str, Any], source: str, *, is_trusted: bool = False)
     if not str(settings.get("model") or MODEL).endswith(MODEL):
         raise ConfigError(f"{source} has the model {settings['model']}, which is not here; only {MODEL} is.")
     for key, value in {**DEFAULTS, **settings}.items():
-        if key in UNUSED or value is None:
+        if key in UNUSED or value is None or (key == "action_load_fn" and value in DEFAULT_LOADERS):
             continue
         if key not in known:
             raise ConfigError(f"{source} has the key '{key}'.{near(key, known)}")
-        if key == "action_load_fn" and value in DEFAULT_LOADERS:
-            continue
         if key == "action_load_fn" and value and not is_trusted:
             raise ConfigError(
                 f"{source} has action_load_fn {value}, code that would be run. Where you know it, add"
-                " --trust_action_load_fn, or leave the key out and give --action_load_fn yourself."
+                " --trust_action_load_fn."
             )
         if isinstance(known[key], bool):
             if not isinstance(value, bool):
                 raise ConfigError(f"{source}: '{key}' is {json.dumps(value)}; true or false is expected.")
             flags += [f"--{key}"] * value
-        elif isinstance(known[key], list):
-            flags += [f"--{key}={text_of(item)}" for item in (value if isinstance(value, list) else [value])]
         else:
-            flags.append(f"--{key}={text_of(value)}")
+            items = value if isinstance(value, list) and isinstance(known[key], list) else [value]
+            flags += [f"--{key}={text_of(item)}" for item in items]
     return flags
 
 
@@ -84,16 +81,13 @@ def main(arguments: list[str] | None = None) -> int:
         "--trust_action_load_fn", action="store_true", help="run the code that settings name as action_load_fn"
     )
     args, others = parser.parse_known_args(arguments)
-    codes = []
     try:
         jobs = [flags_of(read_settings(path), path, is_trusted=args.trust_action_load_fn) for path in args.input_files]
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for flags in jobs:
-        output = [] if args.output_dir is None else ["--save_root", args.output_dir]
-        codes.append(video2world_action.main([*flags, *output, *others]))
-    return max(codes)
+    output = [] if args.output_dir is None else ["--save_root", args.output_dir]
+    return max([video2world_action.main([*flags, *output, *others]) for flags in jobs])
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from cosmos_predict2.guardrail.blocklist import Blocklist
 from cosmos_predict2.interfaces import Guardrail, PromptRefiner, Verdict
 from cosmos_predict2.text.prompt_refiner import PromptRefinerConfig
 from imaginaire.config.schema import Section
-from imaginaire.errors import ConfigError, UserError, near
+from imaginaire.errors import ConfigError, UserError
 
 log = logging.getLogger(__name__)
 
@@ -19,16 +19,8 @@ BLOCKLIST = "blocklist"
 LICENCE_NOTICE = (
     "the licence of the released weights asks for a substantially similar guardrail where this one is switched off"
 )
-# What the released models come with and this version does not have yet: name in the settings -> what it is.
-NOT_BUILT_IN = {
-    "llama_guard": "Llama-Guard-3",
-    "llamaguard3": "Llama-Guard-3",
-    "qwen3_guard": "Qwen3Guard",
-    "video_content_safety_filter": "video filter",
-    "video_filter": "video filter",
-    "face_blur_filter": "face blur",
-    "face_blur": "face blur",
-}
+# What the released models come with and this version does not have yet.
+NOT_BUILT_IN = "Llama-Guard-3, Qwen3Guard, video filter, face blur"
 
 
 class BlockedError(UserError):
@@ -48,13 +40,11 @@ class GuardrailConfig(Section):
 class GuardrailRunner:
     """Several guardrails as one."""
 
-    name = "guardrail"
-
     def __init__(self, guardrails: Sequence[Guardrail]) -> None:
         self.guardrails = tuple(guardrails)
 
     def run_safety_check(self, prompt: str) -> Verdict:
-        """Safe if it is so for every guardrail; else the first objection, "name: reason"."""
+        """Safe where no guardrail objects; else the first objection, "name: reason"."""
         if not self.guardrails:
             log.warning("no guardrail is set up: every prompt counts as safe")
         for guardrail in self.guardrails:
@@ -66,10 +56,6 @@ class GuardrailRunner:
             if not verdict.is_safe:
                 return Verdict(False, f"{guardrail.name}: {verdict.message}")
         return Verdict(True)
-
-    def check_prompt(self, prompt: str) -> Verdict:
-        """The same: a runner is a guardrail itself."""
-        return self.run_safety_check(prompt)
 
 
 def create_text_guardrail_runner(
@@ -117,16 +103,13 @@ def status_line(
     *,
     is_released: bool = True,
 ) -> str:
-    """``guardrail: blocklist (...), asked: on; prompt refiner: off, asked: on (not built in yet)``.
-
-    Without a guardrail, a word on the licence where the weights are a released file."""
+    """``guardrail: blocklist (...), asked: on; prompt refiner: off, asked: on (not built in yet)``."""
     if guardrail is None:
         first = f"guardrail: off, asked: {_asked(guardrail_config)}"
         first += f" ({LICENCE_NOTICE})" if is_released and not guardrail_config.enabled else ""
     else:
         parts = ", ".join(_described(part) for part in guardrail.guardrails) or "nothing"
-        missing = ", ".join(dict.fromkeys(NOT_BUILT_IN.values()))
-        first = f"guardrail: {parts}, asked: {_asked(guardrail_config)} (not built in yet: {missing})"
+        first = f"guardrail: {parts}, asked: {_asked(guardrail_config)} (not built in yet: {NOT_BUILT_IN})"
     second = f"prompt refiner: {'off' if refiner is None else 'on'}, asked: {_asked(refiner_config)}"
     return f"{first}; {second}" + (" (not built in yet)" if refiner is None and refiner_config.enabled else "")
 
@@ -141,14 +124,9 @@ def _described(part: Any) -> str:
 
 
 def _create(part: str, checkpoint_dir: str | None) -> Guardrail:
-    name = part.lower().replace("-", "_")
-    if name == BLOCKLIST:
-        return Blocklist(checkpoint_dir)
-    if name in NOT_BUILT_IN:
+    if part.lower() != BLOCKLIST:
         raise ConfigError(
-            f"guardrail '{part}' ({NOT_BUILT_IN[name]}) is not built in yet. This version has: {BLOCKLIST}"
-            " (guardrail_config.parts)."
+            f"There is no guardrail '{part}' (guardrail_config.parts): this version has {BLOCKLIST}; not built in yet:"
+            f" {NOT_BUILT_IN}."
         )
-    raise ConfigError(
-        f"There is no guardrail '{part}' (guardrail_config.parts).{near(part, [BLOCKLIST, *NOT_BUILT_IN])}"
-    )
+    return Blocklist(checkpoint_dir)

@@ -72,7 +72,7 @@ def prepare(
     root: str = "",
     lerobot: LeRobotRecordings | None = None,
 ) -> tuple[list[Job], int]:
-    """The requests with their first frames and actions, and how many cannot be read; of a single one, its error."""
+    """The requests with their first frames and actions, and how many cannot be read; one alone raises its error."""
     reading.check()
     jobs, failed = [], 0
     for request in requests:
@@ -82,15 +82,10 @@ def prepare(
                 episode = lerobot.read(request.episode, reading)
             else:
                 episode = read_episode(request.annotation, reading, request.video, root)
-            check_rollout(
-                len(episode.actions_L_D),
-                reading.chunk_size,
-                settings.history,
-                settings.reference,
-                settings.last_chunk,
-            )
-            if len(episode.actions_L_D) > reading.chunk_size:
-                check_bases(reading.transform, reading.chunk_size, settings.history)
+            num_actions, size, history = len(episode.actions_L_D), reading.chunk_size, settings.history
+            check_rollout(num_actions, size, history, settings.reference, settings.last_chunk)
+            if num_actions > size:
+                check_bases(reading.transform, size, history)
             if settings.side_by_side and not episode.has_truth:
                 raise ConfigError(f"--side_by_side: {episode.video} has no more than the rollout begins with.")
         except UserError as error:
@@ -130,13 +125,8 @@ def run_rollouts(
         log.info("saved %s (%d of %d, %.1f frames per second)", last, done, len(jobs), frames / seconds)
     if known := [pair for pair in likeness if pair is not None]:
         ours, still = (sum(figures) / len(known) for figures in zip(*known))
-        log.info(
-            "beside the true clips: %.1f dB (PSNR, mean of %d); the first picture for all frames: %.1f dB, so %s",
-            ours,
-            len(known),
-            still,
-            f"{ours - still:.1f} dB nearer" if ours > still else "no nearer than a picture that does not move",
-        )
+        told = "beside the true clips: %.1f dB (PSNR, mean of %d); the first picture for all frames: %.1f dB"
+        log.info(told, ours, len(known), still)
 
 
 def compared(frames_C_F_H_W: Tensor, true_C_F_H_W: Tensor, num_given: int) -> tuple[float, float] | None:

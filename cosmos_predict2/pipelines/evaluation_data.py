@@ -85,12 +85,8 @@ class Recordings:
     def where_more_are(self) -> str:
         """What gives more clips than these, for messages."""
         if self.num_apart is None or len(self) < self.num_apart:
-            there_are = "" if self.num_apart is None else f" (there are {self.num_apart} that do not overlap)"
-            return f"raise --num_clips above {len(self)}{there_are}"
-        return (
-            f"no more than {self.num_apart} clips of these recordings do not overlap, so give --data with more"
-            " recordings, or hold more of them out of training (dataset.val_fraction of LeRobot data)"
-        )
+            return f"raise --num_clips above {len(self)}"
+        return f"give --data with more recordings: of these, {self.num_apart} clips do not overlap"
 
     def halves(self) -> tuple[list[int], list[int]]:
         """The clips of every second recording, and those of the others: no recording is in both."""
@@ -112,8 +108,8 @@ def read_recordings(
 ) -> Recordings:
     """Recordings of ``toy`` (``toy:hard``: another setting) or of a folder, evenly spread over what it holds.
 
-    ``size`` is (height, width) of the frames, where a folder's are to be scaled. A folder is read like ``trained``,
-    the data set of the model's run as plain data, where that is of the same class: stride, keys, camera.
+    ``size`` is (height, width) of the frames. A folder is read like ``trained``, the data set of the model's run as
+    plain data, where that is of the same class: stride, keys, camera.
     """
     name, _, setting = source.partition(":")
     if name == TOY and not Path(source).exists():
@@ -124,10 +120,8 @@ def read_recordings(
 def recordings_of_run(
     node: Mapping[str, Any], transform: ActionTransform, *, num: int, num_actions: int, seed: int = 0
 ) -> Recordings:
-    """Held-out recordings like those that a run was validated on: of its ``dataloader_val.dataset``, as plain data.
-
-    Of the toy world ``seed`` is added to the run's: 0 are its own episodes, another one was never looked at.
-    """
+    """Held-out recordings of a run's ``dataloader_val.dataset``, as plain data; in the toy world ``seed`` is added to
+    the run's."""
     target = str(node.get("_target_"))
     arguments = {key: value for key, value in node.items() if not key.startswith("_")}
     is_toy = target.startswith(TOY_CLASSES)
@@ -177,10 +171,7 @@ def toy_recordings(
     num_steps: int | None = None,
     asked: str = f"--data {TOY}",
 ) -> Recordings:
-    """Held-out episodes from their first step on, every ring where the driver saw it unless ``ring_elsewhere``.
-
-    ``asked`` is what chose the toy world, for messages.
-    """
+    """Held-out episodes from their first step on; ``asked`` is what chose the toy world, for messages."""
     if setting not in SETTINGS:
         raise ConfigError(f"--data {TOY}:{setting}: the toy world has no such setting.{near(setting, SETTINGS)}")
     dim = transform.dim if transform.kind == "controller" else TOY_DIM

@@ -32,8 +32,7 @@ class LeRobotRecordings:
     def open(
         cls, root: str, transform: ActionTransform, trained: Mapping[str, Any] | None = None, **given: Any
     ) -> "LeRobotRecordings":
-        """The data set of a folder, read like ``trained``, the data set of the model's run as plain data, where that
-        is a LeRobot data set; what is ``given`` (camera, action_keys, stride, combine_actions) goes first."""
+        """The data set of a folder, read like ``trained``, that of the model's run; what is ``given`` goes first."""
         if transform.kind != "controller":
             raise DataError(f"{root} has commands of a controller, but this model was trained with {transform}.")
         own = {**own_arguments(LeRobotActionDataset, trained or {}, {}), **given}

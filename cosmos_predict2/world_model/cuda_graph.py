@@ -18,10 +18,9 @@ MOST_KEPT = 4  # captured passes: two halves of a guidance, of a full batch and 
 
 
 class GraphedNetwork:
-    """Called like the network it holds, of which it may stand in for one sampling after another.
+    """Called like the network it holds; a pass is captured for each structure of the inputs.
 
-    A pass is captured for each structure of the inputs: shapes, precisions, flags, and which blocks have a text to
-    read. What is in them may change from call to call; what was prepared is copied only when it is another object.
+    What is in them may change from call to call; what was prepared is copied only when it is another object.
     """
 
     def __init__(self, net: DiT, device: torch.device) -> None:

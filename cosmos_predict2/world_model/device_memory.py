@@ -6,10 +6,8 @@ import torch
 from cosmos_predict2.nn.dit import DiT
 
 CLIPS_AT_ONCE = 16  # of a tokenizer on a CPU
-# What a tokenizer may take of the free memory: what it fills is kept by PyTorch, and the network comes next.
-SHARE_OF_TOKENIZER = 0.25
-# Of the published tokenizer, whose activations are 96 wide at full size: 5.3 for each of 4 frames that are in work,
-# and what 31 take for the frames before them.
+SHARE_OF_TOKENIZER = 0.25  # of the free memory: what it fills is kept by PyTorch, and the network comes next
+# Of the published tokenizer: activations 96 wide, 5.3 for each of 4 frames in work, and 31 for the frames before them.
 VALUES_PER_PIXEL = 96 * (4 * 5.3 + 31)
 VALUES_PER_COLOUR = 3  # the clip as it is given, as it was made, and clamped
 

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The assembled world model: network, tokenizer, conditioning, text, objective, denoiser, sampler, parallel context.
 
-    world = build_world_model(config, dtype=torch.bfloat16, device=device)     # the network has no memory yet
-    world.load(dit_path)                                                       # inference; training fills it by itself
-    latents = world.generate_latents(batch, given_B_C_T_H_W, num_given=1, seed=0, options=SamplingOptions(guidance=7.0))
-    video = world.decode(latents)
+    world = build_world_model(config, dtype=torch.bfloat16, device=device).load(dit_path)
+    video = world.generate(frames, text, seed=0, options=SamplingOptions(guidance=7.0))
 
 Training, inference, callbacks and evaluation hold this object; none of them assembles it again.
 """
@@ -403,10 +401,8 @@ class WorldModel:
         return cast(DiT, self._graphed)
 
     def _on_all_ranks(self, value: bool) -> bool:
-        """Whether it is so on all ranks whose forward passes are this one's, too."""
-        found = torch.tensor(float(value))
-        if isinstance(self.net, FSDPModule):  # every forward pass is one of all ranks
-            distributed.all_reduce_(found, "min")
-        elif self.context.size > 1:
-            distributed.all_reduce_(found, "min", self.context.group)
+        """Whether it is so on all ranks whose forward passes are this one's, too: with sharded weights, on all."""
+        found, is_sharded = torch.tensor(float(value)), isinstance(self.net, FSDPModule)
+        if is_sharded or self.context.size > 1:
+            distributed.all_reduce_(found, "min", None if is_sharded else self.context.group)
         return bool(found)

@@ -144,7 +144,7 @@ def test_few_recordings_of_other_data_have_no_probe(pipe: Any, recordings: Recor
     assert action_evaluation.following(pipe, few, few.video_B_C_F_H_W) == {}
     assert "of the 4 clips there are 2 and 2: raise --num_clips above 4" in action_evaluation.why_not_read(few)
     said = action_evaluation.why_not_read(replace(few, num_apart=3))
-    assert "of the 4 clips there are 2 and 2: no more than 3 clips of these recordings do not overlap, so give" in said
+    assert "of the 4 clips there are 2 and 2: give --data with more recordings" in said
     assert "--num_clips" not in said
     assert action_evaluation.why_not_read(recordings) == ""
     more = toy_recordings("default", TOY, num=16, num_actions=12)
