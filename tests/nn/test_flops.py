@@ -14,13 +14,6 @@ from cosmos_predict2.nn.flops import forward_flops
 from cosmos_predict2.released import NETWORKS
 from tests.nn.networks import LATENT, inputs, small_net
 
-PARAMETERS = {  # numbers, entries of the state dict, and parameters among these
-    "0.6B Text2Image": (597_536_000, 414, 407),
-    "2B Text2Image": (1_956_405_248, 574, 567),
-    "14B Text2Image": (14_265_265_152, 734, 727),
-    "2B Video2World": (1_956_413_440, 574, 567),
-    "14B Video2World": (14_265_285_632, 734, 727),
-}
 PUBLISHED = [  # size, latents (T, H, W), TFLOP of a forward pass: all, self-attention, linear maps of tokens
     ("2B", (24, 88, 160), 1924.92, 1637.03, 277.80),
     ("2B", (16, 88, 160), 919.54, 727.57, 185.20),
@@ -37,13 +30,6 @@ PUBLISHED = [  # size, latents (T, H, W), TFLOP of a forward pass: all, self-att
 def published(name: str) -> DiT:
     with torch.device("meta"):
         return (Video2WorldDiT if "Video2World" in name else DiT)(**NETWORKS[name])
-
-
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_published_networks_have_their_number_of_parameters(name: str) -> None:
-    net = published(name)
-    counts = sum(p.numel() for p in net.parameters()), len(net.state_dict()), len(list(net.parameters()))
-    assert counts == PARAMETERS[name]
 
 
 @pytest.mark.parametrize(("size", "latent_shape", "total", "self_attention", "linear"), PUBLISHED)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products through oneDNN: the same values and gradients, however the operands lie in memory."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
@@ -100,19 +98,3 @@ def test_what_onednn_is_not_for() -> None:
 )
 def test_the_processor_decides_which_product_is_taken(processor: str, capability: str, expected: bool) -> None:
     assert linear.uses_onednn(processor, capability) == expected
-
-
-def test_the_processor_is_named_with_its_maker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(linear.processor_name()) > 2
-    core = "processor\t: {}\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\nmodel name\t: unknown\n\n"
-    (tmp_path / "cpuinfo").write_text(core.format(0) + core.format(1))
-    monkeypatch.setattr(linear, "Path", lambda _: tmp_path / "cpuinfo")
-    assert linear.processor_name() == "GenuineIntel unknown (family 6, model 143)"  # as on some virtual machines
-
-
-def test_without_onednn_products_are_pytorchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "_USES_ONEDNN", False)
-    x, weight = matrices(LARGE)
-    out = product(x, weight)
-    assert out.grad_fn is not None and "_Product" not in type(out.grad_fn).__name__
-    assert torch.equal(out, torch.nn.functional.linear(x, weight))

@@ -3,7 +3,6 @@
 
 import math
 
-import pytest
 import torch
 from torch.testing import assert_close
 
@@ -16,35 +15,6 @@ def positions(head_dim: int = 24, **options: object) -> RotaryPositions:
     return RotaryPositions(head_dim, **{"max_size": (8, 16, 16), "ratios": (1.0, 3.0, 3.0), **options})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("head_dim", "dims"), [(128, (44, 42, 42)), (64, (24, 20, 20)), (24, (8, 8, 8)), (12, (4, 4, 4))]
-)
-def test_the_head_is_shared_out_among_the_axes(head_dim: int, dims: tuple[int, int, int]) -> None:
-    assert positions(head_dim).dims == dims and sum(dims) == head_dim
-
-
-@pytest.mark.parametrize(
-    ("dim", "ratio", "factor"),
-    [(42, 3.0, 3.169401925648614), (42, 2.0, 2.070529847682755), (44, 20 / 24, 0.8261296672085318)],
-)
-def test_extrapolation_stretches_the_longest_wave_by_its_ratio(dim: int, ratio: float, factor: float) -> None:
-    axis = (0, 1) if dim == 44 else (1, 2)
-    ratios = (ratio, 1.0, 1.0) if dim == 44 else (1.0, ratio, ratio)
-    stretched = positions(128, ratios=ratios)
-    assert math.isclose(stretched.thetas[axis[0]], 10000 * factor, rel_tol=1e-12)
-    plain = positions(128, ratios=(1.0, 1.0, 1.0))
-    first, second = (p.axis_angles((2, 2, 2))[axis[0]] for p in (stretched, plain))
-    assert_close(first[1, 0], second[1, 0])  # the shortest wave stays
-    assert_close(first[1, -1] * ratio, second[1, -1], rtol=1e-5, atol=0)
-
-
-def test_tokens_run_over_width_first_and_time_last() -> None:
-    angles = positions()(SIZE)
-    t, h, w = positions().axis_angles(SIZE)
-    for i, (a, b, c) in enumerate((a, b, c) for a in range(3) for b in range(4) for c in range(5)):
-        assert_close(angles[i], torch.cat([t[a], h[b], w[c]]), rtol=0, atol=0)
-
-
 def test_frame_rate_stretches_time_alone() -> None:
     modulated = positions(enable_fps_modulation=True)
     t, h, w = modulated.axis_angles(SIZE, torch.tensor([12]))
@@ -52,20 +22,6 @@ def test_frame_rate_stretches_time_alone() -> None:
     assert_close(t, 2 * plain_t)
     assert torch.equal(h, plain_h) and torch.equal(w, plain_w)
     assert_close(modulated(SIZE, torch.tensor([24.0])), positions()(SIZE))
-
-
-def test_rotation_keeps_lengths_and_makes_products_depend_on_distance() -> None:
-    torch.manual_seed(0)
-    angles = positions().double()((8, 1, 1))
-    q, k = torch.randn(2, 1, 1, 2, 24, dtype=torch.float64).expand(-1, -1, 8, -1, -1)
-    tables = angles.cos(), angles.sin()
-    turned_q, turned_k = rotate(q, *tables), rotate(k, *tables)
-    assert_close(turned_q.norm(dim=-1), q.norm(dim=-1))
-    products = torch.einsum("blnk,bmnk->bnlm", turned_q, turned_k)
-    for distance in range(-6, 7):
-        diagonal = products.diagonal(distance, -2, -1)
-        assert_close(diagonal, diagonal[..., :1].expand_as(diagonal))
-    assert not torch.allclose(products[..., 0, 0], products[..., 0, 1])
 
 
 def test_rotation_is_the_formula() -> None:
@@ -109,11 +65,6 @@ def test_features_of_time_are_cosines_then_sines() -> None:
     waves = [0.5 * 10000 ** (-i / 4) for i in range(4)]
     expected = torch.tensor([math.cos(w) for w in waves] + [math.sin(w) for w in waves], dtype=torch.float64)
     assert_close(features[0, 1], expected, rtol=1e-12, atol=1e-12)
-
-
-def test_angles_of_half_precision_times_are_not_half_precision() -> None:
-    time = torch.tensor([[0.984375]])  # a bfloat16 number
-    assert_close(Timesteps(64)(time.bfloat16()), Timesteps(64)(time).bfloat16(), rtol=0, atol=0)
 
 
 def test_learned_positions_have_unit_mean_square() -> None:

@@ -146,14 +146,6 @@ def test_a_gpu_without_kernels_is_a_fault(capability: tuple[int, int], architect
 # --- the machine
 
 
-def test_the_limit_of_a_container_is_read(tmp_path: Path) -> None:
-    assert machine.cpu_limit(tmp_path) is None
-    (tmp_path / "cpu.max").write_text("150000 100000\n")
-    assert machine.cpu_limit(tmp_path) == 1.5
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert machine.cpu_limit(tmp_path) is None
-
-
 @pytest.mark.parametrize(("free", "level"), [(8 * 2**20, "error"), (64 * 2**20, "warning"), (8 * 2**30, "note")])
 def test_little_shared_memory_is_told(free: int, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: Usage(free, 0, free))

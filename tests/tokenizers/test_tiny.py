@@ -15,7 +15,7 @@ from cosmos_predict2.tokenizers.tiny import SHIPPED, TinyAutoencoder, TinyTokeni
 from cosmos_predict2.toy_world import make_episodes, render
 from cosmos_predict2.toy_world.detector import detect
 from cosmos_predict2.toy_world.tasks import TASKS
-from imaginaire.errors import CheckpointError, DataError
+from imaginaire.errors import CheckpointError
 
 PHOTO = Path(__file__).parents[2] / "assets/photo/coffee.jpg"
 HELD_OUT = 10**6  # the first episode of the series that no fit reaches
@@ -58,13 +58,6 @@ def test_a_photograph_panned_and_zoomed_comes_back(tokenizer: TinyTokenizer) -> 
         assert _psnr(tokenizer, clip.unsqueeze(0).float() / 127.5 - 1) > 22
 
 
-def test_latents_have_about_unit_variance_and_no_offset(tokenizer: TinyTokenizer) -> None:
-    latent = tokenizer.encode(_toy_clips(48, "mixed", num=64))
-    for part in (latent[:, :, :1], latent[:, :, 1:]):
-        assert 0.8 < part.var(dim=(0, 2, 3, 4)).mean().sqrt() < 1.25
-        assert part.mean(dim=(0, 2, 3, 4)).abs().max() < 0.4
-
-
 def test_objects_are_where_they_were(tokenizer: TinyTokenizer) -> None:
     episodes = make_episodes(16, 0, mix="expert", length=24, first=HELD_OUT)
     frames = np.stack([render(episodes.states[i, 4:17], 48) for i in range(16)])
@@ -96,12 +89,6 @@ def test_sizes_in_and_out(tokenizer: TinyTokenizer, num_frames: int, size: tuple
     assert tokenizer.decode(latent).shape == video.shape
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_results_have_the_dtype_of_what_was_given(tokenizer: TinyTokenizer, dtype: torch.dtype) -> None:
-    latent = tokenizer.encode(torch.zeros(1, 3, 5, 16, 16, dtype=dtype))
-    assert latent.dtype == dtype and tokenizer.decode(latent).dtype == dtype
-
-
 def test_frames_are_coded_in_groups_that_know_nothing_of_each_other(tokenizer: TinyTokenizer) -> None:
     video = torch.rand(1, 3, 13, 16, 16) * 2 - 1
     changed = video.clone()
@@ -113,15 +100,6 @@ def test_frames_are_coded_in_groups_that_know_nothing_of_each_other(tokenizer: T
     torch.testing.assert_close(
         tokenizer.decode(before[:, :, :2]), tokenizer.decode(before)[:, :, :5], rtol=0, atol=1e-5
     )
-
-
-def test_wrong_clips_are_refused(tokenizer: TinyTokenizer) -> None:
-    with pytest.raises(DataError, match=r"12 frames .*9 or 13"):
-        tokenizer.encode(torch.zeros(1, 3, 12, 48, 48))
-    with pytest.raises(DataError, match="height 50"):
-        tokenizer.encode(torch.zeros(1, 3, 13, 50, 48))
-    with pytest.raises(DataError, match="16, frames"):
-        tokenizer.decode(torch.zeros(1, 4, 1, 6, 6))
 
 
 def test_the_shipped_weights_are_small_and_record_how_they_were_made() -> None:

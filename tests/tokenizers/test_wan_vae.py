@@ -15,7 +15,6 @@ from cosmos_predict2.tokenizers.wan_network import (
     WanConfig,
     WanVAE,
     _conv_of_doubled,
-    from_diffusers_name,
     to_diffusers_name,
 )
 from cosmos_predict2.tokenizers.wan_vae import WanTokenizer, decode_in_tiles, encode_in_tiles
@@ -60,11 +59,8 @@ def test_it_is_a_video_tokenizer(weights: str) -> None:
     assert tokenizer.to("cpu") is tokenizer
 
 
-@pytest.mark.parametrize("num_frames", [1, 5, 17, 201])
-@pytest.mark.parametrize("size", [(8, 8), (16, 24)])
+@pytest.mark.parametrize(("num_frames", "size"), [(1, (16, 24)), (17, (16, 24)), (201, (8, 8))])
 def test_sizes_in_and_out(weights: str, num_frames: int, size: tuple[int, int]) -> None:
-    if num_frames > 100 and size != (8, 8):
-        pytest.skip("one long clip is enough")
     tokenizer = WanTokenizer(weights, config=TINY)
     video = _video(2, 3, num_frames, *size)
     latent = tokenizer.encode(video)
@@ -109,27 +105,6 @@ def test_a_prefix_is_coded_alike(weights: str, window: int) -> None:
         assert same(tokenizer.decode(whole[:, :, : latent.shape[2]]), pixels[:, :, :k])
 
 
-def test_no_latent_sees_a_later_frame(weights: str) -> None:
-    tokenizer = WanTokenizer(weights, config=TINY)
-    video = _video(1, 3, 13, 8, 8)
-    changed = video.clone()
-    changed[:, :, 5:] *= -1
-    before, after = tokenizer.encode(video), tokenizer.encode(changed)
-    assert torch.equal(before[:, :, :2], after[:, :, :2])
-    assert (before[:, :, 2:] != after[:, :, 2:]).any()
-
-
-def test_batches_do_not_mix(weights: str) -> None:
-    tokenizer = WanTokenizer(weights, config=TINY)
-    video = _video(2, 3, 9, 16, 8)
-    both = tokenizer.encode(video)
-    one_by_one = torch.cat([tokenizer.encode(clip) for clip in video.split(1)])
-    torch.testing.assert_close(both, one_by_one, rtol=0, atol=1e-6)
-    torch.testing.assert_close(
-        tokenizer.decode(both), torch.cat([tokenizer.decode(z) for z in both.split(1)]), rtol=0, atol=1e-5
-    )
-
-
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_convolution_of_a_doubled_picture_in_quarters(layout: torch.memory_format) -> None:
     conv = torch.nn.Conv2d(6, 4, 3, padding=1).double()
@@ -140,19 +115,6 @@ def test_convolution_of_a_doubled_picture_in_quarters(layout: torch.memory_forma
 
 
 # ---- tiles -----------------------------------------------------------------------------------------------------------
-
-
-def test_tiles_are_near_the_whole(weights: str) -> None:
-    # Random weights have no notion of distance, so this shows only that every tile lies in its place.
-    whole, tiled = (WanTokenizer(weights, config=TINY, tile_size=size) for size in (None, 32))
-    video = torch.nn.functional.interpolate(_video(1, 3, 5, 6, 8).flatten(0, 1), (48, 64), mode="bilinear")
-    video = video.unflatten(0, (1, 3))
-    latent = whole.encode(video)
-    assert tiled.encode(video).shape == latent.shape
-    decoded = whole.decode(latent)
-    for near, exact in ((tiled.encode(video), latent), (tiled.decode(latent), decoded)):
-        assert (near - exact).square().mean() < 0.5 * exact.var()
-        assert not torch.equal(near, exact)
 
 
 def test_tiles_meet_without_a_seam() -> None:
@@ -183,13 +145,6 @@ def test_a_window_shrinks_before_pictures_are_cut(weights: str, monkeypatch: pyt
     assert tokenizer._plan(shape, "encode") == (4, None)
     monkeypatch.setattr(wan_vae, "host_memory_available", lambda: tokenizer.estimate_memory(shape, "encode"))
     assert tokenizer._plan(shape, "encode") == (8, None)
-
-
-def test_memory_grows_with_the_picture_and_hardly_with_the_clip() -> None:
-    tokenizer = WanTokenizer(config=TINY, allow_random=True, temporal_window=4)
-    short, long = (tokenizer.estimate_memory((1, 3, frames, 256, 256)) for frames in (5, 93))
-    assert short < long < 4 * short  # 18.6 times the frames, which are all that grows
-    assert tokenizer.estimate_memory((1, 3, 5, 512, 512)) == pytest.approx(4 * short, rel=0.01)
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
@@ -289,32 +244,6 @@ def test_a_diffusers_folder_gives_the_same_latents(tmp_path: Path, num_res_block
         for path in (tmp_path / "tokenizer.pth", folder)
     )
     assert torch.equal(ours, theirs)
-
-
-@pytest.mark.parametrize("num_res_blocks", [1, 2, 3])
-def test_names_go_both_ways(num_res_blocks: int) -> None:
-    names = list(_net(num_res_blocks=num_res_blocks).state_dict())
-    other = [to_diffusers_name(name, num_res_blocks) for name in names]
-    assert len(set(other)) == len(names) and not set(other) & {n for n in names if "time_conv" not in n}
-    assert [from_diffusers_name(name, num_res_blocks) for name in other] == names
-
-
-def test_the_fast_image_tokenizer_is_refused(tmp_path: Path) -> None:
-    programs = {"encoder": b"program", "decoder": b"program", "mean_std": (torch.zeros(16), torch.ones(16))}
-    torch.save(programs, tmp_path / "tokenizer.pth")
-    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "encoder.pth")
-    for name in ("tokenizer.pth", "encoder.pth"):
-        with pytest.raises(CheckpointError, match=rf"{name} holds TorchScript programs.*fast"):
-            WanTokenizer(str(tmp_path / name), config=TINY)
-
-
-@pytest.mark.parametrize("change", [(b"PK\1\2", b"PK\1\3"), (b"PK\5\6\0\0\0\0", b"PK\5\6\1\0\1\0")])
-def test_a_damaged_directory_is_named(tmp_path: Path, change: tuple[bytes, bytes]) -> None:
-    path = tmp_path / "tokenizer.pth"
-    torch.save({"conv1.weight": torch.zeros(2)}, path)
-    path.write_bytes(path.read_bytes().replace(*change))
-    with pytest.raises(CheckpointError, match=r"tokenizer\.pth"):
-        WanTokenizer(str(path), config=TINY)
 
 
 @pytest.mark.slow

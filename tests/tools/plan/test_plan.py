@@ -2,7 +2,6 @@
 """The command: verdicts, advice that holds when it is followed, errors as in training."""
 
 import json
-import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,13 +10,12 @@ import pytest
 
 from cosmos_predict2.data.latent_cache import FOLDER, RECORD, LatentRecord
 from cosmos_predict2.tools.plan.advice import Outcome
-from cosmos_predict2.tools.plan.report import CARDS, Plan, as_text, make_plan
+from cosmos_predict2.tools.plan.report import Plan, as_text, make_plan
 from cosmos_predict2.tools.plan.speed import GPUS
 from cosmos_predict2.tools.plan.workload import read_workload
 from imaginaire.config.compose import compose
 from scripts import plan
 from tests.models.rank_bytes import CONFIG
-from tests.programs import python
 from tests.tools.plan.test_memory import AGIBOT
 
 TINY = "experiment=predict2_video2world_training_tiny_groot_gr1_480"
@@ -40,13 +38,6 @@ def test_a_tiny_run_fits(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     assert "fits in 79" in shown and "32 clips: 16 in a micro-batch" in shown and "An estimate" in shown
     values = json.loads((tmp_path / "plan.json").read_text())
     assert values["fits"] and values["memory_bytes"]["total"] > values["memory_bytes"]["activations"] > 0
-
-
-def test_json_is_all_that_is_printed_when_asked(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, "--gpus", "1", "--gpu_memory", "10", "--json", "-", "--", GROOT) == 1
-    assert json.loads(capsys.readouterr().out)["fits"] is False
 
 
 def followed(outcome: Outcome, num_gpus: int, gpu_memory: float, *overrides: str) -> Plan:
@@ -110,14 +101,6 @@ def test_one_card(
         assert last is None or (last in overrides if last else overrides == "")
 
 
-def test_one_card_is_a_table_with_overrides(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, "--one_card", "--", TINY) == 0
-    shown = capsys.readouterr().out
-    assert shown.count("as it is") == len(CARDS) and "RTX-4090" in shown and "max_iter" in shown
-
-
 def test_a_workstation_card_is_alone_and_the_whole_run_is_timed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,12 +133,6 @@ def test_what_training_would_refuse_is_an_error(
 ) -> None:
     assert run(monkeypatch, *arguments) == 2
     assert named in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_the_file_runs_by_its_path() -> None:
-    done = subprocess.run([python(), plan.__file__, "--", TINY], capture_output=True, text=True, check=True)
-    assert "memory of a GPU" in done.stdout
 
 
 @pytest.mark.parametrize(
