@@ -18,10 +18,9 @@ class LatentGrid:
         factor = self.temporal_compression_factor
         if num_pixel_frames < 1 or (num_pixel_frames - 1) % factor:
             below = max(1, (num_pixel_frames - 1) // factor * factor + 1)
-            near = f"{below} or {below + factor}" if num_pixel_frames > 0 else "1"
             raise DataError(
                 f"A clip of {num_pixel_frames} frames cannot be encoded: it must have 1 + {factor}k frames. "
-                f"The nearest: {near}."
+                f"The nearest: {below} or {below + factor}."
             )
         return 1 + (num_pixel_frames - 1) // factor
 
@@ -40,9 +39,7 @@ class LatentGrid:
         factor = self.spatial_compression_factor
         for side, length in zip(("height", "width"), shape[3:]):
             if length < factor or length % factor:
-                below = max(factor, length // factor * factor)
-                near = f"{below} or {below + factor}" if length > factor else f"{factor}"
-                raise DataError(f"The {side} {length} is not a multiple of {factor}. The nearest: {near}.")
+                raise DataError(f"The {side} {length} is not a multiple of {factor}.")
 
     def check_latent(self, latent_B_C_T_H_W: Tensor) -> None:
         """Raise unless this has the form of latents."""

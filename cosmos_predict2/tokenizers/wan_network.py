@@ -44,7 +44,7 @@ class WanConfig:
         if len(self.temperal_downsample) != len(self.dim_mult) - 1:
             raise ValueError(
                 f"temperal_downsample={list(self.temperal_downsample)} needs one entry less than "
-                f"dim_mult={list(self.dim_mult)}: a stage but the last is followed by a downsampling."
+                f"dim_mult={list(self.dim_mult)}."
             )
         if self.attn_scales:
             raise ValueError(f"attn_scales={list(self.attn_scales)}: attention inside the stages is not supported.")
@@ -396,30 +396,6 @@ def to_diffusers_name(name: str, num_res_blocks: int = 2) -> str:
         if rest.startswith(start):
             return f"{part}.{replacement}{_replace_start(rest.removeprefix(start), _BLOCK)}"
     return name
-
-
-def from_diffusers_name(name: str, num_res_blocks: int = 2) -> str:
-    """The name in the released file of a parameter of diffusers' AutoencoderKLWan."""
-    part, _, rest = name.partition(".")
-    if part not in ("encoder", "decoder"):
-        return _replace_start(name, _reverse(_TOP))
-    kind, _, tail = rest.partition(".")
-    if kind == "down_blocks":
-        index, _, tail = tail.partition(".")
-        return f"{part}.downsamples.{index}.{_replace_start(tail, _reverse(_BLOCK))}"
-    if kind == "up_blocks":
-        stage, layer, place, tail = tail.split(".", 3)
-        inside = num_res_blocks + 1 if layer == "upsamplers" else int(place)
-        index = str(int(stage) * (num_res_blocks + 2) + inside)
-        return f"{part}.upsamples.{index}.{_replace_start(tail, _reverse(_BLOCK))}"
-    for start, replacement in _reverse(_INSIDE).items():
-        if rest.startswith(start):
-            return f"{part}.{replacement}{_replace_start(rest.removeprefix(start), _reverse(_BLOCK))}"
-    return name
-
-
-def _reverse(table: dict[str, str]) -> dict[str, str]:
-    return {new: old for old, new in table.items()}
 
 
 def _replace_start(name: str, table: dict[str, str]) -> str:

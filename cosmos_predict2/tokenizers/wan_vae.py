@@ -21,11 +21,10 @@ from cosmos_predict2.tokenizers.wan_network import (
     Past,
     WanConfig,
     WanVAE,
-    from_diffusers_name,
+    to_diffusers_name,
 )
 from imaginaire import storage
 from imaginaire.checkpoint import weights
-from imaginaire.checkpoint.torch_files import FAULTS
 from imaginaire.errors import CheckpointError, ConfigError, near
 from imaginaire.findings import CheckContext, Finding, error
 from imaginaire.training.memory import host_memory_available
@@ -73,9 +72,7 @@ class WanTokenizer(LatentGrid):
         latents_std: Sequence[float] = LATENTS_STD,
         allow_random: bool = False,
     ) -> None:
-        # load_mean_std and chunk_duration are of the upstream interface: the first read a second normalisation that
-        # was always 0 and 1, the second never cut a clip.
-        del load_mean_std
+        del load_mean_std  # of the upstream interface, as is chunk_duration, which never cut a clip
         self.config = config if isinstance(config, WanConfig) else _sizes(config or {})
         self.name = name
         self.latent_ch = self.config.z_dim
@@ -110,10 +107,7 @@ class WanTokenizer(LatentGrid):
     def _check_options(self, *num_constants: int) -> None:
         factor = self.temporal_compression_factor
         if self.temporal_window < factor or self.temporal_window % factor:
-            raise ConfigError(
-                f"tokenizer.temporal_window={self.temporal_window} must be a multiple of {factor}, the number of "
-                "frames in a latent frame."
-            )
+            raise ConfigError(f"tokenizer.temporal_window={self.temporal_window} must be a multiple of {factor}.")
         step = self.spatial_compression_factor
         if isinstance(self.tile_size, int) and (self.tile_size < 4 * step or self.tile_size % step):
             raise ConfigError(
@@ -122,10 +116,7 @@ class WanTokenizer(LatentGrid):
         if self.normalisation not in ("float32", "module"):
             raise ConfigError(f"tokenizer.normalisation='{self.normalisation}' must be 'float32' or 'module'.")
         if any(num != self.latent_ch for num in num_constants):
-            raise ConfigError(
-                f"The tokenizer has {self.latent_ch} latent channels, but latents_mean and latents_std have "
-                f"{num_constants[0]} and {num_constants[1]} numbers."
-            )
+            raise ConfigError(f"tokenizer.latents_mean and latents_std must have {self.latent_ch} numbers each.")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -379,34 +370,10 @@ def _open(vae_pth: str, config: WanConfig) -> tuple[WanVAE, Mapping[str, Tensor]
         )
     if not storage.is_remote(vae_pth) and vae_pth.endswith((".pth", ".pt")) and not storage.exists(vae_pth):
         raise CheckpointError(f"There is no tokenizer at {vae_pth}. Fetch it with {DOWNLOAD}")
-    _refuse_torchscript(vae_pth)
     source = weights.read(vae_pth)
-    if any(name.startswith(("encoder.conv_in.", "decoder.conv_in.")) for name in source):
-        source = weights.renamed(source, lambda name: from_diffusers_name(name, config.num_res_blocks))
     with torch.device("meta"):
-        return WanVAE(config), source
-
-
-def _refuse_torchscript(vae_pth: str) -> None:
-    """The "fast" image tokenizer of the 0.6B text-to-image model holds programs, not weights."""
-    if storage.is_folder(vae_pth) or not storage.exists(vae_pth) or not vae_pth.endswith((".pth", ".pt", ".jit")):
-        return
-    import zipfile
-
-    local = storage.local_copy(vae_pth)
-    try:
-        if not zipfile.is_zipfile(local):
-            return
-        with zipfile.ZipFile(local) as archive:
-            is_program = any(name.split("/")[1:2] == ["constants.pkl"] for name in archive.namelist())
-    except FAULTS:
-        return  # reading its tensors reports what is wrong
-    if not is_program:
-        content = weights.load_pt(vae_pth)
-        is_program = isinstance(content, Mapping) and isinstance(content.get("encoder"), bytes)
-    if is_program:
-        raise CheckpointError(
-            f"{vae_pth} holds TorchScript programs: the 'fast' image tokenizer of the 0.6B Text2Image model, which is "
-            f"not supported and cannot encode videos. The video tokenizer is {EXPECTED_PATH}; fetch it with\n"
-            f"  {DOWNLOAD}"
-        )
+        net = WanVAE(config)
+    if any(name.startswith(("encoder.conv_in.", "decoder.conv_in.")) for name in source):
+        ours = {to_diffusers_name(name, config.num_res_blocks): name for name in net.state_dict()}
+        source = weights.renamed(source, lambda name: ours.get(name, name))
+    return net, source
