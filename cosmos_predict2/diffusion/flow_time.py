@@ -77,8 +77,7 @@ def draw_timesteps(
         raise ValueError(f"There is no distribution of times '{distribution}'; there are {', '.join(DISTRIBUTIONS)}.")
     timesteps_B = training_timesteps_from_table(u_B, shift) if from_table else training_timesteps(u_B, shift)
     if high_noise_ratio > 0:
-        if pick_B is None or high_B is None:
-            raise ValueError(f"high_noise_ratio={high_noise_ratio} needs two more uniform draws: pick_B and high_B.")
+        assert pick_B is not None and high_B is not None
         timesteps_B = mix_high_noise(timesteps_B, pick_B, high_B, high_noise_ratio)
     return timesteps_B
 

@@ -73,8 +73,7 @@ def draw_sigma(
     # A float32 uniform can be exactly 0, which would be no noise at all and an infinite weight.
     sigma: Tensor = torch.special.ndtri(uniform_B.double().clamp(1e-12, 1 - 1e-12)).exp() * factor
     if high_sigma_ratio > 0:
-        if pick_B is None or high_B is None:
-            raise ValueError(f"high_sigma_ratio={high_sigma_ratio} needs two more uniform draws: pick_B and high_B.")
+        assert pick_B is not None and high_B is not None
         low, high = map(math.log, HIGH_SIGMA_RANGE)
         sigma = torch.where(pick_B < high_sigma_ratio, (low + high_B.double() * (high - low)).exp(), sigma)
     return sigma.to(torch.promote_types(uniform_B.dtype, torch.float32))

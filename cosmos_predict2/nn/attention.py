@@ -7,7 +7,6 @@
 An operator follows the dtype of what it is given. Optional packages are imported when they are chosen.
 """
 
-import difflib
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -92,9 +91,7 @@ def attend_by_heads(q_B_L_N_K: Tensor, k_B_S_N_K: Tensor, v_B_S_N_K: Tensor) -> 
 def canonical_backend(name: str) -> str:
     """The backend that a name of configs and guides means."""
     if name not in BACKENDS:
-        near = difflib.get_close_matches(name, BACKENDS, n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
-        raise ValueError(f"No attention backend is called '{name}'.{hint} Known: {', '.join(BACKENDS)}.")
+        raise ValueError(f"No attention backend is called '{name}'. Known: {', '.join(BACKENDS)}.")
     return BACKENDS[name]
 
 
@@ -128,10 +125,10 @@ def check_attention(op: AttentionOp, head_dim: int, device: torch.device | str, 
         wide = torch.promote_types(dtype, torch.float32)
         expected = attend_by_products(q.to(wide), k.to(wide), v.to(wide))  # on the host: no TF32
         found = op(q.to(device), k.to(device), v.to(device))
+        cure = "choose another backend with net.atten_backend (torch works everywhere)."
         if found.shape != expected.shape or found.dtype != dtype:
             raise ValueError(
-                f"Attention gave {tuple(found.shape)} {found.dtype}, expected {tuple(expected.shape)} {dtype}: choose "
-                "another backend with net.atten_backend (torch works everywhere)."
+                f"Attention gave {tuple(found.shape)} {found.dtype}, expected {tuple(expected.shape)} {dtype}: {cure}"
             )
         error = float((found.to("cpu", wide) - expected).norm() / expected.norm())
         uses_tf32 = dtype == torch.float32 and found.is_cuda and torch.backends.cuda.matmul.allow_tf32
@@ -139,8 +136,7 @@ def check_attention(op: AttentionOp, head_dim: int, device: torch.device | str, 
         if not error <= limit:
             raise ValueError(
                 f"Attention is off by {error:.1e} (relative) at head width {head_dim} in {dtype} on {device}, where "
-                f"{limit:.0e} is rounding: choose another backend with net.atten_backend (torch works "
-                "everywhere)."
+                f"{limit:.0e} is rounding: {cure}"
             )
 
 

@@ -10,7 +10,6 @@ context parallelism and LoRA are applied from outside.
     velocity = net(x, timesteps, None, condition_mask_B_1_T_H_W=mask, prepared=prepared)
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,15 +45,6 @@ class Prepared:
     rope: Rope
     extra_1_T_H_W_D: Tensor | None
     cross: tuple[KeysValues | None, ...]  # of each block; None: it has nothing to read
-
-    def frames(self, first: int, end: int) -> "Prepared":
-        """The part for token frames ``first`` to ``end``, of a clip whose frames are spread over processes."""
-        t, h, w = self.size
-        if not 0 <= first < end <= t:
-            raise ValueError(f"Frames {first} to {end} are not within the {t} token frames that were prepared.")
-        cos_L_K, sin_L_K = (table[first * h * w : end * h * w] for table in self.rope)
-        extra = None if self.extra_1_T_H_W_D is None else self.extra_1_T_H_W_D[:, first:end]
-        return dataclasses.replace(self, size=(end - first, h, w), rope=(cos_L_K, sin_L_K), extra_1_T_H_W_D=extra)
 
 
 class DiT(nn.Module):
@@ -113,8 +103,9 @@ class DiT(nn.Module):
         reads_text: bool = True,
     ) -> None:
         super().__init__()
-        _check_sizes(model_channels, num_heads, num_blocks, mlp_ratio)
         _check_at_least_1(
+            num_blocks=num_blocks,
+            num_heads=num_heads,
             in_channels=in_channels,
             out_channels=out_channels,
             patch_spatial=patch_spatial,
@@ -123,10 +114,9 @@ class DiT(nn.Module):
             crossattn_proj_in_channels=crossattn_proj_in_channels or 1,
             adaln_lora_dim=adaln_lora_dim if use_adaln_lora else 1,
         )
+        _check_widths(model_channels, num_heads, mlp_ratio)
         if not reads_text and crossattn_proj_in_channels is not None:
-            raise ValueError(
-                "reads_text=False, but crossattn_proj_in_channels is set: a projection makes something of zeros."
-            )
+            raise ValueError("reads_text=False needs crossattn_proj_in_channels=None: a projection changes zeros.")
         _check_choice("pos_emb_cls", pos_emb_cls, ("rope3d",))
         _check_choice("rope_precision", rope_precision, ("float32", "module"))
         _check_choice("timestep_precision", timestep_precision, ("float32", "module"))
@@ -274,14 +264,10 @@ class DiT(nn.Module):
         """
         self.require_readable(crossattn_emb_B_S_E)
         size = self._size(tuple(latent_shape))
-        rope, extra_1_T_H_W_D = self._positions(size, fps_B)
-        if skip_no_text and self.crossattn_proj is None and not bool(crossattn_emb_B_S_E.any()):
-            return Prepared(size, rope, extra_1_T_H_W_D, (None,) * len(self.blocks))
-        text_B_S_E = self._text(crossattn_emb_B_S_E)
-        if text_B_S_E is None:
-            return Prepared(size, rope, extra_1_T_H_W_D, (None,) * len(self.blocks))
-        cross = tuple(block.cross_attn.keys_values(text_B_S_E) for block in self._blocks())
-        return Prepared(size, rope, extra_1_T_H_W_D, cross)
+        is_skipped = skip_no_text and self.crossattn_proj is None and not bool(crossattn_emb_B_S_E.any())
+        text_B_S_E = None if is_skipped else self._text(crossattn_emb_B_S_E)
+        cross = [None if text_B_S_E is None else block.cross_attn.keys_values(text_B_S_E) for block in self._blocks()]
+        return Prepared(size, *self._positions(size, fps_B), tuple(cross))
 
     def require_readable(self, crossattn_emb_B_S_E: Tensor) -> None:
         """Raise for a text that ``reads_text=False`` would not read.
@@ -403,7 +389,7 @@ class DiT(nn.Module):
         if crossattn_emb_B_S_E.shape[-1] != self.text_channels:
             raise ValueError(
                 f"The text is {crossattn_emb_B_S_E.shape[-1]} wide, the network expects {self.text_channels}: use the "
-                "text encoder that it was trained with (crossattn_proj_in_channels is its width)."
+                "text encoder that it was trained with."
             )
         if not self.reads_text:
             return None
@@ -415,10 +401,7 @@ class DiT(nn.Module):
     def _check_inputs(self, x_B_C_T_H_W: Tensor, timesteps_B_T: Tensor) -> tuple[int, int, int]:
         batch, channels, *latent_shape = x_B_C_T_H_W.shape
         if channels != self.in_channels:
-            raise ValueError(
-                f"x has {channels} channels, the network takes {self.in_channels} (masks are added inside): check "
-                "the tokenizer."
-            )
+            raise ValueError(f"x has {channels} channels, the network takes {self.in_channels}: check the tokenizer.")
         size = self._size(tuple(latent_shape))
         shape = tuple(timesteps_B_T.shape)
         allowed = [(batch,), (batch, 1)] + ([(batch, size[0])] if self.patch_temporal == 1 else [])
@@ -459,22 +442,17 @@ def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"{name}='{value}' is not built here: use {' or '.join(map(repr, allowed))}.")
 
 
-def _check_sizes(model_channels: int, num_heads: int, num_blocks: int, mlp_ratio: float) -> None:
-    if num_blocks < 1 or num_heads < 1:
-        raise ValueError(f"num_blocks={num_blocks} and num_heads={num_heads} must be at least 1.")
-    if model_channels % num_heads:
-        raise ValueError(f"model_channels={model_channels} is not a multiple of num_heads={num_heads}.")
-    head_dim = model_channels // num_heads
-    if head_dim % 2 or head_dim < 12:
-        raise ValueError(
-            f"model_channels={model_channels} over num_heads={num_heads} makes heads {head_dim} wide; rotary positions "
-            "over three axes need an even width of at least 12."
-        )
-    if not 1 <= model_channels * mlp_ratio < math.inf:
-        raise ValueError(f"mlp_ratio={mlp_ratio} leaves the MLP of width {model_channels} empty.")
-
-
 def _check_at_least_1(**sizes: int) -> None:
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"{name}={size} must be at least 1.")
+
+
+def _check_widths(model_channels: int, num_heads: int, mlp_ratio: float) -> None:
+    if model_channels % num_heads:
+        raise ValueError(f"model_channels={model_channels} is not a multiple of num_heads={num_heads}.")
+    head_dim = model_channels // num_heads
+    if head_dim % 2 or head_dim < 12:
+        raise ValueError(f"num_heads={num_heads} makes heads {head_dim} wide: use an even width of at least 12.")
+    if not 1 <= model_channels * mlp_ratio < math.inf:
+        raise ValueError(f"mlp_ratio={mlp_ratio} leaves the MLP of width {model_channels} empty.")

@@ -161,14 +161,11 @@ class RotaryPositions(nn.Module):
 
 def _check_fps(fps_B: Tensor | None) -> None:
     if fps_B is None:
-        raise ValueError(
-            "fps_B is None, but rope_enable_fps_modulation scales time by it: give each clip's frame rate, or build "
-            "the network with rope_enable_fps_modulation=False."
-        )
+        raise ValueError("fps_B is None, but rope_enable_fps_modulation needs the frame rate of each clip.")
     if fps_B.numel() > 1 and not bool((fps_B == fps_B[0]).all()):
         raise ValueError(
-            f"fps_B has different frame rates ({', '.join(f'{fps:g}' for fps in fps_B.tolist()[:8])}), and "
-            "rope_enable_fps_modulation takes one for the whole batch: group clips by frame rate, or use batch size 1."
+            f"fps_B has different frame rates, from {fps_B.min():g} to {fps_B.max():g}, and rope_enable_fps_modulation "
+            "takes one for the whole batch: group clips by frame rate, or use batch size 1."
         )
 
 

@@ -49,7 +49,6 @@ def starts(net: nn.Module) -> dict[str, Start]:
             if isinstance(module, RMSNorm):
                 found[name] = Start(1.0)
             elif isinstance(module, nn.Linear) and name.startswith("action_embedder_"):
-                # The first layer uniform, the last without effect.
                 is_first = ".fc1." in name
                 found[name] = Start(std=(3 * module.in_features) ** -0.5, is_uniform=True) if is_first else Start()
             elif isinstance(module, nn.Linear):

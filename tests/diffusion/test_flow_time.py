@@ -26,6 +26,8 @@ def test_training_draws_are_functions_of_uniform_numbers() -> None:
     normal = flow_time.draw_timesteps(u, shift=5.0)
     torch.testing.assert_close(torch.logit(normal / 1000), torch.special.ndtri(u) + math.log(5.0))
     assert torch.equal(flow_time.draw_timesteps(u, distribution="uniform", shift=1.0), 1000 * u)
+    waver = flow_time.draw_timesteps(u, distribution="waver_mode_1.29", shift=1.0)
+    torch.testing.assert_close(waver / 1000, 1 - u - 1.29 * (torch.cos(math.pi * u / 2) ** 2 - 1 + u))
     table = flow_time.draw_timesteps(u, distribution="uniform", shift=3.0, from_table=True)
     assert set(table.tolist()) <= set(flow_time.timestep_table(3.0).tolist())
     mixed = flow_time.draw_timesteps(u, high_noise_ratio=0.3, pick_B=pick, high_B=high)
@@ -36,5 +38,3 @@ def test_training_draws_are_functions_of_uniform_numbers() -> None:
 def test_draws_that_cannot_be_made_are_said() -> None:
     with pytest.raises(ValueError, match=r"'normal'; there are logitnormal, uniform, waver_mode_1\.29"):
         flow_time.draw_timesteps(U, distribution="normal")
-    with pytest.raises(ValueError, match="two more uniform draws"):
-        flow_time.draw_timesteps(U, high_noise_ratio=0.1)

@@ -39,20 +39,6 @@ def test_prepared_equals_unprepared(options: dict[str, Any]) -> None:
     assert_close(net(**given, prepared=prepared), expected, rtol=0, atol=0)
 
 
-def test_prepared_frames_are_those_of_a_slice() -> None:
-    net = small_net(rope_enable_fps_modulation=True, extra_per_block_abs_pos_emb=True)
-    text, fps = torch.randn(2, 5, 16), torch.tensor([8, 8])
-    prepared = net.prepare(text, latent_shape=LATENT, fps_B=fps)
-    part = prepared.frames(1, 3)
-    assert part.size == (2, 3, 4)
-    for whole, cut in zip(prepared.rope, part.rope):
-        assert_close(cut, whole.view(4, 12, -1)[1:3].flatten(0, 1), rtol=0, atol=0)
-    assert prepared.extra_1_T_H_W_D is not None and part.extra_1_T_H_W_D is not None
-    assert_close(part.extra_1_T_H_W_D, prepared.extra_1_T_H_W_D[:, 1:3], rtol=0, atol=0)
-    with pytest.raises(ValueError, match="not within the 4 token frames"):
-        prepared.frames(3, 5)
-
-
 def test_one_time_for_all_frames_equals_that_time_for_each() -> None:
     net, given = small_net(), inputs()
     times = given["timesteps_B_T"][:, :1]
@@ -207,7 +193,7 @@ def test_blocks_compile() -> None:
         (dict(mlp_ratio=0.0), "mlp_ratio=0.0"),
         (dict(rope_precision="half"), "rope_precision='half'"),
         (dict(timestep_precision="bfloat16"), "timestep_precision='bfloat16'"),
-        (dict(atten_backend="flash4"), "Did you mean 'flash"),
+        (dict(atten_backend="flash4"), "'flash4'"),
     ],
 )
 def test_a_network_that_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
@@ -239,7 +225,7 @@ def test_frame_rates_must_be_there_and_agree_where_they_count() -> None:
     net = small_net(rope_enable_fps_modulation=True)
     with pytest.raises(ValueError, match="fps_B"):
         net(**inputs(fps_B=None))
-    with pytest.raises(ValueError, match=r"different frame rates \(10, 12\)"):
+    with pytest.raises(ValueError, match="different frame rates, from 10 to 12"):
         net(**inputs(fps_B=torch.tensor([10, 12])))
     assert isinstance(small_net()(**inputs(fps_B=None)), torch.Tensor)  # without modulation nobody asks
 
