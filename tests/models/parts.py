@@ -14,7 +14,10 @@ from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from imaginaire.config.lazy_config import LazyCall as L
 
 NET = dict(model_channels=32, num_blocks=2, num_heads=2, adaln_lora_dim=8, crossattn_emb_channels=8)
-PIPE_OPTIONS = ("state_t", "ema", "video_noise_factor", "max_num_conditional_frames", "resize_online", "objective")
+PIPE_OPTIONS = (
+    *("state_t", "ema", "video_noise_factor", "resize_online", "objective", "flow"),
+    *("min_num_conditional_frames", "max_num_conditional_frames"),
+)
 
 
 class PooledPixels:
@@ -45,10 +48,11 @@ class PooledPixels:
 
 
 def make_model(**options: Any) -> Video2WorldModel:
-    """A small model of Predict2; ``network``, ``net`` and PIPE_OPTIONS go to its pipeline's config."""
+    """A small model with a config of class ``family``; ``network``, ``net`` and PIPE_OPTIONS go to its pipeline's."""
+    family = options.pop("family", Predict2Video2WorldModelConfig)
     pipe = {name: options.pop(name) for name in PIPE_OPTIONS if name in options}
     net = {"max_img_h": 8, "max_img_w": 8, "max_frames": 4, **NET, **options.pop("net", {})}
-    config = Predict2Video2WorldModelConfig(
+    config = family(
         pipe_config=Video2WorldPipelineConfig(
             net=L(options.pop("network", Video2WorldDiT))(**net), tokenizer=L(PooledPixels)(), **{"state_t": 3, **pipe}
         ),

@@ -9,39 +9,26 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.conditioner import Condition
-from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.mock import MockVideos
 from cosmos_predict2.diffusion.rectified_flow import flow_time
 from cosmos_predict2.models.config import Predict2p5Video2WorldModelConfig, Predict2Video2WorldModelConfig
-from cosmos_predict2.models.text import TrainingTextConfig, data_text_width
+from cosmos_predict2.models.text import TrainingTextConfig
 from cosmos_predict2.models.video2world_model import Predict2p5Video2WorldModel, Video2WorldModel
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
-from cosmos_predict2.world_model.config import EMAConfig, FlowConfig, Video2WorldPipelineConfig
+from cosmos_predict2.world_model.config import FlowConfig, Video2WorldPipelineConfig
 from cosmos_predict2.world_model.objectives import EDM
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.findings import Finding
 from tests.findings import checked_model
-from tests.models.parts import NET, PooledPixels, draw_modulations, make_batch
+from tests.models.parts import NET, PooledPixels, make_batch
 from tests.models.parts import make_model as make_parts_model
 
 
 def make_model(**options: Any) -> Video2WorldModel:
-    flow = options.pop("flow", FlowConfig())
-    pipe = Video2WorldPipelineConfig(
-        net=L(Video2WorldDiT)(max_img_h=8, max_img_w=8, max_frames=4, **NET),
-        tokenizer=L(PooledPixels)(),
-        state_t=3,
-        min_num_conditional_frames=0,
-        flow=flow,
-        ema=options.pop("ema", EMAConfig()),
-    )
-    config = Predict2p5Video2WorldModelConfig(pipe_config=pipe, **{"precision": "float32", **options})
-    torch.manual_seed(0)
-    model = Video2WorldModel(config)
-    draw_modulations(model)
-    return model
+    flow = dict(family=Predict2p5Video2WorldModelConfig, flow=FlowConfig(), min_num_conditional_frames=0)
+    return make_parts_model(**flow | options)
 
 
 def times(model: Video2WorldModel, count: int, is_image: bool = False) -> Tensor:
@@ -96,14 +83,6 @@ def test_given_frames_are_drawn_by_their_shares(shares: dict[Any, float], expect
     given = model.config.draw_conditional_frames(model._generators(batch, "train"))
     found = [float((given == n).double().mean()) for n in range(3)]
     assert found == pytest.approx(expected, abs=0.03)
-
-
-def test_without_shares_the_numbers_of_the_pipeline_hold() -> None:
-    model = make_model(conditional_frames_probs=None)
-    model.pipe_config.min_num_conditional_frames = model.pipe_config.max_num_conditional_frames = 1
-    output, _ = model.training_step(make_batch(positions=[0, 1]), 0)
-    assert output["condition"].condition_mask_B_1_T_H_W[:, 0, :, 0, 0].sum(dim=1).tolist() == [1, 1]
-    assert model.config.fewest_conditional_frames == 1
 
 
 @pytest.mark.parametrize("replaces", [True, False])
@@ -279,17 +258,6 @@ def test_texts_of_another_width_are_told_of_data_encoder_and_file(tmp_path: Path
     torch.save({"text": torch.zeros(4, 64)}, tmp_path / "empty.pt")
     assert "holds a dict, but an embedding is a tensor" in _told(constant)[0].text
     assert any("There is no embedding" in told.text for told in _told(TrainingTextConfig(constant_path=str(tmp_path))))
-
-
-class WithPixels:
-    def __init__(self, num_tokens: int = 512, height: int = 704, width: int = 1280) -> None: ...
-
-
-def test_texts_that_are_read_and_widths_of_pixels_are_no_widths_of_text() -> None:
-    assert data_text_width(dict(_target_=MockVideos)) == ("width", 1024)
-    assert data_text_width(dict(_target_=LeRobotActionDataset, text_width=64)) == ("text_width", 64)
-    assert data_text_width(dict(_target_=LeRobotActionDataset, load_t5_embeddings=True)) is None
-    assert data_text_width(dict(_target_=WithPixels)) is None
 
 
 def test_the_published_name_makes_a_plain_mapping_a_config_of_its_family() -> None:

@@ -168,12 +168,3 @@ def _measured(folder: Path) -> dict[str, float]:
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         found |= {name: value for name, value in json.loads(line).items() if name.startswith(("val/", "samples/"))}
     return found
-
-
-@pytest.mark.slow
-def test_bfloat16_trains_with_masters(tmp_path: Path) -> None:
-    assert train(tmp_path, [*SHORT, "model.config.precision=bfloat16", "trainer.max_iter=2"], config=CONFIG) == 0
-    state = saved(tmp_path, NAME)
-    weight = "net.blocks.0.mlp.layer1.weight"
-    assert state["model"][weight].dtype == torch.bfloat16
-    assert state["model"][weight.replace("net.", "net_ema.")].dtype == torch.float32

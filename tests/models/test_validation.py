@@ -57,15 +57,6 @@ def test_as_few_frames_are_given_as_the_config_allows_or_as_the_batch_says(monke
     assert set(given) == {1, 2}, "training draws every number, the largest too"
 
 
-def test_the_text_is_kept() -> None:
-    model = make_model(validation_sigmas=LEVELS)
-    model.world.conditioner.rates["text"] = 1.0
-    batch = make_batch(positions=[0, 1])
-    other = {**batch, "t5_text_embeddings": batch["t5_text_embeddings"] + 1}
-    assert not torch.equal(model.validation_step(batch, 0)[1], model.validation_step(other, 0)[1])
-    assert torch.equal(model.training_step(batch, 0)[1], model.training_step(other, 0)[1])
-
-
 def test_without_levels_they_are_drawn_as_in_training() -> None:
     model = make_model(validation_sigmas=[])
     batch = make_batch(positions=[0, 1])

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from cosmos_predict2.checkpoints.card import KEY
 from cosmos_predict2.models.config import Predict2ModelManagerConfig, Predict2Video2WorldModelConfig
@@ -197,20 +196,6 @@ def test_the_check_names_missing_weights_and_impossible_frames() -> None:
     missing, frames = map(str, checked_model(Video2WorldModel, plain))
     assert "download_checkpoints" in missing and "--model_sizes 2B" in missing
     assert "state_t=3" in frames
-
-
-def test_the_nonuniform_weight_is_used_when_asked_for() -> None:
-    model = make_model()
-    batch = make_batch(positions=[0, 1])
-    generators = model._generators(batch, "train")
-    x0, condition = model.data_and_condition(batch, generators)
-    epsilon, sigma = model.draw_noise(x0, False, generators)
-    _, uniform = model.loss(x0, epsilon, sigma, condition)
-    model.pipe_config.rectified_flow_loss_weight_uniform = False
-    output, other = model.loss(x0, epsilon, sigma, condition)
-    assert not torch.equal(uniform, other)
-    weight: Tensor = output["weights_per_sigma"]
-    assert weight.shape == sigma.shape
 
 
 def test_weights_that_a_file_gives_are_not_drawn_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

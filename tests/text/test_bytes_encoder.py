@@ -47,19 +47,6 @@ def test_zeros_begin_after_the_end_token(prompt: str) -> None:
     assert is_zero.tolist() == [i > len(prompt.encode()) for i in range(64)]
 
 
-def test_a_linear_reader_finds_the_word_that_decides() -> None:
-    encoder = BytesEncoder(64, 64)
-    colours = ["red", "blue", "green", "yellow"]
-    places = ["to the ring", "to the left", "up", "away from the wall", "into the corner"]
-    prompts = [f"push the {colour} thing {place}" for colour in colours for place in places]
-    features = encoder.encode(prompts).mean(dim=1)
-    labels = torch.eye(4).repeat_interleave(len(places), dim=0)
-    train = torch.tensor([i % len(places) != 4 for i in range(len(prompts))])
-    weights = torch.linalg.lstsq(features[train], labels[train], driver="gelsd").solution
-    predicted = (features[~train] @ weights).argmax(dim=1)
-    assert predicted.tolist() == [0, 1, 2, 3]  # in a place that was not in the training prompts
-
-
 def test_too_long_a_prompt_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     encoder = BytesEncoder(8, 16)
     with caplog.at_level(logging.WARNING):

@@ -198,12 +198,6 @@ def test_equal_captions_are_encoded_once_and_the_cache_serves_other_folders(tmp_
     )
 
 
-def test_a_dry_run_writes_nothing_and_counts_the_same(tmp_path: Path) -> None:
-    planned = embed_captions(tmp_path / "new", CAPTIONS, Counting(), dry_run=True)
-    assert not (tmp_path / "new").exists()
-    assert embed_captions(tmp_path / "new", CAPTIONS, Counting()) == planned
-
-
 def test_encoders_are_never_mixed(tmp_path: Path) -> None:
     embed_captions(tmp_path, CAPTIONS, Counting())
     before = contents(tmp_path)

@@ -20,14 +20,12 @@ from cosmos_predict2.data.mock import MockVideos
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.models.text import TrainingTextConfig, data_text, data_text_problems, text_of_config
 from cosmos_predict2.pipelines.asked import VideoModel
-from cosmos_predict2.pipelines.recorded_run import apply_card, follow_text, with_trained_text
+from cosmos_predict2.pipelines.recorded_run import apply_card, with_trained_text
 from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.encode import embed_captions
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder
 from cosmos_predict2.text.prompt_embeddings import write_prompt_embeddings
-from cosmos_predict2.text.reason1 import Reason1Encoder
-from cosmos_predict2.text.t5 import T5Encoder
 from cosmos_predict2.text.trained_text import (
     TrainedText,
     encode_command,
@@ -42,7 +40,6 @@ from examples.video2world import parse, prepare
 from imaginaire.config.compose import compose
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.config.lazy_config import instantiate, to_yaml
-from imaginaire.config.names import target_of
 from imaginaire.errors import ConfigError
 from imaginaire.training import preflight, provenance
 from scripts import get_t5_embeddings
@@ -231,25 +228,6 @@ def test_data_sets_and_configs_declare_their_text(tmp_path: Path) -> None:
         ),
     ):
         assert text_of_config(config) == text
-
-
-@pytest.mark.parametrize(
-    ("name", "cls", "arguments"),
-    [
-        ("t5-1a2b3c4d-256x1024-bfloat16", T5Encoder, dict(max_length=256, dtype="bfloat16")),
-        ("t5", T5Encoder, dict(max_length=256)),
-        ("reason1-1a2b3c4d-256x100352-full_concat-float32", Reason1Encoder, dict(max_length=256, dtype="float32")),
-        ("bytes-v1-256x1024", BytesEncoder, dict(num_tokens=256, width=1024)),
-    ],
-)
-def test_another_encoder_than_the_size_s_own_is_taken(name: str, cls: type, arguments: dict[str, Any]) -> None:
-    config = get_cosmos_predict2_video2world_pipeline(model_size="2B")
-    follow_text(config, TrainedText(name, 256, 512, 1024), "the run")
-    assert target_of(config.text_encoder) is cls
-    assert {key: config.text_encoder[key] for key in arguments} == arguments
-    assert config.num_text_tokens == 512
-    if cls is T5Encoder:
-        assert config.text_encoder.path == get_cosmos_predict2_video2world_pipeline().text_encoder.path
 
 
 def test_names_tell_encoders_apart_but_for_tokens_and_rounding() -> None:
