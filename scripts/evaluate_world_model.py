@@ -22,7 +22,7 @@ from imaginaire import command_line
 from imaginaire.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
-    from cosmos_predict2.evaluation.reports.held_out_evaluation import Figures
+    from cosmos_predict2.evaluation.reports.held_out_evaluation import HeldOutEvaluation
 
 log = logging.getLogger(__name__)
 
@@ -57,26 +57,15 @@ def evaluate(
     which: str = "auto",
     num_clips: int = 64,
     num_steps: int = NUM_STEPS,
-    out: str = "",
-    save_path: str = "",
-    fps: float | None = None,
     overrides: Sequence[str] = (),
     config_path: str = CONFIG,
-) -> "Figures":
-    """The figures of the weights at ``dit_path``; with ``out`` a page is written into that folder, with ``save_path`` a
-    video and a contact sheet.
-
-    Without ``experiment`` they lie in a run, which records its data. ``data`` is another folder of held-out clips.
-    """
+) -> "HeldOutEvaluation":
+    """What is measured of the weights at ``dit_path``, by an experiment or else by the run that they lie in; ``data``
+    is another folder of held-out clips."""
     from cosmos_predict2.evaluation.reports.held_out_evaluation import evaluate as measured
 
     config = _configuration(experiment, dit_path, overrides, config_path)
-    found = measured(config, dit_path, data=data, which=which, num_clips=num_clips, num_steps=num_steps)
-    if save_path:
-        found.show(Path(save_path), fps or found.fps)
-    if out:
-        found.write_report(Path(out), fps or found.fps)
-    return found.figures
+    return measured(config, dit_path, data=data, which=which, num_clips=num_clips, num_steps=num_steps)
 
 
 def _configuration(experiment: str, dit_path: str, overrides: Sequence[str], config_path: str) -> Any:
@@ -147,23 +136,21 @@ def run(args: argparse.Namespace) -> int:
     check_writable(Path(args.out, "trial.mp4"), flag="--out")
     if args.save_path:
         check_writable(args.save_path, WRITTEN_VIDEO_SUFFIXES, flag="--save_path")
-    figures = evaluate(
+    found = evaluate(
         args.experiment,
         args.dit_path,
         data=args.data,
         which="net_ema" if args.load_ema else "auto",
         num_clips=args.num_clips,
         num_steps=args.num_steps or NUM_STEPS,
-        out=args.out,
-        save_path=args.save_path,
-        fps=args.fps,
         overrides=args.overrides,
     )
-    print(figures.as_text())
+    print(found.figures.as_text())
+    fps = args.fps or found.fps
+    found.write_report(Path(args.out), fps)
     if args.save_path:
-        print(
-            f"video: {args.save_path} (truth, before, after); contact sheet: {Path(args.save_path).with_suffix('.png')}"
-        )
+        sheet = found.show(Path(args.save_path), fps)
+        print(f"video: {args.save_path} (truth, before, after); contact sheet: {sheet}")
     return _finished(args)
 
 

@@ -52,16 +52,14 @@ class T5Encoder:
         *,
         max_length: int = NUM_TOKENS,
         dtype: str | torch.dtype | None = None,
-        device: torch.device | str = "cpu",
         batch_size: int = BATCH_SIZE,
+        **_: Any,
     ) -> list[str]:
         """What keeps an encoder with these arguments from being built, each with its cure; loads nothing."""
         if pretrained.dtype_of(dtype) == torch.float16:
             raise ConfigError("T5 overflows in float16: use bfloat16 or float32.")
-        if max_length < 1:
-            raise ConfigError(f"A prompt has at least one token; max_length is {max_length}.")
-        if batch_size < 1:
-            raise ConfigError(f"A batch has at least one prompt; batch_size is {batch_size}.")
+        if min(max_length, batch_size) < 1:
+            raise ConfigError(f"max_length={max_length} and batch_size={batch_size} of a T5Encoder must be 1 at least.")
         return pretrained.problems_of(path, TOKENIZER_FILES, DOWNLOAD.format(path=path))
 
     @classmethod

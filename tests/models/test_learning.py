@@ -18,7 +18,7 @@ def default_run(root: Path, experiment: str) -> Figures:
     """The figures of the experiment's run as it is registered, in another folder."""
     options = [f"experiment={experiment}", "job.project=tests", "job.group=engine", "job.name=learning"]
     assert train(root, options, config=CONFIG) == 0
-    figures = evaluate(experiment, str(run_dir(root, "learning")), which="net_ema")
+    figures = evaluate(experiment, str(run_dir(root, "learning")), which="net_ema").figures
     print(figures.as_text())
     return figures
 

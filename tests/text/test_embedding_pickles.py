@@ -171,24 +171,22 @@ def test_a_small_file_takes_little_time_and_memory(tmp_path: Path, content: byte
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    "content",
     [
-        (pickle.dumps(_array(5)), "found ndarray"),
-        (pickle.dumps([_array(5), _array(5)]), "found list of 2"),
-        (pickle.dumps([[1.0]]), "a list with list"),
-        (pickle.dumps([np.zeros(3, np.float16)]), r"float16 \[3\]"),
-        (pickle.dumps([np.zeros((3, 4), np.int64)]), "int64"),
-        (pickle.dumps([np.zeros((0, 4), np.float16)], protocol=4), r"\[0, 4\]"),
-        (pickle.dumps({"a": 1}), "dict of 1"),
-        (pickle.dumps(OrderedDict()), "collections.OrderedDict"),
-        (pickle.dumps([_array(5)])[:-20], "no readable pickle"),
-        (b"", "no readable pickle"),
-        (b"version https://git-lfs.github.com/spec/v1", "no readable pickle"),
-        (b"\x80\x04]\x8c\x01xa.", "a list with str"),
+        pickle.dumps(_array(5)),
+        pickle.dumps([_array(5), _array(5)]),
+        pickle.dumps([[1.0]]),
+        pickle.dumps([np.zeros(3, np.float16)]),
+        pickle.dumps([np.zeros((3, 4), np.int64)]),
+        pickle.dumps([np.zeros((0, 4), np.float16)], protocol=4),
+        pickle.dumps(OrderedDict()),
+        pickle.dumps([_array(5)])[:-20],
+        b"",
+        b"version https://git-lfs.github.com/spec/v1",
+        b"\x80\x04]\x8c\x01xa.",
     ],
 )
-def test_other_content_is_an_error_that_names_the_file(tmp_path: Path, content: bytes, words: str) -> None:
+def test_other_content_is_an_error_that_names_the_file(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.pickle").write_bytes(content)
-    with pytest.raises(DataError, match=words) as caught:
+    with pytest.raises(DataError, match=r"a\.pickle"):
         pickles.read(tmp_path / "a.pickle")
-    assert "a.pickle" in str(caught.value)

@@ -19,7 +19,6 @@ from torch import Tensor
 from cosmos_predict2.interfaces import TextEncoder
 from cosmos_predict2.text.embeddings.cache import EmbeddingCache
 from cosmos_predict2.text.embeddings.folder import (
-    FORMS,
     RECORD,
     EncoderRecord,
     caption_hash,
@@ -34,7 +33,7 @@ from cosmos_predict2.text.embeddings.folder import (
 )
 from cosmos_predict2.text.embeddings.pickles import trimmed
 from imaginaire import storage
-from imaginaire.errors import ConfigError, DataError, near
+from imaginaire.errors import DataError
 from imaginaire.progress import Progress
 
 log = logging.getLogger(__name__)
@@ -78,7 +77,6 @@ def embed_captions(
     first. ``shard`` (i, n) does every n-th stem from the i-th on, for n processes at a time.
     """
     folder = Path(folder)
-    _check(form, shard, batch_size)
     plan = _plan(folder, captions, shard, adopt)
     for name in (kind, encoder.name if isinstance(encoder, TextEncoder) else None):
         _require_one_encoder(folder, plan, name, adopt)
@@ -213,12 +211,3 @@ def _compare(files: Mapping[str, Sequence[Path]], captions: Mapping[str, str], e
                 f"{path} is not what {encoder.name} makes of {captions[stem][:60]!r} (file {list(found.shape)}, encoder"
                 f" {list(expected.shape)}): the folder is of another encoder or other captions. Delete it."
             )
-
-
-def _check(form: str, shard: tuple[int, int], batch_size: int) -> None:
-    if form not in FORMS:
-        raise ConfigError(f"Embeddings have no form '{form}'.{near(form, FORMS)}")
-    if not 0 <= shard[0] < shard[1]:
-        raise ConfigError(f"shard {shard[0]}/{shard[1]}: it is i/n with i from 0 to n - 1.")
-    if batch_size < 1:
-        raise ConfigError(f"batch_size is 1 or more, not {batch_size}.")

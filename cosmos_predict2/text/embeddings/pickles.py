@@ -67,12 +67,8 @@ def _array(content: bytes, path: str) -> Tensor:
     expected = f"{path} should hold a list with one array [tokens, width] of floating-point numbers"
     try:
         loaded = plain_pickle.read(content, _ALLOWED.__contains__, MOST_STEPS)
-        if not isinstance(loaded, list) or len(loaded) != 1:
-            length = f" of {len(loaded)}" if isinstance(loaded, (list, tuple, dict)) else ""
-            found = "ndarray" if isinstance(loaded, Made) else type(loaded).__name__
-            raise DataError(f"{expected}; found {found}{length}.")
-        if not isinstance(loaded[0], Made):
-            raise DataError(f"{expected}; found a list with {type(loaded[0]).__name__}.")
+        if not (isinstance(loaded, list) and len(loaded) == 1 and isinstance(loaded[0], Made)):
+            raise DataError(f"{expected}; found a {type(loaded).__name__}.")
         array = _numbers(loaded[0])
     except Refused as refused:
         raise DataError(
