@@ -8,7 +8,7 @@ propose one are given the run's before the first batch.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -84,9 +84,6 @@ class NoActions:
 
     def on_data(self, *loaders: Any) -> None: ...
 
-    def likely_causes(self, batch: Mapping[str, Any]) -> Iterator[str]:
-        return iter(())
-
 
 def actions_of(model: Any) -> NoActions:
     """What a `Video2WorldModel` does with actions, by its network."""
@@ -141,7 +138,7 @@ class Actions(NoActions):
         self._check_transform(batch)
         if self.model.training and not self._has_seen_size:
             self._has_seen_size = True
-            for problem in self.likely_causes(batch):
+            for problem in self._far_from_one(batch):
                 log.warning("%s.", problem)
 
     def cut(self, batch: Mapping[str, Any], starts: Sequence[int], num_actions: int) -> Mapping[str, Any]:
@@ -154,7 +151,7 @@ class Actions(NoActions):
         rows = [row[start : start + num_actions] for row, start in zip(batch[ACTION_KEY], starts)]
         return {**batch, ACTION_KEY: torch.stack(rows)}
 
-    def likely_causes(self, batch: Mapping[str, Any]) -> Iterator[str]:
+    def _far_from_one(self, batch: Mapping[str, Any]) -> Iterator[str]:
         """Actions that are far from the order of 1; zeros are hidden ones."""
         action_B_A_D = batch[ACTION_KEY]
         if self.transform is not None and self.transform.kind == "relative_pose":

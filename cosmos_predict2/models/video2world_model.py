@@ -36,7 +36,7 @@ from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.text.trained_text import text_facts
 from cosmos_predict2.world_model.assembly import settle_attention
 from cosmos_predict2.world_model.config import PRECISIONS
-from cosmos_predict2.world_model.network import add_trained_adapters, fill_network, network_bytes, trained_network
+from cosmos_predict2.world_model.network import add_trained_adapters, fill_network
 from cosmos_predict2.world_model.parallelize import parallelize_dit
 from cosmos_predict2.world_model.world_model import build_world_model
 from imaginaire import distributed
@@ -49,7 +49,7 @@ from imaginaire.findings import CheckContext, Finding
 from imaginaire.optim import lora
 from imaginaire.optim.ema import PowerEMA
 from imaginaire.random import Draws
-from imaginaire.training.model import ImaginaireModel, weight_dtype
+from imaginaire.training.model import ImaginaireModel
 
 __all__ = [
     "Predict2ModelManagerConfig",
@@ -109,13 +109,6 @@ class Video2WorldModel(ImaginaireModel):
         return iter(()) if cls.loss is not Video2WorldModel.loss else model_checks.check_family(config)
 
     @classmethod
-    def checkpoint_bytes(cls, arguments: Mapping[str, Any]) -> int:
-        """The size of a checkpoint: the network, its average, and what AdamW keeps of the trained weights."""
-        made = model_config(arguments["config"], cls.config_class)
-        net = trained_network(made, weight_dtype(PRECISIONS[made.precision]), may_fetch=False)
-        return network_bytes(net, has_average=made.pipe_config.ema.enabled)
-
-    @classmethod
     def checkpoint_switches(cls, path: str) -> dict[str, Any]:
         """What a run had set when it wrote these weights: a checkpoint with adapters continues as one with adapters."""
         return {f"config.{key}": value for key, value in read_card(path).switches.items()}
@@ -139,9 +132,6 @@ class Video2WorldModel(ImaginaireModel):
 
     def on_data(self, *loaders: Any) -> None:
         self.actions.on_data(*loaders)
-
-    def likely_causes(self, batch: Mapping[str, Any]) -> Iterator[str]:
-        return self.actions.likely_causes(batch)
 
     # --- checkpoints
 

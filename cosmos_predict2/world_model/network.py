@@ -7,7 +7,7 @@ name and the place in it, so that every layout of processes starts from the same
 
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -41,10 +41,10 @@ def network_of(node: Any) -> DiT:
     return net
 
 
-def add_trained_adapters(net: DiT, config: Any, *, may_fetch: bool = True) -> None:
+def add_trained_adapters(net: DiT, config: Any) -> None:
     """Put adapters, float32 at least, into the network where a Predict2Video2WorldModelConfig trains those.
 
-    Beside them, embedders of actions that begin anew are trained in full. ``may_fetch`` as for `embedders_begin_anew`.
+    Beside them, embedders of actions that begin anew are trained in full.
     """
     if config.train_architecture != "lora":
         return
@@ -53,15 +53,15 @@ def add_trained_adapters(net: DiT, config: Any, *, may_fetch: bool = True) -> No
     for adapter in lora.adapters(net).values():
         adapter.lora_A.to(dtype)
         adapter.lora_B.to(dtype)
-    if net.takes_actions and embedders_begin_anew(config.model_manager_config.dit_path, may_fetch=may_fetch):
+    if net.takes_actions and embedders_begin_anew(config.model_manager_config.dit_path):
         for _, parameter in embedders(net):
             parameter.requires_grad_(True)
 
 
-def trained_network(config: Any, dtype: torch.dtype, *, may_fetch: bool = True) -> DiT:
+def trained_network(config: Any, dtype: torch.dtype) -> DiT:
     """The network that a Predict2Video2WorldModelConfig trains, on the meta device, with its adapters."""
     net = network_of(config.pipe_config.net).to(dtype)
-    add_trained_adapters(net, config, may_fetch=may_fetch)
+    add_trained_adapters(net, config)
     return net
 
 
@@ -83,20 +83,6 @@ def embedders_begin_anew(path: str, *, may_fetch: bool = True) -> bool:
     if may_fetch:
         card.opened()
     return not card.has_action_embedders if not card.problem else card.action_transform is None
-
-
-def network_bytes(net: DiT, *, has_average: bool) -> int:
-    """The size of a checkpoint of a network, with its average and what AdamW keeps of the weights that are trained."""
-
-    def size(tensors: Iterable[Tensor], numbers: int = 0) -> int:
-        """As they are, or that many numbers of at least float32 for each of theirs."""
-        kinds = [(t, torch.promote_types(t.dtype, torch.float32) if numbers else t.dtype) for t in tensors]
-        return sum(t.numel() * dtype.itemsize * max(numbers, 1) for t, dtype in kinds)
-
-    trained = [p for p in net.parameters() if p.requires_grad]
-    has_master = [p for p in trained if p.dtype.itemsize < torch.float32.itemsize]
-    average = size(net.parameters(), 1) + size(net.buffers()) if has_average else 0
-    return size(net.state_dict().values()) + average + size(trained, 2) + size(has_master, 1)
 
 
 @torch.no_grad()

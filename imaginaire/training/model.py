@@ -47,11 +47,6 @@ class ImaginaireModel(nn.Module):
         return ()
 
     @classmethod
-    def checkpoint_bytes(cls, arguments: Mapping[str, Any]) -> int:
-        """The size of one checkpoint; 0: not known before the build."""
-        return 0
-
-    @classmethod
     def checkpoint_switches(cls, path: str) -> dict[str, Any]:
         """Arguments, by key, with which the weights at a path were written; a run resumes with the same ones only."""
         return {}
@@ -135,10 +130,6 @@ class ImaginaireModel(nn.Module):
     def expected_first_loss(self, output: Mapping[str, Any]) -> tuple[float, float] | None:
         """The range in which the loss of the first step must lie, by that step's output; None: not known."""
         return None
-
-    def likely_causes(self, batch: Any) -> Iterable[str]:
-        """What in a batch may be why training diverges, as sentences without an end; asked for when it does."""
-        return ()
 
     def checkpoint_state(self) -> dict[str, Tensor]:
         """The live tensors to save, as they are (DTensors where sharded): "net.*" and, with an average, "net_ema.*"."""

@@ -1,29 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check a composed configuration before anything heavy is built: weights, data, disk, number of processes.
+"""Check a composed configuration before anything heavy is built: weights, data, number of processes.
 
 Every class that ``model`` or a loader names may have a class method ``check`` (`imaginaire.findings`); a model also has
-``checkpoint_bytes`` and ``checkpoint_switches`` (`ImaginaireModel`). A data set may have a ``data_kind``, a word for
-what its items are: training on one kind and validating on another is a warning.
+``checkpoint_switches`` (`ImaginaireModel`). A data set may have a ``data_kind``, a word for what its items are:
+training on one kind and validating on another is a warning.
 """
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from torch.utils.data import Dataset
 
 from imaginaire import distributed, storage
 from imaginaire.checkpoint import layout as checkpoint_layout
-from imaginaire.checkpoint.checkpointer import DummyCheckpointer
 from imaginaire.checkpoint.weight_files import POINTER
 from imaginaire.config import checks as config_checks
 from imaginaire.config import lazy_config, lint, registry
-from imaginaire.config.names import locate, target_of
+from imaginaire.config.names import target_of
 from imaginaire.config.schema import Config
 from imaginaire.distributed import parallel
 from imaginaire.errors import ConfigError, DataError, UserError
@@ -152,7 +149,6 @@ def _findings(config: Config, context: CheckContext, nodes: Mapping[str, Mapping
     if _is_missing(config.checkpoint.load_path) and not _resumes(config):
         yield error("checkpoint.load_path", f"{config.checkpoint.load_path} does not exist")
     yield from _switch_problems(config, context.resume_path)
-    yield from _disk_problems(config)
 
 
 def _resumes(config: Config) -> bool:
@@ -197,21 +193,11 @@ def _other_kind(config: Config) -> Iterator[Finding]:
     is_known = any(hasattr(cls, "data_kind") for cls in (*trained.values(), *validated.values()))
     if not trained or not validated or trained.keys() & validated.keys() or not is_known:
         return
-    fitting: dict[str, int] = {}
-    for name in registry.entries("dataloader_val"):
-        with suppress(UserError, OmegaConfBaseException):  # this run does not use it
-            entry = registry.node_of("dataloader_val", name)
-            if (kinds := _kinds(entry)).keys() == trained.keys():
-                is_open = "???" in _texts(entry)  # of a user's own data
-                is_same_place = bool(_folders(entry) & _folders(config.dataloader_train))
-                fitting[name] = 3 * is_same_place + 2 * (is_open and kinds == trained) + is_open
-    nearest = [name for name in fitting if fitting[name] == max(fitting.values())]
-    choices = " or ".join(f"dataloader_val={name}" for name in nearest[:4]) or "dataloader_val"
     yield warning(
         "dataloader_val",
         f"validation is on {_listed(validated)}, but training on {_listed(trained)}: the validation loss will say"
-        f" little about this training. Choose data like those of training ({choices}, with the same overrides of"
-        " dataset), or trainer.run_validation=False",
+        " little about this training. Choose dataloader_val=NAME like dataloader_train, with the same overrides of"
+        " dataset, or trainer.run_validation=False",
     )
 
 
@@ -220,17 +206,6 @@ def _kinds(section: Any) -> dict[str, type]:
     targets = (target_of(node, key) for key, node in config_checks.nodes(section))
     classes = [cls for cls in targets if isinstance(cls, type) and issubclass(cls, Dataset)]
     return {str(getattr(cls, "data_kind", cls.__name__)): cls for cls in classes}
-
-
-def _texts(section: Any) -> list[str]:
-    """The strings among the arguments of a section's lazy nodes, as they stand there."""
-    nodes = [OmegaConf.to_container(node, resolve=False) for _, node in config_checks.nodes(section)]
-    return [value for node in nodes if isinstance(node, dict) for value in node.values() if isinstance(value, str)]
-
-
-def _folders(section: Any) -> set[str]:
-    """The data sets' folders, each by the two uppermost."""
-    return {"/".join(text.split("/")[:2]) for text in _texts(section) if "/" in text and "$" not in text}
 
 
 def _listed(kinds: dict[str, type]) -> str:
@@ -258,36 +233,10 @@ def _switch_problems(config: Config, path: str) -> Iterator[Finding]:
             )
 
 
-def _disk_problems(config: Config) -> Iterator[Finding]:
-    run_dir = config.job.path_local
-    if _saves_nothing(config.checkpoint.type):
-        return
-    free = storage.free_bytes(run_dir)
-    if free is None:
-        return
-    needed = 0 if config.model is None else _model_class(config).checkpoint_bytes(_arguments(config.model))
-    if not needed:
-        sets = checkpoint_layout.all_sets(storage.join(run_dir, "checkpoints"))
-        needed = max((s.bytes() for s in sets[:2]), default=0)
-    if needed > free:
-        yield error(
-            "checkpoint",
-            f"the next checkpoint needs {needed / 1e9:.3g} GB, but {run_dir} has {free / 1e9:.3g} GB free",
-            "Free space, or set IMAGINAIRE_OUTPUT_ROOT to another disk or s3://",
-        )
-
-
 def _model_class(config: Config) -> type[ImaginaireModel]:
     """The model's class; the contract's defaults where a function builds the model."""
     target = None if config.model is None else target_of(config.model, "model")
     return target if isinstance(target, type) and issubclass(target, ImaginaireModel) else ImaginaireModel
-
-
-def _saves_nothing(node: Any) -> bool:
-    """Whether this ``checkpoint.type``, a class, its name or a lazy call, writes no checkpoints."""
-    found = locate(node, "checkpoint.type") if isinstance(node, str) else node
-    kind = found if isinstance(found, type) else target_of(found, "checkpoint.type")
-    return isinstance(kind, type) and issubclass(kind, DummyCheckpointer)
 
 
 def _arguments(node: Any) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from imaginaire.data import stream as data
 from imaginaire.data import workers
 from imaginaire.data.stream import DataStream
 from imaginaire.distributed import meta_device, parallel, places
-from imaginaire.errors import CheckpointError, ConfigError, DataError, TrainingError
+from imaginaire.errors import CheckpointError, DataError, TrainingError
 from imaginaire.optim import schedules
 from imaginaire.training import memory, preflight, provenance, run_folder, step_guard
 from imaginaire.training.callbacks import CallbackGroup
@@ -51,9 +51,7 @@ def launch(config: Config) -> int:
     config = compose.with_job_name(config, distributed.broadcast_object(config.job.name))
     logs.setup(None, distributed.rank())
     found = preflight.check_launch(config)
-    run_folder.keep(config.job.path_local)  # what a trainer of this process made before
     trainer = None
-    discards_new_files = False  # of a start that was refused, or that found its run finished
     try:
         kind = config.trainer.type
         trainer = (locate(kind, "trainer.type") if isinstance(kind, str) else kind)(config)
@@ -64,16 +62,11 @@ def launch(config: Config) -> int:
         trainer.watchdog.beat("building the model", long=True)
         model = lazy_config.instantiate(config.model)
         trainer.train(model, dataloader_train, dataloader_val)
-        discards_new_files = 0 < trainer.iteration == trainer.resumed_iteration
         return EXIT_INTERRUPTED if trainer.interrupted else 0
-    except (ConfigError, DataError, CheckpointError):
-        discards_new_files = trainer is None or trainer.iteration == 0
-        raise
     finally:
         if trainer is not None:
             trainer.close()
         data.close_readers()
-        (run_folder.discard_new if discards_new_files else run_folder.keep)(config.job.path_local)
         if is_ours:
             distributed.shutdown()
 
@@ -191,6 +184,8 @@ class ImaginaireTrainer:
             raise TrainingError(f"{name} differs between the ranks after loading. Do all of them see the same files?")
         model.on_data(dataloader_train, *([] if self.dataloader_val is None else [self.dataloader_val]))
         schedules.note_end(self.scheduler, config.trainer.max_iter)
+        if distributed.is_rank0() and (self.iteration == 0 or self.iteration < config.trainer.max_iter):
+            run_folder.write_config(self.run_dir, lazy_config.to_yaml(config), is_resumed=self.iteration > 0)
         self.metrics.open(self.iteration)
         sets = preflight.data_sets(config.dataloader_train)
         provenance.record_start(self.run_dir, model, self.optimizer, self.dims, self.device, self.iteration, sets)
@@ -485,12 +480,7 @@ class ImaginaireTrainer:
         return torch.autocast(self.device.type, torch.float16, enabled=model.precision == torch.float16)
 
     def _make_run_dir(self) -> None:
-        changes = ""
         if distributed.is_rank0():
-            text = lazy_config.to_yaml(self.config)
-            changes = run_folder.changes(self.run_dir, text)
-            self._lock = run_folder.claim(self.run_dir, text)
+            self._lock = run_folder.lock(self.run_dir)
         distributed.barrier("run folder")
         logs.setup(self.run_dir, distributed.rank())
-        if changes:
-            log.warning("%s", changes)  # now that the run's own log has it, too

@@ -2,11 +2,9 @@
 """Experiments with actions: published names and values, data of another robot, and the commands of published guides."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig
 
 from cosmos_predict2.configs.action_conditioned import config as public
 from cosmos_predict2.configs.action_conditioned.defaults import data
@@ -133,8 +131,6 @@ def test_the_tiny_experiment_takes_other_data_with_a_text_of_its_width(name: str
     assert [one.level for one in found] == ([] if name.startswith("toy") else ["warning"])
     others = [one.text for one in found]
     assert not others or others[0].startswith("validation is on the toy world (ToyWorldVideos), but training on ")
-    own = f"(dataloader_val={name.replace('train', 'val')}, with the same"  # alone: no published data set
-    assert not others or own in others[0]
     if name.startswith("lerobot"):
         assert "training on LeRobot recordings (LeRobotActionDataset)" in others[0]
         assert "trainer.run_validation=False" in others[0]
@@ -142,17 +138,6 @@ def test_the_tiny_experiment_takes_other_data_with_a_text_of_its_width(name: str
         assert not [one for one in preflight.findings(without) if one.key == "dataloader_val"]
         size = [str(one) for one in preflight.findings(config) if "video_size" in one.text]
         assert size and size[0].endswith("Set a smaller one, [48,48] for one of the tiny models")
-
-
-def test_an_entry_that_cannot_be_imported_is_proposed_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight.registry, "entries", lambda group: ["broken"])
-    monkeypatch.setattr(preflight.registry, "node_of", lambda group, name: DictConfig({"_target_": "absent.Loader"}))
-    loaders = [
-        DictConfig({"_target_": f"cosmos_predict2.data.{name}"}) for name in ("mock.MockVideos", "toy.ToyWorldVideos")
-    ]
-    config: Any = SimpleNamespace(dataloader_train=loaders[0], dataloader_val=loaders[1])
-    (note,) = preflight._other_kind(config)
-    assert "Choose data like those of training (dataloader_val, " in note.text
 
 
 def test_a_text_of_zeros_is_never_as_wide_as_that_of_predict2p5() -> None:

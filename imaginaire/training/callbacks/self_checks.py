@@ -2,15 +2,10 @@
 """What must be true before and in the first step of a run, looked at once; a run that begins wrongly stops at once.
 
 Such faults do not crash: weights that no file filled, adapters that already change the model, ranks that hold other
-weights or other data than they should. They would be found in the results, days later. So would a loss that grows
-without end, which is a warning at whatever step it comes.
+weights or other data than they should. They would be found in the results, days later.
 """
 
 import logging
-import math
-from collections import deque
-from collections.abc import Mapping
-from statistics import median
 from typing import Any
 
 import torch
@@ -22,12 +17,10 @@ from imaginaire.distributed import parallel
 from imaginaire.errors import TrainingError
 from imaginaire.optim import lora
 from imaginaire.training.callbacks.base import Callback
-from imaginaire.training.callbacks.train import GradClip
 
 log = logging.getLogger(__name__)
 
 SHOWN = 5  # names in a message
-FIRST, LAST = 5, 5  # steps that make the first range, and whose median is compared with it
 
 
 class SelfChecks(Callback):
@@ -40,8 +33,6 @@ class SelfChecks(Callback):
     * the first loss lies within ``model.expected_first_loss(output)``, where the model gives a range.
 
     A trained parameter that the first gradient does not reach is a warning. A resumed run looks at the first three.
-    A loss or gradient norm that leaves the range of its first steps is a warning at once, with the keys that may be why
-    and what the model's ``likely_causes(batch)`` adds.
     ``trainer.callbacks.self_checks=null`` looks at nothing.
     """
 
@@ -50,7 +41,6 @@ class SelfChecks(Callback):
         self._is_fresh = False
         self._is_over = True
         self._has_data = False
-        self._ranges = {"loss": FirstRange(10.0), "gradient norm": FirstRange(100.0)}
         self._losses = [0.0, 0.0, 0.0]  # sums over the micro-batches: what was found, least and most expected
 
     def on_train_start(self, model: Any, iteration: int = 0) -> None:
@@ -117,38 +107,6 @@ class SelfChecks(Callback):
             self._is_over = True
             self._check_loss()
             log.info("self-checks: %s: ok", ", ".join(self._facts))
-        self._check_ranges(model, batch, iteration)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {name: known.state_dict() for name, known in self._ranges.items()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, known in self._ranges.items():
-            if name in state:
-                known.load_state_dict(state[name])
-
-    def _check_ranges(self, model: Any, batch: Any, iteration: int) -> None:
-        """Warn where a figure leaves its first range; both are known already, so no device is waited for."""
-        clip = next((one for one in self.trainer.callbacks.callbacks.values() if isinstance(one, GradClip)), None)
-        figures = {"loss": self.trainer.guard.last_loss, "gradient norm": None if clip is None else clip.last_norm}
-        for name, value in figures.items():
-            if value is None or not math.isfinite(value) or (found := self._ranges[name].add(value)) is None:
-                continue
-            rates = ", ".join(f"{float(group['lr']):.3g}" for group in self.trainer.optimizer.param_groups)
-            causes = [*model.likely_causes(batch), *causes_in(self.config)]
-            log.warning(
-                "iteration %d: the %s has left its first range: it began with %.4g (at most %.4g in the first %d"
-                " steps), and the median of the last %d is %.4g, at learning rate %s. The run goes on, but hardly"
-                " learns. Likely causes: %s.",
-                iteration,
-                name,
-                *found[1:],
-                FIRST,
-                LAST,
-                found[0],
-                rates,
-                "; ".join(causes),
-            )
 
     def _check_adapters(self, model: nn.Module) -> None:
         adapters = lora.adapters(model)
@@ -244,62 +202,3 @@ def _zero_gradients(parameters: list[nn.Parameter]) -> list[bool]:
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
-
-
-class FirstRange:
-    """Whether the median of a figure's last five values lies ``factor`` times above the largest of its first five, or
-    ten times as far above the very first, since the first five may have been growing already.
-
-    One value that is far out is no finding, and a figure that begins at zero or below has no scale to leave. What has
-    been found once is not found again.
-    """
-
-    def __init__(self, factor: float) -> None:
-        self.factor = factor
-        self._first: list[float] = []
-        self._last: deque[float] = deque(maxlen=LAST)
-        self._is_found = False
-
-    def add(self, value: float) -> tuple[float, float, float] | None:
-        """(median now, the very first, largest of the first) where this value makes the figure leave its range."""
-        if len(self._first) < FIRST:
-            self._first.append(value)
-            return None
-        self._last.append(value)
-        if self._is_found or len(self._last) < LAST or min(self._first) <= 0:
-            return None
-        now, begin, largest = median(self._last), self._first[0], max(self._first)
-        self._is_found = now > self.factor * min(largest, 10 * begin)
-        return (now, begin, largest) if self._is_found else None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"first": list(self._first), "is_found": self._is_found}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._first, self._is_found = [float(value) for value in state["first"]], bool(state["is_found"])
-
-
-def causes_in(config: Any) -> list[str]:
-    """The keys of a configuration that decide how large steps are, with their values."""
-    found = []
-    for key, why in (
-        ("optimizer.lr", "lower it"),
-        ("optimizer.adam_lr", "lower it"),
-        ("scheduler.warm_up_steps", "raise it"),
-        ("trainer.callbacks.grad_clip.clip_norm", "lower it"),
-        ("dataloader_train.batch_size", "raise it, or trainer.grad_accum_iter"),
-    ):
-        value = _value(config, key)
-        if value is not None:
-            found.append(f"{key}={value} ({why})")
-    return found
-
-
-def _value(config: Any, key: str) -> Any:
-    """What stands under a dotted key; None where there is nothing."""
-    for name in key.split("."):
-        if isinstance(config, Mapping):
-            config = config.get(name)
-        else:
-            config = getattr(config, name, None)
-    return config

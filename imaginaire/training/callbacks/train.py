@@ -116,7 +116,6 @@ class GradClip(Callback):
             raise ConfigError(f"trainer.callbacks.grad_clip.clip_norm must be above 0, found {clip_norm}.")
         self.clip_norm = clip_norm
         self.force_finite = force_finite
-        self.last_norm: float | None = None  # of the last step, as far as it is known without waiting for the device
         self._means = {"train/grad_norm": RunningMean()}
         self._kinds: set[str] = set()  # of the step's micro-batches
 
@@ -137,7 +136,6 @@ class GradClip(Callback):
             norm = float(norm)  # waits for the backward pass: the step may not be applied before this is known
             if not math.isfinite(norm):
                 self.trainer.report_non_finite("grad_norm", norm)
-        self.last_norm = norm if isinstance(norm, float) and math.isfinite(norm) else None
         self._means["train/grad_norm"].add(norm)
         if len(self._kinds) == 1:  # the gradient of a step over both is neither's
             self._means[next(iter(self._kinds))].add(norm)

@@ -17,8 +17,7 @@ from imaginaire.distributed import parallel
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import TrainingError
 from imaginaire.optim import lora
-from imaginaire.training.callbacks.self_checks import FirstRange, SelfChecks
-from imaginaire.training.callbacks.train import GradClip
+from imaginaire.training.callbacks.self_checks import SelfChecks
 from imaginaire.training.model import ImaginaireModel
 from tests.imaginaire.training.callbacks.fakes import Trainer, lazy, make_config
 from tests.multiprocess import run_distributed
@@ -192,56 +191,3 @@ def test_ranks_that_differ_are_found_by_all_of_them(tmp_path: Path) -> None:
     assert "batch.late differ" in keys
     assert "first.weight differs between the replicas of its shards" in other_replicas
     assert "(rank 1): first.bias holds values that are not finite" in broken
-
-
-@pytest.mark.parametrize(
-    ("values", "step"),
-    [
-        ([25, 20, 25, 21, 16, 296, 454, 580, 1217, 2412, 5000], 9),  # the median above 10 times 25
-        ([25, 90, 300, 600, 900, 2600, 2700, 2800, 2800, 2800], 9),  # 100 times the very first
-        ([25, 20, 25, 21, 16, 24, 9e9, 20, 9e9, 20, 24, 18, 15], None),  # single values are noise
-        ([25, 20, 25, 21, 16, *[100] * 20], None),
-        ([0, 20, 25, 21, 16, *[1e6] * 20], None),  # without a scale
-        ([1, 1, 1, 1, *[5] * 30], None),
-    ],
-)
-def test_a_figure_leaves_its_first_range_once_and_not_by_a_single_value(values: list[float], step: int | None) -> None:
-    known = FirstRange(10.0)
-    found = [i for i, value in enumerate(values) if known.add(value) is not None]
-    assert found == ([] if step is None else [step])
-    resumed = FirstRange(10.0)
-    resumed.load_state_dict(known.state_dict())
-    later = [i for i in range(10) if resumed.add(1e9 * values[4]) is not None]
-    assert bool(later) == (step is None and min(values[:5]) > 0), "what was found is not found again"
-
-
-def test_a_loss_that_leaves_its_range_is_one_warning_with_the_keys(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    callbacks = {"grad_clip": lazy(GradClip, clip_norm=2.0), "self_checks": lazy(SelfChecks)}
-    config = make_config(callbacks, ddp=SimpleNamespace(find_unused_parameters=False))
-    config.checkpoint = SimpleNamespace(load_path="")
-    config.optimizer, config.scheduler = {"lr": 0.03}, {"warm_up_steps": [20]}
-    config.dataloader_train = {"dataset": {}}
-    trainer = Trainer(config, tmp_path)
-    trainer.dims = ParallelDims()  # type: ignore[attr-defined]
-    trainer.model.likely_causes = lambda batch: [f"{len(batch)} things in the batch"]
-    trainer.start()
-    for value in [1.0] * 8 + [50.0] * 8:
-        trainer.step(value)
-    (record,) = [record for record in caplog.records if "left its first range" in record.message]
-    assert record.levelname == "WARNING" and "iteration 11: the loss has left" in record.message
-    for part in (
-        "began with 1 (at most 1 in the first 5 steps), and the median of the last 5 is 50",
-        "1 things in the batch",
-        "optimizer.lr=0.03",
-    ):
-        assert part in record.message
-    assert "scheduler.warm_up_steps=[20]" in record.message and "batch_size" not in record.message
-    clip = trainer.callbacks["grad_clip"]
-    assert clip.last_norm is not None, "a number already, nothing waits for it"
-    caplog.clear()
-    for _ in range(5):  # the gradient of these losses is the same all the time
-        clip.last_norm = 1e6
-        trainer.callbacks["self_checks"]._check_ranges(trainer.model, {}, 20)
-    assert caplog.text.count("the gradient norm has left its first range") == 1
