@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
-from cosmos_predict2.callbacks.fixed_clips import FixedClip, apart, clips_of_step, first_clips
+from cosmos_predict2.callbacks.fixed_clips import FixedClip, GivesClips, apart, clips_of_step, first_clips
 from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.evaluation.metrics.controllability import (
     SIGMAS,
@@ -176,7 +176,7 @@ def _of_many_recordings(loader: Any, num: int) -> Any:
 
 
 def _takes_actions(model: Any) -> bool:
-    return bool(getattr(getattr(model, "net", None), "takes_actions", False)) and hasattr(model, "clean_clips")
+    return isinstance(model, GivesClips) and bool(getattr(getattr(model, "net", None), "takes_actions", False))
 
 
 def _stacked(clips: Sequence[FixedClip], device: torch.device) -> tuple[Tensor, Tensor, Condition]:

@@ -25,7 +25,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from cosmos_predict2.callbacks.fixed_clips import FixedClip, apart, first_clips
+from cosmos_predict2.callbacks.fixed_clips import FixedClip, GivesClips, apart, first_clips
 from cosmos_predict2.callbacks.side_by_side import side_by_side
 from cosmos_predict2.data.sizes import frame_rate, pixel_frames
 from cosmos_predict2.data.video import media
@@ -99,7 +99,7 @@ class DrawSamples(EveryN):
         self._channel = SideChannel("samples")
 
     def on_train_start(self, model: Any, iteration: int = 0) -> None:
-        if not hasattr(model, "clean_clips"):
+        if not isinstance(model, GivesClips):
             raise ConfigError(
                 f"trainer.callbacks.{self.name} draws videos, which {type(model).__name__} does not make (it has no"
                 f" clean_clips). Switch it off: trainer.callbacks.{self.name}=null."

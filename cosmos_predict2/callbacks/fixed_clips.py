@@ -4,7 +4,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,6 +18,15 @@ from imaginaire.distributed import parallel
 from imaginaire.distributed.parallel import current_dims
 from imaginaire.errors import DataError
 from imaginaire.training.model import evaluating
+
+
+@runtime_checkable
+class GivesClips(Protocol):
+    """A model whose batches are clips that samples can be drawn of."""
+
+    def clean_clips(self, batch: Mapping[str, Any]) -> tuple[Tensor | None, Tensor, Condition]:
+        """Pixels (None where latents are cached), clean latents and the condition of a batch, without draws."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -137,7 +146,7 @@ def _read(loader: Any, model: Any, count: int) -> list[FixedClip]:
     return found
 
 
-def _singly(model: Any, batch: Mapping[str, Any]) -> Iterator[FixedClip]:
+def _singly(model: GivesClips, batch: Mapping[str, Any]) -> Iterator[FixedClip]:
     video, x0, condition = model.clean_clips(batch)
     negative, origins = batch.get(NEGATIVE_TEXT_KEY), batch.get("__key__")
     for i, position in enumerate(batch[POSITION_KEY].tolist()):

@@ -41,6 +41,10 @@ class ImaginaireModel(nn.Module):
     progress: Callable[[str], None] = staticmethod(lambda text: None)  # see `train_batches`; set by the trainer
     reported: frozenset[str] = frozenset()  # texts of findings that were logged before the build; set by the trainer
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without ``progress``, so that a copy of the model does not copy the trainer."""
+        return {name: value for name, value in self.__dict__.items() if name != "progress"}
+
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterable[Finding]:
         """What is wrong or unusual in the configuration of this model, with its data and its start."""

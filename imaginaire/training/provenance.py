@@ -60,22 +60,12 @@ def foreign_packages() -> list[str]:
     providers = _other_providers()
     lines = []
     for package in PACKAGES:
-        others = sorted(providers[package])
-        place = _place(package)
-        if place is not None and not _is_ours(place, others):
-            owner = f"distribution '{others[0]}'" if others else "no known distribution"
-            cure = (
-                f"pip uninstall {others[0]}"
-                if others
-                else "remove that folder from PYTHONPATH, or start in the checkout"
-            )
+        others, place = sorted(providers[package]), _place(package)
+        if others or (place is not None and place.parent != root()):
+            cure = f"pip uninstall {' '.join(others)}" if others else "remove that folder from PYTHONPATH"
             lines.append(
-                f"'{package}' is imported from {place} ({owner}), not from {DISTRIBUTION} at {root()}. Cure: {cure}"
-            )
-        elif others:
-            lines.append(
-                f"'{package}' is ours ({place}), but {', '.join(others)} is installed and provides it too; "
-                f"in another folder Python may take that one. Cure: pip uninstall {' '.join(others)}"
+                f"'{package}' is imported from {place}, ours is at {root()}, and provided by"
+                f" {', '.join(others) or 'no known distribution'} too. Cure: {cure}"
             )
     return lines
 
@@ -92,41 +82,14 @@ def _other_providers() -> dict[str, set[str]]:
         names = (distribution.read_text("top_level.txt") or "").split()
         for package in PACKAGES:
             if package in names or f"\n{package}/" in listing:
-                name = distribution.metadata["Name"]
-                if _canonical(name) != DISTRIBUTION:
-                    providers[package].add(name)
-    return providers
-
-
-def _canonical(name: str) -> str:
-    return name.lower().replace("_", "-").replace(".", "-")
+                providers[package].add(distribution.metadata["Name"])
+    return {package: names - {DISTRIBUTION, DISTRIBUTION.replace("-", "_")} for package, names in providers.items()}
 
 
 def _place(package: str) -> Path | None:
     """The folder that an import of the package takes, without importing it."""
-    module = sys.modules.get(package)
-    spec = module.__spec__ if module is not None else importlib.util.find_spec(package)
-    if spec is None:
-        return None
-    if spec.origin is not None:
-        return Path(spec.origin).resolve().parent
-    folders = list(spec.submodule_search_locations or [])  # a folder without __init__.py
-    return Path(folders[0]).resolve() if folders else None
-
-
-def _is_ours(place: Path, others: list[str]) -> bool:
-    """Whether a package's folder is of this checkout, or of our distribution where that was installed as a copy.
-
-    Judged by the folder of this very module; where that is foreign itself, another distribution owns the files in it.
-    """
-    if place.parent != root():
-        return False
-    return not any(place / "__init__.py" == path for name in others for path in _files(name))
-
-
-def _files(distribution: str) -> set[Path]:
-    files = importlib.metadata.files(distribution) or []
-    return {Path(str(file.locate())).resolve() for file in files if file.name == "__init__.py"}
+    spec = importlib.util.find_spec(package)
+    return None if spec is None or spec.origin is None else Path(spec.origin).resolve().parent
 
 
 def run_record() -> dict[str, Any]:

@@ -63,13 +63,11 @@ class _HostPhase:
 class _DevicePhase:
     def __init__(self) -> None:
         self._seconds = 0.0
-        self._free: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._pending: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def __enter__(self) -> None:
-        pair = self._free.pop() if self._free else _event_pair()
-        self._pending.append(pair)
-        pair[0].record()
+        self._pending.append((torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)))
+        self._pending[-1][0].record()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._pending[-1][1].record()
@@ -86,9 +84,3 @@ class _DevicePhase:
         for start, end in done:
             end.synchronize()
             self._seconds += start.elapsed_time(end) / 1000
-        self._free += done
-
-
-def _event_pair() -> tuple[torch.cuda.Event, torch.cuda.Event]:
-    start = torch.cuda.Event(enable_timing=True)
-    return start, torch.cuda.Event(enable_timing=True)

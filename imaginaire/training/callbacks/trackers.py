@@ -7,7 +7,6 @@ side channel: a full disk or a tracker's error costs its records, not the run.
 """
 
 import contextlib
-import errno
 import json
 import logging
 import math
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from imaginaire import storage
@@ -239,35 +237,14 @@ def console_line(
 
 
 def _as_floats(values: Mapping[str, float | Tensor]) -> dict[str, float]:
-    """Plain numbers; tensors are fetched from each device in one go."""
-    tensors = [name for name, value in values.items() if isinstance(value, Tensor)]
-    fetched: dict[str, float] = {}
-    if tensors:
-        device = values[tensors[0]].device  # type: ignore[union-attr]
-        stacked = torch.stack(
-            [torch.as_tensor(values[name]).detach().reshape(()).double().to(device) for name in tensors]
-        )
-        fetched = dict(zip(tensors, stacked.tolist(), strict=True))
-    return {name: fetched[name] if name in fetched else _plain(value) for name, value in values.items()}
-
-
-def _plain(value: Any) -> int | float:
-    return value if type(value) is int else float(value)
+    return {name: value if type(value) is int else float(value) for name, value in values.items()}
 
 
 def _append(path: Path, values: Mapping[str, float], iteration: int) -> None:
-    """One JSON object, whole or not at all; NaN and infinities, which JSON lacks, become null."""
+    """One JSON object in a line; NaN and infinities, which JSON lacks, become null."""
     finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-    line = (json.dumps({"iteration": iteration, **finite}) + "\n").encode()
-    with path.open("ab", buffering=0) as file:  # opened each time: the file may have been removed meanwhile
-        end = file.tell()
-        try:
-            if file.write(line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        except OSError:
-            with contextlib.suppress(OSError):
-                file.truncate(end)
-            raise
+    with path.open("a", encoding="utf-8") as file:  # opened each time: the file may have been removed meanwhile
+        file.write(json.dumps({"iteration": iteration, **finite}) + "\n")
 
 
 def _write_all(content: bytes, file: IO[bytes]) -> None:

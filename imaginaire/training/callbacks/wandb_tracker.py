@@ -5,7 +5,6 @@ import logging
 import netrc
 import os
 import secrets
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -61,16 +60,12 @@ class WandbTracker:
                 ),
             )
             run.define_metric("iteration")
-            run.define_metric(
-                "*", step_metric="iteration"
-            )  # a resumed run may repeat iterations; W&B's own step may not
+            run.define_metric("*", step_metric="iteration")  # a resumed run may repeat them; W&B's own step may not
             return run
 
-        self._run = self._guarded("init", init, INIT_TIMEOUT_S + 5)
+        self._run = self._guarded("init", init)
         if self._run is not None:
-            where = (
-                self._run.url if mode == "online" else f"offline, send it with: wandb sync {Path(self._run.dir).parent}"
-            )
+            where = self._run.url if mode == "online" else f"send it with: wandb sync {Path(self._run.dir).parent}"
             log.info("W&B: run %s %s (%s)", self.run_id, "continued" if is_continued else "started", where)
 
     def log(self, values: Mapping[str, Any], iteration: int) -> None:
@@ -93,32 +88,18 @@ class WandbTracker:
 
     def close(self) -> None:
         if self._run is not None:
-            self._guarded("finish", self._run.finish, FINISH_TIMEOUT_S + 5)
+            self._guarded("finish", self._run.finish)
             self._run = None
 
-    def _guarded(self, what: str, call: Callable[[], Any], timeout_s: float | None = None) -> Any:
-        """The call's result. With a time-out it runs in a thread that is left behind when it does not come back."""
-        result: list[Any] = []
-        errors: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                result.append(call())
-            except Exception as error:  # a guest's failure, whatever it is, is not ours
-                errors.append(error)
-
-        if timeout_s is None:
-            run()
-        else:
-            thread = threading.Thread(target=run, name=f"wandb-{what}", daemon=True)
-            thread.start()
-            thread.join(timeout_s)
-        if result:
-            return result[0]
-        reason = f"{type(errors[0]).__name__}: {errors[0]}" if errors else f"no answer within {timeout_s:.0f} s"
-        log.warning("W&B %s failed, so it is off for the rest of this run: %s", what, " ".join(reason.split())[:300])
-        self._run = None
-        return None
+    def _guarded(self, what: str, call: Callable[[], Any]) -> Any:
+        """The call's result; after an error nothing more is sent."""
+        try:
+            return call()
+        except Exception as error:  # a guest's failure, whatever it is, is not ours
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            log.warning("W&B %s failed, so it is off for the rest of this run: %s", what, reason)
+            self._run = None
+            return None
 
 
 def asked_mode(configured: str | None) -> tuple[str, str | None]:
@@ -150,11 +131,8 @@ def has_key() -> bool:
     if os.environ.get("WANDB_API_KEY"):
         return True
     host = urlparse(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
-    places = [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
-    for place in places:
-        try:
-            if netrc.netrc(os.path.expanduser(place)).authenticators(host) is not None:
-                return True
-        except (OSError, netrc.NetrcParseError):
-            continue
-    return False
+    try:
+        found = netrc.netrc(os.path.expanduser(os.environ.get("NETRC") or "~/.netrc")).authenticators(host)
+    except (OSError, netrc.NetrcParseError):
+        return False
+    return found is not None

@@ -52,13 +52,13 @@ def test_another_distribution_in_front_of_ours_is_named_with_its_cure(tmp_path: 
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (line,) = _foreign([site, REPOSITORY], elsewhere)
-    assert f"'cosmos_predict2' is imported from {site / 'cosmos_predict2'} (distribution 'cosmos-predict2')" in line
-    assert f"not from cosmos-posttrain at {REPOSITORY}" in line and line.endswith("pip uninstall cosmos-predict2")
+    assert f"'cosmos_predict2' is imported from {site / 'cosmos_predict2'}, ours is at {REPOSITORY}" in line
+    assert line.endswith("pip uninstall cosmos-predict2")
 
 
 def test_another_distribution_behind_ours_is_named_too(tmp_path: Path) -> None:
     (line,) = _foreign([_install(tmp_path, "some-imaginaire", "imaginaire")])
-    assert f"'imaginaire' is ours ({REPOSITORY / 'imaginaire'}), but some-imaginaire is installed" in line
+    assert f"'imaginaire' is imported from {REPOSITORY / 'imaginaire'}" in line and "by some-imaginaire too" in line
 
 
 def test_a_folder_of_no_distribution_is_named(tmp_path: Path) -> None:
