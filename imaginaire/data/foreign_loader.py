@@ -100,9 +100,8 @@ def check_ranks(loader: Any, dims: ParallelDims) -> None:
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return
     cure = (
-        f"Give it sampler=DistributedSampler(dataset, num_replicas={dims.dp_size}, rank={dims.dp_rank}), where these "
-        "numbers are dp_size and dp_rank of imaginaire.distributed.parallel.current_dims(), or use "
-        "imaginaire.data.stream.ResumableLoader, which divides the samples itself."
+        "Give it a DistributedSampler with num_replicas=dp_size and rank=dp_rank of imaginaire.distributed.parallel"
+        ".current_dims(), or use imaginaire.data.stream.ResumableLoader, which divides the samples itself."
     )
     samplers = _samplers(loader)
     for sampler in samplers:
@@ -110,8 +109,7 @@ def check_ranks(loader: Any, dims: ParallelDims) -> None:
         if isinstance(sampler, DistributedSampler) and own != other:
             raise DataError(
                 f"dataloader_train: its data set has {own} samples, but its {type(sampler).__name__} is for one of"
-                f" {other}. Give both the same: what overrides dataloader_train.dataset must override"
-                " dataloader_train.sampler.dataset as well."
+                f" {other}. Override dataloader_train.sampler.dataset like dataloader_train.dataset."
             )
         replicas, rank = getattr(sampler, "num_replicas", None), getattr(sampler, "rank", dims.dp_rank)
         if replicas is not None and (replicas, rank) != (dims.dp_size, dims.dp_rank):

@@ -120,11 +120,9 @@ class ResumableLoader:
 
     def _order(self, seed: int, epoch: int) -> Tensor:
         count = len(self.dataset)
-        return (
-            torch.randperm(count, generator=random.generator(seed, epoch, "shuffle"))
-            if self.shuffle
-            else torch.arange(count)
-        )
+        if not self.shuffle:
+            return torch.arange(count)
+        return torch.randperm(count, generator=random.generator(seed, epoch, "shuffle"))
 
 
 class DataStream:
@@ -243,10 +241,8 @@ class DataStream:
         if skip:
             log.warning(
                 "%s can only be resumed by reading its first %d samples again; a plain DataLoader over a map-style "
-                "data set, or a ResumableLoader, would skip them by index. Order and draws repeat exactly if they are "
-                "fixed or come from the global generators of Python, NumPy and torch, which are seeded for each epoch, "
-                "and if num_workers and the number of ranks are what they were. What follows from a generator of the "
-                "data set's own, from the clock or from workers that outlive an epoch (persistent_workers) does not.",
+                "data set, or a ResumableLoader, would skip them by index. Draws repeat exactly if they come from the "
+                "global generators, with the same num_workers and number of ranks.",
                 type(self.loader).__name__,
                 skip,
             )
@@ -343,12 +339,10 @@ def _note_changes(saved: Mapping[str, int | None], current: Mapping[str, int | N
         for key, new in current.items()
         if saved.get(key) is not None and new is not None and saved[key] != new
     }
-    if size := changes.pop("batch_size", None):
-        log.info("data: %s: the order of the samples stays, from here on it is cut into other batches", size)
+    changes.pop("batch_size", None)  # the order of the samples stays
     if changes:
         log.warning(
-            "data: %s since the checkpoint was written: from here on the order of the samples, or what is drawn for "
-            "them, is another, and this epoch may repeat some and leave some out",
+            "data: %s since the checkpoint was written: this epoch may repeat some samples and leave some out",
             ", ".join(changes.values()),
         )
 

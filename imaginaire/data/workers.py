@@ -5,19 +5,15 @@ An exception in a worker arrives in the training process as it was raised there,
 cause. A worker that is killed (most often because memory ran out) becomes an error with its cure.
 """
 
-import functools
 import logging
 import multiprocessing.util
-import os
 import pickle
 import re
 import signal
 import time
 import traceback
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -48,35 +44,16 @@ def load(
         options.pop("timeout", None)
     start = WorkerStart(options.pop("worker_init_fn", None))
     collate = _Collate(options.pop("collate_fn", None) or default_collate)
-    with _in_one_line(num_workers, "dataloader_val" if purpose == "validation" else "dataloader_train"):
-        # its own generator: the loader must not draw its base seed from the model's
-        loader: DataLoader[Any] = DataLoader(
-            _Positioned(dataset, seed, purpose),
-            batch_sampler=cast(Any, batches),  # an endless iterable, which DataLoader accepts
-            generator=random.generator(seed, 0, "workers"),
-            worker_init_fn=start,
-            collate_fn=collate,
-            **options,
-        )
-        reader = registered(iter(loader))
-    return _received(reader, num_workers)
-
-
-@contextmanager
-def _in_one_line(num_workers: int, loader: str) -> Iterator[None]:
-    """Logs that a loader has more workers than there are cores in one line, where torch takes six."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if num_workers > cores:
-        _log_cores(loader, num_workers, cores)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="This DataLoader will create")
-        yield
-
-
-@functools.cache  # once, not in every validation
-def _log_cores(loader: str, num_workers: int, cores: int) -> None:
-    text = "%d workers read data on %d cores; %s.num_workers=%d may be as fast"
-    log.info(text, num_workers, cores, loader, cores)
+    # its own generator: the loader must not draw its base seed from the model's
+    loader: DataLoader[Any] = DataLoader(
+        _Positioned(dataset, seed, purpose),
+        batch_sampler=cast(Any, batches),  # an endless iterable, which DataLoader accepts
+        generator=random.generator(seed, 0, "workers"),
+        worker_init_fn=start,
+        collate_fn=collate,
+        **options,
+    )
+    return _received(registered(iter(loader)), num_workers)
 
 
 def explained(error: BaseException, num_workers: int | None = None) -> DataError | None:
@@ -87,21 +64,15 @@ def explained(error: BaseException, num_workers: int | None = None) -> DataError
     now = "" if num_workers is None else f" (now {num_workers})"
     if found := re.search(r"DataLoader timed out after (\S+) seconds", text):
         return DataError(
-            f"No batch came from the workers for {found[1]} s (the loader's timeout): one of them waits for a disk or a"
-            f" network, or hangs. Raise timeout, lower num_workers{now} if they share a slow disk, or set num_workers=0"
-            " to see where it waits."
+            f"No batch came from the workers for {found[1]} s (the loader's timeout). Raise timeout, lower"
+            f" num_workers{now} if they share a slow disk, or set num_workers=0 to see where it waits."
         )
     if "DataLoader worker" not in text or not re.search("killed by signal|exited unexpectedly", text):
         return None
-    if "Bus error" in text:
-        cause = "Shared memory (/dev/shm) is full: give the container more (docker run --shm-size=8g), or"
-    elif "Segmentation" in text:
-        cause = "A library crashed in it, as decoders may on a damaged file: set num_workers=0 to see on which, or"
-    else:
-        cause = "Most often the machine's memory ran out (see dmesg), or somebody ended it:"
     return DataError(
-        f"A worker process of the data loader ended unexpectedly ({text.splitlines()[0].strip()}). {cause} lower"
-        f" num_workers{now}, prefetch_factor or batch_size."
+        f"A worker process of the data loader ended unexpectedly ({text.splitlines()[0].strip()}). Most often memory"
+        f" ran out, the machine's (see dmesg) or /dev/shm (docker run --shm-size=8g): lower num_workers{now},"
+        " prefetch_factor or batch_size; num_workers=0 shows whether a library crashed."
     )
 
 
@@ -237,7 +208,7 @@ def _difference(samples: _Samples) -> str | None:
         if (found := difference(first, sample)) is not None:
             return (
                 f"The samples {samples.places[0][1]} and {index} of {samples.name} do not fit into one batch: {found}."
-                f" The first is {_called(first)}, the other {_called(sample)}. Give them one size, or set batch_size=1."
+                " Give them one size, or set batch_size=1."
             )
     return None
 
@@ -256,16 +227,6 @@ def difference(a: Any, b: Any, key: str = "") -> str | None:
     if isinstance(a, Tensor) != isinstance(b, Tensor):
         return f"{key} is a {type(a).__name__} in the first and a {type(b).__name__} in the second"
     return None
-
-
-def _called(sample: Mapping[str, Any]) -> str:
-    """What a sample is known by: its file, where it names one."""
-    for key in ("video_name", "__key__", "annotation_file"):
-        name = sample.get(key)
-        name = name.get("video_path") if isinstance(name, Mapping) else name
-        if name:
-            return str(name)
-    return "without a name"
 
 
 _readers: weakref.WeakSet[Any] = weakref.WeakSet()  # iterators that may have workers

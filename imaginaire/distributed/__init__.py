@@ -97,15 +97,10 @@ def why_not_joined(error: BaseException) -> str:
             f"holds it. Take another, {free_port()} is free now, or let torchrun choose: --standalone."
         )
     where = f"rank {os.environ.get('RANK')} of {os.environ.get('WORLD_SIZE', '?')}"
-    if "environment variable" in text:
-        return (
-            f"RANK is set, but the process group of {where} cannot be formed: {text}. Start with torchrun, which sets "
-            "all of RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, or unset RANK for a single process."
-        )
     return (
         f"The process group cannot be formed ({where}, meeting at MASTER_ADDR={address} MASTER_PORT={port}): {text}. "
-        "Are all processes started with the same address and port, does the name resolve on every machine, and does no "
-        "firewall close the port? python -m scripts.doctor --dist under the same torchrun looks into it."
+        "Start with torchrun, on all machines with the same address and port, or unset RANK for a single process. "
+        "python -m scripts.doctor --dist under the same torchrun looks into it."
     )
 
 
@@ -205,6 +200,6 @@ def broadcast_tensors_(tensors: Sequence[Tensor], src: int = 0) -> None:
         by_kind.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
     for same in by_kind.values():
         flat = torch.cat([tensor.reshape(-1) for tensor in same])
-        dist.broadcast(flat, src)
+        dist.broadcast(flat.view(torch.uint8), src)  # bytes: not every backend knows every dtype
         for tensor, part in zip(same, flat.split([tensor.numel() for tensor in same]), strict=True):
             tensor.copy_(part.view_as(tensor))

@@ -10,7 +10,6 @@ buffers) comes from rank 0.
 import logging
 import math
 import sys
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +27,7 @@ from imaginaire.errors import ConfigError
 log = logging.getLogger(__name__)
 
 _BUCKET_BYTES = 25 * 2**20
-_MESSAGE_BYTES = 64 * 2**20  # of one broadcast: what it costs in memory
+_MESSAGE_BYTES = 64 * 2**20  # of one broadcast of several tensors: what it costs in memory
 _CHECKSUM_NUMEL = 2**16  # elements that are int64 at a time: they stay in a CPU's cache
 
 
@@ -233,60 +232,29 @@ def grad_norm(grads: Sequence[Tensor]) -> Tensor:
 
 
 class GradientAverager:
-    """Averages the gradients of unsharded parameters over all ranks, overlapped with the backward pass.
+    """Averages the gradients of unsharded parameters over all ranks; called after the last micro-batch's backward pass.
 
-    Parameters are packed into fixed buckets in reverse order; a bucket is reduced as soon as its last gradient is
-    there, always in one order of buckets, so the sums are the same in every step and after every resume. Which
-    parameters take part is agreed between the ranks: on the first step only (``static_graph``), or on every step.
-
-    A parameter may get its gradient in several parts (a module shared by re-entrant checkpoints, a second backward).
-    ``p.grad`` holds this rank's sum until `finish` writes the average back, so a bucket that was reduced too early is
-    reduced again from there, and from then on waits for `finish`.
+    Parameters are packed into fixed buckets, which are reduced in one order, so the sums are the same in every step and
+    after every resume. Which parameters take part is agreed between the ranks: on the first step only
+    (``static_graph``), or on every step.
     """
 
     def __init__(self, model: nn.Module, *, static_graph: bool, find_unused_parameters: bool) -> None:
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad and not isinstance(p, DTensor)]
         self._names = {p: n for n, p in named}
         self._buckets = list(_buckets([p for _, p in named]))
-        self._bucket_of = {p: i for i, bucket in enumerate(self._buckets) for p in bucket}
         self._agree_once = static_graph and not find_unused_parameters
         self._find_unused = find_unused_parameters
         self._agreed: tuple[bool, ...] | None = None
-        self._late: set[int] = set()  # buckets that are not reduced before `finish`, the same on all ranks
-        self._armed = False
-        self._missing: list[set[nn.Parameter]] = []  # for each bucket, who has no gradient yet
-        self._repeated: dict[int, nn.Parameter] = {}  # buckets in which a parameter got a second gradient
-        self._queue: deque[int] = deque()
-        self._flights: dict[int, tuple[Tensor, Any]] = {}
-        if distributed.world_size() > 1:
-            for parameter in self._names:
-                parameter.register_post_accumulate_grad_hook(self._on_gradient)
 
-    def arm(self) -> None:
-        """Call before the backward pass of the last micro-batch."""
-        self._armed = True
-        self._missing = [set(bucket) for bucket in self._buckets]
-        self._repeated = {}
-        self._queue = deque(i for i in range(len(self._buckets)) if i not in self._late)
-        self._flights = {}
-
-    def finish(self) -> None:
-        """Call after that backward pass: launches what is left, waits, and writes the averages back."""
-        if not self._armed or not self._buckets or distributed.world_size() == 1:
+    def __call__(self) -> None:
+        if not self._buckets or distributed.world_size() == 1:
             return
-        self._armed = False
-        for i in (*self._queue, *sorted(self._late)):
-            self._launch(i)
-        used, too_early = self._agree()
-        for i in too_early:
-            self._flights[i][1].wait()
-            self._launch(i)
-        self._late.update(too_early)
-        world = distributed.world_size()
-        for i, bucket in enumerate(self._buckets):
-            flat, work = self._flights.pop(i)
-            work.wait()
-            flat /= world
+        used = self._used()
+        for bucket in self._buckets:
+            flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in bucket])
+            dist.all_reduce(flat)
+            flat /= distributed.world_size()
             for parameter, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
                 if not used[parameter]:
                     continue
@@ -294,32 +262,12 @@ class GradientAverager:
                     parameter.grad = torch.empty_like(parameter)
                 parameter.grad.copy_(part.view_as(parameter))
 
-    def _on_gradient(self, parameter: Tensor) -> None:
-        if not self._armed:
-            return
-        assert isinstance(parameter, nn.Parameter)
-        bucket = self._bucket_of[parameter]
-        if parameter not in self._missing[bucket]:
-            self._repeated.setdefault(bucket, parameter)
-        self._missing[bucket].discard(parameter)
-        while self._queue and not self._missing[self._queue[0]]:
-            self._launch(self._queue.popleft())
-
-    def _launch(self, i: int) -> None:
-        bucket = self._buckets[i]
-        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in bucket])
-        self._flights[i] = (flat, dist.all_reduce(flat, async_op=True))
-
-    def _agree(self) -> tuple[dict[nn.Parameter, bool], list[int]]:
-        """Which parameters have a gradient on any rank, and which buckets any rank may have reduced too early."""
+    def _used(self) -> dict[nn.Parameter, bool]:
+        """Which parameters have a gradient on any rank."""
         parameters = [p for bucket in self._buckets for p in bucket]
         has_grad = tuple(p.grad is not None for p in parameters)
-        repeated = [i in self._repeated and i not in self._late for i in range(len(self._buckets))]
-        too_early: list[int] = []
         if self._agreed is None or not self._agree_once:
-            flags = torch.tensor([*has_grad, *repeated], dtype=torch.int32)
-            dist.all_reduce(flags)
-            count = flags.tolist()[: len(parameters)]
+            count = distributed.all_reduce_(torch.tensor(has_grad, dtype=torch.int32)).tolist()
             partial = [p for p, c in zip(parameters, count, strict=True) if 0 < c < distributed.world_size()]
             if partial and not self._find_unused:
                 raise ConfigError(
@@ -328,19 +276,14 @@ class GradientAverager:
                     "trainer.ddp.find_unused_parameters=True."
                 )
             self._agreed = tuple(c > 0 for c in count)
-            too_early = [i for i, c in enumerate(flags.tolist()[len(parameters) :]) if c > 0]
         elif has_grad != self._agreed:
             changed = next(p for p, now, then in zip(parameters, has_grad, self._agreed, strict=True) if now != then)
-            raise self._graph_changed(changed, "lost its gradient" if changed.grad is None else "got a gradient")
-        elif any(repeated):
-            raise self._graph_changed(self._repeated[repeated.index(True)], "got its gradient in several parts")
-        return dict(zip(parameters, self._agreed, strict=True)), too_early
-
-    def _graph_changed(self, parameter: nn.Parameter, what: str) -> ConfigError:
-        return ConfigError(
-            f"parameter {self._names[parameter]} {what}, unlike in the first step, but trainer.ddp.static_graph=True "
-            "promises that the graph stays. Set trainer.ddp.static_graph=False."
-        )
+            raise ConfigError(
+                f"parameter {self._names[changed]} {'lost its' if changed.grad is None else 'got a'} gradient, unlike "
+                "in the first step, but trainer.ddp.static_graph=True promises that the graph stays. Set "
+                "trainer.ddp.static_graph=False."
+            )
+        return dict(zip(parameters, self._agreed, strict=True))
 
 
 def _buckets(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
@@ -423,24 +366,15 @@ def _has_plain_data(tensor: Tensor) -> bool:
 
 
 def _broadcast(tensors: Iterable[Tensor]) -> None:
-    """Give every rank rank 0's tensors, in place, as messages of bytes that hold many small ones or a part of one."""
-    if distributed.world_size() == 1:
-        return
+    """Give every rank rank 0's tensors, in place, many small ones in a message."""
     message: list[Tensor] = []
     size = 0
     for tensor in tensors:
-        target = _unexpanded(tensor.detach())
-        dense = target.contiguous()  # itself, nearly always
-        for piece in _elements(dense, torch.uint8).split(_MESSAGE_BYTES):
-            if size + piece.numel() > _MESSAGE_BYTES:
-                distributed.broadcast_tensors_(message)
-                message, size = [], 0
-            message.append(piece)
-            size += piece.numel()
-        if dense.data_ptr() != target.data_ptr():
+        message.append(_unexpanded(tensor.detach()))
+        size += tensor.nbytes
+        if size >= _MESSAGE_BYTES:
             distributed.broadcast_tensors_(message)
             message, size = [], 0
-            target.copy_(dense)
     distributed.broadcast_tensors_(message)
 
 
@@ -452,16 +386,12 @@ def _unexpanded(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _elements(dense: Tensor, dtype: torch.dtype) -> Tensor:
-    """A contiguous tensor's memory as a flat view of another type, which is no larger than its own."""
-    return dense.as_strided((dense.numel(),), (1,)).view(dtype)  # `view(-1)` may leave a stride of 0
-
-
 def _checksum(tensor: Tensor) -> Tensor:
     """A sum of the bits, weighted by place. Integers wrap around, so equal tensors agree whatever the order of sums."""
     size = min(tensor.element_size(), 8)
     integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
-    bits = _elements(tensor.detach().contiguous(), integer)
+    dense = tensor.detach().contiguous()
+    bits = dense.as_strided((dense.numel(),), (1,)).view(integer)  # `view(-1)` may leave a stride of 0
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     weights = torch.arange(1, 2 * min(bits.numel(), _CHECKSUM_NUMEL), 2, device=tensor.device)  # odd: no bit is lost
     for part in bits.split(_CHECKSUM_NUMEL):

@@ -249,13 +249,11 @@ class ImaginaireTrainer:
         callbacks.on_before_backward(model, loss, iteration)
         self._beat(f"iteration {iteration + 1}, backward")
         with self.timers("backward"):
-            if is_last:
-                self.averager.arm()
             self.grad_scaler.scale(loss / self.config.trainer.grad_accum_iter).backward()
             model.on_after_backward()
         with self.timers("comm"):
-            self.averager.finish()
             if is_last:
+                self.averager()
                 self.broadcast_buffers()
         callbacks.on_after_backward(model, iteration)
         return output, loss

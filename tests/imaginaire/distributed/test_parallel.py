@@ -9,7 +9,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing import assert_close
-from torch.utils.checkpoint import checkpoint
 
 from imaginaire import distributed
 from imaginaire.distributed import parallel
@@ -64,10 +63,8 @@ def _on_ranks(layout: str, micro_batches: int, max_norm: float) -> tuple[dict[st
         for i, micro in enumerate(mine):
             is_last = i == micro_batches - 1
             parallel.set_gradient_sync(net, is_last)
-            if is_last:
-                averager.arm()
             (net(micro).square().mean() / micro_batches).backward()
-            averager.finish()
+        averager()
     norm = parallel.clip_grad_norm_(net.parameters(), max_norm)
     return _grads(net), float(norm)
 
@@ -93,9 +90,8 @@ def _all_layouts(cases: list[tuple[str, int]], max_norm: float) -> list[Any]:
 def _uneven(find_unused: bool, static: bool) -> dict[str, Tensor | None]:
     net = _net()
     averager = GradientAverager(net, static_graph=static, find_unused_parameters=find_unused)
-    averager.arm()
     net(_data(), use_idle=distributed.rank() == 1).square().mean().backward()
-    averager.finish()
+    averager()
     return _grads(net)
 
 
@@ -108,85 +104,6 @@ def test_a_parameter_used_on_one_rank_only_is_averaged_or_named() -> None:
     net(_data(), use_idle=True).square().mean().backward()
     for values in (first, second):
         assert_close(values["idle.weight"], net.idle.weight.grad / 2)
-
-
-class Shared(nn.Module):
-    """One layer used several times, each time recomputed by a backward of its own: its gradient comes in parts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(5, 5)
-        self.shared = nn.Linear(5, 5)
-        self.last = nn.Linear(5, 1)
-
-    def forward(self, x: Tensor, num_uses: int = 3) -> Tensor:
-        x = self.first(x)
-        for _ in range(num_uses):
-            x = checkpoint(lambda z: torch.tanh(self.shared(z)), x, use_reentrant=True)
-        return self.last(x)
-
-
-def _shared() -> Shared:
-    torch.manual_seed(0)
-    return Shared().double()
-
-
-def _shared_gradients(static: bool, uses: list[tuple[int, int]]) -> list[dict[str, Tensor | None]]:
-    """One step for each entry, which says how often each of the two ranks uses the layer."""
-    net = _shared()
-    averager = GradientAverager(net, static_graph=static, find_unused_parameters=False)
-    steps = []
-    for num_uses in uses:
-        net.zero_grad()
-        averager.arm()
-        mine = net(_data().tensor_split(2)[distributed.rank()], num_uses[distributed.rank()])
-        (mine.square().mean() / 2).backward(retain_graph=True)
-        (mine.square().mean() / 2).backward()  # the layer's gradient comes again after all buckets were complete
-        averager.finish()
-        steps.append(_grads(net))
-    return steps
-
-
-_STABLE, _CHANGING = [(3, 3), (3, 3)], [(1, 1), (1, 3), (3, 1)]
-_GRADIENT_CASES = [(True, _STABLE), (False, _STABLE), (False, _CHANGING)]
-
-
-def _gradient_cases() -> list[Any]:
-    results = []
-    for parallel._BUCKET_BYTES in (8, 2**20):  # one parameter each, or all in one
-        results += [_shared_gradients(*case) for case in _GRADIENT_CASES]
-    return results
-
-
-def _more_uses_later() -> None:
-    net = _shared()
-    averager = GradientAverager(net, static_graph=True, find_unused_parameters=False)
-    for num_uses in (1, 3):
-        averager.arm()
-        net(_data(), num_uses).square().mean().backward()
-        averager.finish()
-
-
-def _expected_shared(num_uses: tuple[int, int]) -> dict[str, Tensor | None]:
-    net = _shared()
-    for part, uses in zip(_data().tensor_split(2), num_uses, strict=True):
-        (net(part, uses).square().mean() / 2).backward()
-    return _grads(net)
-
-
-@pytest.mark.slow
-def test_gradients_that_come_in_parts_are_averaged_whole() -> None:
-    for results in run_distributed(_gradient_cases, 2):
-        for (_, uses), steps in zip(_GRADIENT_CASES * 2, results, strict=True):
-            for num_uses, found in zip(uses, steps, strict=True):
-                for name, grad in _expected_shared(num_uses).items():
-                    assert_close(found[name], grad, rtol=1e-10, atol=1e-14)
-
-
-@pytest.mark.slow
-def test_gradients_that_come_in_parts_only_later_are_named() -> None:
-    with pytest.raises(RankError, match=r"parameter shared\.\w+ got its gradient in several parts.*static_graph=False"):
-        run_distributed(_more_uses_later, 2)
 
 
 class Normed(nn.Module):

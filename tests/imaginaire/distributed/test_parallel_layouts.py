@@ -173,11 +173,9 @@ def _train(case: Case, cp: int = 1, shard: int = 0) -> dict[str, Tensor]:
             parallel.set_gradient_sync(model, is_last)
             batch = _batch(list(range(first, first + size)), kind)
             _, loss = model.training_step(_with_actions(batch) if case.actions else batch, step)
-            if is_last:
-                averager.arm()
             (loss / len(kinds)).backward()
-            averager.finish()
             losses.append(loss.detach())
+        averager()
         found[f"{step}/loss"] = _mean(torch.stack(losses).mean())
         found |= {f"{step}/grad/{name}": value for name, value in _gradients(model).items()}
         found[f"{step}/norm"] = model.clip_grad_norm_(0.5)
@@ -212,9 +210,8 @@ def _loss_at_levels_of_frames(cp: int = 1, shard: int = 0) -> dict[str, Tensor]:
     output, loss = model.loss(x0, epsilon, sigma_B_T, condition)
     assert output["x0"].shape[2] == FRAMES // cp
     averager = GradientAverager(model, static_graph=False, find_unused_parameters=False)
-    averager.arm()
     loss.backward()
-    averager.finish()
+    averager()
     return {"loss": _mean(loss.detach()), **_gradients(model)}
 
 
