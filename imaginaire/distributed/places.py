@@ -89,14 +89,17 @@ class Board:
         self._store = dist.distributed_c10d.PrefixStore("places", store.clone())
         self._store.set_timeout(timedelta(seconds=10))
         self.lost_since: float | None = None  # when the store first did not answer, by the monotonic clock
-        self._is_given_up = False
 
     def publish(self, place: Place) -> None:
         self._set(str(self.rank), {"host": self._host, "at": place.text, "since": place.since, "time": time.time()})
 
     def read(self) -> list[Seen | None]:
         """What is known of every rank, in rank order; None for one that never published."""
-        return [self._seen(rank) for rank in range(self.world_size)]
+        values = [self._get(str(rank)) for rank in range(self.world_size)]
+        return [
+            None if value is None else Seen(rank, value["host"], Place(value["at"], value["since"]), value["time"])
+            for rank, value in enumerate(values)
+        ]
 
     def raise_alarm(self, reason: str) -> None:
         """Have all ranks write where they are, unless they have just been asked."""
@@ -131,19 +134,7 @@ class Board:
                 time.sleep(_POLL_S)
         return texts
 
-    def _seen(self, rank: int) -> Seen | None:
-        value = self._get(str(rank))
-        if value is None:
-            return None
-        return Seen(rank, value["host"], Place(value["at"], value["since"]), value["time"])
-
-    def give_up(self) -> None:
-        """Ask the store no more: each time torch would print its own stack."""
-        self._is_given_up = True
-
     def _set(self, key: str, value: dict[str, Any]) -> None:
-        if self._is_given_up:
-            return
         try:
             self._store.set(key, json.dumps(value))
             self.lost_since = None
@@ -231,33 +222,26 @@ def table(seen: Sequence[Seen | None], now: float, answered: Collection[int] | N
     unheard = [rank for rank, entry in enumerate(seen) if entry is None]
     lines = [f"{ranks(unheard)}: never heard of"] if unheard else []
     for (answers, text), members in sorted(groups.items(), key=lambda item: (item[0][0], len(item[1]))):
-        line = f"{ranks([entry.rank for entry in members])} ({_hosts(members)}): {text}, "
-        line += _span([now - entry.place.since for entry in members])
+        since = max(now - entry.place.since for entry in members)
+        line = f"{ranks([entry.rank for entry in members])} ({_hosts(members)}): {text}, for {since:.0f} s"
         if not answers:
-            line += f"; no answer, last heard of {_span([now - entry.time for entry in members])[4:]} ago"
+            line += f"; no answer, last heard of {now - max(entry.time for entry in members):.0f} s ago"
         lines.append(line)
     return lines
 
 
 def gone(seen: Sequence[Seen | None], now: float, answered: Collection[int]) -> list[str]:
     """A sentence on the ranks that did not answer: those that left after an error, and the silent ones."""
-    lines = []
-    for entry in seen:
-        if entry is not None and entry.rank not in answered and entry.place.text.startswith(LEFT):
-            lines.append(f"{ranks([entry.rank])} ({entry.host}) {entry.place.text}. See its own log.")
-    silent = [rank for rank, entry in enumerate(seen) if rank not in answered and not _has_left(entry)]
+    left = [e for e in seen if e is not None and e.rank not in answered and e.place.text.startswith(LEFT)]
+    lines = [f"{ranks([entry.rank])} ({entry.host}) {entry.place.text}. See its own log." for entry in left]
+    silent = sorted(set(range(len(seen))) - set(answered) - {entry.rank for entry in left})
     if silent and answered:
-        known = [entry for rank in silent if (entry := seen[rank]) is not None]
-        hosts = f" ({_hosts(known)})" if known else ""
-        is_machine = known and not {entry.host for entry in known} & {e.host for e in seen if e and e.rank in answered}
-        which = "its machine or network is gone" if is_machine else "killed from outside (out of memory? see dmesg)"
-        is_or_are = "is" if len(silent) == 1 else "are"
-        lines.append(f"Most likely dead: {ranks(silent)}{hosts} {is_or_are} silent: {which}.")
+        hosts = _hosts([entry for rank in silent if (entry := seen[rank]) is not None]) or "never heard of"
+        lines.append(
+            f"Most likely dead: {ranks(silent)} ({hosts}): killed from outside (out of memory? see dmesg), or the"
+            " machine or its network is gone."
+        )
     return lines
-
-
-def _has_left(entry: Seen | None) -> bool:
-    return entry is not None and entry.place.text.startswith(LEFT)
 
 
 def ranks(numbers: Sequence[int]) -> str:
@@ -275,8 +259,3 @@ def ranks(numbers: Sequence[int]) -> str:
 def _hosts(members: Sequence[Seen]) -> str:
     hosts = sorted({entry.host for entry in members})
     return ", ".join(hosts[:3]) + (f" and {len(hosts) - 3} more" if len(hosts) > 3 else "")
-
-
-def _span(seconds: Sequence[float]) -> str:
-    low, high = max(0.0, min(seconds)), max(0.0, *seconds, 0.0)
-    return f"for {low:.0f} s" if high - low < 1.5 else f"for {low:.0f} to {high:.0f} s"

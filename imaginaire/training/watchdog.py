@@ -54,7 +54,6 @@ class Watchdog:
         self._report_at = math.inf
         self._began, self._still_at = 0.0, math.inf
         self._answered: float | None = None  # time of the newest alarm that this rank answered
-        self._has_reported_alone = False
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._tick = min(1.0, timeout_s / 4) if self._is_limited else 1.0
@@ -74,10 +73,11 @@ class Watchdog:
 
     def ask(self, reason: str) -> None:
         """Have all ranks report their place: a collective failed, so one of them is gone. Takes a few seconds."""
-        if self._board is None or self._thread is None or not self._thread.is_alive():
+        board = self._board
+        if board is None or self._thread is None or not self._thread.is_alive():
             return
-        self._board.raise_alarm(reason)
-        if self._board.lost_since is not None:
+        board.raise_alarm(reason)
+        if board.lost_since is not None:
             self._report_alone(reason)
         else:
             self._closed.wait(4 * self._tick)  # the thread answers, and the others'
@@ -117,11 +117,9 @@ class Watchdog:
             self._report_alone("the store of the process group cannot be reached")
         elif board is not None and now > self._report_at:
             self._report_at = math.inf
-            board.raise_alarm(f"{self._where()}; collectives are given up after {distributed.timeout_s():g} s")
-
-    def _where(self) -> str:
-        place = places.here()
-        return f"no progress at: {place.text}, for {time.time() - place.since:.0f} s"
+            board.raise_alarm(
+                f"no progress at: {places.here().text}; collectives are given up after {distributed.timeout_s():g} s"
+            )
 
     def _answer(self, board: places.Board, alarm: places.Alarm) -> None:
         """Write where this rank is; the lowest that answers logs where all are."""
@@ -140,20 +138,17 @@ class Watchdog:
 
     def _report_alone(self, reason: str) -> None:
         """Without the store this rank writes and logs its own place, once."""
-        if self._has_reported_alone:
+        if self._board is None:
             return
-        self._has_reported_alone = True
-        if self._board is not None:
-            self._board.give_up()
+        self._board = None
+        places.close_board()
         path, place = self._write(reason), places.here()
         log.error(
-            "hang report of rank %d alone (%s).\nThe store of the process group does not answer (%s). It lives on the "
-            "machine of the first torchrun (MASTER_ADDR): that machine with its ranks, its launcher or its network is "
-            "gone.\n  rank %d (%s): %s, for %.0f s%s",
+            "hang report of rank %d alone (%s).\nThe store of the process group (MASTER_ADDR=%s) does not answer: that "
+            "machine, its launcher or the network is gone. This rank (%s): %s, for %.0f s%s",
             distributed.rank(),
             reason,
-            _store_address(),
-            distributed.rank(),
+            os.environ.get("MASTER_ADDR", "?"),
             socket.gethostname(),
             place.text,
             time.time() - place.since,
@@ -184,10 +179,10 @@ class Watchdog:
         last_resort = threading.Timer(20, os._exit, [EXIT_TIMEOUT])
         last_resort.daemon = True
         last_resort.start()
-        where = f"rank {distributed.rank()} made no progress at: {places.here().text}"
-        message = f"{where}, for {self._limit_s:g} s ({self._rule()})."
+        limit = f"for {self._limit_s:g} s (trainer.timeout_period={self._timeout_s:g})"
+        message = f"rank {distributed.rank()} made no progress at: {places.here().text}, {limit}."
         if self._board is not None:
-            self._board.raise_alarm(f"no progress for {self._limit_s:g} s ({self._rule()})")
+            self._board.raise_alarm(f"no progress {limit}")
             if (alarm := self._board.alarm()) and alarm.time != self._answered:
                 self._answer(self._board, alarm)
             time.sleep(2 * self._tick)  # the others write, and rank 0 logs, before they end with this one
@@ -198,15 +193,6 @@ class Watchdog:
         log.error("%s %s Exit code %d.", message, cure, EXIT_TIMEOUT)
         sys.stderr.flush()
         os._exit(EXIT_TIMEOUT)
-
-    def _rule(self) -> str:
-        if self._limit_s == self._timeout_s:
-            return "trainer.timeout_period"
-        return f"trainer.timeout_period={self._timeout_s:g}, and what takes long has four times as many, 2 h at least"
-
-
-def _store_address() -> str:
-    return f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
 
 
 def lost_peer(error: BaseException) -> bool:

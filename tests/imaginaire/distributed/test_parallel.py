@@ -219,13 +219,6 @@ def test_replicas_have_in_common_what_they_must() -> None:
     assert torch.equal(first[4], Net().head.weight) and torch.equal(second[4], first[4])
 
 
-def test_one_process_has_nothing_to_have_in_common() -> None:
-    net = Odd(2.0)
-    parallel.synchronise_replicas(net)
-    parallel.BufferBroadcaster(net, True)()
-    assert parallel.replicas_equal(net) is None and float(net.frozen) == 2.0
-
-
 def test_norm_is_taken_in_float32_of_half_precision_gradients() -> None:
     parameter = nn.Parameter(torch.zeros(70000, dtype=torch.bfloat16))
     parameter.grad = torch.full_like(parameter, 1.0)

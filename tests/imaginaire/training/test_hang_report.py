@@ -39,7 +39,7 @@ def test_a_table_begins_with_those_who_differ() -> None:
     entries[5] = _seen(5, "iteration 7, waiting for data", since=40)
     first, second = places.table(entries, now=100)
     assert first == "rank 5 (a): iteration 7, waiting for data, for 60 s"
-    assert second == "ranks 0-4, 6-7 (node0, node1, node2 and 1 more): iteration 7, backward, for 33 to 40 s"
+    assert second == "ranks 0-4, 6-7 (node0, node1, node2 and 1 more): iteration 7, backward, for 40 s"
 
 
 def test_a_table_says_who_does_not_answer() -> None:
@@ -51,19 +51,16 @@ def test_a_table_says_who_does_not_answer() -> None:
     assert ["no answer" in line for line in places.table(entries[:2], 100, answered={1})] == [True, False]
 
 
-def test_the_dead_are_told_from_those_that_left_and_from_a_dead_machine() -> None:
+def test_the_dead_are_told_from_those_that_left() -> None:
     entries = [
         _seen(0, "backward"),
         _seen(1, "backward"),
         _seen(2, "left after OSError: no disk"),
         _seen(3, "backward"),
     ]
-    dead, left = "rank 1 (a) is silent: killed from outside", "rank 2 (a) left after OSError: no disk"
+    dead, left = "rank 1 (a): killed from outside", "rank 2 (a) left after OSError: no disk"
     found = places.gone(entries, 100, answered={0, 3})
     assert [line for line in found if left in line] and [line for line in found if dead in line] and len(found) == 2
-    entries[2:] = [_seen(rank, "backward", host="b") for rank in (2, 3)]
-    (machine,) = places.gone(entries, 100, answered={0, 1})
-    assert "ranks 2-3 (b) are silent: its machine or network is gone" in machine
     assert places.gone(entries, 100, answered=range(4)) == []
 
 
@@ -164,25 +161,18 @@ def test_a_port_in_use_is_named_with_the_cure(monkeypatch: pytest.MonkeyPatch) -
             distributed.init()
 
 
-def test_a_missing_rendezvous_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("WORLD_SIZE", "1", "MASTER_ADDR expected.*Start with torchrun"),
+        ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "soon", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC='soon'"),
+    ],
+)
+def test_what_forms_no_group_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str) -> None:
     monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ConfigError, match=r"MASTER_ADDR expected.*Start with torchrun"):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=said):
         distributed.init()
-
-
-def test_a_wrong_time_limit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "soon")
-    with pytest.raises(ConfigError, match="TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC='soon'"):
-        distributed.init()
-
-
-def test_free_ports_are_free() -> None:
-    with socket.socket() as server:
-        server.bind(("", distributed.free_port()))
 
 
 # --- several processes
@@ -314,7 +304,7 @@ def test_a_hang_report_says_which_rank_waits_where(tmp_path: Path) -> None:
     folder = run_dir(tmp_path)
     log = (folder / "stdout.log").read_text()
     report = log[log.index("hang report (rank") :].splitlines()
-    assert "no progress for 3 s (trainer.timeout_period)" in report[0]
+    assert "no progress for 3 s (trainer.timeout_period=3)" in report[0]
     assert any(line.startswith("  rank 1 (") and "iteration 2, waiting for data, for " in line for line in report[1:3])
     assert any(line.startswith("  rank 0 (") and "iteration 2, backward, for" in line for line in report[1:3])
     assert "no answer" not in log and report[3].endswith(f"{folder / 'hang'}.")

@@ -184,25 +184,6 @@ def test_torchrun_trains_and_says_a_mistake_once(tmp_path: Path) -> None:
     assert result.stderr.count("Unknown key trainer.max_itr") == 1, result.stderr[-3000:]
 
 
-def _sway_on_two(root: Path) -> list[float]:
-    """The weights of this rank at the end of a run that another number of processes began."""
-    weights: list[float] = []
-
-    class Watching(Callback):
-        def on_train_end(self, model: Any, iteration: int = 0) -> None:
-            weights.extend(model.net.head.weight.float().flatten().tolist())
-
-    project.Watching = Watching  # type: ignore[attr-defined]
-    train(root, [*QUICK, "trainer.max_iter=8", "+trainer.callbacks.watching={_target_: tests.project.config.Watching}"])
-    return weights
-
-
-def test_replicas_stay_equal_after_a_change_of_their_number(tmp_path: Path) -> None:
-    train(tmp_path, [*QUICK, "trainer.max_iter=3"])
-    first, second = run_distributed(_sway_on_two, 2, args=(tmp_path,))
-    assert first == second != []
-
-
 class Uneven(torch.utils.data.IterableDataset[Any]):
     """One more sample on the second rank."""
 

@@ -18,7 +18,6 @@ import torch
 
 import tests.project.config as project
 from imaginaire.config import compose
-from imaginaire.distributed import parallel
 from imaginaire.errors import CheckpointError, ConfigError, DataError, TrainingError
 from imaginaire.findings import CheckContext, Finding, error, warning
 from imaginaire.training import trainer
@@ -437,32 +436,7 @@ def test_a_copy_of_a_model_leaves_the_trainer_behind() -> None:
     assert "progress" not in vars(copy.deepcopy(model))
 
 
-def test_the_dims_of_a_finished_run_are_those_of_one_process(tmp_path: Path) -> None:
-    train(tmp_path, QUICK)
-    assert parallel.current_dims().world_size == 1
-
-
 # --- ends
-
-
-class Raises(project.RestlessModel):
-    def training_step(self, batch: Any, iteration: int) -> Any:
-        if iteration == 2:
-            raise KeyError("a bug in the model")
-        return super().training_step(batch, iteration)
-
-
-class RaisingWaves(project.Waves):
-    def __getitem__(self, index: int) -> Any:
-        raise KeyError("a bug in the data set")
-
-
-@pytest.mark.parametrize("bug", ["model._target_={}.Raises", "dataloader_train.dataset._target_={}.RaisingWaves"])
-def test_a_bug_ends_the_process_with_workers_too(tmp_path: Path, bug: str) -> None:
-    overrides = [bug.format(__name__), "dataloader_train.num_workers=2"]
-    result = subprocess.run(**program(tmp_path, overrides), capture_output=True, timeout=240)
-    assert result.returncode == 1
-    assert "a bug in the" in result.stderr
 
 
 def test_ctrl_c_saves_and_a_second_start_of_a_running_run_is_refused(tmp_path: Path) -> None:

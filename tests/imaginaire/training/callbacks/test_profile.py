@@ -51,26 +51,11 @@ def test_profiler_begins_no_period_that_does_not_fit_and_is_silent(
     assert not [w for w in recwarn if "Profiler" in str(w.message)]
 
 
-def test_a_run_too_short_for_a_profile_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    config = make_config(None, max_iter=3)
-    config.trainer.profiling.enable_profiling = True
-    config.trainer.profiling.profile_freq = 4
-    with caplog.at_level(logging.INFO):
-        Trainer(config, tmp_path).start()
-    assert "no profile: trainer.max_iter=3 leaves fewer" in caplog.text
-
-
 def test_profile_freq_below_a_period_is_an_error(tmp_path: Path) -> None:
     config = make_config(None)
     config.trainer.profiling.enable_profiling = True
     with pytest.raises(ConfigError, match=r"profile_freq=1, but .* at least 4"):
         Trainer(config, tmp_path).start()
-
-
-def test_null_keeps_the_profiler_out(tmp_path: Path) -> None:
-    config = make_config({"profiler": None})
-    config.trainer.profiling.enable_profiling = True
-    assert "profiler" not in Trainer(config, tmp_path).callbacks
 
 
 @pytest.mark.parametrize(

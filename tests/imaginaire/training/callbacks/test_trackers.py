@@ -45,16 +45,6 @@ def test_one_iteration_is_one_record_of_all_that_was_logged(tmp_path: Path) -> N
     ]
 
 
-def test_values_of_the_next_iteration_wait_for_its_flush(tmp_path: Path) -> None:
-    metrics = new(tmp_path)
-    metrics.log({"a": 1.0}, 5)
-    metrics.flush(4)
-    assert records(tmp_path) == []
-    metrics.flush(5)
-    assert records(tmp_path) == [{"iteration": 5, "a": 1.0}]
-    metrics.close()
-
-
 def test_resume_drops_later_records_and_a_torn_last_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lines = [json.dumps({"iteration": i, "x": i}) for i in (2, 4, 6, 8)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"iteration": 1')
@@ -74,14 +64,6 @@ def test_a_run_from_scratch_starts_a_new_file(tmp_path: Path) -> None:
     metrics = new(tmp_path)
     metrics.close()
     assert records(tmp_path) == []
-
-
-def test_a_record_survives_without_close(tmp_path: Path) -> None:
-    metrics = new(tmp_path)
-    metrics.log({"x": 1.0}, 1)
-    metrics.flush(1)
-    assert len(records(tmp_path)) == 1
-    metrics.close()
 
 
 def test_ranks_that_do_not_write_leave_nothing(tmp_path: Path) -> None:

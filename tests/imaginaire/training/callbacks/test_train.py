@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 import gc
-import io
 import math
 from collections import namedtuple
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ import torch
 
 from imaginaire.errors import ConfigError
 from imaginaire.training.callbacks.train import GradClip, LowPrecision, ManualGarbageCollection
-from tests.imaginaire.training.callbacks.fakes import ImageModel, Model, Trainer, lazy, make_config
+from tests.imaginaire.training.callbacks.fakes import ImageModel, Trainer, lazy, make_config
 from tests.imaginaire.training.callbacks.records import records
 
 Pair = namedtuple("Pair", "left right")
@@ -36,13 +35,9 @@ def test_low_precision_casts_floats_at_any_depth(tmp_path: Path) -> None:
         assert copy["n"].dtype == torch.int64 and copy["text"] == "a" and isinstance(copy["p"], Pair)
     with pytest.raises(ConfigError, match="must be a dict or a list, not a tuple"):
         trainer.callbacks.on_training_step_start(trainer.model, (x,), 0)
-
-
-def test_low_precision_leaves_float32_models_alone(tmp_path: Path) -> None:
-    trainer = Trainer(make_config({"low_prec": lazy(LowPrecision)}), tmp_path)
-    batch = {"x": torch.ones(2, dtype=torch.float64)}
-    trainer.callbacks.on_training_step_start(trainer.model, batch, 0)
-    assert batch["x"].dtype == torch.float64
+    trainer.model.precision = torch.float32
+    trainer.callbacks.on_training_step_start(trainer.model, wide := {"x": x.double()}, 0)
+    assert wide["x"].dtype == torch.float64, "nothing is cast"
 
 
 def test_low_precision_refuses_another_update_iter(tmp_path: Path) -> None:
@@ -68,30 +63,6 @@ def test_automatic_collection_stops_after_warm_up_and_returns_at_the_end(tmp_pat
     assert enabled == [True, True, True, False, False]
     trainer.callbacks.on_train_end(trainer.model, 5)
     assert gc.isenabled() and gc.get_freeze_count() == 0
-
-
-@pytest.mark.usefixtures("restored_gc")
-def test_old_garbage_is_collected_with_a_checkpoint(tmp_path: Path) -> None:
-    trainer = Trainer(make_config({"gc": lazy(ManualGarbageCollection, every_n=1, warm_up=1)}), tmp_path)
-    trainer.start()
-    trainer.step(1.0)
-    old = [Cycle()]
-    gc.collect(), gc.collect()  # promoted to the oldest generation
-    before = Cycle.alive
-    del old
-    trainer.callbacks.on_save_checkpoint_start(trainer.model, 1)
-    assert Cycle.alive == before - 1
-
-
-class Cycle:
-    alive = 0
-
-    def __init__(self) -> None:
-        self.me = self
-        Cycle.alive += 1
-
-    def __del__(self) -> None:
-        Cycle.alive -= 1
 
 
 def test_grad_clip_clips_and_logs_the_mean_norm_before(tmp_path: Path) -> None:
@@ -131,20 +102,6 @@ def test_grad_clip_leaves_such_norms_to_others_when_told_so_or_under_a_scaler(ho
     assert trainer.non_finite == []
 
 
-def test_grad_clip_tells_images_from_videos_where_the_model_can(tmp_path: Path) -> None:
-    trainer = Trainer(make_config({"grad_clip": lazy(GradClip, clip_norm=9.0)}), tmp_path, ImageModel())
-    trainer.start()
-    for size, key in ((1.0, "image"), (2.0, "video")):
-        trainer.callbacks.on_training_step_start(trainer.model, {key: 0}, trainer.iteration)
-        trainer.model.weight.grad = torch.full((1, 4), size)
-        trainer.callbacks.on_before_optimizer_step(trainer.model, trainer.optimizer, None, None, trainer.iteration)
-        trainer.iteration += 1
-    trainer.metrics.close()
-    (record,) = records(tmp_path)
-    assert record["clip_grad_norm/image"] == pytest.approx(2.0)
-    assert record["clip_grad_norm/video"] == pytest.approx(4.0)
-
-
 def test_a_step_over_images_and_videos_counts_for_neither(tmp_path: Path) -> None:
     trainer = Trainer(make_config({"grad_clip": lazy(GradClip)}, grad_accum_iter=2), tmp_path, ImageModel())
     trainer.start()
@@ -159,30 +116,3 @@ def test_a_step_over_images_and_videos_counts_for_neither(tmp_path: Path) -> Non
     assert "clip_grad_norm/image" not in record
     assert record["clip_grad_norm/video"] == pytest.approx(4.0)
     assert record["train/grad_norm"] == pytest.approx(3.0)
-
-
-def test_grad_clip_resumed_between_two_logs_logs_the_same(tmp_path: Path) -> None:
-    def norms(folder: str, stop_at: int) -> list[dict[str, Any]]:
-        torch.manual_seed(0)
-        config = make_config({"grad_clip": lazy(GradClip, clip_norm=0.5)}, logging_iter=3)
-        trainer = Trainer(config, tmp_path / folder, Model())
-        trainer.start()
-        for step in range(6):
-            if step == stop_at:
-                file = io.BytesIO()
-                torch.save(trainer.callbacks.state_dict(), file)
-                file.seek(0)
-                trainer.metrics.close()
-                trainer = Trainer(config, tmp_path / folder, trainer.model)
-                trainer.callbacks.load_state_dict(torch.load(file, weights_only=True))
-                trainer.start(step)
-            trainer.model.weight.grad = torch.full((1, 4), 0.1 * 1.7**step)
-            trainer.callbacks.on_before_optimizer_step(trainer.model, trainer.optimizer, None, None, step)
-            trainer.iteration = step + 1
-        trainer.metrics.close()
-        return records(tmp_path / folder)
-
-    whole = norms("whole", stop_at=-1)
-    assert len(whole) == 2
-    assert norms("resumed", stop_at=4) == whole
-    assert norms("at_log", stop_at=3) == whole

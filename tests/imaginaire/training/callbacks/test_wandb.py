@@ -41,11 +41,6 @@ def test_without_a_key_it_is_disabled_with_one_line(tmp_path: Path, caplog: pyte
     assert metrics.state_dict()["wandb_run_id"] is None
 
 
-def test_online_without_a_key_never_asks_for_one(caplog: pytest.LogCaptureFixture) -> None:
-    assert chosen_mode(*asked_mode("online")) == "disabled"
-    assert "job.wandb_mode asks for online, but there is no key" in caplog.text
-
-
 def test_a_key_is_found_in_the_environment_or_in_netrc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password none\n")
     assert chosen_mode(*asked_mode(None)) == "online"
