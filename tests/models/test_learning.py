@@ -43,13 +43,6 @@ def test_a_groot_twin_knows_more_than_a_linear_denoiser_and_than_a_standstill(tm
     assert figures.gain >= 2.0
 
 
-@pytest.mark.slow
-def test_adapters_may_start_where_the_base_is_worse_than_nothing(tmp_path: Path) -> None:
-    short = ["trainer.max_iter=2", "dataloader_train.dataset.num_episodes=16", "trainer.run_validation=False"]
-    options = [f"experiment={LORA}cosmos_nemo_assets", "job.project=tests", "job.group=engine", *short]
-    assert train(tmp_path, options, config=CONFIG) == 0
-
-
 @pytest.mark.long
 def test_the_lora_twin_beats_the_base_on_a_task_that_the_base_never_saw(tmp_path: Path) -> None:
     figures = default_run(tmp_path, LORA + "cosmos_nemo_assets")

@@ -63,7 +63,7 @@ def test_ids_are_the_template_padded_on_the_right(encoder: Reason1Encoder) -> No
     assert encoder._tokenizer.pad_token_id not in encoder.token_ids("push " * 200)
 
 
-@pytest.mark.parametrize(("layout", "names"), [("sharded", "public"), ("bin", "public"), ("single", "transformers")])
+@pytest.mark.parametrize(("layout", "names"), [("sharded", "public"), ("bin", "transformers")])
 def test_every_layout_and_naming_gives_the_same(layout: str, names: str, encoder, tmp_path: Path) -> None:
     reason1_folder(tmp_path, layout, names)
     other = Reason1Encoder(str(tmp_path), max_length=LENGTH)

@@ -1,13 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a world model follows its actions, by figures that any data allow.
-
-* `action_gap`: its loss with the actions of another sample, over that with the true ones, noise and all else the same.
-  A model that ignores its actions has 1.
-* `prediction_distance`: how far one step of denoising from pure noise moves with other actions, over how far it moves
-  with other noise. Costs three forward passes.
-* `video_distances`: the same of whole videos: one first frame, K sequences of actions, R seeds.
-
-`inverse_dynamics` measures whether a video also shows the commanded motion.
+"""Whether a world model follows its actions, by figures that any data allow: its loss with the actions of another
+sample (`action_gap`, 1 where they are ignored), and how far a prediction or a video moves with other actions, over how
+far with other noise (`prediction_distance`, three forward passes; `video_distances`).
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How good a Video2World model is on clips that it was never trained on, beside baselines that learn little or nothing.
-
-* Its loss at fixed noise levels with fixed noise, against that of the best linear denoiser of the training latents.
-* The clips that it generates, against the last conditioning frame repeated, on the pixels that move.
-
-Conditioning frames are excluded everywhere: they cost the model nothing.
+"""How good a Video2World model is on clips that it was never trained on: its loss at fixed noise levels with fixed
+noise, against the best linear denoiser of the training latents, and its generated clips, against the last conditioning
+frame repeated, on the pixels that move. Conditioning frames are excluded everywhere: they cost the model nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,14 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How near imagined pictures of the toy world come to the simulator's, frame by frame after the first.
 
-Something *imagines*: given first frames and actions it makes the frames that follow, ``imagine(first, actions)``. A
-world model does, and so do these baselines, whose figures stand beside the model's:
-
-* the first frame repeated;
-* the last motion repeated: every thing goes on as it moved from the frame before to the first, stopped by walls only.
-  It uses the true places and is drawn by the simulator itself, without the loss of a tokenizer that a model has;
-
-Episodes are held out: they belong to a split of the toy world's series that training never draws from.
+Beside what a model imagines of first frames and actions stand the first frame repeated, and the last motion repeated:
+every thing goes on as it moved from the frame before to the first, stopped by walls only, drawn by the simulator itself
+from the true places. Episodes are held out: they belong to a split of the series that training never draws from.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading the action from two frames: a small regression that is fitted to true frames and applied to imagined ones.
 
-    probe = fit_probe(frames, actions)              # true clips [B, C, 1 + A, H, W] and what was done [B, A, D]
-    probe.score(imagined, commanded).r2             # 1: every motion is the one that was commanded; 0: none is
-
-A frame that is off by a third of a pixel spoils the reading of both steps beside it, which a tokenizer does already;
-their sum it spoils no more than either, so the sums over four steps (``r2_of_sums``) measure the model's own part.
-
 The features of a pair of frames are how much better a shift of the first one fits the second than the shift to the
-other side, for each colour. A thing that always looks the same makes of this a nearly linear measure of its motion, so
-ridge regression is enough where camera and background stand still. Its score on true frames shows how far to trust it.
+other side, for each colour: nearly linear in the motion of a thing that looks the same, so ridge regression is enough
+where camera and background stand still. A frame that is off by a third of a pixel, as a tokenizer leaves it, spoils the
+reading of both steps beside it; the sums over four steps (``r2_of_sums``) measure the model's own part. The score on
+true frames shows how far to trust it.
 """
 
 import math

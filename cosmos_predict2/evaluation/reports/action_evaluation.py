@@ -1,13 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How good a world model with actions is on recordings that it never saw: likeness to the truth, obedience, drift.
-
-    report = evaluate(pipe, recordings, num_steps=10)
-    print(report.as_text())
-
-* likeness to the true frames at every horizon, beside the first frame repeated;
-* obedience: the loss with other actions, other actions beside other seeds, and whether the actions can be read from the
-  imagined frames;
-* drift: the same likeness chunk by chunk, how sharp the frames still are, and whether a seam is seen between chunks.
+"""How good a world model with actions is on recordings that it never saw: likeness to the true frames at every horizon
+beside the first frame repeated; obedience (the loss with other actions, other actions beside other seeds, actions read
+from the imagined frames); drift (likeness by chunk, sharpness, and whether a seam is seen between chunks).
 """
 
 import logging

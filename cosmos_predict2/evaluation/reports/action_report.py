@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an evaluation of a world model with actions leaves behind: a page with curves and videos, and its figures.
-
-FOLDER/index.html             opens in any browser, without a network
-FOLDER/figures.json           all figures
-FOLDER/clip_00_true.mp4 ...   what the page shows
-FOLDER/futures.mp4, .png      of the toy world: one first picture, three sequences of actions
+"""What an evaluation of a world model with actions leaves in a folder: index.html with curves and the videos that it
+shows, which opens without a network; figures.json; of the toy world futures.mp4 and .png.
 """
 
 from pathlib import Path

@@ -1,11 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One page of figures, curves and videos side by side: a folder with index.html that opens without a network.
-
-page = Page("World model", ["held-out episodes", ...])
-page.curves({"PSNR (dB)": {"imagined": [...], "first frame repeated": [...]}}, "frames after the first")
-page.clips([written(folder, "clip_00_true", "true", video_C_F_H_W, fps=10), ...])
-page.write(folder)
-"""
+"""One page of figures, curves and videos side by side: a folder with index.html that opens without a network."""
 
 import html
 import itertools

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Video2World model on held-out clips, before and after its training, beside linear denoisers and a standstill.
-
-FOLDER/index.html              opens in any browser, without a network
-FOLDER/figures.json            all figures
-FOLDER/clip_00_truth.mp4 ...   what the page shows
+"""A Video2World model on held-out clips, before and after its training, beside linear denoisers and a standstill, and
+what it leaves in a folder: index.html with the videos that it shows, which opens without a network; figures.json.
 """
 
 import logging

@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that is measured of a model that imagines the toy world, in one call.
-
-    figures = measure(pipe)        # the pipeline of a model with actions
-    print(figures.as_text())
-
-Nothing here is chosen after training: episodes follow from a seed, windows from their numbers, noise from both.
+"""All that is measured of a model that imagines the toy world, in one call: `measure`. Nothing here is chosen after
+training: episodes follow from a seed, windows from their numbers, noise from both.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One first picture of the toy world, three sequences of actions, and what becomes of each: simulated and imagined.
-
-futures = imagine_futures(pipe, num_steps=5)
-media.write_image("futures.png", futures.sheet())
-media.write_video("futures.mp4", futures.video(), fps=10)
-"""
+"""One first picture of the toy world, three sequences of actions, and what becomes of each: simulated and imagined."""
 
 from dataclasses import dataclass
 
