@@ -99,15 +99,15 @@ class DrawSamples(EveryN):
         self._channel = SideChannel("samples")
 
     def on_train_start(self, model: Any, iteration: int = 0) -> None:
-        if not isinstance(model, GivesClips):
-            raise ConfigError(
-                f"trainer.callbacks.{self.name} draws videos, which {type(model).__name__} does not make (it has no"
-                f" clean_clips). Switch it off: trainer.callbacks.{self.name}=null."
-            )
         if self.is_ema and model.ema is None:
             raise ConfigError(
                 f"trainer.callbacks.{self.name}.is_ema=True, but the run keeps no average of the weights. Choose"
                 " ema=power, or is_ema=False."
+            )
+        if not isinstance(model, GivesClips):
+            raise ConfigError(
+                f"trainer.callbacks.{self.name} draws videos, which {type(model).__name__} does not make (it has no"
+                f" clean_clips). Switch it off: trainer.callbacks.{self.name}=null."
             )
 
     def every_n_impl(

@@ -43,50 +43,6 @@ def _grads(net: nn.Module) -> dict[str, Tensor | None]:
     return {n: None if p.grad is None else parallel.full_tensor(p.grad).clone() for n, p in net.named_parameters()}
 
 
-def _single(max_norm: float) -> tuple[dict[str, Tensor | None], float]:
-    net = _net()
-    net(_data()).square().mean().backward()
-    norm = parallel.clip_grad_norm_(net.parameters(), max_norm)
-    return _grads(net), float(norm)
-
-
-def _on_ranks(layout: str, micro_batches: int, max_norm: float) -> tuple[dict[str, Tensor | None], float]:
-    dims = parallel.init_dims()
-    net = _net()
-    if layout != "replicate":
-        shard = {"fsdp": -1, "hsdp": 2}[layout]
-        parallel.shard_blocks(net, net.blocks, dims.fsdp_mesh(shard))
-    averager = GradientAverager(net, static_graph=True, find_unused_parameters=False)
-    for _ in range(2):  # the second step runs with what the first agreed on
-        net.zero_grad()
-        mine = _data().tensor_split(dims.dp_size)[dims.dp_rank].tensor_split(micro_batches)
-        for i, micro in enumerate(mine):
-            is_last = i == micro_batches - 1
-            parallel.set_gradient_sync(net, is_last)
-            (net(micro).square().mean() / micro_batches).backward()
-        averager()
-    norm = parallel.clip_grad_norm_(net.parameters(), max_norm)
-    return _grads(net), float(norm)
-
-
-@pytest.mark.slow
-def test_every_layout_has_the_gradients_of_one_process() -> None:
-    for max_norm in (1e9, 1e-3):
-        expected, norm = _single(max_norm)
-        cases = [("replicate", 1), ("replicate", 2), ("fsdp", 2)]
-        for values in run_distributed(_all_layouts, 2, args=(cases, max_norm)):
-            for found, found_norm in values:
-                assert found_norm == pytest.approx(norm, rel=1e-12)
-                assert found["idle.weight"] is None
-                for name, grad in expected.items():
-                    if grad is not None:
-                        assert_close(found[name], grad, rtol=1e-10, atol=1e-14)
-
-
-def _all_layouts(cases: list[tuple[str, int]], max_norm: float) -> list[Any]:
-    return [_on_ranks(layout, micro, max_norm) for layout, micro in cases]
-
-
 def _uneven(find_unused: bool, static: bool) -> dict[str, Tensor | None]:
     net = _net()
     averager = GradientAverager(net, static_graph=static, find_unused_parameters=find_unused)

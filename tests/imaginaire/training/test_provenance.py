@@ -56,11 +56,6 @@ def test_another_distribution_in_front_of_ours_is_named_with_its_cure(tmp_path: 
     assert line.endswith("pip uninstall cosmos-predict2")
 
 
-def test_another_distribution_behind_ours_is_named_too(tmp_path: Path) -> None:
-    (line,) = _foreign([_install(tmp_path, "some-imaginaire", "imaginaire")])
-    assert f"'imaginaire' is imported from {REPOSITORY / 'imaginaire'}" in line and "by some-imaginaire too" in line
-
-
 def test_a_folder_of_no_distribution_is_named(tmp_path: Path) -> None:
     (tmp_path / "cosmos_predict2").mkdir()
     (tmp_path / "cosmos_predict2" / "__init__.py").write_text("")

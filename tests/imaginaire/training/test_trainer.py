@@ -64,34 +64,15 @@ def test_hooks_come_in_the_documented_order(tmp_path: Path) -> None:
     overrides = ["trainer.max_iter=2", "dataloader_train.num_workers=0", "trainer.validation_iter=2"]
     train(tmp_path, [*overrides, "trainer.max_val_iter=1", RECORD])
     seen = [entry for entry in Recorder.seen if entry[0] != "on_save_checkpoint_success"]
-    validation = ["on_validation_start", "on_validation_step_start", "on_validation_step_end", "on_validation_end"]
-    micro = [
-        "on_before_dataloading",
-        "on_after_dataloading",
-        "on_training_step_start",
-        "on_training_step_batch_start",
-        "on_before_forward",
-        "on_after_forward",
-        "on_before_backward",
-        "on_after_backward",
-    ]
-    step = [*micro, "on_training_step_batch_end", *micro, "on_before_optimizer_step", "on_before_zero_grad"]
-    step += ["on_training_step_batch_end", "on_training_step_end"]
-    expected = [
-        "on_optimizer_init_start",
-        "on_optimizer_init_end",
-        "on_load_checkpoint_start",
-        "on_load_checkpoint_end",
-    ]
-    expected += ["on_train_start", *validation, *step, *step, *validation]
-    expected += [
-        "on_save_checkpoint_start",
-        "on_save_checkpoint",
-        "on_save_checkpoint_end",
-        "on_train_end",
-        "on_app_end",
-    ]
-    assert [name for name, _ in seen] == expected
+    validation = "validation_start validation_step_start validation_step_end validation_end "
+    micro = "before_dataloading after_dataloading training_step_start training_step_batch_start "
+    micro += "before_forward after_forward before_backward after_backward "
+    step = f"{micro} training_step_batch_end {micro} before_optimizer_step before_zero_grad "
+    step += "training_step_batch_end training_step_end "
+    expected = "optimizer_init_start optimizer_init_end load_checkpoint_start load_checkpoint_end train_start "
+    expected += validation + 2 * step + validation
+    expected += "save_checkpoint_start save_checkpoint save_checkpoint_end train_end app_end"
+    assert [name for name, _ in seen] == [f"on_{name}" for name in expected.split()]
     ends = [iteration for name, iteration in seen if name == "on_training_step_end"]
     inside = [iteration for name, iteration in seen if name == "on_before_optimizer_step"]
     assert ends == [1, 2] and inside == [0, 1]

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import gzip
 import json
-import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -64,19 +63,6 @@ def test_profile_freq_below_a_period_is_an_error(tmp_path: Path) -> None:
 )
 def test_ranks_that_are_profiled(target_ranks: list[int] | None, first_n_rank: int, expected: bool) -> None:
     assert is_profiled_rank(SimpleNamespace(target_ranks=target_ranks, first_n_rank=first_n_rank)) is expected
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="says so only where there is no GPU")
-def test_memory_snapshots_say_that_they_need_a_gpu(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    config = make_config(None)
-    config.trainer.profiling.enable_memory_snapshot = True
-    trainer = Trainer(config, tmp_path)
-    with caplog.at_level(logging.WARNING):
-        trainer.start()
-    trainer.step(1.0)
-    trainer.callbacks.on_train_end(trainer.model, 1)
-    trainer.metrics.close()
-    assert "memory snapshots need a GPU" in caplog.text
 
 
 @pytest.mark.gpu
