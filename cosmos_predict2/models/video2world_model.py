@@ -8,6 +8,7 @@ Every draw follows from the run's seed and the sample's place in the training st
 number of processes draw the same. Batches without ``sample_position`` draw from torch's global generator.
 """
 
+import functools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -137,7 +138,11 @@ class Video2WorldModel(ImaginaireModel):
 
     def card(self) -> ModelCard:
         """What the weights of this run record about themselves."""
-        return self.actions.added_to(card_of_config(self.config))
+        return self.actions.added_to(self._card_of_config)
+
+    @functools.cached_property
+    def _card_of_config(self) -> ModelCard:
+        return card_of_config(self.config)
 
     def checkpoint_state(self) -> dict[str, Tensor]:
         return super().checkpoint_state() | card_tensors(self.card())
