@@ -9,7 +9,6 @@ piece. Nothing is skipped in silence: what did not match is in the report, and `
 """
 
 import logging
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -42,7 +41,7 @@ EXTRAS = (
     "*pos_embedder.dim_spatial_range",
     "*pos_embedder.dim_temporal_range",
 )
-LINES = {1: 10, 2: 7, 3: 5}  # names shown for each kind of difference, by how many kinds there are
+NAMES = 5  # shown for each kind of difference
 
 
 @dataclass(frozen=True)
@@ -73,73 +72,26 @@ class LoadReport:
         nothing = not self.matched and bool(self.missing or self.wrong_shape)
         if not (missing or unexpected or wrong or nothing):
             return
-        sections = []
-        if missing or (nothing and self.missing):
-            sections.append(("in the model, missing in the file", list(missing or self.missing)))
-        if unexpected:
-            sections.append(("in the file, unknown to the model", list(unexpected)))
-        if wrong or (nothing and self.wrong_shape):
-            details = dict(zip(self.wrong_shape, self.shapes))
-            sections.append(
-                ("of another shape", [_with_shapes(name, details.get(name)) for name in wrong or self.wrong_shape])
-            )
+        if nothing:
+            missing, wrong = self.missing, self.wrong_shape
+        shapes = dict(zip(self.wrong_shape, self.shapes))
+        sections = {
+            "in the model, missing in the file": missing,
+            "in the file, unknown to the model": unexpected,
+            "of another shape": [f"{n}: file {list(shapes[n][0])}, model {list(shapes[n][1])}" for n in wrong],
+        }
         lines = [f"{source} does not fit the model ({self.summary()})."]
-        limit = LINES[len(sections)]
-        for title, names in sections:
-            lines.append(f"{len(names)} {title}:")
-            lines += [f"  {name}" for name in names[:limit]]
-            if len(names) > limit:
-                lines.append(f"  ... and {len(names) - limit} more")
-        lines += self._hints()
+        for title, names in sections.items():
+            if names:
+                lines.append(f"{len(names)} {title}:")
+                lines += [f"  {name}" for name in names[:NAMES]]
+                lines += [f"  ... and {len(names) - NAMES} more"] if len(names) > NAMES else []
+        lines.append(
+            "Set the model up as the run that wrote the weights had it (its config.yaml), or give this run its own"
+            " folder with another job.name. To leave out what does not fit: checkpoint.strict_resume=False, or for"
+            " other shapes alone checkpoint.dcp_allow_mismatched_size=True."
+        )
         raise CheckpointError("\n".join(lines))
-
-    def _hints(self) -> list[str]:
-        hints = []
-        different = [*self.missing, *self.unexpected]
-        adapters = [name for name in different if ".lora_A." in name or ".lora_B." in name or ".base_layer." in name]
-        if adapters:
-            side = (
-                "the model has LoRA adapters and the file has none"
-                if adapters[0] in self.missing
-                else ("the file has LoRA adapters and the model has none")
-            )
-            hints.append(
-                f"LoRA mismatch: {side}. Run with the adapters as they were (model.config.train_architecture, where "
-                "the model has it), or give this run its own folder with another job.name."
-            )
-        elif self.missing and all(name.startswith("net_ema.") for name in self.missing):
-            hints.append(
-                "The file was written without an average of the weights (EMA). Switch the average off "
-                "(model.config.pipe_config.ema.enabled=False, where the model has it), or start another run from it: "
-                "another job.name, and checkpoint.load_path."
-            )
-        elif self.unexpected and all(name.startswith("net_ema.") for name in self.unexpected):
-            hints.append(
-                "The file holds an average of the weights (EMA) and the model keeps none. Switch it on "
-                "(model.config.pipe_config.ema.enabled=True, where the model has it), "
-                "or allow it: checkpoint.allow_unexpected=['net_ema.*']."
-            )
-        elif self.missing and self.unexpected and (prefix := _constant_prefix(self.missing, self.unexpected)):
-            hints.append(prefix)
-        layers = _layers(different)
-        is_depth = layers and not hints and layers.isdisjoint({"", *_layers(self.matched)})
-        if is_depth or len(self.wrong_shape) > 3:
-            hints.append(
-                "These weights are of another model, or of another size of it (width or depth), which this one cannot "
-                "take over. Set the sizes of the run that wrote them, as in its config.yaml, or begin anew under "
-                "another job.name."
-            )
-        elif self.wrong_shape and not hints:
-            hints.append(
-                "Give another model its own folder with job.name. To leave out what does not fit: "
-                "checkpoint.strict_resume=False, or checkpoint.dcp_allow_mismatched_size=True for other shapes alone."
-            )
-        return hints
-
-
-def _layers(names: Iterable[str]) -> set[str]:
-    """The numbered layers that names begin with, such as ``net.blocks.3.``; "" for a name without one."""
-    return {found[0] if (found := re.match(r".*?\.\d+\.", name)) else "" for name in names}
 
 
 def read(path_or_id: str, *, prefix: str | None = None) -> Mapping[str, Tensor]:
@@ -276,19 +228,3 @@ def _copy(name: str, target: Tensor, source: Tensor) -> None:
 def _not_allowed(names: tuple[str, ...], patterns: Iterable[str]) -> tuple[str, ...]:
     patterns = [patterns] if isinstance(patterns, str) else list(patterns)
     return tuple(name for name in names if not any(fnmatchcase(name, pattern) for pattern in patterns))
-
-
-def _with_shapes(name: str, shapes: tuple[tuple[int, ...], tuple[int, ...]] | None) -> str:
-    return f"{name}: file {list(shapes[0])}, model {list(shapes[1])}" if shapes else name
-
-
-def _constant_prefix(missing: tuple[str, ...], unexpected: tuple[str, ...]) -> str | None:
-    """A hint if the names agree once one side's first parts are dropped."""
-    wanted, there = set(missing), set(unexpected)
-    for prefix in sorted({name[: i + 1] for name in unexpected[:1] for i, c in enumerate(name) if c == "."}, key=len):
-        if sum(name.removeprefix(prefix) in wanted for name in there if name.startswith(prefix)) > len(there) / 2:
-            return f"The file's names begin with '{prefix}', the model's do not: read it with prefix='{prefix}'."
-    for prefix in sorted({name[: i + 1] for name in missing[:1] for i, c in enumerate(name) if c == "."}, key=len):
-        if sum(name.removeprefix(prefix) in there for name in wanted if name.startswith(prefix)) > len(wanted) / 2:
-            return f"The model's names begin with '{prefix}', the file's do not."
-    return None

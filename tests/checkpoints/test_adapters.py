@@ -133,7 +133,7 @@ def test_nothing_changes_when_one_adapter_does_not_fit(tmp_path: Path) -> None:
     (tmp_path / "wide").mkdir()
     net = random_net(seed=1)
     start = parameters_of(net)
-    with pytest.raises(CheckpointError, match=r"\[64, 64\].*\[32, 32\].*another size"):
+    with pytest.raises(CheckpointError, match=r"\[64, 64\].*\[32, 32\]"):
         apply_lora(net, [good, _our_file(tmp_path / "wide", wide)])
     assert_same_parameters(net, start)
 
