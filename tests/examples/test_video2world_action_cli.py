@@ -256,16 +256,6 @@ def test_what_the_weights_were_not_trained_with_is_a_warning(
         assert len(found) == bool(named) and re.search(named, "".join(found))
 
 
-def test_the_latest_checkpoint_of_a_run_is_looked_up_once(bridge: Path, tmp_path: Path, caplog: Any) -> None:
-    path = weights(tmp_path / "run", controller(4, 1.0))
-    (tmp_path / "run/checkpoints/latest_checkpoint.txt").write_text("iter_000000010.pt")
-    caplog.set_level("INFO")
-    flags = ["--dit_path", str(tmp_path / "run"), "--input_annotation", str(annotation(bridge)), *FAST]
-    assert main([*flags, "--save_path", str(tmp_path / "out.mp4")]) == 0
-    assert caplog.text.count("its latest") == 1
-    assert json.loads((tmp_path / "out.json").read_text())["weights"].startswith(f"{path} (")
-
-
 # ---- what a user can get wrong ---------------------------------------------------------------------------------------
 
 

@@ -97,18 +97,6 @@ def test_denoising(golden: Golden) -> None:
         stored["image.x0_pred"].compare(denoise(noisy[:, :, :1], sigma_B, image).x0_B_C_T_H_W, **close)
 
 
-def test_one_level_per_sample_may_be_given_with_or_without_a_frame_axis(golden: Golden) -> None:
-    stored = golden.tensors("denoise_a.safetensors")
-    denoise, sigma_B = Denoiser(network(golden)), stored["sigma_B"].use()
-    condition = condition_of(
-        stored, gt_frames_B_C_T_H_W=stored["gt_frames"].use(), condition_mask_B_1_T_H_W=stored["condition_mask"].use()
-    )
-    noisy = stored["x0"].use() + stored["epsilon"].use()
-    with torch.no_grad():
-        first, second = denoise(noisy, sigma_B, condition), denoise(noisy, sigma_B[:, None], condition)
-    assert torch.equal(first.x0_B_C_T_H_W, second.x0_B_C_T_H_W)
-
-
 # --- one training step
 
 

@@ -70,19 +70,6 @@ def test_a_controller_s_actions_are_those_with_as_many_numbers() -> None:
         raw_actions(toy, Reading(controller(7), stride=2, combine=["sum", "last"]))
 
 
-@pytest.mark.parametrize(
-    ("reading", "counted", "lengths"),
-    [
-        (Reading(relative_pose(), start=3, most_actions=4), "20 rows of 'state'", (20,)),
-        (Reading(relative_pose(), source="action"), "19 rows of 'action'", (20, 19)),
-        (Reading(controller(7), stride=2), "19 rows of 'action'", (20, 19)),
-    ],
-)
-def test_an_annotation_tells_how_long_its_video_is(reading: Reading, counted: str, lengths: tuple[int, ...]) -> None:
-    raw = raw_actions(ANNOTATION, reading)
-    assert (raw.counted, raw.lengths) == (counted, lengths)
-
-
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], tuple[str, str]]:
     """ANNOTATION as a file, and a video of so many frames."""
@@ -103,10 +90,8 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], tuple
     [
         (dict(), 20, True),
         (dict(), 7, False),
-        (dict(), 60, False),
         (dict(), 19, False),  # a pose for every frame
         (dict(), 1, True),  # a picture in a video
-        (dict(start=4, most_actions=3), 20, True),
         (dict(start=4), 5, True),  # nothing behind the first frame
         (dict(num_given=5, stride=2), 9, True),
         (dict(num_given=5), 1, False),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cosmos_predict2.nn.dit import Video2WorldDiT
-from cosmos_predict2.world_model.parallelize import CONTEXT_KEY, ContextParallel, degree_problems
+from cosmos_predict2.world_model.parallelize import CONTEXT_KEY, degree_problems
 from imaginaire import distributed
 from imaginaire.config.compose import compose
 from imaginaire.errors import ConfigError
@@ -74,15 +74,6 @@ def test_a_network_that_cannot_be_made_is_told_before_anything_is_built(
 def _net(**options: Any) -> Video2WorldDiT:
     sizes = dict(max_img_h=8, max_img_w=8, max_frames=4, model_channels=24, num_blocks=1, num_heads=2)
     return Video2WorldDiT(**{**sizes, "adaln_lora_dim": 4, "crossattn_emb_channels": 8, **options})
-
-
-def test_a_group_of_one_leaves_the_network_alone() -> None:
-    net = _net()
-    context = ContextParallel(net, None)
-    context.activate(True)
-    x = torch.randn(1, 16, 4, 4, 4)
-    assert net.part == (0, 1)
-    assert context.split_frames(x) is context.gather_frames(x) is x
 
 
 def test_a_part_has_the_positions_and_limits_of_the_whole_clip() -> None:
