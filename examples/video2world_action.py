@@ -133,8 +133,6 @@ def run(args: argparse.Namespace) -> int:
     check_device(args.device or ("cuda" if args.use_cuda_graphs else "cpu"))
     of_lerobot = is_lerobot(args.input_root)
     requests, skipped = ([], 0) if of_lerobot else requests_of(args)
-    if skipped and not requests:
-        return nothing_to_do(skipped)
     choice = choose_action_model(values_of(ActionModel, args))
     config = choice.config
     config.guardrail_config.enabled = bool(args.prompt) and not args.disable_guardrail
@@ -143,12 +141,13 @@ def run(args: argparse.Namespace) -> int:
     for adapter in args.lora:
         read_adapter(parse_lora(adapter)[0])
     check_parts(config.net, choice.dit_path, [config.tokenizer], "net_ema" if args.load_ema else "auto")
-    text, negative = read_texts(values_of(Text, args), config, choice.card, network_text_width(config.net))
+    texts = read_texts(values_of(Text, args), config, choice.card, network_text_width(config.net))
     settings, lerobot = settings_of(args, choice), None
     if of_lerobot:
         lerobot, requests, skipped = lerobot_requests_of(args, choice)
-        if not requests:
-            return nothing_to_do(skipped)
+    if not requests:
+        log.info("all %d outputs exist; --overwrite makes them again", skipped)
+        return 0
     jobs, failed = prepare(requests, reading_of(args, choice), settings, args.input_root, lerobot)
     warn_of_differences(args, choice, {tuple(job.episode.first_frames_C_F_H_W.shape[2:]) for job in jobs})
     pipe = Video2WorldActionConditionedPipeline.from_config(
@@ -163,7 +162,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.prompt:
         pipe.checked_prompt(args.prompt, jobs[0].episode.video)
-    run_rollouts(pipe, jobs, settings, text_B_S_E=text, negative_text_B_S_E=negative)
+    run_rollouts(pipe, jobs, settings, texts)
     log.info("%d made, %d skipped, %d failed", len(jobs), skipped, failed)
     return 1 if failed else 0
 
@@ -171,11 +170,6 @@ def run(args: argparse.Namespace) -> int:
 def is_lerobot(folder: str) -> bool:
     """Whether a LeRobot data set lies in a folder."""
     return bool(folder) and Path(folder, "meta", "info.json").is_file()
-
-
-def nothing_to_do(skipped: int) -> int:
-    log.info("all %d outputs exist; --overwrite makes them again", skipped)
-    return 0
 
 
 def check_flags(args: argparse.Namespace) -> None:

@@ -306,7 +306,7 @@ def safetensors_header(path: str) -> dict[str, str]:
 def _of_run(tree: Mapping[str, Any], starts: Mapping[str, Any]) -> dict[str, Any]:
     """The same of a run's config.yaml and of its starts: also what its data sets are."""
     of_pipeline = _below(tree, "model", "config", "pipe_config").get("input_crop")
-    nodes = [*_mappings(tree.get("dataloader_train"))]
+    nodes = [*mappings(tree.get("dataloader_train"))]
     return _of_config(_below(tree, "model", "config")) | {
         "texts": starts.get(TEXT_KEY),
         "frame_rate": starts.get(RATE_KEY),
@@ -348,12 +348,12 @@ def _crop_of(node: Mapping[str, Any]) -> str | None:
     return crop if crop in CROPS else None
 
 
-def _mappings(tree: Any) -> Iterator[dict[str, Any]]:
+def mappings(tree: Any) -> Iterator[dict[str, Any]]:
     """Every mapping in a section, the outer ones first."""
     if isinstance(tree, dict):
         yield tree
         for value in tree.values():
-            yield from _mappings(value)
+            yield from mappings(value)
 
 
 def _below(tree: Any, *keys: str) -> dict[str, Any]:

@@ -146,10 +146,10 @@ def chosen_frames(count: int, reading: Reading, stride: int | None = None) -> nu
     frames = numpy.arange(reading.start, count, stride or reading.stride)
     if reading.most_actions is not None:
         frames = frames[: 1 + reading.most_actions]
-    if len(frames) < 2 or len(frames) < reading.num_given:
+    if len(frames) < (least := max(2, reading.num_given)):
         raise DataError(
             f"it has {count} frames, of which {len(frames)} are left with --start_frame_idx {reading.start} and"
-            f" --fps_downsample_ratio {stride or reading.stride}; {max(2, reading.num_given)} are needed at least."
+            f" --fps_downsample_ratio {stride or reading.stride}; {least} are needed at least."
         )
     return frames
 
@@ -160,12 +160,8 @@ def _differences(poses: Floats, gripper: Floats, reading: Reading) -> Floats:
         return pose_differences(poses, gripper, quaternion=transform.quaternion)
     # To the first frame of each window, as in training: here a window is a chunk.
     chunks = [slice(first, first + size + 1) for first in range(0, len(poses) - 1, size)]
-    return numpy.concatenate(
-        [
-            pose_differences(poses[i], gripper[i], accumulate=transform.accumulate, quaternion=transform.quaternion)
-            for i in chunks
-        ]
-    )
+    how = dict(accumulate=transform.accumulate, quaternion=transform.quaternion)
+    return numpy.concatenate([pose_differences(poses[i], gripper[i], **how) for i in chunks])
 
 
 def _rows(annotation: dict[str, Any], reading: Reading) -> tuple[str, Floats]:

@@ -107,15 +107,13 @@ def run_rollouts(
     pipe: Video2WorldActionConditionedPipeline,
     jobs: Sequence[Job],
     settings: RolloutSettings,
-    *,
-    text_B_S_E: Tensor | None = None,
-    negative_text_B_S_E: Tensor | None = None,
+    texts: Sequence[Tensor | None] = (None, None),
 ) -> None:
-    """Imagine the actions of all jobs and write the results, as many at a time as the settings say."""
+    """Imagine the actions of all jobs, with a text and a negative one, and write the results."""
     done, likeness = 0, []
     for batch in batches(jobs, settings.batch_size):
         start = time.monotonic()
-        videos = imagine(pipe, batch, settings, text_B_S_E=text_B_S_E, negative_text_B_S_E=negative_text_B_S_E)
+        videos = imagine(pipe, batch, settings, texts)
         seconds = time.monotonic() - start
         for job, video in zip(batch, videos):
             likeness.append(save(pipe, job, video, settings, seconds / len(batch)))
@@ -152,9 +150,7 @@ def imagine(
     pipe: Video2WorldActionConditionedPipeline,
     jobs: Sequence[Job],
     settings: RolloutSettings,
-    *,
-    text_B_S_E: Tensor | None = None,
-    negative_text_B_S_E: Tensor | None = None,
+    texts: Sequence[Tensor | None] = (None, None),
 ) -> list[Tensor]:
     """uint8 [3, F, H, W] of each job, as if it were alone: shorter ones go on with actions that are cut off again."""
     longest = max(job.num_actions for job in jobs)
@@ -166,8 +162,8 @@ def imagine(
         actions,
         [job.request.seed for job in jobs],
         settings.sampling,
-        text_B_S_E=text_B_S_E,
-        negative_text_B_S_E=negative_text_B_S_E,
+        text_B_S_E=texts[0],
+        negative_text_B_S_E=texts[1],
         history=settings.history,
         reference=settings.reference,
         float_hand_over=settings.float_hand_over,

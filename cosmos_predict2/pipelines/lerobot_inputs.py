@@ -2,7 +2,7 @@
 """Rollouts of episodes of a LeRobot data set: first frames and actions as training reads them, and the true frames."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ import numpy
 import torch
 
 from cosmos_predict2.actions.transforms import ActionTransform
+from cosmos_predict2.checkpoints.card import mappings
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.lerobot.info import VAL_FRACTION, choose_episodes
 from cosmos_predict2.data.video.clips import stretch
@@ -98,12 +99,6 @@ class LeRobotRecordings:
 
 def dataset_of_run(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The LeRobot data set that a run was trained on, as its config.yaml has it; nothing where there was none."""
-    return next(_nodes(tree.get("dataloader_train")), {})
-
-
-def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(tree, dict):
-        if str(tree.get("_target_")).endswith(f".{LeRobotActionDataset.__name__}"):
-            yield tree
-        for value in tree.values():
-            yield from _nodes(value)
+    name = f".{LeRobotActionDataset.__name__}"
+    nodes = mappings(tree.get("dataloader_train"))
+    return next((node for node in nodes if str(node.get("_target_")).endswith(name)), {})

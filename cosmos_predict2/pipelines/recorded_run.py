@@ -88,14 +88,11 @@ def apply_card(card: ModelCard, config: Video2WorldPipelineConfig) -> None:
 
 
 def _arguments(card: ModelCard, part: str) -> dict[str, Any]:
-    """The arguments of a recorded node. One that would be built too is an error: none of the known classes has one."""
+    """The arguments of a recorded node; one that would be built too is an error."""
     arguments = {key: value for key, value in card.pipeline[part].items() if not key.startswith("_")}
     for name, value in arguments.items():
         if "_target_" in str(value):
-            raise CheckpointError(
-                f"{_record(card)}: model.config.pipe_config.{part}.{name} names something to build, {value}; a number"
-                " or a word is expected."
-            )
+            raise CheckpointError(f"{_record(card)}: pipe_config.{part}.{name} names something to build, {value}.")
     return arguments
 
 
@@ -112,8 +109,7 @@ def _known(cls: type, values: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def with_trained_text(config: Config, sources: Sequence[str]) -> Config:
-    """The pipeline's config with the text that the last of these weights was trained with; as it is where it has one
-    already, or where none records it."""
+    """The pipeline's config with the text of the last of these weights that records one, unless it has one."""
     if config.num_text_tokens is None:
         for path in reversed(sources):
             if (card := read_card(path)).texts:
@@ -125,11 +121,10 @@ def with_trained_text(config: Config, sources: Sequence[str]) -> Config:
 
 def apply_text(card: ModelCard, config: Any) -> None:
     """Make a pipeline's config give the network its text as in training."""
-    if len(card.texts) > 1:
+    if (count := len(card.texts)) > 1:
         kinds = "; ".join(map(str, card.texts))
         log.warning(
-            "%s: trained with texts of %d kinds (%s): a prompt is encoded as the first",
-            *(card.source, len(card.texts), kinds),
+            "%s: trained with texts of %d kinds (%s): a prompt is encoded as the first", card.source, count, kinds
         )
     follow_text(config, card.texts[0], card.source)
 

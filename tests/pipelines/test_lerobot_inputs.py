@@ -25,7 +25,9 @@ pytest.importorskip("pyarrow", reason="needs pyarrow: pip install -e '.[data]'")
 
 
 def opened(name: str, **said: Any) -> LeRobotRecordings:
-    return LeRobotRecordings.open(str(FIXTURES / name), OWN, dataset_of_run({"dataloader_train": [TRAINED]}), **said)
+    return LeRobotRecordings.open(
+        str(FIXTURES / name), OWN, dataset_of_run({"dataloader_train": {"dataset": TRAINED}}), **said
+    )
 
 
 @pytest.mark.parametrize("name", ["lerobot_v2_1", "lerobot_v3"])
