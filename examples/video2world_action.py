@@ -317,7 +317,7 @@ def load_function(name: str) -> Any:
     return load
 
 
-def warn_of_differences(args: argparse.Namespace, choice: Any, sizes: set[tuple[int, ...]]) -> None:
+def warn_of_differences(args: argparse.Namespace, choice: Any, sizes: set[Any]) -> None:
     """Warn of conditioning frames, and of (height, width) of first frames, that the weights were not trained with."""
     from cosmos_predict2.configs.choice import warn_of_size
     from cosmos_predict2.data.sizes import pixel_frames

@@ -50,13 +50,13 @@ class Choice:
     config: Any  # Video2WorldPipelineConfig, or one for actions, its action_transform set
     dit_path: str  # empty: random weights
     model_size: str
+    card: ModelCard  # of the weights
     aspect_ratio: str = ""
-    card: ModelCard | None = None  # of the weights
 
     @property
     def run(self) -> ModelCard | None:
         """The card, where it suffices to build the pipeline; else None."""
-        return self.card if self.card is not None and self.card.has_pipeline else None
+        return self.card if self.card.has_pipeline else None
 
     @property
     def video_size(self) -> tuple[int, int] | None:
@@ -78,12 +78,12 @@ def choose_model(asked: VideoModel, input_path: str | None = None) -> Choice:
     if asked.dit_path and (asked.model or asked.random_weights):
         other = f"--model {asked.model}" if asked.model else "--random_weights"
         raise ConfigError(f"{other} and --dit_path {asked.dit_path}: both name weights; give one of them.")
-    card = None if asked.model else _card_of(asked)
-    is_predict2p5 = bool(asked.model) or (card is not None and _is_predict2p5(card))
+    card = ModelCard() if asked.model else _card_of(asked)
+    is_predict2p5 = bool(asked.model) or _is_predict2p5(card)
     family: Any = config_predict2p5 if is_predict2p5 else config_video2world
     trained = asked.model.partition("/")[0] if asked.model else _size_of(card, family.SIZES)
     size = _agreed_size(asked, trained)
-    fps = int(asked.fps) if asked.fps in family.SIZES[size].rates else 0
+    fps = int(asked.fps) if asked.fps and asked.fps in family.SIZES[size].rates else 0
     variant: dict[str, Any] = dict(model_size=size, resolution=asked.resolution or "", fps=fps)
     if is_predict2p5:
         if asked.natten:
@@ -94,7 +94,7 @@ def choose_model(asked: VideoModel, input_path: str | None = None) -> Choice:
     else:
         variant["natten"] = asked.natten
         config = config_video2world.get_cosmos_predict2_video2world_pipeline(**variant)
-    run = card if card is not None and card.has_pipeline else None
+    run = card if card.has_pipeline else None
     aspect_ratio = asked.aspect_ratio or family.SIZES[size].aspect_ratio
     if run is not None:
         aspect_ratio = _follow(run, config, asked, aspect_ratio)
@@ -113,7 +113,7 @@ def choose_model(asked: VideoModel, input_path: str | None = None) -> Choice:
             raise ConfigError(f"--num_frames {asked.num_frames}: 1 + 4k, 5 at least; this model makes {own}.")
         config.state_t = latent_frames(asked.num_frames)
     config.guardrail_config.checkpoint_dir = config.prompt_refiner_config.checkpoint_dir = checkpoint_dir()
-    return Choice(config, _video_weights(asked, run, is_predict2p5, variant), size, aspect_ratio, card)
+    return Choice(config, _video_weights(asked, run, is_predict2p5, variant), size, card, aspect_ratio)
 
 
 def _use_checkpoint_dir(asked: Model) -> None:
@@ -121,14 +121,14 @@ def _use_checkpoint_dir(asked: Model) -> None:
         os.environ["COSMOS_PREDICT2_ARGS"] = f"--checkpoints {shlex.quote(asked.checkpoint_dir)}"
 
 
-def _card_of(asked: Model) -> ModelCard | None:
+def _card_of(asked: Model) -> ModelCard:
     """The card of the weights; where only adapters are named, of the first one that lies in a run."""
     if asked.dit_path.endswith(PREDICT25["2B/distilled"][1]):  # its shapes are those of the others
         raise ConfigError(f"--dit_path {asked.dit_path}: {not_yet_here('2B/distilled')}.")
     if asked.dit_path:
         return read_and_warn(asked.dit_path)
     cards = (read_and_warn(parse_lora(adapter)[0]) for adapter in asked.lora)
-    return next((card for card in cards if card.has_pipeline), None)
+    return next((card for card in cards if card.has_pipeline), ModelCard())
 
 
 def _is_predict2p5(card: ModelCard) -> bool:
@@ -136,10 +136,10 @@ def _is_predict2p5(card: ModelCard) -> bool:
     return card.is_predict2p5 or (bool(card.problem) and not card.has_pipeline and "Predict2.5" in card.path)
 
 
-def _size_of(card: ModelCard | None, sizes: Mapping[str, Any]) -> str | None:
+def _size_of(card: ModelCard, sizes: Mapping[str, Any]) -> str | None:
     """The name of the size of weights, by their record or their shapes; None where they have another, or none."""
-    if card is None or card.has_pipeline:
-        return None if card is None else card.model_size(sizes)
+    if card.has_pipeline:
+        return card.model_size(sizes)
     found = card.family and (card.family.width, card.family.num_blocks)
     return next((n for n, size in sizes.items() if (size.net["model_channels"], size.net["num_blocks"]) == found), None)
 
@@ -235,7 +235,7 @@ def choose_action_model(asked: ActionModel) -> Choice:
             )
         config.flow = attrs.evolve(config.flow, conditional_frame_timestep=asked.given_timestep)
     config.guardrail_config.checkpoint_dir = checkpoint_dir()
-    return Choice(config, card.path, size, card=card)
+    return Choice(config, card.path, size, card)
 
 
 def _asked_transform(asked: ActionModel) -> Any:

@@ -160,7 +160,7 @@ def _differences(poses: Floats, gripper: Floats, reading: Reading) -> Floats:
         return pose_differences(poses, gripper, quaternion=transform.quaternion)
     # To the first frame of each window, as in training: here a window is a chunk.
     chunks = [slice(first, first + size + 1) for first in range(0, len(poses) - 1, size)]
-    how = dict(accumulate=transform.accumulate, quaternion=transform.quaternion)
+    how: dict[str, Any] = dict(accumulate=transform.accumulate, quaternion=transform.quaternion)
     return numpy.concatenate([pose_differences(poses[i], gripper[i], **how) for i in chunks])
 
 

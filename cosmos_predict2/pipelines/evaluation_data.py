@@ -130,10 +130,10 @@ def recordings_of_run(
         return of_dataset(folder, ToyWorldStates(folder, num_frames=num_actions + 1, start=0), transform, num)
     if is_toy:
         world = {"mix": "expert", "setting": "default", **arguments, **(arguments.get("world") or {})}
-        own = {key: world.get(key) for key in ("size", "mix", "ring_elsewhere", "num_steps")}
+        own: dict[str, Any] = {key: world.get(key) for key in ("size", "mix", "ring_elsewhere", "num_steps")}
         tasks, seed = tuple(world.get("tasks") or ("push_puck",)), int(world.get("seed") or 0) + seed
-        wanted = dict(num=num, num_actions=num_actions, seed=seed, tasks=tasks, asked=OF_EXPERIMENT)
-        return toy_recordings(world["setting"], transform, **wanted, **own)
+        own |= dict(seed=seed, tasks=tasks, asked=OF_EXPERIMENT)
+        return toy_recordings(world["setting"], transform, num=num, num_actions=num_actions, **own)
     if target != BRIDGE and target not in OF_FILES:
         known = ", ".join(name.rpartition(".")[2] for name in (BRIDGE, *OF_FILES))
         raise ConfigError(f"The run's validation data are a {target}, not built here ({known} are): give --data.")
@@ -164,14 +164,13 @@ def toy_recordings(
     num: int,
     num_actions: int,
     seed: int = 0,
-    tasks: tuple[str, ...] = ("push_puck",),
-    size: int | None = None,
-    mix: str = "mixed",
-    ring_elsewhere: float | None = 0.0,
     num_steps: int | None = None,
     asked: str = f"--data {TOY}",
+    **world: Any,
 ) -> Recordings:
-    """Held-out episodes from their first step on; ``asked`` is what chose the toy world, for messages."""
+    """Held-out episodes from their first step on; ``asked`` is what chose the toy world, for messages, and ``world``
+    further arguments of `make_episodes`."""
+    world = {"ring_elsewhere": 0.0, **world}
     if setting not in SETTINGS:
         raise ConfigError(f"--data {TOY}:{setting}: the toy world has no such setting.{near(setting, SETTINGS)}")
     dim = transform.dim if transform.kind == "controller" else TOY_DIM
@@ -182,14 +181,11 @@ def toy_recordings(
         episodes = make_episodes(
             count,
             seed,
-            mix=mix,
-            size=size,
             setting=setting,
-            tasks=tasks,
             action_dim=transform.dim,
             length=max(num_actions, num_steps or SETTINGS[setting].num_steps),
-            ring_elsewhere=ring_elsewhere,
             first=TOY_SPLITS[split],
+            **world,
         )
         frames = numpy.stack([episodes.render(i, 0, num_actions + 1) for i in range(count)])
         actions = torch.from_numpy(transform.apply(episodes.actions[:, :num_actions])).float()

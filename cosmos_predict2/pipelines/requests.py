@@ -105,16 +105,17 @@ def read_batch(path: str, defaults: Request) -> list[Request]:
 
 def _request_of(entry: Mapping[str, Any], number: int, defaults: Request) -> Request:
     """The request of a batch file's entry; null is as if the key were not there."""
-    given = {}
+    given: dict[str, Any] = {}
     for key, value in entry.items():
         if key not in BATCH_KEYS:
             raise ConfigError(f"unknown key '{key}'.{near(key, BATCH_KEYS)}")
         if value is not None and type(value) is not BATCH_KEYS[key]:  # exactly: true and false are no numbers here
             raise ConfigError(f"{key} is {value!r}; {'a whole number' if BATCH_KEYS[key] is int else 'text'} is needed")
-        if value not in (None, ""):
+        if value is not None:
             given[FIELDS.get(key, key)] = value
     output = os.path.join(os.path.dirname(defaults.save_path), f"output_{number}.mp4")
-    request = replace(defaults, **{"input_path": "", "prompt": "", "compare_to": "", "save_path": output, **given})
+    given["save_path"] = given.get("save_path") or output
+    request = replace(defaults, **{"input_path": "", "prompt": "", "compare_to": "", **given})
     if not request.prompt or not (request.input_path or request.num_conditional_frames == 0):
         raise ConfigError(f"no {'input_video' if request.prompt else 'prompt'}")
     return request

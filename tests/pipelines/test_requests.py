@@ -2,6 +2,7 @@
 """Requests: what is refused before anything is built, what is skipped, and what is recorded."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -199,9 +200,11 @@ def test_a_batch_file_is_read_strictly(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe[")
     with pytest.raises(DataError, match="cannot be read"):
         read_batch(str(path), default)
-    path.write_text('[{"input_video": "a.png", "prompt": "x", "negative_prompt": null, "seed": null}]')
-    (nothing_said,) = read_batch(str(path), default)
-    assert (nothing_said.negative_prompt, nothing_said.seed) == ("", 4)
+    default = replace(default, negative_prompt="blurred")
+    for text, negative in (("null", "blurred"), ('""', "")):
+        path.write_text(f'[{{"input_video": "a.png", "prompt": "x", "negative_prompt": {text}, "seed": null}}]')
+        (request,) = read_batch(str(path), default)
+        assert (request.negative_prompt, request.seed) == (negative, 4)
 
 
 def never() -> Any:
