@@ -9,7 +9,6 @@ frames, the planes in the order that networks take, embedding, mask and the rest
 the file's it also scales, which is compared with bare decoding and the same scaling.
 """
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -35,12 +34,10 @@ OTHER_SIZE = (432, 768)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__, "quick", "record")
     parser.add_argument("--clips", type=int, default=8, help="files (default: %(default)s)")
     parser.add_argument("--turns", type=int, default=5, help="passes over the files (default: %(default)s)")
     parser.add_argument("--folder", help="keep the clips here, or take those that are here (default: a temporary one)")
-    parser.add_argument("--quick", action="store_true", help="two clips, two turns")
-    machine.add_record_flag(parser)
     arguments = parser.parse_args()
     num_clips, turns = (2, 2) if arguments.quick else (arguments.clips, arguments.turns)
     torch.set_num_threads(1)

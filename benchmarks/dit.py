@@ -9,7 +9,6 @@ product found on this machine with as many threads; shares count the operations 
 that for forward and backward. On a GPU, in bfloat16.
 """
 
-import argparse
 import gc
 import statistics
 import sys
@@ -148,17 +147,6 @@ def check_equal(case: Case, run_ours: Callable[[], Tensor], run_theirs: Callable
     return difference
 
 
-def paired(first: Callable[[], Any], second: Callable[[], Any], rounds: int) -> tuple[list[float], list[float]]:
-    """Seconds of each call of both, timed in alternating order after a few calls that do not count."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for i in range(-3, rounds):
-        for which in (0, 1) if i % 2 else (1, 0):
-            seconds = machine.seconds((first, second)[which])
-            if i >= 0:
-                times[which].append(seconds)
-    return times
-
-
 def product_rates(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
     """The most operations per second that a square matrix product reaches here, by PyTorch's own and by ours."""
     best = [0.0, 0.0]
@@ -206,7 +194,7 @@ def report(case: Case, device: torch.device, dtype: torch.dtype, peak: float, ro
     ).total
     for name, wrap, factor in [("forward", without_gradient, 1), ("forward + backward", backward_of, 3)]:
         try:
-            ours, theirs = paired(wrap(run_ours), wrap(run_theirs), rounds)
+            ours, theirs = machine.in_turns({"ours": wrap(run_ours), "theirs": wrap(run_theirs)}, rounds, 3).values()
         except torch.OutOfMemoryError:
             print(f"  {name:19s} does not fit into this GPU (nothing is recomputed)")
             gc.collect()  # what the exception held
@@ -222,15 +210,9 @@ def report(case: Case, device: torch.device, dtype: torch.dtype, peak: float, ro
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few rounds, for a look")
-    parser.add_argument("--threads", type=int, help="threads of PyTorch; default: as many as it takes by itself")
-    parser.add_argument("--rounds", type=int, help="timed calls of each network (default 40)")
+    parser = machine.parser(__doc__, "quick", "threads", "rounds", "record")
     parser.add_argument("--case", default="", help="only cases whose name contains this")
-    machine.add_record_flag(parser)
-    arguments = parser.parse_args()
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
+    arguments = machine.parse(parser)
     device, dtype = machine.device_and_dtype()
     rounds = arguments.rounds or (6 if arguments.quick else 40)
     torchs, ours = product_rates(device, dtype)

@@ -8,6 +8,8 @@ reports. `compare` prints what a run found beside them, so that a figure which h
 import argparse
 import datetime
 import json
+import logging
+import os
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -36,6 +38,47 @@ def described(device: torch.device) -> str:
     return f"torch {torch.__version__}, {place}"
 
 
+def parser(description: str | None, *flags: str) -> argparse.ArgumentParser:
+    """A parser with the named ones of the flags that benchmarks share."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    shared: dict[str, dict[str, Any]] = {
+        "quick": dict(action="store_true", help="a small part of the work, for a look"),
+        "threads": dict(type=int, help="threads of PyTorch; default: as many as it takes by itself"),
+        "rounds": dict(type=int, help="timed rounds"),
+        "record": dict(action="store_true", help=f"write the ratios to benchmarks/{RECORD.name}"),
+    }
+    for flag in flags:
+        made.add_argument(f"--{flag}", **shared[flag])
+    return made
+
+
+def parse(made: argparse.ArgumentParser) -> argparse.Namespace:
+    """The arguments, with PyTorch's threads set as they ask."""
+    arguments = made.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    return arguments
+
+
+def quiet_trainer() -> None:
+    """The trainer from the checkout's folder, without a tracker and with errors alone in its log."""
+    os.environ["WANDB_MODE"] = "disabled"
+    os.environ.setdefault("IMAGINAIRE_LOG_LEVEL", "ERROR")
+    logging.disable(logging.WARNING)
+    os.chdir(RECORD.parents[1])
+
+
+def in_turns(runs: dict[str, Callable[[], Any]], rounds: int, warm_up: int = 1) -> dict[str, list[float]]:
+    """Seconds of each call of all, in alternating order, so that what else the machine does meets all of them."""
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    for i in range(-warm_up, rounds):
+        for name in runs if i % 2 else reversed(runs):
+            taken = seconds(runs[name])
+            if i >= 0:
+                found[name].append(taken)
+    return found
+
+
 def seconds(run: Callable[[], Any]) -> float:
     """How long a call takes, with what it starts on the device."""
     wait()
@@ -51,10 +94,6 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-def add_record_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--record", action="store_true", help=f"write the ratios to benchmarks/{RECORD.name}")
-
-
 def compare(benchmark: str, figures: Mapping[str, float], device: torch.device, *, record: bool = False) -> None:
     """Print the recorded ratios of this benchmark beside those just found, or record these."""
     here = torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
@@ -65,7 +104,8 @@ def compare(benchmark: str, figures: Mapping[str, float], device: torch.device, 
     if record:
         known = same[0]["figures"] if same else {}
         entry = dict(benchmark=benchmark, processor=here, threads=threads, commit=_commit())
-        entry |= dict(date=datetime.date.today().isoformat(), figures={**known, **_rounded(figures)})
+        rounded = {name: round(value, 3) for name, value in figures.items()}
+        entry |= dict(date=datetime.date.today().isoformat(), figures={**known, **rounded})
         RECORD.write_text(json.dumps([e for e in entries if e not in same] + [entry], indent=1) + "\n")
         print(f"recorded for {here}, {threads} threads, in {RECORD}")
         return
@@ -88,10 +128,6 @@ def _comparison(
             differs = "   DIFFERS: measure again on an idle machine" if abs(change) > TOLERANCE else ""
             lines.append(f"  {name}: {found:.2f}, recorded {recorded:.2f} ({change:+.0%}){differs}")
     return lines
-
-
-def _rounded(figures: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(value, 3) for name, value in figures.items()}
 
 
 def _commit() -> str:

@@ -10,7 +10,6 @@ values at every step, attention to a text of zeros. Each row below leaves out on
 depend on them.
 """
 
-import argparse
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -182,12 +181,7 @@ def measure(pipe: Video2WorldActionConditionedPipeline, size: str, batch: int, n
         SamplingOptions(num_steps=num_steps, guidance=GUIDANCE),
         as_float=True,
     )
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for i in range(-1, rounds):  # the first round warms up
-        for name in runs if i % 2 else reversed(runs):
-            taken = machine.seconds(runs[name])
-            if i >= 0:
-                seconds[name].append(taken)
+    seconds = machine.in_turns(runs, rounds)
     first = seconds[WAYS[0].name]
     print(f"\nbatch {batch}: 12 frames each, {num_steps} steps")
     for name, times in seconds.items():
@@ -198,19 +192,13 @@ def measure(pipe: Video2WorldActionConditionedPipeline, size: str, batch: int, n
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__, "quick", "threads", "rounds", "record")
     parser.add_argument("--model_size", choices=list(SETTINGS), default="tiny", help="2B needs a GPU")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--num_steps", type=int, default=10, help="sampling steps (default 10)")
-    parser.add_argument("--threads", type=int, help="threads of PyTorch; default: as many as it takes by itself")
-    parser.add_argument("--rounds", type=int, help="timed rounds of every row (default 5)")
-    parser.add_argument("--quick", action="store_true", help="one round, for a look")
-    machine.add_record_flag(parser)
-    arguments = parser.parse_args()
+    arguments = machine.parse(parser)
     if min(*arguments.batches, arguments.num_steps, arguments.rounds or 1) < 1:
         parser.error("--batches, --num_steps and --rounds are 1 at least")
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
     device, dtype = machine.device_and_dtype()
     size = arguments.model_size
     if size != "tiny" and device.type != "cuda":

@@ -7,7 +7,6 @@ Prints seconds of each (the best of the turns), how many times faster ours is, a
 outputs, which must be rounding. Weights are random: the time does not depend on them.
 """
 
-import argparse
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,20 +22,16 @@ TOLERANCE = {torch.float32: (1e-5, 3e-5), torch.bfloat16: (0.05, 0.3)}  # latent
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__, "threads", "record")
     parser.add_argument("--frames", type=int, default=17)
     parser.add_argument("--height", type=int, default=128)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--dim", type=int, default=96, help="width of the network; 96 is the released one")
     parser.add_argument("--temporal_window", type=int, default=4, help="frames at a time")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--threads", type=int, help="default: torch's own")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    machine.add_record_flag(parser)
-    arguments = parser.parse_args()
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
+    arguments = machine.parse(parser)
     dtype = getattr(torch, arguments.dtype)
 
     torch.manual_seed(0)

@@ -7,7 +7,6 @@ An environment step is physics, reward and the RGB observation of one environmen
 median of several blocks, since other work on the machine only ever takes time away.
 """
 
-import argparse
 import platform
 import statistics
 import time
@@ -16,6 +15,7 @@ from collections.abc import Callable
 import numpy
 import torch
 
+from benchmarks import machine
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.toy_world.detector import detect
 from cosmos_predict2.toy_world.episodes import make_episodes
@@ -75,9 +75,8 @@ def worlds(num_envs: int, num_steps: int, num_blocks: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__, "quick")
     parser.add_argument("--num_envs", type=int, default=64)
-    parser.add_argument("--quick", action="store_true", help="a small part of the work, for a look")
     args = parser.parse_args()
     torch.set_num_threads(1)
     num_blocks = 3 if args.quick else 11

@@ -13,7 +13,6 @@ for adapters), and nothing that is computed a second time.
 import argparse
 import gc
 import json
-import logging
 import os
 import resource
 import statistics
@@ -189,7 +188,7 @@ def known_gpu(name: str) -> str | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__)
     parser.add_argument("--model_size", default="2B", choices=("tiny", "2B", "14B"))
     parser.add_argument("--resolution", default="480", choices=tuple(SIZES_IN_PIXELS))
     parser.add_argument("--fps", type=int, default=16, choices=(10, 16), help="16: 93 frames, 10: 61")
@@ -198,10 +197,7 @@ def main() -> None:
     parser.add_argument("--overrides", nargs="*", default=[], metavar="KEY=VALUE", help="of the configuration")
     parser.add_argument("--json", metavar="FILE", help="write the figures to this file too")
     arguments = parser.parse_args()
-    os.environ["WANDB_MODE"] = "disabled"
-    os.environ.setdefault("IMAGINAIRE_LOG_LEVEL", "ERROR")
-    logging.disable(logging.WARNING)
-    os.chdir(ROOT)
+    machine.quiet_trainer()
     device, dtype = machine.device_and_dtype()
     peak = ceiling(device, dtype)
     print(f"{machine.described(device)}: {dtype} matrix products reach {peak / 1e12:.3g} TFLOP/s")

@@ -7,14 +7,11 @@ Both loops take the same model, data stream, optimizer, clipping and weight aver
 alternate in one process. Saving: steps of about 0.5 s, a 50 MB checkpoint before every other ten, against the rest.
 """
 
-import argparse
-import logging
 import os
 import statistics
 import tempfile
 import time
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -136,15 +133,10 @@ def saving(pairs: int, step_s: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a small part of the work, for a look")
-    machine.add_record_flag(parser)
+    parser = machine.parser(__doc__, "quick", "record")
     arguments = parser.parse_args()
     quick = arguments.quick
-    os.environ["WANDB_MODE"] = "disabled"
-    os.environ["IMAGINAIRE_LOG_LEVEL"] = "ERROR"
-    logging.disable(logging.WARNING)
-    os.chdir(Path(__file__).resolve().parents[1])
+    machine.quiet_trainer()
     print(machine.described(torch.device("cpu")))
     overhead(steps=100 if quick else 500, rounds=1 if quick else 5)
     ratio = saving(pairs=2 if quick else 24, step_s=0.1 if quick else 0.5)
