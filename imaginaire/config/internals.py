@@ -3,7 +3,7 @@
 
 OmegaConf has no public way to recognise a null node without resolving it, nor to ask a node for its place in the tree.
 Hydra's store refuses classes and functions in plain dictionaries, which published experiment files store, and copies
-every entry at each composition. ``patched_store`` mends the first; ``uncopied_store`` saves the second, half a second.
+every entry at each composition, which takes half a second. ``patched_store`` mends both.
 """
 
 import contextlib
@@ -13,9 +13,13 @@ from types import MappingProxyType
 from typing import Any
 
 from omegaconf import Container, DictConfig
+from omegaconf._utils import get_yaml_loader
 
 # The flag of nodes that may hold classes, functions and dtypes. A node changes the dictionary it is given: copy it.
 OBJECTS = MappingProxyType({"allow_objects": True})
+
+
+yaml_loader: Any = get_yaml_loader()  # the rules by which OmegaConf reads YAML; public is only the reading of nodes
 
 
 def is_empty(node: Container) -> bool:
@@ -37,7 +41,7 @@ def raw(node: Container, name: Any) -> Any:
 
 @contextlib.contextmanager
 def patched_store(enter: Callable[[str | None, str, Any, str], str]) -> Iterator[None]:
-    """Hydra's own ``store`` accepts plain dictionaries that hold classes and functions.
+    """Hydra's own ``store`` accepts plain dictionaries that hold classes and functions; compositions share the store.
 
     ``enter(group, name, node, module)`` looks at what a module stores and returns the name to store it under. It is not
     called where the caller names itself as ``provider``.
@@ -46,36 +50,18 @@ def patched_store(enter: Callable[[str | None, str, Any, str], str]) -> Iterator
 
     of_hydra = ConfigStore.store
 
-    def store(
-        self: ConfigStore,
-        name: str,
-        node: Any,
-        group: str | None = None,
-        package: str | None = None,
-        provider: str | None = None,
-    ) -> None:
+    def store(self: ConfigStore, name: str, node: Any, group: str | None = None, *more: Any, **options: Any) -> None:
         if isinstance(node, dict):
             node = DictConfig(dict(node), flags=dict(OBJECTS))
-        if provider is None:
-            provider = sys._getframe(1).f_globals.get("__name__", "?")
-            name = enter(group, name.removesuffix(".yaml"), node, provider)
-        of_hydra(self, name, node, group, package, provider)
+        if not (more[1:] or options.get("provider")):
+            options["provider"] = sys._getframe(1).f_globals.get("__name__", "?")
+            name = enter(group, name.removesuffix(".yaml"), node, options["provider"])
+        of_hydra(self, name, node, group, *more, **options)
 
     ConfigStore.store = store  # type: ignore[method-assign]
+    ConfigStore.__deepcopy__ = lambda self, memo: self  # type: ignore[attr-defined]
     try:
         yield
     finally:
         ConfigStore.store = of_hydra  # type: ignore[method-assign]
-
-
-@contextlib.contextmanager
-def uncopied_store() -> Iterator[None]:
-    """Hydra's store, shared with each composition: else Hydra copies every entry first, and what it loads once more."""
-    from hydra.core.config_store import ConfigStore
-
-    store = ConfigStore.instance()
-    store.__deepcopy__ = lambda memo: store  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        del store.__deepcopy__  # type: ignore[attr-defined]
+        del ConfigStore.__deepcopy__  # type: ignore[attr-defined]

@@ -8,7 +8,6 @@ A node is an OmegaConf DictConfig that may hold any object. Targets receive plai
 """
 
 import inspect
-import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,39 +15,19 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from imaginaire.config.internals import OBJECTS, full_key, is_empty
 from imaginaire.config.lazy_yaml import load_yaml, save_yaml, to_data, to_yaml
-from imaginaire.config.names import describe, locate, name_of, parameters_of, signature, takes
+from imaginaire.config.names import describe, locate, name_of, signature, target_of
 from imaginaire.config.typed_nodes import is_config_class, join, to_object, typed_class
-from imaginaire.errors import ConfigError, UserError, near
+from imaginaire.errors import ConfigError, UserError
 
-__all__ = [
-    "PLACEHOLDER",
-    "LazyCall",
-    "LazyDict",
-    "instantiate",
-    "load_yaml",
-    "locate",
-    "name_of",
-    "save_yaml",
-    "signature",
-    "to_object",
-    "to_yaml",
-]
+__all__ = ["PLACEHOLDER", "LazyCall", "LazyDict", "instantiate", "locate", "name_of", "signature", "to_object"]
+__all__ += ["load_yaml", "save_yaml", "to_yaml"]
 
 LazyDict = DictConfig
 PLACEHOLDER = None  # an argument that is given when the call is made
 
 
-def _add(*terms: Any) -> Any:
-    return sum(terms)
-
-
-def _subtract(first: Any, *terms: Any) -> Any:
-    return first - sum(terms)
-
-
-for _name, _resolver in (("add", _add), ("subtract", _subtract)):
-    if not OmegaConf.has_resolver(_name):
-        OmegaConf.register_new_resolver(_name, _resolver)
+OmegaConf.register_new_resolver("add", lambda *terms: sum(terms), replace=True)
+OmegaConf.register_new_resolver("subtract", lambda first, *terms: first - sum(terms), replace=True)
 
 
 # --- making nodes ---------------------------------------------------------------------------------------------------
@@ -59,19 +38,11 @@ class LazyCall:
 
     def __init__(self, target: Any) -> None:
         if not (callable(target) or isinstance(target, (str, Mapping))):
-            raise TypeError(
-                f"LazyCall takes a class, a function, a dotted name or a node that makes one,"
-                f" not {target!r} (a {type(target).__qualname__})."
-            )
+            raise TypeError(f"LazyCall takes a class, a function, a dotted name or a node, not {target!r}.")
         self._target = target
 
-    def __call__(self, *args: Any, **kwargs: Any) -> DictConfig:
+    def __call__(self, **kwargs: Any) -> DictConfig:
         target = self._target
-        if args:
-            raise TypeError(
-                f"L({describe(target)})(...) takes keyword arguments only, so that each can be overridden by its name;"
-                f" {len(args)} came without one."
-            )
         content: dict[str, Any] = {"_target_": target}
         if isinstance(target, type) and (is_config_class(target) or issubclass(target, (dict, list, tuple))):
             # As a value such a class would be taken for the schema of a typed node, or for a container.
@@ -137,14 +108,7 @@ def _argument(value: Any, key: str) -> Any:
 
 
 def _call(cfg: Mapping[Any, Any], key: str, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
-    target = cfg["_target_"]
-    at = f"{key}: " if key else ""
-    if isinstance(target, str):
-        target = locate(target, join(key, "_target_") if key else "")
-    elif isinstance(target, Mapping):
-        target = _instantiate(target, join(key, "_target_"))
-    if not callable(target):
-        raise ConfigError(f"{at}the target {target!r} cannot be called.")
+    target = _instantiate(target_of(cfg, key), join(key, "_target_"))
     is_recursive = cfg.get("_recursive_", True)
     shares_dataset = is_recursive and _sampler_repeats_dataset(cfg) and not {"dataset", "sampler"} & given.keys()
     arguments: dict[str, Any] = {}
@@ -163,10 +127,9 @@ def _call(cfg: Mapping[Any, Any], key: str, args: tuple[Any, ...], given: dict[s
         return target(*args, **arguments)
     except UserError:
         raise
-    except TypeError as error:
-        raise ConfigError(f"{at}{_why_refused(target, args, arguments, error)}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         why = f"{type(error).__name__}: {str(error).rstrip('.')}"
+        at = f"{key}: " if key else ""
         raise ConfigError(f"{at}{describe(target)} could not be built: {why}. (--debug shows where.)") from error
 
 
@@ -179,20 +142,3 @@ def _sampler_repeats_dataset(cfg: Mapping[Any, Any]) -> bool:
     if not isinstance(sampler, Mapping) or not isinstance(dataset, Mapping):
         return False
     return "_target_" in sampler and "_target_" in dataset and bool(sampler.get("dataset") == dataset)
-
-
-def _why_refused(target: Any, args: tuple[Any, ...], arguments: Mapping[str, Any], error: TypeError) -> str:
-    """What a TypeError of a call means: an argument too many, one too few, or trouble inside the target."""
-    name, parameters = describe(target), parameters_of(target)
-    if parameters is None:
-        return f"{name} refused its arguments ({', '.join(map(str, arguments))}): {error}"
-    named, takes_any = takes(parameters)
-    if not takes_any and (unknown := [str(argument) for argument in arguments if argument not in named]):
-        return f"{name} takes no argument '{unknown[0]}'.{near(unknown[0], named)}"
-    free = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][len(args) :]
-    free += [p for p in parameters.values() if p.kind is p.KEYWORD_ONLY]
-    if lacking := [p.name for p in free if p.default is p.empty and p.name not in arguments]:
-        return f"{name} needs a value for {', '.join(lacking)}."
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if len(frames) > 1 else ""
-    return f"building {name} failed: {error}{where}"

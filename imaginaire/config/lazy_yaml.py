@@ -9,7 +9,6 @@ written only if it finds the same object again.
 
 import enum
 import functools
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,12 +18,12 @@ import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from imaginaire.config.internals import OBJECTS, full_key, is_empty
+from imaginaire.config.internals import OBJECTS, full_key, is_empty, yaml_loader
 from imaginaire.config.names import locate, name_of
 from imaginaire.config.schema import Config, declared_class
 from imaginaire.config.typed_nodes import (
     default_of,
-    explain_value,
+    explained,
     fields_of,
     is_config_class,
     join,
@@ -52,42 +51,15 @@ def add_import_folder(folder: Path) -> None:
 
 # --- text -----------------------------------------------------------------------------------------------------------
 
-# As OmegaConf reads numbers on the command line: 1e-4 is a float, which YAML 1.1 alone takes for text.
-_FLOAT = re.compile(
-    r"""^(?:[-+]?(?:[0-9][0-9_]*)\.[0-9_]*(?:[eE][-+]?[0-9]+)?
-    |[-+]?(?:[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)
-    |\.[0-9_]+(?:[eE][-+][0-9]+)?
-    |[-+]?\.(?:inf|Inf|INF)
-    |\.(?:nan|NaN|NAN))$""",
-    re.VERBOSE,
-)
-_OWN_RULE = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:float")  # dates stay text, floats are as above
-_RULES = {
-    first: [(tag, rule) for tag, rule in rules if tag not in _OWN_RULE]
-    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-for _first in "-+0123456789.":
-    _RULES.setdefault(_first, []).insert(0, ("tag:yaml.org,2002:float", _FLOAT))
 
+class _Loader(yaml_loader):
+    """Reads as OmegaConf does: 1e-4 is a float, a date is text, and no key appears twice."""
 
-class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers = _RULES
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        seen = set()
-        for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                continue
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, (str, int)) and key in seen:
-                why = f"the key '{key}' appears twice"
-                raise yaml.constructor.ConstructorError(None, None, why, key_node.start_mark)
-            seen.add(key if isinstance(key, (str, int)) else None)
-        return super().construct_mapping(node, deep)
+    yaml_constructors = yaml.SafeLoader.yaml_constructors  # no paths
 
 
 class _Dumper(yaml.SafeDumper):
-    yaml_implicit_resolvers = _RULES
+    yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -133,12 +105,9 @@ def plain_data(text: str, source: str) -> Any:
         if repeated > MOST_REPEATED:
             raise yaml.YAMLError(f"its aliases (*name) repeat {repeated} values; {MOST_REPEATED} are read at most")
         return loader.construct_document(node)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{source} is not valid YAML: it is nested too deeply") from error
-    except (ValueError, LookupError, TypeError, AttributeError) as error:  # a value that its tag does not allow
-        raise ConfigError(f"{source} is not valid YAML: {type(error).__name__}: {str(error)[:200]}") from error
+    except (yaml.YAMLError, RecursionError, ValueError, LookupError, TypeError, AttributeError) as error:
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"  # other than YAMLError: of one value
+        raise ConfigError(f"{source} is not valid YAML: {why}") from error
 
 
 def refuse_interpolations(data: Any, source: str) -> None:
@@ -290,7 +259,7 @@ def _typed(cls: Any, data: Mapping[Any, Any], key: str) -> Any:
     try:
         DictConfig(made, flags=dict(OBJECTS))  # here the key is known
     except OmegaConfBaseException as error:
-        raise ConfigError(explain_value(error, key)) from error
+        raise explained(error, key) from error
     return made
 
 

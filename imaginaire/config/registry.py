@@ -9,15 +9,14 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import DictConfig, OmegaConf, read_write
 
-from imaginaire.config.files import broken_modules, silent_modules
+from imaginaire.config.files import broken_modules
 from imaginaire.config.internals import OBJECTS, patched_store
 from imaginaire.config.names import describe
 from imaginaire.config.overrides import RENAMED
@@ -29,21 +28,12 @@ log = logging.getLogger(__name__)
 LAZY_MEMBERS = ("model", "optimizer", "scheduler", "dataloader_train", "dataloader_val")
 
 _registered: dict[str, tuple[str, str]] = {}  # experiment name -> (content, module that registered it)
-_absent: dict[str, str] = {}  # a word of names -> what they are of
-
-
-def register_absent(words: Mapping[str, str]) -> None:
-    """Names with one of these words belong to something that exists elsewhere and is not here yet: the message for such
-    a name reports that, and proposes no other name."""
-    _absent.update(words)
 
 
 def register_experiment(name: str, node: Mapping[str, Any]) -> None:
     """Make ``experiment=name`` available. The same content again is harmless, other content is refused."""
-    if not name or not re.fullmatch(r"[\w.\-+]+", name):
+    if not re.fullmatch(r"[\w.\-+]+", name):
         raise ConfigError(f"'{name}' cannot name an experiment: use letters, digits, '_', '-' and '.'.")
-    if not isinstance(node, (Mapping, DictConfig)):
-        raise ConfigError(f"Experiment '{name}' must be a dictionary, not {node!r}.")
     module = sys._getframe(1).f_globals.get("__name__", "?")
     _note(name, node, module)
     tree = node if isinstance(node, DictConfig) else DictConfig(dict(node), flags=dict(OBJECTS))
@@ -63,10 +53,7 @@ def _note(name: str, node: Any, module: str, may_replace_own: bool = False) -> N
     if name in _registered and _registered[name][0] != content and is_registered("experiment", name):
         other = _registered[name][1]
         if not (may_replace_own and other == module):
-            raise ConfigError(
-                f"Two experiments are called '{name}', with different content: from {other} and from {module}."
-                " Rename one."
-            )
+            raise ConfigError(f"Two experiments are called '{name}', from {other} and from {module}. Rename one.")
     _registered[name] = (content, module)
 
 
@@ -91,19 +78,10 @@ def _enter(group: str | None, name: str, node: Any, module: str) -> str:
     own = f"{name}@{module}"
     if entry_of(renamed, own) is None and os.environ.get("RANK", "0") == "0":
         log.warning(
-            "%s registers %s=%s, but %s has registered another entry of that name, which stays. The experiments of"
-            " %s that choose it take their file's own, called %s=%s on the command line.",
-            *(_file(module), renamed, name, _file(str(first.provider)), _file(module), renamed, own),
+            "%s registers %s=%s, which %s has registered already. It is %s=%s here: only its own experiments take it.",
+            *(module, renamed, name, first.provider, renamed, own),
         )
     return own
-
-
-def _file(module: str) -> str:
-    """Where a module lies, relative to the working directory if it is inside."""
-    file = getattr(sys.modules.get(module), "__file__", None)
-    if file is None:
-        return module
-    return os.path.relpath(file) if Path(file).is_relative_to(Path.cwd()) else str(file)
 
 
 def _content(value: Any) -> str:
@@ -121,16 +99,13 @@ def _content(value: Any) -> str:
 
 
 def _group(name: str) -> dict[str, Any]:
-    node: Any = ConfigStore.instance().repo
-    for part in name.strip("/").split("/"):
-        node = node.get(part) if isinstance(node, dict) else None
+    node = ConfigStore.instance().repo.get(name.strip("/"))
     return node if isinstance(node, dict) else {}
 
 
 def entry_of(group: str, name: str) -> ConfigNode | None:
     """What Hydra's store holds under a name: the node, its package, and as its provider the module."""
-    node = _group(group).get(f"{name}.yaml")
-    return node if isinstance(node, ConfigNode) else None
+    return _group(group).get(f"{name}.yaml")
 
 
 def node_of(group: str, name: str) -> Any:
@@ -139,7 +114,9 @@ def node_of(group: str, name: str) -> Any:
 
 
 def groups() -> list[str]:
-    return [name for name, node in ConfigStore.instance().repo.items() if isinstance(node, dict)]
+    """The groups that have entries, but for Hydra's own and the one that clears."""
+    found = ConfigStore.instance().repo
+    return [name for name, node in found.items() if isinstance(node, dict) and name not in ("hydra", "clear")]
 
 
 def entries(group: str) -> list[str]:
@@ -154,42 +131,8 @@ def package_of(group: str) -> str:
     """The key that a group fills."""
     if group in LAZY_MEMBERS:
         return group
-    packages = {entry.package for entry in _group(group).values() if isinstance(entry, ConfigNode)}
-    named = sorted(package for package in packages if package not in (None, "_global_", "_group_"))
-    return named[0] if named else group
-
-
-class Choice(NamedTuple):
-    """An item of a defaults list, such as ``{"override /group": name}`` or ``/group/name``."""
-
-    group: str
-    names: list[Any]
-    is_override: bool
-
-
-def choices(defaults: Any, within: str = "") -> Iterator[Choice]:
-    """The items of a defaults list that stands in the group ``within``, but for those that only Hydra understands."""
-    listed = OmegaConf.to_container(defaults, resolve=False) if OmegaConf.is_config(defaults) else defaults
-    for item in listed or ():
-        key, names = next(iter(item.items())) if isinstance(item, Mapping) and item else str(item).rpartition("/")[::2]
-        if item == "_self_" or "@" in str(key) or str(key).startswith("optional "):
-            continue
-        path = _renamed(str(key)).removeprefix("override ").strip()
-        group = path.strip("/") if path.startswith("/") or item == f"/{names}" else f"{within}/{path}".strip("/")
-        yield Choice(group, names if isinstance(names, list) else [names], str(key).startswith("override "))
-
-
-def parents(name: str) -> Iterator[tuple[str, list[Choice]]]:
-    """An experiment and those that it starts from, the first of all first, each with its defaults list."""
-    tree = node_of("experiment", name)
-    own = list(choices(tree.get("defaults"), "experiment")) if isinstance(tree, DictConfig) else []
-    for choice in own:
-        for parent in choice.names if choice.group == "experiment" else ():
-            yield from parents(str(parent))
-    yield name, own
-
-
-# --- messages -------------------------------------------------------------------------------------------------------
+    packages = {entry.package for entry in _group(group).values()} - {None, "_global_", "_group_"}
+    return min(packages, default=group)
 
 
 def summary(name: str) -> str:
@@ -198,17 +141,24 @@ def summary(name: str) -> str:
     module = sys.modules.get(str(entry.provider)) if entry is not None else None
     paragraph = " ".join((getattr(module, "__doc__", None) or "").partition("\n\n")[0].split())
     about = paragraph.partition(". ")[0].rstrip(".").replace("``", "")
-    facts: dict[str, Any] = {}
-    for parent, own in parents(name):
-        facts |= {c.group: c.names[0] for c in own if c.group in ("model", "dataloader_train")}
-        tree = node_of("experiment", parent)
-        for key, inner in (("model", "model._target_"), ("dataloader_train", "dataloader_train.dataset._target_")):
-            if isinstance(tree, DictConfig) and (target := OmegaConf.select(tree, inner)):
-                facts[key] = describe(target).rpartition(".")[2]
-        if isinstance(tree, DictConfig) and (iterations := OmegaConf.select(tree, "trainer.max_iter")):
-            facts["trainer.max_iter"] = iterations
-    shown = ", ".join(f"{key}={value}" for key, value in facts.items())
+    shown = ", ".join(f"{key}={value}" for key, value in _facts(name).items())
     return " ".join(part for part in (about, f"({shown})" if shown else "") if part)
+
+
+def _facts(name: str) -> dict[str, Any]:
+    """The model, data and length that an experiment names, or one that it starts from."""
+    facts: dict[str, Any] = {}
+    tree: Any = node_of("experiment", name) or DictConfig({})
+    for item in tree.get("defaults") or ():
+        if isinstance(item, str):
+            facts |= _facts(item.rpartition("/")[2]) if item.startswith("/experiment/") else {}
+        else:
+            facts |= {key.split("/")[-1]: choice for key, choice in item.items()}
+    for key, inner in (("model", "model._target_"), ("dataloader_train", "dataloader_train.dataset._target_")):
+        if target := OmegaConf.select(tree, inner):
+            facts[key] = describe(target).rpartition(".")[2]
+    facts["trainer.max_iter"] = OmegaConf.select(tree, "trainer.max_iter") or facts.get("trainer.max_iter")
+    return {key: facts[key] for key in ("model", "dataloader_train", "trainer.max_iter") if facts.get(key)}
 
 
 def table() -> str:
@@ -222,34 +172,16 @@ def table() -> str:
     return "".join(sorted(lines)) or " none"
 
 
-def unknown_entry(group: str, name: str) -> str:
-    for word, what in _absent.items():
-        if word in name.lower() and not any(word in other.lower() for other in entries(group)):
-            return f"{group}={name} is not yet here: this version has no {what} models."
-    if group != "experiment":
-        return f"The group '{group}' has no entry '{name}'.{near(name, entries(group))}"
-    text = f"No experiment is called '{name}'.{_near_experiment(name, entries(group))}"
-    if broken_modules:
-        shown = [f"{module}: {cause[:300]}" for module, cause in broken_modules.items()]
-        text += f"\nThese modules did not import, it may be in one of them:{_lines(shown)}"
-    if silent_modules:
-        text += f"\nThese files of the experiment folder register nothing:{_lines(sorted(silent_modules.values()))}"
-    return text
-
-
-def _near_experiment(name: str, known: list[str]) -> str:
-    """Close names, those that hold the asked one, or a few: there are many, and they are long."""
-    if holding := [other for other in known if len(name) > 2 and name.lower() in other.lower()]:
-        return near(name, holding, limit=5)
-    hint = near(name, known, limit=3)
-    if hint.endswith(" more."):
-        return f"{hint} (python -m scripts.train --list prints all.)"
-    return hint or " None is registered."
-
-
-def _lines(items: list[str], limit: int = 8) -> str:
-    more = f"\n  and {len(items) - limit} more" if len(items) > limit else ""
-    return "".join(f"\n  {item}" for item in items[:limit]) + more
+def unknown_entry(group: str, name: str) -> ConfigError:
+    """The error for a choice that is not registered, with near names."""
+    known = entries(group)
+    holding = [other for other in known if len(name) > 2 and name.lower() in other.lower()]
+    what = "No experiment is called" if group == "experiment" else f"The group '{group}' has no entry"
+    text = f"{what} '{name}'.{near(name, holding or known, limit=5)}"
+    if group == "experiment" and broken_modules:
+        lines = "".join(f"\n  {module}: {cause[:300]}" for module, cause in broken_modules.items())
+        text += f"\nThese modules did not import, it may be in one of them:{lines}"
+    return ConfigError(text)
 
 
 # --- before a composition -------------------------------------------------------------------------------------------
@@ -268,8 +200,8 @@ def prepare_store(root: Config) -> None:
             if isinstance(entry, ConfigNode) and isinstance(entry.node, DictConfig) and "defaults" in entry.node:
                 _rename_defaults(entry.node, entry.provider)
     for name in LAZY_MEMBERS:
-        store.store(group="clear", package="_global_", name=name, node={name: None})
-    store.store(group="clear", package="_global_", name="callbacks", node={"trainer": {"callbacks": None}})
+        store.store(group="clear", package="_global_", name=name, node={name: None}, provider=__name__)
+    store.store(group="clear", package="trainer", name="callbacks", node={"callbacks": None}, provider=__name__)
     listed = []
     for item in root.defaults:
         if isinstance(item, Mapping) and len(item) == 1:

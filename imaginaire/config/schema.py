@@ -47,15 +47,10 @@ def _number(expected: str, is_allowed: Callable[[float], bool]) -> Validator:
         if value is None or _is_text_to_come(value):
             return
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not is_finite(value) or not is_allowed(value):
+        if not is_number or not abs(value) < math.inf or not is_allowed(value):
             raise ConfigError(f"{attribute.name}={value!r}, but it must be {expected}.")
 
     return check
-
-
-def is_finite(value: float) -> bool:
-    """Whether a number is neither NaN nor an infinity, also for whole numbers beyond those of a float."""
-    return isinstance(value, int) or math.isfinite(value)
 
 
 def one_of(*choices: str | None) -> Validator:
@@ -77,80 +72,40 @@ def no_effect(reason: str) -> dict[str, str]:
 # --- freezing -------------------------------------------------------------------------------------------------------
 
 
-class FrozenList(list[Any]):
-    """A list that refuses changes; it pickles and copies as a plain list."""
-
-    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
-        raise AttributeError("This list belongs to a frozen configuration. Copy it first: list(...).")
-
-    __setitem__ = __delitem__ = __iadd__ = __imul__ = append = extend = insert = pop = remove = _refuse
-    clear = sort = reverse = _refuse
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return list, (list(self),)
-
-
-class FrozenDict(dict[Any, Any]):
-    """A dictionary that refuses changes; it pickles and copies as a plain dictionary."""
-
-    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
-        raise AttributeError("This dictionary belongs to a frozen configuration. Copy it first: dict(...).")
-
-    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return dict, (dict(self),)
-
-
 def freeze(value: Any, key: str = "") -> Any:
-    """The same value, read-only at every depth. ``key`` is its place in the configuration, for the message."""
+    """The same value with its sections and nodes read-only; ``key`` is its place in the configuration."""
     if isinstance(value, (DictConfig, ListConfig)):
         OmegaConf.set_readonly(value, True)
-        return value
-    if attrs.has(type(value)) and not isinstance(value, type):
-        if not hasattr(value, "__dict__"):
-            raise ConfigError(f"{type(value).__qualname__} at '{key}': declare it with @attrs.define(slots=False).")
-        for field in attrs.fields(type(value)):
-            if field.name in vars(value):
-                name = f"{key}.{field.name}" if key else field.name
-                vars(value)[field.name] = freeze(vars(value)[field.name], name)
+    elif attrs.has(type(value)):
+        for name, item in vars(value).items():
+            freeze(item, f"{key}.{name}" if key else name)
         vars(value)["_frozen_as"] = key
-        if not getattr(type(value), "_can_freeze", False):
+        if declared_class(type(value)) is type(value):
             cls: Any = type(value)
             value.__class__ = _frozen_class(cls)
-        return value
-    if isinstance(value, (list, tuple)):
-        return FrozenList(freeze(item, f"{key}.{i}") for i, item in enumerate(value))
-    if isinstance(value, dict):
-        return FrozenDict({name: freeze(item, f"{key}.{name}") for name, item in value.items()})
     return value
 
 
 @functools.cache
-def _frozen_class(cls: type) -> type:
+def _frozen_class(cls: Any) -> Any:
     """A subclass with the same name whose frozen instances refuse assignment; attrs.evolve gives an open copy."""
 
     def refuse(self: Any, name: str, *value: Any) -> None:
         if "_frozen_as" in vars(self):
             key = f"{self._frozen_as}.{name}" if self._frozen_as else name
-            raise AttributeError(
-                f"The configuration is frozen: {key} cannot change after composition."
-                f" Set it in the experiment or on the command line: {key}=VALUE."
-            )
+            raise AttributeError(f"The configuration is frozen. Set it before it is composed: {key}=VALUE.")
         (object.__setattr__ if value else object.__delattr__)(self, name, *value)
 
     def reduce(self: Any, protocol: Any) -> Any:
         return _restore, (cls, dict(vars(self)))
 
+    names = {"__module__": cls.__module__, "__doc__": cls.__doc__, "__qualname__": cls.__qualname__}
     body = {"__setattr__": refuse, "__delattr__": refuse, "__reduce_ex__": reduce, "_can_freeze": True}
-    frozen = type(cls.__name__, (cls,), {**body, "__module__": cls.__module__, "__doc__": cls.__doc__})
-    frozen.__qualname__ = cls.__qualname__
-    return frozen
+    return type(cls.__name__, (cls,), {**body, **names})
 
 
 def _restore(cls: type, state: dict[str, Any]) -> Any:
-    key: Any = cls
-    instance: Any = object.__new__(_frozen_class(key))
+    instance = object.__new__(_frozen_class(cls))
     vars(instance).update(state)
     return instance
 
@@ -160,21 +115,17 @@ def declared_class(cls: type) -> type:
     return cls.__mro__[1] if "_can_freeze" in vars(cls) else cls
 
 
-def make_freezable(cls: T) -> T:
-    """Class decorator: adds ``freeze()``, after which assignment raises AttributeError at every depth."""
-
-    def freeze_this(self: Any) -> None:
-        freeze(self)
-
-    cls.freeze = freeze_this  # type: ignore[attr-defined]
-    return cls
-
-
 class Section:
     """Base of the sections: ``freeze()`` makes an instance and all below it read-only."""
 
     def freeze(self) -> None:
         freeze(self)
+
+
+def make_freezable(cls: T) -> T:
+    """Class decorator of published config files: what is derived from a section has ``freeze()`` already."""
+    cls.freeze = Section.freeze  # type: ignore[attr-defined]
+    return cls
 
 
 # --- the sections ---------------------------------------------------------------------------------------------------
@@ -335,14 +286,10 @@ class CheckpointConfig(Section):
     fallback: bool = False  # resume from the newest complete set when the latest is damaged
 
     def __attrs_post_init__(self) -> None:
-        both = [key for key in ("load_training_state", "only_load_scheduler_state") if getattr(self, key) is True]
-        if len(both) == 2:
-            raise ConfigError(
-                "load_training_state=True loads everything, only_load_scheduler_state=True the place in the schedule"
-                " alone. Choose one."
-            )
-        for key in [*both, *(["load_ema_to_reg"] if self.load_ema_to_reg is True else [])]:
-            if self.load_path == "":
+        if self.load_training_state is True and self.only_load_scheduler_state is True:
+            raise ConfigError("load_training_state and only_load_scheduler_state exclude each other. Choose one.")
+        for key in ("load_training_state", "only_load_scheduler_state", "load_ema_to_reg"):
+            if getattr(self, key) is True and self.load_path == "":
                 raise ConfigError(f"{key}=True applies to load_path, which is empty. Set load_path, too.")
 
 

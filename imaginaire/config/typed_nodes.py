@@ -6,7 +6,7 @@ object runs the validators. Both are done here, with the full key in every messa
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -55,17 +55,19 @@ def nodes(node: Any, key: str = "") -> Iterator[tuple[str, DictConfig]]:
     return ((at, found) for at, found in everything(node, key) if isinstance(found, DictConfig) and not is_empty(found))
 
 
+def unknown(key: str, owner: str, known: Iterable[str], cure: str = "") -> ConfigError:
+    """The error for a key that its owner does not have, with near names."""
+    name = key.rpartition(".")[2]
+    offered = [other for other in known if other != "defaults"]  # Hydra's list, not for users
+    return ConfigError(f"Unknown key {key}: {owner} has no '{name}'.{near(name, offered)}{cure}")
+
+
 def check_fields(cls: type, names: Iterable[Any], key: str) -> None:
     """ConfigError for the first name that is no field of the class."""
     known = fields_of(cls)
     for name in names:
         if name not in known:
-            raise ConfigError(_no_field(cls, name, key))
-
-
-def _no_field(cls: type, name: Any, key: str) -> str:
-    offered = [field for field in fields_of(cls) if field != "defaults"]  # Hydra's list, not for users
-    return f"Unknown key {join(key, name)}: {cls.__qualname__} has no such field.{near(str(name), offered)}"
+            raise unknown(join(key, name), cls.__qualname__, known)
 
 
 def to_object(node: DictConfig, key: str = "", keep_nodes: bool = False) -> Any:
@@ -73,60 +75,38 @@ def to_object(node: DictConfig, key: str = "", keep_nodes: bool = False) -> Any:
 
     Lazy nodes inside stay nodes. Other mappings become dictionaries; with ``keep_nodes`` only in fields of type Any.
     """
-    cls = typed_class(node)
-    assert cls is not None, f"{node!r} has no class behind it"
+    cls: Any = typed_class(node)
     check_fields(cls, node.keys(), key)
     fields = fields_of(cls)
-    by_init: dict[str, Any] = {}
-    afterwards: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name in node:
-        field = fields[str(name)]
-        value, is_node = node[name], isinstance(node[name], DictConfig) and typed_class(node[name]) is None
+        field, value = fields[str(name)], node[name]
+        is_node = isinstance(value, DictConfig) and typed_class(value) is None
         if not (keep_nodes and is_node and field.type in (Any, "Any")):
             value = _plain(value, join(key, name), keep_nodes)
-        if field.init:
-            by_init[getattr(field, "alias", None) or field.name] = value
-        else:
-            afterwards[field.name] = value
-    make: Callable[..., Any] = cls
+        values[getattr(field, "alias", None) or field.name] = value
     try:
-        made = make(**by_init)
-        for name, value in afterwards.items():
-            setattr(made, name, value)
+        return cls(**values)
     except (ValueError, TypeError) as error:
-        raise ConfigError(_with_key(error, fields, key)) from error
-    return made
+        text = str(error.args[0]) if error.args else str(error)
+        starts_with_field = text.startswith(tuple(f"{name}{sign}" for name in fields for sign in "= "))
+        raise ConfigError(f"{key}{'.' if starts_with_field else ': '}{text}" if key else text) from error
 
 
 def as_config(cls: type, value: Any, key: str) -> Any:
     """An object of a config class: ``value`` itself, what its node describes, or its class filled from a mapping."""
     if isinstance(value, cls):
         return value
-    if not isinstance(value, Mapping):
-        kind = "null" if value is None else f"a {type(value).__name__}"
-        raise ConfigError(f"{key} is {kind}, but it is a section ({cls.__qualname__}) or a mapping of its fields.")
     own = typed_class(value)
-    if own is not None and not issubclass(own, cls):
-        raise ConfigError(f"{key} is a {own.__qualname__}, but {cls.__qualname__} is expected here.")
+    if not isinstance(value, Mapping) or (own is not None and not issubclass(own, cls)):
+        kind = "null" if value is None else f"a {(own or type(value)).__qualname__}"
+        raise ConfigError(f"{key} is {kind}, but it is a section ({cls.__qualname__}) or a mapping of its fields.")
     try:
         if own is None:
             value = OmegaConf.merge(OmegaConf.structured(unchecked(cls, {}), flags=dict(OBJECTS)), value)
         return to_object(value, key)
     except OmegaConfBaseException as error:
-        raise ConfigError(explain_value(error, key)) from error
-
-
-def _with_key(error: Exception, fields: Iterable[str], key: str) -> str:
-    """The text of a validator's error, led by the full key of the field that it names."""
-    text = str(error.args[0]) if error.args else str(error)
-    if not key or text.startswith(f"{key}."):
-        return text
-    for name in fields:
-        if text.startswith((f"{name}=", f"{name} ")):
-            return f"{key}.{text}"
-        if text.startswith((f"'{name}'", f'"{name}"')):
-            return f"{key}.{name}: {text}"
-    return f"{key}: {text}"
+        raise explained(error, key) from error
 
 
 def _plain(value: Any, key: str, keep_nodes: bool) -> Any:
@@ -158,28 +138,20 @@ def default_of(field: Any, made: Any = None) -> Any:
         return factory.factory(made) if factory.takes_self else factory.factory()
     if field.default is not attrs.NOTHING and field.default is not dataclasses.MISSING:
         return field.default
-    make = getattr(field, "default_factory", dataclasses.MISSING)
+    make: Any = getattr(field, "default_factory", dataclasses.MISSING)
     return "???" if make is dataclasses.MISSING else make()
 
 
-def explain_value(error: OmegaConfBaseException, prefix: str = "") -> str:
-    """An error of OmegaConf about one key, in our words: the full key, what was found, what is expected."""
+def explained(error: OmegaConfBaseException, prefix: str = "") -> ConfigError:
+    """An error of OmegaConf about one key, with the full key, what was found, and what is expected."""
     key = join(prefix, error.full_key or str(error.key or ""))
-    first_line = str(error.msg or error).splitlines()[0]
-    if isinstance(error, ConfigTypeError):
-        return f"{key} is a section where a list is given, or a list where a section is: {first_line}."
     cls: Any = error.object_type
-    if not is_config_class(cls):
-        return f"{key}: {first_line}"
+    if not is_config_class(cls) or isinstance(error, ConfigTypeError):  # a list for a section, or a section for a list
+        return ConfigError(f"{key}: {str(error.msg or error).splitlines()[0]}")
     if (field := fields_of(cls).get(str(error.key))) is None:
-        return _no_field(cls, error.key, key.rpartition(".")[0])
-    found = f"{error.value!r} ({type(error.value).__name__})" if error.value is not None else "null"
-    return f"{key}={found} has the wrong type: {_expected(field.type, error.value)}"
-
-
-def _expected(declared: Any, value: Any) -> str:
-    if is_config_class(declared):
-        return f"it is a section ({declared.__qualname__}) with the fields {', '.join(list(fields_of(declared))[:12])}."
-    kind = declared.__name__ if isinstance(declared, type) and not hasattr(declared, "__args__") else str(declared)
-    hint = f" Write {int(value)}." if isinstance(value, float) and "int" in kind and value.is_integer() else ""
-    return f"{kind.replace('typing.', '')} is expected.{hint}"
+        return unknown(key, cls.__qualname__, fields_of(cls))
+    found = "null" if error.value is None else repr(error.value)
+    expected = field.type.__name__ if type(field.type) is type else str(field.type).replace("typing.", "")
+    if is_config_class(field.type):
+        expected += f", a section with the fields {', '.join(fields_of(field.type))},"
+    return ConfigError(f"{key}={found} has the wrong type: {expected} is expected.")

@@ -19,7 +19,7 @@ from imaginaire import distributed, storage
 from imaginaire.checkpoint import layout as checkpoint_layout
 from imaginaire.checkpoint.weight_files import POINTER
 from imaginaire.config import checks as config_checks
-from imaginaire.config import lazy_config, lint, registry
+from imaginaire.config import lazy_config, registry
 from imaginaire.config.names import target_of
 from imaginaire.config.schema import Config
 from imaginaire.distributed import parallel
@@ -115,7 +115,7 @@ def notes(config: Config) -> list[str]:
     found = [f"needs a multiple of {size} processes (model_parallel.context_parallel_size)"] if size > 1 else []
     if config.dataloader_train is None:
         found.append("dataloader_train is not set: this composes, but cannot train")
-    found += [f"{key}: {remark}" for key, remark in (*lint.faults(config), *lint.remarks(config))]
+    found += [f"{key}: {fault}" for key, fault in config_checks.faults(config)]
     try:
         found += map(str, findings(config))
     except UserError as error:

@@ -10,7 +10,7 @@ from cosmos_predict2.configs.action_conditioned.defaults import data as action_d
 from cosmos_predict2.configs.base.defaults import data
 from imaginaire.config import lazy_config
 from imaginaire.config.compose import compose
-from imaginaire.config.lazy_config import save_yaml, to_yaml
+from imaginaire.config.lazy_config import to_yaml
 from imaginaire.data.stream import DataStream, ResumableLoader
 from imaginaire.distributed.parallel import ParallelDims
 
@@ -69,12 +69,6 @@ def test_other_data_leave_the_batch_size_of_the_experiment(experiment: str, othe
     assert config.dataloader_train.batch_size == size
     if "tiny" in experiment:
         assert config.dataloader_val.batch_size == size
-
-
-@pytest.mark.parametrize("name", ["mock", "latents"])
-def test_a_saved_loader_is_read_back(name: str, tmp_path: Path) -> None:
-    save_yaml(composed("train", name), tmp_path / "config.yaml")
-    assert to_yaml(compose(str(tmp_path / "config.yaml"))) == (tmp_path / "config.yaml").read_text()
 
 
 def test_a_users_clips_have_the_size_of_the_model() -> None:

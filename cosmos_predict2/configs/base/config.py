@@ -16,10 +16,9 @@ from cosmos_predict2.configs.base.defaults import (
     optimizer,
     scheduler,
 )
-from cosmos_predict2.released import NOT_YET, SETTINGS_VARIABLE
+from cosmos_predict2.released import SETTINGS_VARIABLE
 from imaginaire.config import Config, JobConfig, TrainerConfig
 from imaginaire.config.compose import import_all_modules_from_package
-from imaginaire.config.registry import register_absent
 
 # Groups after _self_ win over the values below; the experiment is last and wins over the groups.
 DEFAULTS = [
@@ -41,7 +40,6 @@ DEFAULTS = [
 @functools.lru_cache(maxsize=1)
 def register_groups(settings: str) -> None:
     """Once in a process that composes often, and again where the settings change, which name folders of weights."""
-    register_absent(NOT_YET)
     models = (model, model_predict2p5, action_model)
     for group in (callbacks, checkpoint, data, action_data, ema, *models, optimizer, scheduler):
         group.register()

@@ -31,7 +31,7 @@ NET = "model.config.pipe_config.net"
 TRAIN = [  # overrides, what the message names
     ([TINY, "optimizer.lr=inf"], "ConfigError: optimizer.lr=inf"),
     ([TINY, "optimizer.lr=-1"], "ConfigError: optimizer.lr=-1"),
-    ([TINY, "optimizer.betas=[0.9,nan]"], "ConfigError: optimizer.betas[1]=nan"),
+    ([TINY, "optimizer.betas=[0.9,nan]"], "ConfigError: optimizer.betas=[0.9, nan]"),
     ([TINY, "scheduler.f_max=[-1]"], "- scheduler: scheduler.f_max has -1"),
     ([TINY, "trainer.callbacks.grad_clip.clip_norm=nan"], "ConfigError: trainer.callbacks.grad_clip.clip_norm=nan"),
     ([TINY, "dataloader_train.num_workers=-1"], "ConfigError: dataloader_train.num_workers=-1"),
@@ -74,7 +74,7 @@ NUMBERS: dict[str, list[Any]] = {  # of what is built, under names that mean the
     "dataloader_val.batch_size": [0, 1.5],
     "dataloader_train.prefetch_factor": [0],
     "dataloader_train.timeout": [-1, math.inf],
-    "model.list": [[1.0, [math.nan]], [-math.inf]],
+    "model.list": [[1.0, [math.nan]]],
     "trainer.callbacks.clip.norm": [math.nan],
 }
 
