@@ -32,9 +32,7 @@ def test_a_full_twin_halves_the_loss_and_beats_a_standstill(tmp_path: Path, fami
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "experiment", [f"{TRAINING}groot_gr1_480", "predict2p5_video2world_training_tiny_groot_gr1_480"]
-)
+@pytest.mark.parametrize("family", ["predict2", "predict2p5"])
 def test_a_groot_twin_knows_more_than_a_linear_denoiser_and_than_a_standstill(tmp_path: Path, family: str) -> None:
     figures = default_run(tmp_path, f"{family}_video2world_training_tiny_groot_gr1_480")
     assert figures.ratio <= 1 / 3
