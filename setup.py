@@ -35,7 +35,7 @@ EXTRAS = {
     "compat": ["megatron-core>=0.10"],
     "s3": ["s3fs>=2023.5"],
     # Released weights: the download command, hub ids as paths, and the text encoders (T5, Reason1).
-    "weights": ["huggingface_hub>=0.24", "transformers>=4.51", "sentencepiece>=0.2"],
+    "weights": ["huggingface_hub>=0.24", "transformers>=4.52", "sentencepiece>=0.2"],
     # Robot data in tables: LIBERO's HDF5 files, LeRobot's parquet files.
     "data": ["h5py>=3.8", "pyarrow>=14.0"],
     "track": ["wandb>=0.17", "tensorboard>=2.15"],

@@ -164,6 +164,7 @@ def _finished(args: argparse.Namespace) -> int:
 
 def evaluate_actions(args: argparse.Namespace) -> int:
     """Measure a model with actions: print its figures and write the page."""
+    from cosmos_predict2.checkpoints.card import ModelCard
     from cosmos_predict2.checkpoints.dit_weights import described_weights
     from cosmos_predict2.configs.choice import choose_action_model
     from cosmos_predict2.data.video.media import check_writable
@@ -198,7 +199,7 @@ def evaluate_actions(args: argparse.Namespace) -> int:
     pipe = Video2WorldActionConditionedPipeline.from_config(
         choice.config, choice.dit_path, use_text_encoder=False, device=args.device, load_ema_to_reg=args.load_ema
     )
-    text, _ = read_texts(Text(), choice.config, choice.card, pipe.dit.text_channels)
+    text, _ = read_texts(Text(), choice.config, choice.card or ModelCard(), pipe.dit.text_channels)
     num_steps = args.num_steps or choice.config.timestamps.nfe
     report, imagined, tried = measured(
         pipe,

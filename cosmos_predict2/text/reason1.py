@@ -85,16 +85,10 @@ class Reason1Encoder:
     def encode(self, prompts: str | Sequence[str]) -> Tensor:
         """[len(prompts), max_length, width] float32; one pass for each distinct prompt, for they are large."""
         batch = prompt_list(prompts)
-        device = self._model.device
-        rows = {
-            prompt: embed(
-                self._model,
-                torch.tensor([self.token_ids(prompt)], device=device),
-                self._strategy,
-                self._n_layers_per_group,
-            )[0]
-            for prompt in dict.fromkeys(batch)
-        }
+        rows = {}
+        for prompt in dict.fromkeys(batch):
+            ids = torch.tensor([self.token_ids(prompt)], device=self._model.device)
+            rows[prompt] = embed(self._model, ids, self._strategy, self._n_layers_per_group)[0]
         return torch.stack([rows[prompt] for prompt in batch])
 
     def token_ids(self, prompt: str) -> list[int]:
@@ -111,12 +105,8 @@ class Reason1Encoder:
 def load_reason1(path: str, *, dtype: str | torch.dtype | None = None, device: torch.device | str = "cpu") -> Any:
     """The language model of a vision-language folder, all names accounted for, without vision part and head."""
     package = pretrained.transformers()
-    try:
-        from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
-    except ImportError as error:
-        raise ConfigError(
-            f"transformers {package.__version__} has no Qwen2_5_VLTextModel: pip install -U 'transformers>=4.52'"
-        ) from error
+    from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
+
     config = package.AutoConfig.from_pretrained(path)
     config = getattr(config, "text_config", config)
     model: Any = pretrained.load(
