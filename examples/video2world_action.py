@@ -12,7 +12,6 @@ import logging
 import math
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,9 @@ sys.path.insert(0, str(ROOT))  # so that the file runs from a checkout as it is
 
 from cosmos_predict2.pipelines.asked import ActionModel, Machine, Reading, RolloutSettings, Text
 from cosmos_predict2.world_model.options import SamplingOptions
-from imaginaire import log as logs
+from imaginaire import command_line
 from imaginaire.command_line import Help, Parser, add_flags, values_of
-from imaginaire.errors import ConfigError, UserError, near
+from imaginaire.errors import ConfigError, near
 
 log = logging.getLogger("video2world_action")
 
@@ -52,6 +51,17 @@ examples:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    return _settled(_parser().parse_args(arguments))
+
+
+def _settled(args: argparse.Namespace) -> argparse.Namespace:
+    """The flags, with the published name of --num_conditional_frames in its place."""
+    if args.num_latent_conditional_frames is not None:
+        args.num_conditional_frames = 4 * args.num_latent_conditional_frames - 3
+    return args
+
+
+def _parser() -> Parser:
     parser = Parser(
         description="Imagine what a robot's actions do: a video from its first picture and the actions from there on.",
         epilog=_EPILOG,
@@ -83,10 +93,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     safety("--disable_guardrail", action="store_true", help="no check of the --prompt")
     safety("--disable_prompt_refiner", action="store_true", help="accepted: no action model has one")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    args = parser.parse_args(arguments)
-    if args.num_latent_conditional_frames is not None:
-        args.num_conditional_frames = 4 * args.num_latent_conditional_frames - 3
-    return args
+    return parser
 
 
 def add_recording_flags(add: Any) -> None:
@@ -133,6 +140,8 @@ def run(args: argparse.Namespace) -> int:
     check_device(args.device or ("cuda" if args.use_cuda_graphs else "cpu"))
     of_lerobot = is_lerobot(args.input_root)
     requests, skipped = ([], 0) if of_lerobot else requests_of(args)
+    if not (of_lerobot or requests):
+        return nothing_to_do(skipped)
     choice = choose_action_model(values_of(ActionModel, args))
     config = choice.config
     config.guardrail_config.enabled = bool(args.prompt) and not args.disable_guardrail
@@ -145,9 +154,8 @@ def run(args: argparse.Namespace) -> int:
     settings, lerobot = settings_of(args, choice), None
     if of_lerobot:
         lerobot, requests, skipped = lerobot_requests_of(args, choice)
-    if not requests:
-        log.info("all %d outputs exist; --overwrite makes them again", skipped)
-        return 0
+        if not requests:
+            return nothing_to_do(skipped)
     jobs, failed = prepare(requests, reading_of(args, choice), settings, args.input_root, lerobot)
     warn_of_differences(args, choice, {tuple(job.episode.first_frames_C_F_H_W.shape[2:]) for job in jobs})
     pipe = Video2WorldActionConditionedPipeline.from_config(
@@ -165,6 +173,11 @@ def run(args: argparse.Namespace) -> int:
     run_rollouts(pipe, jobs, settings, texts)
     log.info("%d made, %d skipped, %d failed", len(jobs), skipped, failed)
     return 1 if failed else 0
+
+
+def nothing_to_do(skipped: int) -> int:
+    log.info("all %d outputs exist; --overwrite makes them again", skipped)
+    return 0
 
 
 def is_lerobot(folder: str) -> bool:
@@ -334,21 +347,7 @@ def warn_of_differences(args: argparse.Namespace, choice: Any, sizes: set[Any]) 
 
 
 def main(arguments: list[str] | None = None) -> int:
-    args = parse(arguments)
-    logs.setup()
-    start = time.monotonic()
-    try:
-        code = run(args)
-    except UserError as error:
-        if args.debug:
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted: nothing was written of the videos in work", file=sys.stderr)
-        return 130
-    log.info("done in %.1f s", time.monotonic() - start)
-    return code
+    return command_line.main(_parser(), lambda args: run(_settled(args)), arguments)
 
 
 if __name__ == "__main__":

@@ -146,6 +146,8 @@ def main(
     try:
         return run(args) or 0
     except UserError as error:
+        if getattr(args, "debug", False):
+            raise
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:

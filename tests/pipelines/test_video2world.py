@@ -19,7 +19,7 @@ from cosmos_predict2.world_model.denoiser import Denoiser
 from cosmos_predict2.world_model.sampling import SamplingOptions, initial_noise, to_uint8
 from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire.config.lazy_config import LazyCall as L
-from imaginaire.errors import ConfigError
+from imaginaire.errors import CheckpointError, ConfigError
 from tests.models.parts import PooledPixels
 
 NET = dict(model_channels=32, num_blocks=2, num_heads=2, adaln_lora_dim=8, crossattn_emb_channels=8)
@@ -72,6 +72,13 @@ def test_trained_or_averaged_weights_as_asked_for(tmp_path: Path) -> None:
     for kind, is_averaged in (("net", False), ("net_ema", True)):
         pipe = Video2WorldPipeline.from_config(config, path, False, device="cpu", load_ema_to_reg=is_averaged)
         assert all(value.equal(states[kind][name]) for name, value in pipe.dit.state_dict().items())
+
+
+def test_weights_that_are_not_there_fail_before_anything_is_built() -> None:
+    config = make_pipeline().config
+    config.net, config.tokenizer = L(Video2WorldDiT)(**NET), L(PooledPixels)(unknown="argument")
+    with pytest.raises(CheckpointError, match=r"absent\.pt"):
+        Video2WorldPipeline.from_config(config, "absent.pt", device="cpu")
 
 
 def test_initial_noise_does_not_depend_on_the_device_or_torch() -> None:
