@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What training asks of a torch DataLoader that is not ours: its order, epoch by epoch, and which rank reads what."""
 
-import functools
-import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -21,8 +19,6 @@ from torch.utils.data import (
 from imaginaire import random
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import DataError
-
-log = logging.getLogger(__name__)
 
 _UNDIVIDED = (BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
 _END = object()
@@ -117,15 +113,9 @@ def check_ranks(loader: Any, dims: ParallelDims) -> None:
                 f"dataloader_train: its {type(sampler).__name__} is for rank {rank} of {replicas}, but this is "
                 f"data-parallel rank {dims.dp_rank} of {dims.dp_size}. {cure}"
             )
-    if dims.dp_size == 1 or any(hasattr(s, "num_replicas") or hasattr(s, "set_epoch") for s in samplers):
-        return
-    names = " with ".join(type(sampler).__name__ for sampler in samplers)
-    if is_map_style(loader) and all(type(sampler) in _UNDIVIDED for sampler in samplers):
+    if dims.dp_size > 1 and is_map_style(loader) and all(type(sampler) in _UNDIVIDED for sampler in samplers):
+        names = " with ".join(type(sampler).__name__ for sampler in samplers)
         raise DataError(f"dataloader_train: all {dims.dp_size} ranks read the same samples by {names}. {cure}")
-    _warn_once(
-        f"dataloader_train: {names or type(loader).__name__} has neither num_replicas nor set_epoch. Unless it divides "
-        f"the samples all the same, the {dims.dp_size} ranks read the same ones. {cure}"
-    )
 
 
 def _samplers(loader: Any) -> list[Any]:
@@ -133,8 +123,3 @@ def _samplers(loader: Any) -> list[Any]:
     of_batches = getattr(loader, "batch_sampler", None)
     found = (of_batches, getattr(of_batches, "sampler", None), getattr(loader, "sampler", None))
     return list({id(sampler): sampler for sampler in found if sampler is not None}.values())
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-    log.warning(message)

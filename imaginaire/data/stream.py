@@ -138,10 +138,10 @@ class DataStream:
         seed: int,
         dims: ParallelDims,
         state: Mapping[str, int | None] | None = None,
-        waiting: AbstractContextManager[Any] | None = None,
+        waiting: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         self.loader = loader
-        self._waiting = waiting or nullcontext()
+        self._waiting = waiting
         self._seed = seed
         self._dims = dims
         state = state or {}
@@ -171,7 +171,7 @@ class DataStream:
         is_own = isinstance(self.loader, ResumableLoader)
         batches = self._own() if is_own else self._foreign() if is_map_style else self._opaque()
         while True:
-            with self._waiting:
+            with self._waiting():
                 batch = next(batches)
             yield batch
 
@@ -324,11 +324,10 @@ def with_positions(batch: Any, indices: Indices, end: int | None = None) -> Any:
 def _check_not_empty(loader: Any) -> None:
     if isinstance(loader, ResumableLoader) or foreign_loader.length(loader) != 0:
         return
-    samples = foreign_loader.length(getattr(loader, "dataset", None))
     raise DataError(
-        f"dataloader_train gives no batch: the data set has {'?' if samples is None else samples} samples for this "
-        f"rank's batch_size={getattr(loader, 'batch_size', '?')} (drop_last={getattr(loader, 'drop_last', '?')}). "
-        "Lower dataloader_train.batch_size or add data."
+        f"dataloader_train gives no batch: the data set has {foreign_loader.length(getattr(loader, 'dataset', None))}"
+        f" samples for this rank's batch_size={getattr(loader, 'batch_size', None)}. Lower dataloader_train.batch_size"
+        " or add data."
     )
 
 

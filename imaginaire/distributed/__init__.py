@@ -23,11 +23,7 @@ log = logging.getLogger(__name__)
 _DEFAULT_TIMEOUT_S = 1800.0
 _timeout_s = _DEFAULT_TIMEOUT_S
 
-_OPERATIONS = {
-    "sum": dist.ReduceOp.SUM,
-    "max": dist.ReduceOp.MAX,
-    "min": dist.ReduceOp.MIN,
-}
+_OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
 def init(timeout_s: float | None = None, store: Any = None) -> None:
@@ -169,12 +165,10 @@ def all_gather_object(value: Any) -> list[Any]:
 
 
 def all_reduce_(tensor: Tensor, op: str = "sum", group: dist.ProcessGroup | None = None) -> Tensor:
-    """Reduce in place over all ranks (or a group); ``op`` is sum, mean, max or min."""
+    """Reduce in place over all ranks (or a group); ``op`` is sum, max or min."""
     if not is_initialized():
         return tensor
-    dist.all_reduce(tensor, op=_OPERATIONS["sum" if op == "mean" else op], group=group)
-    if op == "mean":
-        tensor /= dist.get_world_size(group)
+    dist.all_reduce(tensor, op=_OPERATIONS[op], group=group)
     return tensor
 
 

@@ -64,8 +64,6 @@ class ParallelDims:
 
         ``shard_size`` is the config's ``fsdp_shard_size``: 0 off, -1 the whole world, else cut to the world size.
         """
-        if self.replicate_only and self.world_size > 1 and shard_size not in (0, 1):
-            log.info("fsdp_shard_size=%d is not used: trainer.distributed_parallelism=ddp replicates", shard_size)
         if not self.will_shard(shard_size):
             return None
         shard = self.world_size if shard_size == -1 else min(shard_size, self.world_size)
@@ -74,14 +72,8 @@ class ParallelDims:
                 f"fsdp_shard_size={shard_size} does not divide the {self.world_size} processes. "
                 f"Use one of {divisors(self.world_size)}, -1 (all of them) or 0 (no sharding)."
             )
-        if shard_size > shard:
-            log.info("fsdp_shard_size=%d is cut to the %d processes of this run", shard_size, shard)
-        device_type = distributed.device().type
-        return init_device_mesh(
-            device_type,
-            (self.world_size // shard, shard),
-            mesh_dim_names=("replicate", "shard"),
-        )
+        sizes = (self.world_size // shard, shard)
+        return init_device_mesh(distributed.device().type, sizes, mesh_dim_names=("replicate", "shard"))
 
 
 _current = ParallelDims()
@@ -90,10 +82,7 @@ _current = ParallelDims()
 def init_dims(context_parallel_size: int = 1, *, replicate_only: bool = False) -> ParallelDims:
     """Set and return the process-wide dims; called once by the trainer or an example, on all ranks."""
     global _current
-    world, rank = (
-        distributed.world_size(),
-        distributed.rank() if distributed.is_initialized() else 0,
-    )
+    world, rank = distributed.world_size(), distributed.rank() if distributed.is_initialized() else 0
     check_context_parallel_size(context_parallel_size, world)
     cp_group = dp_group = None
     if distributed.is_initialized():
@@ -213,12 +202,7 @@ def grad_norm(grads: Sequence[Tensor]) -> Tensor:
     squares: list[Tensor] = []
     for (layout, dtype), parts in groups.items():
         accumulate = torch.float64 if dtype == torch.float64 else torch.float32
-        norms = torch.stack(
-            torch._foreach_norm(
-                [part.to(accumulate) if dtype != accumulate else part for part in parts],
-                2,
-            )
-        )
+        norms = torch.stack(torch._foreach_norm([part.to(accumulate) for part in parts], 2))
         square = norms.square().sum()
         if layout is not None:
             mesh, placements = layout
@@ -399,12 +383,7 @@ def _checksum(tensor: Tensor) -> Tensor:
     return total
 
 
-def shard_blocks(
-    module: nn.Module,
-    blocks: Iterable[nn.Module],
-    mesh: DeviceMesh | None,
-    **options: Any,
-) -> None:
+def shard_blocks(module: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh | None, **options: Any) -> None:
     """`fully_shard` each block and then the module that holds them; nothing when there is no mesh."""
     if mesh is None:
         return

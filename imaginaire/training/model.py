@@ -39,7 +39,6 @@ class ImaginaireModel(nn.Module):
 
     batch_kinds: tuple[str, ...] = ()  # whose losses and gradient norms are also logged apart, such as image and video
     progress: Callable[[str], None] = staticmethod(lambda text: None)  # see `train_batches`; set by the trainer
-    reported: frozenset[str] = frozenset()  # texts of findings that were logged before the build; set by the trainer
 
     def __getstate__(self) -> dict[str, Any]:
         """Without ``progress``, so that a copy of the model does not copy the trainer."""

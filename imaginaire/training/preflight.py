@@ -35,7 +35,7 @@ _SECTIONS = ("model", "dataloader_train", "dataloader_val")
 _CONTEXT_KEY = "model_parallel.context_parallel_size"
 
 
-def check_launch(config: Config) -> list[Finding]:
+def check_launch(config: Config) -> None:
     """Raise one error that lists every error found, and log the warnings; called on every rank before the build."""
     if config.dataloader_train is None:
         raise ConfigError(
@@ -61,7 +61,6 @@ def check_launch(config: Config) -> list[Finding]:
     if wrong := [one for one in found if one.level == "error"]:
         kind = DataError if all(one.key.startswith("dataloader") for one in wrong) else ConfigError
         raise kind("\n".join(["The run cannot start:", *(f"  - {one}" for one in wrong[:20])]))
-    return found
 
 
 def _check_model_class(target: Any) -> None:

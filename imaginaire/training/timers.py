@@ -2,7 +2,8 @@
 """Seconds spent in each phase of a step: device time on a GPU, wall time on a CPU; no synchronisation in a step."""
 
 import time
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -15,72 +16,48 @@ class Timers:
     """``with timers("forward"): ...`` adds to the seconds of that name; `read_and_reset` hands them out.
 
     On a GPU a phase lasts from when the device reaches its first line to when it has finished its last, by events on
-    the current stream. Phases named in ``HOST_PHASES`` are always wall time. A phase must not contain itself; the wall
-    time of one inside another counts for the inner one alone.
+    the current stream. Phases named in ``HOST_PHASES`` are always wall time. The wall time of a phase inside another
+    counts for the inner one alone.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        self._phases: dict[str, _HostPhase | _DevicePhase] = {}
-        self._running: list[_HostPhase] = []  # the innermost last; only that one counts
+        self._seconds: dict[str, float] = {}
+        self._pending: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {}
+        self._inside = 0.0  # wall time of the phases that lay inside the running one
 
-    def __call__(self, name: str) -> "_HostPhase | _DevicePhase":
-        phase = self._phases.get(name)
-        if phase is None:
-            phase = _DevicePhase() if self._cuda and name not in HOST_PHASES else _HostPhase(self._running)
-            self._phases[name] = phase
-        return phase
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        self._seconds.setdefault(name, 0.0)
+        if self._cuda and name not in HOST_PHASES:
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            try:
+                yield
+            finally:
+                end.record()
+                pending = self._pending.setdefault(name, [])
+                pending.append((start, end))
+                if len(pending) > _MAX_PENDING:
+                    self._fold(name, _MAX_PENDING // 2)  # so old that waiting for them costs nothing
+            return
+        begin, before, self._inside = time.perf_counter(), self._inside, 0.0
+        try:
+            yield
+        finally:
+            elapsed = time.perf_counter() - begin
+            self._seconds[name] += elapsed - self._inside
+            self._inside = before + elapsed
 
     def read_and_reset(self) -> dict[str, float]:
         """Seconds of each name since the last call. On a GPU this waits for the phases still running there."""
-        return {name: phase.take() for name, phase in self._phases.items()}
-
-
-class _HostPhase:
-    def __init__(self, running: "list[_HostPhase]") -> None:
-        self._seconds = 0.0
-        self._start = 0.0
-        self._running = running
-
-    def __enter__(self) -> None:
-        self._start = time.perf_counter()
-        if self._running:
-            self._running[-1]._seconds += self._start - self._running[-1]._start
-        self._running.append(self)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        now = time.perf_counter()
-        self._seconds += now - self._start
-        self._running.pop()
-        if self._running:
-            self._running[-1]._start = now
-
-    def take(self) -> float:
-        seconds, self._seconds = self._seconds, 0.0
+        for name, pending in self._pending.items():
+            self._fold(name, len(pending))
+        seconds, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
         return seconds
 
-
-class _DevicePhase:
-    def __init__(self) -> None:
-        self._seconds = 0.0
-        self._pending: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-
-    def __enter__(self) -> None:
-        self._pending.append((torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)))
-        self._pending[-1][0].record()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._pending[-1][1].record()
-        if len(self._pending) > _MAX_PENDING:
-            self._fold(_MAX_PENDING // 2)  # so old that waiting for them costs nothing
-
-    def take(self) -> float:
-        self._fold(len(self._pending))
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
-
-    def _fold(self, count: int) -> None:
-        done, self._pending = self._pending[:count], self._pending[count:]
+    def _fold(self, name: str, count: int) -> None:
+        done, self._pending[name] = self._pending[name][:count], self._pending[name][count:]
         for start, end in done:
             end.synchronize()
-            self._seconds += start.elapsed_time(end) / 1000
+            self._seconds[name] += start.elapsed_time(end) / 1000

