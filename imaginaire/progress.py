@@ -76,13 +76,6 @@ class Progress:
             self._next_line = now + max(LINES_S, (now - self._start) / 20)
             log.info("%s: %s", self.what, self.line(now - self._start))
 
-    def restart(self) -> None:
-        """The work begins only now: the time so far was spent on something else."""
-        self._start = time.monotonic()
-        self._next_line = self._start + FIRST_LINE_S
-        if self._bar is not None:
-            self._bar.unpause()
-
     def line(self, elapsed_s: float) -> str:
         """``120 of 400, 30 %, 2 min left``."""
         done, total = (_amount(n, self._in_bytes) for n in (self.done, self.total or 0))

@@ -113,24 +113,6 @@ def test_what_was_done_before_is_no_measure_of_speed(clock: Clock, caplog: pytes
     assert [record.getMessage() for record in caplog.records] == ["file.bin: 910.0 MB of 1000.0 MB, 91 %, 15 min left"]
 
 
-def test_a_validation_before_the_first_step_is_no_time_of_the_training(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    screen = terminal(monkeypatch)
-    bar = ProgressBar()
-    bar.config = SimpleNamespace(trainer=SimpleNamespace(max_iter=10, max_val_iter=1))
-    bar.on_train_start(None, 3)
-    bar.on_validation_start(None, [], 3)
-    training = bar._shown["training"]
-    training._bar.start_t -= 3600  # an hour ago
-    training._bar.last_print_t -= 3600
-    training._bar._time = lambda start=training._bar.start_t: start + 3600
-    bar.on_validation_end(None, 3)
-    assert training._bar.format_dict["elapsed"] == 0
-    bar.on_train_end(None, 3)
-    assert "3/10" in screen.getvalue()
-
-
 def test_on_a_terminal_there_is_a_bar_and_no_line(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -287,7 +287,6 @@ class ProgressBar(Callback):
 
     def __init__(self) -> None:
         self._shown: dict[str, Progress] = {}
-        self._start = 0
 
     def _open(self, name: str, total: int | None, done: int = 0) -> None:
         if distributed.is_rank0():
@@ -300,7 +299,6 @@ class ProgressBar(Callback):
 
     def on_train_start(self, model: Any, iteration: int = 0) -> None:
         max_iter = self.config.trainer.max_iter
-        self._start = iteration
         self._open("training", max_iter if max_iter < NEVER else None, iteration)
 
     def on_training_step_end(
@@ -322,9 +320,6 @@ class ProgressBar(Callback):
 
     def on_validation_end(self, model: Any, iteration: int = 0) -> None:
         self._close("validation")
-        training = self._shown.get("training")
-        if training is not None and iteration == self._start:  # before the first step
-            training.restart()
 
     def on_train_end(self, model: Any, iteration: int = 0) -> None:
         self._close("training")

@@ -6,7 +6,6 @@ object store is mirrored: files grow in a local folder and are uploaded at most 
 side channel: a full disk or a tracker's error costs its records, not the run.
 """
 
-import contextlib
 import json
 import logging
 import math
@@ -41,16 +40,6 @@ _CONSOLE = (  # metric, how it is shown
     ("device/cpu_mem_gb", "host mem {:.1f} GB"),
 )
 _REMEMBERED = ("device/peak_gpu_mem_gb", "device/cpu_mem_gb")  # measured more rarely than losses are shown
-
-
-class _Nothing:
-    """In place of a tracker that is not there: takes every call."""
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *args, **kwargs: None
-
-
-NOTHING = _Nothing()
 
 
 class Metrics:
@@ -143,9 +132,7 @@ class Metrics:
         if self._records is not None:
             with self._to_file.attempt():
                 _append(self._records, values, iteration)
-        with self._board_or_none() as board:
-            for name, value in values.items():
-                board.add_scalar(name, value, iteration)
+        self._on_board(lambda board: [board.add_scalar(name, value, iteration) for name, value in values.items()])
         self._wandb.log(values, iteration)
         self._remembered |= {name: values[name] for name in _REMEMBERED if name in values}
         if "train/loss" in values:
@@ -154,21 +141,20 @@ class Metrics:
         if self._temporary is not None and time.monotonic() - self._last_upload >= UPLOAD_INTERVAL_S:
             self._upload()
 
-    @contextlib.contextmanager
-    def _board_or_none(self) -> Iterator[Any]:
-        """TensorBoard's writer; after a failure, which its thread does not survive, one that does nothing."""
+    def _on_board(self, work: Callable[[Any], object]) -> None:
+        """Hand TensorBoard's writer on; after a failure, which its thread does not survive, it is gone."""
         board, self._board = self._board, None
-        with self._to_board.attempt():
-            yield board if board is not None else NOTHING
-            self._board = board
+        if board is not None:
+            with self._to_board.attempt():
+                work(board)
+                self._board = board
 
     def log_image(self, name: str, image: str | os.PathLike[str] | np.ndarray[Any, Any], iteration: int) -> None:
         """An image file or a uint8 array H W C, to TensorBoard (arrays only) and W&B."""
         if not self._is_writer:
             return
         if isinstance(image, np.ndarray):
-            with self._board_or_none() as board:
-                board.add_image(name, image, iteration, dataformats="HWC")
+            self._on_board(lambda board: board.add_image(name, image, iteration, dataformats="HWC"))
         self._wandb.log_media(name, "Image", image if isinstance(image, np.ndarray) else os.fspath(image), iteration, 0)
 
     def log_video(
@@ -185,8 +171,7 @@ class Metrics:
             return
         self._write()
         self._is_open = False
-        with self._board_or_none() as board:
-            board.close()
+        self._on_board(lambda board: board.close())
         self._board = None
         self._wandb.close()
         if self._to_file.failures:
@@ -212,8 +197,7 @@ class Metrics:
 
     def _upload(self) -> None:
         self._last_upload = time.monotonic()
-        with self._board_or_none() as board:
-            board.flush()
+        self._on_board(lambda board: board.flush())
         folder = Path(self._folder)
         with self._to_store.attempt():  # tried again a minute later
             for path in [folder / JSONL, *sorted((folder / "tensorboard").glob("*"))]:

@@ -6,12 +6,10 @@ clipping, the optimizer, the weight average. Each world size is started once and
 """
 
 import dataclasses
-import functools
 import itertools
 import zlib
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -22,7 +20,6 @@ from torch.testing import assert_close
 
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
-from cosmos_predict2.world_model import recompute
 from cosmos_predict2.world_model.config import EMAConfig
 from imaginaire.distributed import parallel
 from imaginaire.distributed.parallel import GradientAverager, ParallelDims
@@ -279,9 +276,9 @@ def test_four_processes() -> None:
     run_distributed(_four, 4, args=(_train(Case()), _train(TOGETHER)), timeout=240)
 
 
-def _combinations(*, is_compiled: bool) -> list[Case]:
+def _combinations() -> list[Case]:
     return [
-        Case(lora=lora, steps=steps, sac=sac, compile=is_compiled)
+        Case(lora=lora, steps=steps, sac=sac)
         for lora, steps, sac in itertools.product(
             (False, True), (PLAIN, ACCUMULATED), ("none", "block_wise", "predict2_2b_720")
         )
@@ -291,24 +288,8 @@ def _combinations(*, is_compiled: bool) -> list[Case]:
 @pytest.mark.long
 @pytest.mark.parametrize("world", [2, 4])
 def test_every_combination(world: int) -> None:
-    cases = _combinations(is_compiled=False)
+    cases = _combinations()
     run_distributed(_run, world, args=(world, cases, [_train(case) for case in cases], _names(world)), timeout=1700)
-
-
-def _run_traced(cases: list[Case], expected: list[dict[str, Tensor]]) -> None:
-    """Graphs are captured, differentiated and run as they are: generating code for each would take an hour."""
-    traced = functools.partial(recompute.compile_blocks, backend="aot_eager")
-    with mock.patch.object(recompute, "compile_blocks", traced):
-        for case, of_one in zip(cases, expected, strict=True):
-            torch._dynamo.reset()
-            _run(2, [case], [of_one], ["spread and sharded"])
-
-
-@pytest.mark.long
-def test_every_combination_compiled() -> None:
-    cases = _combinations(is_compiled=True)
-    expected = [_train(dataclasses.replace(case, compile=False)) for case in cases]
-    run_distributed(_run_traced, 2, args=(cases, expected), timeout=1700)
 
 
 @pytest.mark.long

@@ -124,16 +124,6 @@ def test_what_takes_long_has_a_longer_limit_and_a_stopped_process_none(
     assert ends == ["saving", "a step"]
 
 
-def test_places_nest() -> None:
-    places.note("outside")
-    outside = places.here()
-    with pytest.raises(ValueError):
-        with places.at("barrier 'x'"):
-            assert places.here().text == "barrier 'x'"
-            raise ValueError
-    assert places.here() is outside
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -56,14 +56,6 @@ def test_another_distribution_in_front_of_ours_is_named_with_its_cure(tmp_path: 
     assert line.endswith("pip uninstall cosmos-predict2")
 
 
-def test_a_folder_of_no_distribution_is_named(tmp_path: Path) -> None:
-    (tmp_path / "cosmos_predict2").mkdir()
-    (tmp_path / "cosmos_predict2" / "__init__.py").write_text("")
-    (tmp_path / "work").mkdir()
-    (line,) = _foreign([tmp_path, REPOSITORY], tmp_path / "work")
-    assert "no known distribution" in line and "PYTHONPATH" in line
-
-
 def test_the_record_of_a_run_is_plain_and_holds_what_repeats_it() -> None:
     record = provenance.run_record()
     assert json.loads(json.dumps(record)) == record

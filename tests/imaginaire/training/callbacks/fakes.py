@@ -61,7 +61,6 @@ class Trainer:
         self.samples_seen = 0
         self.iteration = 0
         self.interrupted = False
-        self.guard = SimpleNamespace(last_loss=float("nan"))
         self.non_finite: list[tuple[str, float]] = []
         self.metrics = Metrics(self.run_dir, config.job, is_writer=is_writer)
         self.callbacks = CallbackGroup(config, self)
@@ -93,7 +92,6 @@ class Trainer:
                 self.optimizer.zero_grad()
             self.samples_seen += 3
             cb.on_training_step_batch_end(self.model, batch, output or {}, loss.detach(), i)
-        self.guard.last_loss = sum(losses) / len(losses)
         self.iteration += 1
         cb.on_training_step_end(self.model, batch, output or {}, loss.detach(), self.iteration)
         self.metrics.flush(self.iteration)
