@@ -37,7 +37,7 @@ def add(table: Mapping[str, str]) -> None:
 add(
     {
         "imaginaire.absent_files": "imaginaire.storage.absent_files",
-        "imaginaire.archives": "imaginaire.checkpoint.torch_files",
+        "imaginaire.archives": "imaginaire.checkpoint.layout",
         "imaginaire.callbacks": "imaginaire.training.callbacks",
         "imaginaire.callbacks.base": "imaginaire.training.callbacks.base",
         "imaginaire.callbacks.first_range": "imaginaire.training.callbacks.self_checks",
@@ -80,7 +80,7 @@ add(
         "imaginaire.registry": "imaginaire.config.registry",
         "imaginaire.resume": "imaginaire.checkpoint.layout",
         "imaginaire.run_folder": "imaginaire.training.run_folder",
-        "imaginaire.safe_pickle": "imaginaire.checkpoint.torch_files",
+        "imaginaire.safe_pickle": "imaginaire.checkpoint.plain_pickle",
         "imaginaire.schedules": "imaginaire.optim.schedules",
         "imaginaire.side_channel": "imaginaire.training.side_channel",
         "imaginaire.step_guard": "imaginaire.training.step_guard",

@@ -24,7 +24,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from imaginaire import distributed, storage
 from imaginaire.checkpoint import layout as checkpoint_layout
 from imaginaire.checkpoint import weights
-from imaginaire.checkpoint.layout import KINDS, CheckpointSet, Tree
+from imaginaire.checkpoint.dcp import Like, Tree
+from imaginaire.checkpoint.layout import KINDS, CheckpointSet
 from imaginaire.checkpoint.weight_files import POINTER, LazyTensors
 from imaginaire.config import lazy_config
 from imaginaire.config.names import locate
@@ -415,7 +416,7 @@ def _gather(tree: Tree, *, keep: bool) -> Tree:
     return tree
 
 
-def _like_parameters(model: ImaginaireModel) -> checkpoint_layout.Like:
+def _like_parameters(model: ImaginaireModel) -> Like:
     """Optimizer state of a sharded parameter is loaded into the same shards, everything else whole."""
     parameters: dict[str, Tensor] = dict(model.named_parameters())
 

@@ -8,7 +8,7 @@ format are made, and the second through ``weights_only=True``. Folders may be lo
 import io
 import math
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any, cast
 
@@ -31,10 +31,9 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.planner_helpers import _create_read_items
 from torch.futures import Future
 
-from imaginaire import storage
+from imaginaire import distributed, storage
 from imaginaire.checkpoint import plain_pickle
-from imaginaire.checkpoint.plain_pickle import Made, Named
-from imaginaire.checkpoint.torch_files import load_plain, only, refused_object
+from imaginaire.checkpoint.plain_pickle import Made, Named, load_plain, only, refused_object
 from imaginaire.errors import CheckpointError
 from imaginaire.storage import object_store
 from imaginaire.storage.object_store import StrPath
@@ -59,6 +58,9 @@ _ALLOWED = {
 _DTYPES = {f"torch.{name}": value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 # The byte tensor in which this project's own DCP folders keep everything that is not a tensor.
 PLAIN = "plain"
+
+Tree = Any
+Like = Callable[[tuple[str, ...], torch.Size, torch.dtype], Tensor]  # gives the tensor to load into
 
 
 class SafeFileSystemReader(FileSystemReader):
@@ -185,6 +187,87 @@ def load_bytes(value: io.BytesIO, source: str) -> Any:
 def first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:200]}"
+
+
+# Trees: tensors under dotted keys, everything else in one byte tensor -------------------------------------------------
+
+
+def write_tree(path: str, tree: Tree, group: Any) -> None:
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    tensors: dict[str, Tensor] = {}
+    skeleton = _take_tensors(tree, (), tensors)
+    if distributed.is_rank0():
+        buffer = io.BytesIO()
+        torch.save(skeleton, buffer)
+        tensors[PLAIN] = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+    save(tensors, storage_writer=dcp_writer(path), process_group=group, no_dist=group is None)
+
+
+def read_tree(path: str, like: Like | None) -> Tree:
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        return _load_dcp(path, like)
+    except CheckpointException as error:
+        causes = "; ".join(sorted({f"{type(e[0]).__name__} {e[0]}".strip() for e in error.failures.values()}))
+        raise CheckpointError(f"{path} cannot be read: {causes}.") from error
+    except CheckpointError:
+        raise
+    except Exception as error:  # a damaged pickle raises nearly anything
+        raise CheckpointError(f"{path} is damaged: {first_line(error)}.") from error
+
+
+def _load_dcp(path: str, like: Like | None) -> Tree:
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    reader = SafeFileSystemReader(path)
+    entries = reader.read_metadata().state_dict_metadata
+    stored = {key: entry for key, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
+    no_dist = not distributed.is_initialized() or like is None
+    targets: dict[str, Tensor] = {}
+    places: dict[str, tuple[str, ...]] = {}  # of each tensor in the tree
+    skeleton: Tree = None
+    if PLAIN in stored:
+        plain = torch.empty(stored[PLAIN].size, dtype=torch.uint8)
+        load({PLAIN: plain}, storage_reader=reader, planner=SafeLoadPlanner(), no_dist=True)
+        skeleton = load_plain(io.BytesIO(plain.numpy().tobytes()))
+        _put_tensors(skeleton, places.__setitem__)
+    else:
+        places = {key: (key,) for key in stored}
+    for key, place in places.items():
+        if key not in stored:
+            raise CheckpointError(f"{path} has no tensor '{key}', which its own index names.")
+        size, dtype = stored[key].size, stored[key].properties.dtype
+        targets[key] = torch.empty(size, dtype=dtype) if like is None else like(place, size, dtype)
+    if targets:
+        group = None if no_dist else distributed.cpu_group("checkpoint")
+        load(targets, storage_reader=reader, planner=SafeLoadPlanner(), process_group=group, no_dist=no_dist)
+    return targets if skeleton is None else _put_tensors(skeleton, lambda key, place: targets[key])
+
+
+def _take_tensors(tree: Tree, place: tuple[str, ...], into: dict[str, Tensor]) -> Tree:
+    """The tree with each tensor replaced by its key; the tensors go into a flat dictionary."""
+    if isinstance(tree, Tensor):
+        key = ".".join(place)
+        into[key] = tree
+        return {"__tensor__": key, "__place__": list(place)}
+    if isinstance(tree, dict):
+        return {name: _take_tensors(value, (*place, str(name)), into) for name, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_take_tensors(value, (*place, str(i)), into) for i, value in enumerate(tree))
+    return tree
+
+
+def _put_tensors(tree: Tree, tensor_at: Callable[[str, tuple[str, ...]], Any]) -> Tree:
+    """The tree with each key replaced by the tensor of this key and place."""
+    if isinstance(tree, dict):
+        if "__tensor__" in tree:
+            return tensor_at(tree["__tensor__"], tuple(tree["__place__"]))
+        return {name: _put_tensors(value, tensor_at) for name, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_put_tensors(value, tensor_at) for value in tree)
+    return tree
 
 
 # .metadata ------------------------------------------------------------------------------------------------------------

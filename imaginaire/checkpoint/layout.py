@@ -10,14 +10,19 @@ carries a fingerprint of the other three, so a torn, mixed or foreign set is rec
 Every file opens with ``torch.load(weights_only=True)``.
 """
 
+import functools
 import hashlib
 import io
 import logging
+import os
 import re
+import threading
 import time
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,9 +32,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from imaginaire import distributed, storage
-from imaginaire.checkpoint import torch_files
-from imaginaire.checkpoint.dcp import PLAIN, SafeFileSystemReader, SafeLoadPlanner, dcp_writer, first_line
-from imaginaire.checkpoint.torch_files import Archive, load_plain
+from imaginaire.checkpoint.dcp import Like, SafeFileSystemReader, Tree, read_tree, write_tree
+from imaginaire.checkpoint.plain_pickle import FAULTS, load_plain
 from imaginaire.checkpoint.weight_files import POINTER, load_pt
 from imaginaire.errors import CheckpointError, ConfigError
 
@@ -44,8 +48,18 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavai
 _PLAIN_TYPES = {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size}
 _PLAIN_TYPES |= {Tensor, nn.Parameter, DTensor}
 
-Tree = Any
-Like = Callable[[tuple[str, ...], torch.Size, torch.dtype], Tensor]  # gives the tensor to load into
+CHUNK_BYTES = 4 * 2**20
+THREADS = min(4, os.cpu_count() or 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """A zip that is a file, or ``length`` bytes of it from ``start`` on; ``name`` is what messages call it."""
+
+    path: Path
+    name: str
+    start: int = 0
+    length: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +96,7 @@ class CheckpointSet:
         if not self.has(kind):
             raise CheckpointError(f"{self.path(kind)} is missing.")
         if self.is_dcp:
-            return _read_dcp(self.path(kind), like)
+            return read_tree(self.path(kind), like)
         return load_pt(self.path(kind))
 
     def faults(self) -> list[str]:
@@ -126,7 +140,7 @@ class CheckpointSet:
                 found += self._archives(kind)
             except CheckpointError as error:
                 faults.append(str(error))
-        return faults + torch_files.damage(found, share)
+        return faults + _damage_of(found, share)
 
     def _archives(self, kind: str) -> list[Archive]:
         """The zips of a kind, whose directory torch can read."""
@@ -232,7 +246,7 @@ def write_dcp(saved: CheckpointSet, trees: dict[str, Tree], group: Any = None) -
     for kind in KINDS:
         if kind == "trainer" and (group is None or distributed.is_rank0()):
             trees["trainer"]["files"] = {k: fingerprint(saved.path(k)) for k in KINDS[:-1]}
-        _write_dcp(saved.path(kind), trees[kind], group)
+        write_tree(saved.path(kind), trees[kind], group)
         if distributed.is_rank0():
             storage.sync_folder(saved.path(kind))  # torch renames the index, but flushes neither it nor its name
     if distributed.is_rank0():
@@ -264,7 +278,7 @@ def fingerprint(path: str) -> dict[str, Any]:
             try:
                 with zipfile.ZipFile(file) as archive:
                     entries = [(i.filename.partition("/")[2], i.file_size, i.CRC) for i in archive.infolist()]
-            except torch_files.FAULTS as error:
+            except FAULTS as error:
                 size = storage.size(path)
                 raise CheckpointError(f"{path} ({size} bytes) is torn or not a checkpoint file: {error}.") from error
         listing = repr(entries)
@@ -374,83 +388,60 @@ def _other_set(folder: str, faults: list[str], fallback: bool, before: int | Non
     return complete
 
 
-# --- trees in a DCP folder: tensors under dotted keys, everything else in one byte tensor
+# --- the bytes of zips: torch ignores the CRC-32 of each record
 
 
-def _write_dcp(path: str, tree: Tree, group: Any) -> None:
-    from torch.distributed.checkpoint.state_dict_saver import save
+def _damage_of(archives: Sequence[Archive], share: tuple[int, int] = (0, 1)) -> list[str]:
+    """A sentence for each record that is not what was saved; of share (i, n) every n-th record is read, from the i-th
+    on, so that n processes read all of them."""
+    with ExitStack() as files, ThreadPoolExecutor(THREADS) as pool:
 
-    tensors: dict[str, Tensor] = {}
-    skeleton = _take_tensors(tree, (), tensors)
-    if distributed.is_rank0():
-        buffer = io.BytesIO()
-        torch.save(skeleton, buffer)
-        tensors[PLAIN] = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
-    save(tensors, storage_writer=dcp_writer(path), process_group=group, no_dist=group is None)
+        @functools.cache
+        def opened(path: Path, thread: int) -> zipfile.ZipFile:
+            """One for each thread: threads that open records of the same one disturb each other in Python 3.12."""
+            return files.enter_context(zipfile.ZipFile(path))
+
+        checks = [check for archive in archives for check in _checks(archive, opened)]
+        found = pool.map(lambda check: check(), checks[share[0] :: share[1]])
+        return [sentence for sentence in found if sentence]
 
 
-def _read_dcp(path: str, like: Like | None) -> Tree:
-    from torch.distributed.checkpoint.api import CheckpointException
-
+def _checks(archive: Archive, opened: Callable[[Path, int], zipfile.ZipFile]) -> list[Callable[[], str]]:
+    if archive.length is not None:
+        return [functools.partial(_damage_of_part, archive)]
     try:
-        return _load_dcp(path, like)
-    except CheckpointException as error:
-        causes = "; ".join(sorted({f"{type(e[0]).__name__} {e[0]}".strip() for e in error.failures.values()}))
-        raise CheckpointError(f"{path} cannot be read: {causes}.") from error
-    except CheckpointError:
-        raise
+        records = opened(archive.path, threading.get_ident()).infolist()
+    except FAULTS as error:
+        return [functools.partial(_sentence, archive, error)]
+    return [
+        lambda info=info: _damage_of_record(archive, opened(archive.path, threading.get_ident()), info)  # type: ignore
+        for info in records
+    ]
+
+
+def _damage_of_part(archive: Archive) -> str:
+    """Parts are tensors of a sharded checkpoint, each a zip of a few records, which memory can hold."""
+    try:
+        with open(archive.path, "rb") as file:
+            file.seek(archive.start)
+            content = file.read(archive.length)
+        with zipfile.ZipFile(io.BytesIO(content)) as opened:
+            found = [_damage_of_record(archive, opened, info) for info in opened.infolist()]
+        load_plain(io.BytesIO(content))  # torch's reader of zips looks at more fields
+        return next((sentence for sentence in found if sentence), "")
     except Exception as error:  # a damaged pickle raises nearly anything
-        raise CheckpointError(f"{path} is damaged: {first_line(error)}.") from error
+        return _sentence(archive, error)
 
 
-def _load_dcp(path: str, like: Like | None) -> Tree:
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-    from torch.distributed.checkpoint.state_dict_loader import load
-
-    reader = SafeFileSystemReader(path)
-    entries = reader.read_metadata().state_dict_metadata
-    stored = {key: entry for key, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
-    no_dist = not distributed.is_initialized() or like is None
-    targets: dict[str, Tensor] = {}
-    places: dict[str, tuple[str, ...]] = {}  # of each tensor in the tree
-    skeleton: Tree = None
-    if PLAIN in stored:
-        plain = torch.empty(stored[PLAIN].size, dtype=torch.uint8)
-        load({PLAIN: plain}, storage_reader=reader, planner=SafeLoadPlanner(), no_dist=True)
-        skeleton = load_plain(io.BytesIO(plain.numpy().tobytes()))
-        _put_tensors(skeleton, places.__setitem__)
-    else:
-        places = {key: (key,) for key in stored}
-    for key, place in places.items():
-        if key not in stored:
-            raise CheckpointError(f"{path} has no tensor '{key}', which its own index names.")
-        size, dtype = stored[key].size, stored[key].properties.dtype
-        targets[key] = torch.empty(size, dtype=dtype) if like is None else like(place, size, dtype)
-    if targets:
-        group = None if no_dist else distributed.cpu_group("checkpoint")
-        load(targets, storage_reader=reader, planner=SafeLoadPlanner(), process_group=group, no_dist=no_dist)
-    return targets if skeleton is None else _put_tensors(skeleton, lambda key, place: targets[key])
+def _damage_of_record(archive: Archive, opened: zipfile.ZipFile, info: zipfile.ZipInfo) -> str:
+    try:
+        with opened.open(info) as record:
+            while record.read(CHUNK_BYTES):
+                pass  # at its end the checksum is compared
+    except FAULTS as error:
+        return _sentence(archive, error)
+    return ""
 
 
-def _take_tensors(tree: Tree, place: tuple[str, ...], into: dict[str, Tensor]) -> Tree:
-    """The tree with each tensor replaced by its key; the tensors go into a flat dictionary."""
-    if isinstance(tree, Tensor):
-        key = ".".join(place)
-        into[key] = tree
-        return {"__tensor__": key, "__place__": list(place)}
-    if isinstance(tree, dict):
-        return {name: _take_tensors(value, (*place, str(name)), into) for name, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(_take_tensors(value, (*place, str(i)), into) for i, value in enumerate(tree))
-    return tree
-
-
-def _put_tensors(tree: Tree, tensor_at: Callable[[str, tuple[str, ...]], Any]) -> Tree:
-    """The tree with each key replaced by the tensor of this key and place."""
-    if isinstance(tree, dict):
-        if "__tensor__" in tree:
-            return tensor_at(tree["__tensor__"], tuple(tree["__place__"]))
-        return {name: _put_tensors(value, tensor_at) for name, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return type(tree)(_put_tensors(value, tensor_at) for value in tree)
-    return tree
+def _sentence(archive: Archive, error: BaseException) -> str:
+    return f"{archive.name} is damaged: its bytes are not those that were saved ({error})."

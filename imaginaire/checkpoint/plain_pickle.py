@@ -1,19 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a pickle as plain data: no class, function or object of this process takes part in it.
+"""Reading a pickle as plain data, no class, function or object of this process taking part, and a file of torch.
 
 ``pickle.Unpickler`` with a short list of names still hands live classes to the file, and a file may change what it is
 handed: BUILD sets attributes of classes and functions, which stay changed for the rest of the process. This reader
 interprets the steps of the format itself. A name becomes a `Named`, whatever is called or built a `Made`, and the
 caller makes of them what it expects to find. All other steps (persistent objects, registered extensions, ...) are
 refused, and a small file cannot take more memory than its bytes let expect.
+
+What ``torch.save`` wrote is read by torch's own restricted reader, see `load_plain`.
 """
 
+import io
+import pickle
+import re
 import struct
-from collections.abc import Callable
-from typing import Any
+import threading
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
 
+import torch
+
+# What reading a damaged zip raises: its fields are read as they come.
+FAULTS = (
+    *(zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError),
+    *(ValueError, OverflowError, KeyError, NotImplementedError, RuntimeError),
+)
+_LOCK = threading.RLock()
 _LONGEST_NUMBER = 255  # bytes of an integer
 _SHORT, _SIGNED, _INT, _LONG, _FLOAT = (struct.Struct(form) for form in ("<H", "<i", "<I", "<Q", ">d"))
+
+
+def load_plain(source: Path | IO[bytes], *, mmap: bool = False) -> Any:
+    """``torch.load(weights_only=True)`` on the CPU; of all other classes ``io.BytesIO`` alone is let through.
+
+    In BytesIO Transformer Engine kept the extra state that released files have.
+    """
+    with only([io.BytesIO]):
+        return torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
+
+
+def refused_object(error: pickle.UnpicklingError) -> str:
+    """What `load_plain` stumbled over, by name; torch's own message recommends switching the check off."""
+    names = re.findall(r"(?:GLOBAL|class|global:?) ([A-Za-z_][\w.]*\.[\w.]+)", str(error))
+    return f"the object '{names[0].rstrip('.')}'" if names else ""
+
+
+@contextmanager
+def only(classes: list[Any]) -> Iterator[None]:
+    """Within, torch allows these classes and no others: libraries add theirs to its list when they are imported."""
+    with _LOCK:
+        before = torch.serialization.get_safe_globals()
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(classes)
+        try:
+            yield
+        finally:
+            torch.serialization.clear_safe_globals()
+            torch.serialization.add_safe_globals(before)
 
 
 class Refused(Exception):

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from imaginaire import storage
 from imaginaire.checkpoint.dcp import dcp_read, first_line, is_dcp
-from imaginaire.checkpoint.torch_files import load_plain, refused_object
+from imaginaire.checkpoint.plain_pickle import load_plain, refused_object
 from imaginaire.errors import CheckpointError, ConfigError, near
 from imaginaire.storage import hub
 from imaginaire.storage.absent_files import absent

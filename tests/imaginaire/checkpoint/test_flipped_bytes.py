@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from imaginaire.checkpoint import layout as checkpoint_layout
-from imaginaire.checkpoint import torch_files, weights
+from imaginaire.checkpoint import weights
 from imaginaire.checkpoint.layout import KINDS, CheckpointSet, foreign_set, own_set
 from imaginaire.errors import CheckpointError
 from tests.training import difference
@@ -98,14 +98,14 @@ def test_the_numbers_of_a_tensor_are_checked_and_fallback_goes_on_from_the_set_b
 
 
 def test_a_record_is_read_to_its_end_however_large_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_files, "CHUNK_BYTES", 4096)  # of a record of 20 kB
+    monkeypatch.setattr(checkpoint_layout, "CHUNK_BYTES", 4096)  # of a record of 20 kB
     file = tmp_path / "model.pt"
     torch.save({"w": torch.arange(5000.0)}, file)
-    assert torch_files.damage([torch_files.Archive(file, "it")]) == []
+    assert checkpoint_layout._damage_of([checkpoint_layout.Archive(file, "it")]) == []
     content, last = file.read_bytes(), torch.tensor(4999.0).numpy().tobytes()
     assert content.count(last) == 1
     file.write_bytes(content.replace(last, bytes(4)))
-    (sentence,) = torch_files.damage([torch_files.Archive(file, "it")])
+    (sentence,) = checkpoint_layout._damage_of([checkpoint_layout.Archive(file, "it")])
     assert sentence.startswith("it is damaged")
 
 
@@ -123,7 +123,7 @@ def test_a_thread_reads_a_zip_that_it_opened_itself(tmp_path: Path, monkeypatch:
 
     torch.save({"w": torch.ones(3)}, tmp_path / "model.pt")
     monkeypatch.setattr(zipfile, "ZipFile", Watched)
-    assert torch_files.damage([torch_files.Archive(tmp_path / "model.pt", "it")]) == []
+    assert checkpoint_layout._damage_of([checkpoint_layout.Archive(tmp_path / "model.pt", "it")]) == []
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"iter_\x00000000002.pt", b"\n", b"\xc3\x28" * 500])

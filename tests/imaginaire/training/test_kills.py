@@ -89,7 +89,7 @@ def _wrap_storage(root: str, reach: Callable[[str], None]) -> None:
 
 def _wrap_dcp(reach: Callable[[str], None]) -> None:
     """Before and after each of the four saves, and amid it: the shards are there, the index is not."""
-    write, finish = checkpoint_layout._write_dcp, FileSystemWriter.finish
+    write, finish = checkpoint_layout.write_tree, FileSystemWriter.finish
 
     def wrapped_write(path: str, tree: Any, group: Any) -> None:
         at = path.partition("/checkpoints/")[2]
@@ -101,7 +101,7 @@ def _wrap_dcp(reach: Callable[[str], None]) -> None:
         reach(f"amid {os.fspath(self.path).partition('/checkpoints/')[2]}")
         finish(self, **parts)
 
-    checkpoint_layout._write_dcp, FileSystemWriter.finish = wrapped_write, wrapped_finish  # type: ignore[method-assign]
+    checkpoint_layout.write_tree, FileSystemWriter.finish = wrapped_write, wrapped_finish  # type: ignore[method-assign]
 
 
 def _run(root: str, ckpt_type: str, kill_at: str | None, record: str) -> None:
