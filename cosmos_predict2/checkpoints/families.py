@@ -243,16 +243,8 @@ _MUST_AGREE = ("head_dim", "patch_volume", "text_width", "adaln_rank", "mlp_widt
 
 def _what_it_is(names: Mapping[str, Any]) -> str:
     """What the names look like."""
-    known = {
-        "a video tokenizer (give it as the tokenizer's vae_pth)": ("encoder.conv1.", "decoder.conv1.", "quant_conv."),
-        "a T5 text encoder": ("shared.weight", "encoder.block.0."),
-        "a language model": ("model.layers.0.", "model.embed_tokens.", "lm_head."),
-    }
     if names and all(".lora_" in name or name.endswith(".alpha") for name in names):
         return "it is a LoRA adapter, so give it with --lora, beside the weights that it was trained on"
-    for what, starts in known.items():
-        if any(name.startswith(starts) for name in names):
-            return f"it looks like {what}"
     shown = ", ".join(list(names)[:4])
     return f"'{_PATCH}' and its kin are missing. Its names: {shown or 'none'}" + (", ..." if len(names) > 4 else "")
 

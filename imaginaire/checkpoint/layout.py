@@ -125,8 +125,7 @@ class CheckpointSet:
                 continue
             if found != recorded.get(kind):
                 faults.append(
-                    f"{self.path(kind)} is not the file that was saved with this set "
-                    f"({_difference(recorded.get(kind), found)})."
+                    f"{self.path(kind)} ({found['bytes']} bytes) is not the file that was saved with this set."
                 )
         return faults
 
@@ -296,12 +295,6 @@ def _bytes(path: str) -> int:
     if path.endswith(".pt"):
         return storage.size(path)
     return sum(storage.size(storage.join(path, name)) for name in storage.listdir(path))
-
-
-def _difference(recorded: Any, found: dict[str, Any]) -> str:
-    if not isinstance(recorded, dict) or recorded.get("bytes") != found["bytes"]:
-        return f"{found['bytes']} bytes, saved were {recorded.get('bytes') if isinstance(recorded, dict) else 'none'}"
-    return "same size, other content"
 
 
 # --- which set a run continues from: the newest whose files are complete and hold the bytes that were written

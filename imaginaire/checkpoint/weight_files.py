@@ -164,12 +164,6 @@ def _load_torch(local: Path, address: str) -> Any:
         return load_plain(local, mmap=kind == "torch")
     except pickle.UnpicklingError as error:
         refused = refused_object(error)
-        if "DTensor" in str(error):
-            raise CheckpointError(
-                f"{address} holds tensors that are sharded over processes (DTensor), of which a file has one part. Save"
-                " them whole, {name: value.full_tensor() for name, value in state.items()}, or as a folder"
-                " of torch.distributed.checkpoint."
-            ) from error
         if kind == "old torch" and not refused:
             raise CheckpointError(f"{address} is damaged, or a pickle that torch.save did not write.") from error
         raise CheckpointError(

@@ -146,11 +146,7 @@ def select(source: Mapping[str, Tensor], which: str = "auto") -> Mapping[str, Te
     if not counts[which] and ((counts[other] and not bare) or which == "net_ema"):
         raise CheckpointError(
             f"These weights have no names that begin with '{which}.'; {counts[other]} begin with '{other}.'. "
-            + (
-                "They hold no averaged copy: leave --load_ema out (in Python: ask for 'net')."
-                if which == "net_ema"
-                else "Ask for 'net_ema' (--load_ema)."
-            )
+            f"Ask for '{other}' ({'leave --load_ema out' if which == 'net_ema' else '--load_ema'})."
         )
 
     def rename(name: str) -> str | None:
@@ -164,29 +160,21 @@ def is_extra(name: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in EXTRAS)
 
 
-def account(
-    targets: Mapping[str, Tensor], source: Mapping[str, Tensor], *, rename: Callable[[str], str | None] | None = None
-) -> LoadReport:
+def account(targets: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> LoadReport:
     """What ``load_into`` would report, without copying."""
-    return _walk(targets, renamed(source, rename) if rename else source, copy=None)
+    return _walk(targets, source, copies=False)
 
 
-def load_into(
-    targets: Mapping[str, Tensor], source: Mapping[str, Tensor], *, rename: Callable[[str], str | None] | None = None
-) -> LoadReport:
+def load_into(targets: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> LoadReport:
     """Copy each tensor of ``source`` into the target of its name, in place, and report what matched.
 
     A target of another dtype is cast to; a DTensor takes its local shard; targets that the source does not name are
     left alone. Released extras that the model does not have are not counted as unexpected.
     """
-    return _walk(targets, renamed(source, rename) if rename else source, copy=_copy)
+    return _walk(targets, source, copies=True)
 
 
-def _walk(
-    targets: Mapping[str, Tensor],
-    source: Mapping[str, Tensor],
-    copy: Callable[[str, Tensor, Tensor], None] | None,
-) -> LoadReport:
+def _walk(targets: Mapping[str, Tensor], source: Mapping[str, Tensor], *, copies: bool) -> LoadReport:
     matched, unexpected, wrong, shapes = [], [], [], []
     for name in source:
         if name not in targets:
@@ -198,8 +186,8 @@ def _walk(
             wrong.append(name)
             shapes.append((found, tuple(target.shape)))
             continue
-        if copy is not None:
-            copy(name, target, source[name])
+        if copies:
+            _copy(name, target, source[name])
         matched.append(name)
     missing = [name for name in targets if name not in source]
     return LoadReport(tuple(matched), tuple(missing), tuple(unexpected), tuple(wrong), tuple(shapes))

@@ -10,7 +10,7 @@ import torch
 from cosmos_predict2.checkpoints import load_dit, open_dit
 from cosmos_predict2.checkpoints.dit_loading import check_dit
 from cosmos_predict2.checkpoints.download import manifest_of
-from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS, action_network, action_readings, describe
+from cosmos_predict2.checkpoints.families import ACTION_EMBEDDERS, action_network, describe
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
 from imaginaire.errors import CheckpointError
 from tests.checkpoints.nets import SMALL, assert_same_parameters, parameters_of, random_net, released_state
@@ -67,20 +67,6 @@ def test_released_files_say_all(network: str, cls: type[ActionDiT], fp32: bool) 
     assert net.pos_embedder.thetas[1] > net.pos_embedder.thetas[0]  # ratios 1, 3, 3
     built = {name: tuple(p.shape) for name, p in net.named_parameters()}
     assert built == {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-
-
-@pytest.mark.parametrize(
-    ("inputs", "reading"),
-    [
-        (84, "12 actions of 7 numbers (pose and gripper) in one vector (flat)"),
-        (28, "4 actions of 7 numbers (pose and gripper) for each latent frame (chunk)"),
-        (116, "4 actions of 29 numbers (GR1) for each latent frame (chunk)"),
-        (348, "12 actions of 29 numbers (GR1) in one vector (flat)"),
-        (11, "none of 7, 8, 29, 43 numbers for each action"),
-    ],
-)
-def test_what_so_many_numbers_may_be(inputs: int, reading: str) -> None:
-    assert action_readings(inputs)[0] == reading
 
 
 def test_other_sizes_of_actions_and_of_chunks_are_asked_for() -> None:

@@ -99,26 +99,6 @@ def test_another_base_is_told_by_both_names(changed: bool, tmp_path: Path, caplo
     assert "was trained on" not in caplog.text, "float16 does not give the bfloat16 of the base"
 
 
-def test_the_fingerprint_is_of_values_not_of_their_dtype() -> None:
-    weights = {name: tensor for name, tensor in parameters_of(random_net(seed=1)).items() if tensor.ndim == 2}
-    rounded = {name: tensor.to(torch.bfloat16) for name, tensor in weights.items()}
-    assert base_fingerprint(weights, weights) == base_fingerprint(weights, rounded)
-    other = dict(weights)
-    name = sorted(weights)[0]
-    other[name] = weights[name] + 0.1
-    assert base_fingerprint(weights, weights) != base_fingerprint(weights, other)
-
-
-def test_one_layout_becomes_the_other(tmp_path: Path) -> None:
-    first = _export(_run(tmp_path / "run", _trained()), tmp_path, "diffusers-lora")
-    again = _export(first, tmp_path, "peft")
-    one, two = random_net(seed=1), random_net(seed=1)
-    apply_lora(one, first)
-    apply_lora(two, again)
-    assert_same_parameters(one, parameters_of(two))
-    assert _header(f"{again}/{FILES['peft']}")["base"] == "base.pt"
-
-
 def test_targets_are_the_shortest_names_that_select_the_layers_and_no_others(tmp_path: Path) -> None:
     modules = ["blocks", "blocks.0", "blocks.0.a.q", "blocks.0.b.q", "blocks.0.a.out.0", "blocks.0.net.2", "q2"]
     assert shortest_targets(["blocks.0.a.q", "blocks.0.b.q"], modules) == ["q"]

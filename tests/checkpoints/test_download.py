@@ -114,26 +114,6 @@ def test_sizes_that_do_not_exist_are_an_error_when_asked_for_and_a_note_else() -
     assert any(note.startswith("sample_gr00t_dreams_gr1: left out") for note in plan.notes)
 
 
-def test_notes_name_what_is_left_out_and_what_nothing_here_runs_yet() -> None:
-    notes = _plan("--model_types", "text2image", "video2world", "multiview", "--predict2_5", "2B/distilled").notes
-    assert "text2image, multiview, 2B/distilled: not yet here, no program of this version runs these weights" in notes
-    path = "checkpoints/nvidia/Cosmos-Predict2-2B-Text2Image/model.pt"
-    assert "no program here runs it yet" in released.describe_missing(path)
-    notes = make_plan(Wishes(model_types=("video2world",))).notes
-    for word, is_noted in (("not yet here", False), ("--all_guardrails", True), ("--prompt_refiner", True)):
-        assert any(word in note for note in notes) == is_noted
-    full = _plan("--model_types", "video2world", "--all_guardrails", "--prompt_refiner")
-    assert {"meta-llama/Llama-Guard-3-8B", "nvidia/Cosmos-Reason1-7B"} <= _files(full).keys()
-
-
-def test_predict2_5_brings_its_own_tokenizer_and_text_encoder() -> None:
-    plan = _plan("--predict2_5", "2B/post-trained", "--no_guardrail")
-    revisions = {(part.folder, part.revision) for part in plan.parts}
-    assert ("nvidia/Cosmos-Predict2.5-2B", released.PREDICT25_TOKENIZER_REVISION) in revisions
-    assert (released.REASON1_ENCODER_DIR, released.REASON1_ENCODER_REVISION) in revisions
-    assert "google-t5/t5-11b" not in _files(plan)
-
-
 def test_a_dry_run_prints_the_plan_and_asks_nobody(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(download_checkpoints, "fetch", lambda *_: pytest.fail("fetched"))
     args = download_checkpoints.parser().parse_args(["--dry-run", "--checkpoint_dir", str(tmp_path / "here")])
@@ -286,14 +266,6 @@ def test_a_gated_an_absent_and_an_incomplete_repository_are_told_apart_and_fail(
     assert "google-t5/t5-11b" in made.stderr and "not on the hub" in made.stderr
     assert "it has no model-720p-16fps.pt" in made.stderr
     assert (tmp_path / "here" / "nvidia/Cosmos-Guardrail1/face_blur_filter/x.pth").is_file()  # the rest is fetched
-
-
-@pytest.mark.slow
-def test_a_full_disk_is_told_before_anything_is_fetched(tmp_path: Path) -> None:
-    hub = _hub(tmp_path)
-    with serve(hub):
-        made = _command(hub, tmp_path, FULL_DISK="1")
-    assert made.returncode == 2 and "GB free" in made.stderr and not hub.asked
 
 
 def test_without_the_client_the_cure_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

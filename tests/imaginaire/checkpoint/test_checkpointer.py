@@ -381,27 +381,6 @@ def test_callback_state_that_no_file_can_hold_is_said_before_the_first_step(tmp_
         train(tmp_path, [*QUICK, node])
 
 
-def test_leftovers_of_a_stopped_removal_go_and_do_not_count(tmp_path: Path) -> None:
-    base = [item for item in QUICK if "keep_last" not in item]
-    base += ["ckpt_type=dcp", "checkpoint.keep_last=2"]
-    assert train(tmp_path, [*base, "trainer.max_iter=4"]) == 0
-    (checkpoints(tmp_path) / "iter_000000002/trainer/.metadata").unlink()
-    assert train(tmp_path, [*base, "trainer.max_iter=8"]) == 0
-    assert sorted(p.name for p in checkpoints(tmp_path).glob("iter_*")) == ["iter_000000006", "iter_000000008"]
-
-
-def test_a_removal_that_fails_is_a_warning_and_the_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def stuck(path: Any) -> None:
-        raise PermissionError(f"{path} is held")
-
-    with monkeypatch.context() as patch, caplog.at_level("WARNING"):
-        patch.setattr(checkpoint_layout.CheckpointSet, "remove", lambda self, kind: stuck(self.path(kind)))
-        assert train(tmp_path, [*QUICK, "checkpoint.keep_last=1"]) == 0
-    assert "iter 4 is saved, but older checkpoints could not be removed" in caplog.text
-
-
 def test_a_second_signal_does_not_cut_the_last_save_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     create = storage.create
 

@@ -111,20 +111,6 @@ def test_numpy_content_is_refused_by_name(tmp_path: Path, is_allowed_by_others: 
         assert set(torch.serialization.get_safe_globals()) == set(before)
 
 
-def test_sharded_tensors_in_a_file_are_told_with_how_to_save_them(tmp_path: Path) -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
-
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    try:
-        mesh = init_device_mesh("cpu", (1,))
-        torch.save({"w": distribute_tensor(torch.ones(2), mesh, [Shard(0)])}, tmp_path / "m.pt")
-    finally:
-        torch.distributed.destroy_process_group()
-    with pytest.raises(CheckpointError, match=r"m\.pt holds .*\(DTensor\).*full_tensor\(\)"):
-        weights.read(str(tmp_path / "m.pt"))
-
-
 def test_content_decides_and_not_the_suffix(tmp_path: Path) -> None:
     save_file(state(), tmp_path / "m.pt")
     torch.save(state(), tmp_path / "m.safetensors")
@@ -177,14 +163,6 @@ def test_a_file_that_is_not_weights_says_what_it_looks_like(tmp_path: Path, dama
     if suffix == ".pt":
         with pytest.raises(CheckpointError, match=message):
             weights.load_pt(path)
-
-
-def test_load_pt_gives_the_whole_tree(tmp_path: Path) -> None:
-    torch.save({"iteration": 5, "nested": [{"x": torch.ones(2)}]}, tmp_path / "t.pt")
-    tree = weights.load_pt(tmp_path / "t.pt")
-    assert tree["iteration"] == 5 and torch.equal(tree["nested"][0]["x"], torch.ones(2))
-    with pytest.raises(CheckpointError, match=r"u\.pt does not exist: .* has no 'u\.pt'\. Did you mean t\.pt\?"):
-        weights.load_pt(tmp_path / "u.pt")
 
 
 def test_a_missing_path_shows_what_lies_there(tmp_path: Path) -> None:
@@ -544,7 +522,7 @@ def test_select_takes_one_network_and_drops_the_extras(caplog: pytest.LogCapture
     ]  # and nothing where there is nothing to choose
     assert_same(weights.select({"a": one}, "net"), {"a": one})
     assert_same(weights.select({"net.a": one, "head": two}, "net"), {"a": one, "head": two})
-    with pytest.raises(CheckpointError, match=r"'net_ema\.'; 1 begin with 'net\.'\. They .* leave --load_ema out"):
+    with pytest.raises(CheckpointError, match=r"'net_ema\.'; 1 begin with 'net\.'\. .*leave --load_ema out"):
         weights.select({"net.a": one}, "net_ema")
     with pytest.raises(CheckpointError, match="Ask for 'net_ema'"):
         weights.select({"net_ema.a": one}, "net")
@@ -587,19 +565,6 @@ def test_load_into_copies_casts_and_accounts() -> None:
     assert torch.equal(targets["a"], torch.ones(2, dtype=torch.bfloat16)) and targets["scalar"] == 5
     assert not targets["b"].any() and not targets["c"].any()
     assert addresses == {name: tensor.data_ptr() for name, tensor in targets.items()}
-
-
-def test_load_into_a_module_with_renaming_and_shared_parameters() -> None:
-    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    module[1].weight = module[0].weight
-    source = {f"net.{name}": torch.randn_like(value) for name, value in module.state_dict().items()}
-    source["net.1.weight"] = source["net.0.weight"]
-    targets = dict(module.named_parameters(remove_duplicate=False))
-    report = weights.load_into(
-        targets, {**source, "other": torch.ones(1)}, rename=lambda n: n[4:] if n[:3] == "net" else None
-    )
-    report.require()
-    assert torch.equal(module[0].weight, source["net.0.weight"]) and module[0].weight.requires_grad
 
 
 def test_load_into_refuses_meta_targets_and_floats_for_integers() -> None:
