@@ -187,8 +187,7 @@ def video_distances(videos_K_R_C_F_H_W: Tensor) -> Distances:
     the pixels.
     """
     videos = videos_K_R_C_F_H_W[:, :, :, 1:].double()
-    if videos.shape[0] < 2 or videos.shape[1] < 2:
-        raise ValueError(f"{videos.shape[0]} sequences of actions and {videos.shape[1]} seeds: two of each at least.")
+    assert min(videos.shape[:2]) >= 2, f"{videos.shape[0]} sequences of actions and {videos.shape[1]} seeds"
     return Distances(_between(videos), _between(videos.transpose(0, 1)))
 
 

@@ -15,8 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from imaginaire.errors import DataError
-
 REACH = 3  # pixels of a shift, at the size at which pairs are compared
 LONGEST_SIDE = 64  # larger frames are made smaller
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # in units of a standardised feature's variance; one is chosen
@@ -52,9 +50,6 @@ class Probe:
 
     def score(self, frames_B_C_F_H_W: Tensor, action_B_A_D: Tensor) -> ActionFollowing:
         """How well what is read from the frames agrees with these actions."""
-        if not action_B_A_D.shape[:2].numel():
-            shape = list(action_B_A_D.shape)
-            raise DataError(f"There is no action to compare with: they are {shape}, [clips, steps, numbers].")
         return self._score(self.read(frames_B_C_F_H_W), action_B_A_D)
 
     def _of(self, features_B_A_P: Tensor) -> Tensor:
@@ -82,11 +77,10 @@ class Probe:
 
 
 def fit_probe(frames_B_C_F_H_W: Tensor, action_B_A_D: Tensor) -> Probe:
-    """The regression from true clips. How strongly it is held back is chosen on a quarter of the clips."""
-    if len(frames_B_C_F_H_W) < 2 * HELD_BACK:
-        raise DataError(f"A probe of actions is fitted to {2 * HELD_BACK} clips at least, not {len(frames_B_C_F_H_W)}.")
-    if not (numbers := _varying(action_B_A_D)):
-        raise DataError("All actions are the same: there is nothing that a probe could learn to read.")
+    """The regression from true clips, 2 * HELD_BACK at least, whose actions vary. How strongly it is held back is
+    chosen on a quarter of the clips."""
+    numbers = _varying(action_B_A_D)
+    assert numbers and len(frames_B_C_F_H_W) >= 2 * HELD_BACK, f"{len(frames_B_C_F_H_W)} clips, varying: {numbers}"
     features = pair_features(frames_B_C_F_H_W)
     wanted = action_B_A_D[..., numbers].double()
     chosen = torch.arange(len(features)) % HELD_BACK == 0

@@ -132,5 +132,3 @@ def test_distances_of_videos_are_of_their_own_axis() -> None:
     assert found.seeds == pytest.approx(2.0)
     assert found.ratio == pytest.approx(4.0)
     assert video_distances(videos(0.0, 2.0)).ratio == 0
-    with pytest.raises(ValueError, match="two of each"):
-        video_distances(videos(1.0, 1.0)[:, :1])

@@ -11,7 +11,6 @@ from torch import Tensor
 from cosmos_predict2.data.toy.videos import SPLITS
 from cosmos_predict2.evaluation.metrics.inverse_dynamics import Probe, fit_probe
 from cosmos_predict2.toy_world.episodes import make_episodes
-from imaginaire.errors import DataError
 
 
 def clips(num: int, split: str, **options: object) -> tuple[Tensor, Tensor]:
@@ -65,17 +64,3 @@ def test_a_number_that_stays_the_same_in_the_clips_asked_about_is_left_out() -> 
     nothing = probe.score(frames, torch.zeros_like(actions))
     assert math.isnan(nothing.r2) and math.isnan(nothing.r2_of_sums) and nothing.r2_by_number == {}
     assert all(math.isnan(value) for value in nothing.r2_by_step) and nothing.error > 0
-
-
-@pytest.mark.parametrize("shape", [(0, 12, 4), (2, 0, 4)])
-def test_no_actions_have_no_score(probe: Probe, shape: tuple[int, int, int]) -> None:
-    clips, steps, _ = shape
-    with pytest.raises(DataError, match=rf"no action to compare with.*\[{clips}, {steps}, 4\]"):
-        probe.score(torch.zeros(clips, 3, 1 + steps, 32, 32), torch.zeros(shape))
-
-
-@pytest.mark.parametrize(("num", "actions", "text"), [(4, "own", "8 clips at least"), (8, "zeros", "nothing that a")])
-def test_what_cannot_be_fitted_is_told(num: int, actions: str, text: str) -> None:
-    frames, own = clips(num, "train")
-    with pytest.raises(DataError, match=text):
-        fit_probe(frames, own if actions == "own" else torch.zeros_like(own))
