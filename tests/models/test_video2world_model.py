@@ -12,6 +12,7 @@ from cosmos_predict2.models.config import Predict2ModelManagerConfig, Predict2Vi
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.start_weights import Start
 from cosmos_predict2.world_model.config import EMAConfig
+from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 from tests.findings import checked_model
@@ -183,17 +184,11 @@ def test_checkpoints_hold_the_network_its_average_and_their_card() -> None:
 
 
 def test_the_check_names_missing_weights_and_impossible_frames() -> None:
+    path = "checkpoints/nvidia/Cosmos-Predict2-2B-Video2World/model-480p-10fps.pt"
     config = make_model(max_num_conditional_frames=3).config
-    config.model_manager_config = Predict2ModelManagerConfig(
-        dit_path="checkpoints/nvidia/Cosmos-Predict2-2B-Video2World/model-480p-10fps.pt"
-    )
-    import attrs
-
-    plain = attrs.asdict(config, recurse=False)
-    plain["model_manager_config"] = attrs.asdict(config.model_manager_config)
-    plain["pipe_config"] = attrs.asdict(config.pipe_config, recurse=False)
-    plain["text"] = attrs.asdict(config.text)
-    missing, frames = map(str, checked_model(Video2WorldModel, plain))
+    config.model_manager_config = Predict2ModelManagerConfig(dit_path=path)
+    node = L(Video2WorldModel)(config=config, _recursive_=False)["config"]
+    missing, frames = map(str, checked_model(Video2WorldModel, node))
     assert "download_checkpoints" in missing and "--model_sizes 2B" in missing
     assert "state_t=3" in frames
 
