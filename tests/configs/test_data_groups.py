@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from cosmos_predict2.configs.action_conditioned.defaults import data as action_data
 from cosmos_predict2.configs.base.defaults import data
 from imaginaire.config import lazy_config
 from imaginaire.config.compose import compose
@@ -41,12 +40,6 @@ def test_every_loader_composes_without_the_rest(train: str, val: str) -> None:
     for node in (config.dataloader_train, config.dataloader_val):
         assert issubclass(lazy_config.locate(lazy_config.name_of(node["_target_"])), ResumableLoader)
         assert "${" not in to_yaml(node), "the saved configuration can be run without this one"
-
-
-def test_every_group_leaves_the_batch_size_to_the_experiment() -> None:
-    for split in ("train", "val"):
-        sizes = {name: node.batch_size for name, node in (data.entries(split) | action_data.entries(split)).items()}
-        assert {name for name, size in sizes.items() if size != 1} == {"mock", "mock_image"}
 
 
 @pytest.mark.parametrize(

@@ -256,13 +256,6 @@ def test_a_file_that_registers_a_taken_entry_has_it_for_itself(drop: Drop, caplo
     assert own in warning and compose(BASE, [of_2b, own]).dataloader_train == mine.dataloader_train
 
 
-def test_a_list_of_entries_is_of_its_own_file_too(drop: Drop) -> None:
-    mine = WITH_DATA.replace("GROUP", "dataloader_train")
-    drop(my_data=mine, other_data=mine.replace("my_gr1", "other_gr1").replace("hit_thres=3", "hit_thres=5"))
-    for name, hits in (("my_gr1", 3), ("other_gr1", 5)):
-        assert compose(BASE, [f"experiment={name}"]).trainer.callbacks.iter_speed.hit_thres == hits
-
-
 def test_files_in_sub_folders_are_found(drop: Drop) -> None:
     drop(kitchen__mine=TEMPLATE, _parts="")
     assert "your_custom_experiment" in experiment_names(BASE)

@@ -8,13 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
-from cosmos_predict2.configs.base.defaults.callbacks import BASIC
 from imaginaire import progress
 from imaginaire.progress import Pace, Progress, duration, tracked
-from imaginaire.training.callbacks import report
-from imaginaire.training.callbacks.report import ProgressBar
 from imaginaire.training.callbacks.trackers import Metrics
 from imaginaire.training.watchdog import Watchdog
 
@@ -66,14 +62,6 @@ def test_the_time_left_counts_validations_and_leaves_out_the_first_step(clock: C
     pace.step(100)
     assert pace.left_s() == 0
     assert Pace(total=None).left_s() is None
-
-
-def test_a_run_that_goes_on_is_judged_by_its_own_steps(clock: Clock) -> None:
-    pace = Pace(total=1000)
-    pace.step(901)
-    clock.now += 3
-    pace.step(902)
-    assert pace.left_s() == pytest.approx(3 * 98)
 
 
 def test_the_log_of_a_run_does_not_count_what_was_before_its_first_step(
@@ -148,10 +136,6 @@ def test_a_terminal_that_is_closed_ends_the_bar_only(monkeypatch: pytest.MonkeyP
     assert bar.done == 2 and bar._bar is None
 
 
-def test_every_configuration_has_a_bar() -> None:
-    assert BASIC["progress_bar"]["_target_"] is ProgressBar
-
-
 def test_a_start_that_takes_long_says_where_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     watchdog = Watchdog(1800, str(tmp_path))
     watchdog.close()  # its thread: this test looks itself
@@ -163,19 +147,3 @@ def test_a_start_that_takes_long_says_where_it_is(tmp_path: Path, caplog: pytest
         watchdog._look(watchdog._began + 100, late_by=0)
     said = [record.getMessage() for record in caplog.records]
     assert said == ["building the model, for 16 s so far", "building the model, for 50 s so far"]
-
-
-def test_the_first_steps_are_timed_without_the_validation_before_them(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    now = [100.0]
-    monkeypatch.setattr(report, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    speed = report.IterSpeed()
-    speed.on_train_start(None)
-    speed.on_validation_start(None, [])
-    now[0] += 3600
-    speed.on_validation_end(None)
-    now[0] += 2
-    with caplog.at_level(logging.INFO):
-        speed.on_training_step_end(None, {}, {}, torch.tensor(0.5), 1)
-    assert "Time: 2.00s" in caplog.text

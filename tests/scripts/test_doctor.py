@@ -5,7 +5,6 @@ import ast
 import json
 import os
 import subprocess
-import sys
 from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,17 +61,6 @@ def test_one_line_is_enough_where_all_is_well(
     assert "ERROR   z: 3\n          -> mend it\nnot ready: 1 errors" in capsys.readouterr().out
 
 
-def test_set_up_ends_with_that_line_and_what_comes_next(tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/python").write_text('#!/bin/sh\necho "ran $@"\n')
-    (tmp_path / "bin/python").chmod(0o755)
-    (tmp_path / ".installed").touch()
-    command = ["make", "--no-print-directory", f"VENV={tmp_path}", "-o", str(tmp_path / ".installed"), "setup"]
-    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert lines[0] == "ran -m scripts.doctor --brief"
-    assert f"source {tmp_path}/bin/activate" in lines[1] and "make demo" in lines[1]
-
-
 # --- packages
 
 
@@ -94,15 +82,6 @@ def test_every_package_of_the_extras_is_described() -> None:
         if extra not in not_used_yet
     }
     assert described == listed
-
-
-def test_an_optional_package_that_cannot_be_imported_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "_version", lambda name: "2.8.0")
-    monkeypatch.setitem(sys.modules, "flash_attn", None)
-    monkeypatch.setitem(sys.modules, "transformer_engine", None)
-    found = {_name(finding): finding for finding in packages.optional()}
-    assert found["flash-attn"].level == "error" and "built for this torch" not in found["flash-attn"].text
-    assert "build it for this torch" in found["flash-attn"].cure
 
 
 def test_a_core_package_that_is_missing_or_old_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,13 +183,6 @@ def test_attention_that_gives_wrong_numbers_is_a_fault(monkeypatch: pytest.Monke
     found = {_name(finding): finding for finding in released.attention(CPU)}
     assert found["torch"].level == "error" and "Attention is off by" in found["torch"].text
     assert "atten_backend" in found["torch"].cure
-
-
-def test_a_small_network_runs_and_leaves_the_generator_alone() -> None:
-    torch.manual_seed(5)
-    state = torch.get_rng_state()
-    assert released.network(CPU).level == "note"
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_videos_are_written_and_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 """The Slurm scripts, under a stand-in for Slurm that runs two machines on this one."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -112,14 +111,6 @@ def are_ready(environment: dict[str, str]) -> bool:
 
 def scontrol_calls(environment: dict[str, str]) -> list[str]:
     return (Path(environment["SLURM_STAND_IN"]) / "scontrol.log").read_text().splitlines()
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_the_scripts_parse(script: Path) -> None:
-    assert subprocess.run(["bash", "-n", str(script)], capture_output=True).returncode == 0
-    if shutil.which("shellcheck"):
-        result = subprocess.run(["shellcheck", "-s", "bash", str(script)], capture_output=True, text=True)
-        assert result.returncode == 0, result.stdout
 
 
 def test_the_time_limit_saves_and_queues_the_job_again(slurm: dict[str, str]) -> None:

