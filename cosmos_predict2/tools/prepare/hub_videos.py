@@ -9,7 +9,6 @@ A file that lies in its place in its full size is not fetched again.
 """
 
 import argparse
-import errno
 import logging
 import os
 import shutil
@@ -118,13 +117,11 @@ def _finished(dataset: Path, repo_id: str, revision: str | None) -> list[Path] |
 
 
 def _move(source: Path, place: Path) -> None:
+    """Also to another disk; what a stopped copy left there is never taken for the file."""
     place.parent.mkdir(parents=True, exist_ok=True)
+    staging = place.with_name(f".{place.name}.moving")
     try:
-        os.replace(source, place)
+        shutil.move(source, staging)
+        os.replace(staging, place)
     except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise DataError(f"{source} cannot be moved to {place}: {error.strerror or error}.") from error
-        storage.require_space(place.parent, source.stat().st_size, f"Moving {source.name} to another disk")
-        with source.open("rb") as content:
-            storage.write_atomically(place, lambda file: shutil.copyfileobj(content, file))
-        source.unlink()
+        raise DataError(f"{source} cannot be moved to {place}: {error.strerror or error}.") from error

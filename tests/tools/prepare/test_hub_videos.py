@@ -2,7 +2,6 @@
 """The clips of GR1 and of the NeMo assets arrive from a hub in the layout that training reads, also after a stop."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -92,22 +91,6 @@ def test_a_stop_among_the_moves_loses_nothing(
         assert prepare() == 130 and "source.json" not in names(tmp_path / "gr1")
     hub.asked.clear()
     assert prepare() == 0 and not hub.asked and names(tmp_path / "gr1") == WANTED
-
-
-def test_another_disk_gets_a_copy_in_one_piece(
-    hub: Hub, prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    replace = os.replace
-
-    def across(source: Path, target: Path) -> None:
-        if "hf_gr1" in str(source) and "hf_gr1" not in str(target):
-            raise OSError(18, "Invalid cross-device link")
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", across)
-    assert prepare() == 0
-    assert names(tmp_path / "gr1") == WANTED and not names(tmp_path / "hf_gr1")
-    assert (tmp_path / "gr1" / "videos" / "3.mp4").read_bytes() == hub.repositories[GR1]["gr1/3.mp4"]
 
 
 def _gated(hub: Hub, out: Path) -> None:
