@@ -3,7 +3,7 @@
 
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -154,29 +154,6 @@ def test_a_seek_may_end_further_back(
         assert torch.equal(clip.read([25, 26]), every[:, 25:27])
 
 
-def test_between_far_frames_the_decoder_seeks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "long.mp4"
-    write_stream(path, 240, options={"g": "20"})
-    every = all_frames(path)
-    wanted = [3, 100, 102, 238]
-    seeks: list[int] = []
-    run = clips._PyavClip._run
-
-    def counted(self: object, pending: list[int], key_time: int) -> Iterator[object]:
-        seeks.append(pending[-1])
-        return run(self, pending, key_time)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(clips._PyavClip, "_run", counted)
-    assert torch.equal(clips.read_frames(path, wanted), every[:, wanted])
-    assert seeks == [3, 100, 238]
-
-
-def test_threads_do_not_change_frames(streams: Callable[[str], tuple[Path, Tensor]]) -> None:
-    path, every = streams("groups.mp4")
-    window = list(range(17, 30))
-    assert torch.equal(clips.read_frames(path, window, num_threads=3), every[:, window])
-
-
 @pytest.mark.parametrize("name", ["groups.mp4", "odd_planes.mkv"])
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_so_many_threads_convert_colours_whatever_the_cores(
@@ -216,13 +193,6 @@ def test_packets_of_a_clip_are_listed_once_and_again_when_it_changes(
         path.write_bytes((tmp_path / "clip.mp4").read_bytes())
         clips.read_frames(path, [0])
     assert len(clips._tables) == clips.MOST_TABLES
-
-
-def test_the_rate_is_the_files(tmp_path: Path) -> None:
-    write_stream(tmp_path / "a.mp4", rate=20)
-    assert clips.probe(tmp_path / "a.mp4") == (NUM_FRAMES, 20.0)
-    with clips.open_clip(tmp_path / "a.mp4") as clip:
-        assert clip.fps == 20.0
 
 
 # ---- damage ----------------------------------------------------------------------------------------------------------

@@ -87,15 +87,6 @@ def test_a_data_set_is_gone_through_whole_before_it_is_begun_again() -> None:
     assert int(mixed[-1]["row"][0]) == int(mixed[17]["row"][0])
 
 
-def test_seeds_and_lengths_are_free() -> None:
-    sources = {"a": Rows(20), "b": Rows(20)}
-    one, two = (MixedDataset(sources, [1, 1], seed=seed) for seed in (0, 1))
-    assert [one.source(i) for i in range(40)] != [two.source(i) for i in range(40)]
-    assert len(MixedDataset(sources, [1, 1], length=7)) == 7
-    with pytest.raises(ConfigError, match="length=0"):
-        MixedDataset(sources, [1, 1], length=0)
-
-
 def test_a_mixed_data_set_works_with_the_resumable_loader() -> None:
     loader = ResumableLoader(MixedDataset({"a": Rows(6), "b": Rows(4)}, [1, 2]), batch_size=3, num_workers=2)
     whole, _ = take(loader, 12)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from cosmos_predict2.data.samples import BadSamples, PackedStrings
-from imaginaire.errors import CheckpointError, ConfigError, DataError
+from imaginaire.errors import CheckpointError, DataError
 
 
 def _reader(bad: set[int], error: type[Exception] = DataError) -> Callable[[int], str]:
@@ -62,11 +62,6 @@ def test_indices_are_those_of_a_sequence() -> None:
             BadSamples().read(index, 4, _reader(set()))
 
 
-def test_at_least_one_try() -> None:
-    with pytest.raises(ConfigError, match="most_bad_samples"):
-        BadSamples(most=0)
-
-
 def test_packed_strings_read_like_a_list() -> None:
     strings = ["a", "", "größe", "日本", "\udcff.mp4"]  # the last is a file name that is not UTF-8
     packed = PackedStrings(iter(strings))
@@ -78,8 +73,3 @@ def test_packed_strings_read_like_a_list() -> None:
         with pytest.raises(IndexError):
             packed[place]
     assert list(PackedStrings()) == []
-
-
-def test_packed_strings_are_two_arrays() -> None:
-    packed = PackedStrings(f"clip_{i:06d}" for i in range(1000))
-    assert sum(value.nbytes for value in vars(packed).values()) == 1000 * 11 + 1001 * 8

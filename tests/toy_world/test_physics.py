@@ -122,11 +122,6 @@ def test_inside_the_friction_cone_the_puck_sticks_and_outside_it_slips() -> None
     assert push_at(100) == pytest.approx((0, 0), abs=1e-4)  # away from it
 
 
-def test_the_push_is_continuous_at_the_edge_of_the_cone() -> None:
-    cone = numpy.rad2deg(numpy.arctan(DEFAULT.friction))
-    assert push_at(cone - 0.1) == pytest.approx(push_at(cone + 0.1), abs=0.002)
-
-
 def test_a_wall_stops_the_puck_and_the_puck_the_gripper() -> None:
     end = run(scene((25, 24), (36, 24)), *[(1, 0, 0)] * 20)
     assert end[PUCK_X] == 48 - PUCK_RADIUS
@@ -167,10 +162,3 @@ def test_the_other_entries_of_an_action_do_nothing_and_seven_numbers_are_as_good
     assert numpy.array_equal(simulate(start, seven, DEFAULT, 48), expected)
     with pytest.raises(ValueError, match="4 or 7 numbers, got 5"):
         simulate(start, numpy.zeros((20, 1, 5)), DEFAULT, 48)
-
-
-def test_environments_do_not_touch_each_other() -> None:
-    states = random_episodes()
-    one = make_episodes(150, 7, tasks=tuple(TASKS), length=1).states[17:18, 0]
-    knots = numpy.random.default_rng(0).uniform(-1, 1, (150, 12, 4))[17:18]
-    assert numpy.array_equal(simulate(one, numpy.repeat(knots, 4, axis=1), DEFAULT, 48)[0], states[17])

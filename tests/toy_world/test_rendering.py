@@ -91,14 +91,6 @@ def test_the_detector_refuses_what_is_no_picture(shape: tuple) -> None:
         detect(numpy.zeros((2, 48, 48, 3), dtype=numpy.float32))
 
 
-def test_nothing_is_found_on_an_empty_table() -> None:
-    empty = numpy.empty((1, 48, 48, 3), dtype=numpy.uint8)
-    empty[:] = COLOURS["table"]
-    found = detect(empty)
-    assert all(numpy.isnan(found.position[thing]).all() for thing in THINGS)
-    assert detect(empty[:0]).position["puck"].shape == (0, 2)
-
-
 def test_a_noisy_picture_is_read_nearly_as_well(episodes: Episodes) -> None:
     frames = render(episodes.states[:, ::6], episodes.size)
     noise = numpy.random.default_rng(0).normal(0, 8, frames.shape)

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-import time
 
 import numpy
 import pytest
@@ -43,13 +42,6 @@ def test_an_episode_is_a_function_of_its_seed() -> None:
     other = play(ToyWorld(4, tasks=tuple(TASKS)), [2, 0, 3, 1])
     assert numpy.array_equal(one, other)
     assert not numpy.array_equal(one[0], play(ToyWorld(4, tasks=tuple(TASKS), seed=1), [0, 1, 2, 3])[0])
-
-
-def test_resets_without_seeds_go_through_the_episodes() -> None:
-    world = ToyWorld(2)
-    first = world.reset()
-    assert not numpy.array_equal(world.reset(), first)
-    assert not numpy.array_equal(first[0], first[1])
 
 
 @pytest.mark.parametrize("setting", ["default", "hard"])
@@ -160,15 +152,3 @@ def test_any_size_of_table_works(size: int) -> None:
     world = ToyWorld(50, size=size, tasks=tuple(TASKS))
     assert drive_expert(world)["success"].mean() > 0.85
     assert world.render().shape == (50, size, size, 3)
-
-
-def test_it_is_fast() -> None:
-    world = ToyWorld(64, size=64)
-    actions = numpy.random.default_rng(0).uniform(-1, 1, (40, 64, 4))
-    rates = []
-    for _ in range(5):
-        start = time.process_time()
-        for action in actions:
-            world.step(action)
-        rates.append(40 * 64 / (time.process_time() - start))
-    assert max(rates) > 30_000  # the benchmark asks for 60,000 and gets 165,000 on a quiet core; this one may be busy

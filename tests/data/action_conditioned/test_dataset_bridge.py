@@ -17,7 +17,6 @@ from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditi
 from cosmos_predict2.data.action_conditioned.recordings import read_recording
 from cosmos_predict2.data.sizes import frame_rate
 from cosmos_predict2.data.video.clips import probe
-from imaginaire.data.stream import ResumableLoader
 from imaginaire.errors import ConfigError, DataError
 from tests.data.sources_bridge import bridge_tree, frame_value, recording
 from tests.findings import problems
@@ -156,13 +155,6 @@ def test_cameras_are_given_drawn_or_take_turns(bridge: Path) -> None:
         _dataset(bridge, cam_ids=[2])
 
 
-def test_batches_are_on_the_cpu_and_workers_give_the_same(bridge: Path) -> None:
-    dataset = _dataset(bridge, num_tokens=8, text_width=4)
-    batch = next(iter(ResumableLoader(dataset, batch_size=2, shuffle=False)))
-    assert batch["video"].shape == (2, 3, 13, 32, 48) and batch["action"].shape == (2, 12, 7)
-    assert batch["__key__"] == ["0", "0"] and batch["video"].device.type == "cpu"
-
-
 def test_the_index_of_a_data_set_holds_no_object_per_sample(bridge: Path) -> None:
     dataset = _dataset(bridge)
     assert all(isinstance(v, numpy.ndarray | int) for v in vars(dataset.windows).values())
@@ -182,19 +174,6 @@ def test_embeddings_beside_the_annotations_are_read(tmp_path: Path) -> None:
     assert item["video_name"]["t5_embedding_path"].endswith("0.npy")
     with pytest.raises(DataError, match=r"\[3, 4\].*1024"):
         _dataset(root, load_t5_embeddings=True)[0]
-
-
-def test_actions_that_never_change_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    root = bridge_tree(tmp_path, episodes={"train": 1, "val": 1})
-    _dataset(root)
-    for path in (root / "annotation").rglob("*.json"):
-        content = json.loads(path.read_text())
-        still = {key: [content[key][0]] * 20 for key in ("state", "continuous_gripper_state")}
-        path.write_text(json.dumps(content | still))
-    _dataset(root, mode="val")
-    assert "never change" not in caplog.text
-    _dataset(root)
-    assert "never change" in caplog.text
 
 
 def test_a_broken_clip_is_an_error_or_skipped_with_its_whole_recording(

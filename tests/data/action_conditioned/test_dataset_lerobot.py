@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from cosmos_predict2.actions.statistics import dataset_statistics, other_range
+from cosmos_predict2.actions.statistics import other_range
 from cosmos_predict2.actions.transforms import controller, relative_pose
-from cosmos_predict2.data.action_conditioned import dataset_lerobot
 from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActionDataset
 from cosmos_predict2.data.lerobot.writer import write_table
 from cosmos_predict2.data.sizes import frame_rate
@@ -259,13 +258,3 @@ def test_statistics_are_of_the_actions_along_the_frames(original: Path) -> None:
     assert dataset(original).action_statistics().num_transitions == sum(length - 1 for length in LENGTHS)
     summed = dataset(original, num_frames=3, stride=2, combine_actions="sum").action_statistics()
     assert summed.num_transitions == sum((length - 1) // 2 for length in LENGTHS)
-
-
-def test_a_number_far_from_all_others_is_named(
-    original: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    rows = numpy.linspace(-1, 1, 3000).reshape(1000, 3)
-    rows[7, 1] = -3e6
-    monkeypatch.setattr(dataset_lerobot, "sampled_statistics", lambda *_: dataset_statistics([rows]))
-    dataset(original)
-    assert "number 1 of the actions has a row with -3e+06" in caplog.text and caplog.text.count("a row with") == 1

@@ -120,11 +120,6 @@ def test_poses_are_angles_and_the_gripper_is_0_to_1(libero: Path) -> None:
     assert numpy.allclose(closed, 1 - wanted["obs/gripper_states"][:, 0] / 0.04)
 
 
-def test_demonstrations_are_sorted_by_number(libero: Path) -> None:
-    file = next((libero / "libero_10").glob("*.hdf5"))
-    assert [demo.number for demo in list_demos(file)] == list(range(11))
-
-
 @pytest.mark.slow
 def test_workers_read_the_same_batches(libero: Path) -> None:
     dataset = _dataset(libero)

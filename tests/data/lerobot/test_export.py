@@ -109,13 +109,6 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     assert made_of.counts == {"train": 2, "val": 1} and not (tmp_path / "out").exists()
 
 
-def test_a_full_disk_is_reported_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("imaginaire.storage.free_bytes", lambda path: 1000)
-    with pytest.raises(DataError, match="3 clips"):
-        export(V3, tmp_path / "out", camera="front", workers=0)
-    assert not list(tmp_path.rglob("*.mp4"))
-
-
 def test_episodes_without_a_task_are_faults_unless_a_caption_is_given(
     data_sets: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -570,11 +570,3 @@ def test_many_faults_are_counted_and_the_first_told() -> None:
     said = as_text(report, most_faults=5)
     assert "60 faults: 60 too_short" in said and "videos/4.mp4" in said and "videos/5.mp4" not in said
     assert "... and 55 more" in said
-
-
-@pytest.mark.slow
-def test_several_workers_find_the_same(folder: Path) -> None:
-    (folder / "metas" / "b.txt").write_text("\n")
-    _truncate(folder)
-    expected = [("unreadable", "videos/a.mp4"), ("caption", "metas/b.txt")]
-    assert [check(folder, "--workers", workers)[1]["found"] for workers in ("0", "2")] == [expected] * 2

@@ -124,14 +124,6 @@ def test_another_layout_in_an_archive_is_named(hub: Hub, tmp_path: Path, caplog:
     assert f"Expected <episode>/videos/<camera>.mp4, found 327/5/videos/{CAMERA}.mp4" in caplog.text
 
 
-def test_the_licence_and_the_login_are_named(hub: Hub, tmp_path: Path, caplog: Any) -> None:
-    hub.gated.add(agibot.REPOSITORY)
-    with pytest.raises(DataError, match="AgiBot World COMMUNITY LICENSE AGREEMENT") as caught:
-        _run(tmp_path)
-    assert "https://huggingface.co/datasets/agibot-world/AgiBotWorld-Alpha" in str(caught.value)
-    assert "hf auth login" in str(caught.value)
-
-
 def test_a_full_disk_shows_first_and_the_need_is_not_that_of_all_archives(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -408,19 +400,6 @@ def test_a_list_may_begin_with_a_mark_and_captions_hold_any_character(tmp_path: 
     faults = write_captions(source)
     assert len(faults) == 1 and ":2:" in faults[0] and "type dict, not text" in faults[0]
     assert _captions(source)[f"val/metas/{WINDOW.format('685393')}.txt"] == "One\u2028two\x85three"
-
-
-def test_windows_of_episodes_of_any_name_have_captions(tmp_path: Path, caplog: Any) -> None:
-    caplog.set_level("INFO")
-    source = _cut(tmp_path, json.dumps([{**json.loads(sources.task_info())[0], "episode_id": "a_[b]_1"}]).encode())
-    for path in source.output.rglob("*.mp4"):
-        path.unlink()
-    assert write_captions(source) and "loses nothing" not in caplog.text  # no window
-    path = source.output / "train" / "videos" / f"{WINDOW.format('a_[b]_1')}.mp4"
-    path.write_bytes(b"")
-    assert Clip.of(path.stem).episode == "a_[b]_1"
-    assert write_captions(source) == [] and "loses nothing" in caplog.text
-    assert len(_captions(source)) == 1
 
 
 def test_no_caption_at_all_is_a_fault_with_the_keys_found(tmp_path: Path, caplog: Any) -> None:
