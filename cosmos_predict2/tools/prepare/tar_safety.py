@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unpacking archives of strangers: plain files and folders below one place, or nothing at all.
+"""Unpacking archives of strangers: what tarfile's ``data`` filter lets through, and nothing of a bad archive.
 
-Members are looked at one by one before they are written, into a hidden folder beside the target. Only a whole archive
-without a bad member moves to the target, so neither a refusal, a damaged archive nor a kill leaves a part of it there.
-Not tarfile's ``data`` filter: it lets links through, renames absolute names, and early releases of Python 3.10 lack it.
+Members go into a hidden folder beside the target. Only a whole archive without a bad member moves to the target, so
+neither a refusal, a damaged archive nor a kill leaves a part of it there.
 """
 
 import os
 import shutil
-import stat
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -28,9 +26,8 @@ def extract_checked(
 ) -> list[PurePosixPath]:
     """The files that were unpacked from a .tar, .tar.gz, .tar.bz2 or .tar.xz, relative to ``target``.
 
-    ``keep`` may leave files out by their name. Absolute names, names with ``..``, links and devices are refused, with
-    the name of the member. Files that lie at the target already are replaced, others there stay. Owners and special
-    permissions of the archive are not taken over.
+    ``keep`` may leave files out by their name. Links, devices and names that lead out of the folder are refused, with
+    the name of the member. Files that lie at the target already are replaced, others there stay.
     """
     staging = target / f".{archive.name}.unpacking"
     storage.remove(staging)  # of a process that was stopped
@@ -38,46 +35,40 @@ def extract_checked(
         staging.mkdir(parents=True)
         files = []
         bar = Progress(f"unpacking {archive.name}", unit="B", is_shown=progress)
-        with _opened(archive) as members, bar:
-            for member, tar in members:
-                path = checked_name(member, archive)
-                if member.isdir():
-                    if keep is None:
-                        (staging / path).mkdir(parents=True, exist_ok=True)
-                elif keep is None or keep(path):
-                    _write(tar, member, staging / path)
-                    files.append(path)
+        with _opened(archive) as tar, bar:
+            for member in _checked(tar, archive):
+                path = PurePosixPath(member.name)
+                if keep is None or (member.isreg() and keep(path)):
+                    tar.extract(member, staging, set_attrs=False, filter="data")
+                    files += [path] if member.isreg() else []
                 bar.set(max(bar.done, member.offset_data + member.size))
-        _move_into(staging, target)
-    except OSError as error:
-        raise DataError(f"{archive} cannot be unpacked to {target}: {error.strerror or error}.") from error
+        shutil.copytree(staging, target, copy_function=os.replace, dirs_exist_ok=True)
+    except (OSError, shutil.Error) as error:
+        raise DataError(f"{archive} cannot be unpacked to {target}: {error}.") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return files
 
 
-def member_files(archive: Path) -> dict[PurePosixPath, int]:
-    """Size by name of the files in an archive, after the same checks; nothing is written."""
-    with _opened(archive) as members:
-        names = {checked_name(member, archive): member for member, _ in members}
-    return {name: member.size for name, member in names.items() if member.isreg()}
+def member_files(archive: Path) -> list[PurePosixPath]:
+    """The names of the files in an archive, after the same checks; nothing is written."""
+    with _opened(archive) as tar:
+        return [PurePosixPath(member.name) for member in _checked(tar, archive) if member.isreg()]
 
 
-def checked_name(member: tarfile.TarInfo, archive: Path) -> PurePosixPath:
-    """The member's relative path, after refusing whatever could reach beyond the target folder."""
-    path = PurePosixPath(member.name)
-    fault = ""
-    if path.is_absolute() or ".." in path.parts or "\\" in member.name or "\0" in member.name:
-        fault = "its name leads out of the folder"
-    elif member.issym() or member.islnk():
-        fault = f"it is a link to '{member.linkname}'"
-    elif not (member.isreg() or member.isdir()):
-        fault = "it is neither a file nor a folder"
-    elif member.isreg() and not path.parts:
-        fault = "it has no name"
-    if fault:
-        raise DataError(f"{archive}: member '{member.name}' is refused: {fault}. Nothing of the archive was unpacked.")
-    return path
+def _checked(tar: tarfile.TarFile, archive: Path) -> Iterator[tarfile.TarInfo]:
+    """The members in order; a bad one is an error."""
+    for member in tar:
+        try:
+            is_good = tarfile.data_filter(member, "/folder").name == member.name and (member.isreg() or member.isdir())
+        except tarfile.FilterError:
+            is_good = False
+        if not is_good or ".." in PurePosixPath(member.name).parts:
+            raise DataError(
+                f"{archive}: member '{member.name}' is refused: it is a link or a device, or its name leads out of the"
+                " folder. Nothing of the archive was unpacked."
+            )
+        yield member
 
 
 class _Member(tarfile.TarInfo):
@@ -94,37 +85,14 @@ class _Member(tarfile.TarInfo):
 
 
 @contextmanager
-def _opened(archive: Path) -> Iterator[Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]]:
-    """The members in order; what is wrong with the archive as a whole becomes our error."""
+def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
+    """The archive; what is wrong with it as a whole becomes our error."""
     if not archive.is_file():
         raise DataError(f"{archive} does not exist; a tar archive was expected there.")
     try:
         with tarfile.open(archive, "r:*", tarinfo=_Member) as tar:
-            yield ((member, tar) for member in tar)
+            yield tar
             while tar.fileobj is not None and tar.fileobj.read(COPY_BYTES):
                 pass  # a compressed archive has its checksum at its very end
     except (tarfile.TarError, EOFError, zlib.error, LZMAError) as error:
         raise DataError(f"{archive} is damaged or incomplete ({error}). Remove it and fetch it again.") from error
-
-
-def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    source = tar.extractfile(member)
-    assert source is not None, member.name
-    with source, path.open("wb") as file:
-        shutil.copyfileobj(source, file, COPY_BYTES)
-        if file.tell() != member.size:
-            raise tarfile.ReadError(f"'{member.name}' ends after {file.tell()} of {member.size} bytes")
-
-
-def _move_into(source: Path, target: Path) -> None:
-    """Rename what is in one folder into another; folders that are in both are joined."""
-    for entry in sorted(source.iterdir()):
-        place = target / entry.name
-        there = place.lstat().st_mode if os.path.lexists(place) else None
-        if there is not None and stat.S_ISDIR(there) and entry.is_dir():
-            _move_into(entry, place)
-            continue
-        if there is not None and (stat.S_ISDIR(there) or entry.is_dir()):
-            raise DataError(f"{place} is in the way: the archive has a {'folder' if entry.is_dir() else 'file'} there.")
-        os.replace(entry, place)

