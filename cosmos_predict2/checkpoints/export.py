@@ -7,6 +7,7 @@ largest tensor.
 
 import json
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
@@ -259,7 +260,4 @@ def _cast(tensor: Tensor, cast: torch.dtype | None) -> Tensor:
 
 
 def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    count = 1
-    for length in shape:
-        count *= length
-    return count * dtype.itemsize
+    return math.prod(shape) * dtype.itemsize

@@ -159,13 +159,7 @@ def require_family(
         raise CheckpointError(f"{file}, without actions. {net}. {cure}")
     if found.action_inputs is not None and found.action_inputs != wanted.action_inputs:
         raise CheckpointError(f"{file} ({'; '.join(action_readings(found.action_inputs))}). {net}. {_OTHER_ACTIONS}")
-    if found.action_inputs is not None and found.has_action_tokens != wanted.has_action_tokens:
-        has, lacks = ("the file", "the network") if found.has_action_tokens else ("the network", "the file")
-        raise CheckpointError(
-            f"{source}: {has} adds actions to the tokens (action_embedder_tokens), {lacks} does not. Set"
-            f" net.action_on_tokens={found.has_action_tokens}."
-        )
-    must_agree = _MUST_AGREE + (("action_hidden",) if found.action_inputs is not None else ())
+    must_agree = _MUST_AGREE + (("action_hidden", "has_action_tokens") if found.action_inputs is not None else ())
     differences = [
         f"{field.name.replace('_', ' ')} {getattr(found, field.name)} in the file and {getattr(wanted, field.name)}"
         " in the network"

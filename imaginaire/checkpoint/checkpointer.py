@@ -389,15 +389,16 @@ def _lack_of_room(needed: int, run_dir: str, *, gathers: bool) -> UserError | No
     free = storage.free_bytes(run_dir)
     if free is not None and needed > free:
         return CheckpointError(
-            f"The next checkpoint needs {_gb(needed)}, but {run_dir} has {_gb(free)} free. Free space, set "
+            f"The next checkpoint needs {storage.readable_bytes(needed)}, but {run_dir} has"
+            f" {storage.readable_bytes(free)} free. Free space, set "
             "IMAGINAIRE_OUTPUT_ROOT to another disk or s3://, or let fewer checkpoints stay (checkpoint.keep_last=2)."
         )
     available = host_memory_available()
     if gathers and needed > 0.9 * available:
         return ConfigError(
-            f"A checkpoint of this run is a snapshot of {_gb(needed)} on rank 0's host, which has {_gb(available)} of "
-            "memory "
-            "available. Use ckpt_type=dcp: every rank then writes its own shards."
+            f"A checkpoint of this run is a snapshot of {storage.readable_bytes(needed)} on rank 0's host, which has"
+            f" {storage.readable_bytes(available)} of memory available. Use ckpt_type=dcp: every rank"
+            " then writes its own shards."
         )
     return None
 
@@ -448,7 +449,3 @@ def _average_as_weights(source: Mapping[str, Tensor], path: str) -> Mapping[str,
     others = [name for name in source if weights.is_extra(name) and not name.startswith("net.")]
     names = {name: name for name in [*others, *average]} | {f"net.{name[8:]}": name for name in average}
     return LazyTensors({name: (source, original) for name, original in names.items()})
-
-
-def _gb(size: float) -> str:
-    return f"{size / 1e9:.3g} GB"

@@ -98,11 +98,8 @@ class FusedAdamW(Optimizer):
         weight_decay: float = 0.1,
         master_weights: bool = True,
         capturable: bool = True,
-        amsgrad: bool = False,
     ) -> None:
         _check_hyperparameters(lr, betas, eps, weight_decay)
-        if amsgrad:
-            raise ConfigError("optimizer.amsgrad=True is not supported by fusedadam; leave it out.")
         if master_weights and not capturable:
             raise ConfigError(
                 "optimizer.master_weights=True needs optimizer.capturable=True, which is False; "

@@ -47,14 +47,12 @@ def named_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
     return {"class": type(optimizer).__name__, "state": state, "param_groups": groups}
 
 
-def load_named_state(
-    optimizer: Optimizer, model: nn.Module, state: Mapping[str, Any], config_wins: bool = True
-) -> list[str]:
+def load_named_state(optimizer: Optimizer, model: nn.Module, state: Mapping[str, Any]) -> list[str]:
     """Put the saved state into the optimizer; the lines returned say what differs or could not be used.
 
     Every parameter of the optimizer must be in the saved groups and the reverse, with the right shapes; otherwise
-    nothing is loaded. Full tensors are cut to the shard of this rank. Hyper-parameters stay the configured ones unless
-    ``config_wins`` is False.
+    nothing is loaded. Full tensors are cut to the shard of this rank. Hyper-parameters stay the configured
+    ones.
     """
     names = _names(optimizer, model)
     params = {names[param]: param for group in optimizer.param_groups for param in group["params"]}
@@ -74,7 +72,7 @@ def load_named_state(
         notes.append(
             f"optimizer: no float32 masters of {masters_missing} parameters in the checkpoint; rounded weights start"
         )
-    return notes + _hyperparameters(optimizer, names, saved_groups, config_wins)
+    return notes + _hyperparameters(optimizer, names, saved_groups)
 
 
 def _names(optimizer: Optimizer, model: nn.Module) -> dict[Tensor, str]:
@@ -218,10 +216,10 @@ def copy_shard(target: Tensor, source: Tensor) -> None:
 
 
 def _hyperparameters(
-    optimizer: Optimizer, names: Mapping[Tensor, str], saved_groups: Sequence[Mapping[str, Any]], config_wins: bool
+    optimizer: Optimizer, names: Mapping[Tensor, str], saved_groups: Sequence[Mapping[str, Any]]
 ) -> list[str]:
     group_of = {name: group for group in saved_groups for name in group["params"]}
-    notes: dict[str, None] = {}  # an ordered set
+    notes: set[str] = set()
     for group in optimizer.param_groups:
         for saved in {id(group_of[names[p]]): group_of[names[p]] for p in group["params"]}.values():
             for key in group.keys() & saved.keys() - NOT_COMPARED:
@@ -230,21 +228,9 @@ def _hyperparameters(
                     old, new = _plain(saved.get("initial_lr", old)), _plain(group.get("initial_lr", new))
                 if old == new or (key == "lr" and math.isclose(old, new, rel_tol=1e-6)):  # a rate may have been float32
                     continue
-                winner = "the config's" if config_wins else "the checkpoint's"
-                notes[
-                    f"optimizer.{key}: checkpoint {_shown(old)}, config {_shown(new)}; using {winner} from now on"
-                ] = None
-                if not config_wins:
-                    _set(group, key, old)
+                found = f"checkpoint {_shown(old)}, config {_shown(new)}"
+                notes.add(f"optimizer.{key}: {found}; using the config's from now on")
     return sorted(notes)
-
-
-def _set(group: dict[str, Any], key: str, value: Any) -> None:
-    for name in (key, "initial_lr") if key == "lr" and "initial_lr" in group else (key,):
-        if isinstance(group[name], Tensor):
-            group[name].fill_(value)
-        else:
-            group[name] = tuple(value) if isinstance(value, list) else value
 
 
 def _plain(value: Any) -> Any:

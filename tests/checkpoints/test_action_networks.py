@@ -82,14 +82,6 @@ def test_other_sizes_of_actions_and_of_chunks_are_asked_for() -> None:
         action_network(describe(random_net().state_dict()), source="base.pt")
 
 
-def test_where_both_kinds_would_fit_it_must_be_said() -> None:
-    short = describe(action_net(num_action_per_chunk=4).state_dict())
-    with pytest.raises(CheckpointError, match=r"kind='flat' or kind='chunk'.*folder of its run"):
-        action_network(short, num_actions=4)
-    assert action_network(short, num_actions=4, kind="flat")[0] is FlatActionDiT
-    assert action_network(short)[0] is ChunkActionDiT  # 12 actions would be 84 numbers
-
-
 # Loading --------------------------------------------------------------------------------------------------------------
 
 
@@ -121,7 +113,7 @@ ODD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "a network of chunks": ({"cls": ChunkActionDiT}, {}, "28 numbers of actions.*4 actions of 7.*net.action_dim"),
     "one of eight actions": ({"num_action_per_chunk": 8}, {}, "56 numbers.*8 actions of 7 numbers"),
-    "actions on the tokens": ({"action_on_tokens": True}, {}, "the file adds actions.*Set net.action_on_tokens=True"),
+    "actions on the tokens": ({"action_on_tokens": True}, {}, "has action tokens True in the file and False"),
     "another hidden width": ({"hidden_dim_in_action_embedder": 8}, {}, "action hidden 8 in the file and 128"),
     "with a projection": (PROJECTION, {}, "Predict2.5.*crossattn_proj_in_channels=24"),
 }
@@ -144,7 +136,7 @@ def test_other_networks_with_actions_are_refused(case: str, allow_missing: tuple
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: action_net(action_on_tokens=True), r"the network adds actions.*net.action_on_tokens=False"),
+        (lambda: action_net(action_on_tokens=True), r"has action tokens False in the file and True"),
         (random_net, r"The network is a Video2World.*without actions"),
     ],
 )

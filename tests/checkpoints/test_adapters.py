@@ -284,13 +284,6 @@ def test_path_and_weight_are_told_apart(text: str, expected: tuple[str, float]) 
     assert parse_lora(text) == expected
 
 
-def test_a_file_with_a_colon_in_its_name_is_found(tmp_path: Path) -> None:
-    path = tmp_path / "run:7"
-    path.write_text("")
-    assert parse_lora(str(path)) == (str(path), 1.0)
-    assert parse_lora(f"{path}:0.5") == (str(path), 0.5)
-
-
 @pytest.mark.parametrize("text", ["a:strong", "a:nan", "a:inf", ":0.5", ""])
 def test_weights_that_are_no_numbers_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--lora"):

@@ -262,11 +262,6 @@ def test_the_last_state_is_saved_once_and_a_finished_run_stays_as_it_is(finished
         assert (run_dir(copy) / "config.yaml").read_text() == settings
 
 
-def test_dummy_saves_nothing(tmp_path: Path) -> None:
-    assert train(tmp_path, [*QUICK, "ckpt_type=dummy"]) == 0
-    assert not checkpoints(tmp_path).exists()
-
-
 # --- saves that cannot be
 
 

@@ -133,17 +133,6 @@ def test_parameters_are_divided_by_name_and_shape() -> None:
     assert (matrices["lr"], others["lr"]) == (0.02, 2e-3)
 
 
-def test_a_parameter_without_gradient_is_left_alone() -> None:
-    model = _net()
-    optimizer = muon(model, weight_decay=0.1)
-    _set_grads(model, 0)
-    weight = model.blocks[0]["up"].weight
-    before = weight.detach().clone()
-    weight.grad = None
-    optimizer.step()
-    assert torch.equal(weight, before) and weight not in optimizer.state
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("by_name", [True, False])
 def test_resuming_equals_no_interruption(dtype: torch.dtype, by_name: bool) -> None:
@@ -196,14 +185,6 @@ def test_wrong_options_are_explained(options: dict, words: str) -> None:
 def test_a_model_without_blocks_is_refused() -> None:
     with pytest.raises(ConfigError, match="no trainable matrix in a 'blocks' of Linear"):
         muon(nn.Linear(2, 2))
-
-
-def test_all_matrices_may_be_in_blocks() -> None:
-    model = nn.ModuleDict({"blocks": nn.ModuleList([nn.Linear(3, 3, bias=False)])})
-    optimizer = muon(model)
-    assert isinstance(optimizer, Muon) and len(optimizer.param_groups) == 1
-    _set_grads(model, 0)
-    optimizer.step()
 
 
 def _sharded() -> str:

@@ -157,11 +157,6 @@ def test_wrong_options_are_explained(options: dict[str, Any], message: str) -> N
         fused_adamw(_model(), **options)
 
 
-def test_amsgrad_is_refused() -> None:
-    with pytest.raises(ConfigError, match="amsgrad"):
-        FusedAdamW(_model().parameters(), amsgrad=True)
-
-
 def test_grad_scaler_unscales_and_skips_infinities() -> None:
     model = _model()
     optimizer = fused_adamw(model, lr=1e-2)
@@ -376,8 +371,6 @@ def test_the_configs_hyper_parameters_win_and_differences_are_noted() -> None:
         "optimizer.weight_decay: checkpoint 0.1, config 0.2; using the config's from now on",
     ]
     assert again.param_groups[0]["lr"] == 5e-3
-    load_named_state(again, model, state, config_wins=False)
-    assert again.param_groups[0]["lr"] == 1e-2 and again.param_groups[0]["weight_decay"] == 0.1
 
 
 # Several processes
