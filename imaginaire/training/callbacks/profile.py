@@ -2,11 +2,10 @@
 """Traces of the torch profiler and snapshots of GPU memory; both join a run when ``trainer.profiling`` enables them."""
 
 import logging
-import shutil
 import tempfile
 import warnings
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -146,10 +145,5 @@ def is_profiled_rank(profiling: Any) -> bool:
 def _publish(local: Path, run_dir: str, *parts: str) -> str:
     """Copy a finished local file into the run folder, wherever that is, and give back its place."""
     path = storage.join(run_dir, *parts)
-
-    def write(file: BinaryIO) -> None:
-        with local.open("rb") as source:
-            shutil.copyfileobj(source, file)
-
-    storage.write_atomically(path, write)
+    storage.write_atomically(path, lambda file: file.write(local.read_bytes()))
     return path

@@ -182,9 +182,8 @@ class IterSpeed(EveryN):
             if loss.is_cuda:
                 torch.cuda.synchronize(loss.device)
             now = time.perf_counter()
-            is_shown = self._hits in (1, self.hit_thres)  # what lies between is for those who look for it
             log.log(
-                logging.INFO if is_shown else logging.DEBUG,
+                logging.INFO if self._hits in (1, self.hit_thres) else logging.DEBUG,
                 "Iteration %d: Hit counter: %d/%d | Loss: %.4f | Time: %.2fs",
                 iteration,
                 self._hits,

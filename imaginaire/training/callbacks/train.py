@@ -4,7 +4,7 @@
 import gc
 import logging
 import math
-from collections.abc import MutableMapping, MutableSequence
+from collections.abc import MutableMapping
 from typing import Any
 
 import torch
@@ -48,23 +48,14 @@ def cast(value: Any, precision: torch.dtype) -> Any:
     """``value`` with its floating tensors cast: dicts and lists are changed in place, tuples rebuilt if need be."""
     if isinstance(value, Tensor):
         return value.to(precision) if value.is_floating_point() else value
-    if isinstance(value, MutableMapping):
-        for key, item in value.items():
-            new = cast(item, precision)
-            if new is not item:
-                value[key] = new  # an existing key: safe while iterating
-        return value
-    if isinstance(value, MutableSequence) and not isinstance(value, bytearray):
-        for index, item in enumerate(value):
-            new = cast(item, precision)
-            if new is not item:
-                value[index] = new
-        return value
     if isinstance(value, tuple):
         items = [cast(item, precision) for item in value]
         if all(new is old for new, old in zip(items, value, strict=True)):
             return value
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, MutableMapping | list):
+        for key in list(value) if isinstance(value, MutableMapping) else range(len(value)):
+            value[key] = cast(value[key], precision)
     return value
 
 
