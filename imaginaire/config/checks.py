@@ -68,17 +68,7 @@ _OURS = ("imaginaire", "cosmos_predict2", "torch")
 def check_values(tree: DictConfig, members: Sequence[str]) -> None:
     """Lazy members and callbacks have a target and each lazy node takes its arguments, numbers are in their range,
     typed nodes are valid. A class from elsewhere may mean something by -1 or nan, but not as an optimizer."""
-    callbacks = tree.trainer.callbacks
-    if not (callbacks is None or isinstance(callbacks, DictConfig)):
-        raise ConfigError(f"trainer.callbacks={list(callbacks)}, but it is a section: set trainer.callbacks.NAME.")
-    built = {name: tree[name] for name in members}
-    built |= {f"trainer.callbacks.{name!s}": node for name, node in (callbacks or {}).items()}
-    for key, node in built.items():
-        is_plain = isinstance(node, (DictConfig, ListConfig, str, int, float))  # else an object that is built already
-        if is_plain and typed_class(node) is None and not (isinstance(node, DictConfig) and "_target_" in node):
-            raise ConfigError(
-                f"{key} is {node!r}, but it must have a _target_. Choose an entry of its group, or ~{key}."
-            )
+    _check_built(tree, members)
     foreign: list[str] = []
     for key, node in everything(tree):
         is_ours = not key.startswith(tuple(foreign))
@@ -87,13 +77,27 @@ def check_values(tree: DictConfig, members: Sequence[str]) -> None:
         if not isinstance(node, DictConfig) or is_empty(node) or not key:
             continue
         if "_target_" in node:
-            if not _check_call(key, node):
+            if not (is_ours := _check_call(key, node)):
                 foreign += [f"{key}.", f"{key}["]
-                is_ours = False
             if is_ours or key == "optimizer":
-                _check_ranges(key, node, is_ours)
+                _check_ranges(key, node)
         elif typed_class(node) is not None:
             to_object(node, key)  # runs the validators of all that it holds
+
+
+def _check_built(tree: DictConfig, members: Sequence[str]) -> None:
+    """Lazy members and callbacks are null or have a target."""
+    callbacks = tree.trainer.callbacks
+    if not (callbacks is None or isinstance(callbacks, DictConfig)):
+        raise ConfigError(f"trainer.callbacks={callbacks!r}, but it is a section: set trainer.callbacks.NAME.")
+    built = {name: tree[name] for name in members}
+    built |= {f"trainer.callbacks.{name!s}": node for name, node in (callbacks or {}).items()}
+    for key, node in built.items():
+        is_plain = isinstance(node, (DictConfig, ListConfig, str, int, float))  # else an object that is built already
+        if is_plain and typed_class(node) is None and not (isinstance(node, DictConfig) and "_target_" in node):
+            raise ConfigError(
+                f"{key} is {node!r}, but it must have a _target_. Choose an entry of its group, or ~{key}."
+            )
 
 
 def _check_call(key: str, node: DictConfig) -> bool:
@@ -112,22 +116,13 @@ def _check_call(key: str, node: DictConfig) -> bool:
     return str(getattr(target, "__module__", "")).split(".")[0] in _OURS
 
 
-def _check_ranges(key: str, node: DictConfig, is_ours: bool) -> None:
+def _check_ranges(key: str, node: DictConfig) -> None:
     for name, least in _LEAST.items():
         value, is_whole = node.get(name), isinstance(least, int)
         is_wrong_kind = isinstance(value, (bool, str)) or (is_whole and isinstance(value, float))
         if is_wrong_kind or (isinstance(value, int | float) and not least <= value < math.inf):
             kind = "whole number" if is_whole else "number"
             raise ConfigError(f"{join(key, name)}={value!r}, but it must be a finite {kind} of at least {least:g}.")
-    if key == "optimizer" and is_ours:
-        betas, momentum = node.get("betas"), node.get("momentum")
-        for name, values in (("betas", [0, 0] if betas is None else betas), ("momentum", [momentum or 0, 0])):
-            if not (isinstance(values, list | ListConfig) and len(values) == 2 and all(map(_is_decay, values))):
-                raise ConfigError(f"optimizer.{name}={node[name]}, but it takes numbers of at least 0 and below 1.")
-
-
-def _is_decay(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
 
 
 # --- the typed sections ---------------------------------------------------------------------------------------------

@@ -103,10 +103,7 @@ def experiment_names(config_path: str) -> list[str]:
 
 
 def _load_saved(path: Path, shown: str) -> DictConfig:
-    try:
-        root = load_yaml(path, declared=Config)
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{shown}: {explained(error)}") from error
+    root = load_yaml(path, declared=Config)
     cls = typed_class(root)
     if not isinstance(root, DictConfig) or cls is None or not issubclass(cls, Config):
         raise ConfigError(f"{shown} is not a saved configuration: its top level must have the sections of a run.")

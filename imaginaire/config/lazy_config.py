@@ -37,8 +37,6 @@ class LazyCall:
     """``LazyCall(target)(**arguments)`` gives the node of a call that has not happened yet."""
 
     def __init__(self, target: Any) -> None:
-        if not (callable(target) or isinstance(target, (str, Mapping))):
-            raise TypeError(f"LazyCall takes a class, a function, a dotted name or a node, not {target!r}.")
         self._target = target
 
     def __call__(self, **kwargs: Any) -> DictConfig:

@@ -9,8 +9,9 @@ written only if it finds the same object again.
 
 import enum
 import functools
+import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from imaginaire.config.typed_nodes import (
 from imaginaire.errors import ConfigError
 
 MARKS = ("_object_", "_partial_", "_call_", "_type_")
-MOST_REPEATED = 10_000  # values that aliases may repeat; what is saved here has none
+MOST_VALUES = 200_000  # with what aliases repeat
 FOLDERS = "_import_from_"  # folders that a saved configuration needs on sys.path to find its targets
 
 _import_folders: list[str] = []
@@ -100,10 +101,8 @@ def plain_data(text: str, source: str) -> Any:
         node = loader.get_single_node()
         if node is None:
             return None
-        sizes: dict[int, int] = {}
-        repeated = _written_out(node, sizes) - len(sizes)
-        if repeated > MOST_REPEATED:
-            raise yaml.YAMLError(f"its aliases (*name) repeat {repeated} values; {MOST_REPEATED} are read at most")
+        if any(count > MOST_VALUES for count, _ in enumerate(_written_out(node))):
+            raise yaml.YAMLError(f"its aliases (*name) repeat more than {MOST_VALUES} values")
         return loader.construct_document(node)
     except (yaml.YAMLError, RecursionError, ValueError, LookupError, TypeError, AttributeError) as error:
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"  # other than YAMLError: of one value
@@ -117,18 +116,12 @@ def refuse_interpolations(data: Any, source: str) -> None:
         raise ConfigError(f"{source} holds an interpolation (${{...}}), which is not computed here: give its value.")
 
 
-def _written_out(node: Any, sizes: dict[int, int]) -> int:
-    """The number of nodes when every alias is replaced by what it names; ``sizes`` has each node once."""
-    if (known := sizes.get(id(node))) is not None:
-        if not known:
-            raise yaml.YAMLError("an alias (*name) lies within what it names")
-        return known
-    sizes[id(node)] = 0
+def _written_out(node: Any) -> Iterator[Any]:
+    """The nodes of a YAML text, those that an alias names once for each alias: without end for one within itself."""
+    yield node
     children = node.value if isinstance(node, yaml.CollectionNode) else []
-    if isinstance(node, yaml.MappingNode):
-        children = [part for pair in children for part in pair]
-    sizes[id(node)] = 1 + sum(_written_out(child, sizes) for child in children)
-    return sizes[id(node)]
+    for child in itertools.chain(*children) if isinstance(node, yaml.MappingNode) else children:
+        yield from _written_out(child)
 
 
 def from_yaml(text: str, source: str = "this YAML text", declared: type | None = None) -> Any:
@@ -138,15 +131,12 @@ def from_yaml(text: str, source: str = "this YAML text", declared: type | None =
         for folder in data.pop(FOLDERS, None) or ():
             add_import_folder(Path(str(folder)))
     try:
-        return as_node(from_data(data, declared=declared))
-    except ConfigError as error:
-        raise ConfigError(f"{source}: {error}") from error
-
-
-def as_node(value: Any) -> Any:
-    if isinstance(value, dict) or is_config_class(type(value)):
-        return DictConfig(value, flags=dict(OBJECTS))
-    return ListConfig(value, flags=dict(OBJECTS)) if isinstance(value, list) else value
+        value = from_data(data, declared=declared)
+        if isinstance(value, dict) or is_config_class(type(value)):
+            return DictConfig(value, flags=dict(OBJECTS))
+        return ListConfig(value, flags=dict(OBJECTS)) if isinstance(value, list) else value
+    except (ConfigError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{source}: {error if isinstance(error, ConfigError) else explained(error)}") from error
 
 
 # --- objects to data ------------------------------------------------------------------------------------------------

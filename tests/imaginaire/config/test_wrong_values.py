@@ -30,7 +30,7 @@ LORA = "experiment=predict2_video2world_lora_training_tiny_cosmos_nemo_assets"
 TRAIN = [  # overrides, what the message names
     ([TINY, "optimizer.lr=inf"], "ConfigError: optimizer.lr=inf"),
     ([TINY, "optimizer.lr=-1"], "ConfigError: optimizer.lr=-1"),
-    ([TINY, "optimizer.betas=[0.9,nan]"], "ConfigError: optimizer.betas=[0.9, nan]"),
+    ([TINY, "optimizer.betas=[0.9,nan]"], "ConfigError: optimizer.betas[1]=nan"),
     ([TINY, "scheduler.f_max=[-1]"], "- scheduler: scheduler.f_max has -1"),
     ([TINY, "trainer.callbacks.grad_clip.clip_norm=nan"], "ConfigError: trainer.callbacks.grad_clip.clip_norm=nan"),
     ([TINY, "dataloader_train.num_workers=-1"], "ConfigError: dataloader_train.num_workers=-1"),
@@ -66,8 +66,6 @@ def test_training_does_not_start(
 
 NUMBERS: dict[str, list[Any]] = {  # of what is built, under names that mean the same in every class
     **{f"optimizer.{name}": [-1, True, math.inf] for name in ("lr", "adam_lr", "weight_decay", "eps")},
-    "optimizer.betas": [[0.9], [0.9, 1.5], [-0.1, 0.9], "text"],
-    "optimizer.momentum": [1, -0.1, True],
     "dataloader_train.num_workers": [-1, 1.0, True],
     "dataloader_val.batch_size": [0, 1.5],
     "dataloader_train.prefetch_factor": [0],
