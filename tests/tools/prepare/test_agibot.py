@@ -359,7 +359,7 @@ def test_only_actions_of_the_window_are_in_its_caption(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("as_number", [True, False])
-def test_a_list_comes_first_whether_episodes_are_numbers_or_text(as_number: bool, tmp_path: Path, caplog: Any) -> None:
+def test_a_list_comes_first_whether_episodes_are_numbers_or_text(as_number: bool, tmp_path: Path) -> None:
     source = _cut(tmp_path)
     line = _line("685393", "From the list.", 685393 if as_number else "685393")
     _write_list(source, line, _line("111", "Of no window."))
@@ -367,7 +367,6 @@ def test_a_list_comes_first_whether_episodes_are_numbers_or_text(as_number: bool
     captions = _captions(source)
     assert captions[f"val/metas/{WINDOW.format('685393')}.txt"] == "From the list."
     assert captions[f"train/metas/{WINDOW.format('648642')}.txt"].startswith("The robot of 648642")
-    assert "of no window here: 1" in caplog.text and WINDOW.format("111") in caplog.text
     _write_list(source, _line("685393", "Corrected."))
     write_captions(source)
     assert _captions(source)[f"val/metas/{WINDOW.format('685393')}.txt"] == "Corrected."
@@ -389,7 +388,7 @@ def test_broken_lines_of_the_list_are_named(tmp_path: Path) -> None:
     )  # fmt: skip
     faults = write_captions(source)
     assert [fault.partition(".jsonl:")[2].partition(" ")[0].rstrip(":") for fault in faults] == ["1", "2", "3", "4"]
-    assert "keys video, text" in faults[2] and "is empty" in faults[3]
+    assert "expected an object with the keys video_clip" in faults[2] and "is empty" in faults[3]
     assert _captions(source)[f"val/metas/{WINDOW.format('685393')}.txt"] == "Good."
 
 
@@ -398,32 +397,25 @@ def test_a_list_may_begin_with_a_mark_and_captions_hold_any_character(tmp_path: 
     line = json.dumps(_line("685393", "One\u2028two\x85three"), ensure_ascii=False)
     _write_list(source, "\ufeff" + line, _line("648642", {"long": "x"}))
     faults = write_captions(source)
-    assert len(faults) == 1 and ":2:" in faults[0] and "type dict, not text" in faults[0]
+    assert len(faults) == 1 and ":2:" in faults[0] and "or not text" in faults[0]
     assert _captions(source)[f"val/metas/{WINDOW.format('685393')}.txt"] == "One\u2028two\x85three"
 
 
-def test_no_caption_at_all_is_a_fault_with_the_keys_found(tmp_path: Path, caplog: Any) -> None:
+def test_no_caption_at_all_is_a_fault(tmp_path: Path) -> None:
     source = _cut(tmp_path, json.dumps([{"episode": 1, "text": "no"}]).encode())
     faults = write_captions(source)
-    assert any("holds the keys episode, text; expected the keys episode_id" in fault for fault in faults)
-    assert any("No window has a caption" in fault for fault in faults)
-    assert "without a caption: 2 of 2 windows" in caplog.text and not _captions(source)
-    source.task_info("327").write_bytes(sources.task_info(("5",)))
-    assert any("task_327.json describes the episodes 5" in fault for fault in write_captions(source))
+    assert len(faults) == 2 and "expected an object with the keys episode_id" in faults[0]
+    assert "No window has a caption" in faults[1] and not _captions(source)
     source.task_info("327").unlink()
-    assert any("No window has a caption" in fault for fault in write_captions(source))
+    (fault,) = write_captions(source)
+    assert "No window has a caption" in fault
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"327": []}, "holds the keys 327; a list of episodes was expected"),
-        ([{"episode_id": 1, "init_scene_text": "s", "label_info": {"actions": []}}], "info holds the keys actions"),
-        ([{"episode_id": 1, "init_scene_text": "s", "label_info": {"action_config": 3}}], "a value of type int"),
-        (
-            [{"episode_id": 1, "init_scene_text": "s", "label_info": {"action_config": [{"text": "x"}]}}],
-            "action_config 0 holds the keys text; expected the keys start_frame",
-        ),
+        ({"327": []}, "a list of episodes"),
+        ([{"episode_id": 1, "init_scene_text": "s", "label_info": {"actions": []}}], "action_config"),
         (
             [{"episode_id": 1, "init_scene_text": "s", "label_info": {"action_config": [
                 {"start_frame": "a", "end_frame": 2, "action_text": "x"}]}}],
@@ -436,18 +428,6 @@ def test_another_layout_of_the_description_is_told(content: Any, message: str, t
     path.write_text(json.dumps(content))
     with pytest.raises(DataError, match=message):
         read_task_info(path)
-
-
-def test_what_a_deletion_of_the_source_loses_is_said(tmp_path: Path, caplog: Any) -> None:
-    source = _cut(tmp_path, sources.task_info(("685393",)))
-    caplog.set_level("INFO")
-    assert write_captions(source) == []
-    assert "without a caption: 1 of 2 windows. Keep" in caplog.text
-    assert f"without one: {WINDOW.format('648642')}" in caplog.text
-    (source.output / "train/metas").mkdir()
-    (source.output / f"train/metas/{WINDOW.format('648642')}.txt").write_text("Now it has.")
-    write_captions(source)
-    assert "all 2 windows have their captions" in caplog.text
 
 
 # A kill ----------------------------------------------------------------------------------------------------------

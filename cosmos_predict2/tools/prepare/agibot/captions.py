@@ -7,7 +7,7 @@ that it does not name get the opening scene of their episode and what is done in
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,19 +51,17 @@ def write_captions(source: Source) -> list[str]:
         for path in sorted((source.output / split / "videos").glob("*.mp4"))
         if (clip := Clip.of(path.stem)) is not None
     ]
-    if listed:
-        _warn_of_unknown_windows(listed, {clip.stem for _, clip in windows})
-    num_captions, without = 0, []
+    num_captions = 0
     for split in SPLITS:
         clips = [clip for where, clip in windows if where == split]
-        lost = [c for c in clips if not _write_one(source, split, c, listed, described, faults)]
+        lost = [c.stem for c in clips if not _write_one(source, split, c, listed, described, faults)]
         num_captions += len(clips) - len(lost)
-        without += lost
-        names = f"; without one: {some([clip.stem for clip in lost])}" if lost else ""
+        names = f"; without one: {some(lost)}" if lost else ""
         log.info("%s: %d videos, %d captions%s", source.output / split, len(clips), len(clips) - len(lost), names)
     if not num_captions:
-        faults.append(f"No window has a caption. {_found_captions(source, listed, described)}")
-    _log_captions_that_need_the_source(source, len(windows), without)
+        faults.append(
+            f"No window has a caption: {_list_path(source)} and {source.task_info('TASK')} name none of them."
+        )
     return faults
 
 
@@ -74,7 +72,7 @@ def read_task_info(path: Path) -> dict[str, Described]:
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as JSON: {error}.") from error
     if not isinstance(content, list):
-        raise DataError(f"{path} holds {_kind(content)}; a list of episodes was expected.")
+        raise DataError(f"{path}: a list of episodes was expected.")
     return dict(_described(entry, f"{path}: entry {i}") for i, entry in enumerate(content))
 
 
@@ -83,7 +81,7 @@ def _described(entry: Any, where: str) -> tuple[str, Described]:
     values = _values(entry, ("episode_id", "init_scene_text", label), where)
     (actions,) = _values(values[2], ("action_config",), f"{where}: {label}")
     if not isinstance(actions, list):
-        raise DataError(f"{where}: {label}.action_config holds {_kind(actions)}; a list of actions was expected.")
+        raise DataError(f"{where}: {label}.action_config is no list of actions.")
     found = []
     for i, action in enumerate(actions):
         place = f"{where}: {label}.action_config {i}"
@@ -96,14 +94,8 @@ def _described(entry: Any, where: str) -> tuple[str, Described]:
 
 def _values(entry: Any, keys: tuple[str, ...], where: str) -> list[Any]:
     if not isinstance(entry, dict) or any(key not in entry for key in keys):
-        raise DataError(f"{where} holds {_kind(entry)}; expected the keys {', '.join(keys)}.")
+        raise DataError(f"{where}: expected an object with the keys {', '.join(keys)}.")
     return [entry[key] for key in keys]
-
-
-def _kind(content: Any) -> str:
-    if isinstance(content, dict):
-        return f"the keys {', '.join(map(str, content)) or '(none)'}"
-    return f"a value of type {type(content).__name__}"
 
 
 # One window -----------------------------------------------------------------------------------------------------------
@@ -160,59 +152,33 @@ def _listed_captions(source: Source, faults: list[str]) -> dict[str, str]:
     path = _list_path(source)
     if not path.is_file():
         return {}
-    captions: dict[str, str] = {}
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # captions may hold what else splitlines() splits at
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text ({error}). Save it as UTF-8.") from error
-    for stem, caption in _entries(path, lines, faults):
-        captions[stem] = caption
-    return captions
-
-
-def _entries(path: Path, lines: list[str], faults: list[str]) -> Iterator[tuple[str, str]]:
+    captions: dict[str, str] = {}
     for i, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            name, caption, episode = _values(json.loads(line), LINE_KEYS, f"{path}:{i}")
-        except (DataError, json.JSONDecodeError) as error:
-            faults.append(str(error) if isinstance(error, DataError) else f"{path}:{i} is not JSON: {error}.")
+            stem, caption = _entry(line, f"{path}:{i}")
+        except DataError as error:
+            faults.append(str(error))
             continue
-        stem = str(name).removesuffix(".mp4")
-        clip = Clip.of(stem)
-        if not isinstance(caption, str):
-            faults.append(f"{path}:{i}: the caption of {stem} is of type {type(caption).__name__}, not text.")
-        elif clip is not None and clip.episode != str(episode):  # a number in some lists, a string in others
-            faults.append(f"{path}:{i}: {stem} is not of the episode {episode!r} that the line names.")
-        elif not caption.strip():
-            faults.append(f"{path}:{i}: the caption of {stem} is empty.")
-        else:
-            yield stem, caption.strip()
+        captions[stem] = caption
+    return captions
 
 
-# Reports --------------------------------------------------------------------------------------------------------------
-
-
-def _warn_of_unknown_windows(listed: Mapping[str, str], stems: set[str]) -> None:
-    if unknown := sorted(listed.keys() - stems):
-        log.warning("captions of the list that are of no window here: %d (%s)", len(unknown), some(unknown))
-
-
-def _log_captions_that_need_the_source(source: Source, num_windows: int, without: list[Clip]) -> None:
-    if num_windows and not without:
-        log.info("all %d windows have their captions: deleting %s loses nothing", num_windows, source.data_dir)
-        return
-    log.warning(
-        "without a caption: %d of %d windows. Keep %s: its task_info and pictures are what they can be made from",
-        len(without), num_windows, source.data_dir,
-    )  # fmt: skip
-
-
-def _found_captions(source: Source, listed: Mapping[str, str], described: Mapping[str, Mapping[str, Described]]) -> str:
-    """Where captions were looked for, and what was found there."""
-    found = [f"{_list_path(source)} names {some(sorted(listed))}" if listed else f"{_list_path(source)} gives none"]
-    for task in sorted(described):
-        path, episodes = source.task_info(task), sorted(described[task])
-        found.append(f"{path} describes {f'the episodes {some(episodes)}' if episodes else 'none'}")
-    return "; ".join(found) + "."
+def _entry(line: str, where: str) -> tuple[str, str]:
+    """The window and the caption of a line."""
+    try:
+        name, caption, episode = _values(json.loads(line), LINE_KEYS, where)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where} is not JSON: {error}.") from error
+    stem = str(name).removesuffix(".mp4")
+    clip = Clip.of(stem)
+    if clip is not None and clip.episode != str(episode):  # a number in some lists, a string in others
+        raise DataError(f"{where}: {stem} is not of the episode {episode!r} that the line names.")
+    if not isinstance(caption, str) or not caption.strip():
+        raise DataError(f"{where}: the caption of {stem} is empty or not text.")
+    return stem, caption.strip()
