@@ -13,9 +13,7 @@ from torch import Tensor
 from cosmos_predict2.data import latent_cache
 from cosmos_predict2.data.video import clips, media
 from cosmos_predict2.data.video_folder import read_caption
-from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.folder import caption_hash, read_embedding
-from cosmos_predict2.text.embeddings.pickles import trimmed
 from cosmos_predict2.text.trained_text import encode_commands
 from imaginaire.errors import DataError, UserError
 from imaginaire.findings import Finding, error
@@ -60,7 +58,6 @@ class ClipFacts:
     fps: float = 0.0
     height: int = 0
     width: int = 0
-    least_tokens: int = 0  # that the caption becomes with any encoder
     caption: str = ""  # where it has several lines
     embedding: str = ""
     num_tokens: int = 0
@@ -84,7 +81,6 @@ def check_clip(job: ClipJob) -> ClipFacts:
         fps=info.fps if info else 0.0,
         height=info.height if info else 0,
         width=info.width if info else 0,
-        least_tokens=len(text.split()) + 1 if text is not None else 0,
         caption=text if text is not None and len(text.splitlines()) > 1 else "",
         embedding=str(job.embedding) if rows is not None else "",
         num_tokens=len(rows) if rows is not None else 0,
@@ -163,20 +159,7 @@ def _embedding(job: ClipJob, text: str | None, faults: list[Finding]) -> Tensor 
     elif text is not None and job.encoded is not None and job.encoded != caption_hash(text):
         message = f"{job.caption} has changed since it was encoded to {job.embedding}. Encode it again: {command}"
         faults.append(fault(job.embedding, "caption_changed", message))
-    elif text is not None and job.encoder is not None and (made := _by_bytes(job, text)) is not None:
-        if len(rows) < len(made):
-            found("short_embedding", f"has {len(rows)} tokens, but its caption has {len(made)}. {again}")
-        elif not torch.equal(trimmed(rows), made):
-            found("wrong_embedding", f"is not what {job.encoder} makes of {job.caption}. {again}")
     return rows
-
-
-def _by_bytes(job: ClipJob, text: str) -> Tensor | None:
-    """What the weight-free encoder makes of a caption, where the folder is of that one."""
-    if job.width is None:
-        return None
-    encoder = BytesEncoder(job.num_tokens, job.width)
-    return trimmed(encoder.encode([text])[0]) if encoder.name == job.encoder else None
 
 
 def _looks_like_bytes(rows: Tensor) -> bool:

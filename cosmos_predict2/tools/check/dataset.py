@@ -266,14 +266,13 @@ def _compare_stems(
 def _compare_embeddings(
     report: Report, folder: Path, found: list[ClipFacts], record: EncoderRecord | None, wanted: Wanted
 ) -> None:
-    """Faults for embeddings that are shorter than their caption, of another width than most, or than the model's."""
+    """Faults for embeddings of another width than most, or than the model's."""
     have = [facts for facts in found if facts.num_tokens]
     if not have:
         return
     most = record.num_tokens if record else max(facts.num_tokens for facts in have)
     usual = record.width if record else Counter(facts.text_width for facts in have).most_common(1)[0][0]
     place = Path(have[0].embedding).parent
-    again = wanted.command(folder, record)
     if any(file_of(found) == str(place) for found in report.faults):
         pass  # reported already
     elif wanted.text_width is not None and usual != wanted.text_width:
@@ -287,12 +286,6 @@ def _compare_embeddings(
             f" longer ones are cut. Train with num_tokens={most} of the data set to have them whole"
         )
     for facts in have:
-        least = min(facts.least_tokens, most)
-        if facts.num_tokens < least and not any(file_of(found) == facts.embedding for found in facts.faults):
-            message = f"{facts.embedding} has {facts.num_tokens} tokens, but its caption makes {least} at least."
-            report.fault(
-                facts.embedding, "short_embedding", f"{message} Delete it and encode the caption again: {again}"
-            )
         if record is None and facts.text_width != usual:
             message = (
                 f"{facts.embedding} has width {facts.text_width}, most others have {usual}: it is of another encoder."
