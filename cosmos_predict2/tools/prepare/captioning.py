@@ -6,16 +6,14 @@
 
 import contextlib
 import logging
+import math
 import os
 import shlex
 import shutil
 import signal
 import subprocess
-import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from cosmos_predict2.data.jobs import Outcome, run_jobs
 from cosmos_predict2.data.video.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
@@ -28,8 +26,6 @@ log = logging.getLogger(__name__)
 PLACE = "{video}"
 _TAIL = 300  # characters of a failed command's last words
 _LONGEST = 100_000  # characters of a caption; beyond that a captioner prints something else
-_MOST_BYTES = 4 * _LONGEST  # that these can be in UTF-8
-_LOOK_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -115,32 +111,23 @@ def _ask(job: CaptionJob) -> str:
         )
     except OSError as error:
         raise DataError(f"{job.clip}: '{words[0]}' cannot be started: {error.strerror or error}.") from error
-    assert process.stdout is not None and process.stderr is not None
-    output, messages = _Reader(process.stdout), _Reader(process.stderr)
-    deadline = time.monotonic() + job.timeout
     try:
-        while not (output.is_at_end and messages.is_at_end and process.poll() is not None):
-            if output.size > _MOST_BYTES:
-                raise DataError(f"{job.clip}: the captioner printed more than {_LONGEST} characters, so it was ended.")
-            if time.monotonic() > deadline:
-                raise DataError(
-                    f"{job.clip}: the captioner was not done after {job.timeout:g} s (--timeout), so it was ended."
-                )
-            (messages if output.is_at_end else output).join(_LOOK_SECONDS)
-            if output.is_at_end and messages.is_at_end:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_LOOK_SECONDS)
-    except BaseException:
-        _end(process)
-        raise
-    last_words = messages.content.decode("utf-8", "replace").strip()[-_TAIL:]
+        output, messages = process.communicate(timeout=None if job.timeout == math.inf else job.timeout)
+    except subprocess.TimeoutExpired as error:
+        raise DataError(
+            f"{job.clip}: the captioner was not done after {job.timeout:g} s (--timeout), so it was ended."
+        ) from error
+    finally:
+        if process.returncode is None:
+            _end(process)
+    last_words = messages.decode("utf-8", "replace").strip()[-_TAIL:]
     if process.returncode != 0:
         raise DataError(
             f"{job.clip}: the captioner ended with exit code {process.returncode}"
             f"{': ' + last_words if last_words else ' and no message'}."
         )
     try:
-        caption = output.content.decode("utf-8").strip()
+        caption = output.decode("utf-8").strip()
     except UnicodeDecodeError as error:
         raise DataError(f"{job.clip}: what the captioner printed is not UTF-8 ({error}).") from error
     if not caption:
@@ -150,27 +137,6 @@ def _ask(job: CaptionJob) -> str:
     if len(caption) > _LONGEST or "\0" in caption:
         raise DataError(f"{job.clip}: the captioner printed {len(caption)} characters, which are no caption.")
     return caption
-
-
-class _Reader(threading.Thread):
-    """Reads what a command writes so that it never waits, and keeps the end of it, whatever it writes."""
-
-    def __init__(self, pipe: IO[bytes]) -> None:
-        super().__init__(daemon=True)
-        self.content = b""
-        self.size = 0  # of all that came
-        self._pipe = pipe
-        self.start()
-
-    @property
-    def is_at_end(self) -> bool:
-        return not self.is_alive()
-
-    def run(self) -> None:
-        with self._pipe as pipe:
-            while piece := os.read(pipe.fileno(), 2**16):
-                self.size += len(piece)
-                self.content = (self.content + piece)[-_MOST_BYTES:]
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

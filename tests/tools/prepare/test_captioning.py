@@ -94,12 +94,9 @@ def test_a_captioner_that_hangs_is_ended_with_all_it_started(dataset: Path, capl
     assert not stat.exists() or stat.read_text().split()[2] == "Z"
 
 
-def test_a_captioner_that_never_stops_printing_is_ended_before_memory_is(
-    dataset: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert _run(dataset, "yes {video}", "--retries", "0", "--timeout", "inf") == 1
-    assert "printed more than 100000 characters" in caplog.text
-    assert _run(dataset, _captioner(dataset, "sys.stderr.write('x' * 10**6); print('made')")) == 0
+def test_long_messages_and_no_limit_of_time_are_allowed(dataset: Path) -> None:
+    command = _captioner(dataset, "sys.stderr.write('x' * 10**6); print('made')")
+    assert _run(dataset, command, "--timeout", "inf") == 0
     assert set(_metas(dataset).values()) == {"made\n"}
     assert _run(dataset, "echo {video}", "--timeout", "nan") == 2
 
