@@ -82,12 +82,6 @@ class PowerEMA:
             weights = [weight.to(shadow.dtype) for shadow, weight in chunk]
             torch._foreach_lerp_([shadow for shadow, _ in chunk], weights, 1.0 - beta)
 
-    def copy_from(self, module: nn.Module) -> None:
-        """Start again from the module's weights (after other weights were loaded)."""
-        with torch.no_grad():
-            for shadow, weight in self._pairs(module):
-                shadow.copy_(weight)
-
     @contextmanager
     def scope(self, module: nn.Module) -> Iterator[None]:
         """Inside, the module has the averaged weights; afterwards its own again, bit by bit, also after an exception.

@@ -62,9 +62,7 @@ def mix(path: Path) -> None:
 
 DAMAGES: dict[str, Callable[[Path], Any]] = {
     "truncated": truncate,
-    "emptied": lambda path: path.write_bytes(b""),
     "deleted": lambda path: path.unlink(),
-    "a web page": lambda path: path.write_text("<!DOCTYPE html><html>404</html>"),
     "of another iteration": mix,
 }
 
@@ -165,10 +163,10 @@ def test_load_training_state_goes_on_from_another_run(finished: Path, tmp_path: 
     more = [*QUICK, "trainer.max_iter=8"]
     shutil.copytree(finished, tmp_path / "same")
     assert train(tmp_path / "same", more) == 0
-    for name, path in (("run", run_dir(finished)), ("file", checkpoints(finished) / "model/iter_000000006.pt")):
-        root = tmp_path / name
-        assert train(root, [*more, f"checkpoint.load_path={path}", "checkpoint.load_training_state=True"]) == 0
-        assert difference(saved(tmp_path / "same"), saved(root)) is None
+    path = checkpoints(finished) / "model/iter_000000006.pt"
+    other = [f"checkpoint.load_path={path}", "checkpoint.load_training_state=True"]
+    assert train(tmp_path / "other", [*more, *other]) == 0
+    assert difference(saved(tmp_path / "same"), saved(tmp_path / "other")) is None
 
 
 def test_only_load_scheduler_state_takes_the_step_count(finished: Path, tmp_path: Path) -> None:

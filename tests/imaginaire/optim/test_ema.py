@@ -103,14 +103,6 @@ def test_state_is_a_complete_state_dict() -> None:
     assert state["1.running_mean"].data_ptr() != model[1].running_mean.data_ptr()
 
 
-def test_copy_from_starts_again() -> None:
-    model = _model()
-    ema = PowerEMA(model)
-    _move(model, 0)
-    ema.copy_from(model)
-    assert all(torch.equal(ema.shadows[name], param) for name, param in model.named_parameters())
-
-
 def test_another_module_is_refused() -> None:
     ema = PowerEMA(_model())
     with pytest.raises(ConfigError, match=r"it has \['2.bias', '2.weight'\], the module \['3.bias', '3.weight'\]"):
