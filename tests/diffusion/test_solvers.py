@@ -71,18 +71,6 @@ def test_order_of_convergence(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SOLVERS)
-@pytest.mark.parametrize("num_steps", [1, 2, 5])
-def test_one_answer_everywhere_is_reached_on_a_straight_line(name: str, num_steps: int) -> None:
-    answer, start, steps = _noise(1), _noise(2) * 50, []
-    levels = torch.linspace(0.9, 0.1, num_steps + 1, dtype=torch.float64)
-    result = sample(lambda x, sigma: answer, start, levels, name, lambda i, step: steps.append(step))
-    torch.testing.assert_close(result, answer)
-    for step in steps:
-        fraction = step.sigma_next / 0.9
-        torch.testing.assert_close(step.x_next_B_C_T_H_W, answer + fraction * (start - answer), rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("name", SOLVERS)
 def test_the_last_step_to_zero_gives_the_last_estimate(name: str) -> None:
     seen: list[Tensor] = []
 

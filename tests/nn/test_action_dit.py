@@ -10,7 +10,6 @@ from torch.testing import assert_close
 
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import DiT
-from imaginaire.optim import lora
 from tests.nn.networks import LATENT, inputs, small_net
 
 FRAMES = LATENT[0]
@@ -177,24 +176,6 @@ def test_a_part_of_a_clip_sees_its_actions(kind: str) -> None:
 
 
 # What is applied from outside -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("targets", ["q_proj,mlp.layer1", "fc1,fc2,linear_1,final_layer.linear"])
-def test_adapters_keep_the_output_and_merge(targets: str) -> None:
-    for options in ({}, {"use_wan_fp32_strategy": True}):
-        for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
-            net = action_net("chunk", **options).to(dtype)
-            given = given_actions(dtype=dtype)
-            with torch.no_grad():
-                before = net(**given)
-                lora.inject(net, 2, 4.0, targets, generator=torch.Generator().manual_seed(4))
-                assert torch.equal(net(**given), before)
-                for i, factor in enumerate(adapter.factors[1] for adapter in lora.adapters(net).values()):
-                    factor.normal_(std=0.02, generator=torch.Generator().manual_seed(i))
-                adapted = net(**given)
-                lora.merge(net)
-                assert not torch.equal(adapted, before)
-                assert float((net(**given) - adapted).norm() / adapted.norm()) < tolerance
 
 
 def test_no_text_is_left_out_exactly() -> None:

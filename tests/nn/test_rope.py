@@ -6,7 +6,7 @@ import math
 import torch
 from torch.testing import assert_close
 
-from cosmos_predict2.nn.embeddings import LearnedPositions, RotaryPositions, Timesteps, rotate
+from cosmos_predict2.nn.embeddings import RotaryPositions, Timesteps, rotate
 
 SIZE = (3, 4, 5)
 
@@ -65,18 +65,6 @@ def test_features_of_time_are_cosines_then_sines() -> None:
     waves = [0.5 * 10000 ** (-i / 4) for i in range(4)]
     expected = torch.tensor([math.cos(w) for w in waves] + [math.sin(w) for w in waves], dtype=torch.float64)
     assert_close(features[0, 1], expected, rtol=1e-12, atol=1e-12)
-
-
-def test_learned_positions_have_unit_mean_square() -> None:
-    torch.manual_seed(0)
-    learned = LearnedPositions(32, (4, 8, 8))
-    for table in learned.parameters():
-        torch.nn.init.normal_(table)
-    out = learned(SIZE)
-    assert out.shape == (1, *SIZE, 32)
-    assert_close(out.square().mean(-1), torch.ones(1, *SIZE), rtol=1e-4, atol=0)
-    shorter = learned((2, 4, 5))
-    assert torch.equal(out[:, :2], shorter)
 
 
 def test_the_gradient_of_a_rotation_is_right_twice() -> None:

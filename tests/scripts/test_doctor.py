@@ -8,7 +8,6 @@ import subprocess
 from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch

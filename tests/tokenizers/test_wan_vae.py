@@ -150,7 +150,7 @@ def test_a_window_shrinks_before_pictures_are_cut(weights: str, monkeypatch: pyt
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("num_frames", "nearest"), [(2, "1 or 5"), (4, "1 or 5"), (14, "13 or 17"), (92, "89 or 93")])
+@pytest.mark.parametrize(("num_frames", "nearest"), [(2, "1 or 5"), (92, "89 or 93")])
 def test_other_lengths_name_the_nearest(weights: str, num_frames: int, nearest: str) -> None:
     tokenizer = WanTokenizer(weights, config=TINY)
     with pytest.raises(DataError, match=rf"{num_frames} frames .* 1 \+ 4k frames.*{nearest}"):

@@ -44,11 +44,6 @@ class Outcome:
 Kind = Callable[[Workload], Iterator[Change]]  # every choice of one kind but to change nothing
 
 
-def single_changes(work: Workload) -> list[Change]:
-    """Every change by itself that makes the run smaller."""
-    return [change for kind in (_more_gpus, *_SAME_TRAINING, *_OTHER_TRAINING) for change in kind(work)]
-
-
 def nearest_that_fits(work: Workload, gpu: GPU, limit: float) -> Outcome | None:
     """On the given GPUs, the combination of changes that alters least and fits, then the fastest; None if none fits."""
     return _nearest(_combinations(work, (*_SAME_TRAINING, *_OTHER_TRAINING)), gpu, limit)

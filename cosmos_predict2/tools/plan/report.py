@@ -10,8 +10,6 @@ from cosmos_predict2.tools.plan.advice import (
     faster_that_fits,
     more_gpus_that_fit,
     nearest_that_fits,
-    outcome_of,
-    single_changes,
 )
 from cosmos_predict2.tools.plan.memory import Memory, predict_memory
 from cosmos_predict2.tools.plan.speed import GB, GPU, Speed, predict_speed
@@ -29,7 +27,6 @@ _ROWS = {
     "activations": "activations at their peak",
     "overhead": "CUDA, NCCL, fragmentation",
 }
-_WHERE_THERE_IS = ("text_encoder",)  # rows that are left out where they are zero
 HONESTY = """\
 An estimate. Parameters, gradients, optimizer and EMA are exact, activations right within about 10 %. Time follows from
 operations and the share of its peak that each GPU reached in published runs: within 11 % of those, wider elsewhere."""
@@ -44,7 +41,6 @@ class Plan:
     limit: float  # bytes of a GPU
     memory: Memory
     speed: Speed
-    singles: tuple[Outcome, ...]  # where it does not fit: each change by itself
     nearest: Outcome | None  # on the same GPUs
     more_gpus: Outcome | None  # with the same training, where the nearest changes that
     faster: Outcome | None  # where it fits
@@ -53,11 +49,6 @@ class Plan:
     def fits(self) -> bool:
         return self.memory.total <= self.limit
 
-    @property
-    def is_close(self) -> bool:
-        """Whether the error of the estimate can change the verdict."""
-        return abs(self.memory.total / self.limit - 1) < MARGIN
-
 
 def make_plan(work: Workload, gpu_name: str, gpu: GPU, gpu_memory: float) -> Plan:
     """Memory, time and advice for a run on GPUs with that many GB."""
@@ -65,14 +56,12 @@ def make_plan(work: Workload, gpu_name: str, gpu: GPU, gpu_memory: float) -> Pla
     fits = memory.total <= limit
     nearest = None if fits else nearest_that_fits(work, gpu, limit)
     changes_training = not fits and (nearest is None or bool(nearest.remark))
-    smaller = [] if fits else [c for c in single_changes(work) if predict_memory(c.work).total < memory.total]
     return Plan(
         work=work,
         gpu_name=gpu_name,
         limit=limit,
         memory=memory,
         speed=predict_speed(work, gpu),
-        singles=tuple(outcome_of(change, gpu) for change in smaller),
         nearest=nearest,
         more_gpus=more_gpus_that_fit(work, gpu, limit) if changes_training else None,
         faster=faster_that_fits(work, gpu, (1 - MARGIN) * limit) if fits else None,
@@ -103,7 +92,7 @@ def _head(plan: Plan) -> list[str]:
 def _memory(plan: Plan) -> list[str]:
     memory = plan.memory
     digits = 2 if memory.total - memory.overhead > GB else 4
-    rows = {name: text for name, text in _ROWS.items() if name not in _WHERE_THERE_IS or getattr(memory, name)}
+    rows = {name: text for name, text in _ROWS.items() if name != "text_encoder" or memory.text_encoder}
     lines = [f"  {text:<38}{getattr(memory, name) / GB:8.{digits}f}" for name, text in rows.items()]
     difference = memory.working - memory.gathered - memory.activations - memory.gradients
     if difference > 0:
@@ -111,8 +100,6 @@ def _memory(plan: Plan) -> list[str]:
     elif difference < 0:
         lines.append(f"  {'gradients come as activations go':<38}{difference / GB:8.{digits}f}")
     verdict = "fits" if plan.fits else "DOES NOT FIT"
-    if plan.is_close:
-        verdict = "fits barely, if the estimate holds," if plan.fits else "does not quite fit"
     total = f"  {'total':<38}{memory.total / GB:8.2f}   {verdict} in {plan.limit / GB:.0f}"
     return ["", "memory of a GPU                            GB", *lines, total]
 
@@ -129,8 +116,6 @@ def _time(plan: Plan) -> list[str]:
 
 
 def _advice(plan: Plan) -> Iterator[str]:
-    if plan.singles:
-        yield from ("", "One change at a time:", *(f"  {_outcome(outcome, plan)}" for outcome in plan.singles))
     proposals = {"The nearest that fits": plan.nearest, "Faster, and fits": plan.faster}
     if plan.more_gpus is not None:
         proposals["With more GPUs"] = plan.more_gpus
@@ -174,7 +159,6 @@ def as_values(plan: Plan) -> dict[str, Any]:
         "clips_per_hour": plan.speed.clips_per_hour,
         "flops_per_gpu": plan.speed.flops_per_gpu,
         "model_flops_utilisation": plan.speed.utilisation,
-        "single_changes": [values(found) for found in plan.singles],
         "nearest_that_fits": values(plan.nearest),
         "more_gpus_that_fit": values(plan.more_gpus),
         "faster_that_fits": values(plan.faster),
@@ -183,12 +167,6 @@ def as_values(plan: Plan) -> dict[str, Any]:
 
 def cards_values(found: Mapping[int, tuple[Outcome, bool]]) -> dict[str, Any]:
     return {str(size): dict(card=CARDS[size], fits=fits, **asdict(outcome)) for size, (outcome, fits) in found.items()}
-
-
-def _outcome(found: Outcome, plan: Plan) -> str:
-    mark = "fits" if found.bytes <= plan.limit else "    "
-    text = f"{found.bytes / GB:7.1f} GB {mark} {_seconds(found.seconds):>8}   {' '.join(found.overrides)}"
-    return text + (f"   ({found.remark})" if found.remark else "")
 
 
 def _figures(found: Outcome) -> str:

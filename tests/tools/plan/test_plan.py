@@ -3,12 +3,10 @@
 
 import json
 import sys
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from cosmos_predict2.data.latent_cache import FOLDER, RECORD, LatentRecord
 from cosmos_predict2.tools.plan.advice import Outcome
 from cosmos_predict2.tools.plan.report import Plan, as_text, make_plan
 from cosmos_predict2.tools.plan.speed import GPUS
@@ -59,27 +57,6 @@ def test_advice_holds_when_it_is_followed(num_gpus: int, gpu_memory: float) -> N
         assert all(line in text for line in found.overrides if not line.startswith("--gpus"))
     is_other_training = "train_architecture=lora" in " ".join(before.nearest.overrides)
     assert (before.more_gpus is not None) == is_other_training
-
-
-def test_each_single_change_needs_the_memory_that_is_shown(tmp_path: Path) -> None:
-    sizes = dict(
-        num_frames=93, size=(432, 768), windows_per_clip=1, fps=None, stride=1, crop="stretch", dtype="bfloat16"
-    )
-    (tmp_path / FOLDER).mkdir()
-    record = LatentRecord(tokenizer="WanTokenizer", probe=[], **sizes)
-    (tmp_path / FOLDER / RECORD).write_text(json.dumps(asdict(record)))
-    batch = "dataloader_train.batch_size=2"
-    before = planned(4, 24, batch)
-    last = {change.overrides[-1]: change for change in before.singles}
-    assert {key.partition("=")[0].rpartition(".")[2] for key in last} == {
-        "fsdp_shard_size", "mode", "grad_accum_iter", "train_architecture", "dataset_dir", "state_t",
-    }  # fmt: skip
-    for change in (c for c in before.singles if ".mode=" not in c.overrides[0]):
-        mine = replace(change, overrides=tuple(line.replace("DIR", str(tmp_path)) for line in change.overrides))
-        after = followed(mine, 4, 24, batch)
-        assert after.memory.total == change.bytes < before.memory.total
-        if change.overrides[0].startswith("model_parallel"):
-            assert after.work.clips_per_step == before.work.clips_per_step
 
 
 @pytest.mark.parametrize(
