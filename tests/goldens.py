@@ -90,19 +90,17 @@ class Golden:
     compared: dict[str, int] = field(default_factory=dict)
 
     def json(self, name: str) -> Value:
-        return self._open(name)
+        path = self.folder / name
+        if not path.is_file():
+            pytest.fail(f"{self.folder} has no {name}.")
+        return Value(self, name, _read(path))
 
-    def tensors(self, name: str) -> Value:
-        """The tensors of a .safetensors file by name."""
-        return self._open(name)
+    tensors = json  # of a .safetensors file, by name
 
     def metadata(self, name: str) -> Value:
         """What the header of a .safetensors file says by name; a text that is JSON as what it means."""
-        self._open(name)
+        self.json(name)
         return Value(self, f"{name}/{METADATA}", _read_metadata(self.folder / name))
-
-    def npy(self, name: str) -> Value:
-        return self._open(name)
 
     def file(self, name: str) -> Path:
         """The path of a file of another kind (a video, say), noted as an input."""
@@ -119,12 +117,6 @@ class Golden:
                 if path.suffix == ".safetensors" and (header := _read_metadata(path)):
                     found.update(_leaves(f"{name}/{METADATA}", header))
         return found
-
-    def _open(self, name: str) -> Value:
-        path = self.folder / name
-        if not path.is_file():
-            pytest.fail(f"{self.folder} has no {name}.")
-        return Value(self, name, _read(path))
 
 
 def _read_safetensors(path: Path) -> dict[str, Any]:
@@ -150,22 +142,9 @@ def _meaning(text: str) -> Any:
         return text
 
 
-def _read_npy(path: Path) -> Any:
-    """The array; for one of Python objects, which only a pickle reader could read, its path as the one value."""
-    import numpy
-
-    try:
-        return numpy.load(path, allow_pickle=False)
-    except ValueError as error:
-        if "allow_pickle" not in str(error):
-            raise
-        return path
-
-
 _READERS = {
     ".json": lambda path: json.loads(path.read_text(encoding="utf-8")),
     ".safetensors": _read_safetensors,
-    ".npy": _read_npy,
 }
 
 
@@ -191,9 +170,7 @@ def _leaves(entry: str, content: Any) -> dict[str, int]:
 def _count(content: Any) -> int:
     if isinstance(content, list):
         return sum(_count(item) for item in content)
-    if hasattr(content, "numel"):
-        return int(content.numel())
-    return int(getattr(content, "size", 1))
+    return int(content.numel()) if hasattr(content, "numel") else 1
 
 
 def _assert_equal(entry: str, actual: Any, expected: Any, rtol: float, atol: float) -> None:

@@ -57,7 +57,6 @@ def run_distributed(
     args: tuple[Any, ...] = (),
     timeout: float = 120,
     env: Mapping[str, str] | None = None,
-    use_cuda: bool = False,
     lost: Collection[int] = (),
 ) -> list[Any]:
     """``fn(*args)`` of every rank, in rank order; the first rank that fails decides the error, the others are ended.
@@ -71,7 +70,7 @@ def run_distributed(
         processes: list[BaseProcess] = []
         try:
             for rank in range(world_size):
-                environment = {**os.environ, **_rank_environment(rank, world_size, store.port, use_cuda), **(env or {})}
+                environment = {**os.environ, **_rank_environment(rank, world_size, store.port), **(env or {})}
                 arguments = (called, rank, folder, deadline, environment)
                 process = CONTEXT.Process(target=_run_rank, args=arguments, daemon=False)
                 process.start()
@@ -87,8 +86,8 @@ def run_distributed(
             del store
 
 
-def _rank_environment(rank: int, world_size: int, port: int, use_cuda: bool) -> dict[str, str]:
-    environment = {
+def _rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
+    return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world_size),
@@ -99,10 +98,8 @@ def _rank_environment(rank: int, world_size: int, port: int, use_cuda: bool) -> 
         "TORCHELASTIC_RESTART_COUNT": "0",
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
     }
-    if not use_cuda:
-        environment["CUDA_VISIBLE_DEVICES"] = ""
-    return environment
 
 
 def end_with_parent() -> None:

@@ -22,8 +22,6 @@ def test_entries_are_files_keys_and_tensors(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({"version": 1, "cases": [{"x": [1, 2, 3], "p": {"k": "v"}}]}))
     header = {"config": json.dumps({"sizes": [1, 2], "mode": "flat"}), "seed": "7", "note": "as it is", "format": "pt"}
     save_file({"q": torch.zeros(2, 3)}, tmp_path / "t.safetensors", metadata=header)
-    np.save(tmp_path / "n.npy", np.zeros(4))
-    np.save(tmp_path / "objects.npy", np.array([{"a": 1}, None], dtype=object))
     (tmp_path / "README.md").write_text("documentation")
     (tmp_path / "deeper").mkdir()
     (tmp_path / "deeper" / "clip.mp4").write_bytes(b"")
@@ -32,8 +30,6 @@ def test_entries_are_files_keys_and_tensors(tmp_path: Path) -> None:
         "a.json/cases/0/x": 3,
         "a.json/cases/0/p/k": 1,
         "deeper/clip.mp4": 1,
-        "n.npy": 4,
-        "objects.npy": 1,
         "t.safetensors/q": 6,
         "t.safetensors/__metadata__/config/sizes": 2,
         "t.safetensors/__metadata__/config/mode": 1,

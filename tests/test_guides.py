@@ -33,7 +33,6 @@ EXP=predict2_video2world_training_14b_agibot_head_center_fisheye_color
 torchrun --nproc_per_node=8 --nnodes=4 --rdzv_id 123 --rdzv_backend c10d --rdzv_endpoint $MASTER_ADDR:1234 \\
 -m scripts.train --config=cosmos_predict2/configs/base/config.py -- experiment=${EXP}
 """
-LORA = " model.config.train_architecture=lora"
 RUNS = "checkpoints/posttraining/video2world"
 INFER = """
 PROMPT="The video captures a humanoid robot positioned in front of a fruit stand in a supermarket environment."
@@ -162,19 +161,6 @@ def test_the_guide_of_agibot_from_training_to_a_video(checkout: Path) -> None:
     assert frames_of(checkout / f"results/{AGIBOT}/generated_video_2b.mp4") == 13
     shorter = command.replace("iter_000000002", "iter_000002")
     assert f"There is {file}." in follow(checkout, shorter, code=2)
-
-
-@pytest.mark.long
-def test_adapters_by_the_override_of_the_guides(checkout: Path) -> None:
-    follow(checkout, tiny(TRAIN, LORA, SHORT))
-    run = f"{RUNS}/tiny_{AGIBOT}"
-    command = (
-        tiny(INFER).replace("predict2_video2world_training_tiny_", "tiny_").replace("iter_000001000", "iter_000000002")
-    )
-    follow(checkout, command.replace(f"val/{CLIP}", f"val/videos/{CLIP}"))
-    assert frames_of(checkout / f"results/{AGIBOT}/generated_video_2b.mp4") == 13
-    refused = follow(checkout, tiny(TRAIN, SHORT), code=1)  # torchrun's code for a process that failed
-    assert "train_architecture" in refused and "job.name=" in refused and (checkout / run).is_dir()
 
 
 @pytest.mark.long
