@@ -68,11 +68,11 @@ def quiet_trainer() -> None:
     os.chdir(RECORD.parents[1])
 
 
-def in_turns(runs: dict[str, Callable[[], Any]], rounds: int, warm_up: int = 1) -> dict[str, list[float]]:
+def in_turns(runs: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int = 1) -> dict[str, list[float]]:
     """Seconds of each call of all, in alternating order, so that what else the machine does meets all of them."""
     found: dict[str, list[float]] = {name: [] for name in runs}
     for i in range(-warm_up, rounds):
-        for name in runs if i % 2 else reversed(runs):
+        for name in list(runs)[:: 1 if i % 2 else -1]:
             taken = seconds(runs[name])
             if i >= 0:
                 found[name].append(taken)

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -208,12 +208,8 @@ def main() -> None:
     plan = prediction([*experiment(arguments), *added])
     report(arguments, found, plan, peak)
     if arguments.json:
-        record = {"measured": vars_of(found), "plan": plan, "ceiling": peak, "overrides": added}
+        record = {"measured": asdict(found), "plan": plan, "ceiling": peak, "overrides": added}
         Path(arguments.json).write_text(json.dumps(record, indent=2) + "\n")
-
-
-def vars_of(found: Measured) -> dict[str, Any]:
-    return {name: getattr(found, name) for name in Measured.__dataclass_fields__}
 
 
 def report(arguments: argparse.Namespace, found: Measured, plan: dict[str, Any], peak: float) -> None:

@@ -10,7 +10,6 @@ episodes for the test lie at another place of the series; no photograph is used.
 import argparse
 import math
 import shlex
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from cosmos_predict2.tokenizers.tiny import GROUP, LATENT_CHANNELS, PatchCoder, 
 from cosmos_predict2.toy_world import make_episodes, render
 from cosmos_predict2.toy_world.tasks import TASKS
 from imaginaire import storage
+from imaginaire.training import provenance
 
 NUM_EPISODES = 3000
 EPISODE_STEPS = 24
@@ -58,7 +58,7 @@ def main() -> None:
     ):
         parser.error("--minutes and --seed are 0 at least, --width and --num_blocks 1 at least")
 
-    started_from = commit()
+    git = provenance.git_state(provenance.root())
     torch.manual_seed(arguments.seed)
     draws = np.random.default_rng(arguments.seed)
     worlds = {size: ToyFrames.make(size, arguments.seed) for size in SIZES}
@@ -73,7 +73,7 @@ def main() -> None:
     metadata = {
         "command": shlex.join(["python", "-m", "scripts.fit_tiny_tokenizer", *sys.argv[1:]]),
         "seed": str(arguments.seed),
-        "commit": started_from,
+        "commit": "unknown" if git is None else git["commit"][:12],
         "steps": str(steps),
         **figures,
     }
@@ -256,11 +256,6 @@ def psnr_of_fresh_clips(net: TinyAutoencoder, size: int) -> float:
     video = frames.unflatten(1, (13, 3)).transpose(1, 2)
     back = saved.decode(saved.encode(video)).clamp(-1, 1)
     return float((10 * torch.log10(4 / (back - video).square().mean((1, 2, 3, 4)))).mean())
-
-
-def commit() -> str:
-    found = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

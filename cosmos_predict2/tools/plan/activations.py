@@ -111,14 +111,13 @@ class _Sizes:
             columns = self.hidden
         elif name.startswith("adaln_modulation"):
             rows, columns = self.frames, self.rank if name.endswith(".2") and self.rank else self.width
+        is_shared = name in ("self_attn.k_proj", "self_attn.v_proj", "cross_attn.k_proj", "cross_attn.v_proj")
         if self.lora_rank is None:
-            is_shared = name in ("self_attn.k_proj", "self_attn.v_proj", "cross_attn.k_proj", "cross_attn.v_proj")
             return 0 if is_shared else rows * columns * self.element
         if not has_adapter:
             return 0
         inner = rows * self.lora_rank * max(ADAPTER_BYTES, self.element)
         if self.element >= ADAPTER_BYTES:  # no copy
-            is_shared = name in ("self_attn.k_proj", "self_attn.v_proj", "cross_attn.k_proj", "cross_attn.v_proj")
             return inner + (0 if is_shared or name.endswith("output_proj") else rows * columns * self.element)
         return inner + rows * columns * ADAPTER_BYTES
 

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Peak memory of one rank: what lies there all the time, and the larger of what encoding and training add to it."""
 
-import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-
-from torch import nn
 
 from cosmos_predict2.tokenizers.wan_vae import LIVE_FRAMES
 from cosmos_predict2.tools.plan.activations import activations
@@ -74,7 +71,7 @@ class _Weight:
 
 def predict_memory(work: Workload) -> Memory:
     """The memory of rank 0, which has the longest parts."""
-    weights = _weights(work)
+    weights = [*_weights(work)]
     trained = [w for w in weights if w.is_trained]
     gradients = sum(w.numel * w.bytes_each for w in trained)
     gathered = _gathered(work)
@@ -106,36 +103,21 @@ def predict_memory(work: Workload) -> Memory:
     return Memory(**parts, overhead=int(overhead))
 
 
-def _weights(work: Workload) -> tuple[_Weight, ...]:
-    size = work.weight_dtype.itemsize
-    return _weights_of(work.net, size, work.shard_size, work.lora_rank, work.lora_targets, work.trains_embedders)
-
-
-@functools.lru_cache(maxsize=64)  # advice asks for the same ones many times
-def _weights_of(
-    net: nn.Module,
-    size: int,
-    shard_size: int,
-    lora_rank: int | None,
-    targets: tuple[str, ...],
-    trains_embedders: bool,
-) -> tuple[_Weight, ...]:
+def _weights(work: Workload) -> Iterator[_Weight]:
     """Every parameter by what rank 0 has of it: rows are dealt out, and the first rank gets the odd ones."""
-    found = []
-    in_full = {name for name, _ in embedders(net)} if trains_embedders else set()
+    size, rank = work.weight_dtype.itemsize, work.lora_rank
+    in_full = {name for name, _ in embedders(work.net)} if work.trains_embedders else set()
 
-    def add(name: str, shape: Sequence[int], bytes_each: int, is_trained: bool) -> None:
-        rows = math.ceil(shape[0] / shard_size)
-        found.append(_Weight(name, rows * math.prod(shape[1:]), bytes_each, is_trained, len(shape) == 2))
+    def weight(name: str, shape: Sequence[int], bytes_each: int, is_trained: bool) -> _Weight:
+        rows = math.ceil(shape[0] / work.shard_size)
+        return _Weight(name, rows * math.prod(shape[1:]), bytes_each, is_trained, len(shape) == 2)
 
-    for name, parameter in net.named_parameters():
+    for name, parameter in work.net.named_parameters():
         shape, module = parameter.shape, name.removesuffix(".weight")
-        add(name, shape, size, lora_rank is None or name in in_full)
-        is_target = len(shape) == 2 and any(module == t or module.endswith(f".{t}") for t in targets)
-        if lora_rank is not None and is_target:
-            add(f"{module}.lora_A", (lora_rank, shape[1]), max(4, size), True)
-            add(f"{module}.lora_B", (shape[0], lora_rank), max(4, size), True)
-    return tuple(found)
+        yield weight(name, shape, size, rank is None or name in in_full)
+        if rank is not None and len(shape) == 2 and f".{module}".endswith(tuple(f".{t}" for t in work.lora_targets)):
+            yield weight(f"{module}.lora_A", (rank, shape[1]), max(4, size), True)
+            yield weight(f"{module}.lora_B", (shape[0], rank), max(4, size), True)
 
 
 def _optimizer_bytes(work: Workload, trained: list[_Weight]) -> int:
