@@ -150,8 +150,6 @@ def existing_folder(dataset_dir: StrPath, content: str) -> Path:
     folder = Path(os.fspath(dataset_dir).removeprefix("file://"))
     if (folder / content).is_dir():
         return folder
-    if folder.is_file():
-        raise DataError(f"{folder} is a file; give the data set's folder, which has {content}/ in it.")
     if not folder.is_dir():
         above = next(parent for parent in folder.absolute().parents if parent.is_dir())
         raise DataError(f"There is no folder {folder}. {above} has: {_listed(sorted(os.listdir(above))) or 'nothing'}.")

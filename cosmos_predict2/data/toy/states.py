@@ -43,10 +43,8 @@ def read_states(folder: Path) -> tuple[Episodes, float]:
     """All episodes of a folder in order, and their frames per second."""
     paths = sorted(folder.glob(PATTERN)) if folder.is_dir() else []
     if not paths:
-        below = [path.name for path in folder.iterdir() if any(path.glob(PATTERN))] if folder.is_dir() else []
-        hint = f" There are some in {', '.join(str(folder / name) for name in sorted(below))}." if below else ""
         raise DataError(
-            f"{folder} holds no {PATTERN}.{hint} They are written by python -m scripts.make_toy_world --form states"
+            f"{folder} holds no {PATTERN}; python -m scripts.make_toy_world --form states writes them to OUT/train."
         )
     parts = [_read(path) for path in paths]
     first = parts[0][1]

@@ -14,8 +14,6 @@ from imaginaire.errors import DataError
 
 log = logging.getLogger(__name__)
 
-_BESIDE_A_VIDEO = (".mp4", ".txt", ".json", ".yaml", ".png")  # what the inference script may write for one request
-
 
 @dataclass(frozen=True)
 class BatchEntries:
@@ -54,14 +52,8 @@ def batch_entries(pictures_dir: str, save_dir: str) -> BatchEntries:
 
 
 def write_batch(entries: list[dict[str, str]], path: str) -> None:
-    """Write the JSON list; a place where a request would replace it is an error."""
+    """Write the JSON list."""
     target = Path(path)
-    if target.is_dir():
-        raise DataError(f"{path} is a folder; --out is the JSON file to write.")
-    if target.suffix == ".jsonl":
-        raise DataError(f"{path} would be read as one object per line; --out should end in .json.")
-    for entry in entries:
-        stem = os.path.splitext(os.path.realpath(entry["output_video"]))[0]
-        if os.path.realpath(path) in [stem + ending for ending in _BESIDE_A_VIDEO]:
-            raise DataError(f"{path} would be replaced by what is written beside {entry['output_video']}; rename it.")
+    if target.is_dir() or target.suffix == ".jsonl":
+        raise DataError(f"{path}: --out is the JSON file to write, a list that ends in .json.")
     write_json(target, entries)

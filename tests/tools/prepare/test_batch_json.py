@@ -63,9 +63,8 @@ def test_a_broken_prompt_is_exit_1_and_the_others_are_written(
     ("changes", "named"),
     [
         ({"save": "pictures"}, "--save_path"),
-        ({"out": "videos/a.json"}, "a.json"),
         ({"out": "batch.jsonl"}, "batch.jsonl"),
-        ({"out": "pictures"}, "pictures is a folder"),
+        ({"out": "pictures"}, "pictures: --out"),
         ({"folder": "absent"}, "absent"),
         ({"folder": "pictuers"}, "Did you mean pictures?"),
         ({"folder": "empty"}, "empty"),

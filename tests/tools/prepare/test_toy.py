@@ -240,7 +240,7 @@ def test_states_of_many_files_are_joined_and_go_on(tmp_path: Path, monkeypatch: 
 
 
 def test_broken_and_mixed_states_are_told(states: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"holds no states.*There are some in .*train, .*val"):
+    with pytest.raises(DataError, match="holds no states"):
         read_states(states)
     assert "--form states" in problems(ToyWorldStates, folder=str(tmp_path))[0]
     assert not problems(ToyWorldStates, folder=str(states / "train"))

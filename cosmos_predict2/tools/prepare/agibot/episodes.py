@@ -223,11 +223,6 @@ def _clean(item: _Cleaning) -> tuple[int, int]:
     size = sum(path.lstat().st_size for path in goes)
     folders = [path for path in _folders(item.episode, hidden=True) if path.name != "videos"]
     if item.dry_run:
-        for path in folders:
-            log.info("would delete %s", path)
-        for path in goes:
-            if path.relative_to(item.episode).parts[0] == "videos":
-                log.info("would delete %s", path)
         return len(goes), size
     try:
         for path in goes:
