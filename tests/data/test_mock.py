@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-from itertools import islice
 from typing import Any
 
 import pytest
 import torch
 
 from cosmos_predict2.data.mock import NUM_ITEMS, MockImages, MockVideos
-from imaginaire.data.stream import DataStream, ResumableLoader
-from imaginaire.distributed.parallel import ParallelDims
 from imaginaire.errors import ConfigError
 
 SMALL: dict[str, Any] = dict(num_tokens=4, width=6)
@@ -43,12 +40,6 @@ def test_items_repeat_by_seed_and_index(kind: Any) -> None:
     assert len(kind()) == NUM_ITEMS and len(one) == 10
     with pytest.raises(IndexError):
         one[10]
-
-
-def test_there_is_no_end_to_a_stream_of_few_items() -> None:
-    dataset = MockVideos(num_items=3, num_frames=1, video_size=(8, 8), **SMALL)
-    dims = ParallelDims(world_size=1, rank=0, context_parallel_size=1)
-    assert len(list(islice(iter(DataStream(ResumableLoader(dataset), seed=0, dims=dims)), 10))) == 10
 
 
 def test_impossible_sizes_are_errors() -> None:

@@ -145,11 +145,6 @@ def test_a_closed_gripper_holds_what_is_near_and_opens_again() -> None:
     assert dropped[HELD] == NOTHING and dropped[PUCK_Y] == 25.5
 
 
-def test_a_held_object_stops_at_the_wall_with_the_gripper() -> None:
-    end = run(scene((20, 24), (20 + TOUCHING, 24)), *[(1, 0, 1)] * 30)
-    assert end[PUCK_X] == 48 - PUCK_RADIUS and end[GRIPPER_X] == 48 - PUCK_RADIUS - TOUCHING
-
-
 def test_the_other_entries_of_an_action_do_nothing_and_seven_numbers_are_as_good_as_four() -> None:
     rng = numpy.random.default_rng(1)
     start = make_episodes(20, 3, tasks=("carry_puck",), length=1).states[:, 0]

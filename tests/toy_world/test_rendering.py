@@ -89,13 +89,3 @@ def test_the_detector_refuses_what_is_no_picture(shape: tuple) -> None:
         detect(numpy.zeros(shape, dtype=numpy.uint8))
     with pytest.raises(ValueError, match="float32"):
         detect(numpy.zeros((2, 48, 48, 3), dtype=numpy.float32))
-
-
-def test_a_noisy_picture_is_read_nearly_as_well(episodes: Episodes) -> None:
-    frames = render(episodes.states[:, ::6], episodes.size)
-    noise = numpy.random.default_rng(0).normal(0, 8, frames.shape)
-    found = detect(numpy.clip(frames + noise, 0, 255).astype(numpy.uint8))
-    true = place(episodes.states[:, ::6], "puck")
-    is_there = true[..., 0] > 0
-    error = numpy.hypot(*numpy.moveaxis(found.position["puck"] - true, -1, 0))[is_there]
-    assert error.mean() < 0.25

@@ -147,7 +147,7 @@ def test_wrong_shapes_are_named() -> None:
         world.set_states(numpy.zeros((1, 10)))
 
 
-@pytest.mark.parametrize("size", [40, 48, 72, 128])
+@pytest.mark.parametrize("size", [40, 128])
 def test_any_size_of_table_works(size: int) -> None:
     world = ToyWorld(50, size=size, tasks=tuple(TASKS))
     assert drive_expert(world)["success"].mean() > 0.85

@@ -104,11 +104,6 @@ def test_other_folders_are_left_alone(tmp_path: Path) -> None:
     assert names(tmp_path / "other") == {"mine.txt"}
 
 
-def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
-    made_of = export(V3, tmp_path / "out", camera="front", dry_run=True)
-    assert made_of.counts == {"train": 2, "val": 1} and not (tmp_path / "out").exists()
-
-
 def test_episodes_without_a_task_are_faults_unless_a_caption_is_given(
     data_sets: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -99,11 +99,3 @@ def test_the_toy_world_trains_with_actions_and_text(toy: Path) -> None:
     assert item["ai_caption"] == caption
     assert torch.allclose(item["t5_text_embeddings"], BytesEncoder(64, 32).encode([caption])[0].float(), atol=1e-2)
     assert torch.equal(item["action"], torch.from_numpy(SMALL.make(0, 4).actions[1][2:6].copy()))
-
-
-def test_the_toy_world_again_has_nothing_to_do(toy: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in toy.rglob("*.mp4")}
-    missing = next(iter(before))
-    missing.unlink()
-    write_folder(str(toy), SMALL, command="a command")
-    assert {path.name for path in before if path.stat().st_mtime_ns != before[path]} == {missing.name}

@@ -392,15 +392,6 @@ def test_broken_lines_of_the_list_are_named(tmp_path: Path) -> None:
     assert _captions(source)[f"val/metas/{WINDOW.format('685393')}.txt"] == "Good."
 
 
-def test_a_list_may_begin_with_a_mark_and_captions_hold_any_character(tmp_path: Path) -> None:
-    source = _cut(tmp_path)
-    line = json.dumps(_line("685393", "One\u2028two\x85three"), ensure_ascii=False)
-    _write_list(source, "\ufeff" + line, _line("648642", {"long": "x"}))
-    faults = write_captions(source)
-    assert len(faults) == 1 and ":2:" in faults[0] and "or not text" in faults[0]
-    assert _captions(source)[f"val/metas/{WINDOW.format('685393')}.txt"] == "One\u2028two\x85three"
-
-
 def test_no_caption_at_all_is_a_fault(tmp_path: Path) -> None:
     source = _cut(tmp_path, json.dumps([{"episode": 1, "text": "no"}]).encode())
     faults = write_captions(source)
