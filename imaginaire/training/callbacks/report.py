@@ -11,12 +11,14 @@ from datetime import datetime, timezone
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from imaginaire import distributed, storage
 from imaginaire.config.schema import NEVER
 from imaginaire.data.foreign_loader import length
 from imaginaire.data.stream import WEIGHT_KEY
+from imaginaire.distributed import parallel
 from imaginaire.errors import ConfigError
 from imaginaire.progress import Progress
 from imaginaire.training.callbacks.base import Callback, EveryN
@@ -152,6 +154,16 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
+def _of_whole_clips(loss: Tensor) -> float:
+    """The loss; of ranks that share clips the mean, since each has that of its own frames."""
+    dims = parallel.current_dims()
+    if dims.context_parallel_size == 1:
+        return float(loss.detach())
+    mean = loss.detach().clone()
+    dist.all_reduce(mean, group=dims.cp_group)
+    return float(mean) / dims.context_parallel_size
+
+
 class IterSpeed(EveryN):
     """Reports the first ``hit_thres`` steps singly, then every ``every_n`` steps the seconds per step and their split.
 
@@ -188,7 +200,7 @@ class IterSpeed(EveryN):
                 iteration,
                 self._hits,
                 self.hit_thres,
-                float(loss.detach()),
+                _of_whole_clips(loss),
                 now - (self._last_step if self._last_step is not None else now),
             )
             self._last_step = now
