@@ -22,7 +22,7 @@ RENAMED = {
     "cosmos_predict2.data.action_conditioned.statistics": "cosmos_predict2.actions.statistics",
     "cosmos_predict2.data.bad_samples": "cosmos_predict2.data.samples",
     "cosmos_predict2.data.caption_files": "cosmos_predict2.data.video_folder",
-    "cosmos_predict2.data.checks": "cosmos_predict2.tools",
+    "cosmos_predict2.data.checks": "cosmos_predict2.tools.check",
     "cosmos_predict2.data.checks.action_tables": "cosmos_predict2.tools.check.action_tables",
     "cosmos_predict2.data.checks.bridge_checks": "cosmos_predict2.tools.check.bridge",
     "cosmos_predict2.data.checks.check_report": "cosmos_predict2.tools.check.report",

@@ -28,10 +28,13 @@ class _Finder(MetaPathFinder):
 
 
 def add(table: Mapping[str, str]) -> None:
-    """Make each old name of ``table`` importable; a module that exists under an old name comes first."""
+    """Make each old name of ``table`` importable.
+
+    The finder comes first: below a package that moved, the usual one would load a second copy from the new folder.
+    """
     RENAMED.update(table)
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.append(_Finder())
+        sys.meta_path.insert(0, _Finder())
 
 
 add(

@@ -23,10 +23,7 @@ def check_input(path: str, num_frames: int, start: int | None = None) -> None:
         raise ConfigError(f"start_frame_idx is {start}; it counts frames of the input from 0.")
     is_image = media.kind_of(path) == "image"
     if not os.path.isfile(path):
-        folder = Path(path).parent
-        names = [entry.name for entry in os.scandir(folder)] if folder.is_dir() else []
-        hint = near(Path(path).name, names)
-        raise DataError(f"There is no input file {path}.{hint if 'Did you mean' in hint else ''}")
+        raise DataError(f"There is no input file {path}.{_near_files(Path(path))}")
     if is_image:
         if num_frames > 1 or start:
             raise DataError(
@@ -77,3 +74,12 @@ def brought_to_size(frames: Tensor, size: tuple[int, int], crop: str, what: str)
         sizes = (height, width, to_height, to_width)
         log.info("%s: %dx%d (height x width) is brought to %dx%d by input_crop=%s", what, *sizes, crop)
     return CROPS[crop](frames, size)
+
+
+def _near_files(path: Path) -> str:
+    """The same name a folder deeper, where guides leave a folder out, or names beside it that are like it."""
+    if deeper := sorted(path.parent.glob(f"*/{path.name}")):
+        return f" There is {deeper[0]}."
+    names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    hint = near(path.name, names)
+    return hint if "Did you mean" in hint else ""
