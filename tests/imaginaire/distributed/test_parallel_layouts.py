@@ -25,6 +25,7 @@ from imaginaire.distributed import parallel
 from imaginaire.distributed.parallel import GradientAverager, ParallelDims
 from imaginaire.errors import ConfigError
 from imaginaire.optim.adamw import adamw, fused_adamw
+from imaginaire.optim.ema import PowerEMA
 from imaginaire.optim.muon import muon
 from tests.models.parts import make_model
 from tests.multiprocess import run_distributed
@@ -140,8 +141,7 @@ def _model(case: Case, dims: ParallelDims, shard: int) -> Video2WorldModel:
         whole = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.15 + (parameter.ndim == 1)
         with torch.no_grad():
             parallel.to_local(parameter).copy_(_part(whole, parameter))
-    assert model.ema is not None
-    model.ema.copy_from(model.net)
+    model.ema = PowerEMA(model.net, rate=model.pipe_config.ema.rate, iteration_shift=5)
     return model
 
 
