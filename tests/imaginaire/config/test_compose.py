@@ -19,7 +19,7 @@ from tests.imaginaire.config.conftest import CONFIG, PARTS
 
 
 def test_groups_experiment_and_overrides_in_their_order(config: str) -> None:
-    made = compose(config, ["experiment=base_exp", "optimizer.lr=2", "trainer.max_iter=10"])
+    made = compose(config, ["trainer.max_iter=3", "experiment=base_exp", "optimizer.lr=2", "trainer.max_iter=10"])
     assert made.job.path == "p/g/base_exp" and made.defaults == []
     assert made.trainer.distributed_parallelism == "fsdp"
     assert made.trainer.max_iter == 10 and made.optimizer.lr == 2

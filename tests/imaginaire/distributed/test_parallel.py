@@ -62,6 +62,33 @@ def test_a_parameter_used_on_one_rank_only_is_averaged_or_named() -> None:
         assert_close(values["idle.weight"], net.idle.weight.grad / 2)
 
 
+def _whole_steps() -> list[dict[str, Tensor | None]]:
+    """The gradients of two steps, each rank with half of the batch, in a bucket for each parameter."""
+    parallel._BUCKET_BYTES = 8
+    net = _net()
+    averager = GradientAverager(net, static_graph=True, find_unused_parameters=False)
+    steps = []
+    for batch in _data().split(4):
+        net.zero_grad()
+        net(batch.tensor_split(2)[distributed.rank()]).square().mean().backward()
+        averager()
+        steps.append(_grads(net))
+    net.zero_grad()
+    net(_data(), use_idle=True).mean().backward()
+    with pytest.raises(ConfigError, match=r"parameter (idle|head)\.\w+ .* gradient, unlike.*static_graph=False"):
+        averager()
+    return steps
+
+
+@pytest.mark.slow
+def test_each_step_has_the_gradients_of_its_whole_batch() -> None:
+    for steps in run_distributed(_whole_steps, 2):
+        for batch, found in zip(_data().split(4), steps, strict=True):
+            net = _net()
+            net(batch).square().mean().backward()
+            assert_close(found, _grads(net))  # None where no rank used a parameter
+
+
 class Normed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
