@@ -62,6 +62,16 @@ def test_the_loss_is_the_mean_error_of_the_velocity() -> None:
     torch.testing.assert_close(output["x0_pred"], (xt - t * velocity).detach(), rtol=1e-4, atol=1e-5)
 
 
+def test_times_are_drawn_around_the_shift_and_for_videos_near_pure_noise_too() -> None:
+    """logit(t) = ln(sigma) is normal around ln(shift)."""
+    log_sigma = torch.logit(times(make_model(train_time_shift=7.0), 4000).double())
+    assert float(log_sigma.mean()) == pytest.approx(1.946, abs=0.05)
+    assert float(log_sigma.std()) == pytest.approx(1.0, abs=0.03)
+    model = make_model(high_sigma_ratio=0.25, train_time_shift=1.0)
+    shares = [float((times(model, 2000, is_image) >= 0.98).double().mean()) for is_image in (False, True)]
+    assert shares == pytest.approx([0.25, 0.0], abs=0.04)
+
+
 def test_pure_noise_trains_without_infinities() -> None:
     model = make_model()
     x0, epsilon, _, condition = drawn(model, make_batch(positions=[0, 1]))
