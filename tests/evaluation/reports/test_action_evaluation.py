@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import attrs
 import pytest
@@ -21,6 +22,7 @@ from cosmos_predict2.checkpoints import read_card
 from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
 from cosmos_predict2.configs.action_conditioned.networks import get_cosmos_predict2_action_conditioned_pipeline
 from cosmos_predict2.data.video import media
+from cosmos_predict2.evaluation.reports import action_evaluation
 from cosmos_predict2.evaluation.reports.action_evaluation import Report, evaluate, seam_change
 from cosmos_predict2.evaluation.reports.action_report import write_report
 from cosmos_predict2.evaluation.reports.evaluation_page import write_json
@@ -90,8 +92,15 @@ def test_the_truth_is_near_itself_obedient_and_lasting(of_the_truth: tuple[Repor
     assert all(rows[0] == i and len(set(rows)) == 3 for i, rows in zip(tried.which, tried.borrowed))
 
 
-def test_a_standstill_is_the_first_frame_repeated_and_obeys_nothing(pipe: Any, recordings: Recordings) -> None:
-    report, _, _ = evaluate(knowing(pipe, recordings, moves=False), recordings, num_steps=3)
+def test_a_standstill_is_the_first_frame_repeated_and_obeys_nothing(
+    pipe: Any, recordings: Recordings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recordings = replace(recordings, origins=tuple("aaabbb"))
+    asked = mock.Mock(wraps=action_evaluation.action_gap)
+    monkeypatch.setattr(action_evaluation, "action_gap", asked)
+    report, _, tried = evaluate(knowing(pipe, recordings, moves=False), recordings, num_steps=3)
+    assert asked.call_args.kwargs["origins"] == recordings.origins
+    assert [rows[1] for rows in tried.borrowed] == [3, 4, 5, 0], "actions of another recording"
     for by_kind in report.likeness.values():
         assert by_kind["imagined"] == by_kind["first frame repeated"]
     assert report.likeness["PSNR (dB)"]["imagined"][-1] < 25

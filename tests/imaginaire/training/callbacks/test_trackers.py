@@ -33,6 +33,8 @@ def test_one_iteration_is_one_record_of_all_that_was_logged(tmp_path: Path) -> N
     metrics = new(tmp_path / "made" / "here")
     metrics.log({"a": 1, "b": torch.tensor(2.5)}, 3)
     metrics.log({"c": torch.tensor([4], dtype=torch.bfloat16), "bad": math.nan}, 3)
+    metrics.flush(2)
+    assert records(tmp_path / "made" / "here") == [], "its own flush is to come"
     metrics.flush(3)
     metrics.flush(3)
     metrics.log({"a": 2.0}, 4)
