@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -231,9 +232,15 @@ def test_a_single_request_raises_before_anything_is_built(picture: str, tmp_path
         run_all(never, [request], SETTINGS, guardrail=GuardrailRunner([NoPucks()]))
 
 
-def test_how_a_video_was_made_is_written_beside_it(picture: str, clip: str, tmp_path: Path) -> None:
-    request = request_for(picture, tmp_path, negative_prompt="blurred", seed=3, compare_to=clip)
-    assert run_all(make_pipeline, [request], SETTINGS) == 0
+def test_a_video_is_made_as_asked_and_how_is_written_beside_it(clip: str, tmp_path: Path) -> None:
+    asked = dict(negative_prompt="blurred", seed=3, num_conditional_frames=5, start_frame_idx=2)
+    request = request_for(clip, tmp_path, compare_to=clip, **asked)
+    made = make_pipeline()
+    pipe = mock.Mock(wraps=made, config=made.config)
+    assert run_all(lambda: pipe, [request], SETTINGS) == 0
+    told = pipe.call_args.kwargs
+    assert told | asked | {"input_path": clip, "prompt": "push", "aspect_ratio": "1:1"} == told
+    assert told["options"] is SETTINGS.sampling
     record = json.loads((tmp_path / "out.json").read_text())
     assert (record["seed"], record["num_steps"], record["num_frames"], record["weights"]) == (3, 1, 9, "random")
     assert "[Negative Prompt]\nblurred\n" in (tmp_path / "out.txt").read_text()

@@ -99,7 +99,13 @@ def test_the_gap_is_that_of_a_loss_that_knows_the_true_actions(monkeypatch: pyte
     assert gap is not None and gap.true == [1.0, 1.0]
     moved = (true - true.roll(-1, 0)).square().mean().item()
     assert gap.swapped == pytest.approx([1 + 2 * moved, 1 + 4 * moved])
-    assert gap.mean == pytest.approx(1 + 3 * moved)
+    assert gap.mean == pytest.approx(1 + 3 * moved) and gap.share == 1
+
+
+def test_distances_of_predictions_are_of_their_own_kind() -> None:
+    x0, epsilon, condition = clips()
+    found = prediction_distance(predictor(obeys=True), x0, epsilon[:1].expand_as(epsilon), condition)
+    assert found is not None and found.actions > 1e-3 and found.seeds == 0
 
 
 def test_samples_whose_actions_are_alike_give_no_figure() -> None:
