@@ -52,6 +52,11 @@ def test_first_and_center_draw_nothing() -> None:
     assert choose_frames(21, 1, native_fps=30, draw=draw, sampling="uniform") == [10]
 
 
+def test_the_reference_never_draws_the_last_start() -> None:
+    drawn = [choose_frames(total, 13, native_fps=30, draw=_draw(99), sampling="reference") for total in (13, 14, 16)]
+    assert [frames[0] for frames in drawn] == [0, 0, 2]
+
+
 def test_stride_leaves_out_frames() -> None:
     assert choose_frames(9, 3, native_fps=30, draw=_draw(99), stride=4) == [0, 4, 8]
     with pytest.raises(DataError, match="num_frames=3"):

@@ -293,6 +293,8 @@ class Noted(project.RestlessModel):
         yield from [warning(context.key, "this is known")] * 2
         if (path := context.start_path or "").startswith("hf://"):
             yield error("checkpoint.load_path", f"{path} is of another model")
+        if context.config.trainer.max_iter == 6:
+            yield error("trainer.max_iter", "6 is of no use")
 
     def on_load_path(self, path: str) -> None:
         _loaded.append(path)
@@ -317,6 +319,8 @@ def test_a_note_is_a_warning_once_and_weights_that_do_not_fit_stop_the_run(
     own_log = (run_dir(tmp_path, "next") / "stdout.log").read_text()
     assert own_log.count("model: this is known") == 2, "once a start, though said before there is a run folder"
     assert "other settings than it was trained with:\n  dataloader_train.batch_size: " in own_log
+    with pytest.raises(ConfigError, match=r"trainer\.max_iter: 6 is of no use"):
+        train(tmp_path, [*options, "trainer.max_iter=6"])  # a resumed start is checked as a first one
 
 
 class Rollouts(project.RestlessModel):
