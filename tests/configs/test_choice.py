@@ -188,11 +188,14 @@ def test_the_numbers_of_another_network_are_followed(tmp_path: Path) -> None:
     assert read_card(path).pipeline["resolution"] == "720" and _chosen("--dit_path", path).config.resolution == "480"
     net = "model.config.pipe_config.net"
     overrides = [f"{net}.model_channels=64", f"{net}.num_blocks=1", f"{net}.crossattn_emb_channels=32"]
-    path = _run(tmp_path / "run", TINY, *overrides, "model.config.pipe_config.state_t=3")
+    numbers = dict(state_t=3, sigma_conditional=0.002, rectified_flow_t_scaling_factor=500.0)
+    overrides += [f"model.config.pipe_config.{key}={value}" for key, value in numbers.items()]
+    path = _run(tmp_path / "run", TINY, *overrides)
     assert read_card(path).model_size(SIZES) is None
     config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
     apply_card(read_card(path), config)
-    assert (config.text_encoder.width, config.state_t, config.timestamps.t_min) == (32, 3, 1.0)
+    assert (config.text_encoder.width, config.timestamps.t_min) == (32, 1.0)
+    assert {key: getattr(config, key) for key in numbers} == numbers
     with torch.device("meta"):
         assert instantiate(config.net).model_channels == 64
 
@@ -280,10 +283,12 @@ def test_a_run_records_what_network_with_actions_it_trained(is_flow: bool, tmp_p
     getters = get_cosmos_predict2_action_conditioned_pipeline, get_cosmos_predict2p5_action_conditioned_pipeline
     config = getters[is_flow](model_size="2B", network="chunk" if is_flow else "flat")
     config.timestamps.nfe = 7
+    config.chunk_size, config.state_t = (24, 7) if is_flow else (12, 4)
     choice = choose_action_model(ActionModel(dit_path=_action_run(tmp_path / "run", config, video_size=[256, 320])))
     assert choice.config.net["_target_"] is (ChunkActionDiT if is_flow else FlatActionDiT)
     assert choice.run is not None and (choice.run.video_size, choice.config.flow is not None) == ((256, 320), is_flow)
-    assert (choice.config.chunk_size, choice.config.state_t, choice.config.timestamps.nfe) == (12, 4, 7)
+    assert (choice.config.chunk_size, choice.config.state_t) == (config.chunk_size, config.state_t)
+    assert choice.config.timestamps.nfe == 7
     assert choice.config.transform == relative_pose()
     with torch.device("meta"):
         net = instantiate(choice.config.net)

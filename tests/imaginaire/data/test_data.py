@@ -122,6 +122,7 @@ def indices(batches: list[dict[str, Any]]) -> list[int]:
 def test_a_stream_taken_up_at_a_position_gives_the_same_samples_and_draws(workers: int) -> None:
     loader = ResumableLoader(Numbers(), batch_size=3, num_workers=workers)
     whole, _ = take(ResumableLoader(Numbers(), batch_size=3), 8)  # workers do not change the draws
+    assert len(torch.cat([batch["draws"] for batch in whole]).unique(dim=0)) == 24, "each sample has its own"
     first, state = take(loader, 3)
     rest, _ = take(loader, 5, state=state)
     order = indices(whole)
