@@ -190,12 +190,14 @@ def test_the_numbers_of_another_network_are_followed(tmp_path: Path) -> None:
     overrides = [f"{net}.model_channels=64", f"{net}.num_blocks=1", f"{net}.crossattn_emb_channels=32"]
     numbers = dict(state_t=3, sigma_conditional=0.002, rectified_flow_t_scaling_factor=500.0)
     overrides += [f"model.config.pipe_config.{key}={value}" for key, value in numbers.items()]
+    overrides.append("model.config.pipe_config.conditioner.padding_mask.dropout_rate=0.5")
     path = _run(tmp_path / "run", TINY, *overrides)
     assert read_card(path).model_size(SIZES) is None
     config = get_cosmos_predict2_video2world_pipeline(model_size="tiny")
     apply_card(read_card(path), config)
     assert (config.text_encoder.width, config.timestamps.t_min) == (32, 1.0)
     assert {key: getattr(config, key) for key in numbers} == numbers
+    assert config.conditioner.padding_mask.dropout_rate == 0.5
     with torch.device("meta"):
         assert instantiate(config.net).model_channels == 64
 

@@ -182,8 +182,12 @@ def test_what_is_there_is_kept_and_what_changed_is_encoded_anew(tmp_path: Path) 
     assert cache() == ["clip_0", "clip_2"]
     (folder / "videos" / "clip_1.mp4").unlink()
     assert LatentDataset(str(folder), num_tokens=4)[1]["num_frames"] == 9, "training needs the latents alone"
-    with pytest.raises(DataError, match="num_frames=9"):
-        cache(num_frames=5)
+    for changed, words in (
+        (dict(num_frames=5), "num_frames=9, now 5"),
+        (dict(crop="center"), "crop=stretch, now center"),
+    ):
+        with pytest.raises(DataError, match=words):
+            cache(**changed)
     with pytest.raises(DataError, match=r"another tokenizer or other weights .TinyTokenizer, now PooledPixels"):
         cache_latents(folder, PooledPixels(), **SHAPE)  # type: ignore[arg-type]
 
