@@ -237,10 +237,11 @@ def test_a_video_is_made_as_asked_and_how_is_written_beside_it(clip: str, tmp_pa
     request = request_for(clip, tmp_path, compare_to=clip, **asked)
     made = make_pipeline()
     pipe = mock.Mock(wraps=made, config=made.config)
-    assert run_all(lambda: pipe, [request], SETTINGS) == 0
+    texts: dict[str, torch.Tensor] = {}
+    assert run_all(lambda: pipe, [request], SETTINGS, embeddings=texts) == 0
     told = pipe.call_args.kwargs
     assert told | asked | {"input_path": clip, "prompt": "push", "aspect_ratio": "1:1"} == told
-    assert told["options"] is SETTINGS.sampling
+    assert told["options"] is SETTINGS.sampling and told["embeddings"] is texts
     record = json.loads((tmp_path / "out.json").read_text())
     assert (record["seed"], record["num_steps"], record["num_frames"], record["weights"]) == (3, 1, 9, "random")
     assert "[Negative Prompt]\nblurred\n" in (tmp_path / "out.txt").read_text()
