@@ -38,6 +38,18 @@ def rectified_flow_scaling(sigma_B_T: Tensor, t_scaling_factor: float = 1.0) -> 
     return Scaling(c_skip=1 - t, c_out=-t, c_in=1 - t, c_noise=t * t_scaling_factor)
 
 
+def edm_scaling(sigma_B_T: Tensor, sigma_data: float = 1.0) -> Scaling:
+    """The scaling of EDM (table 1), which older checkpoints were trained with."""
+    sigma = at_least_float32(sigma_B_T)
+    variance = sigma**2 + sigma_data**2
+    return Scaling(
+        c_skip=sigma_data**2 / variance,
+        c_out=sigma * sigma_data / variance.sqrt(),
+        c_in=1 / variance.sqrt(),
+        c_noise=sigma.log() / 4,
+    )
+
+
 def rectified_flow_weight(sigma_B_T: Tensor) -> Tensor:
     """(1 + sigma)^2 / sigma^2 = 1 / t^2: with it the squared error of x_0 is exactly that of the velocity."""
     sigma = at_least_float32(sigma_B_T)
@@ -73,7 +85,8 @@ def draw_sigma(
     # A float32 uniform can be exactly 0, which would be no noise at all and an infinite weight.
     sigma: Tensor = torch.special.ndtri(uniform_B.double().clamp(1e-12, 1 - 1e-12)).exp() * factor
     if high_sigma_ratio > 0:
-        assert pick_B is not None and high_B is not None
+        if pick_B is None or high_B is None:
+            raise ValueError(f"high_sigma_ratio={high_sigma_ratio} needs two more uniform draws: pick_B and high_B.")
         low, high = map(math.log, HIGH_SIGMA_RANGE)
         sigma = torch.where(pick_B < high_sigma_ratio, (low + high_B.double() * (high - low)).exp(), sigma)
     return sigma.to(torch.promote_types(uniform_B.dtype, torch.float32))

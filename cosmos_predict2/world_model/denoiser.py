@@ -11,6 +11,7 @@ Latents, noise levels and all arithmetic around the network are in float32 at le
 precision.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,12 +19,17 @@ from torch import Tensor
 
 from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.diffusion.rectified_flow import (
+    Scaling,
     at_least_float32,
+    edm_scaling,
     per_frame,
     rectified_flow_scaling,
 )
 from cosmos_predict2.nn.dit import DiT, Prepared
 from imaginaire.errors import ConfigError
+
+SCALINGS = ("rectified_flow", "edm")
+STRATEGIES = ("frame_replace", "channel_concat")
 
 
 @dataclass(frozen=True)
@@ -45,13 +51,24 @@ class Denoiser:
         sigma_conditional: float | None = 1e-4,
         conditioning_strategy: str = "frame_replace",
         t_scaling_factor: float = 1.0,
+        scaling: str = "rectified_flow",
     ) -> None:
-        if sigma_data != 1.0:
+        if scaling not in SCALINGS or conditioning_strategy not in STRATEGIES:
+            raise ConfigError(
+                f"scaling={scaling!r} must be one of {', '.join(SCALINGS)}, and"
+                f" conditioning_strategy={conditioning_strategy!r} one of {', '.join(STRATEGIES)}."
+            )
+        if scaling == "rectified_flow" and sigma_data != 1.0:
             raise ConfigError(f"sigma_data={sigma_data}, but rectified flow is defined for sigma_data=1.0.")
         self.net = net
+        self.sigma_data = sigma_data
         self.sigma_conditional = sigma_conditional
         self.conditioning_strategy = conditioning_strategy
-        self.t_scaling_factor = t_scaling_factor
+        self._scaling: Callable[[Tensor], Scaling] = (
+            (lambda sigma: rectified_flow_scaling(sigma, t_scaling_factor))
+            if scaling == "rectified_flow"
+            else (lambda sigma: edm_scaling(sigma, sigma_data))
+        )
 
     def __call__(
         self, xt_B_C_T_H_W: Tensor, sigma: Tensor, condition: Condition, prepared: Prepared | None = None
@@ -59,11 +76,10 @@ class Denoiser:
         """The prediction at ``sigma``, one level per sample [B] or [B, 1], or per latent frame [B, T]."""
         xt = at_least_float32(xt_B_C_T_H_W)
         sigma_B_T = at_least_float32(sigma).reshape(xt.shape[0], -1)
-        scaling = rectified_flow_scaling(sigma_B_T, self.t_scaling_factor)
+        scaling = self._scaling(sigma_B_T)
         given_c_noise = None
         if self.sigma_conditional is not None:
-            own = sigma_B_T.new_full((1, 1), self.sigma_conditional)
-            given_c_noise = rectified_flow_scaling(own, self.t_scaling_factor).c_noise
+            given_c_noise = self._scaling(sigma_B_T.new_full((1, 1), self.sigma_conditional)).c_noise
         output = self._network(
             xt * per_frame(scaling.c_in), scaling.c_noise, condition, prepared, given_c_noise=given_c_noise
         )
@@ -104,7 +120,7 @@ class Denoiser:
         """The network's output for scaled latents; None leaves the noise level of given frames as it is."""
         if not condition.is_image and condition.condition_mask_B_1_T_H_W is not None:
             assert condition.gt_frames_B_C_T_H_W is not None
-            given = condition.gt_frames_B_C_T_H_W.to(x_in.dtype) * condition.use_video_condition
+            given = condition.gt_frames_B_C_T_H_W.to(x_in.dtype) / self.sigma_data * condition.use_video_condition
             mask = condition.condition_mask_B_1_T_H_W.to(x_in.dtype)
             if self.conditioning_strategy == "channel_concat":
                 x_in = torch.cat([x_in, given * mask], dim=1)
