@@ -74,6 +74,12 @@ def prepare(
 ) -> tuple[list[Job], int]:
     """The requests with their first frames and actions, and how many cannot be read; one alone raises its error."""
     reading.check()
+    if lerobot is None and reading.stride > 1 and reading.transform.kind == "controller" and reading.combine is None:
+        log.warning(
+            "--fps_downsample_ratio %d adds up the actions in between, which is right for moves. For absolute targets,"
+            " such as joint positions, take the last: --combine_actions last",
+            reading.stride,
+        )
     jobs, failed = [], 0
     for request in requests:
         try:

@@ -5,11 +5,14 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 
+from cosmos_predict2.actions.transforms import controller
 from cosmos_predict2.pipelines.action_inputs import Episode
-from cosmos_predict2.pipelines.action_requests import ActionRequest, Job, imagine
-from cosmos_predict2.pipelines.asked import RolloutSettings
+from cosmos_predict2.pipelines.action_requests import ActionRequest, Job, imagine, prepare
+from cosmos_predict2.pipelines.asked import Reading, RolloutSettings
+from imaginaire.errors import DataError
 
 
 def test_jobs_are_imagined_as_if_each_were_alone() -> None:
@@ -34,3 +37,13 @@ def test_jobs_are_imagined_as_if_each_were_alone() -> None:
     assert actions[:, :, 0].tolist() == [[3.0] * 15 + [-1.0] * 9, [8.0] * 24]
     assert told["text_B_S_E"] is text and told["negative_text_B_S_E"] is negative
     assert (told["history"], told["reference"], told["float_hand_over"]) == (2, False, True)
+
+
+@pytest.mark.parametrize(("combine", "warns"), [(None, True), ("sum", False)])
+def test_rows_that_are_summed_unasked_are_a_warning(
+    combine: str | None, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    reading = Reading(transform=controller(4, scale=1.0), stride=2, combine=combine)
+    with pytest.raises(DataError):  # there is no request
+        prepare([], reading, RolloutSettings())
+    assert ("--combine_actions last" in caplog.text) == warns
