@@ -5,8 +5,11 @@ The tree is walked three times: as it is written (``check_tree``), by OmegaConf 
 (``check_values``). ``faults`` are what a dry run reports besides.
 """
 
+import inspect
 import math
 import re
+import types
+import typing
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,7 +17,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from imaginaire.config.internals import is_empty
-from imaginaire.config.names import describe, takes, target_of
+from imaginaire.config.names import describe, signature, takes, target_of
 from imaginaire.config.schema import NEVER, Config
 from imaginaire.config.typed_nodes import (
     check_fields,
@@ -107,13 +110,28 @@ def _check_call(key: str, node: DictConfig) -> bool:
         return False  # a node that makes the callable
     if not callable(target):
         raise ConfigError(f"{join(key, '_target_')} is {target!r}, which cannot be called.")
-    names, takes_any = takes(target)
+    (names, takes_any), parameters = takes(target), signature(target)
     for name in map(str, node):
+        if name in names and isinstance(node[name], str):
+            _check_text(join(key, name), node[name], parameters[name], target)
         if not (takes_any or name in names or name.startswith("_")):
             key = join(key, name)
             cure = f" If it is left from a node that this one was merged over, remove it with ~{key}."
             raise unknown(key, describe(target), names, cure)
     return str(getattr(target, "__module__", "")).split(".")[0] in _OURS
+
+
+def _check_text(key: str, value: str, parameter: inspect.Parameter, target: Any) -> None:
+    """Text for an argument that is declared as a number or bool: ``no`` would be true, 2**-14.5 is not evaluated."""
+    declared = parameter.annotation
+    if isinstance(declared, str):
+        declared = {"int": int, "float": float, "bool": bool}.get(declared)
+    is_union = isinstance(declared, types.UnionType) or typing.get_origin(declared) is typing.Union
+    kinds = set(typing.get_args(declared) if is_union else [declared]) - {types.NoneType}
+    if kinds and kinds <= {int, float, bool}:
+        expected = " or ".join(sorted(kind.__name__ for kind in kinds))
+        cure = "Give true or false." if kinds == {bool} else "Give the number: expressions are not evaluated."
+        raise ConfigError(f"{key}={value!r} is text, but {describe(target)} expects {expected}. {cure}")
 
 
 def _check_ranges(key: str, node: DictConfig) -> None:

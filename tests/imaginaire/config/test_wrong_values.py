@@ -98,6 +98,13 @@ def test_a_configuration_refuses_them(key: str) -> None:
             checked(OURS, **{key.replace(".", "__"): value})
 
 
+@pytest.mark.parametrize(("name", "value"), [("shuffle", "no"), ("num_workers", "two"), ("batch_size", "2**3")])
+def test_text_is_refused_where_a_number_or_bool_is_declared(name: str, value: str) -> None:
+    node = {"_target_": "imaginaire.data.stream.ResumableLoader", name: value}
+    with pytest.raises(ConfigError, match=rf"^{name}='{re.escape(value)}' is text"):
+        config_checks._check_call("", OmegaConf.create(node))
+
+
 def test_what_may_be_meant_is_accepted() -> None:
     checked(OURS, trainer__callbacks__clip__norm=math.inf, optimizer__lr=0, optimizer__betas=[0.9, 0.99])
     checked(OURS, dataloader_train__batch_size=None)
