@@ -27,6 +27,7 @@ from cosmos_predict2.data.latent_cache import LATENTS_KEY
 from cosmos_predict2.data.sizes import pixel_frames
 from cosmos_predict2.nn.action_dit import ActionDiT, ChunkActionDiT
 from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig
+from imaginaire import distributed
 from imaginaire.config.names import target_of
 from imaginaire.data.stream import data_sets
 from imaginaire.errors import CheckpointError, ConfigError, DataError
@@ -84,6 +85,8 @@ class NoActions:
 
     def on_data(self, *loaders: Any) -> None: ...
 
+    def on_after_backward(self) -> None: ...
+
 
 def actions_of(model: Any) -> NoActions:
     """What a `Video2WorldModel` does with actions, by its network."""
@@ -109,6 +112,7 @@ class Actions(NoActions):
         self._source = CONFIG_KEY
         self._compared: set[str] = set()  # transforms of samples that are the run's
         self._has_seen_size = False  # of the first actions
+        self._has_agreed = False  # with the other processes
 
     # --- a batch
 
@@ -198,6 +202,18 @@ class Actions(NoActions):
                 one.action_transform = settled[one.action_transform]
             elif self.transform is not None and one.action_transform != self.transform:
                 raise self._other(one.action_transform, self.transform)
+
+    def on_after_backward(self) -> None:
+        """After the first batch the processes compare what they took over: each may have read another data set."""
+        if self._has_agreed or self.transform is None:
+            return
+        self._has_agreed = True
+        first, *others = distributed.all_gather_object(attrs.evolve(self.transform, stats=None))
+        if (other := next((one for one in others if one != first), None)) is not None:
+            raise DataError(
+                f"One process reads actions {other}, the first one {first}. Give all processes the same data, or set"
+                f" the transform in the config ({CONFIG_KEY})."
+            )
 
     def _check_transform(self, batch: Mapping[str, Any]) -> None:
         """Take over the transform of a first batch whose data sets `on_data` did not find; raise where samples have

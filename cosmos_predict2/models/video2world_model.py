@@ -134,6 +134,9 @@ class Video2WorldModel(ImaginaireModel):
     def on_data(self, *loaders: Any) -> None:
         self.actions.on_data(*loaders)
 
+    def on_after_backward(self) -> None:
+        self.actions.on_after_backward()
+
     # --- checkpoints
 
     def card(self) -> ModelCard:

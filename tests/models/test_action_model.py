@@ -22,6 +22,7 @@ from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.nn.dit import Video2WorldDiT
 from cosmos_predict2.world_model.assembly import settle_attention
 from cosmos_predict2.world_model.config import Video2WorldActionPipelineConfig
+from imaginaire import distributed
 from imaginaire.config import lazy_config
 from imaginaire.config.lazy_config import LazyCall as L
 from imaginaire.errors import CheckpointError, ConfigError, DataError
@@ -211,6 +212,21 @@ def test_what_data_propose_is_taken_over_by_a_new_run_only() -> None:
     assert [loss_of(beside, batch) for batch in proposed_batches(beside, PROPOSED, OWN)] == [
         loss_of(told, action_batch())
     ] * 2
+
+
+def test_processes_with_other_actions_are_refused_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_all: list[Any] = [controller(3, 2.0)]
+    monkeypatch.setattr(distributed, "all_gather_object", lambda own: [own, *of_all])
+    model = make_model()
+    loss_of(model, action_batch())  # of data sets that `on_data` did not find
+    with pytest.raises(DataError, match=r"scale 2, the first one controller of 3 numbers, scale 1.*\(model.config"):
+        model.on_after_backward()
+    of_all[0] = attrs.evolve(OWN, stats={"mean": [0.0] * 3})  # a note alone
+    model = make_model()
+    loss_of(model, action_batch())
+    model.on_after_backward()
+    monkeypatch.setattr(distributed, "all_gather_object", None)
+    model.on_after_backward()  # compared once
 
 
 def test_a_run_that_starts_from_weights_with_actions_keeps_their_transform(tmp_path: Path) -> None:
