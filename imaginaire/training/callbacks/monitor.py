@@ -3,7 +3,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import psutil
@@ -90,13 +90,15 @@ def gpu_figures(device: torch.device) -> dict[str, float]:
         "nvml_free_gpu_mem_gb": free / _GB,
     }
     torch.cuda.reset_peak_memory_stats(device)
-    try:
-        return values | {
-            "temp": torch.cuda.temperature(device),
-            "power": torch.cuda.power_draw(device) / 1000,
-            "util": torch.cuda.utilization(device),
-            "clock": torch.cuda.clock_rate(device),
-        }
-    except (ModuleNotFoundError, RuntimeError) as error:
-        log.debug("the driver gives no temperature, power, utilisation and clock: %s", error)
-        return values
+    readings: dict[str, Callable[[], float]] = {
+        "temp": lambda: torch.cuda.temperature(device),
+        "power": lambda: torch.cuda.power_draw(device) / 1000,
+        "util": lambda: torch.cuda.utilization(device),
+        "clock": lambda: torch.cuda.clock_rate(device),
+    }
+    for name, read in readings.items():
+        try:
+            values[name] = float(read())
+        except Exception as error:  # NVMLError is a plain Exception: not every board, or part of one, has every figure
+            log.debug("the driver gives no %s: %s", name, error)
+    return values

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from imaginaire.training.callbacks import monitor
 from imaginaire.training.callbacks.monitor import DeviceMonitor
@@ -39,3 +40,16 @@ def test_resident_memory_includes_children() -> None:
 
 def test_summary_over_ranks_uses_those_that_have_the_figure() -> None:
     assert monitor.summarise([{"a": 1.0, "b": 5.0}, {"a": 3.0}]) == {"a": (2.0, 3.0, 1.0), "b": (5.0, 5.0, 5.0)}
+
+
+def test_a_figure_that_a_board_does_not_have_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*arguments: object) -> int:
+        raise Exception("Not Supported")  # as pynvml.NVMLError, which is no RuntimeError
+
+    fakes = {"mem_get_info": (2**30, 3 * 2**30), "max_memory_allocated": 2**30, "max_memory_reserved": 2**30}
+    fakes |= {"reset_peak_memory_stats": None, "temperature": 40, "power_draw": 300000, "clock_rate": 1500}
+    for name, value in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    monkeypatch.setattr(torch.cuda, "utilization", refused)
+    found = monitor.gpu_figures(torch.device("cuda"))
+    assert "util" not in found and (found["temp"], found["power"], found["nvml_used_gpu_mem_gb"]) == (40, 300, 2)
