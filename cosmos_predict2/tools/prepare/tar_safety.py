@@ -58,6 +58,8 @@ def member_files(archive: Path) -> list[PurePosixPath]:
 
 def _checked(tar: tarfile.TarFile, archive: Path) -> Iterator[tarfile.TarInfo]:
     """The members in order; a bad one is an error."""
+    if not hasattr(tarfile, "data_filter"):
+        raise DataError(f"{archive} is not unpacked: Python 3.10.12, 3.11.4 or newer is needed (tarfile.data_filter).")
     for member in tar:
         try:
             is_good = tarfile.data_filter(member, "/folder").name == member.name and (member.isreg() or member.isdir())

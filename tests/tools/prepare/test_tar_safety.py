@@ -109,3 +109,10 @@ def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
         extract_checked(_archive(tmp_path / "x.tar", FILES), tmp_path / "t")
     with pytest.raises(DataError, match="does not exist"):
         extract_checked(tmp_path / "absent.tar", tmp_path / "t")
+
+
+def test_a_python_without_the_filter_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(tarfile, "data_filter")
+    with pytest.raises(DataError, match=r"x\.tar is not unpacked: Python 3\.10\.12, 3\.11\.4 or newer"):
+        extract_checked(_archive(tmp_path / "x.tar", FILES), tmp_path / "target")
+    assert not list((tmp_path / "target").rglob("*"))
