@@ -2,11 +2,14 @@
 """Standard logging: rank 0 logs, other ranks only their errors, and one file per run."""
 
 import contextlib
+import functools
 import logging
 import logging.handlers
 import os
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +61,20 @@ class _SideChannel(logging.Handler):
             log.warning("the log cannot be written to %s; training goes on without it (reported once): %s", name, error)
 
 
+@functools.cache
+def use_own_lock(tqdm: Any) -> None:
+    """Give the progress bars a lock of each process.
+
+    tqdm shares its lock with forked processes: one that is killed while it draws would stop all others for good.
+    """
+
+    def renew() -> None:
+        tqdm.set_lock(threading.RLock())
+
+    renew()
+    os.register_at_fork(after_in_child=renew)
+
+
 class _Terminal(_SideChannel, logging.StreamHandler):  # type: ignore[type-arg]  # a subscript needs Python 3.11
     """Standard error; a progress bar that is drawn there is moved down."""
 
@@ -66,6 +83,7 @@ class _Terminal(_SideChannel, logging.StreamHandler):  # type: ignore[type-arg] 
         if tqdm is None or not getattr(tqdm, "_instances", None):
             super().emit(record)
             return
+        use_own_lock(tqdm)
         try:
             with tqdm.external_write_mode(file=self.stream):
                 super().emit(record)

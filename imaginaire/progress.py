@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
+from imaginaire.log import use_own_lock
+
 log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
@@ -48,6 +50,7 @@ class Progress:
         if is_shown and sys.stderr.isatty():
             from tqdm import tqdm
 
+            use_own_lock(tqdm)
             self._lines = False
             with contextlib.suppress(OSError):
                 self._bar = tqdm(
