@@ -9,7 +9,6 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 log = logging.getLogger(__name__)
 
@@ -17,6 +16,7 @@ _BRIEF = "[%(asctime)s|%(levelname)s] %(message)s"
 _FORMAT = "[%(asctime)s|%(levelname)s|%(location)s] %(message)s"
 _ROTATE_BYTES = 100 * 2**20
 _EARLY = 100  # records before the run folder is known
+_DRAWN_S = 2.0  # much longer than any progress bar takes to be drawn
 
 
 def _level() -> str:
@@ -62,17 +62,15 @@ class _SideChannel(logging.Handler):
 
 
 @functools.cache
-def use_own_lock(tqdm: Any) -> None:
-    """Give the progress bars a lock of each process.
+def use_own_lock() -> None:
+    """Give the progress bars a lock of each process: tqdm shares its own with forked ones, which may be killed."""
+    renew_bar_lock()
+    os.register_at_fork(after_in_child=renew_bar_lock)
 
-    tqdm shares its lock with forked processes: one that is killed while it draws would stop all others for good.
-    """
 
-    def renew() -> None:
-        tqdm.set_lock(threading.RLock())
-
-    renew()
-    os.register_at_fork(after_in_child=renew)
+def renew_bar_lock() -> None:
+    """Give the progress bars a new lock, after one could not be drawn: tqdm never releases the lock it then holds."""
+    sys.modules["tqdm"].tqdm.set_lock(threading.RLock())
 
 
 class _Terminal(_SideChannel, logging.StreamHandler):  # type: ignore[type-arg]  # a subscript needs Python 3.11
@@ -83,12 +81,19 @@ class _Terminal(_SideChannel, logging.StreamHandler):  # type: ignore[type-arg] 
         if tqdm is None or not getattr(tqdm, "_instances", None):
             super().emit(record)
             return
-        use_own_lock(tqdm)
+        use_own_lock()
+        lock = tqdm.get_lock()
+        if not lock.acquire(timeout=_DRAWN_S):  # held for good by a thread whose bar could not be drawn
+            renew_bar_lock()
+            lock = tqdm.get_lock()
+            lock.acquire()
         try:
-            with tqdm.external_write_mode(file=self.stream):
+            with tqdm.external_write_mode(file=self.stream, nolock=True):
                 super().emit(record)
         except OSError:
             self.handleError(record)
+        finally:
+            lock.release()
 
 
 class _LogFile(_SideChannel, logging.handlers.RotatingFileHandler):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-from imaginaire.log import use_own_lock
+from imaginaire.log import renew_bar_lock, use_own_lock
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +50,9 @@ class Progress:
         if is_shown and sys.stderr.isatty():
             from tqdm import tqdm
 
-            use_own_lock(tqdm)
+            use_own_lock()
             self._lines = False
-            with contextlib.suppress(OSError):
+            with _drawing():
                 self._bar = tqdm(
                     desc=what,
                     total=total,
@@ -73,6 +73,7 @@ class Progress:
             try:
                 self._bar.update(step)
             except OSError:  # the terminal was closed
+                renew_bar_lock()
                 self._bar.disable = True  # or it is closed, which writes, when it is collected
                 self._bar = None
         elif self._lines and (now := time.monotonic()) >= self._next_line:
@@ -91,7 +92,7 @@ class Progress:
     def close(self) -> None:
         if self._bar is not None:
             bar, self._bar = self._bar, None
-            with contextlib.suppress(OSError):
+            with _drawing():
                 bar.close()
 
     def __enter__(self) -> "Progress":
@@ -99,6 +100,15 @@ class Progress:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def _drawing() -> Iterator[None]:
+    """A bar that cannot be drawn, as the terminal was closed, stops neither the work nor the bars of other threads."""
+    try:
+        yield
+    except OSError:
+        renew_bar_lock()
 
 
 def tracked(items: Sequence[Item], what: str, **options: Any) -> Iterator[Item]:

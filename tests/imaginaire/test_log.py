@@ -36,3 +36,16 @@ def test_a_process_that_is_killed_while_it_draws_stops_no_other() -> None:
         late.join(10)
         assert not late.is_alive()
     assert terminal.stream.getvalue().count("a line") == 2
+
+
+def test_a_bar_that_failed_while_it_was_drawn_stops_no_line() -> None:
+    terminal = _Terminal(io.StringIO())
+    record = logging.makeLogRecord({"msg": "a line"})
+    with tqdm(total=1, file=io.StringIO()):
+        terminal.emit(record)
+        with tqdm.get_lock():
+            late = threading.Thread(target=terminal.emit, args=(record,), daemon=True)
+            late.start()
+            late.join(20)
+            assert not late.is_alive()
+    assert terminal.stream.getvalue().count("a line") == 2

@@ -4,10 +4,13 @@
 import io
 import logging
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from tqdm import tqdm
 
 from imaginaire import progress
 from imaginaire.progress import Pace, Progress, duration, tracked
@@ -134,6 +137,15 @@ def test_a_terminal_that_is_closed_ends_the_bar_only(monkeypatch: pytest.MonkeyP
         bar.update(1)
         now = "end"
     assert bar.done == 2 and bar._bar is None
+    with ThreadPoolExecutor(1) as other:  # whose bars and lines wait for the same lock
+        assert other.submit(_is_free, tqdm.get_lock()).result()
+
+
+def _is_free(lock: Any) -> bool:
+    found: bool = lock.acquire(timeout=5)
+    if found:
+        lock.release()
+    return found
 
 
 def test_a_start_that_takes_long_says_where_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
