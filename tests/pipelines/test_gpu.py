@@ -9,13 +9,14 @@ import torch
 from cosmos_predict2.evaluation.reports.imagined_figures import measure
 from cosmos_predict2.nn.attention import BACKENDS, check_attention, choose_attention
 from cosmos_predict2.nn.dit import Video2WorldDiT
+from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
 from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
 from cosmos_predict2.world_model.cuda_graph import GraphedNetwork
 from cosmos_predict2.world_model.sampling import SamplingOptions
 from cosmos_predict2.world_model.world_model import WorldModel
 from tests.evaluation.metrics.test_imagined_episodes import model
 from tests.pipelines import test_video2world_action as with_actions
-from tests.pipelines.test_video2world import frames, make_pipeline
+from tests.pipelines.test_video2world import frames, make_pipeline, text
 
 pytestmark = pytest.mark.gpu
 NET = dict(model_channels=256, num_blocks=2, num_heads=2, adaln_lora_dim=32, crossattn_emb_channels=64)
@@ -88,13 +89,13 @@ def test_a_graph_is_kept_for_chunks_and_read_anew() -> None:
 
 
 def test_a_video_on_the_gpu_is_like_the_one_on_the_host() -> None:
-    host = make_pipeline()
-    embedding = host.encode_text(["push"])
-    expected = host.generate(frames(), embedding, options=SamplingOptions(num_steps=3, guidance=1.0))
-    device = make_pipeline(device="cuda")
-    device.dit.to("cuda")
-    device.dit.attention = None
-    found = device.generate(frames(), embedding, options=SamplingOptions(num_steps=3, guidance=1.0)).cpu()
+    pipe = make_pipeline()
+    embedding = text(pipe, "push")
+    options = SamplingOptions(num_steps=3, guidance=1.0)
+    expected = pipe.generate(frames(), embedding, options=options)
+    pipe.dit.to("cuda").attention = None
+    on_device = Video2WorldPipeline(WorldModel(pipe.world.config, pipe.dit, pipe.world.tokenizer, device="cuda"))
+    found = on_device.generate(frames(), embedding, options=options).cpu()
     assert torch.allclose(found, expected, atol=2e-2)
 
 
