@@ -32,7 +32,7 @@ DEFAULTS = {"save_fps": 20, "action_source": "state"}  # where they differ from 
 
 def flags_of(settings: dict[str, Any], source: str, *, is_trusted: bool = False) -> list[str]:
     """The flags of video2world_action.py for the keys of a file of settings; of a trusted one, its code too."""
-    known = vars(parse([]))
+    known = {key: value for key, value in vars(parse([])).items() if key != "import"}  # code, of the command line alone
     flags: list[str] = []
     if not str(settings.get("model") or MODEL).endswith(MODEL):
         raise ConfigError(f"{source} has the model {settings['model']}, which is not here; only {MODEL} is.")

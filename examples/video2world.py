@@ -35,7 +35,6 @@ log = logging.getLogger("video2world")
 DEFAULT_INPUT = "assets/video2world/input0.jpg"
 TINY_INPUT = "assets/toy_world/first_frame.png"
 INFERENCE_TYPES = {"text2world": 0, "image2world": 1, "video2world": 5}  # conditioning pixel frames
-SOLVERS = ["2ab", "2ab_float64", "1euler", "2mid", "2mid_stable", "2heun_edm", "unipc"]
 BENCHMARK_RUNS = 4  # the first warms up and is not counted
 
 
@@ -81,7 +80,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add_flags(request, Settings)
     guidance = {"default": None, "help": "x = cond + guidance (cond - uncond); 0: none (default 7; tiny: 0)"}
     sampling = parser.add_argument_group("sampling").add_argument
-    add_flags(sampling, SamplingOptions, guidance=guidance, solver={"choices": SOLVERS})
+    add_flags(sampling, SamplingOptions, guidance=guidance)
     machine = parser.add_argument_group("machine").add_argument
     add_flags(machine, Machine)
     machine("--offload_text_encoder", action="store_true", help="keep the text encoder in host memory between uses")
@@ -137,6 +136,7 @@ def prepare(args: argparse.Namespace, command: list[str]) -> Job:
     from cosmos_predict2.pipelines.video2world import Video2WorldPipeline
     from cosmos_predict2.world_model.assembly import check_device, check_parts
     from cosmos_predict2.world_model.config import PRECISIONS
+    from cosmos_predict2.world_model.objectives import chosen_solver, objective_of
     from imaginaire import distributed
     from imaginaire.distributed.parallel import current_dims
 
@@ -153,6 +153,7 @@ def prepare(args: argparse.Namespace, command: list[str]) -> Job:
     refiner.enabled, refiner.offload_model_to_cpu = not args.disable_prompt_refiner, args.offload_prompt_refiner
     check_device(args.device or ("cuda" if args.use_cuda_graphs else "cpu"))
     check_frames(args, config)
+    chosen_solver(objective_of(config), args.solver)
     is_leader = distributed.is_rank0()
     make_videos = prepare_requests(args, choice) if is_leader else None
     for adapter in args.lora:
@@ -251,14 +252,12 @@ def check_flags(args: argparse.Namespace) -> None:
 
 
 def check_frames(args: argparse.Namespace, config: Any) -> None:
-    """Raise for a number of conditioning frames, or a solver, that the network does not take."""
+    """Raise for a number of conditioning frames that the network does not take."""
     if args.num_conditional_frames < config.min_num_conditional_frames:
         raise ConfigError(
             "--num_conditional_frames 0: this network was trained with a picture at least. Give 1 or 5, or take a"
             " Predict2.5 model (--model 2B/post-trained), which can begin with the prompt alone."
         )
-    if args.solver == "unipc" and config.flow is None:
-        raise ConfigError("--solver unipc is for Predict2.5 networks; this one is asked by noise levels: take 2ab.")
 
 
 def check_embeddings(embeddings: Any, requests: Any, path: str, config: Any) -> None:

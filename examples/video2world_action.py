@@ -22,13 +22,21 @@ from cosmos_predict2.pipelines.asked import ActionModel, Machine, Reading, Rollo
 from cosmos_predict2.world_model.options import SamplingOptions
 from imaginaire import command_line
 from imaginaire.command_line import Help, Parser, add_flags, values_of
-from imaginaire.errors import ConfigError, near
+from imaginaire.errors import ConfigError
 
 log = logging.getLogger("video2world_action")
 
 # What a record beside a video need not have: these change no result, or other entries have what they led to.
 NOT_RECORDED = {
-    *("checkpoint_dir", "num_gpus", "offload_tokenizer", "disable_guardrail", "disable_prompt_refiner", "debug"),
+    *(
+        "checkpoint_dir",
+        "import",
+        "num_gpus",
+        "offload_tokenizer",
+        "disable_guardrail",
+        "disable_prompt_refiner",
+        "debug",
+    ),
     *("input_annotation", "input_video", "input_root", "input_json_sub_folder"),  # annotation, video
     *("save_root", "start", "end", "overwrite"),  # save_path
     "episodes",  # episode
@@ -135,6 +143,7 @@ def run(args: argparse.Namespace) -> int:
     from cosmos_predict2.pipelines.video2world_action import Video2WorldActionConditionedPipeline
     from cosmos_predict2.world_model.assembly import check_device, check_parts
     from cosmos_predict2.world_model.config import PRECISIONS
+    from cosmos_predict2.world_model.objectives import chosen_solver, objective_of
 
     check_flags(args)
     check_device(args.device or ("cuda" if args.use_cuda_graphs else "cpu"))
@@ -146,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
     config = choice.config
     config.guardrail_config.enabled = bool(args.prompt) and not args.disable_guardrail
     config.text_encoder = None
-    check_solver(args.solver, config)
+    chosen_solver(objective_of(config), args.solver)
     for adapter in args.lora:
         read_adapter(parse_lora(adapter)[0])
     check_parts(config.net, choice.dit_path, [config.tokenizer], "net_ema" if args.load_ema else "auto")
@@ -218,13 +227,6 @@ def check_flags(args: argparse.Namespace) -> None:
             raise ConfigError(f"--{name} {value}: at least 1.")
     if args.start < 0 or args.end <= args.start:
         raise ConfigError(f"--start {args.start} --end {args.end}: 0 at least, and the end behind the start.")
-
-
-def check_solver(name: str | None, config: Any) -> None:
-    from cosmos_predict2.world_model.objectives import objective_of
-
-    if name is not None and name not in (known := objective_of(config).solvers):
-        raise ConfigError(f"--solver {name}: there is none of that name for these weights.{near(name, known)}")
 
 
 def requests_of(args: argparse.Namespace) -> tuple[list[Any], int]:

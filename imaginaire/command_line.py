@@ -5,13 +5,15 @@ Exit codes: 0 done, 1 faults were found or some items failed, 2 wrong flags, set
 """
 
 import argparse
+import importlib
 import io
 import logging
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, NoReturn, TypeVar
 
 from imaginaire import log as logs
@@ -107,12 +109,37 @@ def above_zero(text: str) -> float:
     return value
 
 
+def imported(name: str) -> str:
+    """The ``type`` of a flag that names a module, which is imported at once, also from the working directory."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        importlib.import_module(name)
+    except Exception as error:  # a border: the module is the user's own
+        raise argparse.ArgumentTypeError(f"{name} does not import: {type(error).__name__}: {error}") from error
+    return name
+
+
 def flag(default: Any, help: str, **options: Any) -> Any:
     """A field of a dataclass that is a flag, too; ``options`` are those of ``add_argument``, and maybe its ``name``."""
     metadata = {"help": help, **options}
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imports:
+    """Code of the user's own, for programs that build what weights name."""
+
+    imports: list[str] = flag(  # noqa: RUF009
+        [],
+        "a module of your own to import first, which registers networks or adds solvers; may be repeated",
+        name="import",
+        action="append",
+        type=imported,
+        metavar="MODULE",
+    )
 
 
 def add_flags(add: Callable[..., Any], cls: Any, **own: Mapping[str, Any]) -> None:

@@ -93,6 +93,7 @@ def _parser() -> command_line.Parser:
     add("--fps", type=command_line.above_zero, help="frames per second of the videos (default: as the clips have)")
     add("--out", default="outputs/evaluation", metavar="DIR", help="the folder of the page and its videos")
     add("--json", metavar="FILE", help="write the figures to this file too")
+    command_line.add_flags(add, command_line.Imports)
     actions = parser.add_argument_group(WITH_ACTIONS).add_argument
     actions("--num_chunks", type=int, default=2, help="chunks of a rollout, each from the last imagined frame")
     actions("--size", type=int, nargs=2, metavar=("H", "W"), help="of a folder's frames (default: that of the run)")
@@ -111,6 +112,7 @@ def _parser() -> command_line.Parser:
     actions("--lpips", action="store_true", help="with the package lpips in place of the similarity of gradients")
     others = parser.add_argument_group("a tiny Video2World model").add_argument
     others("--experiment", default="", help="whose model and clips (default: those of the run of the weights)")
+    others("--config", default=CONFIG, metavar="FILE", help="where the experiment is")
     others("--save_path", default="", metavar="FILE", help="an mp4 of truth, before and after, and a .png beside it")
     others("overrides", nargs="*", metavar="OVERRIDE", help="of the run's configuration or the experiment's, after --")
     return parser
@@ -144,6 +146,7 @@ def run(args: argparse.Namespace) -> int:
         num_clips=args.num_clips,
         num_steps=args.num_steps or NUM_STEPS,
         overrides=args.overrides,
+        config_path=args.config,
     )
     print(found.figures.as_text())
     fps = args.fps or found.fps

@@ -42,7 +42,8 @@ def composed_run(card: ModelCard, overrides: list[str]) -> Config:
     names = [*_names(tree), *(name for name in types if isinstance(name, str))]
     if other := tree.get(FOLDERS) or next((name for name in names if not _is_ours(name)), None):
         raise ConfigError(
-            f"{file} names {other}, which is not of this code and is not imported. Give --experiment NAME, too."
+            f"{file} names {other}, which is not of this code and is not imported. Give --experiment NAME, too, and"
+            " --config FILE where the experiment is in a file of your own."
         )
     for section in _sections(tree, "model", "dataloader_train", "dataloader_val"):
         built = section.get("config"), section.get("dataset")  # by an evaluation

@@ -31,6 +31,7 @@ from cosmos_predict2.diffusion.step import Denoise, Stepper
 from cosmos_predict2.nn.dit import DiT, Prepared
 from cosmos_predict2.world_model.denoiser import Denoiser, with_given
 from imaginaire.config import lazy_config
+from imaginaire.errors import ConfigError, near
 
 if TYPE_CHECKING:
     from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
@@ -96,6 +97,17 @@ def objective_of(config: "Video2WorldPipelineConfig") -> Objective:
         named: Objective = lazy_config.instantiate(config.objective, config)
         return named
     return EDM(config) if config.flow is None else Flow(config)
+
+
+def chosen_solver(objective: Objective, name: str | None) -> str:
+    """The solver of that name; without one the objective's default."""
+    known = objective.solvers
+    if name is not None and name not in known:
+        raise ConfigError(
+            f"--solver {name}: the objective {type(objective).__name__} of this model has no solver of that name."
+            f"{near(name, known)} A solver of your own is there after --import MODULE."
+        )
+    return name or known[0]
 
 
 def clean_latents(

@@ -32,13 +32,13 @@ from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.cuda_graph import GraphedNetwork
 from cosmos_predict2.world_model.device_memory import activation_bytes, clips_at_once, free_memory
 from cosmos_predict2.world_model.network import network_of
-from cosmos_predict2.world_model.objectives import Predict, objective_of
+from cosmos_predict2.world_model.objectives import Predict, chosen_solver, objective_of
 from cosmos_predict2.world_model.parallelize import ContextParallel
 from cosmos_predict2.world_model.sampling import GUIDED, UNGUIDED, SamplingOptions, initial_noise
 from imaginaire import distributed
 from imaginaire.config import lazy_config
 from imaginaire.config.names import target_of
-from imaginaire.errors import ConfigError, DataError, near
+from imaginaire.errors import ConfigError, DataError
 from imaginaire.progress import Progress
 
 log = logging.getLogger(__name__)
@@ -286,9 +286,7 @@ class WorldModel:
         on_step: OnStep | None = None,
     ) -> Tensor:
         """Latents [B, C, T, H, W] out of standard normal noise, both of whole clips."""
-        solver = options.solver or self.objective.solvers[0]
-        if solver not in (known := self.objective.solvers):
-            raise ConfigError(f"No solver of this network's noise levels is called '{solver}'.{near(solver, known)}")
+        solver = chosen_solver(self.objective, options.solver)
         if options.num_steps < 1:
             raise ConfigError(f"num_steps={options.num_steps}: sampling takes at least 1 step.")
         is_guided = options.guidance != 0 and not self._on_all_ranks(conditional.equals(unconditional))

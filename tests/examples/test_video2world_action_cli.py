@@ -389,6 +389,9 @@ def test_code_that_settings_name_is_run_only_where_that_is_confirmed(tmp_path: P
     assert "action_load_fn my_actions.loader, code that would be run" in capsys.readouterr().err
     assert action_conditioned.main(["-i", str(file), "--trust_action_load_fn"]) == 2
     assert "none" in (error := capsys.readouterr().err) and "my_actions" not in error  # it went on to look for the data
+    file.write_text(json.dumps({"import": ["my_actions"]}))
+    assert action_conditioned.main(["-i", str(file), "--trust_action_load_fn"]) == 2
+    assert "'import'" in capsys.readouterr().err
 
 
 def test_code_of_ones_own_may_give_the_actions(

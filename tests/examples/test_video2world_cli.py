@@ -56,6 +56,7 @@ def test_flags_are_read_as_in_the_guides(capsys: pytest.CaptureFixture[str]) -> 
         (["--model", "2B/robot/action-cond"], "takes actions: run it with examples/action_conditioned.py"),
         (["--model", "2B/posttrained"], "invalid choice: '2B/posttrained'"),
         (["--fps", "nan"], "--fps"),
+        (["--import", "absent_module"], "--import"),
         (["--inference_type", "text2world", "--num_conditional_frames", "5"], "--num_conditional_frames"),
     ],
 )
@@ -80,6 +81,7 @@ def test_a_wrong_flag_is_one_line(arguments: list[str], text: str, capsys: pytes
         (["--prompt", "x", "--num_conditional_frames", "5"], "one picture"),
         (["--prompt", "x", "--num_conditional_frames", "0"], "--model 2B/post-trained"),
         (["--prompt", "x", "--solver", "unipc"], "--solver unipc"),
+        ([*TINY, "--solver", "own"], "--import"),
         (["--prompt", "x", "--prompt_embeddings", "absent.safetensors"], "absent.safetensors"),
         (["--prompt", "x", "--batch_input_json", "absent.json"], "absent.json"),
         ([*TINY, "--prompt_embeddings", "README.md"], "encode_prompts"),
