@@ -73,6 +73,7 @@ def check_values(tree: DictConfig, members: Sequence[str]) -> None:
     typed nodes are valid. A class from elsewhere may mean something by -1 or nan, but not as an optimizer."""
     _check_built(tree, members)
     foreign: list[str] = []
+    not_taken: list[str] = []
     for key, node in everything(tree):
         is_ours = not key.startswith(tuple(foreign))
         if isinstance(node, float) and math.isnan(node) and is_ours:
@@ -80,12 +81,15 @@ def check_values(tree: DictConfig, members: Sequence[str]) -> None:
         if not isinstance(node, DictConfig) or is_empty(node) or not key:
             continue
         if "_target_" in node:
+            not_taken += _not_taken(key, node)
             if not (is_ours := _check_call(key, node)):
                 foreign += [f"{key}.", f"{key}["]
             if is_ours or key == "optimizer":
                 _check_ranges(key, node)
         elif typed_class(node) is not None:
             to_object(node, key)  # runs the validators of all that it holds
+    if not_taken:
+        raise ConfigError("\n".join(not_taken))
 
 
 def _check_built(tree: DictConfig, members: Sequence[str]) -> None:
@@ -104,21 +108,32 @@ def _check_built(tree: DictConfig, members: Sequence[str]) -> None:
 
 
 def _check_call(key: str, node: DictConfig) -> bool:
-    """Whether the target is of this project or of torch; each argument is one that it takes."""
+    """Whether the target is of this project or of torch; no argument is text in place of a number."""
     target = target_of(node, key)
     if isinstance(target, DictConfig):
         return False  # a node that makes the callable
     if not callable(target):
         raise ConfigError(f"{join(key, '_target_')} is {target!r}, which cannot be called.")
-    (names, takes_any), parameters = takes(target), signature(target)
+    names, parameters = takes(target)[0], signature(target)
     for name in map(str, node):
         if name in names and isinstance(node[name], str):
             _check_text(join(key, name), node[name], parameters[name], target)
-        if not (takes_any or name in names or name.startswith("_")):
-            key = join(key, name)
-            cure = f" If it is left from a node that this one was merged over, remove it with ~{key}."
-            raise unknown(key, describe(target), names, cure)
     return str(getattr(target, "__module__", "")).split(".")[0] in _OURS
+
+
+def _not_taken(key: str, node: DictConfig) -> Iterator[str]:
+    """What is wrong with each argument of a lazy node that its target does not take."""
+    target = target_of(node, key)
+    names, takes_any = takes(target) if callable(target) else ([], True)
+    group = "callbacks" if key.startswith("trainer.callbacks.") else key.partition(".")[0]
+    for name in map(str, node):
+        if not (takes_any or name in names or name.startswith("_")):
+            at = join(key, name)
+            cure = (
+                f" If it is left from a node that this one was merged over, remove it with ~{at}, or all of them with"
+                f" '/clear/{group}' in the experiment's defaults."
+            )
+            yield str(unknown(at, describe(target), names, cure))
 
 
 def _check_text(key: str, value: str, parameter: inspect.Parameter, target: Any) -> None:

@@ -29,6 +29,7 @@ from imaginaire.config.names import describe, takes, target_of
 from imaginaire.config.overrides import ABSENT_ALREADY, parse
 from imaginaire.config.registry import (
     LAZY_MEMBERS,
+    clears,
     entries,
     forgiving_store,
     groups,
@@ -137,6 +138,12 @@ def _sort(items: Sequence[Override], root: Any) -> tuple[dict[str, Override], li
             choices[group] = item
         else:
             others.append(item)
+    experiment = str(choices["experiment"].value()) if "experiment" in choices else ""
+    if group := next((group for group in choices if clears(experiment, group)), ""):
+        raise ConfigError(
+            f"{choices[group].input_line}: experiment '{experiment}' clears this group (/clear/{group}) and has its own"
+            f" {group}. Set single values of it, {group}.KEY=VALUE."
+        )
     return choices, cleared, others
 
 

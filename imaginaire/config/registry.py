@@ -161,6 +161,14 @@ def _facts(name: str) -> dict[str, Any]:
     return {key: facts[key] for key in ("model", "dataloader_train", "trainer.max_iter") if facts.get(key)}
 
 
+def clears(name: str, group: str) -> bool:
+    """Whether an experiment, or one that it starts from, clears a group by ``/clear/GROUP`` in its defaults."""
+    tree: Any = node_of("experiment", name) or DictConfig({})
+    listed = [str(item) for item in tree.get("defaults") or ()]
+    parents = [item.removeprefix("/experiment/") for item in listed if item.startswith("/experiment/")]
+    return f"/clear/{group}" in listed or any(clears(parent, group) for parent in parents)
+
+
 def table() -> str:
     """The registered experiments, a line for each file that registers some: the smallest, and how many more."""
     families: dict[str, list[str]] = {}
