@@ -25,6 +25,17 @@ INVISIBLE: dict[str, Any] = {"summed_action_dims": [], "summed_action_scale": 1.
 _TRANSFORMS = {"relative_pose": relative_pose, "controller": controller}
 
 
+def unknown_network(card: ModelCard) -> str | None:
+    """Why the network that a card names is not built; None where it is, or where none is recorded."""
+    if not card.net or card.network_class is not None:
+        return None
+    name = card.net["_target_"]
+    return (
+        f"{card.source} records the network {name}, which is not registered here. Import the module that calls"
+        f" cosmos_predict2.checkpoints.card.register({str(name).rpartition('.')[2]}): --import MODULE."
+    )
+
+
 def network_differences(trained: ModelCard, net: Mapping[str, Any]) -> Iterator[str]:
     """Where a network's lazy node differs from that of the weights in what shapes do not show."""
     for name, default in INVISIBLE.items() if trained.net else ():

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import attrs
 
 from cosmos_predict2.checkpoints.card import KNOWN, OF_THE_MACHINE, ModelCard, known_class, read_card
+from cosmos_predict2.checkpoints.card_checks import unknown_network
 from cosmos_predict2.conditioner import ConditionerConfig, DropoutConfig
 from cosmos_predict2.released import get_reason1_encoder_dir, get_t5_model_dir
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
@@ -44,9 +45,8 @@ _SAME = (
 def read_and_warn(path: str) -> ModelCard:
     """The card of weights, with a warning where their network is of code that is not known here."""
     card = read_card(path)
-    if card.net and card.network_class is None:
-        known = ", ".join(KNOWN)
-        log.warning("%s is not read: its network is %s, known are %s", _record(card), card.net["_target_"], known)
+    if problem := unknown_network(card):
+        log.warning("%s Nothing of the record is used", problem)
     return card
 
 

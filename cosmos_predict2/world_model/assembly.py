@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from cosmos_predict2.checkpoints.card import read_card
+from cosmos_predict2.checkpoints.card_checks import unknown_network
 from cosmos_predict2.checkpoints.dit_loading import check_dit
 from cosmos_predict2.nn.attention import check_attention, choose_attention
 from cosmos_predict2.nn.dit import DiT
@@ -24,7 +26,12 @@ def check_parts(net: Any, dit_path: str, others: Sequence[Any], which: str = "au
     The other parts are checked by their ``check``, where their class has one; None is passed over.
     """
     if dit_path:
-        check_dit(network_of(net), dit_path, which)
+        try:
+            check_dit(network_of(net), dit_path, which)
+        except CheckpointError as error:
+            if problem := unknown_network(read_card(dit_path)):
+                raise CheckpointError(problem) from error
+            raise
     for node in others:
         if (check := getattr(target_of(node), "check", None)) is not None:
             arguments = {str(key): node[key] for key in node if not str(key).startswith("_")}

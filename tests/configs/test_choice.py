@@ -24,7 +24,9 @@ from cosmos_predict2.configs.choice import choose_action_model, choose_model
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.pipelines.asked import ActionModel, VideoModel
 from cosmos_predict2.pipelines.recorded_run import apply_card
+from cosmos_predict2.world_model.assembly import check_parts
 from cosmos_predict2.world_model.config import FlowConfig
+from cosmos_predict2.world_model.network import network_of
 from cosmos_predict2.world_model.objectives import objective_of
 from examples.video2world import parse
 from imaginaire.command_line import values_of
@@ -223,7 +225,18 @@ def test_a_run_of_foreign_code_is_left_aside(tiny: str, tmp_path: Path, caplog: 
     path = _written(tmp_path / "run", tiny.replace("cosmos_predict2.nn.dit.Video2WorldDiT", "trap.Network"))
     choice = _chosen("--dit_path", path, "--model_size", "tiny")
     assert (choice.dit_path, choice.config.state_t) == (path, 4)
-    assert "config.yaml is not read: its network is trap.Network" in caplog.text
+    assert "records the network trap.Network, which is not registered" in caplog.text
+
+
+def test_weights_that_do_not_fit_without_their_own_class_name_the_cure(tmp_path: Path) -> None:
+    net = _chosen("--model_size", "tiny").config.net
+    names = network_of(net).state_dict()
+    card = card_of_config({"pipe_config": {"net": {"_target_": "my_project.network.OwnNet"}}})
+    path = str(tmp_path / "own.pt")
+    own = {f"net.{name}": torch.zeros(value.shape) for name, value in names.items()} | {"net.own": torch.zeros(1)}
+    torch.save(own | card_tensors(card), path)
+    with pytest.raises(CheckpointError, match=r"card\.register\(OwnNet\): --import MODULE"):
+        check_parts(net, path, [])
 
 
 @pytest.mark.parametrize(
