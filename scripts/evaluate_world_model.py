@@ -261,11 +261,11 @@ def _check_flags(args: argparse.Namespace) -> None:
 def _require_actions(dit_path: str) -> None:
     """Raise for weights of a network without actions, before their actions are read."""
     from cosmos_predict2.checkpoints import read_card
-    from cosmos_predict2.checkpoints.card_checks import unknown_network
+    from cosmos_predict2.checkpoints.card_checks import unregistered
 
     if dit_path and not (card := read_card(dit_path).opened()).has_action_embedders:
         raise CheckpointError(
-            unknown_network(card)
+            unregistered(card)
             or f"{dit_path} is of a model without actions, and lies in no run of one. Of a tiny Video2World model give"
             " --experiment NAME, too, the one that it was trained by; otherwise weights of an action-conditioned model."
         )

@@ -131,8 +131,8 @@ def test_what_contributing_adds_runs_from_a_folder_outside(tmp_path: Path) -> No
     for name, block in {**files, "my_project/__init__.py": ""}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(block)
+    train = [python(), "-m", "scripts.train", "--config=my_project/config.py", "--"]
     for experiment in ("my_project", "my_network", "my_objective"):
-        train = [python(), "-m", "scripts.train", "--config=my_project/config.py", "--"]
         subprocess.run([*train, f"experiment={experiment}", "trainer.max_iter=5"], cwd=tmp_path, check=True)
     records = next(tmp_path.rglob("my_project/metrics.jsonl")).read_text()
     assert "train/largest_weight" in records

@@ -53,7 +53,7 @@ ALPHA_KEY = "lora_alpha"  # in an exported .pt: a number
 # Of model.config.pipe_config, what gives the weights the meaning that they had in training.
 PIPELINE = (
     "net", "tokenizer", "state_t", "fps", "resolution", "conditioning_strategy", "sigma_conditional", "sigma_data",
-    "rectified_flow_t_scaling_factor", "timestamps", "flow", "conditioner",
+    "rectified_flow_t_scaling_factor", "timestamps", "flow", "objective", "conditioner",
 )  # fmt: skip
 OF_THE_MACHINE = ("atten_backend", "sac_config")  # of the network's arguments: another machine chooses anew
 
@@ -72,7 +72,7 @@ def name_of(cls: type) -> str:
 
 
 def register(*classes: type) -> None:
-    """Add networks and tokenizers that may be built for weights whose record names them."""
+    """Add networks, tokenizers and objectives that may be built for weights whose record names them."""
     KNOWN.update({name_of(cls): cls for cls in classes})
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cosmos_predict2.actions.transforms import ActionTransform, controller, relative_pose
-from cosmos_predict2.checkpoints.card import TRANSFORM_KEY, ModelCard
+from cosmos_predict2.checkpoints.card import TRANSFORM_KEY, ModelCard, known_class
 from imaginaire.errors import CheckpointError, ConfigError, near
 from imaginaire.optim.lora import LoraSpec
 
@@ -25,14 +25,14 @@ INVISIBLE: dict[str, Any] = {"summed_action_dims": [], "summed_action_scale": 1.
 _TRANSFORMS = {"relative_pose": relative_pose, "controller": controller}
 
 
-def unknown_network(card: ModelCard) -> str | None:
-    """Why the network that a card names is not built; None where it is, or where none is recorded."""
-    if not card.net or card.network_class is not None:
+def unregistered(card: ModelCard, part: str = "net") -> str | None:
+    """Why a part of the pipeline that a card names is not built; None where it is, or where none is recorded."""
+    node = card.pipeline.get(part) or {}
+    if not (name := str(node.get("_target_", ""))) or known_class(node) is not None:
         return None
-    name = card.net["_target_"]
     return (
-        f"{card.source} records the network {name}, which is not registered here. Import the module that calls"
-        f" cosmos_predict2.checkpoints.card.register({str(name).rpartition('.')[2]}): --import MODULE."
+        f"{card.source}: model.config.pipe_config.{part} is {name}, which is not registered here. Import the module"
+        f" that calls cosmos_predict2.checkpoints.card.register({name.rpartition('.')[2]}): --import MODULE."
     )
 
 

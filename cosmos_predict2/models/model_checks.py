@@ -24,6 +24,7 @@ from cosmos_predict2.nn.action_dit import ActionDiT
 from cosmos_predict2.world_model.assembly import attention_problem
 from cosmos_predict2.world_model.config import PRECISIONS, Video2WorldActionPipelineConfig
 from cosmos_predict2.world_model.network import NETWORK_KEY, NO_NETWORK
+from cosmos_predict2.world_model.objectives import OBJECTIVE_KEY, objective_problem
 from cosmos_predict2.world_model.parallelize import degree_problems
 from cosmos_predict2.world_model.recompute import checked_policy
 from imaginaire import distributed, storage
@@ -85,7 +86,8 @@ def check_family(config: Any) -> Iterator[Finding]:
     config = config if isinstance(config, Mapping) else vars(config)
     pipe = config["pipe_config"] if isinstance(config["pipe_config"], Mapping) else vars(config["pipe_config"])
     is_flow = "train_time_shift" in config
-    if pipe.get("objective") is not None:
+    if (own := pipe.get("objective")) is not None:
+        yield from errors(OBJECTIVE_KEY, [objective_problem(own)])
         return
     if is_flow and pipe["flow"] is None:
         cure = "Set flow=dict(shift=5.0) in the experiment, or choose a model of Predict2.5 (model=predict2p5_...)"

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import attrs
 
-from cosmos_predict2.checkpoints.card import KNOWN, OF_THE_MACHINE, ModelCard, known_class, read_card
-from cosmos_predict2.checkpoints.card_checks import unknown_network
+from cosmos_predict2.checkpoints.card import OF_THE_MACHINE, ModelCard, known_class, read_card
+from cosmos_predict2.checkpoints.card_checks import unregistered
 from cosmos_predict2.conditioner import ConditionerConfig, DropoutConfig
 from cosmos_predict2.released import get_reason1_encoder_dir, get_t5_model_dir
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
@@ -45,7 +45,7 @@ _SAME = (
 def read_and_warn(path: str) -> ModelCard:
     """The card of weights, with a warning where their network is of code that is not known here."""
     card = read_card(path)
-    if problem := unknown_network(card):
+    if problem := unregistered(card):
         log.warning("%s Nothing of the record is used", problem)
     return card
 
@@ -64,6 +64,12 @@ def apply_card(card: ModelCard, config: Video2WorldPipelineConfig) -> None:
     config.timestamps = SolverConfig(**_known(SolverConfig, card.pipeline.get("timestamps")))
     flow = card.pipeline.get("flow")
     config.flow = FlowConfig(**_known(FlowConfig, flow)) if flow else None
+    for part in ("tokenizer", "objective"):
+        if problem := unregistered(card, part):
+            raise CheckpointError(problem)
+        cls = known_class(card.pipeline.get(part) or {})
+        if cls not in (None, target_of(getattr(config, part))):
+            setattr(config, part, LazyCall(cls)(**_arguments(card, part)))
     if isinstance(config, Video2WorldActionPipelineConfig):
         if card.action_transform is not None and not card.is_known_by_name:
             config.action_transform = card.action_transform.to_dict()
@@ -73,14 +79,6 @@ def apply_card(card: ModelCard, config: Video2WorldPipelineConfig) -> None:
         config.input_crop = card.input_crop or config.input_crop
     rates = _known(ConditionerConfig, card.pipeline.get("conditioner"))
     config.conditioner = ConditionerConfig(**{key: DropoutConfig(**value) for key, value in rates.items()})
-    if (tokenizer := card.pipeline.get("tokenizer") or {}).get("_target_"):
-        if (cls := known_class(tokenizer)) is None:
-            raise CheckpointError(
-                f"{_record(card)}: model.config.pipe_config.tokenizer is {tokenizer['_target_']}, which is not built"
-                f" here: only {', '.join(KNOWN)}."
-            )
-        if cls is not target_of(config.tokenizer):
-            config.tokenizer = LazyCall(cls)(**_arguments(card, "tokenizer"))
     if config.text_encoder is not None and "width" in config.text_encoder:
         config.text_encoder.width = config.net.get("crossattn_proj_in_channels") or config.net.crossattn_emb_channels
     if card.texts:

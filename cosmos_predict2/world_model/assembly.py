@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from cosmos_predict2.checkpoints.card import read_card
-from cosmos_predict2.checkpoints.card_checks import unknown_network
+from cosmos_predict2.checkpoints.card_checks import unregistered
 from cosmos_predict2.checkpoints.dit_loading import check_dit
 from cosmos_predict2.nn.attention import check_attention, choose_attention
 from cosmos_predict2.nn.dit import DiT
@@ -29,7 +29,7 @@ def check_parts(net: Any, dit_path: str, others: Sequence[Any], which: str = "au
         try:
             check_dit(network_of(net), dit_path, which)
         except CheckpointError as error:
-            if problem := unknown_network(read_card(dit_path)):
+            if problem := unregistered(read_card(dit_path)):
                 raise CheckpointError(problem) from error
             raise
     for node in others:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import torch
 from torch import Tensor
 
+from cosmos_predict2.checkpoints.card import KNOWN, register
 from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.diffusion import flow_time
 from cosmos_predict2.diffusion.flow_time import NUM_TIMESTEPS
@@ -31,11 +32,13 @@ from cosmos_predict2.diffusion.step import Denoise, Stepper
 from cosmos_predict2.nn.dit import DiT, Prepared
 from cosmos_predict2.world_model.denoiser import Denoiser, with_given
 from imaginaire.config import lazy_config
+from imaginaire.config.names import describe, target_of
 from imaginaire.errors import ConfigError, near
 
 if TYPE_CHECKING:
     from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 
+OBJECTIVE_KEY = "model.config.pipe_config.objective"
 FLOW_SOLVER = "unipc"
 DISTILLED = "distilled"  # the sampler of networks that were distilled to a few steps
 DISTILLED_STEPS = 4
@@ -94,9 +97,23 @@ def solvers_of_noise_levels() -> tuple[str, ...]:
 def objective_of(config: "Video2WorldPipelineConfig") -> Objective:
     """The objective that a config names, or that of its family."""
     if config.objective is not None:
+        if problem := objective_problem(config.objective):
+            raise ConfigError(f"{OBJECTIVE_KEY}: {problem}.")
         named: Objective = lazy_config.instantiate(config.objective, config)
         return named
     return EDM(config) if config.flow is None else Flow(config)
+
+
+def objective_problem(node: Any) -> str | None:
+    """Why a node in place of an objective's is none; None where it is one."""
+    target = target_of(node, OBJECTIVE_KEY) if isinstance(node, Mapping) else None
+    if all(hasattr(target, name) for name in ("errors", "sampling_path")):
+        return None
+    known = ", ".join(name for name, cls in KNOWN.items() if hasattr(cls, "sampling_path"))
+    return (
+        f"{describe(target) if target else repr(node)} is no objective. Give a class with its arguments,"
+        f" {{_target_: package.module.Class, argument: value}}, or null for that of the model's family. Known: {known}"
+    )
 
 
 def chosen_solver(objective: Objective, name: str | None) -> str:
@@ -247,6 +264,9 @@ class Flow:
         if mask is not None and self.flow.replace_given_frames:
             target = target * (1 - mask)
         return cast(Tensor, target.square())
+
+
+register(EDM, Flow)
 
 
 def _denoiser(

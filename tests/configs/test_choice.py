@@ -13,7 +13,15 @@ from torch import nn
 
 from cosmos_predict2.actions.transforms import controller, relative_pose
 from cosmos_predict2.checkpoints import read_card
-from cosmos_predict2.checkpoints.card import PIPELINE_KEY, card_of_config, card_tensors, text_tensor
+from cosmos_predict2.checkpoints.card import (
+    KNOWN,
+    PIPELINE_KEY,
+    card_of_config,
+    card_tensors,
+    name_of,
+    register,
+    text_tensor,
+)
 from cosmos_predict2.configs.action_conditioned.networks import (
     get_cosmos_predict2_action_conditioned_pipeline,
     get_cosmos_predict2p5_action_conditioned_pipeline,
@@ -21,13 +29,14 @@ from cosmos_predict2.configs.action_conditioned.networks import (
 from cosmos_predict2.configs.base.config_predict2p5 import get_cosmos_predict2p5_video2world_pipeline
 from cosmos_predict2.configs.base.config_video2world import SIZES, get_cosmos_predict2_video2world_pipeline
 from cosmos_predict2.configs.choice import choose_action_model, choose_model
+from cosmos_predict2.models.model_checks import check_family
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.pipelines.asked import ActionModel, VideoModel
 from cosmos_predict2.pipelines.recorded_run import apply_card
 from cosmos_predict2.world_model.assembly import check_parts
 from cosmos_predict2.world_model.config import FlowConfig
 from cosmos_predict2.world_model.network import network_of
-from cosmos_predict2.world_model.objectives import objective_of
+from cosmos_predict2.world_model.objectives import EDM, objective_of
 from examples.video2world import parse
 from imaginaire.command_line import values_of
 from imaginaire.config.compose import compose
@@ -225,7 +234,33 @@ def test_a_run_of_foreign_code_is_left_aside(tiny: str, tmp_path: Path, caplog: 
     path = _written(tmp_path / "run", tiny.replace("cosmos_predict2.nn.dit.Video2WorldDiT", "trap.Network"))
     choice = _chosen("--dit_path", path, "--model_size", "tiny")
     assert (choice.dit_path, choice.config.state_t) == (path, 4)
-    assert "records the network trap.Network, which is not registered" in caplog.text
+    assert "pipe_config.net is trap.Network, which is not registered" in caplog.text
+
+
+class Scaled(EDM):
+    def __init__(self, config: Any, *, share: float = 1.0) -> None:
+        super().__init__(config)
+        self.share = share
+
+
+def test_the_objective_of_training_is_that_of_inference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = f"model.config.pipe_config.objective={{_target_: {name_of(Scaled)}, share: 0.25}}"
+    path = _run(tmp_path / "run", TINY, own)
+    monkeypatch.setattr("cosmos_predict2.checkpoints.card.KNOWN", dict(KNOWN))
+    with pytest.raises(CheckpointError, match=r"card\.register\(Scaled\): --import MODULE"):
+        _chosen("--dit_path", path)
+    register(Scaled)
+    objective = objective_of(_chosen("--dit_path", path).config)
+    assert type(objective) is Scaled and objective.share == 0.25
+
+
+@pytest.mark.parametrize("node", ["nope", "{_target_: torch.nn.Linear}"])
+def test_what_is_no_objective_is_an_error_with_the_known_ones(node: str) -> None:
+    config = compose(CONFIG, [TINY, f"model.config.pipe_config.objective={node}"]).model.config
+    (finding,) = check_family(config)
+    assert finding.key == "model.config.pipe_config.objective" and "objectives.EDM" in finding.text
+    with pytest.raises(ConfigError, match=r"pipe_config\.objective: .* is no objective"):
+        objective_of(config.pipe_config)
 
 
 def test_weights_that_do_not_fit_without_their_own_class_name_the_cure(tmp_path: Path) -> None:
