@@ -20,6 +20,11 @@ from imaginaire.optim import lora
 
 log = logging.getLogger(__name__)
 
+CURE = (
+    "Choose other weights, or a network like theirs (model.config.pipe_config.net). Parameters that your own network"
+    " has besides begin anew in training where its class lists them: begins_anew = (PATTERN, ...)."
+)
+
 
 def load_dit(
     net: nn.Module,
@@ -39,7 +44,7 @@ def load_dit(
     opened = open_dit(path, which)
     targets, source, allow_missing = fitted(net, opened, path, allow_missing, lora_alpha)
     report = weights.load_into(targets, source)
-    report.require(allow_missing=allow_missing, source=path)
+    report.require(allow_missing=allow_missing, source=path, cure=CURE)
     adapted = sum(name.endswith(".lora_A.default.weight") and name not in targets for name in opened)
     if adapted:
         alpha = agreed_alpha(path, read_card(path).lora_alpha, lora_alpha)
@@ -52,7 +57,7 @@ def check_dit(net: nn.Module, path: str, which: str = "auto", allow_missing: Ite
     with quiet():
         source = open_dit(path, which)
     targets, source, allow_missing = fitted(net, source, path, allow_missing)
-    weights.account(targets, source).require(allow_missing=allow_missing, source=path)
+    weights.account(targets, source).require(allow_missing=allow_missing, source=path, cure=CURE)
 
 
 def fitted(

@@ -62,6 +62,7 @@ class DiT(nn.Module):
 
     has_condition_channel = False
     takes_actions = False  # see action_dit
+    begins_anew: tuple[str, ...] = ()  # patterns of parameters that the weights which training starts from may lack
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ from einops.layers.torch import Rearrange
 from torch import Tensor, nn
 
 from cosmos_predict2.nn.linear import Linear
+from cosmos_predict2.nn.start_weights import Start
 
 RopePrecision = Literal["float32", "module"]
 BASE_FPS = 24  # frame rate at which fps modulation leaves positions as they are
@@ -208,6 +209,9 @@ class LearnedPositions(nn.Module):
         self.pos_emb_h = nn.Parameter(torch.empty(max_h, model_channels))
         self.pos_emb_w = nn.Parameter(torch.empty(max_w, model_channels))
         self.pos_emb_t = nn.Parameter(torch.empty(max_t, model_channels))
+
+    def starts(self) -> dict[str, Start]:
+        return {f"pos_emb_{axis}": Start(std=self.pos_emb_h.shape[-1] ** -0.5) for axis in "hwt"}
 
     def forward(self, size: tuple[int, int, int]) -> Tensor:
         """(1, T', H', W', D)."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from cosmos_predict2.nn.embeddings import LearnedPositions
 from cosmos_predict2.nn.rms_norm import RMSNorm
 
 CUT = 3.0  # standard deviations beyond which nothing is drawn
@@ -37,7 +36,8 @@ class Start:
 def starts(net: nn.Module) -> dict[str, Start]:
     """The start of each parameter by its name: a matrix has the variance 1 / (numbers that it sums), the last matrix of
     a modulation is zero, and norms are one. Whatever lies inside a Linear's place counts as that Linear. What reads
-    actions begins as torch's layers do, and with no effect."""
+    actions begins as torch's layers do, and with no effect. A module with parameters of its own gives their starts by
+    a method ``starts() -> {name: Start}``."""
     zeros = tuple(
         f"{name}.{len(module) - 1}."
         for name, module in net.named_modules()
@@ -45,8 +45,11 @@ def starts(net: nn.Module) -> dict[str, Start]:
     )
     found: dict[str, Start] = {}
     for prefix, module in net.named_modules():
+        own: dict[str, Start] = module.starts() if hasattr(module, "starts") else {}
         for name, parameter in module.named_parameters(prefix, recurse=False):
-            if isinstance(module, RMSNorm):
+            if (last := name.rpartition(".")[2]) in own:
+                found[name] = own[last]
+            elif isinstance(module, RMSNorm):
                 found[name] = Start(1.0)
             elif isinstance(module, nn.Linear) and name.startswith("action_embedder_"):
                 is_first = ".fc1." in name
@@ -54,8 +57,10 @@ def starts(net: nn.Module) -> dict[str, Start]:
             elif isinstance(module, nn.Linear):
                 is_zero = name.startswith(zeros) or parameter.ndim == 1
                 found[name] = Start() if is_zero else Start(std=module.in_features**-0.5)
-            elif isinstance(module, LearnedPositions):
-                found[name] = Start(std=parameter.shape[-1] ** -0.5)
             else:
-                raise ValueError(f"{name} of a {type(module).__name__}: there is no rule for such a parameter.")
+                kind = type(module).__name__
+                raise ValueError(
+                    f"{name}: there is no rule for how a parameter of a {kind} begins. Give {kind} a method starts()"
+                    f" that returns {{'{last}': Start(...)}} (cosmos_predict2.nn.start_weights)."
+                )
     return found

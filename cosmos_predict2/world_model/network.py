@@ -114,14 +114,16 @@ def fill_network(net: DiT, config: Any, device: torch.device | str, seed: int) -
         return False
     matched = sum(clean_name(name) in found for name in base)
     anew = "; adapters begin anew" if adapters and not has_adapters else ""
-    anew += "; it knows no actions: their embedders begin anew" if absent else ""
+    anew += "; it knows no actions: their embedders begin anew" if ACTION_EMBEDDERS in absent else ""
     log.info("start weights: %s (%d of %d weights of the network matched%s)", path, matched, len(base), anew)
     return has_adapters
 
 
 def absent_parts(net: DiT, path: str) -> tuple[str, ...]:
-    """Patterns of the parameters that begin anew though the others come from a file: the embedders of actions."""
-    return (ACTION_EMBEDDERS,) if net.takes_actions and path and embedders_begin_anew(path) else ()
+    """Patterns of the parameters that may begin anew though the others come from a file: those that the class of the
+    network lists, and the embedders of actions."""
+    has_new_embedders = net.takes_actions and path and embedders_begin_anew(path)
+    return (*net.begins_anew, ACTION_EMBEDDERS) if has_new_embedders else net.begins_anew
 
 
 def _draw_(parameter: Tensor, start: Start, seed: int, name: str) -> None:

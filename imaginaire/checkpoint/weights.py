@@ -42,6 +42,11 @@ EXTRAS = (
     "*pos_embedder.dim_temporal_range",
 )
 NAMES = 5  # shown for each kind of difference
+CURE = (
+    "Set the model up as the run that wrote the weights had it (its config.yaml), or give this run its own folder with"
+    " another job.name. To leave out what does not fit: checkpoint.strict_resume=False, or for other shapes alone"
+    " checkpoint.dcp_allow_mismatched_size=True."
+)
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,7 @@ class LoadReport:
         allow_unexpected: Iterable[str] = (),
         allow_wrong_shape: bool = False,
         source: str = "the weights",
+        cure: str = CURE,
     ) -> None:
         """Raise unless every difference is allowed: by patterns such as ``net.action_embedder.*``, by name."""
         missing = _not_allowed(self.missing, allow_missing)
@@ -86,12 +92,7 @@ class LoadReport:
                 lines.append(f"{len(names)} {title}:")
                 lines += [f"  {name}" for name in names[:NAMES]]
                 lines += [f"  ... and {len(names) - NAMES} more"] if len(names) > NAMES else []
-        lines.append(
-            "Set the model up as the run that wrote the weights had it (its config.yaml), or give this run its own"
-            " folder with another job.name. To leave out what does not fit: checkpoint.strict_resume=False, or for"
-            " other shapes alone checkpoint.dcp_allow_mismatched_size=True."
-        )
-        raise CheckpointError("\n".join(lines))
+        raise CheckpointError("\n".join([*lines, cure]))
 
 
 def read(path_or_id: str, *, prefix: str | None = None) -> Mapping[str, Tensor]:

@@ -25,5 +25,7 @@ def test_every_parameter_has_a_start_and_a_foreign_one_is_an_error() -> None:
     assert found["blocks.0.adaln_modulation_mlp.1.weight"] == Start()  # its last matrix where it has only one
     assert found["blocks.0.cross_attn.q_norm.weight"] == Start(1.0)
     net.names = nn.Embedding(3, 4)
-    with pytest.raises(ValueError, match=r"names\.weight"):
+    with pytest.raises(ValueError, match=r"names\.weight.*method starts\(\)"):
         starts(net)
+    net.names.starts = lambda: {"weight": Start(0.5)}  # type: ignore[assignment]
+    assert starts(net)["names.weight"] == Start(0.5)

@@ -15,6 +15,7 @@ from torch import Tensor
 from cosmos_predict2.models.config import Predict2ModelManagerConfig, Predict2Video2WorldModelConfig
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.dit import DiT, Video2WorldDiT
+from cosmos_predict2.nn.start_weights import Start
 from cosmos_predict2.world_model import network
 from cosmos_predict2.world_model.config import EMAConfig, Video2WorldPipelineConfig
 from cosmos_predict2.world_model.network import fill_network, trained_network
@@ -130,6 +131,31 @@ def test_a_weight_of_the_base_that_the_file_lacks_is_fatal(
     torch.save(state, tmp_path / "less.pt")
     with pytest.raises(CheckpointError, match=r"blocks\.1\.self_attn\.q_proj\.(base_layer\.)?weight"):
         filled(config_of(str(tmp_path / "less.pt"), **options))
+
+
+class Shifted(Video2WorldDiT):
+    begins_anew = ("shift",)
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.shift = torch.nn.Parameter(torch.empty(3))
+        self.init_weights()
+
+    def starts(self) -> dict[str, Start]:
+        return {"shift": Start(0.25)}
+
+
+def test_a_parameter_of_ones_own_begins_anew_beside_the_weights_of_a_file(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(str(files["plain.pt"]))
+    config.pipe_config.net["_target_"] = Shifted
+    state = values(filled(config))
+    assert state.pop("shift").tolist() == [0.25] * 3
+    same(state, values(filled(config_of(), seed=1)))
+    monkeypatch.setattr(Shifted, "begins_anew", ())
+    with pytest.raises(CheckpointError, match=r"(?s)shift.*begins_anew"):
+        filled(config)
 
 
 def test_the_network_is_built_without_memory_and_in_the_dtype_of_the_run() -> None:
