@@ -6,6 +6,7 @@ number before it; `on_training_step_end`, validation and saving get the number a
 """
 
 import functools
+import inspect
 import logging
 import typing
 from collections.abc import Callable, Mapping
@@ -187,6 +188,7 @@ def _profiling_nodes(config: Any) -> dict[str, Any]:
 def _require_callback(key: str, node: Any) -> None:
     """Raise unless a node makes a callback, by its class or the annotated type of its function: nothing is called."""
     if isinstance(node, Callback):
+        _require_arguments(key, type(node))
         return
     if not isinstance(node, Mapping) or "_target_" not in node:
         raise ConfigError(f"{key} must be a lazy node such as L(GradClip)(clip_norm=1.0), or null; found {node!r}.")
@@ -198,6 +200,24 @@ def _require_callback(key: str, node: Any) -> None:
             f"{key}._target_ is {describe(made)}: no class of callbacks. Derive one from"
             " imaginaire.training.callbacks.Callback, or annotate the function: def make(...) -> Callback."
         )
+    _require_arguments(key, kind)
+
+
+def _require_arguments(key: str, kind: type[Callback]) -> None:
+    """Raise for a hook that does not take what it is called with: the arguments of the base class, by position."""
+    base: type[Callback] = EveryN if issubclass(kind, EveryN) else Callback
+    for hook in (*HOOKS, "every_n_impl"):
+        own, expected = getattr(kind, hook, None), getattr(base, hook, None)
+        if own is None or expected is None or own is expected:
+            continue
+        given = list(inspect.signature(expected).parameters)
+        try:
+            inspect.signature(own).bind(*given)
+        except TypeError as error:
+            raise ConfigError(
+                f"{key}: {describe(own)} does not take what it is called with ({error}). It is called with"
+                f" ({', '.join(given)})."
+            ) from error
 
 
 def _returned(function: Any) -> Any:

@@ -113,9 +113,20 @@ def test_a_function_that_says_to_make_a_callback_is_called() -> None:
         CallbackGroup(make_config({"made": lazy(make_hits, every_n=0)}), None)
 
 
+class WrongHook(Callback):
+    def on_train_end(self) -> None: ...  # type: ignore[override]
+
+
+class WrongEveryN(EveryN):
+    def every_n_impl(self, model: Any) -> None: ...  # type: ignore[override]
+
+
 @pytest.mark.parametrize(
     ("node", "message"),
     [
+        (lazy(WrongHook), r"trainer.callbacks.bad: .*WrongHook.on_train_end .*\(self, model, iteration\)"),
+        (WrongHook(), r"trainer.callbacks.bad: .*WrongHook.on_train_end"),
+        (lazy(WrongEveryN), r"WrongEveryN.every_n_impl .*\(self, trainer, model, batch, output, loss, iteration\)"),
         ({"clip_norm": 1.0}, r"trainer.callbacks.bad must be a lazy node"),
         (lazy(torch.nn.Identity), r"trainer.callbacks.bad._target_ is torch.*Identity: no class of callbacks"),
         (lazy(print), r"trainer.callbacks.bad._target_ is .*print: no class"),
