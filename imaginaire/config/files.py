@@ -3,6 +3,7 @@
 
 import contextlib
 import importlib
+import importlib.util
 import logging
 import os
 import pkgutil
@@ -29,13 +30,18 @@ EXTRAS = {  # top-level packages of the optional extras, for the cure in a messa
     "s3fs": "s3",
 }
 
+HOME = Path(__file__).resolve().parents[2]  # of our packages
+
 # Experiment modules that did not import, with the cause: named when an experiment cannot be found.
 broken_modules: dict[str, str] = {}
 
 
 def find_config_file(path: str) -> Path:
-    """The existing file that ``--config`` names: a Python file, or the config.yaml of a run."""
+    """The existing file that ``--config`` names: a Python file, or the config.yaml of a run. A relative path is below
+    the working directory, else, as the default of programs is, below the folder that this package lies in."""
     file = Path(path).expanduser()
+    if not file.exists() and (HOME / file).is_file():
+        file = HOME / file
     if not file.is_file() or file.suffix not in (".py", ".yaml", ".yml"):
         folder = file if file.is_dir() else file.parent
         there = [str(found) for found in folder.glob("*") if found.suffix in (".py", ".yaml")]
@@ -63,11 +69,13 @@ def load_config(path: Path) -> Config:
 
 
 def _import(path: Path) -> ModuleType:
-    """The module of a file, by its dotted name below the working directory; else by its stem, from its folder."""
+    """The module of a file, by its dotted name below the working directory, or of our own; else by its stem, from its
+    folder."""
     normal = Path(os.path.normpath(path))  # symbolic links stay: they may be how a folder came to lie here
-    is_below = normal.is_relative_to(Path.cwd())
-    parts = normal.relative_to(Path.cwd()).with_suffix("").parts if is_below else ()
-    if not (is_below and all(part.isidentifier() for part in parts)):
+    root = next((root for root in (Path.cwd(), HOME) if normal.is_relative_to(root)), None)
+    parts = normal.relative_to(root).with_suffix("").parts if root else ()
+    is_dotted = bool(parts) and all(part.isidentifier() for part in parts)
+    if not is_dotted or (root != Path.cwd() and importlib.util.find_spec(parts[0]) is None):
         parts = (normal.stem,)
         if not normal.stem.isidentifier():
             raise ConfigError(f"{path}: '{path.name}' cannot be a module name. Rename the file, such as to config.py.")

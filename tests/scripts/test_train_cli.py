@@ -15,6 +15,7 @@ import pytest
 
 from imaginaire import log as logs
 from imaginaire.config import compose
+from imaginaire.config.files import find_config_file, load_config
 from imaginaire.config.lazy_config import save_yaml, to_yaml
 from imaginaire.errors import ConfigError, TrainingError
 from imaginaire.training import trainer
@@ -61,6 +62,16 @@ def test_list_prints_names_and_nothing_else(
     assert start("--list") == 0
     captured = capsys.readouterr()
     assert not captured.out and BASE in captured.err
+
+
+def test_the_default_config_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "own.py").touch()
+    assert find_config_file(train.DEFAULT_CONFIG) == ROOT / train.DEFAULT_CONFIG
+    assert find_config_file("own.py") == tmp_path / "own.py"
+    assert load_config(ROOT / train.DEFAULT_CONFIG).job.project is not None
+    assert "cosmos_predict2.configs.base.config" in sys.modules
 
 
 def test_the_long_list_has_a_line_on_each_experiment(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
