@@ -144,6 +144,8 @@ def test_a_scan_decodes_all_and_finds_what_is_cut_off_or_damaged(tmp_path: Path)
     (tmp_path / "damaged.mp4").write_bytes(content[:middle] + bytes(3000) + content[middle + 3000 :])
     with pytest.raises(DataError, match=r"damaged\.mp4"):
         media.scan_video(tmp_path / "damaged.mp4")
+    with pytest.raises(DataError, match=r"damaged\.mp4"):
+        media.read_video(tmp_path / "damaged.mp4")
 
 
 def test_missing_wrong_and_foreign_files_are_named(tmp_path: Path) -> None:

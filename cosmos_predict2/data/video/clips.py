@@ -141,12 +141,10 @@ def packet_table(path: StrPath, container: Any) -> PacketTable:
     local = storage.local_copy(path)
     status = local.stat()
     key = (str(local), status.st_size, status.st_mtime_ns)
-    table = _tables.get(key)
-    if table is None:
-        table = _tables[key] = _read_table(path, container)
-        while len(_tables) > MOST_TABLES:
-            _tables.popitem(last=False)
-    _tables.move_to_end(key)
+    table = _tables.pop(key, None) or _read_table(path, container)
+    _tables[key] = table  # the last one; several threads probe clips, and each step leaves the table whole
+    while len(_tables) > MOST_TABLES:
+        _tables.popitem(last=False)
     return table
 
 

@@ -99,13 +99,11 @@ def read_video(path: StrPath, *, first: int | None = None, last: int | None = No
     num_seen = 0
     with opened_video(path) as container:
         fps = frame_rate(container.streams.video[0], path)
-        for frame in _frames(container):
-            kept.append(frame)
+        for frame in _frames(container, path):
+            kept.append(rgb_pixels(frame))
             num_seen += 1
             if num_seen == first:
                 break
-    if num_seen == 0:
-        raise DataError(f"{path} holds no frame that can be decoded.")
     if wanted is not None and num_seen < wanted:
         raise DataError(f"{path} has {num_seen} frames, but {wanted} are needed.")
     video = torch.from_numpy(np.stack(list(kept)))
@@ -114,16 +112,10 @@ def read_video(path: StrPath, *, first: int | None = None, last: int | None = No
 
 def iterate_frames(path: StrPath, every: int = 1) -> Iterator[Tensor]:
     """Every ``every``-th frame as uint8 [3, H, W], one at a time; a damaged one is an error."""
-    num_seen = 0
     with opened_video(path) as container:
-        for frame in container.decode(video=0):
-            if frame.is_corrupt:
-                raise DataError(f"{path} is damaged at frame {num_seen}.")
-            if num_seen % every == 0:
+        for number, frame in enumerate(_frames(container, path)):
+            if number % every == 0:
                 yield torch.from_numpy(rgb_pixels(frame)).permute(2, 0, 1).contiguous()
-            num_seen += 1
-    if num_seen == 0:
-        raise DataError(f"{path} holds no frame that can be decoded.")
 
 
 def scan_video(path: StrPath) -> VideoInfo:
@@ -153,10 +145,8 @@ def probe_video(path: StrPath) -> VideoInfo:
         num_frames = stream.frames or sum(1 for packet in container.demux(stream) if packet.size)
         fps = frame_rate(stream, path)
     with opened_video(path) as container:
-        frame = next(_frames(container), None)
-        if frame is None:
-            raise DataError(f"{path} holds no frame that can be decoded.")
-    return VideoInfo(num_frames=num_frames, fps=fps, height=frame.shape[0], width=frame.shape[1])
+        height, width = rgb_pixels(next(_frames(container, path))).shape[:2]
+    return VideoInfo(num_frames=num_frames, fps=fps, height=height, width=width)
 
 
 @contextmanager
@@ -174,9 +164,15 @@ def opened_video(path: StrPath) -> Iterator[Any]:
         raise DataError(f"{path} is not a video that can be decoded: {error}") from error
 
 
-def _frames(container: Any) -> Iterator[np.ndarray]:
-    for frame in container.decode(video=0):
-        yield rgb_pixels(frame)
+def _frames(container: Any, path: StrPath) -> Iterator[Any]:
+    """All frames, one at least; a damaged one is an error."""
+    number = -1
+    for number, frame in enumerate(container.decode(video=0)):
+        if frame.is_corrupt:
+            raise DataError(f"{path} is damaged at frame {number}.")
+        yield frame
+    if number < 0:
+        raise DataError(f"{path} holds no frame that can be decoded.")
 
 
 def rgb_pixels(frame: Any) -> np.ndarray:
