@@ -78,7 +78,9 @@ def write_v2(folder: Path, version: str = "v2.1", *, modality: bool = False, fro
 
     for episode in range(len(LENGTHS)):
         write_table(folder / f"data/chunk-000/episode_{episode:06d}.parquet", table(folder, episode))
-        video = numpy.repeat(front(episode), front_fps // FPS, axis=0)
+        pictures = front(episode)
+        is_slower = front_fps < FPS
+        video = pictures[:: FPS // front_fps] if is_slower else numpy.repeat(pictures, front_fps // FPS, axis=0)
         write_front(folder / f"videos/chunk-000/{FRONT}/episode_{episode:06d}.mp4", video, front_fps)
     write_info(
         folder,

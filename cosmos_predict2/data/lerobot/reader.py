@@ -4,6 +4,7 @@
 Opening one reads its index only. Rows and pictures are read when they are asked for, and as few as possible.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -155,7 +156,7 @@ class LeRobotSource:
             return read_images(place.path, camera, rows, self.info.root, fit)
         clip = self.clip(i, camera)
         fps = self.info.video_fps(camera)
-        numbers = [round((clip.start + int(k) / self.info.fps) * fps) for k in indices]
+        numbers = [_frame_at(clip.start + int(k) / self.info.fps, fps) for k in indices]
         with open_clip(clip.path, decoder=decoder, num_threads=num_threads) as video:
             self.check_rate(camera, clip.path, video.num_frames, video.fps)
             return video.read(numbers, fit)
@@ -202,7 +203,7 @@ class LeRobotSource:
     def length_problem(self, i: int, camera: str, clip: Clip, num_frames: int) -> str | None:
         """What is wrong where a video file of so many frames ends before episode i does."""
         length = int(self.episodes.lengths[i])
-        needed = round((clip.start + (length - 1) / self.info.fps) * self.info.video_fps(camera)) + 1
+        needed = _frame_at(clip.start + (length - 1) / self.info.fps, self.info.video_fps(camera)) + 1
         if needed <= num_frames:
             return None
         return f"{clip.path} has {num_frames} frames, but the {length} of {self.name(i)} end at frame {needed}."
@@ -294,6 +295,11 @@ def _parts_of_embodiment(info: Info, name: str, modality: Modality | None) -> li
             raise DataError(f"{place}: '{key}' has {part.end - part.start} numbers, but that of '{name}' {width}.")
         parts.append(part)
     return parts
+
+
+def _frame_at(seconds: float, fps: float) -> int:
+    """The frame that is nearest to a time; of two the earlier, which is still shown."""
+    return math.ceil(seconds * fps - 0.5 - 1e-6)
 
 
 def _is_numbers(feature: Mapping[str, Any]) -> bool:

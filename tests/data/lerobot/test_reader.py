@@ -4,7 +4,7 @@
 import json
 import pickle
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy
@@ -78,9 +78,13 @@ def test_frames_beyond_an_episode_are_refused_though_the_file_goes_on(source: Le
             source.frames(1, camera, frames)
 
 
-def test_a_video_of_another_rate_is_read_by_time(tmp_path: Path) -> None:
-    source = LeRobotSource.open(made.write_v2(tmp_path / "set", front_fps=2 * made.FPS))
-    assert greys(source, 2, [0, 3, 8]) == pytest.approx([grey(2, k) for k in (0, 3, 8)], abs=4)
+@pytest.mark.parametrize(
+    ("front_fps", "shown"), [(2 * made.FPS, range(9)), (made.FPS // 2, [0, 0, 2, 2, 4, 4, 6, 6, 8])]
+)
+def test_a_video_of_another_rate_is_read_by_time(front_fps: int, shown: Sequence[int], tmp_path: Path) -> None:
+    source = LeRobotSource.open(made.write_v2(tmp_path / "set", front_fps=front_fps))
+    assert greys(source, 2, list(range(9))) == pytest.approx([grey(2, k) for k in shown], abs=4)
+    source.require_lengths(FRONT, [2])
 
 
 def test_a_video_of_another_rate_than_is_stated_is_an_error(tmp_path: Path) -> None:
