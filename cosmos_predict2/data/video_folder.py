@@ -9,12 +9,13 @@ DIR/captions/NAME.json       with caption_format "json": {"MODEL": {"long": "...
 With text_encoder "none" training encodes the captions: there are no embeddings, and each clip needs its caption.
 """
 
+import itertools
 import json
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -236,13 +237,17 @@ def _warn_of_changed_captions(
     record = embeddings.record()
     if record is None or metas is None:
         return
-    changed = []
-    for stem in stems:
-        with suppress(DataError) if skip_bad else nullcontext():  # excluded with a warning when it is read
-            encoded = record.captions.get(stem)
-            if encoded is not None and encoded != caption_hash(read_caption(metas / f"{stem}.txt")):
-                changed.append(stem)
-    if changed:
+
+    def is_changed(stem: str) -> bool:
+        encoded = record.captions.get(stem)
+        try:
+            return encoded is not None and encoded != caption_hash(read_caption(metas / f"{stem}.txt"))
+        except DataError:
+            if skip_bad:  # it is excluded with a warning when it is read
+                return False
+            raise
+
+    if changed := list(itertools.compress(stems, in_threads(is_changed, stems))):
         log.warning(
             "%d captions in %s changed since they were encoded (%s): training uses the old ones. Encode them again: %s",
             *(len(changed), metas, _listed(changed), embeddings.command()),
