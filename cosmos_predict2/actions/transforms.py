@@ -46,14 +46,14 @@ def _numbers(values: Sequence[float]) -> tuple[float, ...]:
 class ActionTransform:
     """How raw actions become the numbers that a model sees: a = raw * scale + offset, for d numbers.
 
-    ``relative_pose``: raw actions are pose differences in the gripper's own frame, see `relative_actions`;
+    ``relative_pose``: raw actions are pose differences in the gripper's own frame, see `pose_differences`;
     ``controller``: the commands of the robot's controller. Weights fit one transform only, so it is kept with them.
     """
 
     kind: str
     scale: tuple[float, ...] = attrs.field(converter=_numbers)
     offset: tuple[float, ...] = attrs.field(default=(), converter=_numbers)  # empty: zeros
-    accumulate: Accumulate = None  # the pose that differences are taken from, see relative_actions
+    accumulate: Accumulate = None  # the pose that differences are taken from, see pose_differences
     quaternion: bool = False
     # What is known of the raw actions, as dataset_statistics.json has it: a note, which two transforms may differ in.
     stats: dict[str, Any] | None = attrs.field(default=None, eq=False)
@@ -195,20 +195,6 @@ def base_frames(num_frames: int, accumulate: Accumulate = None) -> NDArray[numpy
     return numpy.zeros_like(before) if accumulate == "window" else before - before % int(accumulate)
 
 
-def relative_actions(
-    states: ArrayLike,
-    gripper: ArrayLike,
-    *,
-    accumulate: Accumulate = None,
-    quaternion: bool = False,
-    scale: float = ACTION_SCALE,
-    gripper_scale: float = 1.0,
-) -> Floats:
-    """Scaled pose differences [N - 1, 7] of N poses and gripper states; [N - 1, 8] with ``quaternion``."""
-    transform = relative_pose(scale, gripper_scale, accumulate=accumulate, quaternion=quaternion)
-    return transform.apply(pose_differences(states, gripper, accumulate=accumulate, quaternion=quaternion))
-
-
 def pose_differences(
     states: ArrayLike, gripper: ArrayLike, *, accumulate: Accumulate = None, quaternion: bool = False
 ) -> Floats:
@@ -285,7 +271,7 @@ def integrate(
     scale: float = ACTION_SCALE,
     gripper_scale: float = 1.0,
 ) -> tuple[Floats, Floats]:
-    """The N poses [N, 6] that `relative_actions` came from, given the first, and the N - 1 gripper states after it."""
+    """The N poses [N, 6] that scaled `pose_differences` came from, given the first, and the N - 1 grippers after it."""
     start = numpy.asarray(first, dtype=numpy.float64)[:6]
     transform = relative_pose(scale, gripper_scale, accumulate=accumulate, quaternion=quaternion)
     raw = transform.undo(actions)

@@ -22,7 +22,6 @@ from cosmos_predict2.actions.transforms import (
     controller,
     integrate,
     pose_differences,
-    relative_actions,
     relative_pose,
 )
 from imaginaire.errors import ConfigError, DataError
@@ -70,10 +69,10 @@ def test_what_is_no_rotation_is_refused() -> None:
 @pytest.mark.parametrize("accumulate", [None, "window", 4])
 def test_integrated_actions_are_the_poses_again(accumulate: str | int | None, quaternion: bool) -> None:
     poses, gripper = _poses(14), numpy.random.default_rng(1).uniform(0, 1, 14)
-    options = dict(accumulate=accumulate, quaternion=quaternion, scale=20.0, gripper_scale=0.5)
-    actions = relative_actions(poses, gripper, **options)
+    form = dict(accumulate=accumulate, quaternion=quaternion)
+    actions = relative_pose(20.0, 0.5, **form).apply(pose_differences(poses, gripper, **form))
     assert actions.shape == (13, 8 if quaternion else 7)
-    again, closed = integrate(poses[0], actions, **options)
+    again, closed = integrate(poses[0], actions, **form, scale=20.0, gripper_scale=0.5)
     assert numpy.allclose(again[:, :3], poses[:, :3], atol=1e-12)
     assert numpy.allclose(euler_to_matrix(again[:, 3:]), euler_to_matrix(poses[:, 3:]), atol=1e-11)
     assert numpy.allclose(closed, gripper[1:], atol=1e-15)

@@ -7,7 +7,7 @@ import numpy
 import pytest
 
 from cosmos_predict2.actions.rotations import euler_to_matrix, matrix_to_euler, matrix_to_quaternion
-from cosmos_predict2.actions.transforms import pose_differences, relative_actions
+from cosmos_predict2.actions.transforms import pose_differences, relative_pose
 from cosmos_predict2.data.windows import action_windows
 from tests.goldens import Golden, Value
 
@@ -47,9 +47,8 @@ def test_accumulated_differences_match(recording: Value, states: numpy.ndarray, 
 def test_scaled_actions_match(recording: Value, states: numpy.ndarray, gripper: numpy.ndarray) -> None:
     for name in _matching(recording, r"scaled_([\d.]+)_gripper([\d.]+)(?:_stride(\d+))?"):
         stride = int(name[3] or 1)
-        actions = relative_actions(
-            states[::stride], gripper[::stride], scale=float(name[1]), gripper_scale=float(name[2])
-        )
+        differences = pose_differences(states[::stride], gripper[::stride])
+        actions = relative_pose(float(name[1]), float(name[2])).apply(differences)
         recording[name[0]].compare(actions, **SAME_FORMULA)
 
 

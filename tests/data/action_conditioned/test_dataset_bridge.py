@@ -12,7 +12,7 @@ import numpy
 import pytest
 import torch
 
-from cosmos_predict2.actions.transforms import actions_from_field, relative_actions
+from cosmos_predict2.actions.transforms import actions_from_field, pose_differences, relative_pose
 from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditionedDataset
 from cosmos_predict2.data.action_conditioned.recordings import read_recording
 from cosmos_predict2.data.sizes import frame_rate
@@ -66,7 +66,7 @@ def test_windows_frames_and_actions_belong_together(bridge: Path) -> None:
     assert torch.allclose(greys, torch.tensor([float(frame_value(1, k)) for k in frames]), atol=2)
     annotation = recording(1, 20)
     states, gripper = (numpy.array(annotation[key])[frames] for key in ("state", "continuous_gripper_state"))
-    assert numpy.array_equal(item["action"], relative_actions(states, gripper).astype("float32"))
+    assert numpy.array_equal(item["action"], relative_pose().apply(pose_differences(states, gripper)).astype("float32"))
 
 
 def test_validation_starts_at_intervals_and_modes_read_their_own_folder(bridge: Path) -> None:
@@ -81,13 +81,14 @@ def test_accumulated_actions_and_the_other_options(bridge: Path) -> None:
     annotation = recording(0, 20)
     states, gripper = (numpy.array(annotation[key])[:13] for key in ("state", "continuous_gripper_state"))
     for options, wanted in [
-        (dict(accumulate_action=True), dict(accumulate="window")),
-        (dict(accumulate_action=4), dict(accumulate=4)),
-        (dict(quaternion=True, gripper_rescale_factor=0.5), dict(quaternion=True, gripper_scale=0.5)),
-        (dict(action_scale=2.0), dict(scale=2.0)),
+        (dict(accumulate_action=True), relative_pose(accumulate="window")),
+        (dict(accumulate_action=4), relative_pose(accumulate=4)),
+        (dict(quaternion=True, gripper_rescale_factor=0.5), relative_pose(gripper_scale=0.5, quaternion=True)),
+        (dict(action_scale=2.0), relative_pose(2.0)),
     ]:
         dataset = _dataset(bridge, **options)
-        expected = relative_actions(states, gripper, **wanted).astype("float32")
+        form = dict(accumulate=wanted.accumulate, quaternion=wanted.quaternion)
+        expected = wanted.apply(pose_differences(states, gripper, **form)).astype("float32")
         assert numpy.array_equal(dataset[0]["action"], expected), options
         assert dataset.action_transform.dim == expected.shape[1]
     assert "action" not in _dataset(bridge, load_action=False)[0]
@@ -218,17 +219,16 @@ def test_a_broken_annotation_is_named_or_left_out(
         _dataset(root)
 
 
-def test_wrong_folders_name_the_right_ones(tmp_path: Path) -> None:
-    root = bridge_tree(tmp_path, episodes={"train": 1}, annotation="annotations")
-    with pytest.raises(DataError, match=r"annotation/train does not exist. Did you mean .*annotations/train\?"):
-        _dataset(root)
-    given = dict(train_annotation_path=str(root / "annotation" / "train"), video_path=str(root / "nowhere"))
-    found = list(problems(ActionConditionedDataset, **given))
-    assert len(found) == 2 and "annotations/train" in found[0] and "nowhere does not exist" in found[1]
-    with pytest.raises(DataError, match=r"holds no annotation.*annotations/train"):
-        _dataset(root, train_annotation_path=str(root / "annotations"))
-    right = dict(train_annotation_path=str(root / "annotations" / "train"), video_path=str(root))
+def test_wrong_folders_are_named(tmp_path: Path) -> None:
+    root = bridge_tree(tmp_path, episodes={"train": 1})
+    right = dict(train_annotation_path=str(root / "annotation/train"), video_path=str(root))
     assert not list(problems(ActionConditionedDataset, **right))
+    wrong = dict(train_annotation_path=str(root / "annotations/train"), video_path=str(root / "nowhere"))
+    found = list(problems(ActionConditionedDataset, **wrong))
+    assert len(found) == 2 and "annotations/train" in found[0] and "nowhere does not exist" in found[1]
+    for path in (root / "annotations/train", root / "annotation"):
+        with pytest.raises(DataError, match=str(path)):
+            _dataset(root, train_annotation_path=str(path))
     (problem,) = problems(ActionConditionedDataset, **right, action_scale=0.0)
     assert "needs a number other than 0" in problem
 
@@ -266,7 +266,7 @@ def test_the_page_of_the_layout_shows_what_is_computed(tmp_path: Path) -> None:
     recording = read_recording(tmp_path / "0.json")
     assert recording is not None and (recording.key, recording.caption) == ("0", "pick up the spoon")
     poses, gripper = recording.poses[:, :6], recording.poses[:, 6]
-    actions = relative_actions(poses, gripper)
+    actions = relative_pose().apply(pose_differences(poses, gripper))
     shown = " ".join(line[1:] for line in text.splitlines() if line.startswith(("# [[", "#  [")))
     numbers = numpy.array([float(word) for word in re.findall(r"-?\d+\.\d*", shown)]).reshape(2, 7)
     assert numbers == pytest.approx(actions, abs=6e-4)
