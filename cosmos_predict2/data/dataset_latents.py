@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training samples from a folder of cached latents: those of the folder's clips, without a clip being decoded."""
 
-import contextlib
-import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,8 +24,6 @@ from cosmos_predict2.data.sizes import latent_frames
 from cosmos_predict2.data.video_folder import CaptionedFolder, existing_folder, list_captioned, media_by_stem
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.findings import CheckContext, Finding, error, errors
-
-log = logging.getLogger(__name__)
 
 FILES = (FOLDER, (SUFFIX,), "latents")
 NUM_LOOKED_INTO = 8  # clips, before the start; the others are when they are drawn
@@ -66,7 +62,6 @@ class LatentDataset(Dataset[dict[str, Any]]):
             text_encoder=text_encoder,
             num_tokens=num_tokens,
         )
-        self._note_earlier_version()
         self._bad = BadSamples(skip_bad_samples, most_bad_samples)
 
     @classmethod
@@ -91,19 +86,6 @@ class LatentDataset(Dataset[dict[str, Any]]):
         first = next(iter(media_by_stem(folder / FOLDER, (SUFFIX,)).values()))
         with open_latents(folder / FOLDER / first) as clip:
             return clip.fps
-
-    def _note_earlier_version(self) -> None:
-        with contextlib.suppress(DataError), open_latents(self.folder.path(0)) as clip:
-            folder = self.dataset_dir / FOLDER
-            again = f"To have them, delete it and: {self.record.command(self.dataset_dir)}"
-            if clip.checksums is None:
-                log.info("%s has no checksums: bytes that a disk changes are not noticed. %s", folder, again)
-            if not clip.reads_any_width and not clip.require_video(self.dataset_dir / "videos").is_file():
-                log.warning(
-                    "%s was written by an earlier version, and its clips are not there. If their width is no multiple"
-                    " of 16, their last columns have wrong pixels: encode them again.",
-                    folder,
-                )
 
     def __len__(self) -> int:
         return len(self.folder)

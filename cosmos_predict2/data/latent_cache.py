@@ -29,10 +29,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from cosmos_predict2.data.jobs import Outcome
+from cosmos_predict2.data.sizes import size_problem
 from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.clips import CROPS
-from cosmos_predict2.data.video.media import VIDEO_SUFFIXES, opened_video
-from cosmos_predict2.data.video_folder import existing_folder, media_by_stem, size_problem
+from cosmos_predict2.data.video.media import VIDEO_SUFFIXES
+from cosmos_predict2.data.video_folder import existing_folder, media_by_stem
 from cosmos_predict2.data.windows import FrameRule
 from cosmos_predict2.interfaces import VideoTokenizer
 from imaginaire import storage
@@ -48,7 +49,7 @@ PROBE_KEY = "latent_probe"
 SUFFIX = ".safetensors"
 RECORD = "latents.json"
 CHECKSUMS = "crc32"  # of each window, in the header of its file
-READING = "reading"  # of the pixels, in the same place: 2 reads the last columns of clips of any width
+READING = "reading"  # of the pixels, in the same place: 2; programs before 2026-11-22 look at it
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _ALIKE = 0.05  # relative; the same weights in bfloat16 differ by less, other weights by about 1
 
@@ -74,16 +75,6 @@ class LatentRecord:
         names = [field.name for field in fields(self) if field.name not in ("tokenizer", "probe")]
         mine, theirs = asdict(self), asdict(other)
         return next((f"{n}={mine[n]}, now {theirs[n]}" for n in names if mine[n] != theirs[n]), None)
-
-    def command(self, dataset_dir: Path | str) -> str:
-        """What encodes clips like these."""
-        rate = "" if self.fps is None else f" --fps {self.fps:g}"
-        return (
-            f"python -m scripts.cache_latents --data {dataset_dir}"
-            f" --tokenizer {'tiny' if self.tokenizer == 'TinyTokenizer' else 'wan'} --num_frames {self.num_frames}"
-            f" --size {self.size[0]} {self.size[1]} --windows_per_clip {self.windows_per_clip}{rate}"
-            f" --stride {self.stride} --crop {self.crop} --dtype {self.dtype}"
-        )
 
 
 @torch.no_grad()
@@ -254,7 +245,6 @@ class ClipLatents:
         self.fps = float(metadata["fps"])
         self._video, self._video_bytes = metadata["video"], int(metadata["video_bytes"])
         self.checksums = json.loads(metadata.get(CHECKSUMS, "null"))  # none in caches of earlier versions
-        self.reads_any_width = int(metadata.get(READING, 1)) >= 2
         self.num_windows = int(file.get_slice("latents").get_shape()[0])
         if self.num_windows < 1:
             raise ValueError("no window")
@@ -277,13 +267,6 @@ class ClipLatents:
                 f"{self._path} was made from a video of {self._video_bytes} bytes, but {video} has"
                 f" {video.stat().st_size}: it has changed. Encode it again: python -m scripts.cache_latents."
             )
-        if not self.reads_any_width and video.is_file() and _has_lost_columns(video):
-            record = read_record(self._path.parent)
-            raise DataError(
-                f"{self._path} was made by an earlier version, which read wrong pixels in the last columns of clips"
-                f" whose width is no multiple of 16, as of {video}. Encode such clips again (others are kept):"
-                f" {'python -m scripts.cache_latents' if record is None else record.command(folder.parent)}"
-            )
         return video
 
 
@@ -297,14 +280,6 @@ def open_latents(path: Path) -> Iterator[ClipLatents]:
         raise
     except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
         raise DataError(f"{path} cannot be read as latents ({error}). Delete it and encode it again.") from error
-
-
-@functools.cache
-def _has_lost_columns(video: Path) -> bool:
-    """Whether the first reading of pixels left the last columns of a clip unwritten; of odd sizes it did not."""
-    with opened_video(video) as container:
-        stream = container.streams.video[0]
-        return stream.height % 2 == stream.width % 2 == 0 and stream.width % 16 != 0
 
 
 def _only(samples: list[Any]) -> Any:
