@@ -8,9 +8,10 @@ import torch
 from torch.utils.data import Dataset
 
 from cosmos_predict2.data.samples import BadSamples, frame_item
+from cosmos_predict2.data.sizes import size_problem
 from cosmos_predict2.data.video.clips import scaled
 from cosmos_predict2.data.video.media import IMAGE_SUFFIXES, read_image
-from cosmos_predict2.data.video_folder import CaptionedFolder, list_captioned, size_problem
+from cosmos_predict2.data.video_folder import CaptionedFolder, list_captioned
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.findings import CheckContext, Finding, error, errors
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from cosmos_predict2.data.samples import BadSamples, PackedStrings, frame_item, place_of, text_item
-from cosmos_predict2.data.sizes import pixel_frames
+from cosmos_predict2.data.sizes import pixel_frames, size_problem
 from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES
 from cosmos_predict2.data.video_folder import (
@@ -25,8 +25,6 @@ from cosmos_predict2.data.video_folder import (
     media_by_stem,
     opened_embeddings,
     probed,
-    read_embedding,
-    size_problem,
     with_embedding,
 )
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, find_embedding_dir
@@ -192,7 +190,8 @@ class MultiviewDataset(Dataset[dict[str, Any]]):
 
     def _text(self, camera: str, stem: str) -> tuple[Tensor, Tensor, str]:
         if camera in self.embeddings:
-            return read_embedding(self.embeddings[camera], stem, self._num_tokens)
+            embeddings = self.embeddings[camera]
+            return *embeddings.read(stem, self._num_tokens), str(embeddings.find(stem) or "")
         nothing = torch.zeros(self._num_tokens, 1)  # as wide as the others when they are put together
         return nothing, torch.zeros(self._num_tokens, dtype=torch.int64), ""
 

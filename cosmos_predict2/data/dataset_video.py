@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset as MapDataset
 
 from cosmos_predict2.data.samples import BadSamples, frame_item
-from cosmos_predict2.data.sizes import swapped_size
+from cosmos_predict2.data.sizes import size_problem, swapped_size
 from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES, probe_video
 from cosmos_predict2.data.video_folder import (
@@ -18,7 +18,6 @@ from cosmos_predict2.data.video_folder import (
     existing_folder,
     list_captioned,
     media_by_stem,
-    size_problem,
 )
 from cosmos_predict2.data.windows import FrameRule
 from imaginaire.errors import ConfigError, DataError, UserError, near

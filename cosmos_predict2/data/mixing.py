@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import Dataset
 
+from cosmos_predict2.data.samples import place_of
 from imaginaire import random
 from imaginaire.data import workers
 from imaginaire.data.stream import ResumableLoader, with_positions
@@ -155,9 +156,7 @@ class MixedDataset(Dataset[Any]):
         return self.members[self._place(index)]
 
     def _place(self, index: int) -> tuple[int, int]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"item {index} of {len(self)}")
-        which, turn = self._turns[index % len(self)]
+        which, turn = self._turns[place_of(index, len(self))]
         return which, self._orders.index(self._seed, which, turn)
 
 

@@ -32,6 +32,17 @@ def size_of(resolution: str, aspect_ratio: str) -> tuple[int, int]:
     return height, width
 
 
+def size_problem(name: str, size: object) -> str | None:
+    """What is wrong with a (height, width) in pixels, if anything."""
+    try:
+        sides = [int(side) for side in size]  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        sides = []
+    if len(sides) != 2 or min(sides) < 16 or any(side % 16 for side in sides):
+        return f"{name}={size}: it is (height, width) in pixels, both multiples of 16."
+    return None
+
+
 def pixel_frames(num_latent_frames: int) -> int:
     """Frames of a clip with that many latent ones: the first alone, then four for each."""
     return 4 * (num_latent_frames - 1) + 1

@@ -13,14 +13,12 @@ import itertools
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
-
-from torch import Tensor
 
 from cosmos_predict2.data.samples import PackedStrings, text_item
 from cosmos_predict2.data.video import clips
@@ -133,8 +131,8 @@ class CaptionedFolder:
         stem, path = self.stems[index], ""
         item: dict[str, Any] = {}
         if self.embeddings is not None:
-            embedding, mask, path = read_embedding(self.embeddings, stem, self._num_tokens)
-            item |= text_item(embedding, mask)
+            item |= text_item(*self.embeddings.read(stem, self._num_tokens))
+            path = str(self.embeddings.find(stem) or "")
         if self._captions is not None:
             item["ai_caption"] = self._captions.read(stem)
         elif self._metas is not None:
@@ -252,23 +250,6 @@ def _warn_of_changed_captions(
             "%d captions in %s changed since they were encoded (%s): training uses the old ones. Encode them again: %s",
             *(len(changed), metas, _listed(changed), embeddings.command()),
         )
-
-
-def read_embedding(embeddings: EmbeddingFolder, stem: str, num_tokens: int) -> tuple[Tensor, Tensor, str]:
-    """float32 [num_tokens, width], the mask int64 [num_tokens], and the path of the file."""
-    embedding, mask = embeddings.read(stem, num_tokens)
-    return embedding, mask, str(embeddings.find(stem) or "")
-
-
-def size_problem(name: str, size: object) -> str | None:
-    """What is wrong with a (height, width) in pixels, if anything."""
-    try:
-        sides = [int(side) for side in size]  # type: ignore[attr-defined]
-    except (TypeError, ValueError):
-        sides = []
-    if len(sides) != 2 or min(sides) < 16 or any(side % 16 for side in sides):
-        return f"{name}={size}: it is (height, width) in pixels, both multiples of 16."
-    return None
 
 
 def in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
@@ -413,12 +394,3 @@ def read_caption(path: Path) -> str:
     if not text:
         raise DataError(f"{path} is empty. Write the clip's caption into it.")
     return text
-
-
-def several_lines(texts: Iterable[tuple[str, str]]) -> str | None:
-    """A note on the captions, (stem, text), with several lines, as each file is one caption; None without any."""
-    found = [stem for stem, text in texts if sum(bool(line.strip()) for line in text.splitlines()) > 1]
-    if not found:
-        return None
-    named = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
-    return f"{len(found)} captions have several lines ({named}): a file is one caption, all of its lines together"

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from cosmos_predict2.actions.transforms import ActionTransform
 from cosmos_predict2.data.samples import BadSamples, frame_item, place_of, text_item
+from cosmos_predict2.data.sizes import size_problem
 from cosmos_predict2.data.windows import action_windows, evenly
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, find_embedding_dir
 from imaginaire.errors import DataError
@@ -77,7 +78,7 @@ def action_item(
     }
 
 
-def no_text(num_tokens: int = 512, width: int = 1024) -> tuple[Tensor, Tensor]:
+def no_text(num_tokens: int, width: int) -> tuple[Tensor, Tensor]:
     """The embedding float32 [num_tokens, width] of "no text" and its mask int64 [num_tokens]."""
     return torch.zeros(num_tokens, width), torch.ones(num_tokens, dtype=torch.int64)
 
@@ -221,9 +222,5 @@ def shape_problems(num_frames: Any, video_size: Any) -> Iterator[str]:
     """What is wrong with the wished shape of a clip with actions."""
     if not isinstance(num_frames, int) or num_frames < 2:
         yield f"num_frames={num_frames}; a clip with actions has 2 frames at least"
-    try:
-        sides = [int(side) for side in video_size]
-    except (TypeError, ValueError):
-        sides = []
-    if len(sides) != 2 or min(sides) < 16 or any(side % 16 for side in sides):
-        yield f"video_size={video_size}; it is (height, width), both multiples of 16"
+    if problem := size_problem("video_size", video_size):
+        yield problem

@@ -66,8 +66,7 @@ def find_suites(root: Path, suites: Sequence[str] | None = None) -> list[Path]:
                 raise DataError(f"{root} has no suite '{suite}' with *{SUFFIX} files.{near(suite, present)}")
         return [root / suite for suite in suites]
     if not present:
-        hint = f" It has some itself: give {root.parent}." if any(root.glob(f"*{SUFFIX}")) else ""
-        raise DataError(f"{root} has no folder with *{SUFFIX} files; the suites of LIBERO lie in one each.{hint}")
+        raise DataError(f"{root} has no folder with *{SUFFIX} files; the suites of LIBERO lie in one each.")
     return [root / suite for suite in present]
 
 

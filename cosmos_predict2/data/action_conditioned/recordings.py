@@ -25,7 +25,6 @@ from imaginaire.errors import DataError, near
 log = logging.getLogger(__name__)
 
 THREADS = 16  # the files are small: reading them is waiting for the disk
-_SPELLINGS = {"annotation": "annotations", "annotations": "annotation"}  # both are seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +71,13 @@ class Recordings:
 
 
 def annotation_files(folder: Path) -> list[Path]:
-    """The JSON files of an annotation folder; what else may be meant is named where it is not there."""
+    """The JSON files of an annotation folder, one at least."""
     if not folder.is_dir():
-        raise DataError(f"The annotation folder {folder} does not exist.{_near_folder(folder)}")
+        raise DataError(f"The annotation folder {folder} does not exist.")
     files = sorted(folder.glob("*.json"))
     if not files:
-        below = sorted(path.name for path in folder.iterdir() if path.is_dir() and any(path.glob("*.json")))
-        hint = f" There are some in {', '.join(str(folder / name) for name in below[:3])}." if below else ""
-        raise DataError(f"{folder} holds no annotation (*.json).{hint}")
+        names = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) or "nothing"
+        raise DataError(f"{folder} holds no annotation (*.json); it has {names}.")
     return files
 
 
@@ -207,15 +205,3 @@ def _caption(annotation: dict[str, Any]) -> str:
     if isinstance(texts, list) and texts:
         return str(texts[0])
     return str(annotation.get("caption") or annotation.get("language_instruction") or "")
-
-
-def _near_folder(folder: Path) -> str:
-    """A sentence with folders that exist and may be meant."""
-    for i, part in enumerate(folder.parts):
-        if other := _SPELLINGS.get(part):
-            candidate = Path(*folder.parts[:i], other, *folder.parts[i + 1 :])
-            if candidate.is_dir():
-                return f" Did you mean {candidate}?"
-    if folder.parent.is_dir():
-        return near(folder.name, [path.name for path in folder.parent.iterdir() if path.is_dir()])
-    return ""

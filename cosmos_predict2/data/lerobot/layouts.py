@@ -17,10 +17,10 @@ The index is a few arrays, which worker processes share without copying.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy
 from numpy.typing import NDArray
@@ -76,20 +76,6 @@ class Clip:
     path: Path
     start: float = 0.0
     seconds: float | None = None
-
-
-class Layout(Protocol):
-    """What one version of the format keeps where."""
-
-    @property
-    def episodes(self) -> Episodes: ...
-
-    @property
-    def tasks(self) -> Mapping[int, str]: ...
-
-    def rows(self, i: int) -> Rows: ...
-
-    def clip(self, i: int, camera: str) -> Clip: ...
 
 
 def make_episodes(

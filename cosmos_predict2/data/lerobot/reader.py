@@ -15,7 +15,7 @@ import numpy
 from torch import Tensor
 
 from cosmos_predict2.data.lerobot.info import EMBODIMENTS, Info, Modality, Part, read_info, read_modality
-from cosmos_predict2.data.lerobot.layouts import Clip, Episodes, Layout, LayoutV2, LayoutV3
+from cosmos_predict2.data.lerobot.layouts import Clip, Episodes, LayoutV2, LayoutV3
 from cosmos_predict2.data.lerobot.tables import Numbers, Tables, read_images
 from cosmos_predict2.data.video.clips import Fit, open_clip, probe
 from imaginaire.errors import ConfigError, DataError, near
@@ -31,7 +31,7 @@ class LeRobotSource:
     """An open data set; episodes are counted from 0 in the order of its index."""
 
     info: Info
-    layout: Layout
+    layout: LayoutV2 | LayoutV3
     modality: Modality | None
     tables: Tables
 
@@ -39,7 +39,7 @@ class LeRobotSource:
     def open(cls, root: Path | str) -> "LeRobotSource":
         """The data set in this folder."""
         info = read_info(Path(root))
-        layout: Layout = LayoutV2(info) if info.version in _PER_EPISODE else LayoutV3(info)
+        layout = LayoutV2(info) if info.version in _PER_EPISODE else LayoutV3(info)
         return cls(info, layout, read_modality(info.root), Tables())
 
     def __len__(self) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from cosmos_predict2.actions.transforms import ActionTransform, controller
-from cosmos_predict2.data.action_conditioned.items import TRANSFORM_KEY
+from cosmos_predict2.data.action_conditioned.items import TRANSFORM_KEY, no_text
 from cosmos_predict2.data.samples import frame_item, place_of, text_item
 from cosmos_predict2.data.toy.states import PATTERN, action_width, read_states
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
@@ -59,7 +59,7 @@ class EpisodeVideos(Dataset[dict[str, Any]]):
         self._num_starts = last + 1
         self._name = name
         self._text = _embeddings(BytesEncoder(num_tokens, width), self.episodes.captions) if captions else None
-        self._no_text = torch.zeros(num_tokens, width), torch.ones(num_tokens, dtype=torch.int64)
+        self._no_text = no_text(num_tokens, width)
         self.action_transform = controller(self.episodes.actions.shape[-1], scale=1.0)  # they lie in [-1, 1] already
         self._transform_json = self.action_transform.to_json()
         self._hides_actions = hide_actions

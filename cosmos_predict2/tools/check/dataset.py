@@ -15,7 +15,7 @@ from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.sizes import swapped_size
 from cosmos_predict2.data.video.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from cosmos_predict2.data.video.media_files import files_by_stem
-from cosmos_predict2.data.video_folder import SAME_RATE, several_lines
+from cosmos_predict2.data.video_folder import SAME_RATE
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, EncoderRecord, embedding_files, find_embedding_dir
 from cosmos_predict2.text.embeddings.pickles import NUM_TOKENS
@@ -167,8 +167,6 @@ def _check_samples(report: Report, folder: Path, camera: str, wanted: Wanted) ->
     report.findings += [one for facts in found.results for one in facts.faults]
     counts = {what: len(clips), "captions": len(captions), "embeddings": len(embeddings)}
     report.counts = {key: report.counts.get(key, 0) + count for key, count in counts.items()}
-    if (note := several_lines((facts.stem, facts.caption) for facts in found.results)) is not None:
-        report.note(f"{folder / 'metas' / camera}: {note}")
     _compare_embeddings(report, folder, found.results, record, wanted)
     _check_annotations(report, folder / "annotation", set(clips))
     if report.form == "video":

@@ -14,7 +14,7 @@ from typing import Any
 from cosmos_predict2.data.jobs import Outcome
 from cosmos_predict2.data.video.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from cosmos_predict2.data.video.media_files import files_by_stem, require_files
-from cosmos_predict2.data.video_folder import read_caption, several_lines
+from cosmos_predict2.data.video_folder import read_caption
 from cosmos_predict2.interfaces import TextEncoder
 from cosmos_predict2.text.embeddings.encode import Counts, embed_captions
 from cosmos_predict2.text.embeddings.folder import FOLDER_NAMES, find_embedding_dir
@@ -34,8 +34,6 @@ def captions_of_metas(dataset: Path) -> Captions:
             captions.results.append((stem, read_caption(path)))
         except DataError as error:
             captions.faults.append(str(error))
-    if (note := several_lines(captions.results)) is not None:
-        log.warning("%s: %s", dataset / "metas", note)
     return captions
 
 

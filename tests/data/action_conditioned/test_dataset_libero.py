@@ -156,7 +156,6 @@ def test_wrong_settings_and_folders_are_reported(libero: Path, tmp_path: Path) -
     for root, suites, message in [
         (libero / "nowhere", None, "does not exist"),
         (libero, ["libero_spatia"], "libero_spatial"),
-        (libero / "libero_10", None, "It has some itself: give"),
         (tmp_path, None, "has no folder with"),
     ]:
         with pytest.raises(DataError, match=message):

@@ -108,14 +108,10 @@ def test_an_experiment_says_what_its_model_takes(folder: Path) -> None:
     assert check(folder, "--experiment", in_training, "--num_frames", "9")[0] == 0, "it encodes captions itself"
 
 
-def test_what_may_well_be_a_mistake_is_noted(folder: Path) -> None:
-    """A size as (width, height), and a file of several captions: no faults."""
-    (folder / "metas" / "b.txt").write_text("push the blue box\n\npush the box, which is blue\n")
-    embed_captions(folder / "t5_xxl", {**CAPTIONS, "b": "push the blue box\n\npush the box, which is blue"}, ENCODER)
+def test_a_size_across_the_clips_is_noted(folder: Path) -> None:
     code, record = check(folder, "--video_size", "48", "32")
     assert code == 0
     assert any(note.endswith("was [32, 48] meant? (4 of 4)") for note in record["notes"])
-    assert f"{folder}/metas: 1 captions have several lines (b): a file is one caption" in " ".join(record["notes"])
 
 
 def test_cures_name_the_encoder_of_the_folder(folder: Path) -> None:
