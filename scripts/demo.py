@@ -6,6 +6,7 @@ futures of one picture. Needs no download and no GPU. Everything is written belo
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
@@ -144,8 +145,11 @@ def latest_checkpoint() -> str:
 
 def records() -> list[dict[str, float]]:
     path = RUN / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    found = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):  # half a line, of a record that is being written or never was
+            found.append(json.loads(line))
+    return found
 
 
 def last_iteration() -> int:

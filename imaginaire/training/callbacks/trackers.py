@@ -227,8 +227,12 @@ def _as_floats(values: Mapping[str, float | Tensor]) -> dict[str, float]:
 def _append(path: Path, values: Mapping[str, float], iteration: int) -> None:
     """One JSON object in a line; NaN and infinities, which JSON lacks, become null."""
     finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-    with path.open("a", encoding="utf-8") as file:  # opened each time: the file may have been removed meanwhile
-        file.write(json.dumps({"iteration": iteration, **finite}) + "\n")
+    record = json.dumps({"iteration": iteration, **finite}).encode() + b"\n"
+    with path.open("ab+") as file:  # opened each time: the file may have been removed meanwhile
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            record = record if file.read() == b"\n" else b"\n" + record  # a half line of a full disk stays alone
+        file.write(record)
 
 
 def _write_all(content: bytes, file: IO[bytes]) -> None:

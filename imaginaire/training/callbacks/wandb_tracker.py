@@ -6,7 +6,9 @@ import netrc
 import os
 import secrets
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.parse import urlparse
 
@@ -63,7 +65,7 @@ class WandbTracker:
             run.define_metric("*", step_metric="iteration")  # a resumed run may repeat them; W&B's own step may not
             return run
 
-        self._run = self._guarded("init", init)
+        self._run = self._guarded("init", init, INIT_TIMEOUT_S)
         if self._run is not None:
             where = self._run.url if mode == "online" else f"send it with: wandb sync {Path(self._run.dir).parent}"
             log.info("W&B: run %s %s (%s)", self.run_id, "continued" if is_continued else "started", where)
@@ -88,18 +90,37 @@ class WandbTracker:
 
     def close(self) -> None:
         if self._run is not None:
-            self._guarded("finish", self._run.finish)
+            self._guarded("finish", self._run.finish, FINISH_TIMEOUT_S)
             self._run = None
 
-    def _guarded(self, what: str, call: Callable[[], Any]) -> Any:
-        """The call's result; after an error nothing more is sent."""
+    def _guarded(self, what: str, call: Callable[[], Any], limit_s: float | None = None) -> Any:
+        """The call's result; after an error nothing more is sent. W&B has time limits too, which not all waits obey."""
         try:
-            return call()
+            return call() if limit_s is None else within(2 * limit_s, call)
         except Exception as error:  # a guest's failure, whatever it is, is not ours
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             log.warning("W&B %s failed, so it is off for the rest of this run: %s", what, reason)
             self._run = None
             return None
+
+
+def within(seconds: float, call: Callable[[], Any]) -> Any:
+    """The call's result, from a thread that is left alone when it takes longer: a TimeoutError."""
+    made: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(call())
+        except BaseException as error:
+            made.set_exception(error)
+
+    Thread(target=run, name="wandb", daemon=True).start()
+    try:
+        return made.result(seconds)
+    except TimeoutError as error:
+        if made.done():  # the call's own
+            raise
+        raise TimeoutError(f"no answer within {seconds:g} s") from error
 
 
 def asked_mode(configured: str | None) -> tuple[str, str | None]:

@@ -60,6 +60,17 @@ def test_resume_drops_later_records_and_a_torn_last_line(tmp_path: Path, caplog:
     assert "dropped 1 record after iteration 4" in caplog.text
 
 
+def test_a_record_after_half_a_line_begins_a_line_of_its_own(tmp_path: Path) -> None:
+    metrics = new(tmp_path)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"iteration": 1, "x"')  # what a disk had room for
+    metrics.log({"x": 2.0}, 2)
+    metrics.log({"x": 3.0}, 3)
+    metrics.close()
+    half, *lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert half.endswith('"x"') and [json.loads(line)["x"] for line in lines] == [2, 3]
+
+
 def test_a_run_from_scratch_starts_a_new_file(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"iteration": 0, "x": 1}\n{"iteration": 5, "x": 1}\n')
     metrics = new(tmp_path)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import logging
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from unittest import mock
 import pytest
 
 from imaginaire.errors import ConfigError
+from imaginaire.training.callbacks import wandb_tracker
 from imaginaire.training.callbacks.trackers import Metrics
 from imaginaire.training.callbacks.wandb_tracker import WandbTracker, asked_mode, chosen_mode
 
@@ -67,6 +69,17 @@ class Broken:
     def log(self, values: Any) -> None:
         self.calls += 1
         raise BrokenPipeError("the service is gone")
+
+
+def test_a_finish_that_never_returns_does_not_hold_the_run(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wandb_tracker, "FINISH_TIMEOUT_S", 0.01)
+    tracker, released = WandbTracker(job()), threading.Event()
+    tracker._run = SimpleNamespace(finish=released.wait)
+    tracker.close()
+    released.set()
+    assert "W&B finish failed" in caplog.text and "no answer within 0.02 s" in caplog.text
 
 
 def test_a_failing_log_is_one_warning_and_the_end_of_it(caplog: pytest.LogCaptureFixture) -> None:
