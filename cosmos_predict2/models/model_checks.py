@@ -111,6 +111,9 @@ def check_degrees(config: Mapping[str, Any], context: CheckContext) -> Iterator[
     net, run = config["pipe_config"]["net"], context.config
     if run is None or net.get("num_heads") is None:
         return  # a network with a number of its own
+    if not isinstance(net["num_heads"], int) or net["num_heads"] < 1:
+        yield error(f"{NETWORK_KEY}.num_heads", f"{net['num_heads']}, but it is a whole number of at least 1")
+        return
     shards = run.trainer.distributed_parallelism != "ddp"
     problems = degree_problems(
         world_size=context.world_size,

@@ -28,7 +28,7 @@ from imaginaire.checkpoint.dcp import Like, Tree
 from imaginaire.checkpoint.layout import KINDS, CheckpointSet
 from imaginaire.checkpoint.weight_files import POINTER, LazyTensors
 from imaginaire.config import lazy_config
-from imaginaire.config.names import locate
+from imaginaire.config.names import describe, locate, target_of
 from imaginaire.config.schema import CheckpointConfig
 from imaginaire.distributed import parallel
 from imaginaire.errors import CheckpointError, ConfigError, TrainingError, UserError, near
@@ -39,6 +39,7 @@ from imaginaire.training.step_guard import non_finite
 
 log = logging.getLogger(__name__)
 
+KEY = "checkpoint.type"
 _CLOSE_TIMEOUT_S = 30  # for a sharded write whose other ranks may be gone
 
 
@@ -359,6 +360,16 @@ class DummyCheckpointer(Checkpointer):
         raise AssertionError("a dummy checkpointer writes nothing")
 
 
+def check_type(config: CheckpointConfig) -> None:
+    """Raise where ``checkpoint.type`` is no class of checkpointers, nor anything else that could make one."""
+    node = config.type
+    target = locate(node, KEY) if isinstance(node, str) else node
+    target = target_of(node, KEY) if isinstance(node, Mapping) else target
+    is_other_class = isinstance(target, type) and not issubclass(target, Checkpointer)
+    if node is not None and (is_other_class or not callable(target)):
+        raise ConfigError(f"{KEY} is {describe(target)}, no class of checkpointers. Choose ckpt_type=standard.")
+
+
 def make(config: CheckpointConfig, run_dir: str, callbacks: Any) -> Checkpointer:
     """The configured class, given by itself, by name or as a lazy call; four .pt files when none is chosen."""
     node = config.type
@@ -366,7 +377,7 @@ def make(config: CheckpointConfig, run_dir: str, callbacks: Any) -> Checkpointer
     if node is None:
         return StandardCheckpointer(**arguments)
     if isinstance(node, str):
-        node = locate(node, "checkpoint.type")
+        node = locate(node, KEY)
     made = node(**arguments) if isinstance(node, type) else lazy_config.instantiate(node, **arguments)
     if not isinstance(made, Checkpointer):
         raise CheckpointError(

@@ -41,7 +41,17 @@ from imaginaire.config.registry import (
     unknown_entry,
 )
 from imaginaire.config.schema import Config, freeze
-from imaginaire.config.typed_nodes import everything, explained, fields_of, join, to_object, typed_class, unknown
+from imaginaire.config.typed_nodes import (
+    default_of,
+    everything,
+    explained,
+    fields_of,
+    is_config_class,
+    join,
+    to_object,
+    typed_class,
+    unknown,
+)
 from imaginaire.errors import ConfigError, near
 
 __all__ = ["compose", "experiment_names", "import_all_modules_from_package", "register_experiment", "summary"]
@@ -193,8 +203,12 @@ def _remove(tree: DictConfig, item: Override) -> None:
             return
         raise problem
     parent: Any = OmegaConf.select(tree, where) if where else tree
-    if typed_class(parent) is not None or item.value() not in (None, raw(parent, name)):
-        raise ConfigError(f"{item.input_line}: it is a field, or has another value. Set it: {key}=VALUE.")
+    if (cls := typed_class(parent)) is not None:
+        usual = default_of(fields_of(cls)[name])
+        shown = "" if is_config_class(type(usual)) or usual == "???" else f", its default is {usual}"
+        raise ConfigError(f"~{key}: a field of {cls.__qualname__} cannot be removed. Set it: {key}=VALUE{shown}.")
+    if item.value() not in (None, raw(parent, name)):
+        raise ConfigError(f"{item.input_line}: the value is {raw(parent, name)}. Remove it by ~{key} alone.")
     with open_dict(parent):
         del parent[name]
 

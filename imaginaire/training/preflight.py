@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 
 from imaginaire import distributed, storage
 from imaginaire.checkpoint import layout as checkpoint_layout
+from imaginaire.checkpoint.checkpointer import check_type
 from imaginaire.checkpoint.weight_files import POINTER
 from imaginaire.config import checks as config_checks
 from imaginaire.config import lazy_config, registry
@@ -145,6 +146,10 @@ def _findings(config: Config, context: CheckContext, nodes: Mapping[str, Mapping
     if config.trainer.run_validation:
         yield from _other_kind(config)
     yield from _scheduler_problems(config)
+    try:
+        check_type(config.checkpoint)
+    except UserError as problem:
+        yield error("checkpoint.type", str(problem).rstrip("."))
     if _is_missing(config.checkpoint.load_path) and not _resumes(config):
         yield error("checkpoint.load_path", f"{config.checkpoint.load_path} does not exist")
     yield from _switch_problems(config, context.resume_path)

@@ -61,6 +61,8 @@ def test_a_launch_with_wrong_degrees_stops_before_anything_is_built(
         ("model.config.pipe_config.net.sac_config.mode=blockwise", r"sac_config\.mode is 'blockwise'.*block_wise"),
         ("+model.config.pipe_config.net.sac_config.every=2", r"sac_config\.every is no key of it.*every_n_blocks"),
         ("model.config.pipe_config.net.sac_config.every_n_blocks=0", r"every_n_blocks is 0"),
+        ("model.config.pipe_config.net.num_heads=0", r"start:\n  - model\.config\.pipe_config\.net\.num_heads: 0"),
+        ("checkpoint.type=torch.nn.Linear", r"checkpoint\.type is torch.*Linear, no class of checkpointers"),
     ],
 )
 def test_a_network_that_cannot_be_made_is_told_before_anything_is_built(

@@ -61,6 +61,8 @@ MISTAKES = {  # overrides -> the key or name that the message gives
     "optimizer.lr=2**-14.5": "optimizer.lr='2**-14.5'",
     "experiment=missing_exp": "dataloader_train.dataset.root=VALUE\n  model.config=VALUE",
     "~trainer.seed": "trainer.seed=VALUE",
+    "~trainer.max_iter": "a field of TrainerConfig cannot be removed. Set it: trainer.max_iter=VALUE, its default is",
+    "~optimizer.lr=7": "~optimizer.lr alone",
     "job.name=": "job.name=''",
     "optimizer.betas=0.1,0.2": "'key=[a,b]'",
     "job.name=(x)": "job.name=(x)",
