@@ -9,7 +9,7 @@ import numpy
 from torch import Tensor
 from torch.utils.data import Dataset as MapDataset
 
-from cosmos_predict2.data.samples import BadSamples, frame_item
+from cosmos_predict2.data.samples import BadSamples, FrameRule, frame_item
 from cosmos_predict2.data.sizes import size_problem, swapped_size
 from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES, probe_video
@@ -19,7 +19,6 @@ from cosmos_predict2.data.video_folder import (
     list_captioned,
     media_by_stem,
 )
-from cosmos_predict2.data.windows import FrameRule
 from imaginaire.errors import ConfigError, DataError, UserError, near
 from imaginaire.findings import CheckContext, Finding, error, errors, warning
 

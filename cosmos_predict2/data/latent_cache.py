@@ -29,12 +29,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from cosmos_predict2.data.jobs import Outcome
+from cosmos_predict2.data.samples import FrameRule
 from cosmos_predict2.data.sizes import size_problem
 from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.clips import CROPS
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES
 from cosmos_predict2.data.video_folder import existing_folder, media_by_stem
-from cosmos_predict2.data.windows import FrameRule
 from cosmos_predict2.interfaces import VideoTokenizer
 from imaginaire import storage
 from imaginaire.data.workers import load

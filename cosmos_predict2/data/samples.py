@@ -1,8 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the samples of all data sets share: keys, finding one by its index, skipping bad ones, names in arrays."""
+"""What the samples of all data sets share: keys, finding one by its index, skipping bad ones, names in arrays; and
+which frames of a clip, or which states of an episode, make one.
+
+Frames are counted in pixel frames from 0. A rule spans ``frames_needed`` frames of the clip and gives ``num_frames`` of
+them: every ``stride``-th, or the nearest ones at ``fps`` frames per second (which repeats frames of a slower clip).
+"""
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
 import numpy
@@ -10,12 +17,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from imaginaire.errors import CheckpointError, ConfigError, DataError
+from imaginaire.errors import CheckpointError, ConfigError, DataError, near
 
 log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
+SAMPLINGS = ("random", "first", "center", "uniform", "reference")
 CURE = "Run python -m scripts.check_dataset on the folder, which lists all faults"
 
 
@@ -106,3 +114,104 @@ class PackedStrings(Sequence[str]):
 
     def __iter__(self) -> Iterator[str]:
         return (self[i] for i in range(len(self)))
+
+
+# ---- which frames ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameRule:
+    """How ``num_frames`` frames are chosen from a clip.
+
+    sampling: ``random`` draws the start of the window uniformly from all that fit; ``first`` and ``center`` fix it;
+    ``uniform`` spreads the frames over the whole clip; ``reference`` repeats the published training code, whose draw
+    excludes the last start that fits.
+    """
+
+    num_frames: int
+    fps: float | None = None
+    stride: int = 1
+    sampling: str = "random"
+
+    def __post_init__(self) -> None:
+        if problem := self.problem():
+            raise ConfigError(problem)
+
+    def problem(self) -> str | None:
+        """What is wrong with the arguments, if anything."""
+        if not _is_count(self.num_frames):
+            return f"num_frames={self.num_frames!r} must be a whole number, 1 or more."
+        if not _is_count(self.stride):
+            return f"stride={self.stride!r} must be a whole number, 1 or more."
+        if self.fps is not None and not (math.isfinite(self.fps) and self.fps > 0):
+            return f"fps={self.fps!r} must be a positive number of frames per second, or null for the clip's own."
+        if self.sampling not in SAMPLINGS:
+            return f"There is no sampling '{self.sampling}'.{near(str(self.sampling), SAMPLINGS)}"
+        if self.fps is not None and self.stride != 1:
+            return f"fps={self.fps:g} and stride={self.stride} mean the same: set one of them."
+        if self.sampling == "uniform" and (self.fps is not None or self.stride != 1):
+            return "sampling='uniform' spreads the frames over the whole clip: remove fps and stride."
+        return None
+
+    def frames_needed(self, native_fps: float) -> int:
+        """The shortest clip of this rate that has enough frames."""
+        return self.num_frames if self.sampling == "uniform" else self._offset(self.num_frames - 1, native_fps) + 1
+
+    def choose(self, total: int, native_fps: float, draw: Callable[[int], int]) -> list[int]:
+        """The frames, in ascending order; ``draw(n)`` gives a number from 0 to n - 1."""
+        num_starts = total - self.frames_needed(native_fps) + 1
+        if num_starts < 1:
+            raise DataError(f"{total} frames, but {self.in_words(native_fps)}.")
+        if self.sampling == "uniform":
+            last = self.num_frames - 1
+            return [_nearest(k * (total - 1) / last) if last else (total - 1) // 2 for k in range(self.num_frames)]
+        start = self._start(num_starts, draw)
+        return [start + self._offset(k, native_fps) for k in range(self.num_frames)]
+
+    def item_fps(self, frames: list[int], native_fps: float) -> float:
+        """Frames per second of the chosen frames."""
+        if self.fps is not None:
+            return float(self.fps)
+        if self.sampling == "uniform" and len(frames) > 1 and frames[-1] > frames[0]:
+            return native_fps * (len(frames) - 1) / (frames[-1] - frames[0])
+        return native_fps / self.stride
+
+    def in_words(self, native_fps: float) -> str:
+        """What a clip of this rate must have, for messages."""
+        rate = f" at fps={self.fps:g}" if self.fps is not None else f" with stride={self.stride}"
+        how = "" if self.fps is None and self.stride == 1 else rate
+        return f"num_frames={self.num_frames}{how} needs {self.frames_needed(native_fps)}"
+
+    def _offset(self, k: int, native_fps: float) -> int:
+        return k * self.stride if self.fps is None else _nearest(k * native_fps / self.fps)
+
+    def _start(self, num_starts: int, draw: Callable[[int], int]) -> int:
+        if self.sampling == "random":
+            return int(draw(num_starts))
+        if self.sampling == "reference":
+            return int(draw(num_starts - 1)) if num_starts > 1 else 0
+        return (num_starts - 1) // 2 if self.sampling == "center" else 0
+
+
+def action_windows(num_states: int, num_frames: int, stride: int = 1, every: int = 1) -> list[list[int]]:
+    """All windows of ``num_frames`` states, ``stride`` apart, that begin at every ``every``-th state and fit."""
+    for name, value in (("num_frames", num_frames), ("stride", stride), ("every", every)):
+        if not _is_count(value):
+            raise ConfigError(f"{name}={value!r} must be a whole number, 1 or more.")
+    span = (num_frames - 1) * stride
+    return [list(range(start, start + span + 1, stride)) for start in range(0, num_states - span, every)]
+
+
+def evenly(length: int, num: int) -> list[int]:
+    """At most ``num`` places in ``length``, from the first to the last."""
+    last = min(num, length) - 1
+    return [k * (length - 1) // max(1, last) for k in range(last + 1)]
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _nearest(position: float) -> int:
+    """The nearest frame; halves go up, where Python's round would alternate."""
+    return math.floor(position + 0.5)

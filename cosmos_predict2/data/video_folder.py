@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cosmos_predict2.data.samples import PackedStrings, text_item
+from cosmos_predict2.data.samples import FrameRule, PackedStrings, text_item
 from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES
-from cosmos_predict2.data.windows import FrameRule
 from cosmos_predict2.text.embeddings.folder import FOLDER_NAMES, EmbeddingFolder, caption_hash, find_embedding_dir
 from cosmos_predict2.text.trained_text import encode_commands
 from imaginaire import storage

@@ -24,11 +24,11 @@ from cosmos_predict2.data.action_conditioned.dataset_lerobot import LeRobotActio
 from cosmos_predict2.data.action_conditioned.dataset_libero import LiberoDataset
 from cosmos_predict2.data.action_conditioned.items import TRANSFORM_KEY
 from cosmos_predict2.data.dataset_forms import ANNOTATIONS, SPLITS
+from cosmos_predict2.data.samples import evenly
 from cosmos_predict2.data.sizes import TOY_RESOLUTION, size_of
 from cosmos_predict2.data.toy.states import PATTERN
 from cosmos_predict2.data.toy.videos import SPLITS as TOY_SPLITS
 from cosmos_predict2.data.toy.videos import ToyWorldStates
-from cosmos_predict2.data.windows import evenly
 from cosmos_predict2.pipelines.composed_run import HELD_OUT, described_dataset
 from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
 from cosmos_predict2.toy_world.scene import SETTINGS

@@ -6,7 +6,7 @@ import pytest
 
 from cosmos_predict2.actions.rotations import euler_to_matrix, matrix_to_euler
 from cosmos_predict2.actions.transforms import ActionTransform, actions_from_field, pose_differences
-from cosmos_predict2.data.windows import action_windows
+from cosmos_predict2.data.samples import action_windows
 from tests.goldens import Value
 
 AREA = "training"

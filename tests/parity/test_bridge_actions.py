@@ -8,7 +8,7 @@ import pytest
 
 from cosmos_predict2.actions.rotations import euler_to_matrix, matrix_to_euler, matrix_to_quaternion
 from cosmos_predict2.actions.transforms import pose_differences, relative_pose
-from cosmos_predict2.data.windows import action_windows
+from cosmos_predict2.data.samples import action_windows
 from tests.goldens import Golden, Value
 
 AREA = "action"

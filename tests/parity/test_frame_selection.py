@@ -4,7 +4,7 @@
 import numpy
 import pytest
 
-from cosmos_predict2.data.windows import FrameRule, action_windows
+from cosmos_predict2.data.samples import FrameRule, action_windows
 from imaginaire.errors import DataError
 from tests.goldens import Value
 

@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from cosmos_predict2.actions.transforms import ActionTransform
-from cosmos_predict2.data.samples import BadSamples, frame_item, place_of, text_item
+from cosmos_predict2.data.samples import BadSamples, action_windows, evenly, frame_item, place_of, text_item
 from cosmos_predict2.data.sizes import size_problem
-from cosmos_predict2.data.windows import action_windows, evenly
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, find_embedding_dir
 from imaginaire.errors import DataError
 
