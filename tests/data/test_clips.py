@@ -6,7 +6,6 @@ import types
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -128,50 +127,6 @@ def test_times_that_do_not_number_the_frames_are_not_used(
     path, _ = streams(name)
     with clips.opened(path, 1) as container:
         assert not clips.packet_table(path, container).is_exact
-
-
-class _FarBack:
-    """A container whose seeks go further back than asked."""
-
-    def __init__(self, container: Any) -> None:
-        self._container = container
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._container, name)
-
-    def seek(self, time: int, **options: Any) -> None:
-        self._container.seek(0, **options)
-
-
-@pytest.mark.parametrize("name", ["groups.mp4", "noise.mp4"])
-def test_a_seek_may_end_further_back(
-    streams: Callable[[str], tuple[Path, Tensor]], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, every = streams(name)
-    monkeypatch.setattr(clips, "decoded", _fail)
-    with clips.opened(path, 1) as container:
-        clip = clips._PyavClip(path, _FarBack(container), 1)
-        assert torch.equal(clip.read([25, 26]), every[:, 25:27])
-
-
-@pytest.mark.parametrize("name", ["groups.mp4", "odd_planes.mkv"])
-@pytest.mark.parametrize("num_threads", [1, 3])
-def test_so_many_threads_convert_colours_whatever_the_cores(
-    streams: Callable[[str], tuple[Path, Tensor]], name: str, num_threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from av.video.reformatter import VideoReformatter
-
-    class Counting:
-        asked: ClassVar[list[object]] = []
-
-        def reformat(self, *frame: Any, **options: Any) -> Any:
-            self.asked.append(options.get("threads"))
-            return VideoReformatter().reformat(*frame, **options)
-
-    monkeypatch.setattr(clips, "_reformatter", Counting)
-    path, every = streams(name)
-    assert torch.equal(clips.read_frames(path, [3, 9], num_threads=num_threads), every[:, [3, 9]])
-    assert Counting.asked == [num_threads] * 2
 
 
 def test_packets_of_a_clip_are_listed_once_and_again_when_it_changes(

@@ -11,7 +11,6 @@ import torch
 
 from cosmos_predict2.data.dataset_multiview import MultiviewDataset
 from cosmos_predict2.data.video import clips
-from imaginaire.data.stream import ResumableLoader
 from imaginaire.errors import ConfigError, DataError
 from tests.data.video_files import all_frames, write_clip, write_embeddings
 from tests.findings import problems
@@ -115,11 +114,6 @@ def test_only_the_front_cameras_text_is_needed_if_it_is_the_only_one(folder: Pat
         _dataset(folder)
 
 
-def test_folder_to_batch(folder: Path) -> None:
-    batch = next(iter(ResumableLoader(_dataset(folder), batch_size=2)))
-    assert batch["video"].shape == (2, 3, 15, 16, 32) and batch["view_indices"].shape == (2, 15)
-
-
 def test_cameras_of_other_lengths_count_as_long_as_the_shortest(folder: Path) -> None:
     write_clip(folder / "videos/right/drive_0.mp4", 7, size=(32, 80))
     assert len(_dataset(folder)) == 3 + 16 + 12
@@ -144,13 +138,6 @@ def test_cameras_must_have_the_same_clips(folder: Path) -> None:
     (folder / "videos/right/drive_1.mp4").unlink()
     with pytest.raises(DataError, match="drive_1"):
         _dataset(folder)
-
-
-def test_clips_without_an_embedding_are_left_out(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (folder / "t5_xxl/right/drive_1.pickle").unlink()
-    with caplog.at_level(logging.WARNING):
-        assert list(_dataset(folder).stems) == ["drive_0", "drive_2"]
-    assert "1 of 3 clips have no embedding" in caplog.text
 
 
 @pytest.mark.parametrize(

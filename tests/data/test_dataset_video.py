@@ -136,15 +136,6 @@ def test_other_names_and_forms_of_embeddings(tmp_path: Path, name: str, form: st
         Dataset(str(tmp_path), 13, SIZE, text_encoder="t5")
 
 
-@pytest.mark.parametrize("num_tokens", [512, 600])
-def test_long_embeddings_are_float32_of_the_same_shape(own: Path, num_tokens: int) -> None:
-    write_embeddings(own / "t5_xxl", ["a"], num_tokens=num_tokens)
-    items = [_dataset(own)[i] for i in (0, 1)]
-    assert [item["t5_text_embeddings"].dtype for item in items] == [torch.float32] * 2
-    assert [tuple(item["t5_text_embeddings"].shape) for item in items] == [(512, 24)] * 2
-    assert items[0]["t5_text_mask"].sum() == 512
-
-
 def test_a_size_across_the_clips_is_reported_before_training(folder: Path) -> None:
     def notes(size: list[int]) -> list[Finding]:
         return checked(Dataset, dataset_dir=str(folder), num_frames=13, video_size=size)

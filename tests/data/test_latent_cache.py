@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,10 @@ from cosmos_predict2.text.embeddings.encode import embed_captions
 from cosmos_predict2.tokenizers.tiny import TinyTokenizer
 from imaginaire.data.stream import ResumableLoader
 from imaginaire.errors import ConfigError, DataError
+from scripts import cache_latents as script
 from tests.findings import problems
 from tests.models.parts import PooledPixels, make_model
-from tests.programs import python
 
-ROOT = Path(__file__).parent.parent.parent
 SHAPE: dict[str, Any] = dict(num_frames=9, size=(32, 48))
 
 
@@ -276,13 +274,11 @@ def test_folders_without_latents_name_the_command(cached: Path, tmp_path: Path) 
     assert "cache_latents" in problems(LatentDataset, dataset_dir=str(folder))[0]
 
 
-@pytest.mark.slow
-def test_the_script_writes_what_training_reads(tmp_path: Path) -> None:
+def test_the_script_writes_what_training_reads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = make_folder(tmp_path / "train")
-    command = [python(), "scripts/cache_latents.py", "--dataset_path", str(folder), "--tokenizer", "tiny"]
-    command += ["--num_frames", "9", "--size", "32", "48", "--workers", "1", "--device", "cpu"]
-    first, second = (subprocess.run(command, cwd=ROOT, capture_output=True, text=True) for _ in range(2))
-    assert (first.returncode, second.returncode) == (0, 0), first.stderr
-    assert "wrote the latents of 3 clips" in first.stderr + first.stdout
-    assert "0 of 3 clips are to be encoded" in second.stderr + second.stdout
+    arguments = ["--dataset_path", str(folder), "--tokenizer", "tiny", "--num_frames", "9", "--size", "32", "48"]
+    args = script._parser().parse_args([*arguments, "--workers", "1", "--device", "cpu"])
+    with caplog.at_level("INFO"):
+        assert script.run(args) == script.run(args) == 0
+    assert "wrote the latents of 3 clips" in caplog.text and "0 of 3 clips are to be encoded" in caplog.text
     assert len(LatentDataset(str(folder), num_tokens=4)) == 3

@@ -64,12 +64,6 @@ def test_every_beginning_has_each_share_to_less_than_one(ratios: list[float]) ->
             assert abs(count - (turn + 1) * ratio / sum(ratios)) < 1
 
 
-def test_a_place_far_away_needs_no_walk() -> None:
-    turns = Turns([2, 1])
-    which, own = turns[3 * 10**15 + 2]
-    assert (which, own) == (turns[2][0], (2 if which == 0 else 1) * 10**15 + turns[2][1])
-
-
 def test_a_data_set_is_gone_through_whole_before_it_is_begun_again() -> None:
     mixed = MixedDataset({"a": Rows(6), "b": Rows(4)}, {"b": 2, "a": 1})
     assert len(mixed) == 18, "rounds of three until all six of a were read"
@@ -132,12 +126,6 @@ def test_ranks_divide_a_mixture_without_repeats(by: Any) -> None:
     if by == "sample":
         order = [p for pair in zip(*parts, strict=True) for batch in pair for p in read([batch])]
         assert order == read(other), "one process reads the same order"
-
-
-def test_batches_mixed_by_sample_keep_the_ratio() -> None:
-    loader = MixedLoader({"a": Rows(50), "b": Rows(50)}, [3, 1], batch_size=4, by="sample")
-    batches, _ = take(loader, 20)
-    assert all(Counter(batch["dataset_name"]) == {"a": 3, "b": 1} for batch in batches)
 
 
 def test_another_number_of_ranks_goes_on_near_the_place() -> None:

@@ -75,11 +75,6 @@ def test_windows_without_a_push_are_left_out_where_there_are_others() -> None:
         assert starts == {s for s in (0, 4, 8, 12) if index == none[0] or travel[index, s] >= 2}
 
 
-def test_actions_may_be_hidden() -> None:
-    hidden = ToyWorldLatents(TinyTokenizer(), hide_actions=True, **WORLD)  # type: ignore[arg-type]
-    assert not hidden[0]["action"].any() and hidden[0]["action"].shape == (12, 4)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"), [(dict(handed_over=2.0), "handed_over"), (dict(num_frames=12), "1 \\+ 4k")]
 )

@@ -2,7 +2,6 @@
 """cosmos_predict2.data.action_conditioned.dataset_bridge: from a folder to samples and batches."""
 
 import json
-import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -154,14 +153,6 @@ def test_cameras_are_given_drawn_or_take_turns(bridge: Path) -> None:
     assert len(set(paths[::2])) == len(set(paths[1::2])) == 1 and paths[0] != paths[1]
     with pytest.raises(DataError, match=r"0\.json"):
         _dataset(bridge, cam_ids=[2])
-
-
-def test_the_index_of_a_data_set_holds_no_object_per_sample(bridge: Path) -> None:
-    dataset = _dataset(bridge)
-    assert all(isinstance(v, numpy.ndarray | int) for v in vars(dataset.windows).values())
-    lists = [k for k, v in vars(dataset.recordings).items() if isinstance(v, (list, dict))]
-    assert not lists
-    assert torch.equal(pickle.loads(pickle.dumps(dataset))[1]["video"], dataset[1]["video"])
 
 
 def test_embeddings_beside_the_annotations_are_read(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from cosmos_predict2.actions.statistics import other_range
 from cosmos_predict2.actions.transforms import controller, relative_pose
@@ -58,13 +57,6 @@ def test_every_window_of_every_episode_is_an_item(original: Path) -> None:
                 assert greys == pytest.approx([grey(i, k) for k in range(start, start + 4)], abs=5)
 
 
-def test_items_become_batches_in_workers(original: Path) -> None:
-    data = dataset(original)
-    alone = [data[i]["video"] for i in range(4)]
-    batch = next(iter(DataLoader(data, batch_size=4, num_workers=1)))
-    assert torch.equal(batch["video"], torch.stack(alone)) and batch["action"].shape == (4, 3, 3)
-
-
 @pytest.mark.parametrize(("combine", "rows"), [("first", [0, 2]), ("last", [1, 3])])
 def test_a_stride_takes_frames_and_one_row_of_actions(combine: str, rows: list, original: Path) -> None:
     for stride in (dict(stride=2), dict(frame_rate=5)):
@@ -103,12 +95,6 @@ def test_parts_of_the_action_by_name(original: Path) -> None:
     data = dataset(original, action_keys=["grip"], action_transform={"kind": "controller", "scale": [2.0]})
     assert numpy.allclose(data[0]["action"].numpy(), 2 * made.action(0)[:3, 2:])
     assert data.action_transform.dim == 1
-
-
-def test_splits_part_the_episodes(original: Path) -> None:
-    train, val = (dataset(original, data_split=split) for split in ("train", "val"))
-    assert train.episodes.tolist() == [0, 2] and val.episodes.tolist() == [1]
-    assert {item["__key__"] for item in val} == {"episode_000001"}
 
 
 def test_text_comes_from_embeddings_of_the_episodes(root: Path, caplog: pytest.LogCaptureFixture) -> None:

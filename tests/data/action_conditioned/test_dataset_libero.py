@@ -15,7 +15,6 @@ from cosmos_predict2.data.action_conditioned.libero_files import caption, find_s
 from cosmos_predict2.data.sizes import frame_rate
 from cosmos_predict2.text.embeddings import pickles
 from imaginaire.config import lazy_config
-from imaginaire.data.stream import ResumableLoader
 from imaginaire.errors import ConfigError, DataError
 from tests.data.action_conditioned.test_dataset_bridge import KEYS
 from tests.data.sources_libero import demo, libero_tree
@@ -118,16 +117,6 @@ def test_poses_are_angles_and_the_gripper_is_0_to_1(libero: Path) -> None:
     assert numpy.array_equal(poses[:, :3], wanted["obs/ee_pos"])
     assert numpy.allclose(euler_to_matrix(poses[:, 3:]), axis_angle_to_matrix(wanted["obs/ee_ori"]), atol=1e-12)
     assert numpy.allclose(closed, 1 - wanted["obs/gripper_states"][:, 0] / 0.04)
-
-
-@pytest.mark.slow
-def test_workers_read_the_same_batches(libero: Path) -> None:
-    dataset = _dataset(libero)
-    for alone, worker in zip(
-        ResumableLoader(dataset, batch_size=40, shuffle=False),
-        ResumableLoader(dataset, batch_size=40, shuffle=False, num_workers=2),
-    ):
-        assert torch.equal(alone["video"], worker["video"]) and torch.equal(alone["action"], worker["action"])
 
 
 def test_broken_files_are_named_or_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

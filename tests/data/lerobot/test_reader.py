@@ -141,20 +141,11 @@ def test_modality_names_parts_of_the_action(v2: Path) -> None:
         source.action_parts("gripp")
 
 
-def test_actions_under_other_names_must_be_named(v2: Path) -> None:
-    info = json.loads((v2 / "meta/info.json").read_text())
-    features = info["features"]
+def test_the_only_column_of_actions_and_the_only_camera_need_no_name(v2: Path) -> None:
+    features = json.loads((v2 / "meta/info.json").read_text())["features"]
     change_json(v2 / "meta/info.json", features={**features, "actions": features["action"]})
     with pytest.raises(ConfigError, match="action_keys"):
         LeRobotSource.open(v2).action_parts()
-    del features["action"]
-    change_json(v2 / "meta/info.json", features=features)
-    with pytest.raises(ConfigError, match="which columns are the action"):
-        LeRobotSource.open(v2).action_parts()
-
-
-def test_the_only_column_of_actions_and_the_only_camera_need_no_name(v2: Path) -> None:
-    features = json.loads((v2 / "meta/info.json").read_text())["features"]
     features["actions"] = features.pop("action")
     features["image"] = features.pop(WRIST)
     del features[FRONT]
@@ -324,11 +315,6 @@ def test_what_is_wrong_is_named(
     damage(root)
     with pytest.raises(DataError, match=key):
         use(LeRobotSource.open(root))
-
-
-def test_other_episodes_than_the_damaged_one_are_read(v3: Path) -> None:
-    _shorter_clip(v3)
-    assert greys(LeRobotSource.open(v3), 0, [0]) == pytest.approx([grey(0, 0)], abs=4)
 
 
 def test_a_folder_that_is_no_data_set_names_one_below_it(v2: Path) -> None:
