@@ -8,6 +8,7 @@ name and the place in it, so that every layout of processes starts from the same
 import logging
 import math
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ def network_of(node: Any) -> DiT:
 def add_trained_adapters(net: DiT, config: Any) -> None:
     """Put adapters, float32 at least, into the network where a Predict2Video2WorldModelConfig trains those.
 
-    Beside them, embedders of actions that begin anew are trained in full.
+    Beside them, what begins anew is trained in full: parameters of the network's class, embedders of actions.
     """
     if config.train_architecture != "lora":
         return
@@ -53,8 +54,10 @@ def add_trained_adapters(net: DiT, config: Any) -> None:
     for adapter in lora.adapters(net).values():
         adapter.lora_A.to(dtype)
         adapter.lora_B.to(dtype)
-    if net.takes_actions and embedders_begin_anew(config.model_manager_config.dit_path):
-        for _, parameter in embedders(net):
+    has_new_embedders = net.takes_actions and embedders_begin_anew(config.model_manager_config.dit_path)
+    patterns = (*net.begins_anew, ACTION_EMBEDDERS) if has_new_embedders else net.begins_anew
+    for name, parameter in net.named_parameters():
+        if ".lora_" not in name and any(fnmatchcase(name, pattern) for pattern in patterns):
             parameter.requires_grad_(True)
 
 
@@ -114,6 +117,8 @@ def fill_network(net: DiT, config: Any, device: torch.device | str, seed: int) -
         return False
     matched = sum(clean_name(name) in found for name in base)
     anew = "; adapters begin anew" if adapters and not has_adapters else ""
+    if own := [name for name in base if any(fnmatchcase(clean_name(name), pattern) for pattern in net.begins_anew)]:
+        anew += f"; {sum(clean_name(name) not in found for name in own)} of the network's own begin anew"
     anew += "; it knows no actions: their embedders begin anew" if ACTION_EMBEDDERS in absent else ""
     log.info("start weights: %s (%d of %d weights of the network matched%s)", path, matched, len(base), anew)
     return has_adapters

@@ -153,6 +153,12 @@ def test_a_parameter_of_ones_own_begins_anew_beside_the_weights_of_a_file(
     state = values(filled(config))
     assert state.pop("shift").tolist() == [0.25] * 3
     same(state, values(filled(config_of(), seed=1)))
+    adapted = config_of(**LORA)
+    adapted.pipe_config.net["_target_"] = Shifted
+    trained = {
+        name for name, value in trained_network(adapted, torch.float32).named_parameters() if value.requires_grad
+    }
+    assert {name for name in trained if ".lora_" not in name} == {"shift"}
     monkeypatch.setattr(Shifted, "begins_anew", ())
     with pytest.raises(CheckpointError, match=r"(?s)shift.*begins_anew"):
         filled(config)
