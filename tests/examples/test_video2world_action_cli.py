@@ -283,7 +283,7 @@ def test_what_the_weights_were_not_trained_with_is_a_warning(
         (["A", "ANNOTATION", "--input_video", "absent.mp4"], "There is no input file absent.mp4"),
         (["A", "ANNOTATION", "--input_video", "SHORT"], "18 rows of 'toy_actions'.*short.mp4 has 7. "),
         (["A", "ANNOTATION", "--input_video", "PICTURE", "--side_by_side"], "--side_by_side"),
-        (["A", "ANNOTATION", "--save_path", "a_file/x.mp4"], "a_file is a file, not a folder"),
+        (["A", "ANNOTATION", "--save_path", "a_file/x.mp4"], "no file can be made in the folder a_file"),
         (["A", "ANNOTATION", "--camera_id", "3"], "--camera_id 3"),
         (["A", "ANNOTATION", "--start_frame_idx", "18"], "--start_frame_idx 18"),
         (["A", "ANNOTATION", "--resolution", "40,40"], "multiples of 16"),

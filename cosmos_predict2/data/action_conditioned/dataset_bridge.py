@@ -54,7 +54,7 @@ _NO_LATENTS = "pre_encode=True is not there: latents are made by the model. Remo
 class ActionConditionedDataset(ActionDataset):
     """Every window of ``num_frames`` frames, ``sequence_interval`` apart, of every recording, by file and start.
 
-    Items are those of `action_item`, all on the CPU, with actions relative to the frame before; ``accumulate_action``
+    Items have actions relative to the frame before; ``accumulate_action``
     makes them relative to the first frame (True), or to a base that moves up every n frames (such as 4). In training
     a window begins at every frame, otherwise at every ``val_start_frame_interval``-th. ``cam_id`` chooses the camera;
     without it one of ``cam_ids`` is drawn for each item in training, and they take turns otherwise.

@@ -28,55 +28,6 @@ ACTION_FPS = 4.0
 TRANSFORM_KEY = "action_transform"  # of a sample: the ActionTransform of its actions, as JSON
 
 
-def action_item(
-    video: Tensor,
-    actions: Tensor | NDArray[Any],
-    *,
-    transform: ActionTransform,
-    key: str,
-    annotation: str,
-    fps: float = ACTION_FPS,
-    embedding: tuple[Tensor, Tensor] | None = None,
-    caption: str = "",
-    video_path: str = "",
-    embedding_path: str = "",
-    num_tokens: int = 512,
-    text_width: int = 1024,
-) -> dict[str, Any]:
-    """The sample of a clip uint8 [3, F, H, W] and its F - 1 actions [F - 1, d], scaled by ``transform``.
-
-    ``embedding`` is the text's [num_tokens, text_width] with its mask; without one the text is zeros that are all seen
-    (mask of ones), which is what action-conditioned weights are trained and run with. All tensors are on the CPU.
-    """
-    _, num_frames, height, width = video.shape
-    action = torch.as_tensor(numpy.asarray(actions), dtype=torch.float32)
-    if video.dtype != torch.uint8:
-        raise DataError(
-            f"{annotation}: the clip of {key} is {video.dtype}; pixels are uint8, 0 to 255. Convert what reads"
-            f" {video_path or 'it'}."
-        )
-    if action.ndim != 2 or len(action) != num_frames - 1:
-        raise DataError(
-            f"{annotation}: {key} has actions {list(action.shape)}, but a clip of {num_frames} frames has"
-            f" [{num_frames - 1}, d], one between each two. Record the missing actions, or remove the"
-            " recording."
-        )
-    text, mask = no_text(num_tokens, text_width) if embedding is None else embedding
-    return {
-        "video": video,
-        "action": action,
-        TRANSFORM_KEY: transform.to_json(),
-        **text_item(text, mask),
-        "fps": float(fps),
-        "num_frames": num_frames,
-        **frame_item((height, width)),
-        "ai_caption": caption,
-        "annotation_file": annotation,
-        "__key__": key,
-        "video_name": {"video_path": video_path, "t5_embedding_path": embedding_path},
-    }
-
-
 def no_text(num_tokens: int, width: int) -> tuple[Tensor, Tensor]:
     """The embedding float32 [num_tokens, width] of "no text" and its mask int64 [num_tokens]."""
     return torch.zeros(num_tokens, width), torch.ones(num_tokens, dtype=torch.int64)
@@ -114,9 +65,41 @@ class ActionDataset(Dataset[dict[str, Any]]):
     def _item(self, index: int) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _sample(self, video: Tensor, actions: NDArray[Any], **about: Any) -> dict[str, Any]:
-        sizes: dict[str, Any] = {"num_tokens": self._num_tokens, "text_width": self._text_width}
-        return action_item(video, actions, transform=self.action_transform, fps=self.fps, **sizes, **about)
+    def _sample(
+        self,
+        video: Tensor,
+        actions: NDArray[Any],
+        *,
+        key: str,
+        annotation: str,
+        caption: str,
+        video_path: str,
+        embedding: tuple[Tensor, Tensor] | None = None,
+        embedding_path: str = "",
+    ) -> dict[str, Any]:
+        """The sample of a clip uint8 [3, F, H, W] and its scaled actions [F - 1, d].
+
+        ``embedding`` is the text's [num_tokens, text_width] with its mask; without one the text is zeros that are all
+        seen (mask of ones), which is what action-conditioned weights are trained and run with.
+        """
+        _, num_frames, height, width = video.shape
+        action = torch.as_tensor(actions, dtype=torch.float32)
+        assert video.dtype == torch.uint8, f"pixels are bytes; those of {video_path} are {video.dtype}"
+        assert action.ndim == 2 and len(action) == num_frames - 1, f"{key}: {list(action.shape)} of {num_frames} frames"
+        text, mask = no_text(self._num_tokens, self._text_width) if embedding is None else embedding
+        return {
+            "video": video,
+            "action": action,
+            TRANSFORM_KEY: self.action_transform.to_json(),
+            **text_item(text, mask),
+            "fps": self.fps,
+            "num_frames": num_frames,
+            **frame_item((height, width)),
+            "ai_caption": caption,
+            "annotation_file": annotation,
+            "__key__": key,
+            "video_name": {"video_path": video_path, "t5_embedding_path": embedding_path},
+        }
 
     def _text_of(self, stem: str) -> dict[str, Any]:
         """The arguments of a sample for the text of this embedding; without embeddings none."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cosmos_predict2.data.video.clips import Fit
+from cosmos_predict2.data.video.media import decoded_picture
 from imaginaire.errors import DataError, missing_package
 
 Numbers = NDArray[Any]
@@ -165,10 +166,6 @@ def _numbers(column: Any, what: str) -> Numbers:
 
 def _picture(value: Any, what: str, root: Path) -> Tensor:
     """uint8 [3, H, W] of {"bytes", "path"} or of bytes."""
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError as error:
-        raise missing_package("pillow", "dev") from error
     data = value.get("bytes") if isinstance(value, dict) else value
     if data is None and isinstance(value, dict) and value.get("path"):
         path = root / str(value["path"])
@@ -177,9 +174,4 @@ def _picture(value: Any, what: str, root: Path) -> Tensor:
         data = path.read_bytes()
     if not isinstance(data, bytes):
         raise DataError(f"{what} holds no picture.")
-    try:
-        with Image.open(io.BytesIO(data)) as picture:
-            pixels = numpy.array(picture.convert("RGB"))
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{what} is not a picture that can be decoded: {error}") from error
-    return torch.from_numpy(pixels).permute(2, 0, 1)
+    return decoded_picture(io.BytesIO(data), what)

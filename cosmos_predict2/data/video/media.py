@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import torch
@@ -67,14 +67,18 @@ def _suffix_in_words(suffix: str) -> str:
 
 def read_image(path: StrPath) -> Tensor:
     """The picture as uint8 [3, H, W]: turned by its EXIF tag, transparency over black."""
+    return decoded_picture(_existing(path, IMAGE_SUFFIXES, "picture"), str(path))
+
+
+def decoded_picture(file: Path | BinaryIO, name: str) -> Tensor:
+    """The same of an open file; ``name`` stands in the error."""
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError as error:
         raise missing_package("pillow", "dev") from error
 
-    local = _existing(path, IMAGE_SUFFIXES, "picture")
     try:
-        with Image.open(local) as opened:
+        with Image.open(file) as opened:
             picture = ImageOps.exif_transpose(opened)
             if picture.mode.startswith("I;16"):  # 16-bit grey: the upper byte, where convert() would cut off at 255
                 picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
@@ -83,7 +87,7 @@ def read_image(path: StrPath) -> Tensor:
                 picture = Image.alpha_composite(Image.new("RGBA", rgba.size, (0, 0, 0, 255)), rgba)
             pixels = np.array(picture.convert("RGB"))
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} is not a picture that can be decoded: {error}") from error
+        raise DataError(f"{name} is not a picture that can be decoded: {error}") from error
     return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
 
 
@@ -260,8 +264,6 @@ def check_writable(
         trial.unlink()
     except OSError as error:
         why = f"no file can be made in the folder {local.parent} ({error.strerror or error})"
-        if (file := next((above for above in local.parents if above.is_file()), None)) is not None:
-            why = f"{file} is a file, not a folder"
         raise DataError(f"Output {path} cannot be written: {why}. Choose another {flag}.") from error
 
 

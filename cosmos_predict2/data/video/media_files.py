@@ -31,19 +31,7 @@ def require_files(folder: Path, suffixes: Sequence[str], what: str) -> dict[str,
         return found
     wanted = f"{what} ({', '.join('*' + suffix for suffix in suffixes)})"
     if not folder.is_dir():
-        parent = folder.parent
-        if not parent.is_dir():
-            place = near(parent.name, [path.name for path in _folders(parent.parent)]) if parent.name else ""
-            raise DataError(f"There is no folder {parent}; {wanted} were expected in {folder}.{place}")
-        inside = [path.name for path in _folders(parent)]
-        below = [name for name in inside if (parent / name / folder.name).is_dir()]
-        hint = (
-            f" Give one of {', '.join(str(parent / name) for name in below)}." if below else near(folder.name, inside)
-        )
-        raise DataError(f"There is no folder {folder}; {wanted} were expected there.{hint}")
+        beside = [path.name for path in folder.parent.iterdir()] if folder.parent.is_dir() else []
+        raise DataError(f"There is no folder {folder}; {wanted} were expected there.{near(folder.name, beside)}")
     others = sorted({path.suffix or path.name for path in folder.iterdir()})
     raise DataError(f"{folder} holds no {wanted}; it has {', '.join(others[:8]) or 'nothing'}.")
-
-
-def _folders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []

@@ -1,37 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One sample with actions: what it refuses, with the file that it is of."""
+"""Windows of recordings, of which a few are chosen for an evaluation."""
 
 from itertools import pairwise
-from typing import Any
 
 import pytest
-import torch
 
-from cosmos_predict2.actions.transforms import controller
-from cosmos_predict2.data.action_conditioned.items import Windows, action_item
-from imaginaire.errors import DataError
-
-
-def item(video: torch.Tensor, actions: torch.Tensor) -> dict[str, Any]:
-    return action_item(
-        video, actions, transform=controller(3), key="episode_7", annotation="data/7.parquet", video_path="7.mp4"
-    )
-
-
-CLIP = torch.zeros(3, 5, 16, 16, dtype=torch.uint8)
-
-
-@pytest.mark.parametrize("shape", [(5, 3), (3, 3), (4,), (0, 3)])
-def test_actions_that_do_not_fit_the_frames_are_an_error_with_the_file(shape: tuple[int, ...]) -> None:
-    assert item(CLIP, torch.zeros(4, 3))["action"].shape == (4, 3)
-    with pytest.raises(DataError, match=r"7\.parquet") as caught:
-        item(CLIP, torch.zeros(shape))
-    assert str(list(shape)) in str(caught.value)
-
-
-def test_a_clip_that_is_not_of_bytes_is_an_error_with_the_file() -> None:
-    with pytest.raises(DataError, match=r"data/7\.parquet"):
-        item(CLIP.float(), torch.zeros(4, 3))
+from cosmos_predict2.data.action_conditioned.items import Windows
 
 
 @pytest.mark.parametrize("every", [1, 2])
