@@ -193,15 +193,6 @@ class FrameRule:
         return (num_starts - 1) // 2 if self.sampling == "center" else 0
 
 
-def action_windows(num_states: int, num_frames: int, stride: int = 1, every: int = 1) -> list[list[int]]:
-    """All windows of ``num_frames`` states, ``stride`` apart, that begin at every ``every``-th state and fit."""
-    for name, value in (("num_frames", num_frames), ("stride", stride), ("every", every)):
-        if not _is_count(value):
-            raise ConfigError(f"{name}={value!r} must be a whole number, 1 or more.")
-    span = (num_frames - 1) * stride
-    return [list(range(start, start + span + 1, stride)) for start in range(0, num_states - span, every)]
-
-
 def evenly(length: int, num: int) -> list[int]:
     """At most ``num`` places in ``length``, from the first to the last."""
     last = min(num, length) - 1

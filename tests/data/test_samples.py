@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cosmos_predict2.data.samples import SAMPLINGS, BadSamples, FrameRule, PackedStrings, action_windows
+from cosmos_predict2.data.samples import SAMPLINGS, BadSamples, FrameRule, PackedStrings
 from imaginaire.errors import CheckpointError, ConfigError, DataError
 
 
@@ -147,10 +147,3 @@ def test_a_sample_has_its_own_rate() -> None:
 def test_a_wrong_rule_is_named(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         FrameRule(**arguments)  # type: ignore[arg-type]
-
-
-def test_windows_are_all_that_fit() -> None:
-    assert action_windows(8, 3, stride=2, every=2) == [[0, 2, 4], [2, 4, 6]]
-    assert action_windows(1, 1) == [[0]] and action_windows(12, 13) == []
-    with pytest.raises(ConfigError, match="stride=0"):
-        action_windows(5, 2, stride=0)

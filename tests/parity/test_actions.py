@@ -6,8 +6,8 @@ import pytest
 
 from cosmos_predict2.actions.rotations import euler_to_matrix, matrix_to_euler
 from cosmos_predict2.actions.transforms import ActionTransform, actions_from_field, pose_differences
-from cosmos_predict2.data.samples import action_windows
 from tests.goldens import Value
+from tests.parity.test_frame_selection import windows_of
 
 AREA = "training"
 SCALED = 2e-5  # float32 numbers up to 20 pi
@@ -33,7 +33,7 @@ def test_windows_and_actions_match(case: Value) -> None:
     states, gripper = (numpy.asarray(annotation[key]) for key in ("state", "continuous_gripper_state"))
     accumulate = "window" if case["accumulate_action"].use() else None
     transform = ActionTransform(kind="relative_pose", scale=case["scale"].use(), accumulate=accumulate)
-    windows = action_windows(
+    windows = windows_of(
         len(states), case["num_frames"].use(), case["sequence_interval"].use(), case["start_frame_interval"].use()
     )
     assert len(windows) == len(case["samples"])

@@ -8,8 +8,8 @@ import pytest
 
 from cosmos_predict2.actions.rotations import euler_to_matrix, matrix_to_euler, matrix_to_quaternion
 from cosmos_predict2.actions.transforms import pose_differences, relative_pose
-from cosmos_predict2.data.samples import action_windows
 from tests.goldens import Golden, Value
+from tests.parity.test_frame_selection import windows_of
 
 AREA = "action"
 SAME_FORMULA = dict(rtol=0.0, atol=1e-9)
@@ -62,7 +62,7 @@ def test_rotations_match(recording: Value, states: numpy.ndarray) -> None:
 def test_windows_match(recording: Value, states: numpy.ndarray) -> None:
     for name in _matching(recording["windows"], r"seq(\d+)_stride(\d+)_startevery(\d+)"):
         num_frames, stride, every = (int(number) for number in name.groups())
-        recording["windows"][name[0]].compare(action_windows(len(states), num_frames, stride, every))
+        recording["windows"][name[0]].compare(windows_of(len(states), num_frames, stride, every))
 
 
 def _matching(value: Value, pattern: str) -> list[re.Match[str]]:

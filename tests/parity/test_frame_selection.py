@@ -4,7 +4,8 @@
 import numpy
 import pytest
 
-from cosmos_predict2.data.samples import FrameRule, action_windows
+from cosmos_predict2.data.action_conditioned.items import Windows
+from cosmos_predict2.data.samples import FrameRule
 from imaginaire.errors import DataError
 from tests.goldens import Value
 
@@ -49,7 +50,7 @@ def test_our_own_draw_reaches_every_start_and_no_other(case: Value) -> None:
 
 @pytest.mark.golden_cases("frame_selection.json", "action_windows")
 def test_the_windows_of_an_annotation_match(case: Value) -> None:
-    windows = action_windows(
+    windows = windows_of(
         case["n_states"].use(),
         case["num_frames"].use(),
         case["sequence_interval"].use(),
@@ -59,3 +60,12 @@ def test_the_windows_of_an_annotation_match(case: Value) -> None:
     case["first"].compare(windows[0] if windows else None)
     case["last"].compare(windows[-1] if windows else None)
     case["all_starts"].compare([frames[0] for frames in windows])
+
+
+def windows_of(num_states: int, num_frames: int, stride: int, every: int) -> list[list[int]]:
+    """The frames of all windows of one recording."""
+    try:
+        windows = Windows([num_states], num_frames, stride, every, what="recording")
+    except DataError:
+        return []
+    return [windows[i][1].tolist() for i in range(len(windows))]

@@ -82,7 +82,8 @@ class LiberoDataset(ActionDataset):
         skip_bad_samples: bool = False,
         most_bad_samples: int = 16,
     ) -> None:
-        if problems := [*_problems(cameras, mode, val_every, stride, outcome), *shape_problems(num_frames, video_size)]:
+        problems = [*_problems(cameras, mode, val_every, stride, start_interval, outcome)]
+        if problems := [*problems, *shape_problems(num_frames, video_size)]:
             raise ConfigError("; ".join(problems))
         super().__init__(
             video_size=video_size,
@@ -127,6 +128,7 @@ class LiberoDataset(ActionDataset):
             arguments.get("mode", "train"),
             arguments.get("val_every", 10),
             arguments.get("stride", 1),
+            arguments.get("start_interval", 1),
             arguments.get("outcome"),
         )
         yield from errors(context.key, problems)
@@ -213,7 +215,7 @@ def _embedding_commands(root: str) -> str:
     return f"python -m scripts.prepare_libero_data --source {root} --form keep, then {encode_commands(root)}"
 
 
-def _problems(cameras: Any, mode: str, val_every: int, stride: int, outcome: Any) -> Iterator[str]:
+def _problems(cameras: Any, mode: str, val_every: int, stride: int, start_interval: int, outcome: Any) -> Iterator[str]:
     if isinstance(cameras, str) or not cameras:
         yield f"cameras={cameras!r}; it is a list of one name or more"
     if outcome is not None and outcome not in OUTCOMES:
@@ -222,5 +224,5 @@ def _problems(cameras: Any, mode: str, val_every: int, stride: int, outcome: Any
         yield f"There is no mode '{mode}'.{near(str(mode), MODES)}"
     if val_every < 0 or val_every == 1:
         yield f"val_every={val_every}; every so many demonstrations one is for validation: 2 or more, or 0 for none"
-    if stride < 1:
-        yield f"stride={stride}; 1 at least"
+    if stride < 1 or start_interval < 1:
+        yield f"stride={stride}, start_interval={start_interval}: 1 at least"

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from cosmos_predict2.actions.transforms import ActionTransform
-from cosmos_predict2.data.samples import BadSamples, action_windows, evenly, frame_item, place_of, text_item
+from cosmos_predict2.data.samples import BadSamples, evenly, frame_item, place_of, text_item
 from cosmos_predict2.data.sizes import size_problem
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, find_embedding_dir
 from imaginaire.errors import DataError
@@ -139,19 +139,18 @@ class Windows:
         most: int | None = None,
     ) -> None:
         self._frames = stride * numpy.arange(num_frames)
-        self._next = -(-(int(self._frames[-1]) + 1) // every)  # from one window to the first that it does not overlap
-        rows = [
-            (i, frames[0])
-            for i, length in enumerate(lengths)
-            for frames in action_windows(int(length), num_frames, stride, every)
-        ][:most]
-        if not rows:
-            longest = max((int(length) for length in lengths), default=0)
+        needed = stride * (num_frames - 1) + 1
+        self._next = -(-needed // every)  # from one window to the first that it does not overlap
+        counts = numpy.maximum(0, -(-(numpy.asarray(lengths) - needed + 1) // every))
+        recordings = numpy.repeat(numpy.arange(len(lengths)), counts)
+        places = numpy.arange(len(recordings)) - numpy.repeat(numpy.cumsum(counts) - counts, counts)
+        # recording and first frame; in arrays, as a large data set has a hundred million
+        self.rows = numpy.stack([recordings, every * places], axis=1).astype(numpy.int32)[:most]
+        if not len(self.rows):
             raise DataError(
-                f"{what}: {len(lengths)} recordings of at most {longest} frames, but num_frames={num_frames} with"
-                f" stride {stride} needs {stride * (num_frames - 1) + 1}. Lower num_frames or the stride."
+                f"{what}: {len(lengths)} recordings of at most {max(lengths, default=0)} frames, but"
+                f" num_frames={num_frames} with stride {stride} needs {needed}. Lower num_frames or the stride."
             )
-        self.rows = numpy.asarray(rows, dtype=numpy.int32)  # recording and first frame
         self._firsts = numpy.unique(self.rows[:, 0], return_index=True)[1]  # of each recording that has windows
         if short := len(lengths) - len(self._firsts):
             log.info("%s: %d of %d recordings are too short for a window", what, short, len(lengths))

@@ -138,6 +138,7 @@ def test_wrong_settings_and_folders_are_reported(libero: Path, tmp_path: Path) -
         (dict(cameras="agentview_rgb"), "a list of one name"),
         (dict(val_every=1), "2 or more, or 0"),
         (dict(stride=0), "stride=0"),
+        (dict(start_interval=0), "start_interval=0"),
         (dict(video_size=(10, 16)), "multiples of 16"),
     ]:
         with pytest.raises(ConfigError, match=message):
