@@ -148,7 +148,7 @@ def test_samples_of_a_batch_do_not_mix() -> None:
 def test_what_a_network_does_not_take_is_refused() -> None:
     pipe = make_pipeline()
     for count, options, named in (
-        (1, SamplingOptions(solver="unipc"), "'unipc'"),
+        (1, SamplingOptions(solver="unipc"), "unipc"),
         (1, SamplingOptions(num_steps=0), "num_steps=0"),
         (2, TWO, "^2 frames"),
         (9, TWO, "^9 frames"),
