@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bash and Python blocks of README and documentations/ are run, and their relative links lead somewhere.
 
-A block whose first line is a comment that begins with "needs" is only parsed. In slow the first block that can run of
-each page is run, in long all of them in their order, each page in an empty output folder of its own.
+A block whose first line is a comment that begins with "needs" is only parsed. Every training is composed; the first
+block of a few pages is run, in long all blocks of all pages in their order, each page in a folder of its own.
 """
 
+import itertools
 import os
 import re
 import shlex
@@ -15,9 +16,11 @@ from pathlib import Path
 import pytest
 
 from examples.video2world import parse
+from imaginaire.config.compose import compose
 from tests.programs import python
 
 ROOT = Path(__file__).resolve().parents[1]
+BASE = "cosmos_predict2/configs/base/config.py"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "documentations").glob("*.md"))]
 SETS_UP = re.compile(r"^(make|git clone|cd|apt-get)\b", re.MULTILINE)  # proven by a fresh clone, not from inside a test
 
@@ -94,25 +97,34 @@ def test_the_reference_of_fields_is_up_to_date() -> None:
     assert result.stdout == (ROOT / "documentations" / "configuration_fields.md").read_text(), result.stderr
 
 
-# Other tests run the blocks of the recipes and what else is here: these pages are long, whole.
-LONG_PAGES = {
-    "checkpoints.md",
-    "performance.md",
-    "post-training_text2image_cosmos_nemo_assets.md",
-    "post-training_video2world_agibot_fisheye.md",
-    "post-training_video2world_cosmos_nemo_assets.md",
-    "post-training_video2world_gr00t.md",
-    "predict2p5.md",
-}
+def trainings(page: Path) -> list[tuple[str, list[str]]]:
+    """(--config, overrides) of every training that a page starts or plans, without words that a shell would compute."""
+    found = []
+    for _, block in blocks(page):
+        variables = dict(re.findall(r"^(?:export )?(\w+)=(\S+)$", block, re.MULTILINE))
+        for command in re.findall(r"-m scripts\.(?:train|plan) ([^#\n]*)", block.replace("\\\n", " ")):
+            for name, value in variables.items():
+                command = command.replace(f"${{{name}}}", value).replace(f"${name}", value)
+            flags, _, overrides = command.partition("-- ")
+            config = re.search(r"--config=(\S+)", flags)
+            words = itertools.takewhile(lambda word: "=" in word, shlex.split(overrides, comments=True))
+            found.append((config.group(1) if config else BASE, [word for word in words if "$" not in word]))
+    return [(config, words) for config, words in found if words and (ROOT / config).is_file()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if trainings(page)], ids=lambda page: page.name)
+def test_every_training_of_a_page_composes(page: Path) -> None:
+    for config, overrides in trainings(page):
+        compose(config, overrides)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "page",
-    [page for page in PAGES if runnable(page) and page.name not in LONG_PAGES],
-    ids=lambda page: page.name,
+    "name", ["README.md", "bridge_json.md", "callbacks.md", "setup.md", "toy_world.md", "your_robot.md"]
 )
-def test_the_first_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+def test_the_first_block_of_a_page_runs(name: str, tmp_path: Path) -> None:
+    page = next(page for page in PAGES if page.name == name)
     run(*runnable(page)[0], tmp_path)
 
 

@@ -84,7 +84,7 @@ def folder(tmp_path: Path) -> Path:
 def test_an_unread_file_fails_the_run(folder: Path) -> None:
     (folder / "surprise.bin").write_bytes(b"1")
     save_file({"weight": torch.zeros(2)}, folder / "more.safetensors")
-    code, output = _parity(folder, "-n", "2")
+    code, output = _parity(folder)
     assert code == 1 and "1 error in " in output.strip().splitlines()[-1]
     assert "neither compared nor used: surprise.bin" in output
     assert "neither compared nor used: more.safetensors/weight" in output

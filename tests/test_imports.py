@@ -95,7 +95,7 @@ composer.load_config = lambda path: copy.deepcopy(once(path))
 config, heavy = sys.argv[1], sys.argv[2:]
 names = experiment_names(config)
 for name in names:
-    if name.endswith(("fps", "_wo_resume")):  # a variant, of the same file as its base
+    if "14b" in name or name.endswith(("fps", "_wo_resume")):  # a variant, of the same file as its base
         continue
     compose(config, [f"experiment={name}"])
 loaded = sorted({module.partition(".")[0] for module in sys.modules} & set(heavy))
