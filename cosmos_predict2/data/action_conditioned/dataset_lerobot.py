@@ -40,12 +40,11 @@ from cosmos_predict2.data.lerobot.info import (
     read_modality,
 )
 from cosmos_predict2.data.lerobot.reader import LeRobotSource, choose_action, choose_camera, part_width
-from cosmos_predict2.data.sizes import swapped_size
 from cosmos_predict2.data.video.clips import choose_decoder, stretch
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder
 from cosmos_predict2.text.trained_text import encode_commands
 from imaginaire.errors import ConfigError, DataError, near
-from imaginaire.findings import CheckContext, Finding, error, errors, warning
+from imaginaire.findings import CheckContext, Finding, error, errors
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +54,7 @@ _CHECKED: dict[str, Any] = dict(  # arguments that the check reads, with their d
     root="",
     camera=None,
     num_frames=13,
+    video_size=(256, 320),
     data_split="train",
     action_keys=None,
     embodiment=None,
@@ -164,19 +164,16 @@ class LeRobotActionDataset(ActionDataset):
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
         """What is wrong with the arguments, without reading the episodes."""
-        options, size = {**_CHECKED, **arguments}, tuple(arguments.get("video_size", (256, 320)))
+        options = {**_CHECKED, **arguments}
         stride, combine = options["stride"], options["combine_actions"]
         problems = _problems(options["data_split"], options["embodiment"], stride, options["start_interval"], combine)
         yield from errors(context.key, problems)
-        yield from errors(context.key, shape_problems(options["num_frames"], size))
+        yield from errors(context.key, shape_problems(options["num_frames"], options["video_size"]))
         try:
             info = read_info(Path(options["root"]))
             parts = choose_action(info, options["action_keys"], options["embodiment"])
             _combination(combine, _stride(info.fps, stride, options["frame_rate"]), info, parts)
-            camera = choose_camera(info, options["camera"])
-            have = info.picture_size(camera)
-            if have is not None and (note := swapped_size("video_size", size, have, f"camera {camera}")):
-                yield warning(context.key, note)
+            choose_camera(info, options["camera"])
             cls.declared_width(**arguments)
         except (ConfigError, DataError) as problem:
             yield error(context.key, str(problem))

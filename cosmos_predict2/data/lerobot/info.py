@@ -54,15 +54,6 @@ class Info:
     def is_video(self, camera: str) -> bool:
         return self.features[camera].get("dtype") == "video"
 
-    def picture_size(self, camera: str) -> tuple[int, int] | None:
-        """(height, width) of a camera's pictures, where info.json names its axes."""
-        feature = self.features[camera]
-        names, shape = feature.get("names"), feature.get("shape")
-        if not isinstance(names, list) or not isinstance(shape, list) or not {"height", "width"} <= set(names):
-            return None
-        height, width = (shape[names.index(name)] for name in ("height", "width"))
-        return int(height), int(width)
-
     def video_fps(self, camera: str) -> float:
         """Frames per second of a camera's files, which mostly is the rate of the data set."""
         feature = self.features[camera]

@@ -18,10 +18,9 @@ from cosmos_predict2.data.sizes import frame_rate
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.encode import embed_captions
 from imaginaire.errors import ConfigError, DataError
-from imaginaire.findings import Finding
 from tests.data import sources_lerobot as made
 from tests.data.sources_lerobot import FRONT, LENGTHS, grey
-from tests.findings import checked, problems
+from tests.findings import problems
 
 SHAPE = dict(num_frames=4, video_size=(32, 48), data_split="full")
 FIXTURE = Path(__file__).resolve().parent.parent / "fixtures" / "lerobot_v3"
@@ -114,15 +113,6 @@ def test_text_comes_from_embeddings_of_the_episodes(root: Path, caplog: pytest.L
     index.write_text(index.read_text().replace(f'["{made.TASKS[0]}"]', '["one", "two"]', 1))
     dataset(root, load_t5_embeddings=True)
     assert "episode 0: 'one', 'two'. An embedding is of a whole episode" in caplog.text
-
-
-def test_a_size_across_the_pictures_is_reported(original: Path) -> None:
-    def notes(camera: str, size: list[int]) -> list[Finding]:
-        return checked(LeRobotActionDataset, root=str(original), camera=camera, video_size=size, num_frames=5)
-
-    (note,) = notes("wrist", [32, 16])
-    assert note.level == "warning" and "camera observation.images.wrist is wide" in note.text
-    assert notes("wrist", [16, 32]) == notes("front", [32, 16]) == []  # a square has no right way
 
 
 @pytest.mark.parametrize(
