@@ -18,7 +18,6 @@ from cosmos_predict2.actions.transforms import (
     ACTION_SCALE,
     ActionTransform,
     actions_from_field,
-    base_frames,
     controller,
     integrate,
     pose_differences,
@@ -78,23 +77,6 @@ def test_integrated_actions_are_the_poses_again(accumulate: str | int | None, qu
     assert numpy.allclose(closed, gripper[1:], atol=1e-15)
 
 
-def test_actions_do_not_depend_on_where_the_robot_stands() -> None:
-    poses, gripper = _poses(6), numpy.zeros(6)
-    turn, move = euler_to_matrix([0.3, -0.2, 1.0]), numpy.array([1.0, 2.0, 3.0])
-    angles = matrix_to_euler(turn @ euler_to_matrix(poses[:, 3:]))
-    elsewhere = numpy.concatenate([poses[:, :3] @ turn.T + move, angles], axis=1)
-    assert numpy.allclose(pose_differences(poses, gripper), pose_differences(elsewhere, gripper), atol=1e-12)
-
-
-def test_the_base_of_an_action() -> None:
-    assert base_frames(7).tolist() == [0, 1, 2, 3, 4, 5]
-    assert base_frames(7, "window").tolist() == [0] * 6
-    assert base_frames(7, 4).tolist() == [0, 0, 0, 0, 4, 4]
-    for wrong in (0, True, "first", 1.5):
-        with pytest.raises(ConfigError, match="accumulate is"):
-            base_frames(7, wrong)
-
-
 def test_what_recordings_may_get_wrong_is_refused() -> None:
     poses, gripper = _poses(5), numpy.zeros(5)
     assert pose_differences(poses[:1], gripper[:1]).shape == (0, 7)
@@ -138,6 +120,10 @@ def test_a_wrong_transform_is_refused() -> None:
         ({"kind": "controller", "scale": [1.0], "offset": [1.0, 2.0]}, "offset has 2 numbers"),
         ({"kind": "relative_pose", "scale": [1.0] * 8}, "scale has 8 numbers"),
         ({"kind": "controller", "scale": [1.0], "accumulate": 4}, "belong to kind"),
+        *(
+            ({"kind": "relative_pose", "scale": [1.0] * 7, "accumulate": x}, "accumulate is")
+            for x in (0, True, "first")
+        ),
         ({"kind": "controller", "scales": [1.0]}, "Did you mean scale"),
         ({"kind": "controller"}, "lacks scale"),
     ]:

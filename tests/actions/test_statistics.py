@@ -9,7 +9,6 @@ import numpy
 import pytest
 
 from cosmos_predict2.actions.statistics import (
-    column_lines,
     column_statistics,
     dataset_statistics,
     order_one_transform,
@@ -31,17 +30,6 @@ def _rows(seed: int, num: int = 50) -> numpy.ndarray:
     return rows
 
 
-def test_statistics_are_those_of_all_rows() -> None:
-    tables = [_rows(0), _rows(1, 30)]
-    statistics = dataset_statistics(tables, proprio=[table[:, :2] for table in tables], mask=[True, True, False])
-    everything = numpy.concatenate(tables)
-    assert (statistics.num_transitions, statistics.num_trajectories) == (80, 2)
-    assert numpy.allclose(statistics.action.mean, everything.mean(0))
-    assert numpy.allclose(statistics.action.std, everything.std(0))
-    assert numpy.allclose(statistics.action.q99, numpy.quantile(everything, 0.99, axis=0))
-    assert statistics.proprio is not None and len(statistics.proprio.mean) == 2
-
-
 def test_unit_range_and_back_with_mask_and_a_column_that_never_changes() -> None:
     rows = _rows(0)
     columns = dataset_statistics([rows], mask=[True, True, False]).action
@@ -51,16 +39,6 @@ def test_unit_range_and_back_with_mask_and_a_column_that_never_changes() -> None
     assert numpy.allclose(columns.from_unit(unit), rows, atol=1e-12)
     with pytest.raises(DataError, match=r"3 columns, the values have \[7\]"):
         columns.to_unit(numpy.zeros(7))
-
-
-@pytest.mark.parametrize("name", [None, "libero_spatial"])
-def test_both_layouts_are_read(tmp_path: Path, name: str | None) -> None:
-    statistics = dataset_statistics([_rows(0)], mask=[True, True, False])
-    path = tmp_path / "dataset_statistics.json"
-    write_statistics(path, statistics, name)
-    assert set(json.loads(path.read_text())) == ({name} if name else {"action", "num_transitions", "num_trajectories"})
-    again = read_statistics(path)
-    assert again.to_dict() == statistics.to_dict() and again.proprio is None
 
 
 def test_a_broken_file_is_reported(tmp_path: Path) -> None:
@@ -99,10 +77,13 @@ def test_statistics_become_a_transform_that_does_the_same(tmp_path: Path) -> Non
 
 def test_a_data_set_may_name_the_file_of_statistics(tmp_path: Path) -> None:
     rows = numpy.random.RandomState(0).uniform(-2, 3, (50, 4))
-    statistics = dataset_statistics([rows])
+    statistics = dataset_statistics([rows[:20], rows[20:]], proprio=[rows[:, :2]], mask=[True, True, True, False])
+    assert (statistics.num_transitions, statistics.num_trajectories) == (50, 2)
+    assert numpy.allclose(statistics.action.q99, numpy.quantile(rows, 0.99, axis=0))
     for name in (None, "mine"):
         path = tmp_path / f"{name}.json"
         write_statistics(path, statistics, name)
+        assert read_statistics(path).to_dict() == statistics.to_dict()
         found = transform_of({"kind": "controller", "statistics": str(path)})
         assert found == unit_transform(statistics.action)
     with pytest.raises(ConfigError, match="'scale'"):
@@ -187,10 +168,3 @@ def test_statistics_of_many_recordings_read_evenly_spaced_ones() -> None:
     read.clear()
     some = sampled_statistics([10] * 9, rows_of, most_rows=30)
     assert read == [0, 4, 8] and some.action.max.tolist() == [8, 8]
-
-
-def test_the_table_has_a_line_for_each_number_with_its_name() -> None:
-    lines = column_lines(column_statistics(_rows(0)), ["dx", "dy"])
-    assert [line.split()[0] for line in lines] == ["number", "dx", "dy", "2"]
-    assert lines[0].split()[1:] == ["min", "q01", "mean", "q99", "max", "std"]
-    assert set(lines[2].split()[1:6]) == {"0.25"} and len({len(line) for line in lines}) == 1

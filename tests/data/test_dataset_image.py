@@ -9,7 +9,6 @@ import torch.nn.functional as F
 
 from cosmos_predict2.data.dataset_image import ImageDataset
 from cosmos_predict2.data.video.media import read_image, write_image
-from imaginaire.data.stream import ResumableLoader
 from imaginaire.errors import ConfigError, DataError
 from tests.data.video_files import moving_pictures, write_embeddings
 from tests.findings import problems
@@ -50,12 +49,6 @@ def test_the_range_is_minus_one_to_one(folder: Path) -> None:
     write_image(folder / "images/b.png", stripes)
     images = ImageDataset(str(folder), (32, 48))[1]["images"]
     assert images.min() == -1 and images.max() == 1
-
-
-def test_pictures_of_other_sizes_make_one_batch(folder: Path) -> None:
-    write_image(folder / "images/b.png", torch.zeros(3, 50, 20, dtype=torch.uint8))
-    (batch,) = ResumableLoader(ImageDataset(str(folder), SIZE), batch_size=4)
-    assert batch["images"].shape == (4, 3, *SIZE) and batch["fps"].shape == (4, 1)
 
 
 def test_a_broken_picture_is_named_or_skipped(folder: Path) -> None:
