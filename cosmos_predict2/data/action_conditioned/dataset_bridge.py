@@ -106,7 +106,8 @@ class ActionConditionedDataset(ActionDataset):
         num_threads: int = 1,
     ) -> None:
         num_frames, stride = _frames(num_frames, sequence_interval, num_action_per_chunk, fps_downsample_ratio)
-        problems = [*_problems(normalize, pre_encode, mode), *shape_problems(num_frames, video_size)]
+        cameras = tuple(cam_ids) if cam_id is None else (cam_id,)
+        problems = [*_problems(normalize, pre_encode, mode, cameras), *shape_problems(num_frames, video_size)]
         if stride < 1 or val_start_frame_interval < 1:
             problems.append(
                 f"sequence_interval={stride}, val_start_frame_interval={val_start_frame_interval}: at least 1"
@@ -136,7 +137,7 @@ class ActionConditionedDataset(ActionDataset):
             Path(folders[mode]),
             state_key=state_key,
             gripper_key=gripper_key,
-            camera_ids=tuple(cam_ids) if cam_id is None else (cam_id,),
+            camera_ids=cameras,
             is_rollout=is_rollout,
             skip_bad=skip_bad_samples,
             most=NUM_DEBUG if debug else None,
@@ -163,7 +164,9 @@ class ActionConditionedDataset(ActionDataset):
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
         """What is wrong with the arguments, without reading the annotations."""
         mode, key = arguments.get("mode", "train"), context.key
-        yield from errors(key, _problems(arguments.get("normalize", False), arguments.get("pre_encode", False), mode))
+        flags = arguments.get("normalize", False), arguments.get("pre_encode", False)
+        cameras = tuple(arguments.get("cam_ids", (0,))) if arguments.get("cam_id") is None else (arguments["cam_id"],)
+        yield from errors(key, _problems(*flags, mode, cameras))
         try:
             num_frames, _ = _frames(
                 arguments.get("num_frames", 13),
@@ -325,10 +328,12 @@ def _transform(
     return transform
 
 
-def _problems(normalize: bool, pre_encode: bool, mode: str) -> Iterator[str]:
+def _problems(normalize: bool, pre_encode: bool, mode: str, cameras: Sequence[int]) -> Iterator[str]:
     if normalize:
         yield _DESTROYS
     if pre_encode:
         yield _NO_LATENTS
     if mode not in MODES:
         yield f"There is no mode '{mode}'.{near(str(mode), MODES)}"
+    if not cameras:
+        yield "cam_ids is empty; one camera at least"

@@ -232,6 +232,7 @@ def test_wrong_settings_are_reported(bridge: Path) -> None:
         (dict(video_size=(30, 48)), "multiples of 16"),
         (dict(num_frames=1), "2 frames at least"),
         (dict(sequence_interval=0), "sequence_interval=0"),
+        (dict(cam_ids=[]), "cam_ids"),
         (dict(accumulate_action="frame"), "'frame'"),
     ]:
         with pytest.raises(ConfigError, match=message):
