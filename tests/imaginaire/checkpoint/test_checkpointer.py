@@ -391,12 +391,12 @@ def test_a_second_signal_does_not_cut_the_last_save_short(tmp_path: Path, monkey
 def test_an_error_in_the_run_leaves_only_whole_sets_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The write that is under way when training fails is finished (standard) or not published (dcp)."""
     create = storage.create
-    monkeypatch.setattr(storage, "create", lambda path: (time.sleep(0.2), create(path))[1])
     fails = [*QUICK, "model._target_=tests.imaginaire.checkpoint.test_checkpointer.FailsLater", "trainer.max_iter=20"]
     fails += ["checkpoint.dcp_async_mode_enabled=True"]
     for ckpt_type in ("standard", "dcp"):
         root = tmp_path / ckpt_type
-        with pytest.raises(ZeroDivisionError):
+        with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+            patch.setattr(storage, "create", lambda path: (time.sleep(0.2), create(path))[1])
             train(root, [*fails, f"ckpt_type={ckpt_type}"])
         assert train(root, [*QUICK, f"ckpt_type={ckpt_type}", "trainer.max_iter=8"]) == 0
 
