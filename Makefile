@@ -10,7 +10,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 PY := $(VENV)/bin/python
 PYTEST := $(PY) -m pytest
-# Two tests at a time with one thread each: two cores are enough, and timings repeat.
+# Three tests at a time with one thread each: many wait for processes of their own, so that two cores suffice.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 # An environment that happens to be active outside must not leak into this one.
@@ -56,7 +56,7 @@ format: $(STAMP)
 	$(PY) -m ruff format .
 
 test: $(STAMP) lint
-	$(ONE_THREAD) $(PYTEST) -n 2 --durations=10 -m "not long and not gpu and not network"
+	$(ONE_THREAD) $(PYTEST) -n 3 --durations=10 -m "not long and not gpu and not network"
 
 test-fast: $(STAMP)
 	$(PYTEST)
