@@ -22,7 +22,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from imaginaire.config.checks import check_sections, check_tree, check_values, resolve
-from imaginaire.config.files import find_config_file, import_all_modules_from_package, load_config
+from imaginaire.config.files import find_config_file, import_all_modules_from_package, load_config, no_collections
 from imaginaire.config.internals import OBJECTS, raw
 from imaginaire.config.lazy_yaml import load_yaml
 from imaginaire.config.names import describe, takes, target_of
@@ -62,6 +62,7 @@ log = logging.getLogger(__name__)
 ROOT = "imaginaire_root"  # the name of the primary config in Hydra's store
 
 
+@no_collections()
 def compose(config_path: str, overrides: Sequence[str] = ()) -> Config:
     """The frozen, validated Config of a config file and an override list.
 

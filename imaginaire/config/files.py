@@ -2,6 +2,7 @@
 """Loading the Python files that make configurations, with one message for what is wrong with one."""
 
 import contextlib
+import gc
 import importlib
 import importlib.util
 import logging
@@ -9,7 +10,7 @@ import os
 import pkgutil
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -52,6 +53,19 @@ def find_config_file(path: str) -> Path:
     return file.absolute()
 
 
+@contextlib.contextmanager
+def no_collections() -> Iterator[None]:
+    """The garbage collector rests: it would look through what torch imported again and again, and find nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@no_collections()
 def load_config(path: Path) -> Config:
     """What ``make_config()`` of this Python file returns; importing it registers groups and experiments."""
     if str(Path.cwd()) not in sys.path and "" not in sys.path:
