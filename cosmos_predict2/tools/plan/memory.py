@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Peak memory of one rank: what lies there all the time, and the larger of what encoding and training add to it."""
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -69,6 +70,7 @@ class _Weight:
     is_matrix: bool
 
 
+@functools.cache  # the same combinations are tried for each size of card
 def predict_memory(work: Workload) -> Memory:
     """The memory of rank 0, which has the longest parts."""
     weights = [*_weights(work)]
