@@ -29,6 +29,7 @@ from imaginaire.config.names import describe, takes, target_of
 from imaginaire.config.overrides import ABSENT_ALREADY, parse
 from imaginaire.config.registry import (
     LAZY_MEMBERS,
+    cleared_choice,
     clears,
     entries,
     forgiving_store,
@@ -154,6 +155,12 @@ def _sort(items: Sequence[Override], root: Any) -> tuple[dict[str, Override], li
         raise ConfigError(
             f"{choices[group].input_line}: experiment '{experiment}' clears this group (/clear/{group}) and has its own"
             f" {group}. Set single values of it, {group}.KEY=VALUE."
+        )
+    if found := cleared_choice(experiment):
+        child, group = found
+        raise ConfigError(
+            f"experiment={experiment}: '{child}' chooses 'override /{group}', which its parent clears (/clear/{group})."
+            f" Give '{child}' a {group} of its own instead, below its defaults."
         )
     return choices, cleared, others
 

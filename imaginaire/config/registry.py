@@ -163,10 +163,28 @@ def _facts(name: str) -> dict[str, Any]:
 
 def clears(name: str, group: str) -> bool:
     """Whether an experiment, or one that it starts from, clears a group by ``/clear/GROUP`` in its defaults."""
-    tree: Any = node_of("experiment", name) or DictConfig({})
-    listed = [str(item) for item in tree.get("defaults") or ()]
-    parents = [item.removeprefix("/experiment/") for item in listed if item.startswith("/experiment/")]
-    return f"/clear/{group}" in listed or any(clears(parent, group) for parent in parents)
+    return f"/clear/{group}" in _defaults(name) or any(clears(parent, group) for parent in _parents(name))
+
+
+def cleared_choice(name: str) -> tuple[str, str] | None:
+    """(experiment, group) of an ``override /GROUP`` without effect, because a parent clears the group."""
+    parents = _parents(name)
+    for item in _defaults(name):
+        for key, choice in item.items() if isinstance(item, dict) else ():
+            group = str(key).removeprefix("override ").removeprefix("/")
+            if choice is not None and any(clears(parent, group) for parent in parents):
+                return name, group
+    return next(filter(None, map(cleared_choice, parents)), None)
+
+
+def _defaults(name: str) -> list[Any]:
+    tree: Any = node_of("experiment", name) or {}
+    return [dict(item) if isinstance(item, Mapping) else item for item in tree.get("defaults") or ()]
+
+
+def _parents(name: str) -> list[str]:
+    listed = [item for item in _defaults(name) if isinstance(item, str)]
+    return [item.removeprefix("/experiment/") for item in listed if item.startswith("/experiment/")]
 
 
 def table() -> str:

@@ -113,6 +113,8 @@ def make_config():
     register_experiment("inline_exp", dict(dataloader_train=L(Loader)(batch_size=9, dataset=L(Data)())))
     register_experiment("cleared_exp", dict(
         defaults=["/experiment/inline_exp", "/clear/dataloader_train", "_self_"], dataloader_train=L(Net)(depth=3)))
+    register_experiment("chooses_cleared", dict(
+        defaults=["/experiment/cleared_exp", {"override /dataloader_train": "gr1"}, "_self_"]))
     register_experiment("parent_wins", dict(
         defaults=["_self_", "/experiment/base_exp"], job=dict(name="lost", group="kept")))
     register_experiment("missing_exp", dict(

@@ -45,6 +45,7 @@ MISTAKES = {  # overrides -> the key or name that the message gives
     "+optimizer.foo=1": "optimizer.foo",
     "+optimizer.foo=1 +optimizer.bar=2": "Unknown key optimizer.bar",  # all that a target does not take
     "experiment=cleared_exp dataloader_train=gr1": "/clear/dataloader_train",
+    "experiment=chooses_cleared": "'override /dataloader_train'",
     "optimizer=loose optimizer.eps=1": "+optimizer.eps=VALUE",
     "~optimizer.foo": "optimizer.foo",
     "experiment=base_exp model.config.extra={channels:1}": "model.config.extra",
