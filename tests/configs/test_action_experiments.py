@@ -114,8 +114,8 @@ WRONG = {
     "dataloader_train.dataset.num_frames=9": "num_frames=9, but the model takes 13",
     "model.config.pipe_config.state_t=5": "reads 84 numbers, but a clip of 17 frames (state_t=5) has 16 actions",
     "model.config.pipe_config.action_transform={kind: controller, scale: [20,20,20,20,20,20,20]}": (
-        "its actions are relative_pose of 7 numbers, scale [20, 20, 20, 20, 20, 20, 1], but"
-        " model.config.pipe_config.action_transform is controller of 7 numbers, scale 20"
+        "its actions are relative_pose of 7 numbers, scale [20, 20, 20, 20, 20, 20, 1], but those of"
+        " model.config.pipe_config.action_transform controller of 7 numbers, scale 20"
     ),
     "model.config.pipe_config.action_transform={kind: controller, scale: [20]}": "is of 1 numbers, but the network",
     "net=cosmos_v1_2B_action_conditioned": ("its texts have width 1024 (text_width), but the network takes 100352"),
