@@ -45,7 +45,7 @@ def starts(net: nn.Module) -> dict[str, Start]:
     )
     found: dict[str, Start] = {}
     for prefix, module in net.named_modules():
-        own: dict[str, Start] = module.starts() if hasattr(module, "starts") else {}
+        own: dict[str, Start] = module.starts() if callable(getattr(module, "starts", None)) else {}
         for name, parameter in module.named_parameters(prefix, recurse=False):
             if (last := name.rpartition(".")[2]) in own:
                 found[name] = own[last]

@@ -55,7 +55,8 @@ def add_trained_adapters(net: DiT, config: Any) -> None:
         adapter.lora_A.to(dtype)
         adapter.lora_B.to(dtype)
     has_new_embedders = net.takes_actions and embedders_begin_anew(config.model_manager_config.dit_path)
-    patterns = (*net.begins_anew, ACTION_EMBEDDERS) if has_new_embedders else net.begins_anew
+    own = own_patterns(net)
+    patterns = (*own, ACTION_EMBEDDERS) if has_new_embedders else own
     for name, parameter in net.named_parameters():
         if ".lora_" not in name and any(fnmatchcase(name, pattern) for pattern in patterns):
             parameter.requires_grad_(True)
@@ -117,7 +118,7 @@ def fill_network(net: DiT, config: Any, device: torch.device | str, seed: int) -
         return False
     matched = sum(clean_name(name) in found for name in base)
     anew = "; adapters begin anew" if adapters and not has_adapters else ""
-    if own := [name for name in base if any(fnmatchcase(clean_name(name), pattern) for pattern in net.begins_anew)]:
+    if own := [name for name in base if any(fnmatchcase(clean_name(name), pattern) for pattern in own_patterns(net))]:
         anew += f"; {sum(clean_name(name) not in found for name in own)} of the network's own begin anew"
     anew += "; it knows no actions: their embedders begin anew" if ACTION_EMBEDDERS in absent else ""
     log.info("start weights: %s (%d of %d weights of the network matched%s)", path, matched, len(base), anew)
@@ -128,7 +129,18 @@ def absent_parts(net: DiT, path: str) -> tuple[str, ...]:
     """Patterns of the parameters that may begin anew though the others come from a file: those that the class of the
     network lists, and the embedders of actions."""
     has_new_embedders = net.takes_actions and path and embedders_begin_anew(path)
-    return (*net.begins_anew, ACTION_EMBEDDERS) if has_new_embedders else net.begins_anew
+    return (*own_patterns(net), ACTION_EMBEDDERS) if has_new_embedders else own_patterns(net)
+
+
+def own_patterns(net: DiT) -> tuple[str, ...]:
+    """What the class of a network lists in ``begins_anew``."""
+    patterns: Any = net.begins_anew
+    if isinstance(patterns, str):  # each of its characters would be a pattern, "*" among them
+        raise ConfigError(
+            f"begins_anew of {type(net).__qualname__} is the text {patterns!r}, not a tuple of patterns:"
+            f" write ({patterns!r},), with a comma."
+        )
+    return tuple(patterns)
 
 
 def _draw_(parameter: Tensor, start: Start, seed: int, name: str) -> None:
