@@ -100,14 +100,20 @@ def objective_of(config: "Video2WorldPipelineConfig") -> Objective:
         if problem := objective_problem(config.objective):
             raise ConfigError(f"{OBJECTIVE_KEY}: {problem}.")
         named: Objective = lazy_config.instantiate(config.objective, config)
+        if not is_objective(named):
+            raise ConfigError(f"{OBJECTIVE_KEY} made {named!r}, which has no `errors` and `sampling_path`.")
         return named
     return EDM(config) if config.flow is None else Flow(config)
+
+
+def is_objective(value: Any) -> bool:
+    return all(hasattr(value, name) for name in ("errors", "sampling_path"))
 
 
 def objective_problem(node: Any) -> str | None:
     """Why a node in place of an objective's is none; None where it is one."""
     target = target_of(node, OBJECTIVE_KEY) if isinstance(node, Mapping) else None
-    if all(hasattr(target, name) for name in ("errors", "sampling_path")):
+    if is_objective(target) or (callable(target) and not isinstance(target, type)):  # a function may make one
         return None
     known = ", ".join(name for name, cls in KNOWN.items() if hasattr(cls, "sampling_path"))
     return (

@@ -215,6 +215,10 @@ class WithOwnLoss(Video2WorldModel):
         return super().loss(*draws)
 
 
+def halved_by_function(config: Any) -> "Halved":
+    return Halved(config)
+
+
 class Halved(EDM):
     def errors(self, *draws: Any) -> Any:
         error, parts = super().errors(*draws)
@@ -228,8 +232,12 @@ def test_a_loss_or_an_objective_of_ones_own_goes_with_any_noise() -> None:
     batch = {**make_batch(positions=[0, 1])}
     _, loss = model.training_step(batch, 0)
     torch.testing.assert_close(2 * loss, make_parts_model().training_step(batch, 0)[1])
-    config.pipe_config.objective = L(Halved)()
-    assert checked_model(Video2WorldModel, _node(config)) == []
+    assert isinstance(make_parts_model(objective=L(halved_by_function)()).world.objective, Halved)
+    with pytest.raises(ConfigError, match="objective made"):
+        make_parts_model(objective=L(repr)())
+    for target in (Halved, halved_by_function):
+        config.pipe_config.objective = L(target)()
+        assert checked_model(Video2WorldModel, _node(config)) == []
 
 
 def test_texts_of_another_width_are_told_of_data_encoder_and_file(tmp_path: Path) -> None:
