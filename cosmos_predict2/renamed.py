@@ -36,6 +36,7 @@ RENAMED = {
     "cosmos_predict2.data.lerobot.layout_v3": "cosmos_predict2.data.lerobot.layouts",
     "cosmos_predict2.data.lerobot.modality": "cosmos_predict2.data.lerobot.info",
     "cosmos_predict2.data.media": "cosmos_predict2.data.video.media",
+    "cosmos_predict2.data.windows": "cosmos_predict2.data.samples",
     "cosmos_predict2.data.media_files": "cosmos_predict2.data.video.media_files",
     "cosmos_predict2.data.packed_strings": "cosmos_predict2.data.samples",
     "cosmos_predict2.data.packet_times": "cosmos_predict2.data.video.clips",

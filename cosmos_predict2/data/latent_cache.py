@@ -33,7 +33,7 @@ from cosmos_predict2.data.samples import FrameRule
 from cosmos_predict2.data.sizes import size_problem
 from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.clips import CROPS
-from cosmos_predict2.data.video.media import VIDEO_SUFFIXES
+from cosmos_predict2.data.video.media import VIDEO_SUFFIXES, opened_video
 from cosmos_predict2.data.video_folder import existing_folder, media_by_stem
 from cosmos_predict2.interfaces import VideoTokenizer
 from imaginaire import storage
@@ -49,7 +49,7 @@ PROBE_KEY = "latent_probe"
 SUFFIX = ".safetensors"
 RECORD = "latents.json"
 CHECKSUMS = "crc32"  # of each window, in the header of its file
-READING = "reading"  # of the pixels, in the same place: 2; programs before 2026-11-22 look at it
+READING = "reading"  # of the pixels, in the same place: 2 reads the last columns of clips of any width
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _ALIKE = 0.05  # relative; the same weights in bfloat16 differ by less, other weights by about 1
 
@@ -245,6 +245,7 @@ class ClipLatents:
         self.fps = float(metadata["fps"])
         self._video, self._video_bytes = metadata["video"], int(metadata["video_bytes"])
         self.checksums = json.loads(metadata.get(CHECKSUMS, "null"))  # none in caches of earlier versions
+        self.reads_any_width = int(metadata.get(READING, 1)) >= 2
         self.num_windows = int(file.get_slice("latents").get_shape()[0])
         if self.num_windows < 1:
             raise ValueError("no window")
@@ -267,6 +268,12 @@ class ClipLatents:
                 f"{self._path} was made from a video of {self._video_bytes} bytes, but {video} has"
                 f" {video.stat().st_size}: it has changed. Encode it again: python -m scripts.cache_latents."
             )
+        if not self.reads_any_width and video.is_file() and _has_lost_columns(video):
+            raise DataError(
+                f"{self._path} was made by an earlier version, which read wrong pixels in the last columns of clips"
+                f" whose width is no multiple of 16, as of {video}. Run the command that made these latents once more,"
+                " python -m scripts.cache_latents: it encodes such clips again and keeps the others."
+            )
         return video
 
 
@@ -280,6 +287,14 @@ def open_latents(path: Path) -> Iterator[ClipLatents]:
         raise
     except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
         raise DataError(f"{path} cannot be read as latents ({error}). Delete it and encode it again.") from error
+
+
+@functools.cache
+def _has_lost_columns(video: Path) -> bool:
+    """Whether the first reading of pixels left the last columns of a clip unwritten; of odd sizes it did not."""
+    with opened_video(video) as container:
+        stream = container.streams.video[0]
+        return stream.height % 2 == stream.width % 2 == 0 and stream.width % 16 != 0
 
 
 def _only(samples: list[Any]) -> Any:

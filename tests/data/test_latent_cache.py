@@ -209,15 +209,31 @@ def test_a_flipped_byte_is_found_or_changes_nothing(tmp_path: Path, dtype: str) 
     assert len(harmless) < len(places) / 3
 
 
-def test_a_cache_of_an_earlier_version_is_read_and_a_record_that_does_not_fit_is_named(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path / "train", (9,))
-    cache_latents(folder, TinyTokenizer(), **SHAPE)
-    path = folder / "latents" / "clip_0.safetensors"
-    expected = LatentDataset(str(folder), num_tokens=4)[0]
+def made_earlier(path: Path) -> None:
+    """Leave out of a file of latents what earlier versions did not write."""
     with safe_open(path, "pt") as file:
         metadata = {name: value for name, value in file.metadata().items() if name not in ("crc32", "reading")}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     save_file(tensors, path, metadata)
+
+
+def test_latents_with_wrong_last_columns_are_to_be_made_again(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "train", (9, 9), 56)
+    cache_latents(folder, TinyTokenizer(), **SHAPE, windows_per_clip=1)
+    made_earlier(folder / "latents" / "clip_1.safetensors")
+    (found,) = problems(LatentDataset, dataset_dir=str(folder))
+    assert "clip_1.safetensors was made by an earlier version" in found
+    with pytest.raises(DataError, match=r"clip_1\.mp4"):
+        LatentDataset(str(folder), num_tokens=4)[1]
+    assert cache_latents(folder, TinyTokenizer(), **SHAPE, windows_per_clip=1).results == ["clip_1"]
+    assert problems(LatentDataset, dataset_dir=str(folder)) == []
+
+
+def test_a_cache_of_an_earlier_version_is_read_and_a_record_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "train", (9,))
+    cache_latents(folder, TinyTokenizer(), **SHAPE)
+    expected = LatentDataset(str(folder), num_tokens=4)[0]
+    made_earlier(folder / "latents" / "clip_0.safetensors")
     assert LatentDataset(str(folder), num_tokens=4)[0]["latents"].equal(expected["latents"])
     record = folder / "latents" / "latents.json"
     record.write_text(record.read_text().replace('"num_frames": 9', '"num_frames": 5'))

@@ -212,6 +212,18 @@ def test_resize_matches_pillow(tmp_path: Path) -> None:
     assert (ours.permute(1, 2, 0).int() - torch.from_numpy(theirs).int()).abs().max() <= 1
 
 
+@pytest.mark.parametrize(("height", "width"), [(5000, 1), (1, 5000), (4999, 3)])
+def test_a_very_long_picture_is_cut_before_it_is_scaled(
+    height: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scaled, resize = [], media.resize
+    monkeypatch.setattr(media, "resize", lambda frames, size: scaled.append(size) or resize(frames, size))
+    picture = torch.zeros(3, height, width, dtype=torch.uint8)
+    picture[:, height // 2 - height // 500 : height // 2 + height // 500 + 1] = 200
+    assert media.resize_and_crop(picture, (32, 48))[:, 16, 24].eq(200).all()  # its centre is still the centre
+    assert max(scaled[0]) <= 48 * 32
+
+
 def test_resize_of_a_side_that_fits_changes_nothing() -> None:
     clip = torch.randint(0, 256, (3, 2, 48, 48), dtype=torch.uint8)
     assert torch.equal(media.resize_and_crop(clip, (48, 48)), clip)

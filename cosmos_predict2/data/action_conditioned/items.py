@@ -141,7 +141,7 @@ class Windows:
         self._frames = stride * numpy.arange(num_frames)
         needed = stride * (num_frames - 1) + 1
         self._next = -(-needed // every)  # from one window to the first that it does not overlap
-        counts = numpy.maximum(0, -(-(numpy.asarray(lengths) - needed + 1) // every))
+        counts = numpy.maximum(0, -(-(numpy.asarray(lengths, numpy.int64) - needed + 1) // every))
         recordings = numpy.repeat(numpy.arange(len(lengths)), counts)
         places = numpy.arange(len(recordings)) - numpy.repeat(numpy.cumsum(counts) - counts, counts)
         # recording and first frame; in arrays, as a large data set has a hundred million

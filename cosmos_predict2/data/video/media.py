@@ -31,6 +31,7 @@ WRITTEN_VIDEO_SUFFIXES = (".mp4",)
 
 CRF = "16"  # x264's quality: 18 is about where losses become visible, and what we write is trained on
 HD_HEIGHT = 720  # from this height on, players take untagged colours as BT.709
+LONGEST = 16  # times as long as the wanted shape: beyond that, a picture's ends are cut off before it is scaled
 BT709 = 1  # the code of the standard's matrix, primaries and transfer in H.264 alike
 UNSPECIFIED_COLOURS = 2
 PLANAR_FORMATS = ("yuv420p", "yuvj420p", "yuv422p", "yuv444p")  # become planes of red, green, blue in one step
@@ -365,6 +366,13 @@ def resize_and_crop(frames: Tensor, size: tuple[int, int]) -> Tensor:
     have_height, have_width = frames.shape[-2:]
     if (have_height, have_width) == (height, width):
         return frames
+    # Of a very long picture only the middle is scaled: all of it could take more memory than there is.
+    most_rows = max(1, LONGEST * height * have_width // width)
+    most_columns = max(1, LONGEST * width * have_height // height)
+    if have_height > most_rows or have_width > most_columns:
+        top, left = max(0, have_height - most_rows) // 2, max(0, have_width - most_columns) // 2
+        middle = frames[..., top : top + most_rows, left : left + most_columns]
+        return resize_and_crop(middle, size)
     # In integers: a side that fits exactly must not become one pixel longer by rounding.
     if width * have_height >= height * have_width:
         scaled = (-(-have_height * width // have_width), width)

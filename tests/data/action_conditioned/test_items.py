@@ -6,6 +6,12 @@ from itertools import pairwise
 import pytest
 
 from cosmos_predict2.data.action_conditioned.items import Windows
+from imaginaire.errors import DataError
+
+
+def test_no_recordings_are_an_error_of_the_data() -> None:
+    with pytest.raises(DataError, match="0 recordings"):
+        Windows([], 5, stride=2, what="x")
 
 
 @pytest.mark.parametrize("every", [1, 2])
