@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rewards to advantages: how much better a sample is than the others of its group.
+
+Groups are rows, [N, G]. Invalid samples are left out of means and deviations, and have advantage 0. The published
+variants, which fill invalid rewards in or group by the text of a prompt, are functions of their own.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+EPSILON = 1e-4  # beside the standard deviation
+
+
+def group_advantages(
+    rewards_N_G: Tensor,
+    is_valid_N_G: Tensor,
+    *,
+    norm: str = "group",
+    min_std: float = 0.0,
+    epsilon: float = EPSILON,
+) -> Tensor:
+    """(r - mean) / (std + epsilon) within each row.
+
+    ``norm`` "group" divides by the deviation of the row, "global" by that of all valid samples, "none" by 1. A row with
+    fewer than two valid samples, or whose deviation is not above ``min_std``, gives zeros instead of amplified noise.
+    """
+    valid = is_valid_N_G.to(rewards_N_G.dtype)
+    rewards = torch.where(is_valid_N_G, rewards_N_G, 0.0)
+    count_N_1 = valid.sum(dim=1, keepdim=True)
+    centred = (rewards - rewards.sum(dim=1, keepdim=True) / count_N_1.clamp(min=1)) * valid
+    std_N_1 = (centred.square().sum(dim=1, keepdim=True) / count_N_1.clamp(min=1)).sqrt()
+    counts = (count_N_1 >= 2) & (std_N_1 > min_std)
+    if norm == "group":
+        centred = centred / (std_N_1 + epsilon)
+    elif norm == "global":
+        of_all = rewards[is_valid_N_G]
+        centred = centred / (of_all.std(correction=0) + epsilon) if len(of_all) else centred
+    elif norm != "none":
+        raise ValueError(f"There is no normalisation '{norm}' of advantages; there are group, global and none.")
+    return torch.where(counts, centred, 0.0)
+
+
+def has_spread(rewards_N_G: Tensor, is_valid_N_G: Tensor, min_std: float = 0.0) -> Tensor:
+    """The rows from which something can be learnt, [N]."""
+    return group_advantages(rewards_N_G, is_valid_N_G, norm="none", min_std=min_std).ne(0).any(dim=1)
+
+
+def filled_in(rewards_G: Tensor, is_valid_G: Tensor) -> tuple[Tensor, Tensor]:
+    """The published treatment of one group: invalid rewards become the mean of the valid ones, and the advantage is
+    divided by the unbiased deviation of all; a group of one keeps its reward."""
+    mean_valid = rewards_G[is_valid_G].mean() if is_valid_G.any() else rewards_G.new_zeros(())
+    filled = torch.where(is_valid_G, rewards_G, mean_valid)
+    if len(filled) == 1:
+        return filled, filled
+    return filled, (filled - filled.mean()) / (filled.std() + EPSILON)
+
+
+def advantages_by_prompt(rewards_B: Tensor, prompts: Sequence[str], kind: str) -> Tensor:
+    """Flow-GRPO's advantages of samples that are grouped by the text of their prompt, in the order they came.
+
+    ``kind``: "group_std", "global_std", "no_tracking" (one group), "sft" (1 for each best) or "dpo" (+1 for the first
+    best, -1 for the first worst).
+    """
+    if kind == "no_tracking":
+        return (rewards_B - rewards_B.mean()) / (rewards_B.std(correction=0) + EPSILON)
+    of_group: Callable[[Tensor], Tensor] = {
+        "group_std": lambda r: (r - r.mean()) / (r.std(correction=0) + EPSILON),
+        "global_std": lambda r: (r - r.mean()) / (rewards_B.std(correction=0) + EPSILON),
+        "sft": lambda r: (r == r.max()).to(r.dtype),
+        "dpo": _best_and_worst,
+    }[kind]
+    advantages = torch.zeros_like(rewards_B)
+    for prompt in dict.fromkeys(prompts):
+        rows = torch.tensor([i for i, other in enumerate(prompts) if other == prompt])
+        advantages[rows] = of_group(rewards_B[rows])
+    return advantages
+
+
+def _best_and_worst(rewards: Tensor) -> Tensor:
+    result = torch.zeros_like(rewards)
+    if (rewards == rewards[0]).all():
+        result[0] = -1
+        result[1:2] = 1
+        return result
+    result[rewards.argmax()], result[rewards.argmin()] = 1, -1
+    return result

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What reinforcement learning minimises, as pure functions of a batch; each returns one value per sample.
+
+Ratio objectives ("grpo", "guard", "dppo") take the log-ratio of a stochastic step; forward-process objectives ("nft",
+"awm") take predictions at freshly noised samples, whatever sampler made them. Advantages are clamped by the caller.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+SMALLEST_ERROR = 1e-5  # nft divides by a sample's error
+
+
+@dataclass(frozen=True, slots=True)
+class Clipped:
+    """Losses of a ratio objective and what to watch, each [B]."""
+
+    loss_B: Tensor
+    ratio_B: Tensor
+    is_above_B: Tensor  # ratios above 1 + clip
+    is_below_B: Tensor
+
+
+def clipped(log_ratio_B: Tensor, advantage_B: Tensor, clip: float) -> Clipped:
+    """max(-A rho, -A clip(rho, 1 - c, 1 + c)) (PPO's clipped surrogate, negated)."""
+    ratio = log_ratio_B.exp()
+    loss = torch.maximum(-advantage_B * ratio, -advantage_B * ratio.clamp(1 - clip, 1 + clip))
+    return Clipped(loss, ratio, ratio - 1 > clip, 1 - ratio > clip)
+
+
+def guard_log_ratio(log_ratio_B: Tensor, mean_drift_B: Tensor, scale: float) -> Tensor:
+    """GRPO-Guard's q (l - l_old + b), with b = drift / (2 q^2) the expected decrease and q the step's scale.
+
+    The drift is the mean of (mean - mean_old)^2; ``scale`` the diffusion coefficient times sqrt(-dt), so the standard
+    deviation of the step.
+    """
+    return scale * (log_ratio_B + mean_drift_B / (2 * scale**2))
+
+
+def dppo(log_ratio_B: Tensor, advantage_B: Tensor, mean_drift_B: Tensor, std: float, limit: float) -> Clipped:
+    """Flow-DPPO: no clipping; updates that lead further away are left out where the KL divergence is over a limit."""
+    ratio = log_ratio_B.exp()
+    is_far = mean_drift_B / (2 * std**2) > limit
+    leads_away = torch.where(advantage_B > 0, ratio > 1, ratio < 1)
+    counted = (~(is_far & leads_away)).to(ratio.dtype).detach()
+    return Clipped(-advantage_B * ratio * counted, ratio, is_far & (ratio > 1), is_far & (ratio < 1))
+
+
+def nft_share(advantage_B: Tensor, largest: float) -> Tensor:
+    """How far a sample counts as a good one, from 0 to 1."""
+    return (advantage_B.clamp(-largest, largest) / (2 * largest) + 0.5).clamp(0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class NFT:
+    share_B: Tensor
+    positive_B: Tensor
+    negative_B: Tensor
+    loss_B: Tensor
+
+
+def nft(
+    x0: Tensor, y_t: Tensor, t_B: Tensor, v: Tensor, v_old: Tensor, advantage_B: Tensor, beta: float, largest: float
+) -> NFT:
+    """DiffusionNFT: the prediction is drawn towards good samples, and its mirror image towards bad ones.
+
+    v+ = b v + (1 - b) v_old, v- = (1 + b) v_old - b v; their errors of x_0, each divided by its own size, are weighted
+    by the share q and 1 - q.
+    """
+    t = t_B.reshape(-1, *[1] * (x0.dim() - 1))
+
+    def relative_error(velocity: Tensor) -> Tensor:
+        error = y_t - t * velocity - x0
+        with torch.no_grad():
+            size = error.double().abs().flatten(1).mean(dim=1).clamp(min=SMALLEST_ERROR).to(error.dtype)
+        return error.square().flatten(1).mean(dim=1) / size
+
+    positive = relative_error(beta * v + (1 - beta) * v_old)
+    negative = relative_error((1 + beta) * v_old - beta * v)
+    share = nft_share(advantage_B, largest)
+    return NFT(share, positive, negative, largest * (share * positive + (1 - share) * negative) / beta)
+
+
+def awm_log_ratio(v: Tensor, v_old: Tensor, target: Tensor) -> Tensor:
+    """Advantage-weighted matching: the error of the velocity stands for the log-probability, [B]."""
+    return ((v_old - v) * (v_old + v - 2 * target)).flatten(1).mean(dim=1)
+
+
+def mean_drift(mean: Tensor, other: Tensor) -> Tensor:
+    """The mean over the elements of (mean - other)^2, [B]: in place of a KL divergence where it is not scaled."""
+    return (mean - other).square().flatten(1).mean(dim=1)
+
+
+def data_weight(sigma: float | Tensor, sigma_data: float = 1.0) -> float | Tensor:
+    """The weight of the squared error of x_0 in DDRL's data term: (sigma^2 + sigma_d^2) / (sigma sigma_d)^2."""
+    return (sigma**2 + sigma_data**2) / (sigma * sigma_data) ** 2
+
+
+def approximate_kl(log_ratio_B: Tensor) -> Tensor:
+    """Half the mean square of the log-ratio, as Flow-GRPO reports it."""
+    return 0.5 * log_ratio_B.square().mean()
+
+
+def warm_up_decay(updates: int, cap: float = 0.9) -> float:
+    """min((1 + n) / (10 + n), cap): Flow-GRPO's average of the weights."""
+    return min((1 + updates) / (10 + updates), cap)
+
+
+def old_policy_decay(kind: int, updates: int) -> float:
+    """How much of the sampling policy stays at an update (DiffusionNFT's ``weight_copy_decay_type``)."""
+    if kind == 0:
+        return 0.0
+    if kind == 1:
+        return min(0.001 * updates, 0.5)
+    if kind == 2:
+        return 0.0 if updates < 75 else min(0.0075 * (updates - 75), 0.999)
+    raise ValueError(f"There is no decay type {kind} of the sampling policy; there are 0, 1 and 2.")
+
+
+def exponential_advantage(advantage: Tensor) -> Tensor:
+    """-exp(-A), the theoretical form of DDRL: negative for every sample."""
+    return -(math.e ** (-advantage))

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Properties of chains, objectives and advantages that no golden value holds."""
+
+import pytest
+import torch
+
+from cosmos_predict2.diffusion.schedules import karras_sigmas
+from cosmos_predict2.diffusion.transitions import FLOW_KINDS, ChurnChain, FlowChain, log_ratio
+from cosmos_predict2.rl import objectives
+from cosmos_predict2.rl.advantages import group_advantages, has_spread
+
+TIMES = (0.98, 0.8, 0.5, 0.2, 0.0)
+SIGMAS = karras_sigmas(4, 0.01, 80).tolist()
+
+
+@pytest.mark.parametrize("kind", FLOW_KINDS)
+def test_a_known_clean_video_is_a_fixed_line_of_every_flow_chain(kind: str) -> None:
+    """With the true estimate each mean lies on the way to it: at the last step it is reached."""
+    chain = FlowChain(TIMES, kind, 0.5)
+    x0, noise = torch.randn(2, 4, 3, 2, 2), torch.randn(2, 4, 3, 2, 2)
+    last = chain.num_steps - 1
+    y = (1 - TIMES[last]) * x0 + TIMES[last] * noise
+    step = chain.step(last, y, x0, None)
+    if kind in ("ode", "cps", "ddim"):  # the others have noise of their own at the last step
+        torch.testing.assert_close(step.mean_B_C_T_H_W, x0, rtol=1e-5, atol=1e-5)
+        assert not chain.is_stochastic(last)
+    else:
+        assert step.std > 0
+
+
+@pytest.mark.parametrize("kind", ["sde", "cps", "ddim"])
+def test_the_noise_of_a_step_keeps_the_marginal_variance(kind: str) -> None:
+    """Means and noise together have the variance of (1 - t) x_0 + t eps, up to the step's size."""
+    times = torch.linspace(0.9, 0.0, 201).tolist()
+    chain = FlowChain(times, kind, 0.5)
+    x0, noise = torch.zeros(1, 1, 1, 300, 300), torch.randn(1, 1, 1, 300, 300)
+    step = chain.step(50, times[50] * noise, x0, None)
+    drawn = step.draw(torch.randn_like(noise))
+    assert float(drawn.std()) == pytest.approx(times[51], rel=0.02)
+
+
+def test_steps_outside_the_window_draw_nothing() -> None:
+    flow, churn = FlowChain(TIMES, window=(1,)), ChurnChain(SIGMAS, window=(1,))
+    assert [flow.is_stochastic(k) for k in range(4)] == [False, True, False, False]
+    assert [churn.is_stochastic(k) for k in range(4)] == [False, True, False, False]
+    x = torch.randn(1, 2, 2, 2, 2)
+    ode = FlowChain(TIMES, "ode").step(0, x, 0.5 * x, None)
+    assert torch.equal(flow.step(0, x, 0.5 * x, None).mean_B_C_T_H_W, ode.mean_B_C_T_H_W)
+
+
+def test_the_last_step_of_churn_is_never_stochastic() -> None:
+    chain = ChurnChain(SIGMAS)
+    assert [chain.is_stochastic(k) for k in range(4)] == [True, True, True, False]
+    assert chain.final_level == SIGMAS[-1]
+
+
+def test_the_log_ratio_is_the_difference_of_log_probabilities() -> None:
+    chain = FlowChain(TIMES)
+    y, x0, other = (torch.randn(3, 4, 2, 3, 3, dtype=torch.float64) for _ in range(3))
+    old, new = chain.step(1, y, x0, None), chain.step(1, y, x0 + 0.01 * other, None)
+    x_next = old.draw(torch.randn_like(y))
+    ratio = log_ratio(x_next, new.mean_B_C_T_H_W, old.mean_B_C_T_H_W, old.std)
+    torch.testing.assert_close(ratio, new.log_prob(x_next) - old.log_prob(x_next))
+    assert torch.equal(log_ratio(x_next, old.mean_B_C_T_H_W, old.mean_B_C_T_H_W, old.std), torch.zeros(3).double())
+
+
+def test_dppo_leaves_out_only_far_updates_that_lead_away() -> None:
+    log_ratio_B = torch.tensor([0.1, 0.1, -0.1, -0.1, 0.1])
+    advantage_B = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0])
+    drift_B = torch.tensor([1.0, 1.0, 1.0, 1.0, 1e-9])
+    found = objectives.dppo(log_ratio_B, advantage_B, drift_B, 0.5, 1e-3)
+    assert (found.loss_B != 0).tolist() == [False, True, True, False, True]
+
+
+def test_matching_moves_towards_good_samples_and_away_from_bad_ones() -> None:
+    target, v_old = torch.randn(2, 3, 2, 2, 2), torch.randn(2, 3, 2, 2, 2)
+    v = v_old.clone().requires_grad_()
+    ratio = objectives.awm_log_ratio(v, v_old, target)
+    assert torch.equal(ratio.detach(), torch.zeros(2))
+    loss = objectives.clipped(ratio, torch.tensor([1.0, -1.0]), 0.2).loss_B.sum()
+    (gradient,) = torch.autograd.grad(loss, v)
+    along = (gradient * (target - v_old)).flatten(1).sum(1)
+    assert along[0] < 0 < along[1]
+
+
+def test_invalid_samples_are_left_out_and_not_filled_in() -> None:
+    rewards = torch.tensor([[1.0, 3.0, 100.0, 2.0], [1.0, 5.0, 5.0, 5.0], [2.0, 2.0, 2.0, 2.0]])
+    valid = torch.tensor([[True, True, False, True], [True, False, False, False], [True] * 4])
+    found = group_advantages(rewards, valid)
+    torch.testing.assert_close(found[0, [0, 1, 3]], torch.tensor([-1.0, 1.0, 0.0]) * 1.2247, rtol=1e-3, atol=1e-6)
+    assert found[0, 2] == 0
+    assert torch.equal(found[1:], torch.zeros(2, 4))
+    assert has_spread(rewards, valid).tolist() == [True, False, False]
+
+
+def test_a_group_without_spread_is_not_amplified_noise() -> None:
+    rewards = torch.tensor([[0.5, 0.5 + 1e-6]])
+    valid = torch.ones(1, 2, dtype=torch.bool)
+    assert group_advantages(rewards, valid).abs().max() > 1e-3
+    assert group_advantages(rewards, valid, min_std=1e-4).abs().max() == 0
+
+
+def test_normalisation_by_all_keeps_groups_comparable() -> None:
+    rewards, valid = torch.tensor([[0.0, 1.0], [0.0, 10.0]]), torch.ones(2, 2, dtype=torch.bool)
+    found = group_advantages(rewards, valid, norm="global")
+    torch.testing.assert_close(found[1], 10 * found[0])

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Advantages, losses and schedules of reinforcement learning against golden values."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_predict2.rl import advantages, objectives
+from imaginaire.optim.adamw import lambda_linear
+from imaginaire.optim.ema import PowerEMA
+from tests.goldens import Golden, Value
+
+AREA = "rl"
+LOSS = dict(rtol=1e-5, atol=1e-7)
+SAME_FORMULA = dict(rtol=1e-9, atol=1e-12)
+BY_PROMPT = {
+    "per_prompt_group_std": "group_std",
+    "per_prompt_global_std": "global_std",
+    "no_tracking": "no_tracking",
+    "type_dpo": "dpo",
+    "type_sft": "sft",
+}
+
+
+def compare_gradient(value: Value, actual: Tensor) -> None:
+    value.compare(actual, atol=1e-4 * float(value.expected().abs().max()))
+
+
+@pytest.mark.parametrize("name", BY_PROMPT)
+def test_advantages_by_prompt(golden: Golden, name: str) -> None:
+    content = golden.json("advantages.json")
+    rewards = torch.tensor(content["rewards"].use(), dtype=torch.float64)
+    found = advantages.advantages_by_prompt(rewards, content["prompts"].use(), BY_PROMPT[name])
+    content[name].compare(found, atol=1e-6)
+
+
+@pytest.mark.golden_cases("advantages.json", "cosmos_rank_groups")
+def test_advantages_of_ranks(case: Value) -> None:
+    """Rewards of the ranks of one group, each with a batch; a rank is valid or not."""
+    rewards_G_B, valid_G = torch.tensor(case["rewards"].use()), torch.tensor(case["valid"].use())
+    for b, rewards_G in enumerate(rewards_G_B.T):
+        filled, found = advantages.filled_in(rewards_G, valid_G)
+        for g, result in enumerate(case["result"]):
+            for key, value in {"reward": filled[g], "advantage": found[g]}.items():
+                wanted = result[key].expected()[b]
+                torch.testing.assert_close(value, torch.tensor(wanted), rtol=1e-5, atol=1e-5)
+            if len(valid_G) > 1:
+                torch.testing.assert_close(filled.mean(), torch.tensor(result["mean_reward"].expected()[b]))
+                torch.testing.assert_close(filled.std(), torch.tensor(result["std_reward"].expected()[b]))
+
+
+def test_clipped_losses(golden: Golden) -> None:
+    tensors, options = golden.tensors("policy_losses.safetensors"), golden.json("options.json")["policy_losses"]
+    largest = options["adv_clip"].use()
+    advantage = tensors["advantage"].use().clamp(-largest, largest)
+    old = tensors["log_prob_old"].use()
+    tensors["approx_kl"].compare(objectives.approximate_kl(tensors["log_prob_new"].use() - old), **LOSS)
+    for clip in options["clips"].use():
+        new = tensors["log_prob_new"].use().clone().requires_grad_()
+        found = objectives.clipped(new - old, advantage, clip)
+        of = lambda name, clip=clip: tensors[f"clip_{clip}/{name}"]  # noqa: E731
+        of("ratio").compare(found.ratio_B, atol=2e-7)
+        of("loss").compare(found.loss_B.mean(), **LOSS)
+        of("clipfrac").compare((found.is_above_B | found.is_below_B).float().mean(), **LOSS)
+        of("clipfrac_gt_one").compare(found.is_above_B.float().mean(), **LOSS)
+        of("clipfrac_lt_one").compare(found.is_below_B.float().mean(), **LOSS)
+        (gradient,) = torch.autograd.grad(found.loss_B.mean(), new)
+        compare_gradient(of("grad"), gradient)
+
+
+def test_guard(golden: Golden) -> None:
+    tensors, options = golden.tensors("policy_losses.safetensors"), golden.json("options.json")["policy_losses"]
+    largest, guard = options["adv_clip"].use(), options["guard"]
+    of = lambda name: tensors[f"guard/{name}"]  # noqa: E731
+    spread, root_dt, clip = (guard[name].use() for name in ("std_dev_t", "sqrt_dt", "clip"))
+    for name, value in {"std_dev_t": spread, "sqrt_dt": root_dt, "clip": clip}.items():
+        of(name).compare(torch.full_like(of(name).expected(), value), rtol=1e-6)
+    drift = objectives.mean_drift(of("mean_new").use(), of("mean_old").use())
+    scale = spread * root_dt
+    of("bias").compare(drift / (2 * scale**2), **LOSS)
+    log_ratio = tensors["log_prob_new"].use() - tensors["log_prob_old"].use()
+    advantage = tensors["advantage"].use().clamp(-largest, largest)
+    found = objectives.clipped(objectives.guard_log_ratio(log_ratio, drift, scale), advantage, clip)
+    of("ratio").compare(found.ratio_B, atol=2e-7)
+    of("loss").compare(found.loss_B.mean() / root_dt**2, **LOSS)
+
+
+def test_nft(golden: Golden) -> None:
+    tensors, options = golden.tensors("policy_losses.safetensors"), golden.json("options.json")["policy_losses"]
+    of = lambda name: tensors[f"nft/{name}"]  # noqa: E731
+    beta, kl_beta, largest = (options["nft"][name].use() for name in ("beta", "kl_beta", "adv_clip_max"))
+    x0, noise, t_B, v_old, v_ref = (of(name).use() for name in ("x0", "noise", "t", "v_old", "v_ref"))
+    v = of("v_new").use().clone().requires_grad_()
+    t = t_B.reshape(-1, *[1] * (x0.dim() - 1))
+    found = objectives.nft(x0, (1 - t) * x0 + t * noise, t_B, v, v_old, of("advantage").use(), beta, largest)
+    of("r").compare(found.share_B, **LOSS)
+    of("positive_loss").compare(found.positive_B, **LOSS)
+    of("negative_loss").compare(found.negative_B, **LOSS)
+    policy_loss, kl = found.loss_B.mean(), objectives.mean_drift(v, v_ref).mean()
+    of("policy_loss").compare(policy_loss, **LOSS)
+    of("kl_loss").compare(kl, **LOSS)
+    loss = policy_loss + kl_beta * kl
+    of("loss").compare(loss, **LOSS)
+    (gradient,) = torch.autograd.grad(loss, v)
+    compare_gradient(of("grad_v_new"), gradient)
+
+
+def test_decays_by_update(golden: Golden) -> None:
+    content = golden.json("schedules.json")
+    for case in content["ema_power"]:
+        average = PowerEMA(torch.nn.Linear(1, 1), rate=case["rate"].use())
+        case["exponent"].compare(average.exponent, **SAME_FORMULA)
+        case["beta"].compare({n: average.beta(int(n)) for n in case["beta"]}, **SAME_FORMULA)
+    warm_up = content["ema_warmup"]
+    decays, cap = warm_up["decay"], warm_up["cap"].use()
+    decays.compare({n: objectives.warm_up_decay(int(n), cap) for n in decays}, **SAME_FORMULA)
+    for kind in content["weight_copy_decay"]:
+        decays = content["weight_copy_decay"][kind]
+        decays.compare({n: objectives.old_policy_decay(int(kind), int(n)) for n in decays}, **SAME_FORMULA)
+
+
+@pytest.mark.golden_cases("schedules.json", "lr_lambda_linear")
+def test_the_published_learning_rates(case: Value) -> None:
+    schedule, values = lambda_linear(**case["args"].use()), case["values"]
+    values.compare({n: schedule(int(n)) for n in values}, **SAME_FORMULA)

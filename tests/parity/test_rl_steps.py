@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stochastic steps, their probabilities, and the published step of world-model RL, against golden values."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_predict2.diffusion.rectified_flow import edm_scaling, per_frame, rectified_flow_scaling
+from cosmos_predict2.diffusion.schedules import karras_sigmas
+from cosmos_predict2.diffusion.solvers import Churn, sample
+from cosmos_predict2.diffusion.step import Step
+from cosmos_predict2.diffusion.transitions import (
+    ChurnChain,
+    Normal,
+    flow_std,
+    flow_step,
+    log_ratio,
+    sde_coefficient,
+)
+from cosmos_predict2.rl import objectives
+from tests.goldens import Golden, Value
+
+AREA = "rl"
+STEP = dict(rtol=2e-5, atol=2e-5)
+LOSS = dict(rtol=1e-4, atol=0.0)
+GRADIENT = dict(rtol=1e-4, atol=0.0)
+STEP_GRADIENT = dict(rtol=1e-3, atol=1e-7)
+SIGMA_CONDITIONAL = 1e-4
+LOSS_SCALE = 10.0
+LARGEST_ADVANTAGE = 5.0
+CHAIN_SOLVERS = ("2ab", "1euler")
+
+
+def compare(value: Value, actual: Tensor, *, rtol: float, atol: float) -> None:
+    """Within ``atol`` and ``rtol`` times the largest expected value."""
+    wanted = value.expected()
+    largest = float(wanted.abs().max()) if wanted.numel() else 0.0
+    value.compare(actual.reshape(wanted.shape), atol=atol + rtol * largest)
+
+
+def _prefixes(tensors: Value) -> list[str]:
+    return sorted({name.split("/")[0] for name in tensors})
+
+
+def _times(tensors: Value, prefix: str) -> list[float]:
+    return [float(t) for t in tensors[f"{prefix}/sigmas"].use().double()]
+
+
+def _each(
+    kind: str, times: list[float], index: list[int], amount: float, y: Tensor, v: Tensor
+) -> tuple[Tensor, list[Normal]]:
+    """The means of samples that stand at different steps, and each one's distribution."""
+    steps = []
+    for b, k in enumerate(index):
+        state = y[b : b + 1]
+        steps.append(flow_step(kind, times, k, amount, state, state - times[k] * v[b : b + 1]))
+    return torch.cat([step.mean_B_C_T_H_W for step in steps]), steps
+
+
+def _cps_log_prob(step: Normal, x_next: Tensor) -> Tensor:
+    return -objectives.mean_drift(x_next, step.mean_B_C_T_H_W)
+
+
+LOG_PROBS: dict[str, Callable[[Normal, Tensor], Tensor]] = {"sde": Normal.log_prob, "cps": _cps_log_prob}
+
+
+@pytest.mark.parametrize("kind", ["sde", "cps"])
+def test_flow_steps_with_their_probabilities_and_gradients(golden: Golden, kind: str) -> None:
+    tensors, options = golden.tensors("rf_sde_step.safetensors"), golden.json("options.json")["rf_sde_step"]
+    amount = options["noise_level"].use()
+    for prefix in _prefixes(tensors):
+        times, index = _times(tensors, prefix), tensors[f"{prefix}/index"].use().tolist()
+        y, v, noise = (tensors[f"{prefix}/{name}"].use() for name in ("x", "v", "noise"))
+        mean, steps = _each(kind, times, index, amount, y, v)
+        of = lambda name, prefix=prefix: tensors[f"{prefix}/{kind}/{name}"]  # noqa: E731
+        compare(of("mean"), mean, **STEP)
+        drawn = torch.cat([step.draw(noise[b : b + 1]) for b, step in enumerate(steps)])
+        compare(of("prev"), drawn, **STEP)
+        steps_of_time = torch.tensor([times[k] - times[k + 1] for k in index])
+        compare(of("sqrt_dt"), steps_of_time.sqrt(), **STEP)
+        coefficient = sde_coefficient if kind == "sde" else lambda times, k, a: flow_std("cps", times, k, a)
+        spread = torch.tensor([coefficient(times, k, amount) for k in index])
+        compare(of("std_dev_t"), spread, **STEP)
+        prev = of("prev").expected()
+        log_prob = torch.cat([LOG_PROBS[kind](step, prev[b : b + 1]) for b, step in enumerate(steps)])
+        of("log_prob").compare(log_prob, atol=1e-4)
+
+        v_new = of("v_new").use().clone().requires_grad_()
+        mean_new, steps_new = _each(kind, times, index, amount, y, v_new)
+        compare(of("mean_new"), mean_new, **STEP)
+        log_prob_new = torch.cat([LOG_PROBS[kind](step, prev[b : b + 1]) for b, step in enumerate(steps_new)])
+        of("log_prob_new").compare(log_prob_new, atol=1e-4)
+        (gradient,) = torch.autograd.grad(log_prob_new.sum(), v_new)
+        compare(of("grad_v_new"), gradient, **GRADIENT)
+
+        drift = objectives.mean_drift(mean_new, mean)
+        compare(of("kl_sd3"), (drift / (2 * spread**2)).mean(), **LOSS)
+        if kind == "sde":
+            stds = torch.tensor([step.std for step in steps])
+            compare(of("kl_true"), (drift / (2 * stds**2)).mean(), **LOSS)
+
+
+@pytest.mark.parametrize("kind", ["dance", "ddim"])
+def test_steps_with_constant_noise(golden: Golden, kind: str) -> None:
+    tensors, options = golden.tensors("rf_sde_step.safetensors"), golden.json("options.json")["rf_sde_step"]
+    eta = options["eta"].use()
+    for prefix in _prefixes(tensors):
+        times, k = _times(tensors, prefix), int(tensors[f"{prefix}/dance/index"].use())
+        y, v, noise = (tensors[f"{prefix}/{name}"].use() for name in ("x", "v", "noise"))
+        x0 = y - times[k] * v
+        step = flow_step(kind, times, k, eta, y, x0)
+        compare(tensors[f"{prefix}/{kind}/mean"], step.mean_B_C_T_H_W, **STEP)
+        compare(tensors[f"{prefix}/{kind}/prev"], step.draw(noise), **STEP)
+        if kind == "dance":
+            compare(tensors[f"{prefix}/dance/x0"], x0, **STEP)
+            prev = tensors[f"{prefix}/dance/prev"].expected()
+            tensors[f"{prefix}/dance/log_prob"].compare(step.log_prob(prev), atol=1e-4)
+        else:
+            compare(tensors[f"{prefix}/ddim/std"], torch.tensor(step.std), **STEP)
+
+
+def test_the_schedule_of_these_steps(golden: Golden) -> None:
+    """Shifted twice: K values from 1 down to f(1 / N), each shifted again, and 0."""
+    tensors, options = golden.tensors("rf_sde_step.safetensors"), golden.json("options.json")["rf_sde_step"]
+    shift, count, steps = (options[name].use() for name in ("shift", "num_train_timesteps", "num_steps"))
+
+    def shifted(u: Tensor) -> Tensor:
+        return shift * u / (1 + (shift - 1) * u)
+
+    first = shifted(torch.tensor(1 / count, dtype=torch.float64))
+    times = shifted(torch.linspace(1, float(first), steps, dtype=torch.float64))
+    for prefix in _prefixes(tensors):
+        tensors[f"{prefix}/sigmas"].compare(torch.cat([times, torch.zeros(1)]), atol=2e-5)
+        tensors[f"{prefix}/timesteps"].compare(times * count, atol=2e-2)
+
+
+class Case:
+    """One prefix of cosmos_rl_step: a network of one matrix, its conditioning frames and its chain."""
+
+    def __init__(self, tensors: Value, options: Value, name: str) -> None:
+        self.name, self.tensors, self.options = name, tensors, options[name]
+        self.noise, self.given, self.mask = (self[key].use() for key in ("init_noise", "gt_frames", "cond_mask"))
+        self.sigma_data = self.options["sigma_data"].use() if "sigma_data" in self.options else 1.0
+        self.has_one_level = self.options["use_rf_ckpts"].use()
+        is_flow = self.options["scaling"].use() == "rectified_flow"
+        self.scaling = rectified_flow_scaling if is_flow else lambda s: edm_scaling(s, self.sigma_data)
+        self.solver, self.steps = self.options["solver"].use(), self.options["steps"].use()
+        self.churn, self.noise_scale = self.options["s_churn"].use(), self.options["s_noise"].use()
+        order = 1 if self.solver == "2ab" else int(self.solver[0])
+        limits = (self.options[key].use() for key in ("sigma_min", "sigma_max"))
+        self.sigmas = karras_sigmas(self.steps // order, *limits)
+        kind = "1euler" if self.solver == "1euler" else "2ab"
+        self.chain = ChurnChain(self.sigmas.tolist(), self.churn, kind, noise_scale=self.noise_scale)
+        if "data_sigma" in self.options:
+            self["data_sigma"].compare(torch.tensor([self.options["data_sigma"].use()]))
+        assert int(self.mask.flatten(2).amax(2).sum() > 0) == int(self.options["ncond"].use() > 0)
+
+    def __getitem__(self, key: str) -> Value:
+        return self.tensors[f"{self.name}/{key}"]
+
+    def __contains__(self, key: str) -> bool:
+        return f"{self.name}/{key}" in self.tensors
+
+    def weights(self, which: str) -> tuple[Tensor, Tensor]:
+        return self[f"net_W{which}"].use(), self[f"net_b{which}"].use()
+
+    def denoise(self, x: Tensor, sigma: float | Tensor, weights: tuple[Tensor, Tensor]) -> Tensor:
+        """The tiny network with its scaling and conditioning frames."""
+        W, b = weights
+        sigma_B_1 = torch.as_tensor(sigma, dtype=torch.float32).reshape(-1, 1)
+        scaling = self.scaling(sigma_B_1)
+        x32 = x.float()
+        scaled = torch.where(self.mask.bool(), self.given / self.sigma_data, per_frame(scaling.c_in) * x32)
+        level = scaling.c_noise
+        if not self.has_one_level:
+            share_B_T = self.mask.mean(dim=(1, 3, 4))
+            given = self.scaling(torch.tensor([[SIGMA_CONDITIONAL]])).c_noise
+            level = given * share_B_T + level * (1 - share_B_T)
+        level = level.expand(-1, x.shape[2])
+        output = torch.tanh(
+            torch.einsum("oc,bcthw->bothw", W, scaled) + b[None, :, None, None, None] * level[:, None, :, None, None]
+        )
+        x0 = per_frame(scaling.c_skip) * x32 + per_frame(scaling.c_out) * output
+        return torch.where(self.mask.bool(), self.given, x0)
+
+
+def _cases(golden: Golden) -> list[Case]:
+    tensors, options = golden.tensors("cosmos_rl_step.safetensors"), golden.json("options.json")["cosmos_sampler"]
+    return [Case(tensors, options, name) for name in options]
+
+
+class StoredChurn(Churn):
+    """Churn whose noise is that of the file."""
+
+    def __init__(self, case: Case, noise: Tensor) -> None:
+        super().__init__(case.churn, noise_scale=case.noise_scale)
+        object.__setattr__(self, "noise", iter(noise))
+
+    def apply(self, x_B_C_T_H_W: Tensor, sigma: float, num_steps: int) -> tuple[Tensor, float]:
+        raised = sigma * (1 + min(self.amount / (num_steps + 1), math.sqrt(1.2) - 1))
+        added = math.sqrt(raised**2 - sigma**2) * self.noise_scale
+        return x_B_C_T_H_W + added * next(self.noise), raised  # type: ignore[attr-defined]
+
+
+def _by_solver(case: Case, noise: Tensor, weights: tuple[Tensor, Tensor]) -> list[Step]:
+    """The steps of a solver whose mean cannot be computed again from its states, which only sampling has."""
+    steps: list[Step] = []
+    sample(
+        lambda x, sigma_B: case.denoise(x, sigma_B, weights),
+        case.noise * float(case.sigmas[0]),
+        case.sigmas,
+        case.solver,
+        lambda i, step: steps.append(step),
+        churn=StoredChurn(case, noise),
+    )
+    return steps
+
+
+def _by_chain(case: Case, noise: Tensor, weights: tuple[Tensor, Tensor]) -> list[Step]:
+    """The steps of the chain that reinforcement learning uses."""
+    chain, steps, previous = case.chain, [], None
+    x = chain.start(case.noise, noise[0])
+    for k in range(chain.num_steps):
+        x0 = case.denoise(x, chain.levels[k], weights)
+        step = chain.step(k, x, x0, previous)
+        steps.append(Step(x, x0, step.mean_B_C_T_H_W, chain.levels[k], float(case.sigmas[k + 1])))
+        previous = x0
+        x = step.draw(noise[k + 1]) if k + 1 < chain.num_steps else step.mean_B_C_T_H_W
+    return steps
+
+
+def test_rollouts_with_churn(golden: Golden) -> None:
+    for case in _cases(golden):
+        case["sigmas"].compare(case.sigmas, atol=1e-12)
+        roll_out = _by_chain if case.solver in CHAIN_SOLVERS else _by_solver
+        steps = roll_out(case, case["churn_noise"].use(), case.weights(""))
+        found = {
+            "traj_x": [step.x_B_C_T_H_W for step in steps],
+            "traj_mu": [step.x_next_B_C_T_H_W for step in steps],
+            "traj_x0": [step.x0_B_C_T_H_W for step in steps],
+        }
+        for name, states in found.items():
+            if name in case:
+                case[name].compare(torch.stack(states), rtol=2e-5, atol=2e-5)
+        case["traj_sigma_hat"].compare([step.sigma for step in steps], rtol=1e-6)
+        case["traj_sigma_next"].compare([step.sigma_next for step in steps], rtol=1e-6)
+        final = case.denoise(steps[-1].x_next_B_C_T_H_W, float(case.sigmas[-1]), case.weights(""))
+        case["final_sample"].compare(final, rtol=2e-5, atol=2e-5)
+
+
+def test_the_published_step_of_training(golden: Golden) -> None:
+    for case in _cases(golden):
+        if "train" not in case.options:
+            continue
+        assert case.solver in CHAIN_SOLVERS
+        advantage_B = torch.tensor(case.options["adv"].use()).clamp(-LARGEST_ADVANTAGE, LARGEST_ADVANTAGE)
+        variants = case.options["variants"]
+        for k in case.options["train"].use():
+            _compare_reference(case, k)
+            for name in variants:
+                _compare_variant(case, k, name, variants[name].use(), advantage_B)
+
+
+def _mean(case: Case, k: int, weights: tuple[Tensor, Tensor]) -> tuple[Normal, Tensor]:
+    """The distribution of the next state under these weights, from the stored state; and the estimate."""
+    states, x0s = case["traj_x"].expected(), case["traj_x0"].expected()
+    previous = x0s[k - 1].double() if k else None
+    x = states[k].double()
+    x0 = case.denoise(x, case.chain.levels[k], weights)
+    return case.chain.step(k, x, x0, previous), x0
+
+
+def _compare_reference(case: Case, k: int) -> None:
+    case[f"step{k}/sample"].compare(case["traj_x"].expected()[k + 1])
+    compare(case[f"step{k}/mu_ref"], _mean(case, k, case.weights("_ref"))[0].mean_B_C_T_H_W, **LOSS)
+
+
+def _compare_variant(case: Case, k: int, name: str, option: dict[str, Any], advantage_B: Tensor) -> None:
+    def of(key: str) -> Value:
+        return case[f"step{k}/{name}/{key}"]
+
+    W, b = (w.clone().requires_grad_() for w in case.weights("" if option.get("same") else "_new"))
+    step, _ = _mean(case, k, (W, b))
+    compare(of("mu_new"), step.mean_B_C_T_H_W, **LOSS)
+    of("std").compare(step.std, rtol=1e-4)
+    x_next, mean_old = case["traj_x"].expected()[k + 1].double(), case["traj_mu"].expected()[k].double()
+    log_ratio_B = log_ratio(x_next, step.mean_B_C_T_H_W, mean_old, None)
+    of("log_ratio").compare(log_ratio_B, atol=1e-4)
+    if option.get("exp_reward"):
+        advantage_B = objectives.exponential_advantage(advantage_B).clamp(-LARGEST_ADVANTAGE, LARGEST_ADVANTAGE)
+    policy = objectives.clipped(log_ratio_B, advantage_B, option["clip_ratio"])
+    of("ratio").compare(policy.ratio_B, rtol=1e-4, atol=1e-4)
+    policy_loss = policy.loss_B.mean()
+    of("policy_loss").compare(policy_loss, rtol=1e-4, atol=1e-6)
+    total = policy_loss
+    kl = torch.zeros(())
+    if option["kl_beta"]:
+        reference = _mean(case, k, case.weights("_ref"))[0].mean_B_C_T_H_W
+        kl = objectives.mean_drift(step.mean_B_C_T_H_W, reference).mean()
+        total = total + option["kl_beta"] * kl
+    compare(of("kl_loss"), kl, **LOSS)
+    data = torch.zeros(())
+    if option["data_beta"]:
+        data = _data_loss(case, k, option, (W, b))
+        total = total + option["data_beta"] * data
+    compare(of("data_loss"), data, **LOSS)
+    total = LOSS_SCALE * total
+    of("total_scaled").compare(total, rtol=1e-4, atol=1e-5)
+    for key, gradient in zip(("grad_W", "grad_b"), torch.autograd.grad(total, (W, b)), strict=True):
+        compare(of(key), gradient, **STEP_GRADIENT)
+
+
+def _data_loss(case: Case, k: int, option: dict[str, Any], weights: tuple[Tensor, Tensor]) -> Tensor:
+    """The weighted error of the true clip, with the noise and level of the rollout or of its own."""
+    is_shared = option.get("rl_noise", True)
+    sigma = case.chain.levels[k] if is_shared else float(case["data_sigma"].use())
+    noise = case.noise if is_shared else case["data_eps"].use()
+    x0 = case.denoise(case.given + sigma * noise, sigma, weights)
+    return objectives.data_weight(sigma, case.sigma_data) * objectives.mean_drift(x0, case.given).mean()
