@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A function as a reward: it is asked in this process, at once."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.rl.interfaces import Clips, Scores, Ticket
+from imaginaire.errors import DataError
+
+log = logging.getLogger(__name__)
+
+# (clips, context) -> one number for each clip, or a mapping of named parts of which "value" is the score
+ScoreFunction = Callable[[Clips, Mapping[str, Any]], Tensor | Mapping[str, Tensor]]
+
+
+class LocalReward:
+    """``function`` gives a number for each clip. What is not finite is invalid, and so is all where it raises."""
+
+    def __init__(self, function: ScoreFunction) -> None:
+        self.function = function
+        self.needs_pixels = bool(getattr(function, "needs_pixels", False))
+        self._scores: dict[str, Scores] = {}
+
+    def submit(self, clips: Clips, context: Mapping[str, Any], request_id: str) -> Ticket:
+        self._scores[request_id] = self._score(clips, context)
+        return Ticket(request_id)
+
+    def fetch(self, ticket: Ticket, deadline: float) -> Scores:
+        return self._scores.pop(ticket.request_id)
+
+    def _score(self, clips: Clips, context: Mapping[str, Any]) -> Scores:
+        size = len(clips.prompts)
+        try:
+            found = self.function(clips, context)
+        except Exception:  # a border: whatever a user's function raises makes these scores invalid
+            log.exception("the reward %s failed; its %d scores are invalid", _name(self.function), size)
+            return Scores(torch.zeros(size), torch.zeros(size, dtype=torch.bool))
+        parts = dict(found) if isinstance(found, Mapping) else {"value": found}
+        value = torch.as_tensor(parts.pop("value")).detach().float().cpu()
+        if value.shape != (size,):
+            raise DataError(
+                f"The reward {_name(self.function)} gave {tuple(value.shape)} numbers for {size} clips: one for each."
+            )
+        is_valid = value.isfinite()
+        of_parts = {name: torch.as_tensor(part).detach().float().cpu() for name, part in parts.items()}
+        return Scores(torch.where(is_valid, value, 0.0), is_valid, of_parts)
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
