@@ -43,8 +43,12 @@ class Normal:
 class Chain(Protocol):
     """A sampler of ``num_steps`` steps. ``levels[k]`` is where the network judges the state of step k."""
 
-    levels: Sequence[float]
-    final_level: float | None  # where one more estimate is the result; None: the last state is
+    @property
+    def levels(self) -> Sequence[float]: ...
+
+    @property
+    def final_level(self) -> float | None:
+        """Where one more estimate is the result; None: the last state is."""
 
     @property
     def num_steps(self) -> int: ...

@@ -147,16 +147,20 @@ class Video2WorldModel(ImaginaireModel):
     def _card_of_config(self) -> ModelCard:
         return card_of_config(self.config)
 
+    def saved_weights(self) -> dict[str, Tensor]:
+        """What a checkpoint holds besides the card."""
+        return super().checkpoint_state()
+
     def checkpoint_state(self) -> dict[str, Tensor]:
-        return super().checkpoint_state() | card_tensors(self.card())
+        return self.saved_weights() | card_tensors(self.card())
 
     def load_checkpoint_state(self, state: Mapping[str, Tensor]) -> weights.LoadReport:
         self.actions.take_over(card_in(state))
-        return weights.load_into(super().checkpoint_state(), state)
+        return weights.load_into(self.saved_weights(), state)
 
     def account_checkpoint_state(self, state: Mapping[str, Tensor]) -> weights.LoadReport:
         self.actions.take_over(card_in(state))
-        return weights.account(super().checkpoint_state(), state)
+        return weights.account(self.saved_weights(), state)
 
     # --- set-up
 
@@ -305,7 +309,7 @@ class Video2WorldModel(ImaginaireModel):
 
     # --- its parts
 
-    batch_kinds = ("image", "video")
+    batch_kinds: tuple[str, ...] = ("image", "video")
 
     @property
     def validation_sigmas(self) -> Sequence[float]:

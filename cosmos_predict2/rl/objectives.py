@@ -6,6 +6,7 @@ Ratio objectives ("grpo", "guard", "dppo") take the log-ratio of a stochastic st
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -63,20 +64,28 @@ class NFT:
 
 
 def nft(
-    x0: Tensor, y_t: Tensor, t_B: Tensor, v: Tensor, v_old: Tensor, advantage_B: Tensor, beta: float, largest: float
+    x0: Tensor,
+    y_t: Tensor,
+    t_B: Tensor,
+    v: Tensor,
+    v_old: Tensor,
+    advantage_B: Tensor,
+    beta: float,
+    largest: float,
+    of_clip: Callable[[Tensor], Tensor] = lambda mean_B: mean_B,
 ) -> NFT:
     """DiffusionNFT: the prediction is drawn towards good samples, and its mirror image towards bad ones.
 
     v+ = b v + (1 - b) v_old, v- = (1 + b) v_old - b v; their errors of x_0, each divided by its own size, are weighted
-    by the share q and 1 - q.
+    by the share q and 1 - q. ``of_clip`` takes means of this rank's frames to those of whole clips.
     """
     t = t_B.reshape(-1, *[1] * (x0.dim() - 1))
 
     def relative_error(velocity: Tensor) -> Tensor:
         error = y_t - t * velocity - x0
         with torch.no_grad():
-            size = error.double().abs().flatten(1).mean(dim=1).clamp(min=SMALLEST_ERROR).to(error.dtype)
-        return error.square().flatten(1).mean(dim=1) / size
+            size = of_clip(error.double().abs().flatten(1).mean(dim=1)).clamp(min=SMALLEST_ERROR).to(error.dtype)
+        return of_clip(error.square().flatten(1).mean(dim=1)) / size
 
     positive = relative_error(beta * v + (1 - beta) * v_old)
     negative = relative_error((1 + beta) * v_old - beta * v)

@@ -32,7 +32,7 @@ from cosmos_predict2.world_model.config import Video2WorldPipelineConfig
 from cosmos_predict2.world_model.cuda_graph import GraphedNetwork
 from cosmos_predict2.world_model.device_memory import activation_bytes, clips_at_once, free_memory
 from cosmos_predict2.world_model.network import network_of
-from cosmos_predict2.world_model.objectives import Predict, chosen_solver, objective_of
+from cosmos_predict2.world_model.objectives import Predict, SamplingPath, chosen_solver, objective_of
 from cosmos_predict2.world_model.parallelize import ContextParallel
 from cosmos_predict2.world_model.sampling import GUIDED, UNGUIDED, SamplingOptions, initial_noise
 from imaginaire import distributed
@@ -286,20 +286,7 @@ class WorldModel:
         on_step: OnStep | None = None,
     ) -> Tensor:
         """Latents [B, C, T, H, W] out of standard normal noise, both of whole clips."""
-        solver = chosen_solver(self.objective, options.solver)
-        if options.num_steps < 1:
-            raise ConfigError(f"num_steps={options.num_steps}: sampling takes at least 1 step.")
-        is_guided = options.guidance != 0 and not self._on_all_ranks(conditional.equals(unconditional))
-        self.context.activate(True)
-        condition = self.context.part_of(conditional)
-        other = self.context.part_of(unconditional) if is_guided else None
-        path = self.objective.sampling_path(
-            lambda predict: self.guided(predict, condition, other, options),
-            condition,
-            self.context.split_frames(noise_B_C_T_H_W),
-            solver,
-            options.num_steps,
-        )
+        path = self.sampling_path(conditional, unconditional, noise_B_C_T_H_W, options)
         with Progress("sampling", options.num_steps, unit="step", leave=False, is_shown=options.progress) as bar:
 
             def report(i: int, step: Step) -> None:
@@ -309,6 +296,31 @@ class WorldModel:
 
             latent = sample(path.denoise, path.start_B_C_T_H_W, path.sigmas, path.stepper, report)
         return self.context.gather_frames(path.finish(latent))
+
+    def sampling_path(
+        self,
+        conditional: Condition,
+        unconditional: Condition | None,
+        noise_B_C_T_H_W: Tensor,
+        options: SamplingOptions = UNGUIDED,
+    ) -> SamplingPath:
+        """The way from this rank's part of the noise to latents; gradients go through it if the caller has them on."""
+        solver = chosen_solver(self.objective, options.solver)
+        if options.num_steps < 1:
+            raise ConfigError(f"num_steps={options.num_steps}: sampling takes at least 1 step.")
+        is_guided = options.guidance != 0 and not self._on_all_ranks(
+            unconditional is None or conditional.equals(unconditional)
+        )
+        self.context.activate(True)
+        condition = self.context.part_of(conditional)
+        other = self.context.part_of(unconditional) if is_guided and unconditional is not None else None
+        return self.objective.sampling_path(
+            lambda predict: self.guided(predict, condition, other, options),
+            condition,
+            self.context.split_frames(noise_B_C_T_H_W),
+            solver,
+            options.num_steps,
+        )
 
     def guided(
         self,

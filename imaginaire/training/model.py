@@ -74,6 +74,13 @@ class ImaginaireModel(nn.Module):
         """
         yield from dataloader
 
+    def at_boundary(self) -> bool:
+        """Whether a run that stops now would go on from here: not where batches of one experience are still to come.
+
+        Saves and stops wait for it, alike on all ranks.
+        """
+        return True
+
     def batch_kind(self, batch: Any) -> str:
         """Which of `batch_kinds` a batch is of; called only where there are some."""
         raise NotImplementedError(f"{type(self).__name__} has batch_kinds, so it must define batch_kind")

@@ -199,7 +199,8 @@ class ImaginaireTrainer:
             self.metrics.flush(self.iteration)
         if not model.training:
             model.train()
-        while self.iteration < config.max_iter and not self.interrupted:
+        is_save_due = False
+        while self.iteration < config.max_iter and not (self.interrupted and model.at_boundary()):
             batch, output, loss = self._step(model, batches)
             self.iteration += 1
             self.watchdog.beat(f"callbacks at iteration {self.iteration}")
@@ -209,8 +210,10 @@ class ImaginaireTrainer:
                 self.validate(model, dataloader_val)
             self.metrics.flush(self.iteration)
             self.checkpointer.check()
-            if self.iteration % self.config.checkpoint.save_iter == 0:
+            is_save_due = is_save_due or self.iteration % self.config.checkpoint.save_iter == 0
+            if is_save_due and model.at_boundary():
                 self._save()
+                is_save_due = False
         batches.close()
 
     def _step(self, model: ImaginaireModel, batches: Iterator[Any]) -> tuple[Any, dict[str, Any], Tensor]:
@@ -406,6 +409,9 @@ class ImaginaireTrainer:
             self.watchdog.ask(str(error).splitlines()[0].partition(". This is typically")[0])
             return
         if isinstance(error, TrainingError | CheckpointError) or self._is_applying or not self._has_progress():
+            return
+        if not self.model.at_boundary():
+            log.error("iteration %d is not saved: the error came in the middle of an experience", self.iteration)
             return
         self.watchdog.beat(f"saving iteration {self.iteration} after an error", long=True)
         if places.exchange(f"save after an error at iteration {self.iteration}", "", _COMMON_ERROR_S) is None:

@@ -16,6 +16,7 @@ from cosmos_predict2.configs.base.defaults import (
     optimizer,
     scheduler,
 )
+from cosmos_predict2.configs.rl.defaults import model as rl_model
 from cosmos_predict2.released import SETTINGS_VARIABLE
 from imaginaire.config import Config, JobConfig, TrainerConfig
 from imaginaire.config.compose import import_all_modules_from_package
@@ -40,14 +41,14 @@ DEFAULTS = [
 @functools.lru_cache(maxsize=1)
 def register_groups(settings: str) -> None:
     """Once in a process that composes often, and again where the settings change, which name folders of weights."""
-    models = (model, model_predict2p5, action_model)
+    models = (model, model_predict2p5, action_model, rl_model)
     for group in (callbacks, checkpoint, data, action_data, ema, *models, optimizer, scheduler):
         group.register()
 
 
 def make_config() -> Config:
     register_groups(os.environ.get(SETTINGS_VARIABLE, ""))
-    for package in ("base", "action_conditioned"):
+    for package in ("base", "action_conditioned", "rl"):
         import_all_modules_from_package(f"cosmos_predict2.configs.{package}.experiment")
     return Config(
         defaults=list(DEFAULTS),

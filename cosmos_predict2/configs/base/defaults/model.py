@@ -23,6 +23,7 @@ def training_entry(
     *,
     is_tiny: bool,
     dit_path: str,
+    model: type[Video2WorldModel] = Video2WorldModel,
     **options: Any,
 ) -> dict[str, Any]:
     """The group entry of a model that trains from these weights, its pipeline without what only inference uses.
@@ -42,7 +43,7 @@ def training_entry(
     )
     return dict(
         trainer=dict(distributed_parallelism="ddp" if is_tiny else "fsdp"),
-        model=L(Video2WorldModel)(config=config, _recursive_=False),
+        model=L(model)(config=config, _recursive_=False),
     )
 
 

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Group ``model``, the part of reinforcement learning: the Video2World models with ``model.config.rl``."""
+
+from typing import Any
+
+from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
+from cosmos_predict2.configs.base.config_predict2p5 import (
+    TINY_SHIFT,
+    get_cosmos_predict2p5_video2world_pipeline,
+    get_predict2p5_dit_path,
+    predict2p5_text_encoder,
+)
+from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline, get_dit_path
+from cosmos_predict2.configs.base.defaults.model import SHARD_SIZE, training_entry
+from cosmos_predict2.models.text import TrainingTextConfig
+from cosmos_predict2.rl.config import Predict2p5RLConfig, Predict2RLConfig
+from cosmos_predict2.rl.flow_grpo import FlowGRPOModel
+from imaginaire.config import register_group
+
+
+def predict2(model_size: str, shard_size: int) -> dict[str, Any]:
+    """The group entry of one Predict2 size, from its released weights, or from the tiny base."""
+    is_tiny = model_size == "tiny"
+    entry = training_entry(
+        Predict2RLConfig,
+        get_cosmos_predict2_video2world_pipeline(model_size=model_size),
+        is_tiny=is_tiny,
+        dit_path="" if is_tiny else get_dit_path(model_size=model_size),
+        model=FlowGRPOModel,
+        fsdp_shard_size=shard_size,
+    )
+    if is_tiny:
+        entry["model"].config.model_manager_config.dit_path = tiny_video2world_path()
+        entry["model"].config.pipe_config.video_noise_factor = 8.0
+    return entry
+
+
+def predict2p5(model_size: str, shard_size: int) -> dict[str, Any]:
+    """The group entry of one Predict2.5 size, from its pre-trained weights."""
+    is_tiny = model_size == "tiny"
+    pipe_config = get_cosmos_predict2p5_video2world_pipeline(model_size=model_size)
+    pipe_config.prompt_refiner_config.enabled = False
+    return training_entry(
+        Predict2p5RLConfig,
+        pipe_config,
+        is_tiny=is_tiny,
+        dit_path="" if is_tiny else get_predict2p5_dit_path(model_size=model_size, release="pre-trained"),
+        model=FlowGRPOModel,
+        fsdp_shard_size=shard_size,
+        train_time_shift=TINY_SHIFT if is_tiny else 5.0,
+        text=TrainingTextConfig(encoder=predict2p5_text_encoder(model_size)),
+    )
+
+
+def register() -> None:
+    sizes = {"tiny": 0, **SHARD_SIZE}
+    entries = {f"predict2_video2world_rl_{size.lower()}": predict2(size, shard) for size, shard in sizes.items()}
+    entries |= {f"predict2p5_video2world_rl_{size.lower()}": predict2p5(size, shard) for size, shard in sizes.items()}
+    register_group("model", entries, package="_global_")

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reinforcement learning of the tiny base on a laptop: FlowGRPO, DDRL and NFT towards what truly happens.
+
+Eight groups of eight clips an update. The reward is the mean of two normalised ones: PSNR where something moves, and
+the distances of puck and gripper from where they truly are.
+"""
+
+from typing import Any
+
+from cosmos_predict2.configs.base.post_training import group_choices, job, linear
+from cosmos_predict2.rl.config import RewardConfig
+from cosmos_predict2.rl.rewards.toy import Positions
+from cosmos_predict2.rl.rewards.verifiable import Agreement
+from imaginaire.config import L, register_experiment
+
+GROUPS, MEMBERS = 8, 8
+REWARDS = dict(
+    agreement=RewardConfig(make=L(Agreement)(), weight=0.5),
+    positions=RewardConfig(make=L(Positions)(), weight=0.5),
+)
+FLOW_GRPO: dict[str, Any] = dict(
+    objective="grpo",
+    transition="sde",
+    noise_level=0.7,
+    sample_steps=4,
+    train_on=[0, 1, 2, 3],
+    clip_ratio=1e-3,
+)
+DDRL: dict[str, Any] = dict(FLOW_GRPO, data_beta=0.01)
+NFT: dict[str, Any] = dict(objective="nft", transition="ode", sample_steps=8, num_timesteps=4, nft_beta=0.1)
+
+
+def toy_run(
+    name: str, rl: dict[str, Any], *, iterations: int = 120, lr: float = 1e-4, model: str = "predict2"
+) -> dict[str, Any]:
+    """The run of one objective. A micro-batch is one trained step of all clips."""
+    trained = len(rl["train_on"]) if "train_on" in rl else rl["num_timesteps"]
+    every = max(1, iterations // 4)
+    common = dict(num_rollout=MEMBERS, rollout_batch=GROUPS * MEMBERS, use_same_seed=False, rewards=REWARDS)
+    return dict(
+        defaults=group_choices(f"{model}_video2world_rl_tiny", "toy", "toy", optimizer="adamw", ema="power"),
+        job=job(name, group="reinforcement_learning"),
+        model=dict(config=dict(rl=dict(**common, **rl))),
+        dataloader_train=dict(batch_size=GROUPS),
+        dataloader_val=dict(batch_size=16),
+        optimizer=dict(lr=lr, weight_decay=0.0, betas=[0.9, 0.99]),
+        scheduler=dict(linear(5, iterations, 1.0, 0.0), f_start=[0.2]),
+        trainer=dict(
+            max_iter=iterations,
+            grad_accum_iter=trained,
+            logging_iter=5,
+            validation_iter=every,
+            run_validation=True,
+        ),
+        checkpoint=dict(save_iter=every),
+    )
+
+
+EXPERIMENTS: dict[str, dict[str, Any]] = {
+    "tiny_flow_grpo_toy_world": toy_run("tiny_flow_grpo_toy_world", FLOW_GRPO),
+    "tiny_ddrl_toy_world": toy_run("tiny_ddrl_toy_world", DDRL),
+    "tiny_nft_toy_world": toy_run("tiny_nft_toy_world", NFT, lr=3e-4),
+}
+for name, experiment in EXPERIMENTS.items():
+    register_experiment(name, experiment)

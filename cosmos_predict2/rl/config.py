@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of world-model reinforcement learning, ``model.config.rl``; published names where there are some."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from cosmos_predict2.diffusion.transitions import KINDS
+from cosmos_predict2.models.config import Predict2p5Video2WorldModelConfig, Predict2Video2WorldModelConfig
+from imaginaire.config.schema import Section, above, at_least, one_of
+from imaginaire.errors import ConfigError
+
+RATIO_OBJECTIVES = ("grpo", "guard", "dppo")
+FORWARD_OBJECTIVES = ("nft", "awm")
+KEY = "model.config.rl"
+ANY = -1  # in train_on: a step drawn for each rollout
+
+
+@attrs.define(kw_only=True, slots=False)
+class AdvantageConfig(Section):
+    """How rewards of a group become advantages."""
+
+    norm: str = attrs.field(default="group", validator=one_of("group", "global", "none"))
+    adv_clip_max: float = attrs.field(default=5.0, validator=above(0))
+    min_std: float = attrs.field(default=1e-6, validator=at_least(0))  # groups with less spread teach nothing
+    each_reward: bool = True  # normalise each reward, then weight; else weight, then normalise
+
+
+@attrs.define(kw_only=True, slots=False)
+class RewardConfig(Section):
+    """One reward: what makes it, and how it counts. ``make`` is a lazy call of a reward, or of a function."""
+
+    make: Any = None
+    weight: float = 1.0
+    deadline: float = attrs.field(default=300.0, validator=above(0))  # seconds that a score may take
+
+
+@attrs.define(kw_only=True, slots=False)
+class RLConfig(Section):
+    """Rollouts, what is trained of them, and by which objective."""
+
+    objective: str = attrs.field(default="grpo", validator=one_of(*RATIO_OBJECTIVES, *FORWARD_OBJECTIVES))
+    ratio_normalisation: str = attrs.field(default="gaussian", validator=one_of("gaussian", "cosmos_rl"))
+    clip_ratio: float = attrs.field(default=1e-4, validator=above(0))
+    kl_beta: float = attrs.field(default=0.0, validator=at_least(0))
+    data_beta: float = attrs.field(default=0.0, validator=at_least(0))
+    use_rl_sigma_and_noise: bool = True  # the data term shares level and noise of the rollout; else draws its own
+    data_on_first_only: bool = False
+    exp_reward: bool = False
+    loss_scale: float = attrs.field(default=1.0, validator=above(0))
+
+    # rollouts
+    transition: str = attrs.field(default="sde", validator=one_of(*KINDS))
+    num_rollout: int = attrs.field(default=8, validator=at_least(1))  # of a group, which shares its conditions
+    sample_steps: int = attrs.field(default=10, validator=at_least(1))
+    train_on: list[int] = attrs.field(factory=lambda: list(range(8)))  # indices of steps; -1: one drawn for a rollout
+    noise_on_trained_steps_only: bool = False  # the other steps draw nothing
+    noise_level: float = attrs.field(default=0.7, validator=above(0))
+    s_churn: float = attrs.field(default=1.0, validator=at_least(0))
+    s_noise: float = attrs.field(default=1.0, validator=above(0))
+    s_t_min: float = attrs.field(default=0.0, converter=float)
+    s_t_max: float = attrs.field(default=math.inf, converter=float)
+    solver_option: str = attrs.field(default="2ab", validator=one_of("2ab", "1euler"))  # of churn
+    guidance: float = 0.0
+    use_same_seed: bool = True  # members of a group start at the same noise
+    min_num_conditional_frames: int = attrs.field(default=1, validator=at_least(0))
+    max_num_conditional_frames: int = attrs.field(default=1, validator=at_least(0))
+    on_policy: bool = True  # roll out with the weights that are trained; else with the reference
+    update_ref_every_iter: int = attrs.field(default=0, validator=at_least(0))  # 0: the reference stays
+    rollout_batch: int = attrs.field(default=8, validator=at_least(1))  # samples that pass the network together
+    offload_trajectories: bool = False  # keep what is trained on in the host's memory
+
+    # training
+    updates: int = attrs.field(default=1, validator=at_least(1))  # optimizer steps for each rollout's samples
+    minibatches: int = attrs.field(default=1, validator=at_least(1))  # parts of the samples, each with steps of its own
+    ratio_tolerance: float = attrs.field(default=1e-3, validator=above(0))  # of the ratio before the first update
+    advantage: AdvantageConfig = attrs.field(factory=AdvantageConfig)
+    rewards: Any = attrs.field(factory=dict)  # name -> RewardConfig
+
+    # forward-process objectives
+    nft_beta: float = attrs.field(default=1.0, validator=above(0))
+    num_timesteps: int = attrs.field(default=0, validator=at_least(0))  # levels trained on for a sample; 0: all
+    weight_copy_decay_type: int = attrs.field(default=0, validator=at_least(0, at_most=2))
+
+    @property
+    def is_ratio(self) -> bool:
+        return self.objective in RATIO_OBJECTIVES
+
+    @property
+    def num_trained(self) -> int:
+        """Micro-batches of steps or levels for each part of the samples."""
+        return len(self.train_on) if self.is_ratio else self.num_timesteps or self.sample_steps
+
+    def problems(self) -> "list[tuple[str, str]]":
+        """(field, sentence) of everything that does not fit together."""
+        found = []
+        if self.is_ratio:
+            found += self._ratio_problems()
+        elif self.num_timesteps > self.sample_steps:
+            found.append(("num_timesteps", f"{self.num_timesteps}, but the rollout has {self.sample_steps} levels"))
+        if not self.min_num_conditional_frames <= self.max_num_conditional_frames:
+            found.append(("max_num_conditional_frames", "it is below min_num_conditional_frames"))
+        if self.num_rollout < 2:
+            found.append(("num_rollout", "1: an advantage compares the samples of a group; it needs 2 at least"))
+        if not self.rewards:
+            found.append(("rewards", "there is none: name one, such as rewards={quality: {make: ...}}"))
+        if self.on_policy is False and not self.is_ratio:
+            found.append(("on_policy", f"false, but {self.objective} compares with the weights that it samples by"))
+        return found
+
+    def _ratio_problems(self) -> "list[tuple[str, str]]":
+        found = []
+        if late := [k for k in self.train_on if not ANY <= k < self.sample_steps]:
+            found.append(("train_on", f"{late} lie outside the {self.sample_steps} steps of sample_steps (-1: drawn)"))
+        named = [k for k in self.train_on if k != ANY]
+        if len(set(named)) < len(named) or len(self.train_on) > self.sample_steps:
+            found.append(("train_on", f"{self.train_on} names a step twice, or more steps than there are"))
+        if self.transition == "ode":
+            text = (
+                f"ode draws nothing, so that its steps have no probability for {self.objective}; "
+                f"use another transition, or objective={' or '.join(FORWARD_OBJECTIVES)}"
+            )
+            found.append(("transition", text))
+        without_noise = {"cps": "cps", "ddim": "ddim", "churn": "churn"}
+        last = self.sample_steps - 1
+        if self.transition in without_noise and last in self.train_on:
+            found.append(("train_on", f"{last}: the last step of {self.transition} draws nothing"))
+        if not self.train_on:
+            found.append(("train_on", "it is empty"))
+        if self.weight_copy_decay_type:
+            found.append(("weight_copy_decay_type", f"it belongs to nft, not to {self.objective}"))
+        return found
+
+
+def reward_configs(rl: RLConfig) -> dict[str, RewardConfig]:
+    """The rewards by name, those that were switched off (null, or weight 0) left out."""
+    found = {}
+    for name, value in dict(rl.rewards).items():
+        if value is None:
+            continue
+        one = value if isinstance(value, RewardConfig) else RewardConfig(**dict(value))
+        if one.make is None:
+            raise ConfigError(f"{KEY}.rewards.{name}.make: null, but it must name a reward class or a function.")
+        if one.weight:
+            found[name] = one
+    return found
+
+
+def rl_of(config: Any) -> RLConfig:
+    """The section of a model's config that may still be a mapping."""
+    value = config.get("rl") if isinstance(config, Mapping) else config.rl
+    return value if isinstance(value, RLConfig) else RLConfig(**dict(value or {}))
+
+
+@attrs.define(kw_only=True, slots=False)
+class Predict2RLConfig(Predict2Video2WorldModelConfig):
+    rl: RLConfig = attrs.field(factory=RLConfig)
+
+
+@attrs.define(kw_only=True, slots=False)
+class Predict2p5RLConfig(Predict2p5Video2WorldModelConfig, Predict2RLConfig):
+    """The same with the noise of Predict2.5."""

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rollout leaves to train on, and the order in which it is trained on."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.conditioner import Condition
+from cosmos_predict2.rl.rollout import Kept
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A generated clip with fresh noise at one level, for forward-process objectives; and the old prediction there."""
+
+    x0_B_C_T_H_W: Tensor
+    epsilon_B_C_T_H_W: Tensor
+    t_B: Tensor
+    v_old_B_C_T_H_W: Tensor | None  # None: the weights are still those that sampled
+
+
+@dataclass(frozen=True)
+class Data:
+    """The true clips, and the noise and level at which the data term judges them."""
+
+    x0_B_C_T_H_W: Tensor
+    epsilon_B_C_T_H_W: Tensor
+    sigma_B_1: Tensor
+    condition: Condition
+
+
+@dataclass(frozen=True)
+class Experience:
+    """One micro-batch: some samples at one trained step (`kept`) or level (`forward`)."""
+
+    condition: Condition
+    unconditional: Condition | None
+    noise_B_C_T_H_W: Tensor  # the start of the rollout
+    advantage_B: Tensor
+    window: tuple[int, ...] | None
+    kept: Kept | None = None
+    forward: Forward | None = None
+    data: Data | None = None
+    is_before_update: bool = True  # no step was taken since the rollout, so that ratios are 1
+    facts: dict[str, float] = field(default_factory=dict)  # of the whole rollout, to be logged
+
+
+@dataclass
+class Samples:
+    """The samples of one rollout, rows in step: groups one after the other, the members of a group together."""
+
+    condition: Condition
+    unconditional: Condition | None
+    noise: Tensor
+    final: Tensor
+    kept: dict[int, Kept]
+    window: tuple[int, ...] | None
+    advantage: Tensor
+    facts: dict[str, float]
+    levels: list[float]  # noise levels sigma of the steps
+
+    def __len__(self) -> int:
+        return len(self.noise)
+
+
+Shuffle = Callable[[list[int], int], list[int]]
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """Dataclasses of tensors, one after the other along the batch; what is no tensor is taken from the first."""
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(parts))
+    if dataclasses.is_dataclass(first) and not isinstance(first, type):
+        names = [one.name for one in dataclasses.fields(first)]
+        return dataclasses.replace(first, **{name: joined([getattr(part, name) for part in parts]) for name in names})
+    if isinstance(first, dict):
+        return {key: joined([part[key] for part in parts]) for key in first}
+    return first
+
+
+def rows_of(value: Any, rows: slice) -> Any:
+    """The same for some rows of the batch."""
+    if isinstance(value, Tensor):
+        return value[rows]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [one.name for one in dataclasses.fields(value)]
+        return dataclasses.replace(value, **{name: rows_of(getattr(value, name), rows) for name in names})
+    return value
+
+
+def order(
+    num_samples: int, minibatches: int, samples_at_once: int, steps: Sequence[int], updates: int, shuffled: Shuffle
+) -> Iterator[tuple[int, list[tuple[slice, int]]]]:
+    """(number, micro-batches) of each update: of every part of the samples all steps, and that as often as asked.
+
+    ``shuffled(n, update)`` permutes the steps of a part; samples keep the batches in which they were rolled out, so
+    that the network computes the very same numbers.
+    """
+    chunks = [slice(i, min(i + samples_at_once, num_samples)) for i in range(0, num_samples, samples_at_once)]
+    size = len(chunks) // minibatches
+    number = 0
+    for _ in range(updates):
+        for m in range(minibatches):
+            part = chunks[m * size : (m + 1) * size]
+            pairs = [(chunk, k) for k in shuffled(list(steps), number) for chunk in part]
+            yield number, pairs
+            number += 1

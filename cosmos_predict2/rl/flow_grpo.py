@@ -1,0 +1,501 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reinforcement learning of a world model: its sampler is the policy, a clip's reward its return.
+
+`train_batches` turns each batch of the loader into groups of generated clips that share their conditions, has them
+scored, and yields them a step at a time; `training_step` computes a step anew, with gradients. The trainer's
+``grad_accum_iter`` is the number of micro-batches of one update.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, Condition
+from cosmos_predict2.diffusion.rectified_flow import add_noise
+from cosmos_predict2.diffusion.transitions import log_ratio
+from cosmos_predict2.models.config import LATEST_TIME
+from cosmos_predict2.models.video2world_model import Video2WorldModel
+from cosmos_predict2.rl import objectives
+from cosmos_predict2.rl.config import ANY, KEY, Predict2RLConfig, RLConfig, rl_of
+from cosmos_predict2.rl.experience import Data, Experience, Forward, Samples, joined, order, rows_of
+from cosmos_predict2.rl.interfaces import Clips
+from cosmos_predict2.rl.rollout import ChainPath, chain_path, judge, of_whole_clip, roll_out
+from cosmos_predict2.rl.scoring import Scoring
+from cosmos_predict2.rl.weight_copy import WeightCopy
+from cosmos_predict2.text.trained_text import with_tokens
+from cosmos_predict2.world_model.sampling import to_uint8
+from imaginaire import random
+from imaginaire.data.stream import POSITION_KEY, move_to
+from imaginaire.distributed.parallel import ParallelDims, current_dims
+from imaginaire.errors import ConfigError, TrainingError
+from imaginaire.findings import CheckContext, Finding, error
+from imaginaire.optim import lora
+
+log = logging.getLogger(__name__)
+
+SMALLEST_TIME = 1e-3  # forward-process objectives divide by nothing, but a clip without noise teaches nothing
+
+
+class FlowGRPOModel(Video2WorldModel):
+    """A `Video2WorldModel` that learns from rewards. Its validation is that of supervised training."""
+
+    config_class = Predict2RLConfig
+    config: Predict2RLConfig
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.rl = rl_of(self.config)
+        for field, text in self.rl.problems():
+            raise ConfigError(f"{KEY}.{field}: {text}.")
+        self.scoring = Scoring(self.rl)
+        self._reference: WeightCopy | None = None
+        self._old: WeightCopy | None = None
+        self._left = 0  # micro-batches of the present experience that are still to come
+        self._is_open = False  # from the beginning of an experience to its last update
+
+    @classmethod
+    def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
+        yield from super().check(arguments, context)
+        rl = rl_of(arguments["config"])
+        for field, text in rl.problems():
+            yield error(f"{KEY}.{field}", text)
+        yield from check_steps(rl, context)
+
+    batch_kinds: tuple[str, ...] = ()
+
+    # --- weights beside the trained ones
+
+    def parallelize(self, dims: ParallelDims) -> None:
+        super().parallelize(dims)
+        needs_reference = self.rl.kl_beta > 0 or not self.rl.on_policy
+        if needs_reference and not lora.adapters(self.net):
+            self._reference = WeightCopy(self.net)
+        if self.rl.weight_copy_decay_type:
+            self._old = WeightCopy(self.net)
+
+    def saved_weights(self) -> dict[str, Tensor]:
+        state = super().saved_weights()
+        for name, copy in {"net_ref": self._reference, "net_old": self._old}.items():
+            if copy is not None:
+                state |= {f"{name}.{key}": weight for key, weight in copy.weights.items()}
+        return state
+
+    def reference(self) -> AbstractContextManager[Any]:
+        """Inside, the network is the reference: without its adapters, or with the weights that were kept."""
+        if self._reference is not None:
+            return self._reference.scope(self.net)
+        return lora.switched_off(self.net)
+
+    def sampling_policy(self) -> AbstractContextManager[Any]:
+        """Inside, the network is what rolls out."""
+        if not self.rl.on_policy:
+            return self.reference()
+        return nullcontext() if self._old is None else self._old.scope(self.net)
+
+    def on_before_zero_grad(self, optimizer: Any, scheduler: Any, iteration: int) -> None:
+        super().on_before_zero_grad(optimizer, scheduler, iteration)
+        self._is_open = self._left > 0
+        every = self.rl.update_ref_every_iter
+        if self._reference is not None and every and (iteration + 1) % every == 0:
+            self._reference.follow(self.net)
+        if self._old is not None:
+            self._old.follow(self.net, objectives.old_policy_decay(self.rl.weight_copy_decay_type, iteration + 1))
+
+    # --- experience
+
+    def at_boundary(self) -> bool:
+        return not self._is_open
+
+    def train_batches(self, dataloader: Any) -> Iterator[Experience]:
+        for batch in dataloader:
+            self._is_open = True
+            batch = move_to(batch, self.world.device)
+            draws = _RowDraws(batch, self.seed)
+            samples, data = self._samples(batch, draws)
+            yield from self._in_order(samples, data, draws)
+
+    @torch.no_grad()
+    def _samples(self, batch: Mapping[str, Any], draws: "_RowDraws") -> tuple[Samples, tuple[Tensor, Condition]]:
+        """Scored rollouts for a batch's conditions; and the true latents, with the condition of the data term."""
+        rl, generators = self.rl, self._generators(batch, "rollout")
+        low, high = rl.min_num_conditional_frames, rl.max_num_conditional_frames
+        numbers = generators.integers(low, high + 1, "given_frames")
+        batch = {**batch, "num_conditional_frames": numbers}
+        x0, condition = self.data_and_condition(batch, generators, is_fixed=True)
+        _, data_condition = self.data_and_condition(batch, generators)
+        unconditional = self._unconditional(batch, condition) if rl.guidance else None
+        steps = self._trained_steps(draws)
+        window = tuple(steps) if rl.noise_on_trained_steps_only else None
+        rows = torch.arange(len(x0)).repeat_interleave(rl.num_rollout)
+        members = torch.arange(rl.num_rollout).repeat(len(x0))
+        context = self._reward_context(batch, x0, numbers)
+        parts, tickets = [], []
+        with self.sampling_policy():
+            for start in range(0, len(rows), rl.rollout_batch):
+                self.progress(f"rollout, clip {start + 1} of {len(rows)}")
+                chunk = slice(start, start + rl.rollout_batch)
+                part = self._roll_out(condition, unconditional, rows[chunk], members[chunk], steps, window, draws)
+                tickets.append(self._submit(part, rows[chunk], batch, context))
+                parts.append(replace_tensors(part, self._kept_at))
+        self.progress(f"waiting for the rewards of {len(rows)} clips")
+        scores = self.scoring.fetch(tickets, rl.num_rollout)
+        advantage, facts = self.scoring.advantages(scores)
+        samples: Samples = joined(parts)
+        samples.advantage, samples.facts = advantage.flatten(), facts
+        return samples, (x0, data_condition)
+
+    def _roll_out(
+        self,
+        condition: Condition,
+        unconditional: Condition | None,
+        rows: Tensor,
+        members: Tensor,
+        steps: Sequence[int],
+        window: tuple[int, ...] | None,
+        draws: "_RowDraws",
+    ) -> Samples:
+        given = condition.gt_frames_B_C_T_H_W
+        assert given is not None
+        shape, world = tuple(given.shape[1:]), self.world
+        of_rows = condition.rows(rows)
+        others = None if unconditional is None else unconditional.rows(rows)
+        starts = torch.zeros_like(members) if self.rl.use_same_seed else members
+        noise = draws.normal(shape, rows, starts, "start").to(given)
+
+        def noise_of(k: int) -> Tensor:
+            return world.context.split_frames(draws.normal(shape, rows, members, f"step{k}").to(given))
+
+        path = chain_path(world, self.rl, of_rows, others, noise, window)
+        levels = [sigma_of(level, self.rl) for level in path.chain.levels[: path.chain.num_steps]]
+        final, kept = roll_out(path, world.context.split_frames(noise), noise_of, steps if self.rl.is_ratio else ())
+        final = world.context.gather_frames(final)
+        world.context.activate(False)
+        return Samples(of_rows, others, noise, final, kept, window, torch.zeros(len(rows)), {}, levels)
+
+    def _submit(self, part: Samples, rows: Tensor, batch: Mapping[str, Any], context: Mapping[str, Any]) -> Any:
+        video = to_uint8(self.world.decode(part.final)).cpu() if self.scoring.needs_pixels else None
+        texts = batch.get("ai_caption") or [""] * len(batch["fps"])
+        prompts = [texts[i] for i in rows.tolist()]
+        clips = Clips(part.final.cpu(), video, prompts, float(batch["fps"][0]))
+        of_rows = {key: value[rows] if isinstance(value, Tensor) else value for key, value in context.items()}
+        return self.scoring.submit(clips, of_rows)
+
+    def _reward_context(self, batch: Mapping[str, Any], x0: Tensor, numbers: Tensor) -> dict[str, Any]:
+        """What rewards may compare with, a row for each condition."""
+        context: dict[str, Any] = {"true_latents": x0.cpu(), "num_conditional_frames": numbers.cpu()}
+        if (actions := batch.get("action")) is not None:
+            context["actions"] = actions.cpu()
+        if self.scoring.needs_pixels:
+            true = batch.get(self.config.input_video_key)
+            context["true_video"] = to_uint8(self.world.decode(x0)).cpu() if true is None else true.cpu()
+        return context
+
+    def _unconditional(self, batch: Mapping[str, Any], condition: Condition) -> Condition:
+        """The condition with the batch's negative text, or with no text."""
+        text = condition.crossattn_emb_B_S_E
+        negative = batch.get(NEGATIVE_TEXT_KEY)
+        other = torch.zeros_like(text) if negative is None else with_tokens(negative.to(text), text.shape[1])
+        return replace(condition, crossattn_emb_B_S_E=other)
+
+    def _trained_steps(self, draws: "_RowDraws") -> list[int]:
+        """The indices of ``train_on``, with those that are drawn: steps that have a probability, each once."""
+        chosen = [k for k in self.rl.train_on if k != ANY]
+        open_steps = [k for k in range(self.rl.sample_steps) if k not in chosen and self._may_draw(k)]
+        wanted = len(self.rl.train_on) - len(chosen)
+        drawn = draws.permutation(len(open_steps), "steps")[:wanted]
+        return sorted(chosen + [open_steps[i] for i in drawn])
+
+    def _may_draw(self, k: int) -> bool:
+        return k < self.rl.sample_steps - 1 or self.rl.transition in ("sde", "dance")
+
+    def _kept_at(self, value: Tensor) -> Tensor:
+        return value.cpu() if self.rl.offload_trajectories else value
+
+    # --- the order of training
+
+    def _in_order(self, samples: Samples, data: tuple[Tensor, Condition], draws: "_RowDraws") -> Iterator[Experience]:
+        rl = self.rl
+        forwards = {} if rl.is_ratio else self._forwards(samples, draws)
+        steps = list(samples.kept) if rl.is_ratio else list(forwards)
+        shuffled = partial(_permuted, draws)
+        parts = list(order(len(samples), rl.minibatches, rl.rollout_batch, steps, rl.updates, shuffled))
+        self._left = sum(len(pairs) for _, pairs in parts)
+        for update, pairs in parts:
+            for i, (rows, k) in enumerate(pairs):
+                self._left -= 1
+                is_first = update == 0 and i == 0
+                yield Experience(
+                    condition=rows_of(samples.condition, rows),
+                    unconditional=rows_of(samples.unconditional, rows),
+                    noise_B_C_T_H_W=samples.noise[rows],
+                    advantage_B=samples.advantage[rows],
+                    window=samples.window,
+                    kept=rows_of(samples.kept[k], rows) if rl.is_ratio else None,
+                    forward=None if rl.is_ratio else rows_of(forwards[k], rows),
+                    data=self._data(samples, data, rows, k, draws, is_first),
+                    is_before_update=update == 0,
+                    facts=samples.facts if is_first else {},
+                )
+
+    @torch.no_grad()
+    def _forwards(self, samples: Samples, draws: "_RowDraws") -> dict[int, Forward]:
+        """Generated clips with fresh noise at the sampler's levels, and what the sampling policy predicts there."""
+        rl, found = self.rl, {}
+        chunks = [slice(i, i + rl.rollout_batch) for i in range(0, len(samples), rl.rollout_batch)]
+        times = [level / (1 + level) for level in samples.levels]
+        rows, members = draws.all_rows(rl.num_rollout)
+        drawn = draws.permutation(rl.sample_steps, "levels")[: rl.num_timesteps or rl.sample_steps]
+        for k in sorted(drawn):
+            t_B = torch.full((len(samples),), min(max(times[k], SMALLEST_TIME), 1 - SMALLEST_TIME))
+            epsilon = draws.normal(tuple(samples.final.shape[1:]), rows, members, f"forward{k}").to(samples.final)
+            forward = Forward(samples.final, epsilon, t_B.to(samples.final), None)
+            if rl.updates * rl.minibatches > 1 or self._old is not None:
+                with self.sampling_policy():
+                    old = [self._velocity(rows_of(samples.condition, c), rows_of(forward, c)) for c in chunks]
+                forward = replace(forward, v_old_B_C_T_H_W=torch.cat(old))
+            found[k] = forward
+        return found
+
+    def _data(
+        self, samples: Samples, data: tuple[Tensor, Condition], rows: slice, k: int, draws: "_RowDraws", is_first: bool
+    ) -> Data | None:
+        """The true clips of these samples for the data term, at the step's level or at one drawn as in training."""
+        rl = self.rl
+        if not rl.data_beta or (rl.data_on_first_only and not is_first):
+            return None
+        x0, condition = data
+        of_rows, members = (value[rows] for value in draws.all_rows(rl.num_rollout))
+        x0 = x0[of_rows.to(x0.device)]
+        if rl.use_rl_sigma_and_noise:
+            epsilon, sigma_B = samples.noise[rows].to(x0), torch.full((len(x0),), samples.levels[k])
+        else:
+            epsilon = draws.normal(tuple(x0.shape[1:]), of_rows, members, f"data{k}").to(x0)
+            uniform = draws.uniform(3, of_rows, members, f"data_sigma{k}")
+            sigma_B = self.config.draw_sigma(uniform, is_image=False)
+        return Data(x0, epsilon, sigma_B[:, None].to(x0), condition.rows(of_rows))
+
+    # --- one micro-batch
+
+    def training_step(self, batch: Any, iteration: int) -> tuple[dict[str, Any], Tensor]:
+        experience: Experience = batch
+        rl = self.rl
+        if experience.kept is not None:
+            output, loss = self._ratio_loss(experience)
+        else:
+            output, loss = self._forward_loss(experience)
+        if experience.data is not None:
+            data_loss = self._data_loss(experience.data)
+            output["data_loss"] = data_loss.detach()
+            loss = loss + rl.data_beta * data_loss
+        return output | experience.facts, rl.loss_scale * loss
+
+    def _ratio_loss(self, experience: Experience) -> tuple[dict[str, Any], Tensor]:
+        rl, kept = self.rl, experience.kept
+        assert kept is not None
+        reference = (
+            self._reference_mean(experience) if rl.kl_beta else None
+        )  # before the weights are used with gradients
+        step, _ = judge(self._path(experience), kept)
+        mean, old = step.mean_B_C_T_H_W, kept.mean_B_C_T_H_W
+        std = step.std if rl.ratio_normalisation == "gaussian" else None
+        log_ratio_B = of_whole_clip(self.world, log_ratio(kept.x_next_B_C_T_H_W, mean, old, std))
+        drift_B = of_whole_clip(self.world, objectives.mean_drift(mean, old))
+        advantage_B = experience.advantage_B.to(log_ratio_B)
+        if rl.exp_reward:
+            largest = rl.advantage.adv_clip_max
+            advantage_B = objectives.exponential_advantage(advantage_B).clamp(-largest, largest)
+        if rl.objective == "dppo":
+            policy = objectives.dppo(log_ratio_B, advantage_B, drift_B, step.std, rl.clip_ratio)
+        elif rl.objective == "guard":
+            guarded = objectives.guard_log_ratio(log_ratio_B, drift_B, step.std)
+            policy = objectives.clipped(guarded, advantage_B, rl.clip_ratio)
+        else:
+            policy = objectives.clipped(log_ratio_B, advantage_B, rl.clip_ratio)
+        loss = policy.loss_B.mean()
+        output = self._watched(experience, policy, log_ratio_B, loss)
+        if reference is not None:
+            kl = of_whole_clip(self.world, objectives.mean_drift(mean, reference)).mean()
+            kl = kl if std is None else kl / (2 * std**2)
+            output["kl_loss"] = kl.detach()
+            loss = loss + rl.kl_beta * kl
+        return output, loss
+
+    def _watched(
+        self, experience: Experience, policy: objectives.Clipped, log_ratio_B: Tensor, loss: Tensor
+    ) -> dict[str, Any]:
+        ratio_B = policy.ratio_B.detach()
+        if experience.is_before_update and self.rl.on_policy:
+            off = float((log_ratio_B.detach()).abs().max())
+            if not off <= self.rl.ratio_tolerance:
+                assert experience.kept is not None
+                raise TrainingError(
+                    f"Before the first update the ratio of new to old probability is off by {off:.3g} at step"
+                    f" {experience.kept.k}, but it must be 1 within {KEY}.ratio_tolerance={self.rl.ratio_tolerance}:"
+                    " training does not compute what the rollout did. Use the same precision and attention for both."
+                )
+        return {
+            "policy_loss": loss.detach(),
+            "log_prob_ratio": ratio_B.mean(),
+            "ratio_std": ratio_B.std(correction=0),
+            "clip_fraction_above": policy.is_above_B.float().mean(),
+            "clip_fraction_below": policy.is_below_B.float().mean(),
+            "approx_kl": objectives.approximate_kl(log_ratio_B.detach()),
+        }
+
+    @torch.no_grad()
+    def _reference_mean(self, experience: Experience) -> Tensor:
+        assert experience.kept is not None
+        with self.reference():
+            return judge(self._path(experience), experience.kept)[0].mean_B_C_T_H_W
+
+    def _forward_loss(self, experience: Experience) -> tuple[dict[str, Any], Tensor]:
+        rl, forward = self.rl, experience.forward
+        assert forward is not None
+        v_ref = None
+        if rl.kl_beta:
+            with torch.no_grad(), self.reference():
+                v_ref = self._velocity(experience.condition, forward)
+        v = self._velocity(experience.condition, forward)
+        v_old = v.detach() if forward.v_old_B_C_T_H_W is None else self._part(forward.v_old_B_C_T_H_W)
+        x0, epsilon, t_B = self._part(forward.x0_B_C_T_H_W), self._part(forward.epsilon_B_C_T_H_W), forward.t_B
+        advantage_B = experience.advantage_B.to(v)
+        of_clip = partial(of_whole_clip, self.world)
+        if rl.objective == "nft":
+            y, largest = _noised(x0, epsilon, t_B), rl.advantage.adv_clip_max
+            nft = objectives.nft(x0, y, t_B, v, v_old, advantage_B, rl.nft_beta, largest, of_clip)
+            loss = nft.loss_B.mean()
+            output = {"policy_loss": loss.detach(), "good_share": nft.share_B.mean()}
+        else:
+            log_ratio_B = of_clip(objectives.awm_log_ratio(v, v_old, epsilon - x0))
+            policy = objectives.clipped(log_ratio_B, advantage_B, rl.clip_ratio)
+            loss = policy.loss_B.mean()
+            output = self._watched(experience, policy, log_ratio_B, loss)
+        if v_ref is not None:
+            kl = of_clip(objectives.mean_drift(v, v_ref)).mean()
+            output["kl_loss"] = kl.detach()
+            loss = loss + rl.kl_beta * kl
+        return output, loss
+
+    def _data_loss(self, data: Data) -> Tensor:
+        """The published form: the error of the clean clip, weighted by 1 + 1 / sigma^2."""
+        predicted = self._clean(data.x0_B_C_T_H_W, data.epsilon_B_C_T_H_W, data.sigma_B_1, data.condition)
+        weight_B = torch.as_tensor(objectives.data_weight(data.sigma_B_1[:, 0], self.pipe_config.sigma_data))
+        error_B = objectives.mean_drift(predicted, self._part(data.x0_B_C_T_H_W))
+        return (weight_B * of_whole_clip(self.world, error_B)).mean()
+
+    def _velocity(self, condition: Condition, forward: Forward) -> Tensor:
+        """The network's velocity at the samples' times for this rank's frames, eps - x_0 where it is right."""
+        t_B, x0, epsilon = forward.t_B, forward.x0_B_C_T_H_W, forward.epsilon_B_C_T_H_W
+        predicted = self._clean(x0, epsilon, (t_B / (1 - t_B))[:, None], condition)
+        return (_noised(self._part(x0), self._part(epsilon), t_B) - predicted) / _wide(t_B, x0)
+
+    def _clean(self, x0: Tensor, epsilon: Tensor, sigma_B_1: Tensor, condition: Condition) -> Tensor:
+        """Clean latents of this rank's frames. Context parallelism stays on, as recomputation must meet it again."""
+        context = self.world.context
+        context.activate(True)
+        xt = self._part(add_noise(x0, epsilon, sigma_B_1))
+        return self.world.denoiser(xt, sigma_B_1, context.part_of(condition)).x0_B_C_T_H_W
+
+    def _part(self, x: Tensor) -> Tensor:
+        return self.world.context.split_frames(x)
+
+    def _path(self, experience: Experience) -> ChainPath:
+        of = experience
+        return chain_path(self.world, self.rl, of.condition, of.unconditional, of.noise_B_C_T_H_W, of.window)
+
+
+def sigma_of(level: float, rl: RLConfig) -> float:
+    """The noise level of a chain's level."""
+    return level if rl.transition == "churn" else level / max(1 - level, 1 - LATEST_TIME)
+
+
+def check_steps(rl: RLConfig, context: CheckContext) -> Iterator[Finding]:
+    """Whether updates, saves and the end of the run fall on whole experiences."""
+    run = context.config
+    if run is None:
+        return
+    batch_size = next((data.get("batch_size") for data in [run.dataloader_train] if isinstance(data, Mapping)), None)
+    if not isinstance(batch_size, int):
+        return
+    samples = batch_size * rl.num_rollout
+    chunks = -(-samples // rl.rollout_batch)
+    if chunks % rl.minibatches:
+        text = f"{rl.minibatches} does not divide the {chunks} batches of rollout_batch={rl.rollout_batch} samples"
+        yield error(f"{KEY}.minibatches", text)
+        return
+    wanted = chunks // rl.minibatches * rl.num_trained
+    if run.trainer.grad_accum_iter != wanted:
+        text = (
+            f"{run.trainer.grad_accum_iter}, but an update has {wanted} micro-batches: {rl.num_trained} trained steps"
+            f" of {chunks // rl.minibatches} batches"
+        )
+        yield error("trainer.grad_accum_iter", text, f"Set trainer.grad_accum_iter={wanted}")
+    updates = rl.updates * rl.minibatches
+    if run.trainer.max_iter % updates:
+        text = f"{run.trainer.max_iter}, but an experience has {updates} updates, and a run ends with a whole one"
+        yield error("trainer.max_iter", text, f"Set a multiple of {updates}")
+
+
+class _RowDraws:
+    """Draws of a rollout: each follows from the run's seed, the condition's place in the stream and the member."""
+
+    def __init__(self, batch: Mapping[str, Any], seed: int) -> None:
+        positions = batch.get(POSITION_KEY)
+        self.size = len(batch["fps"])
+        self.seed = seed
+        self.positions = list(range(self.size)) if positions is None else positions.tolist()
+
+    def all_rows(self, group_size: int) -> tuple[Tensor, Tensor]:
+        """The condition and the member of each sample."""
+        return torch.arange(self.size).repeat_interleave(group_size), torch.arange(group_size).repeat(self.size)
+
+    def _generators(self, rows: Tensor, members: Tensor, purpose: str) -> Iterator[torch.Generator]:
+        for row, member in zip(rows.tolist(), members.tolist(), strict=True):
+            yield random.generator(self.seed, self.positions[row], f"rl/{purpose}/{member}")
+
+    def normal(self, shape: tuple[int, ...], rows: Tensor, members: Tensor, purpose: str) -> Tensor:
+        return torch.stack([torch.randn(shape, generator=g) for g in self._generators(rows, members, purpose)])
+
+    def uniform(self, count: int, rows: Tensor, members: Tensor, purpose: str) -> Tensor:
+        drawn = [torch.rand(count, dtype=torch.float64, generator=g) for g in self._generators(rows, members, purpose)]
+        return torch.stack(drawn)
+
+    def permutation(self, count: int, purpose: str) -> list[int]:
+        """The same for the batches of all ranks: it follows from the first place among them."""
+        generator = random.generator(self.seed, self.positions[0] - current_dims().dp_rank * self.size, f"rl/{purpose}")
+        drawn: list[int] = torch.randperm(count, generator=generator).tolist()
+        return drawn
+
+
+def _permuted(draws: _RowDraws, steps: list[int], update: int) -> list[int]:
+    return [steps[i] for i in draws.permutation(len(steps), f"order{update}")]
+
+
+def _wide(value_B: Tensor, like: Tensor) -> Tensor:
+    return value_B.reshape(-1, *[1] * (like.dim() - 1)).to(like)
+
+
+def _noised(x0: Tensor, epsilon: Tensor, t_B: Tensor) -> Tensor:
+    t = _wide(t_B, x0)
+    return (1 - t) * x0 + t * epsilon
+
+
+def replace_tensors(samples: Samples, change: Any) -> Samples:
+    """The samples with their kept tensors changed, such as moved to the host."""
+    kept = {
+        k: replace(
+            one,
+            x_B_C_T_H_W=change(one.x_B_C_T_H_W),
+            x_next_B_C_T_H_W=change(one.x_next_B_C_T_H_W),
+            mean_B_C_T_H_W=change(one.mean_B_C_T_H_W),
+            previous_x0_B_C_T_H_W=None if one.previous_x0_B_C_T_H_W is None else change(one.previous_x0_B_C_T_H_W),
+        )
+        for k, one in samples.kept.items()
+    }
+    return replace(samples, kept=kept)

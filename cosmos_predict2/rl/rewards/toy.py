@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rewards of the toy world, where the detector sees exactly where things are."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from cosmos_predict2.rl.interfaces import Clips
+from cosmos_predict2.rl.rewards.verifiable import _both, _first_frames, _OfPixels, _video
+from cosmos_predict2.toy_world.detector import Detection, detect
+
+LOST_PX = 12.0  # the distance that counts where a thing is not seen
+
+
+class Positions(_OfPixels):
+    """Minus the mean distance in pixels of puck and gripper from where they truly are."""
+
+    def __init__(self, things: tuple[str, ...] = ("puck", "gripper")) -> None:
+        self.things = tuple(things)
+
+    def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Mapping[str, Tensor]:
+        video, true = _both(clips, context)
+        found, wanted = seen(video), seen(true)
+        counted = _counted_frames(video, context)
+        parts = {}
+        for thing in self.things:
+            distance = numpy.linalg.norm(found.position[thing] - wanted.position[thing], axis=-1)
+            is_there = counted & ~numpy.isnan(wanted.position[thing][..., 0])
+            distance = numpy.where(is_there, numpy.nan_to_num(distance, nan=LOST_PX), 0.0)
+            parts[f"{thing}_px"] = torch.from_numpy(distance.sum(axis=1) / numpy.maximum(is_there.sum(axis=1), 1))
+        return {"value": -torch.stack(list(parts.values())).mean(dim=0), **parts}
+
+
+class Permanence(_OfPixels):
+    """The share of generated frames in which everything is seen that the true frame shows."""
+
+    def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Tensor:
+        video, true = _both(clips, context)
+        found, wanted, counted = seen(video), seen(true), _counted_frames(video, context)
+        is_kept = numpy.ones(counted.shape, dtype=bool)
+        for thing in wanted.position:
+            gone = numpy.isnan(found.position[thing][..., 0]) & ~numpy.isnan(wanted.position[thing][..., 0])
+            is_kept &= ~gone
+        return torch.from_numpy((is_kept & counted).sum(axis=1) / counted.sum(axis=1))
+
+
+class PuckNearRing(_OfPixels):
+    """Minus the distance between puck and ring at the end: what a task wants, and what a world model must not learn to
+    imagine. For experiments on reward hacking."""
+
+    def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Tensor:
+        found = seen(_video(clips)[:, :, -1:])
+        distance = numpy.linalg.norm(found.position["puck"] - found.position["ring"], axis=-1)[:, 0]
+        return -torch.from_numpy(numpy.nan_to_num(distance, nan=LOST_PX))
+
+
+def seen(video_B_C_F_H_W: Tensor) -> Detection:
+    pictures = video_B_C_F_H_W.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 4, 1)
+    return detect(numpy.ascontiguousarray(pictures.numpy()))
+
+
+def _counted_frames(video: Tensor, context: Mapping[str, Any]) -> Any:
+    first_B = numpy.array(_first_frames(context))
+    return numpy.arange(video.shape[2])[None] >= first_B[:, None]

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clips to advantages: rewards are asked while further clips are made, fetched at the end, and compared in groups."""
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.rl.advantages import group_advantages, has_spread
+from cosmos_predict2.rl.config import AdvantageConfig, RewardConfig, RLConfig, reward_configs
+from cosmos_predict2.rl.interfaces import Clips, Reward, Scores, Ticket
+from cosmos_predict2.rl.rewards.local import LocalReward
+from imaginaire.config import lazy_config
+from imaginaire.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+class Scoring:
+    """The rewards of a run."""
+
+    def __init__(self, rl: RLConfig) -> None:
+        self.options: dict[str, RewardConfig] = reward_configs(rl)
+        self.rewards = {name: _made(name, one) for name, one in self.options.items()}
+        self.advantage: AdvantageConfig = rl.advantage
+        self.needs_pixels = any(getattr(reward, "needs_pixels", False) for reward in self.rewards.values())
+
+    def submit(self, clips: Clips, context: Mapping[str, Any]) -> dict[str, Ticket]:
+        """Ask every reward. The number of a request follows from the clips: what is asked again is scored once."""
+        digest = hashlib.blake2b(digest_size=16)
+        for tensor in (clips.latents_B_C_T_H_W, clips.video_B_C_F_H_W):
+            if tensor is not None:
+                digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update("\n".join(clips.prompts).encode())
+        number = digest.hexdigest()
+        return {name: reward.submit(clips, context, f"{name}-{number}") for name, reward in self.rewards.items()}
+
+    def fetch(self, tickets: list[dict[str, Ticket]], group_size: int) -> dict[str, Scores]:
+        """The scores of all parts, in rows of groups."""
+        found = {}
+        for name, reward in self.rewards.items():
+            scores = [reward.fetch(part[name], self.options[name].deadline) for part in tickets]
+            value = torch.cat([one.value_B for one in scores]).float().reshape(-1, group_size)
+            is_valid = torch.cat([one.is_valid_B for one in scores]).reshape(-1, group_size) & value.isfinite()
+            names = set.intersection(*(set(one.parts) for one in scores))
+            parts = {part: torch.cat([one.parts[part] for one in scores]) for part in sorted(names)}
+            found[name] = Scores(torch.where(is_valid, value, 0.0), is_valid, parts)
+        return found
+
+    def advantages(self, scores: Mapping[str, Scores]) -> tuple[Tensor, dict[str, float]]:
+        """Advantages [N, G] within the limits, and what to log of rewards and advantages."""
+        facts: dict[str, float] = {}
+        valid = torch.stack([one.is_valid_B for one in scores.values()]).all(dim=0)
+        total = torch.zeros(valid.shape)
+        for name, one in scores.items():
+            weight = self.options[name].weight
+            value = one.value_B
+            total += weight * (self._normalised(value, valid) if self.advantage.each_reward else value)
+            facts |= _facts(name, value, one.is_valid_B)
+            for part, of_part in one.parts.items():
+                facts[f"{name}_{part}"] = float(of_part.float().mean())
+        if not self.advantage.each_reward:
+            total = self._normalised(total, valid)
+        largest = self.advantage.adv_clip_max
+        advantage = torch.where(valid, total, 0.0).clamp(-largest, largest)
+        spread = torch.stack([has_spread(one.value_B, valid, self.advantage.min_std) for one in scores.values()])
+        facts["groups_without_spread"] = float((~spread.any(dim=0)).float().mean())
+        facts["advantage_abs"] = float(advantage.abs().mean())
+        facts["reward_mean"] = sum(self.options[name].weight * facts[name] for name in scores)
+        return advantage, facts
+
+    def _normalised(self, value: Tensor, valid: Tensor) -> Tensor:
+        return group_advantages(value, valid, norm=self.advantage.norm, min_std=self.advantage.min_std)
+
+
+def _facts(name: str, value: Tensor, is_valid: Tensor) -> dict[str, float]:
+    of_valid = value[is_valid]
+    spread = value.masked_fill(~is_valid, float("nan"))
+    return {
+        name: float(of_valid.mean()) if len(of_valid) else 0.0,
+        f"{name}_std": float(spread.nan_to_num(0.0).std(dim=1, correction=0).mean()),
+        f"{name}_valid_rate": float(is_valid.float().mean()),
+    }
+
+
+def _made(name: str, option: RewardConfig) -> Reward:
+    """The reward of a lazy call: an object with submit and fetch, or a function, which is asked at once."""
+    made = lazy_config.instantiate(option.make)
+    if all(callable(getattr(made, method, None)) for method in ("submit", "fetch")):
+        return cast(Reward, made)
+    if callable(made):
+        return LocalReward(made)
+    raise ConfigError(
+        f"model.config.rl.rewards.{name}.make made {made!r}, which has no submit and fetch and is no function."
+    )

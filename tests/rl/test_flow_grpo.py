@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs that learn from rewards: exact ratios, exact resumption, the same on any number of processes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
+from cosmos_predict2.rl import flow_grpo
+from cosmos_predict2.rl.rollout import judge
+from imaginaire.errors import ConfigError, TrainingError
+from tests.multiprocess import run_distributed
+from tests.rl.runs import CONFIG, NAME, RL, rl_options, run
+from tests.training import difference, saved, train
+
+FLOW_GRPO, DDRL, NFT = "tiny_flow_grpo_toy_world", "tiny_ddrl_toy_world", "tiny_nft_toy_world"
+LORA = ["model.config.train_architecture=lora", "model.config.lora_rank=4", "model.config.lora_alpha=4"]
+TWICE = [f"{RL}.updates=2", f"{RL}.minibatches=2", "trainer.grad_accum_iter=2"]  # four updates of one experience
+PREDICT2P5 = ["model=predict2p5_video2world_rl_tiny", "model.config.pipe_config.state_t=4"]
+
+VARIANTS: dict[str, list[str]] = {
+    "grpo": rl_options(),
+    "twice": rl_options(FLOW_GRPO, *TWICE),
+    "reference": rl_options(FLOW_GRPO, f"{RL}.kl_beta=0.1", f"{RL}.update_ref_every_iter=1"),
+    "adapters": rl_options(FLOW_GRPO, *LORA, f"{RL}.kl_beta=0.1", f"{RL}.objective=dppo"),
+    "ddrl": rl_options(DDRL, f"{RL}.use_rl_sigma_and_noise=false", f"{RL}.exp_reward=true"),
+    "churn": rl_options(DDRL, f"{RL}.transition=churn", f"{RL}.ratio_normalisation=cosmos_rl"),
+    "window": rl_options(FLOW_GRPO, f"{RL}.transition=cps", f"{RL}.noise_on_trained_steps_only=true"),
+    "guided": rl_options(FLOW_GRPO, f"{RL}.guidance=1.5", f"{RL}.objective=guard", f"{RL}.transition=dance"),
+    "nft": rl_options(NFT, f"{RL}.weight_copy_decay_type=1", f"{RL}.kl_beta=0.1", *LORA),
+    "awm": rl_options(NFT, f"{RL}.objective=awm", *TWICE),
+    "predict2p5": rl_options(FLOW_GRPO, *PREDICT2P5),
+}
+FAST = ("twice", "nft")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in FAST else pytest.mark.long) for name in VARIANTS]
+)
+def test_every_variant_resumes_bit_by_bit(name: str, tmp_path: Path) -> None:
+    options, whole, parts = VARIANTS[name], tmp_path / "whole", tmp_path / "parts"
+    each = 4 if set(TWICE) <= set(options) else 2
+    records = run(whole, *options, f"trainer.max_iter={2 * each}", f"checkpoint.save_iter={2 * each}")
+    run(parts, *options, f"trainer.max_iter={each}")
+    assert run(parts, *options, f"trainer.max_iter={2 * each}", f"checkpoint.save_iter={2 * each}")
+    assert difference(saved(whole, NAME), saved(parts, NAME)) is None
+    assert records[0]["train/agreement_valid_rate"] == 1
+    if "train/log_prob_ratio" in records[0]:
+        assert (records[0]["train/log_prob_ratio"], records[0]["train/ratio_std"]) == (1.0, 0.0)
+
+
+def test_saves_wait_for_the_end_of_an_experience(tmp_path: Path) -> None:
+    run(tmp_path, *VARIANTS["twice"], "trainer.max_iter=4", "checkpoint.save_iter=3")
+    folder = tmp_path / "tests/engine" / NAME / "checkpoints/model"
+    assert sorted(path.name for path in folder.iterdir()) == ["iter_000000004.pt"]
+
+
+def test_later_updates_of_an_experience_move_the_ratio(tmp_path: Path) -> None:
+    records = run(tmp_path, *VARIANTS["twice"], "trainer.max_iter=4", "optimizer.lr=1e-3")
+    assert records[0]["train/ratio_std"] == 0 < records[-1]["train/ratio_std"]
+
+
+def test_a_step_that_training_computes_in_another_way_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def off(path: Any, kept: Any) -> Any:
+        step, x0 = judge(path, kept)
+        return type(step)(step.mean_B_C_T_H_W + 0.1, step.std), x0
+
+    monkeypatch.setattr(flow_grpo, "judge", off)
+    with pytest.raises(TrainingError, match="ratio_tolerance"):
+        train(tmp_path, rl_options(), config=CONFIG)
+
+
+def _trained(root: str, options: list[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    records = run(Path(root), *options)
+    return saved(Path(root), NAME)["model"], records[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["grpo", pytest.param("nft", marks=pytest.mark.long)])
+def test_one_process_two_data_parallel_and_two_context_parallel_agree(name: str, tmp_path: Path) -> None:
+    options = [item for item in VARIANTS[name] if item not in LORA]
+    alone, record = _trained(str(tmp_path / "one"), [*options, f"{RL}.rollout_batch=4", "trainer.grad_accum_iter=2"])
+    base = load_file(tiny_video2world_path())
+    layouts = {
+        "dp": ["dataloader_train.batch_size=1", "trainer.grad_accum_iter=2"],
+        "cp": ["model_parallel.context_parallel_size=2", f"{RL}.rollout_batch=4", "trainer.grad_accum_iter=2"],
+    }
+    for layout, more in layouts.items():
+        found = run_distributed(_trained, 2, (str(tmp_path / layout), [*options, *more]), timeout=240)
+        weights, other = found[0]
+        for key in ("train/reward_mean", "train/agreement", "train/positions"):
+            assert other[key] == pytest.approx(record[key], rel=1e-4), (layout, key)
+        assert _distance(alone, weights) < 0.02 * _distance(alone, base), layout
+
+
+def _distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    """Of the trained weights; Adam's first steps are as long where gradients are next to nothing."""
+    keys = [key for key in a if key in b and a[key].is_floating_point() and key.startswith("net.")]
+    assert keys
+    return float(torch.stack([(a[key].double() - b[key].double()).square().sum() for key in keys]).sum().sqrt())
+
+
+WRONG = {
+    f"{RL}.transition=ode": "transition",
+    f"{RL}.train_on=[0,7]": "train_on",
+    f"{RL}.train_on=[0,0]": "train_on",
+    f"{RL}.num_rollout=1": "num_rollout",
+    f"{RL}.rewards=null": "rewards",
+    f"{RL}.objective=ppo": "objective",
+    f"{RL}.minibatches=3": "minibatches",
+    "trainer.grad_accum_iter=3": "grad_accum_iter",
+    f"{RL}.learning=1": "learning",
+}
+
+
+@pytest.mark.parametrize("override", WRONG)
+def test_what_does_not_fit_together_is_refused_by_its_key(override: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=WRONG[override]):
+        train(tmp_path, rl_options(FLOW_GRPO, override), config=CONFIG)
+
+
+def test_the_last_step_of_churn_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="train_on"):
+        train(tmp_path, rl_options(DDRL, f"{RL}.transition=churn", f"{RL}.train_on=[0,2]"), config=CONFIG)
+
+
+def test_adapters_switched_off_are_the_network_they_began_from() -> None:
+    from imaginaire.optim import lora
+
+    layer = torch.nn.Sequential(torch.nn.Linear(3, 3))
+    x = torch.randn(2, 3)
+    before = layer(x)
+    lora.inject(layer, 2, 2, "0", init=False)
+    assert not torch.equal(layer(x), before)
+    with lora.switched_off(layer):
+        assert torch.equal(layer(x), before)
+    assert not torch.equal(layer(x), before)
