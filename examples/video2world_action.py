@@ -15,8 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # so that the file runs from a checkout as it is
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file runs from a checkout as it is
 
 from cosmos_predict2.pipelines.asked import ActionModel, Machine, Reading, RolloutSettings, Text
 from cosmos_predict2.world_model.options import SamplingOptions

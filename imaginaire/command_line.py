@@ -109,6 +109,14 @@ def above_zero(text: str) -> float:
     return value
 
 
+def shard(text: str) -> tuple[int, int]:
+    """The ``type`` of a flag that names the I-th of N parts, counted from 0, as I/N."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or int(match[1]) >= int(match[2]):
+        raise argparse.ArgumentTypeError(f"'{text}' is not I/N with I from 0 to N - 1, as in 0/8")
+    return int(match[1]), int(match[2])
+
+
 def imported(name: str) -> str:
     """The ``type`` of a flag that names a module, which is imported at once, also from the working directory."""
     if os.getcwd() not in sys.path:

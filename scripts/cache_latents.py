@@ -3,18 +3,15 @@
 
 import argparse
 import logging
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/cache_latents.py
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
 from cosmos_predict2.data.latent_cache import DTYPES, cache_latents
 from cosmos_predict2.data.video.clips import CROPS
 from imaginaire import command_line
-from imaginaire.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +48,15 @@ def _parser() -> command_line.Parser:
     add("--crop", choices=tuple(CROPS), default="stretch", help="scale to the size straight, or keep the shape and cut")
     add("--dtype", choices=tuple(DTYPES), default="float16", help="of the stored numbers")
     add("--decoder", default="auto", help="pyav, decord or torchcodec (default: pyav)")
-    add("--workers", type=int, default=2, metavar="N", help="processes that decode ahead of the tokenizer")
+    add("--workers", type=command_line.at_least(0), default=2, metavar="N", help="processes that decode ahead")
     add("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one, else cpu)")
-    add("--shard", type=_shard, default=(0, 1), metavar="I/N", help="do the I-th of N parts, from 0 (default: all)")
+    add(
+        "--shard",
+        type=command_line.shard,
+        default=(0, 1),
+        metavar="I/N",
+        help="do the I-th of N parts (default: all)",
+    )
     add("--dry_run", action="store_true", help="log what would be done, and write nothing")
     return parser
 
@@ -63,8 +66,6 @@ def run(args: argparse.Namespace) -> int:
 
     from cosmos_predict2.world_model.assembly import check_device
 
-    if args.workers < 0:
-        raise ConfigError(f"--workers is {args.workers}; it must be 0 or more.")
     name = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(name)
     device = torch.device(name)
@@ -103,16 +104,5 @@ def make_tokenizer(name: str, path: str | None) -> Any:
     return tokenizer_of(node)
 
 
-def _shard(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
-    if match is None or int(match[1]) >= int(match[2]):
-        raise argparse.ArgumentTypeError(f"'{text}' is not I/N with I from 0 to N - 1, as in 0/8")
-    return int(match[1]), int(match[2])
-
-
-def main() -> int:
-    return command_line.main(_parser(), run)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line.main(_parser(), run))

@@ -6,8 +6,7 @@ import logging
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/caption_videos.py
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
 from cosmos_predict2.text.trained_text import encode_commands
 from cosmos_predict2.tools.prepare.captioning import PLACE, caption_clips, parse_command, plan
@@ -33,18 +32,15 @@ def _parser() -> command_line.Parser:
     add = parser.add_argument
     add("--data", required=True, metavar="DIR", help="data set with videos/ or images/")
     add("--command", required=True, metavar="CMD", help=f"what to run for each clip; {PLACE} stands for its path")
-    add("--workers", type=int, default=1, help="commands that run at the same time")
+    add("--workers", type=command_line.at_least(0), default=1, help="commands that run at the same time")
     add("--timeout", type=float, default=600.0, metavar="SECONDS", help="the longest that one clip may take")
-    add("--retries", type=int, default=1, help="how often a clip that failed is tried again")
+    add("--retries", type=command_line.at_least(0), default=1, help="how often a clip that failed is tried again")
     add("--overwrite", action="store_true", help="caption again what has a caption")
     add("--dry_run", action="store_true", help="log what would be done, and run nothing")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    for name, least in (("workers", 0), ("retries", 0)):
-        if getattr(args, name) < least:
-            raise ConfigError(f"--{name} is {getattr(args, name)}; it must be {least} or more.")
     if not args.timeout > 0:  # nan is not
         raise ConfigError(f"--timeout is {args.timeout:g}; it must be more than 0 seconds.")
     dataset, command = Path(args.data), parse_command(args.command)
@@ -61,9 +57,5 @@ def run(args: argparse.Namespace) -> int:
     return outcome.report("clips")
 
 
-def main() -> int:
-    return command_line.main(_parser(), run)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line.main(_parser(), run))

@@ -2,21 +2,17 @@
 """Look through a data set before training on it: counts, sizes, rates, and every file that is missing or broken."""
 
 import argparse
-import logging
 import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/check_dataset.py
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
 from cosmos_predict2.tools.check.dataset import Wanted, check_dataset
 from cosmos_predict2.tools.check.report import as_json, as_text
 from cosmos_predict2.tools.prepare.records import write_json
 from imaginaire import command_line
 from imaginaire.errors import ConfigError
-
-log = logging.getLogger(__name__)
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
 
@@ -115,9 +111,5 @@ def of_experiment(config_path: str, name: str) -> dict[str, Any]:
     return found
 
 
-def main() -> int:
-    return command_line.main(_parser(), run)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line.main(_parser(), run))

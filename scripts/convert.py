@@ -143,9 +143,5 @@ def _form_of(destination: str) -> str:
     return found
 
 
-def main() -> int:
-    return command_line.main(_parser(), run)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line.main(_parser(), run))

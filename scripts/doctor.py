@@ -4,7 +4,6 @@ there is room, and with --dist whether processes can talk and how fast."""
 
 import argparse
 import json
-import math
 import os
 import platform
 import sys
@@ -12,12 +11,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/doctor.py
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
 from cosmos_predict2.tools.doctor import collectives, machine, packages
 from imaginaire import command_line, distributed
-from imaginaire.errors import ConfigError
 from imaginaire.findings import Finding, as_data, as_lines, worst
 
 _EPILOG = """\
@@ -35,18 +32,17 @@ examples:
 """
 
 
-def parser(name: str = "scripts.doctor") -> command_line.Parser:
-    made = command_line.parser(name, __doc__, _EPILOG)
+def _parser() -> command_line.Parser:
+    made = command_line.parser("scripts.doctor", __doc__, _EPILOG)
     made.add_argument("--dist", action="store_true", help="look at processes and their collectives, and nothing else")
-    made.add_argument("--limit", type=float, default=60.0, metavar="S", help="seconds to wait for processes (--dist)")
+    limit = "seconds to wait for processes (--dist)"
+    made.add_argument("--limit", type=command_line.above_zero, default=60.0, metavar="S", help=limit)
     made.add_argument("--brief", action="store_true", help="print the errors, or one line where there are none")
     made.add_argument("--json", action="store_true", help="print what was found as JSON")
     return made
 
 
 def run(args: argparse.Namespace) -> int:
-    if not 0 < args.limit < math.inf:
-        raise ConfigError(f"--limit {args.limit:g}: a number of seconds above 0, such as 60.")
     if not args.dist:
         return brief(findings()) if args.brief else show(findings(), as_json=args.json)
     if "RANK" not in os.environ:
@@ -92,9 +88,5 @@ def brief(found: Sequence[Finding]) -> int:
     return 0
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    return command_line.main(parser(), run, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line.main(_parser(), run))

@@ -3,15 +3,12 @@
 that are here."""
 
 import argparse
-import logging
 import sys
 
 from cosmos_predict2.checkpoints.download import check, fetch
 from cosmos_predict2.checkpoints.download_plan import MODEL_TYPES, Plan, Wishes, make_plan
 from cosmos_predict2.released import FPS, PREDICT25, RESOLUTIONS, SIZES, checkpoint_dir
 from imaginaire import command_line
-
-log = logging.getLogger(__name__)
 
 _EPILOG = """\
 examples:
@@ -24,7 +21,7 @@ repository needs its terms accepted on its page, and 'hf auth login' or HF_TOKEN
 """
 
 
-def parser() -> command_line.Parser:
+def _parser() -> command_line.Parser:
     made = command_line.parser("scripts.download_checkpoints", __doc__, _EPILOG)
     what = made.add_argument_group("models")
     what.add_argument("--model_sizes", nargs="+", choices=SIZES, help="sizes (default: 2B 14B)")
@@ -112,9 +109,5 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def main() -> int:
-    return command_line.main(parser(), run)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line.main(_parser(), run))

@@ -31,7 +31,7 @@ examples:
 """
 
 
-def parser() -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     older = {"--output": "--out", "--width": "--text_width"}
     made = command_line.parser("scripts.encode_prompts", __doc__, _EPILOG, older)
     made.add_argument("--prompt", action="append", default=[], help="a prompt; may be given several times")
@@ -136,13 +136,9 @@ def run(args: argparse.Namespace) -> None:
     )
 
 
-def main() -> int:
-    return command_line.main(parser(), run)
-
-
 def _lines(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line.main(_parser(), run))

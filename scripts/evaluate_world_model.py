@@ -13,16 +13,12 @@ import argparse
 import logging
 import math
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cosmos_predict2.evaluation.reports.evaluation_page import FIGURES
 from imaginaire import command_line
 from imaginaire.errors import CheckpointError, ConfigError
-
-if TYPE_CHECKING:
-    from cosmos_predict2.evaluation.reports.held_out_evaluation import HeldOutEvaluation
 
 log = logging.getLogger(__name__)
 
@@ -49,37 +45,18 @@ examples:
 """
 
 
-def evaluate(
-    experiment: str,
-    dit_path: str,
-    *,
-    data: str = "",
-    which: str = "auto",
-    num_clips: int = 64,
-    num_steps: int = NUM_STEPS,
-    overrides: Sequence[str] = (),
-    config_path: str = CONFIG,
-) -> "HeldOutEvaluation":
-    """What is measured of the weights at ``dit_path``, by an experiment or else by the run that they lie in; ``data``
-    is another folder of held-out clips."""
-    from cosmos_predict2.evaluation.reports.held_out_evaluation import evaluate as measured
-
-    config = _configuration(experiment, dit_path, overrides, config_path)
-    return measured(config, dit_path, data=data, which=which, num_clips=num_clips, num_steps=num_steps)
-
-
-def _configuration(experiment: str, dit_path: str, overrides: Sequence[str], config_path: str) -> Any:
-    """The configuration of an experiment, or that of the run that the weights lie in."""
+def _configuration(args: argparse.Namespace) -> Any:
+    """The configuration of --experiment, or that of the run that the weights lie in."""
     from cosmos_predict2.checkpoints import read_card
     from cosmos_predict2.pipelines.composed_run import composed_run, is_video2world
     from imaginaire.config.compose import compose
 
-    card = read_card(dit_path)
-    if experiment:
-        return compose(config_path, [f"experiment={experiment}", *overrides])
+    card = read_card(args.dit_path)
+    if args.experiment:
+        return compose(args.config, [f"experiment={args.experiment}", *args.overrides])
     if not is_video2world(card):
-        raise ConfigError(f"{dit_path} lies in no Video2World run on this machine: give --experiment NAME, too.")
-    return composed_run(card, list(overrides))
+        raise ConfigError(f"{args.dit_path} lies in no Video2World run on this machine: give --experiment NAME, too.")
+    return composed_run(card, args.overrides)
 
 
 def _parser() -> command_line.Parser:
@@ -121,6 +98,7 @@ def _parser() -> command_line.Parser:
 def run(args: argparse.Namespace) -> int:
     from cosmos_predict2.checkpoints import read_card
     from cosmos_predict2.data.video.media import WRITTEN_VIDEO_SUFFIXES, check_writable
+    from cosmos_predict2.evaluation.reports.held_out_evaluation import evaluate
     from cosmos_predict2.pipelines.composed_run import is_video2world
 
     _check_flags(args)
@@ -139,14 +117,12 @@ def run(args: argparse.Namespace) -> int:
     if args.save_path:
         check_writable(args.save_path, WRITTEN_VIDEO_SUFFIXES, flag="--save_path")
     found = evaluate(
-        args.experiment,
+        _configuration(args),
         args.dit_path,
         data=args.data,
         which="net_ema" if args.load_ema else "auto",
         num_clips=args.num_clips,
         num_steps=args.num_steps or NUM_STEPS,
-        overrides=args.overrides,
-        config_path=args.config,
     )
     print(found.figures.as_text())
     fps = args.fps or found.fps
@@ -294,9 +270,5 @@ def _recordings(args: argparse.Namespace, choice: Any) -> Any:
     return recordings_of_run(loader["dataset"], transform, **wanted)
 
 
-def main() -> int:
-    return command_line.main(_parser(), run)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line.main(_parser(), run))

@@ -6,13 +6,11 @@ import logging
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/extract_images_from_videos.py
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
 from cosmos_predict2.text.trained_text import encode_commands
 from cosmos_predict2.tools.prepare.image_extraction import extract_images, plan
 from imaginaire import command_line
-from imaginaire.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +32,7 @@ def _parser() -> command_line.Parser:
     add = parser.add_argument
     add("--data", required=True, metavar="IN", help="data set with videos/")
     add("--out", required=True, metavar="OUT", help="data set that gets images/")
-    add("--stride", type=int, default=30, help="frames from one picture to the next")
+    add("--stride", type=command_line.at_least(1), default=30, help="frames from one picture to the next")
     add("--copy_captions", action="store_true", help="give each picture its clip's IN/metas/NAME.txt as its caption")
     add("--workers", type=command_line.at_least(0), help="processes (default: one per core; 0: in this one)")
     add("--dry_run", action="store_true", help="log what would be done, and write nothing")
@@ -42,8 +40,6 @@ def _parser() -> command_line.Parser:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.stride < 1:
-        raise ConfigError(f"--stride is {args.stride}; it must be 1 or more.")
     source, out = Path(args.data), Path(args.out)
     clips = plan(source, out, args.stride, captions=args.copy_captions)
     if args.dry_run:
@@ -62,9 +58,5 @@ def run(args: argparse.Namespace) -> int:
     return outcome.report("clips")
 
 
-def main() -> int:
-    return command_line.main(_parser(), run)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line.main(_parser(), run))

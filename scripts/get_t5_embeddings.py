@@ -4,13 +4,11 @@
 import argparse
 import functools
 import logging
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/get_t5_embeddings.py
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
 from cosmos_predict2.data.dataset_forms import split_folders
 from cosmos_predict2.interfaces import TextEncoder
@@ -52,7 +50,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--num_tokens",
-        type=int,
+        type=command_line.at_least(1),
         metavar="N",
         help=f"tokens of a caption at most; the rest is cut off (default: {MAX_LENGTH})",
     )
@@ -64,12 +62,19 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="t5: what the released models were trained with; bytes: needs no weights, for the tiny models and trials;"
         " none: captions alone, for Predict2.5, which encodes them in training",
     )
-    add("--text_width", type=int, metavar="N", help=f"numbers per token of the bytes encoder (default: {BYTES_WIDTH})")
+    width = f"numbers per token of the bytes encoder (default: {BYTES_WIDTH})"
+    add("--text_width", type=command_line.at_least(1), metavar="N", help=width)
     add("--form", choices=tuple(FORMS), default="pickle", help="of the files that are written; all are read")
-    add("--batch_size", type=int, default=8, metavar="N", help="captions at a time")
+    add("--batch_size", type=command_line.at_least(1), default=8, metavar="N", help="captions at a time")
     add("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one, else cpu)")
     add("--dtype", choices=("float32", "bfloat16"), help="in which T5 computes (default: that of its weights)")
-    add("--shard", type=_shard, default=(0, 1), metavar="I/N", help="do the I-th of N parts, from 0 (default: all)")
+    add(
+        "--shard",
+        type=command_line.shard,
+        default=(0, 1),
+        metavar="I/N",
+        help="do the I-th of N parts (default: all)",
+    )
     add("--cache", type=Path, metavar="DIR", help="keep embeddings by caption in this folder, for other data sets too")
     add(
         "--adopt",
@@ -91,9 +96,6 @@ def run_with(
     dataset = Path(args.data)
     if args.text_width is not None and args.text_encoder != "bytes":
         raise ConfigError("--text_width is for --text_encoder bytes; T5 has the width of its weights.")
-    for name in ("num_tokens", "text_width", "batch_size"):
-        if (value := getattr(args, name)) is not None and value < 1:
-            raise ConfigError(f"--{name} is {value}; it must be 1 or more.")
     try:
         captions = find(dataset)
     except DataError as error:
@@ -149,21 +151,10 @@ def make_encoder(args: argparse.Namespace) -> TextEncoder:
     return encoder_of(args, args.cache_dir, num_tokens=MAX_LENGTH, width=BYTES_WIDTH, **options)
 
 
-def _shard(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
-    if match is None or int(match[1]) >= int(match[2]):
-        raise argparse.ArgumentTypeError(f"'{text}' is not I/N with I from 0 to N - 1, as in 0/8")
-    return int(match[1]), int(match[2])
-
-
 def _parser() -> command_line.Parser:
     parser = command_line.parser("scripts.get_t5_embeddings", __doc__, EPILOG + _EXAMPLES, OLDER)
-    parser.add_argument(
-        "--data",
-        default="datasets/hdvila",
-        metavar="DIR",
-        help="the folder with metas/, or with train/ and val/",
-    )
+    data = "the folder with metas/, or with train/ and val/"
+    parser.add_argument("--data", default="datasets/hdvila", metavar="DIR", help=data)
     add_flags(parser)
     return parser
 
@@ -184,9 +175,5 @@ def run(args: argparse.Namespace) -> int:
     return max(codes)
 
 
-def main() -> int:
-    return command_line.main(_parser(), run)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line.main(_parser(), run))

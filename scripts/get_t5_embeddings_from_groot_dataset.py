@@ -5,8 +5,7 @@ import argparse
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/get_t5_embeddings_from_groot_dataset.py
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
 from cosmos_predict2.tools.prepare.caption_embeddings import captions_of_csv
 from imaginaire import command_line
@@ -40,9 +39,5 @@ def run(args: argparse.Namespace) -> int:
     return run_with(args, find, has_metas=False)
 
 
-def main() -> int:
-    return command_line.main(_parser(), run)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line.main(_parser(), run))

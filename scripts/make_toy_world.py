@@ -8,8 +8,7 @@ import shlex
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/make_toy_world.py
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
 from cosmos_predict2.tools.prepare.toy.folder import write_folder
 from cosmos_predict2.tools.prepare.toy.forms import FORMS
@@ -86,13 +85,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run(args: argparse.Namespace, command: str) -> None:
+def run(args: argparse.Namespace) -> None:
     try:
         settings = _settings(args)
     except ConfigError:
         raise
     except ValueError as error:  # a number out of its range
         raise ConfigError(f"--{error.args[0] if error.args else error}".replace("'", "")) from error
+    command = shlex.join(["python", "-m", "scripts.make_toy_world", *sys.argv[1:]])
     counts = write_folder(args.out, settings, overwrite=args.overwrite, command=command)["counts"]
     log.info(
         "wrote episodes to %s: %d for training, %d for validation; %d end with the task done",
@@ -111,10 +111,5 @@ def _settings(args: argparse.Namespace) -> ToyFolder:
     return ToyFolder(**values | {"tasks": tuple(args.tasks), "size": size})
 
 
-def main() -> int:
-    command = shlex.join(["python", "-m", "scripts.make_toy_world", *sys.argv[1:]])
-    return command_line.main(_parser(), lambda args: run(args, command))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line.main(_parser(), run))

@@ -3,13 +3,11 @@
 
 import argparse
 import json
-import math
 import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/plan.py
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
 from cosmos_predict2.tools.plan.advice import on_one_card
 from cosmos_predict2.tools.plan.report import CARDS, MARGIN, as_text, as_values, cards_text, cards_values, make_plan
@@ -37,7 +35,9 @@ def _parser() -> command_line.Parser:
     add = parser.add_argument
     add("--gpus", type=int, help="how many GPUs the run gets, on all nodes together (default: 8, of RTX cards 1)")
     add("--gpu", default="H100", help=f"which: {', '.join(GPUS)}")
-    add("--gpu_memory", type=float, help="GB of one, as nvidia-smi counts (default: what the GPU has)")
+    add(
+        "--gpu_memory", type=command_line.above_zero, help="GB of one, as nvidia-smi counts (default: what the GPU has)"
+    )
     add("--one_card", action="store_true", help=f"what fits one card of {', '.join(map(str, CARDS))} GB, and how")
     add("--config", default=DEFAULT_CONFIG, help="config file, or the saved config.yaml of a run")
     add("--json", metavar="FILE", help="write the figures to this file too; - prints them in place of the table")
@@ -48,8 +48,6 @@ def _parser() -> command_line.Parser:
 def run(args: argparse.Namespace) -> int:
     gpu = find_gpu(args.gpu)
     memory = gpu.memory if args.gpu_memory is None else args.gpu_memory
-    if not 0 < memory < math.inf:
-        raise ConfigError(f"--gpu_memory {memory:g}: the GB of one GPU, such as 80.")
     config = compose(args.config, args.overrides)
     if args.one_card:
         work = read_workload(config, config.model_parallel.context_parallel_size)
@@ -73,9 +71,5 @@ def show(text: str, values: dict[str, Any], path: str | None, *, fits: bool) -> 
     return int(not fits)
 
 
-def main() -> int:
-    return command_line.main(_parser(), run)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line.main(_parser(), run))

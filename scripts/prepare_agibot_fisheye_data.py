@@ -6,8 +6,7 @@ import logging
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/prepare_agibot_fisheye_data.py
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
 from cosmos_predict2.tools.prepare.agibot import captions, episodes, windows
 from imaginaire import command_line
@@ -79,9 +78,5 @@ def run(args: argparse.Namespace) -> int:
     return int(bool(faults))
 
 
-def main() -> int:
-    return command_line.main(_parser(), run)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line.main(_parser(), run))

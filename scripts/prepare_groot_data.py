@@ -6,8 +6,7 @@ import logging
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/prepare_groot_data.py
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
 from cosmos_predict2.tools.prepare.caption_embeddings import captions_of_csv, compare_with_clips
 from cosmos_predict2.tools.prepare.hub_videos import GROOT, add_flags, prepare
@@ -47,9 +46,5 @@ def run(args: argparse.Namespace) -> int:
     return captions.report("rows")
 
 
-def main() -> int:
-    return command_line.main(_parser(), run)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line.main(_parser(), run))

@@ -8,8 +8,7 @@ import shlex
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # so that the file also runs as python scripts/prepare_lerobot_data.py
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
 from cosmos_predict2.data.lerobot.info import VAL_FRACTION
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
@@ -58,7 +57,7 @@ def _parser() -> command_line.Parser:
     return parser
 
 
-def run(args: argparse.Namespace, command: str) -> int:
+def run(args: argparse.Namespace) -> int:
     if args.source is None and args.repo_id is None:
         raise ConfigError("Give --source DIR, --repo_id NAME, or both.")
     if args.repo_id is not None and not re.fullmatch(r"([\w.-]+/)?\w[\w.-]*", args.repo_id):
@@ -80,7 +79,7 @@ def run(args: argparse.Namespace, command: str) -> int:
         caption=args.caption,
         workers=args.workers,
         dry_run=args.dry_run,
-        command=command,
+        command=shlex.join(["python", "-m", "scripts.prepare_lerobot_data", *sys.argv[1:]]),
     )
     if not args.dry_run and not made.outcome.faults:
         try:
@@ -131,10 +130,5 @@ def _show_actions(source: LeRobotSource) -> None:
             log.warning("%s", note)
 
 
-def main() -> int:
-    command = shlex.join(["python", "-m", "scripts.prepare_lerobot_data", *sys.argv[1:]])
-    return command_line.main(_parser(), lambda args: run(args, command))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command_line.main(_parser(), run))

@@ -56,6 +56,16 @@ def python() -> str:
     return str(folder / "python")
 
 
+def call(script: types.ModuleType, *arguments: object) -> int:
+    """The exit code of a program of `scripts` in this process, also where a wrong flag ends it."""
+    from imaginaire import command_line
+
+    try:
+        return command_line.main(script._parser(), script.run, [str(word) for word in arguments])
+    except SystemExit as error:
+        return int(error.code or 0)
+
+
 def _client(path: str, words: list[str]) -> NoReturn:
     """Have the server run the words, hand signals through, and leave as the program left."""
     for number in FORWARDED:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_predict2.evaluation.reports.held_out_evaluation import Figures
-from scripts.evaluate_world_model import evaluate
+from cosmos_predict2.evaluation.reports.held_out_evaluation import Figures, evaluate
+from imaginaire.config.compose import compose
 from tests.training import run_dir, train
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
@@ -18,7 +18,7 @@ def default_run(root: Path, experiment: str) -> Figures:
     """The figures of the experiment's run as it is registered, in another folder."""
     options = [f"experiment={experiment}", "job.project=tests", "job.group=engine", "job.name=learning"]
     assert train(root, options, config=CONFIG) == 0
-    figures = evaluate(experiment, str(run_dir(root, "learning")), which="net_ema").figures
+    figures = evaluate(compose(CONFIG, options[:1]), str(run_dir(root, "learning")), which="net_ema").figures
     print(figures.as_text())
     return figures
 

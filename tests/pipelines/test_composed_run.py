@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Evaluating a Video2World run on its own data, as its config.yaml has them."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from imaginaire.config.compose import compose
 from imaginaire.config.lazy_yaml import save_yaml
 from imaginaire.errors import ConfigError
 from scripts import evaluate_world_model
+from tests.programs import call
 
 CONFIG = "cosmos_predict2/configs/base/config.py"
 EXPERIMENT = "predict2_video2world_training_tiny_video2world_data"
@@ -46,11 +46,6 @@ def run(tmp_path: Path, text: str) -> Path:
     return tmp_path / "run"
 
 
-def evaluated(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["evaluate_world_model", *words])
-    return evaluate_world_model.main()
-
-
 def test_a_run_is_measured_on_its_own_data(run: Path) -> None:
     model = str(run / "checkpoints" / "model" / "iter_000000001.pt")
     assert is_video2world(read_card(str(run))) and is_video2world(read_card(model))
@@ -72,14 +67,14 @@ def test_a_run_is_measured_on_its_own_data(run: Path) -> None:
 
 
 def test_the_command_takes_the_run_without_an_experiment(
-    run: Path, text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert evaluated(monkeypatch, "--dit_path", str(run)) == 2
+    assert call(evaluate_world_model, "--dit_path", str(run)) == 2
     assert "own/val" in capsys.readouterr().err  # which is not there
-    assert evaluated(monkeypatch, "--dit_path", str(run), "--num_chunks", "3") == 2
+    assert call(evaluate_world_model, "--dit_path", str(run), "--num_chunks", "3") == 2
     assert "--num_chunks goes with action-conditioned models" in capsys.readouterr().err
     (run / "config.yaml").write_text(text.replace("model_channels: 128", "model_channels: 2048"))
-    assert evaluated(monkeypatch, "--dit_path", str(run)) == 2
+    assert call(evaluate_world_model, "--dit_path", str(run)) == 2
     assert "The network is 2048 wide" in capsys.readouterr().err
 
 

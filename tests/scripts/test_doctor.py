@@ -15,9 +15,10 @@ import torch
 from cosmos_predict2.tools.doctor import collectives, machine, packages, released
 from imaginaire import distributed
 from imaginaire.findings import Finding, as_data, as_lines, worst
-from scripts.doctor import main, show
+from scripts import doctor
+from scripts.doctor import show
 from tests.multiprocess import run_distributed
-from tests.programs import python
+from tests.programs import call, python
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -52,11 +53,11 @@ def test_one_line_is_enough_where_all_is_well(
 ) -> None:
     found = [Finding("a/x", "1"), Finding("a/y", "2", "warning", "better")]
     monkeypatch.setattr("scripts.doctor.findings", lambda: found)
-    assert main(["--brief"]) == 0
+    assert call(doctor, "--brief") == 0
     said = capsys.readouterr().out
     assert said.startswith("ready: Python 3.") and torch.__version__ in said and said.count("\n") == 1
     found.append(Finding("b/z", "3", "error", "mend it"))
-    assert main(["--brief"]) == 1
+    assert call(doctor, "--brief") == 1
     assert "ERROR   z: 3\n          -> mend it\nnot ready: 1 errors" in capsys.readouterr().out
 
 
@@ -236,12 +237,12 @@ def test_two_processes_talk_and_wrong_numbers_are_found() -> None:
 
 @pytest.mark.slow
 def test_the_commands_run(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["--json"]) in (0, 1)  # a machine may have a fault
+    assert call(doctor, "--json") in (0, 1)  # a machine may have a fault
     areas = {finding["key"].partition("/")[0] for finding in json.loads(capfd.readouterr().out)["findings"]}
     assert {"packages", "device", "machine", "attention", "network", "videos", "weights"} <= areas
     command = [python(), "scripts/test_environment.py", "--training"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert ("[SUCCESS]" in result.stdout) == (result.returncode == 0), result.stderr
-    assert main(["--dist", "--limit", "60"]) == 0
+    assert call(doctor, "--dist", "--limit", 60) == 0
     out = capfd.readouterr().out
     assert "ranks 0-1" in out and "collectives over gloo" in out and "healthy" in out

@@ -2,7 +2,6 @@
 """Embeddings in files, and the command that writes them."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from cosmos_predict2.text.prompt_embeddings import (
 )
 from imaginaire.errors import DataError
 from scripts import encode_prompts
+from tests.programs import call
 from tests.text.folders import reason1_folder, t5_folder
 
 ENCODER = BytesEncoder(32, 16)
@@ -121,16 +121,11 @@ def test_what_is_absent_or_unclear_is_reported_with_its_cure(tmp_path: Path) -> 
 # The command ----------------------------------------------------------------------------------------------------------
 
 
-def _run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["encode_prompts", *map(str, arguments)])
-    return encode_prompts.main()
-
-
-def test_the_command_writes_prompts_of_line_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_writes_prompts_of_line_and_file(tmp_path: Path) -> None:
     (tmp_path / "more.txt").write_text("a car\n\n  a bus \n", encoding="utf-8")
     out = tmp_path / "deep" / "out.safetensors"
-    assert _run(monkeypatch, "--prompt", "a cup", "--prompts_file", tmp_path / "more.txt",
-                "--text_encoder", "bytes", "--out", out) == 0  # fmt: skip
+    flags = ["--prompt", "a cup", "--prompts_file", tmp_path / "more.txt", "--text_encoder", "bytes"]
+    assert call(encode_prompts, *flags, "--out", out) == 0
     found = read_prompt_embeddings(out)
     assert found.prompts == ("a cup", "a car", "a bus") and found.negative_prompt == ""
     assert found.name == "bytes-v1-64x64"
@@ -143,12 +138,12 @@ def test_the_command_runs_the_real_encoders(kind: str, make, tmp_path: Path, mon
     monkeypatch.setattr(encode_prompts, "DEFAULT_NEGATIVE_PROMPT", "ugly")
     out = tmp_path / "out.safetensors"
     arguments = ["--text_encoder", kind, "--encoder_path", tmp_path / "encoder", "--num_tokens", 16, "--out", out]
-    assert _run(monkeypatch, "--prompt", "a cup", "--dtype", "bfloat16", *arguments) == 0
+    assert call(encode_prompts, "--prompt", "a cup", "--dtype", "bfloat16", *arguments) == 0
     found = read_prompt_embeddings(out)
     assert found.name.startswith(f"{kind}-") and found.name.endswith("bfloat16")
     assert found.negative_prompt == "ugly"
     assert found.encode(["a cup", "ugly"]).shape == (2, 16, found.width)
-    assert _run(monkeypatch, "--prompt", "a cup", "--no_negative_prompt", *arguments) == 0
+    assert call(encode_prompts, "--prompt", "a cup", "--no_negative_prompt", *arguments) == 0
     assert read_prompt_embeddings(out).negative_prompt is None
 
 
@@ -169,6 +164,6 @@ def test_the_command_runs_the_real_encoders(kind: str, make, tmp_path: Path, mon
 )
 def test_the_command_explains_what_is_wrong(arguments, words, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    assert _run(monkeypatch, "--out", tmp_path / "out.safetensors", *arguments) == 2
+    assert call(encode_prompts, "--out", tmp_path / "out.safetensors", *arguments) == 2
     assert words in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -3,7 +3,6 @@
 
 import json
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from tests.checkpoints.hub_server import Hub, serve
 from tests.data import sources_lerobot as made
 from tests.data.lerobot.conftest import BY_LEROBOT
 from tests.data.sources_lerobot import FRONT, LENGTHS, TASKS, WRIST, grey
+from tests.programs import call
 
 V3 = BY_LEROBOT["v3.0 by lerobot"]
 NAME = "robots/arm"
@@ -161,34 +161,27 @@ def test_a_repository_of_other_data_is_reported(hub: Hub, tmp_path: Path) -> Non
 # ---- the script ------------------------------------------------------------------------------------------------------
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["prepare_lerobot_data", *arguments])
-    return prepare_lerobot_data.main()
-
-
-def test_the_script_fetches_looks_and_writes(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_script_fetches_looks_and_writes(hub: Hub, tmp_path: Path) -> None:
     source, out = str(tmp_path / "set"), str(tmp_path / "out")
     fetch = ["--repo_id", NAME, "--source", source, "--camera", "front"]
-    assert run(monkeypatch, *fetch, "--out", out, "--dry-run") == 0 and not (tmp_path / "set").exists()
-    assert run(monkeypatch, *fetch) == 0
-    assert (
-        run(monkeypatch, "--source", source, "--camera", "front", "--out", out, "--splits", "full", "--workers", "0")
-        == 0
-    )
+    assert call(prepare_lerobot_data, *fetch, "--out", out, "--dry-run") == 0 and not (tmp_path / "set").exists()
+    assert call(prepare_lerobot_data, *fetch) == 0
+    local = ["--source", source, "--camera", "front", "--out", out]
+    assert call(prepare_lerobot_data, *local, "--splits", "full", "--workers", "0") == 0
     check_clips(tmp_path / "out", dict.fromkeys(range(3), "full"))
     assert json.loads((tmp_path / "out/dataset.json").read_text())["command"].startswith("python -m scripts.prepare")
 
 
 def test_the_script_reports_faults_by_its_exit_code(
-    data_sets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    data_sets: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    assert run(monkeypatch) == 2 and "Give --source DIR" in capsys.readouterr().err
-    assert run(monkeypatch, "--source", str(tmp_path)) == 2 and "meta/info.json" in capsys.readouterr().err
+    assert call(prepare_lerobot_data) == 2 and "Give --source DIR" in capsys.readouterr().err
+    assert call(prepare_lerobot_data, "--source", str(tmp_path)) == 2 and "meta/info.json" in capsys.readouterr().err
     root = Path(shutil.copytree(data_sets["v2.0"], tmp_path / "set"))
-    assert run(monkeypatch, "--source", str(root), "--out", str(tmp_path / "out")) == 2
+    assert call(prepare_lerobot_data, "--source", str(root), "--out", str(tmp_path / "out")) == 2
     assert "which camera" in capsys.readouterr().err
     (root / f"videos/chunk-000/{FRONT}/episode_000001.mp4").unlink()
-    assert run(monkeypatch, "--source", str(root)) == 1
+    assert call(prepare_lerobot_data, "--source", str(root)) == 1
     arguments = ["--source", str(root), "--camera", "front", "--out", str(tmp_path / "out"), "--workers", "0"]
-    assert run(monkeypatch, *arguments) == 1
+    assert call(prepare_lerobot_data, *arguments) == 1
     assert len(list((tmp_path / "out").rglob("*.mp4"))) == 2

@@ -4,7 +4,6 @@
 import json
 import re
 import shutil
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from cosmos_predict2.world_model.world_model import build_world_model
 from imaginaire.config import lazy_config
 from imaginaire.errors import ConfigError, DataError
 from scripts import evaluate_world_model
+from tests.programs import call
 
 SIGMAS = (1.0, 10.0)
 
@@ -107,17 +107,14 @@ def test_training_clips_of_another_size_are_told(clips: Clips) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_writes_figures_and_pictures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_figures_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     experiment = "predict2_video2world_lora_training_tiny_cosmos_nemo_assets"
     words = ["--experiment", experiment, "--dit_path", tiny_video2world_path(), "--num_clips", "3", "--num_steps", "2"]
     words += ["--json", str(tmp_path / "out.json"), "--save_path", str(tmp_path / "out.mp4")]
     words += ["--out", str(tmp_path / "page"), "--", "dataloader_val.dataset.fps=5"]
     shutil.copy(tiny_video2world_path(), tmp_path / "start.safetensors")  # of which the training made its first step
     words += [f"checkpoint.load_path={tmp_path / 'start.safetensors'}"]
-    monkeypatch.setattr(sys, "argv", ["evaluate_world_model", *words])
-    assert evaluate_world_model.main() == 0
+    assert call(evaluate_world_model, *words) == 0
     printed = capsys.readouterr().out
     assert printed.partition("\n")[0].endswith("measured on ToyWorldVideos")
     assert f"video: {tmp_path / 'out.mp4'} (truth" in printed and f"contact sheet: {tmp_path / 'out.png'}" in printed

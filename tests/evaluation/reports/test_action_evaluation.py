@@ -4,7 +4,6 @@
 import html
 import json
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,6 +36,7 @@ from cosmos_predict2.world_model.sampling import SamplingOptions
 from cosmos_predict2.world_model.world_model import build_world_model
 from imaginaire.errors import ConfigError, DataError
 from scripts import evaluate_world_model
+from tests.programs import call
 
 TOY = controller(4, scale=1.0)
 
@@ -232,12 +232,11 @@ def test_a_robot_folder_is_read_as_by_the_run_of_the_weights(tmp_path: Path) -> 
 
 
 def test_weights_without_actions_are_told_before_their_actions_are_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     weights = tmp_path / "weights.safetensors"
     save_file({"x_embedder.proj.1.weight": torch.zeros(2, 2)}, weights)
-    monkeypatch.setattr(sys, "argv", ["evaluate_world_model", "--dit_path", str(weights), "--data", "toy"])
-    assert evaluate_world_model.main() == 2
+    assert call(evaluate_world_model, "--dit_path", weights, "--data", "toy") == 2
     told = capsys.readouterr().err
     assert "is of a model without actions" in told and "--experiment" in told and "--action_transform" not in told
 
@@ -279,13 +278,9 @@ def test_the_model_that_comes_with_the_code_obeys(recordings: Recordings) -> Non
         "--seed -1",
     ],
 )
-def test_wrong_flags_are_exit_2_and_named(
-    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["evaluate_world_model", "--dit_path", "none", *words.split()])
-    with pytest.raises(SystemExit) as caught:
-        sys.exit(evaluate_world_model.main())
-    assert caught.value.code == 2 and words.split(maxsplit=1)[0] in capsys.readouterr().err
+def test_wrong_flags_are_exit_2_and_named(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(evaluate_world_model, "--dit_path", "none", *words.split()) == 2
+    assert words.split(maxsplit=1)[0] in capsys.readouterr().err
 
 
 def test_figures_that_are_not_finite_are_null(tmp_path: Path) -> None:
@@ -295,9 +290,7 @@ def test_figures_that_are_not_finite_are_null(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_command_measures_weights_of_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pipe: Any
-) -> None:
+def test_the_command_measures_weights_of_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], pipe: Any) -> None:
     weights = tmp_path / "weights.safetensors"
     state = {f"net_ema.{name}": value for name, value in pipe.dit.state_dict().items()}
     state |= {name.replace("_ema", ""): value * torch.nan for name, value in state.items()}
@@ -305,8 +298,7 @@ def test_the_command_measures_weights_of_no_run(
     words = ["--dit_path", str(weights), "--model_size", "tiny", "--num_clips", "3", "--num_steps", "1"]
     words += ["--toy_episodes", "2", "--data", "toy", "--out", str(tmp_path / "out"), "--num_chunks", "1"]
     words.append("--load_ema")
-    monkeypatch.setattr(sys, "argv", ["evaluate_world_model", *words])
-    assert evaluate_world_model.main() == 0
+    assert call(evaluate_world_model, *words) == 0
     assert "whole episodes" in capsys.readouterr().out
     assert json.loads((tmp_path / "out/figures.json").read_text())["gap"]["mean"] > 0, "of the averaged weights"
     assert {"index.html", "figures.json", "futures.mp4"} <= {path.name for path in (tmp_path / "out").iterdir()}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values that cannot be meant, one table a program: arguments, exit code, and the key, flag or file that is named."""
 
-import importlib
 import math
 import re
+import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +24,7 @@ from imaginaire.training.trainer import ImaginaireTrainer
 from scripts import train
 from tests.data.video_files import write_stream
 
+ROOT = Path(__file__).resolve().parents[3]
 TINY = "experiment=predict2_video2world_training_tiny_groot_gr1_480"
 LORA = "experiment=predict2_video2world_lora_training_tiny_cosmos_nemo_assets"
 
@@ -219,10 +220,9 @@ def test_a_program_refuses_them(
     monkeypatch.chdir(tmp_path)
     words = [word.strip("'") for word in arguments.replace("'echo {video}'", "'echo_{video}'").split()]
     monkeypatch.setattr(sys, "argv", [program, *(word.replace("echo_", "echo ") for word in words)])
-    try:
-        code = importlib.import_module(program).main()
-    except SystemExit as left:  # by argparse
-        code = left.code
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(f"{ROOT / program.replace('.', '/')}.py", run_name="__main__")
+    code = left.value.code
     error = capsys.readouterr().err
     assert (code, named in error) == (2, True), (code, error)
     assert "Traceback" not in error

@@ -26,6 +26,7 @@ from cosmos_predict2.tools.check.report import as_text
 from scripts import check_dataset as script
 from scripts import get_t5_embeddings, prepare_lerobot_data
 from tests.data import sources_lerobot as made
+from tests.programs import call
 
 ROOT = Path(__file__).resolve().parents[3]
 ENCODER = BytesEncoder(64, 32)
@@ -63,8 +64,7 @@ def check(folder: Path, *more: str) -> tuple[int, dict]:
     """Exit code and the JSON; its "found" has the kind of each fault and its file, relative to the folder."""
     record = folder.parent / "report" / "check.json"
     record.unlink(missing_ok=True)
-    flags = [str(folder), "--json", str(record), "--workers", "0", *more]
-    code = script.command_line.main(script._parser(), script.run, flags)
+    code = call(script, folder, "--json", record, "--workers", 0, *more)
     values = json.loads(record.read_text()) if record.is_file() else {"faults": []}
     place = f"{folder}/"
     return code, values | {"found": [(one["kind"], one["file"].removeprefix(place)) for one in values["faults"]]}
@@ -458,7 +458,7 @@ def robot(tmp_path: Path) -> Path:
 def test_the_actions_of_a_lerobot_data_set_are_shown(robot: Path, capsys: Any, caplog: Any) -> None:
     rows = np.concatenate([made.action(i) for i in range(3)]).astype(np.float64)
     for folder in (robot, ROOT / "tests/data/fixtures/lerobot_v3"):
-        assert script.command_line.main(script._parser(), script.run, [str(folder), "--workers", "0"]) == 0
+        assert call(script, folder, "--workers", 0) == 0
         out = capsys.readouterr().out
         assert "3 episodes, 21 frames, 2 tasks" in out and "'action': 3 numbers, 21 rows of 3 recordings" in out
         figures = [float(word) for word in next(line for line in out.splitlines() if " dy " in line).split()[1:]]

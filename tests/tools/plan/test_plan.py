@@ -2,7 +2,6 @@
 """The command: verdicts, advice that holds when it is followed, errors as in training."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,15 +13,11 @@ from cosmos_predict2.tools.plan.workload import read_workload
 from imaginaire.config.compose import compose
 from scripts import plan
 from tests.models.rank_bytes import CONFIG
+from tests.programs import call
 from tests.tools.plan.test_memory import AGIBOT
 
 TINY = "experiment=predict2_video2world_training_tiny_groot_gr1_480"
 GROOT = "experiment=predict2_video2world_training_2b_groot_gr1_480"
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["plan", *arguments])
-    return plan.main()
 
 
 def planned(num_gpus: int, gpu_memory: float, *overrides: str) -> Plan:
@@ -30,8 +25,8 @@ def planned(num_gpus: int, gpu_memory: float, *overrides: str) -> Plan:
     return make_plan(work, "H100", GPUS["H100"], gpu_memory)
 
 
-def test_a_tiny_run_fits(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert run(monkeypatch, "--gpus", "2", "--json", str(tmp_path / "plan.json"), "--", TINY) == 0
+def test_a_tiny_run_fits(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert call(plan, "--gpus", "2", "--json", str(tmp_path / "plan.json"), "--", TINY) == 0
     shown = capsys.readouterr().out
     assert "fits in 79" in shown and "32 clips: 16 in a micro-batch" in shown and "An estimate" in shown
     values = json.loads((tmp_path / "plan.json").read_text())
@@ -67,10 +62,8 @@ def test_advice_holds_when_it_is_followed(num_gpus: int, gpu_memory: float) -> N
         (f"experiment={AGIBOT.format('14b')}", [None, None, None, "state_t"]),
     ],
 )
-def test_one_card(
-    experiment: str, expected: list[str | None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, "--one_card", "--json", "-", "--", experiment) == 0
+def test_one_card(experiment: str, expected: list[str | None], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(plan, "--one_card", "--json", "-", "--", experiment) == 0
     found = json.loads(capsys.readouterr().out)
     for size, last in zip(("16", "24", "48", "80"), expected, strict=True):
         overrides = " ".join(found[size]["overrides"])
@@ -78,10 +71,8 @@ def test_one_card(
         assert last is None or (last in overrides if last else overrides == "")
 
 
-def test_a_workstation_card_is_alone_and_the_whole_run_is_timed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, "--gpu", "rtx 4090", "--json", "-", "--", TINY, "trainer.max_iter=7200") == 0
+def test_a_workstation_card_is_alone_and_the_whole_run_is_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(plan, "--gpu", "rtx 4090", "--json", "-", "--", TINY, "trainer.max_iter=7200") == 0
     values = json.loads(capsys.readouterr().out)
     assert values["gpus"] == 1 and values["hours"] == pytest.approx(2 * values["seconds_per_iteration"])
 
@@ -100,15 +91,15 @@ def test_room_is_used_for_speed() -> None:
         ("model_parallel.context_parallel_size", ("--", TINY, "model_parallel.context_parallel_size=8")),
         ("sac_config.mode", ("--", TINY, "model.config.pipe_config.net.sac_config.mode=block")),
         ("--gpu H1000", ("--gpu", "H1000", "--", TINY)),
-        ("--gpu_memory 0", ("--gpu_memory", "0", "--", TINY)),
-        ("--gpu_memory nan", ("--gpu_memory", "nan", "--", TINY)),
+        ("--gpu_memory: 0", ("--gpu_memory", "0", "--", TINY)),
+        ("--gpu_memory: nan", ("--gpu_memory", "nan", "--", TINY)),
         ("/none_such/plan.json", ("--json", "/none_such/plan.json", "--", TINY)),
     ],
 )
 def test_what_training_would_refuse_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], named: str, arguments: tuple[str, ...]
+    capsys: pytest.CaptureFixture[str], named: str, arguments: tuple[str, ...]
 ) -> None:
-    assert run(monkeypatch, *arguments) == 2
+    assert call(plan, *arguments) == 2
     assert named in capsys.readouterr().err
 
 

@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 from tests.checkpoints.hub_server import Hub, serve
+from tests.programs import call
 
 Start = Callable[..., int]
 
@@ -29,11 +30,8 @@ def start(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
 
     def run(script: ModuleType, *arguments: object) -> int:
         caplog.clear()
-        monkeypatch.setattr(sys, "argv", [script.__name__, *map(str, arguments)])
-        try:
-            return script.main()
-        except SystemExit as error:
-            return int(error.code or 0)
+        monkeypatch.setattr(sys, "argv", [script.__name__, *map(str, arguments)])  # which some records have
+        return call(script, *arguments)
 
     return run
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts import caption_videos as script
+from tests.programs import call
 
 PYTHON = sys.executable
 
@@ -28,7 +29,7 @@ def _captioner(tmp_path: Path, body: str) -> str:
 
 
 def _run(dataset: Path, command: str, *more: str) -> int:
-    return script.command_line.main(script._parser(), script.run, ["--data", str(dataset), "--command", command, *more])
+    return call(script, "--data", dataset, "--command", command, *more)
 
 
 def _metas(dataset: Path) -> dict[str, str]:

@@ -10,6 +10,7 @@ from cosmos_predict2.data.video import media
 from cosmos_predict2.tools.prepare import image_extraction
 from scripts import extract_images_from_videos as script
 from tests.data.video_files import remux
+from tests.programs import call
 
 
 def _clip(path: Path, num_frames: int) -> None:
@@ -26,8 +27,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def _run(source: Path, out: Path, *more: str) -> int:
-    flags = ["--input_dataset_dir", str(source), "--output_dataset_dir", str(out), "--workers", "0", *more]
-    return script.command_line.main(script._parser(), script.run, flags)
+    return call(script, "--input_dataset_dir", source, "--output_dataset_dir", out, "--workers", 0, *more)
 
 
 def _names(out: Path) -> list[str]:
