@@ -5,6 +5,7 @@ A callback overrides the hooks it needs. ``iteration`` counts finished optimizer
 number before it; `on_training_step_end`, validation and saving get the number after it.
 """
 
+import difflib
 import functools
 import inspect
 import logging
@@ -204,7 +205,10 @@ def _require_callback(key: str, node: Any) -> None:
 
 
 def _require_arguments(key: str, kind: type[Callback]) -> None:
-    """Raise for a hook that does not take what it is called with: the arguments of the base class, by position."""
+    """Raise for a hook that does not take what it is called with: the arguments of the base class, by position.
+
+    A method that has nearly the name of a hook is a warning: it may be a misspelled one.
+    """
     base: type[Callback] = EveryN if issubclass(kind, EveryN) else Callback
     for hook in (*HOOKS, "every_n_impl"):
         own, expected = getattr(kind, hook, None), getattr(base, hook, None)
@@ -218,6 +222,16 @@ def _require_arguments(key: str, kind: type[Callback]) -> None:
                 f"{key}: {describe(own)} does not take what it is called with ({error}). It is called with"
                 f" ({', '.join(given)})."
             ) from error
+    for name in dir(kind):
+        if name.startswith("on_") and name not in HOOKS and (close := difflib.get_close_matches(name, HOOKS, cutoff=0.8)):
+            log.warning(
+                "%s: %s.%s is no hook, so it is never called. Did you mean %s? Another name, such as _%s, ends this.",
+                key,
+                kind.__name__,
+                name,
+                ", ".join(close),
+                name,
+            )
 
 
 def _returned(function: Any) -> Any:

@@ -97,7 +97,7 @@ class WandbTracker:
         """The call's result; after an error nothing more is sent. W&B has time limits too, which not all waits obey."""
         try:
             return call() if limit_s is None else within(2 * limit_s, call)
-        except Exception as error:  # a guest's failure, whatever it is, is not ours
+        except (Exception, SystemExit) as error:  # a guest's failure, or its wish to exit, is not ours
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             log.warning("W&B %s failed, so it is off for the rest of this run: %s", what, reason)
             self._run = None
@@ -114,13 +114,12 @@ def within(seconds: float, call: Callable[[], Any]) -> Any:
         except BaseException as error:
             made.set_exception(error)
 
-    Thread(target=run, name="wandb", daemon=True).start()
-    try:
-        return made.result(seconds)
-    except TimeoutError as error:
-        if made.done():  # the call's own
-            raise
-        raise TimeoutError(f"no answer within {seconds:g} s") from error
+    thread = Thread(target=run, name="wandb", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not made.done():
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return made.result()
 
 
 def asked_mode(configured: str | None) -> tuple[str, str | None]:

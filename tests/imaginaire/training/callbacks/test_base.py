@@ -137,3 +137,17 @@ class WrongEveryN(EveryN):
 def test_a_wrong_node_is_an_error_with_its_key(node: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         CallbackGroup(make_config({"bad": node}), None)
+
+
+class NearlyHooked(Callback):
+    def on_training_step_ends(self, model: Any, batch: Any, output: Any, loss: Any, iteration: int = 0) -> None: ...
+
+    def on_rollout_scored(self) -> None: ...
+
+
+def test_a_method_with_nearly_the_name_of_a_hook_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        CallbackGroup(make_config({"mine": lazy(NearlyHooked), "other": lazy(Recorder)}), None)
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "trainer.callbacks.mine" in message and "on_training_step_ends" in message
+    assert "Did you mean on_training_step_end" in message

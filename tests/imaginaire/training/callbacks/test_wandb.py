@@ -82,6 +82,15 @@ def test_a_finish_that_never_returns_does_not_hold_the_run(
     assert "W&B finish failed" in caplog.text and "no answer within 0.02 s" in caplog.text
 
 
+def test_a_library_that_exits_the_program_costs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    tracker = WandbTracker(job())
+    for limit_s in (None, 5.0):  # the caller's thread, and one of its own
+        tracker._run = Broken()
+        assert tracker._guarded("init", lambda: sys.exit("wandb: not logged in"), limit_s) is None
+        assert tracker._run is None
+    assert caplog.text.count("SystemExit: wandb: not logged in") == 2
+
+
 def test_a_failing_log_is_one_warning_and_the_end_of_it(caplog: pytest.LogCaptureFixture) -> None:
     tracker = WandbTracker(job())
     tracker._run = broken = Broken()
