@@ -218,8 +218,13 @@ class DiT(nn.Module):
 
     @torch.no_grad()
     def reset_buffers(self) -> None:
-        """Write what is a function of the arguments: positions, and counters at zero. For use after ``to_empty``."""
-        self.pos_embedder.reset_buffers()
+        """Write what is a function of the arguments: positions, and counters at zero. For use after ``to_empty``.
+
+        A class with buffers of its own writes them here, too; a module in it has a method of this name.
+        """
+        for module in self.modules():
+            if module is not self and callable(reset := getattr(module, "reset_buffers", None)):
+                reset()
         for name in ("video_sample_counter", "image_sample_counter", "iteration", "train_in_hours"):
             getattr(self, f"accum_{name}").zero_()
 

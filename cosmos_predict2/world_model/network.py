@@ -39,7 +39,27 @@ def network_of(node: Any) -> DiT:
         raise ConfigError(f"{NETWORK_KEY}: {NO_NETWORK}.")
     with torch.device("meta"):
         net: DiT = lazy_config.instantiate(node)
+    _require_written_buffers(net)
     return net
+
+
+def _require_written_buffers(net: DiT) -> None:
+    """Raise for a buffer that nothing writes once it has memory: it would hold what the memory held before."""
+    released = {
+        f"accum_{name}" for name in ("video_sample_counter", "image_sample_counter", "iteration", "train_in_hours")
+    }
+    writes = any(getattr(type(net), name, None) is not getattr(DiT, name) for name in ("reset_buffers", "init_weights"))
+    for prefix, module in net.named_modules():
+        if callable(getattr(module, "reset_buffers", None)) if module is not net else writes:
+            continue
+        for name, _ in module.named_buffers(recurse=False):
+            if module is not net or name not in released:
+                raise ConfigError(
+                    f"{NETWORK_KEY}: nothing writes the buffer {prefix + '.' if prefix else ''}{name} of"
+                    f" {type(module).__name__}: networks are built without memory, so what __init__ writes is lost."
+                    f" Give {type(module).__name__} a method reset_buffers() that writes it, after"
+                    " super().reset_buffers() where the class is a network."
+                )
 
 
 def add_trained_adapters(net: DiT, config: Any) -> None:

@@ -297,3 +297,41 @@ def test_shards_are_filled_alike_and_no_rank_reads_more_than_its_own(files: dict
         for name, (peak, mapped) in memory.items():
             assert 0.4 * whole < peak < 0.9 * whole, (name, peak / whole)  # its half, a few tensors, and gaps
             assert (0.25 * whole if name else -1) < mapped < 0.85 * whole, (name, mapped / whole)
+
+
+class Table(torch.nn.Module):
+    """A module with a buffer, as fixed frequencies are, that it writes itself or leaves unwritten."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.arange(6.0), persistent=False)
+
+
+class WrittenTable(Table):
+    def reset_buffers(self) -> None:
+        self.table.copy_(torch.arange(6.0))
+
+
+class ZeroLinear(torch.nn.Linear):
+    def starts(self) -> dict[str, Start]:
+        return {"weight": Start(), "bias": Start()}
+
+
+class OwnParts(Video2WorldDiT):
+    def __init__(self, *, part: type[torch.nn.Module], **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.part_of_mine, self.zero = part(), ZeroLinear(4, 4)
+        self.init_weights()
+
+
+def test_buffers_and_starts_of_own_parts_are_written_after_the_network_has_memory() -> None:
+    config = config_of()
+    config.pipe_config.net = L(OwnParts)(part=WrittenTable, **NET, **LIMITS)
+    net: Any = filled(config)
+    assert net.part_of_mine.table.tolist() == [0, 1, 2, 3, 4, 5]
+    assert not net.zero.weight.any() and not net.zero.bias.any()
+
+
+def test_a_buffer_that_nothing_would_write_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"part_of_mine.table of Table.*reset_buffers"):
+        network.network_of(L(OwnParts)(part=Table, **NET, **LIMITS))

@@ -222,8 +222,8 @@ def _require_arguments(key: str, kind: type[Callback]) -> None:
                 f"{key}: {describe(own)} does not take what it is called with ({error}). It is called with"
                 f" ({', '.join(given)})."
             ) from error
-    for name in dir(kind):
-        if name.startswith("on_") and name not in HOOKS and (close := difflib.get_close_matches(name, HOOKS, cutoff=0.8)):
+    for name in sorted({name for name in dir(kind) if name.startswith("on_")} - set(HOOKS)):
+        if close := difflib.get_close_matches(name, HOOKS, cutoff=0.8):
             log.warning(
                 "%s: %s.%s is no hook, so it is never called. Did you mean %s? Another name, such as _%s, ends this.",
                 key,
