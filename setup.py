@@ -39,10 +39,11 @@ EXTRAS = {
     # Robot data in tables: LIBERO's HDF5 files, LeRobot's parquet files.
     "data": ["h5py>=3.8", "pyarrow>=14.0"],
     "track": ["wandb>=0.17", "tensorboard>=2.15"],
-    # Nothing in this version imports what the next three bring; they reserve the names that later parts use.
+    # The reward service (its clients need the core only), with Redis for several machines.
+    "reward": ["fastapi>=0.110", "uvicorn>=0.29", "redis>=5.0", "tomli>=2.0; python_version < '3.11'"],
+    # Nothing in this version imports what the next two bring; they reserve the names that later parts use.
     "rl": ["ray[default]>=2.40"],
     "libero": ["hf-libero==0.1.4"],
-    "reward": ["fastapi>=0.110", "uvicorn>=0.29", "httpx>=0.27"],
 }
 
 DEVELOPMENT = [
@@ -58,11 +59,13 @@ DEVELOPMENT = [
     "matplotlib>=3.8",
     "diffusers>=0.36",  # the peer that tests and benchmarks compare with
     "peft>=0.14",  # reads the adapters that we export, in tests
+    "httpx>=0.27",  # requests to the reward service, in tests
+    "hypothesis>=6.100",  # makes malformed ones
 ]
 
 EXTRAS["dev"] = [
     *DEVELOPMENT,
-    *(each for name in ("s3", "track", "weights", "data", "compat") for each in EXTRAS[name]),
+    *(each for name in ("s3", "track", "weights", "data", "compat", "reward") for each in EXTRAS[name]),
 ]
 EXTRAS["all"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
 

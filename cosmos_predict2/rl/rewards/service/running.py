@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the whole service in this process and its workers, until it is told to stop."""
+
+import contextlib
+import fcntl
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cosmos_predict2.rl.rewards.service.metrics import Metrics
+from cosmos_predict2.rl.rewards.service.queue import open_queue
+from cosmos_predict2.rl.rewards.service.settings import ServiceSettings
+from cosmos_predict2.rl.rewards.service.supervisor import Patience, Supervisor
+from imaginaire.errors import ConfigError, missing_package
+
+log = logging.getLogger(__name__)
+
+
+def serve(settings: ServiceSettings, patience: Patience | None = None) -> int:
+    """Serve until SIGTERM or Ctrl-C; running jobs are finished, waiting ones stay in the queue."""
+    try:
+        import uvicorn
+
+        from cosmos_predict2.rl.rewards.service.server import Service, create_app
+    except ImportError as error:
+        raise missing_package(str(error.name), "reward") from error
+
+    with listening(settings.host, settings.port) as listener, sole_owner(settings.queue):
+        queue = open_queue(settings.queue, settings.limits())
+        if waiting := queue.recover():
+            log.info("%d jobs of the service before wait again", waiting)
+        metrics = Metrics()
+        supervisor = Supervisor(settings, queue, metrics, patience)
+        service = Service(settings, queue, supervisor, metrics)
+
+        class Server(uvicorn.Server):
+            def handle_exit(self, sig: int, frame: Any) -> None:
+                service.drain()
+                super().handle_exit(sig, frame)
+
+        options = uvicorn.Config(
+            create_app(service),
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            timeout_graceful_shutdown=5,
+            limit_concurrency=4096,
+            server_header=False,
+        )
+        supervisor.start()
+        address = listener.getsockname()
+        log.info("rewards %s at http://%s:%d", ", ".join(service.names), settings.host, address[1])
+        try:
+            with contextlib.suppress(KeyboardInterrupt):
+                Server(options).run(sockets=[listener])
+        finally:
+            service.drain()
+            supervisor.stop()
+            queue.close()
+        log.info("the reward service has stopped; what waits is kept in the queue")
+    return 0
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket that listens; a port that is taken is an error, not a reason to take another."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise ConfigError(f"--host {host} is no address of this machine: {error.strerror}.") from error
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+            listener.listen(2048)
+        except OSError as error:
+            raise ConfigError(
+                f"Port {port} of {host} cannot be listened on: {error.strerror}. Stop what holds it, or give --port."
+            ) from error
+        yield listener
+
+
+@contextlib.contextmanager
+def sole_owner(queue: str, patience_s: float = 10.0) -> Iterator[None]:
+    """Only one service at a time has a queue on disk."""
+    if "://" in queue:
+        yield
+        return
+    path = Path(f"{queue}.lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        ends = time.monotonic() + patience_s
+        while True:  # a service that is being stopped lets go soon
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if time.monotonic() > ends:
+                    raise ConfigError(
+                        f"Another service has the queue {queue}. Stop it, or give --queue another file; "
+                        "services on several machines share a redis:// queue."
+                    ) from error
+                time.sleep(0.2)
+        yield

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The HTTP side of the reward service: the published endpoints, and those that make it observable.
+
+The paths below /api/reward are compatible with the published service. A pull that gives ``wait`` asks for the precise
+answers: 202 while the job waits, 404 for an unknown ticket, 410 for one whose result was forgotten.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import parse_qs
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+
+from cosmos_predict2.rl.rewards import wire
+from cosmos_predict2.rl.rewards.service.access import Access
+from cosmos_predict2.rl.rewards.service.metrics import Metrics
+from cosmos_predict2.rl.rewards.service.queue import EXPIRED, FAILED, Depth, OtherBody, Queue, QueueFull, ticket_of
+from cosmos_predict2.rl.rewards.service.scoring import failed_result
+from cosmos_predict2.rl.rewards.service.settings import ServiceSettings
+from cosmos_predict2.rl.rewards.service.supervisor import Supervisor
+from cosmos_predict2.rl.rewards.service.waiting import Waiting
+from imaginaire.errors import DataError
+
+log = logging.getLogger(__name__)
+
+VERSION = "1"
+LARGEST_FORM = 1 << 16
+RETRY_AFTER_S = 2
+PURGE_S = 30.0
+UPLOAD_S = 600.0
+
+
+class Service:
+    """What the handlers share."""
+
+    def __init__(self, settings: ServiceSettings, queue: Queue, supervisor: Supervisor, metrics: Metrics) -> None:
+        self.settings = settings
+        self.queue = queue
+        self.supervisor = supervisor
+        self.metrics = metrics
+        self.waiting = Waiting(queue)
+        self.names = [reward.reward_type for reward in settings.rewards]
+        self.is_draining = False
+        self._uploads = 0
+
+    def drain(self) -> None:
+        """Take no more requests, and answer the pulls that wait."""
+        self.is_draining = True
+        self.waiting.close()
+
+    async def enqueue(self, request: Request) -> Response:
+        if self.is_draining:
+            raise self._rejected(
+                503, "draining", "The service is stopping. Ask again: what was accepted is kept.", True
+            )
+        if self._uploads >= self.settings.max_uploads:
+            raise self._rejected(429, "uploads", f"{self._uploads} bodies are being received.", True)
+        self._uploads += 1
+        try:
+            body = await self._body(request, int(self.settings.max_body_mb * 1e6))
+            return await asyncio.to_thread(self._accept, body)
+        finally:
+            self._uploads -= 1
+
+    def _accept(self, body: bytes) -> Response:
+        try:
+            parsed = wire.parse(body)
+        except DataError as error:
+            raise self._rejected(400, "malformed", str(error)) from error
+        if unknown := [name for name in parsed.rewards if name not in self.names]:
+            message = f"The reward {unknown[0][:80]!a} is not served. Served: {', '.join(self.names)}."
+            raise self._rejected(400, "unknown_reward", message)
+        if broken := [name for name in parsed.rewards if self.supervisor.is_broken(name)]:
+            message = f"The reward '{broken[0]}' is out of order: {self.supervisor.why_broken(broken[0])}"
+            raise self._rejected(503, "broken_reward", message, True)
+        ticket = ticket_of(parsed.request_id)
+        digest = hashlib.blake2b(body, digest_size=16).hexdigest()
+        try:
+            is_new = self.queue.put(ticket, parsed.rewards, body, digest, len(parsed.prompts))
+        except QueueFull as error:
+            raise self._rejected(429, "queue_full", f"The queue is full: {error}", True) from error
+        except OtherBody as error:
+            raise self._rejected(409, "other_body", str(error)) from error
+        self.metrics.count("reward_requests_total", kind="new" if is_new else "repeated")
+        log.debug("request %s: %d clips, %d bytes", ticket, len(parsed.prompts), len(body))
+        replica = os.environ.get("LEPTON_REPLICA_ID")
+        return JSONResponse({"uuid": ticket} | ({"replica_id": replica} if replica else {}))
+
+    async def pull(self, request: Request) -> Response:
+        fields = _fields(await self._body(request, LARGEST_FORM), request)
+        ticket, reward = fields.get("uuid", ""), fields.get("type", wire.DEFAULT_REWARD)
+        if not ticket:
+            raise self._rejected(400, "malformed", "A pull is form-encoded: uuid=TICKET&type=REWARD.")
+        if not (_is_plain(ticket) and _is_plain(reward)):
+            raise self._rejected(400, "malformed", "uuid and type are printable ASCII, at most 200 characters.")
+        wait = self._wait(fields.get("wait"))
+        status = await asyncio.to_thread(self.queue.look, ticket, reward)
+        if wait and status is not None and status.state in ("queued", "running"):
+            await self.waiting.wait(ticket, reward, wait)
+            status = await asyncio.to_thread(self.queue.look, ticket, reward)
+        if status is None:
+            return JSONResponse({"status": "unknown", "message": f"There is no request {ticket} for {reward}."}, 404)
+        if status.state == EXPIRED:
+            return JSONResponse({"status": EXPIRED, "message": f"The scores of {ticket} were forgotten."}, 410)
+        if status.state == FAILED:
+            return JSONResponse(failed_result(reward, status.error or "", status.num_clips))
+        if status.result is not None:
+            return Response(status.result, media_type="application/json")
+        message = {"status": status.state, "message": f"Not found scores for {ticket}"}
+        return JSONResponse(message, 400 if wait is None else 202)
+
+    def _wait(self, text: str | None) -> float | None:
+        """Seconds to wait; None of a client that knows no waiting."""
+        if text is None:
+            return None
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = math.nan
+        if not 0 <= seconds < math.inf:
+            raise self._rejected(400, "malformed", f"wait={text[:40]!a} is no number of seconds.")
+        return min(seconds, self.settings.max_wait_s)
+
+    async def _body(self, request: Request, limit: int) -> bytes:
+        """The body, unless it is longer than the limit, by its header or in fact."""
+        told = request.headers.get("content-length", "0")
+        if told.isdecimal() and len(told) < 20 and int(told) > limit:
+            raise self._too_long(limit)
+        body = bytearray()
+        ends = time.monotonic() + UPLOAD_S
+        async for chunk in request.stream():
+            if len(body) + len(chunk) > limit:
+                raise self._too_long(limit)
+            if time.monotonic() > ends:
+                raise self._rejected(408, "slow_upload", f"The body did not arrive within {UPLOAD_S:g} s.")
+            body += chunk
+        return bytes(body)
+
+    def _too_long(self, limit: int) -> HTTPException:
+        return self._rejected(413, "too_long", f"A body has at most {limit} bytes.", headers={"Connection": "close"})
+
+    def _rejected(
+        self, status: int, reason: str, message: str, again: bool = False, headers: dict[str, str] | None = None
+    ) -> HTTPException:
+        self.metrics.count("reward_rejects_total", reason=reason)
+        more = {"Retry-After": str(RETRY_AFTER_S)} if again else {}
+        return HTTPException(status, message, headers={**more, **(headers or {})})
+
+    def faults(self) -> list[str]:
+        """Why the service is not ready; empty when it is."""
+        found = [f"{name} is not ready" for name in self.names if not self.supervisor.is_ready(name)]
+        if self.is_draining:
+            found.append("the service is stopping")
+        open_jobs = sum(_open(depth) for depth in self.queue.depth().values())
+        if open_jobs >= self.settings.max_jobs:
+            found.append(f"the queue is full ({open_jobs} jobs)")
+        return found
+
+    def rewards(self) -> dict[str, Any]:
+        depths = self.queue.depth()
+        rows = [
+            {
+                "name": name,
+                "workers": self.supervisor.states()[name],
+                "needs_pixels": self.supervisor.needs_pixels(name),
+                "waiting": _open(depths[name]) if name in depths else 0,
+                "fault": self.supervisor.why_broken(name),
+            }
+            for name in self.names
+        ]
+        return {"version": VERSION, "rewards": rows, "media_types": list(wire.MEDIA)}
+
+    def metrics_text(self) -> str:
+        depths = self.queue.depth()
+        jobs = [({"reward": r, "state": s}, float(n)) for r, depth in depths.items() for s, n in depth.counts.items()]
+        ages = [({"reward": reward}, depth.oldest_s) for reward, depth in depths.items()]
+        states = self.supervisor.states()
+        workers = [
+            ({"reward": r, "state": s}, float(states[r].count(s))) for r in states for s in sorted(set(states[r]))
+        ]
+        return self.metrics.text(
+            {"reward_jobs": jobs, "reward_oldest_job_seconds": ages, "reward_workers": workers}
+        )  # fmt: skip
+
+    async def keep_house(self) -> None:
+        while True:
+            await asyncio.sleep(min(PURGE_S, self.settings.result_ttl_s / 2))
+            try:
+                await asyncio.to_thread(self.queue.purge)
+            except Exception:  # the next time may succeed
+                log.exception("old results could not be purged")
+
+
+def create_app(service: Service) -> FastAPI:
+    """The application; its workers are started and stopped by whoever runs it."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(service.waiting.watch()), asyncio.create_task(service.keep_house())]
+        yield
+        for task in tasks:
+            task.cancel()
+
+    app = FastAPI(title="Reward service", version=VERSION, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.add_middleware(Access, token=service.settings.token, metrics=service.metrics)  # type: ignore[arg-type]
+
+    @app.exception_handler(HTTPException)
+    async def say(request: Request, error: HTTPException) -> JSONResponse:
+        return JSONResponse({"message": error.detail}, error.status_code, headers=error.headers)
+
+    @app.post("/api/reward/enqueue", openapi_extra=_body_of("application/octet-stream"), responses=_ENQUEUE)
+    async def enqueue(request: Request) -> Response:
+        """JSON on one line, a newline, a .npy array; gives the ticket of the request as ``uuid``."""
+        return await service.enqueue(request)
+
+    @app.post("/api/reward/pull", openapi_extra=_form("uuid", "type", "wait"), responses=_PULL)
+    async def pull(request: Request) -> Response:
+        """The scores of one reward of a request."""
+        return await service.pull(request)
+
+    @app.post("/api/reward/ping", openapi_extra=_form("info_data"), responses=_PING)
+    async def ping(request: Request) -> dict[str, str]:
+        await service._body(request, LARGEST_FORM)
+        return {"message": "Ping request received"}
+
+    @app.get("/v1/rewards")
+    async def rewards() -> dict[str, Any]:
+        return await asyncio.to_thread(service.rewards)
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> PlainTextResponse:
+        return PlainTextResponse(await asyncio.to_thread(service.metrics_text))
+
+    @app.get("/health")
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/readyz", responses={503: {"description": "Not ready"}})
+    async def readyz() -> JSONResponse:
+        faults = await asyncio.to_thread(service.faults)
+        return JSONResponse({"ready": not faults, "faults": faults}, 503 if faults else 200)
+
+    return app
+
+
+def _body_of(media_type: str, schema: dict[str, Any] | None = None) -> dict[str, Any]:
+    content = {media_type: {"schema": schema or {"type": "string", "format": "binary"}}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _form(*names: str) -> dict[str, Any]:
+    properties = {name: {"type": "string"} for name in names}
+    return _body_of("application/x-www-form-urlencoded", {"type": "object", "properties": properties})
+
+
+def _described(**texts: str) -> dict[int | str, dict[str, Any]]:
+    return {int(code[1:]): {"description": text} for code, text in texts.items()}
+
+
+_ENQUEUE = _described(
+    _400="malformed, or a reward that is not served", _401="token", _408="slow", _409="the id has another body",
+    _413="too long", _429="full; see Retry-After", _503="stopping, or the reward is out of order",
+)  # fmt: skip
+_PULL = _described(
+    _202="not ready, of a pull with wait", _400="malformed; not ready, of a pull without wait", _401="token",
+    _404="unknown", _410="forgotten", _413="too long",
+)  # fmt: skip
+_PING = _described(_401="token", _413="too long")
+
+
+def _fields(body: bytes, request: Request) -> dict[str, str]:
+    """The fields of a form, or of JSON, as the published README shows a pull; the query may give wait."""
+    found = {name: value for name, value in request.query_params.items() if name == "wait"}
+    text = body.decode("utf-8", errors="replace")
+    if request.headers.get("content-type", "").startswith("application/json"):
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError):
+            values = None
+        if not isinstance(values, dict):
+            return found
+        return found | {str(name): str(value) for name, value in values.items()}
+    try:
+        return found | {name: values[-1] for name, values in parse_qs(text, max_num_fields=20).items()}
+    except ValueError:
+        return found
+
+
+def _is_plain(text: str) -> bool:
+    return len(text) <= 200 and text.isascii() and text.isprintable()
+
+
+def _open(depth: Depth) -> int:
+    return depth.counts.get("queued", 0) + depth.counts.get("running", 0)

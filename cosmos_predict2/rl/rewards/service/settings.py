@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The settings of a service: its TOML file with the published fields, and those that we added."""
+
+import ipaddress
+import logging
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import validators
+
+from cosmos_predict2.rl.rewards.registry import path_of
+from cosmos_predict2.rl.rewards.service.queue import Limits
+from imaginaire.errors import ConfigError, near
+
+log = logging.getLogger(__name__)
+
+TOKEN_VARIABLES = ("WFM_REWARD_TOKEN", "REMOTE_REWARD_TOKEN")
+DEFAULT_QUEUE = f"{os.environ.get('IMAGINAIRE_OUTPUT_ROOT', 'checkpoints')}/reward_service/queue.sqlite3"
+
+# Published fields that mean nothing here, by table, with the reason.
+_IGNORED = {
+    "": {
+        "redis_host": "use queue = 'redis://HOST:PORT'",
+        "redis_port": "use queue = 'redis://HOST:PORT'",
+        "no_latent_decoder": "latents are decoded where a reward needs pixels",
+    },
+    "decode_args": {
+        "chunk_duration": "a clip is decoded in windows of temporal_window",
+        "load_mean_std": "mean and deviation of the latents are those of the tokenizer",
+        "wan2pt2_model_path": "Wan2.2 latents are not decoded",
+        "wan2pt2_credential_path": "Wan2.2 latents are not decoded",
+    },
+    "reward_args": {
+        "download_path": "models come from the hub's cache or from model_path",
+        "setup_script": "nothing is run; install what the reward needs, and name its interpreter as venv_python",
+        "work_dir": "nothing is written",
+        "tmp_dir": "nothing is written",
+        "endpoint_url": "no reward here asks another endpoint",
+        "endpoint_api_key": "no reward here asks another endpoint",
+    },
+}
+
+
+@attrs.define(kw_only=True)
+class DecodeSettings:
+    """How latents become pixels."""
+
+    model_path: str = ""  # the file of the Wan2.1 tokenizer, or "tiny"
+    dtype: str = attrs.field(default="float32", validator=validators.in_(("float32", "float16", "bfloat16")))
+    device: str = ""  # "": that of the reward
+    temporal_window: int = attrs.field(default=4, validator=validators.ge(1))
+
+
+@attrs.define(kw_only=True)
+class RewardSettings:
+    """One reward: what computes it, where, and in which portions."""
+
+    reward_type: str
+    make: str = ""  # module:Class, of a reward that has no name here
+    arguments: dict[str, Any] = attrs.field(factory=dict)  # of the class
+    model_path: str = ""
+    dtype: str = ""
+    device: str | list[str] = ""  # "": a GPU where there is one; a list: a worker on each
+    venv_python: str = ""  # an interpreter of another environment; it needs this project's packages
+    max_batch: int = attrs.field(default=8, validator=validators.ge(1))  # jobs that are scored together
+    max_wait_s: float = attrs.field(default=0.02, validator=validators.ge(0))  # how long a portion waits for more
+    timeout_s: float = attrs.field(default=600.0, validator=validators.gt(0))  # of one job
+    enable: bool = True
+    path: str = attrs.field(init=False, default="")
+
+    def __attrs_post_init__(self) -> None:
+        self.reward_type, self.path = path_of(f"{self.reward_type}={self.make}" if self.make else self.reward_type)
+
+    def devices(self) -> list[str]:
+        return [self.device] if isinstance(self.device, str) else list(self.device)
+
+
+@attrs.define(kw_only=True)
+class ServiceSettings:
+    """All that a service is told."""
+
+    host: str = "127.0.0.1"
+    port: int = attrs.field(default=8080, validator=[validators.ge(0), validators.le(65535)])
+    queue: str = DEFAULT_QUEUE
+    max_jobs: int = attrs.field(default=10_000, validator=validators.ge(1))
+    max_queue_gb: float = attrs.field(default=20.0, validator=validators.gt(0))
+    max_body_mb: float = attrs.field(default=512.0, validator=[validators.gt(0), validators.le(900)])
+    max_uploads: int = attrs.field(default=16, validator=validators.ge(1))  # bodies that are received at a time
+    max_wait_s: float = attrs.field(default=60.0, validator=validators.ge(0))  # of a pull with wait=SECONDS
+    result_ttl_s: float = attrs.field(default=3600.0, validator=validators.gt(0))
+    lease_s: float = attrs.field(default=30.0, validator=validators.gt(0))
+    max_attempts: int = attrs.field(default=2, validator=validators.ge(1))
+    grace_s: float = attrs.field(default=30.0, validator=validators.ge(0))  # for running jobs, when it is stopped
+    decode: DecodeSettings = attrs.field(factory=DecodeSettings)
+    rewards: list[RewardSettings] = attrs.field(factory=list)
+    token: str = attrs.field(default="", repr=False)
+
+    def limits(self) -> Limits:
+        return Limits(self.max_jobs, int(self.max_queue_gb * 1e9), self.result_ttl_s, self.max_attempts)
+
+    def check(self) -> None:
+        """Raise on what would start an unsafe or useless service."""
+        if not self.rewards:
+            raise ConfigError("The service has no reward: give --rewards NAME,... or [[reward_args]] in --config.")
+        names = [reward.reward_type for reward in self.rewards]
+        if odd := [name for name in names if not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", name)]:
+            raise ConfigError(f"The reward name '{odd[0]}' may have letters, digits, '_', '.' and '-' only.")
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigError(f"The reward '{twice[0]}' is there twice. More workers for it: device = ['cuda:0', ...].")
+        if not self.token and not is_loopback(self.host):
+            raise ConfigError(
+                f"--host {self.host} can be reached from other machines, but there is no token. "
+                f"Set {TOKEN_VARIABLES[0]} (of the clients, too), or listen on 127.0.0.1."
+            )
+        if any(not 33 <= ord(c) <= 126 for c in self.token):
+            raise ConfigError(f"{TOKEN_VARIABLES[0]} must consist of visible ASCII characters.")
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def token_of_environment() -> str:
+    return next((os.environ[name] for name in TOKEN_VARIABLES if os.environ.get(name)), "")
+
+
+def read_settings(path: str | None, rewards: Sequence[str] = (), **flags: Any) -> ServiceSettings:
+    """The settings of a TOML file with what the command line says above it; the token is of the environment."""
+    values = _read(path) if path else {}
+    decode = _made(DecodeSettings, values.pop("decode_args", {}), "decode_args")
+    rows = values.pop("reward_args", [])
+    if not isinstance(rows, list):
+        raise ConfigError(f"{path}: reward_args is an array of tables: [[reward_args]].")
+    made = [_made(RewardSettings, row, "reward_args") for row in rows]
+    made = [row for row in made if row.enable]
+    if rewards:
+        by_name = {row.reward_type: row for row in made}
+        named = [path_of(name)[0] if "=" in name or ":" in name or name not in by_name else name for name in rewards]
+        made = [
+            by_name.get(name) or RewardSettings(reward_type=text) for name, text in zip(named, rewards, strict=True)
+        ]
+    values |= {name: value for name, value in flags.items() if value is not None}
+    for name in ("decode", "rewards", "token"):
+        if name in values:
+            raise ConfigError(f"{path}: '{name}' is no field of the file. The token: {TOKEN_VARIABLES[0]}.")
+    settings = _made(ServiceSettings, values, "")
+    settings.decode, settings.rewards, settings.token = decode, made, token_of_environment()
+    settings.check()
+    return settings
+
+
+def _read(path: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--config {path} cannot be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path} is not TOML: {error}.") from error
+
+
+def _made(cls: type, values: Any, table: str) -> Any:
+    """The class of a table; unknown fields are errors, published ones that do nothing here are noted."""
+    where = table or "the top level"
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where} is a table, not {values!r}.")
+    fields = {one.name: one for one in attrs.fields(cls) if one.init}
+    given = {}
+    for name, value in values.items():
+        if name in _IGNORED[table]:
+            log.info("%s: '%s' is ignored: %s", where, name, _IGNORED[table][name])
+        elif name not in fields:
+            raise ConfigError(f"{where} has the unknown field '{name}'.{near(name, fields)}")
+        else:
+            given[name] = _of_type(value, fields[name], where)
+    try:
+        return cls(**given)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{where}: {error.args[0] if error.args else error}.") from error
+
+
+def _of_type(value: Any, field: Any, where: str) -> Any:
+    wanted = field.type
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    is_text_or_list = wanted == (str | list[str])
+    if is_text_or_list:
+        good = isinstance(value, str) or (isinstance(value, list) and value and all(isinstance(v, str) for v in value))
+    else:
+        plain = {int: int, float: float, str: str, bool: bool}.get(wanted, dict)
+        good = type(value) is plain
+    if not good:
+        raise ConfigError(f"{where}: {field.name} = {value!r} has the wrong type: expected {wanted}.")
+    return value

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The queue in one file of SQLite, for a service on one machine: what was accepted survives every kill."""
+
+import sqlite3
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from cosmos_predict2.rl.rewards.service.queue import (
+    DONE,
+    EXPIRED,
+    FAILED,
+    QUEUED,
+    RUNNING,
+    Depth,
+    Job,
+    Limits,
+    OtherBody,
+    QueueFull,
+    Status,
+    death_reason,
+    now,
+)
+from imaginaire.errors import ConfigError
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS requests (
+    ticket TEXT PRIMARY KEY, digest TEXT NOT NULL, num_clips INTEGER NOT NULL, bytes INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS bodies (ticket TEXT PRIMARY KEY, body BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS jobs (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, ticket TEXT NOT NULL, reward TEXT NOT NULL, state TEXT NOT NULL,
+    attempt INTEGER NOT NULL DEFAULT 0, worker TEXT, lease_until REAL, accepted REAL NOT NULL, settled REAL,
+    result TEXT, error TEXT, UNIQUE (ticket, reward));
+CREATE INDEX IF NOT EXISTS jobs_by_state ON jobs (reward, state, number);
+CREATE INDEX IF NOT EXISTS open_jobs ON jobs (state, worker) WHERE state IN ('queued', 'running');
+CREATE INDEX IF NOT EXISTS kept_bodies ON requests (bytes) WHERE bytes > 0;
+CREATE INDEX IF NOT EXISTS settled_jobs ON jobs (settled) WHERE settled IS NOT NULL;
+"""
+_VERSION = 1
+_BUSY_S = 60.0
+
+
+class SQLiteQueue:
+    """`Queue` in the file ``path``."""
+
+    def __init__(self, path: str, limits: Limits) -> None:
+        self.path = path
+        self.limits = limits
+        self._own = threading.local()
+        self._all: list[sqlite3.Connection] = []
+        self._lock = threading.Lock()
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            with self._writing() as db:
+                (version,) = db.execute("PRAGMA user_version").fetchone()
+                if version not in (0, _VERSION):
+                    raise ConfigError(f"The queue {path} was written by version {version}; this one reads {_VERSION}.")
+                for statement in _SCHEMA.split(";"):
+                    db.execute(statement)
+                db.execute(f"PRAGMA user_version = {_VERSION}")
+        except sqlite3.DatabaseError as error:
+            raise ConfigError(
+                f"The queue {path} cannot be opened: {error}. Move the file away, or name another."
+            ) from error
+
+    def put(self, ticket: str, rewards: Sequence[str], body: bytes, digest: str, num_clips: int) -> bool:
+        with self._writing() as db:
+            found = db.execute("SELECT digest FROM requests WHERE ticket = ?", (ticket,)).fetchone()
+            if found is not None:
+                if found[0] != digest:
+                    raise OtherBody("This request id was used before, with another body.")
+                states = {state for (state,) in db.execute("SELECT state FROM jobs WHERE ticket = ?", (ticket,))}
+                if EXPIRED not in states or states & {QUEUED, RUNNING}:
+                    return False
+                self._forget(db, ticket)  # asked again after the results were forgotten
+            jobs, size = db.execute(
+                "SELECT (SELECT COUNT(*) FROM jobs WHERE state IN ('queued', 'running')),"
+                " (SELECT COALESCE(SUM(bytes), 0) FROM requests WHERE bytes > 0)"
+            ).fetchone()
+            if jobs + len(rewards) > self.limits.max_jobs or size + len(body) > self.limits.max_bytes:
+                raise QueueFull(f"{jobs} jobs and {size >> 20} MiB wait.")
+            db.execute("INSERT INTO requests VALUES (?, ?, ?, ?)", (ticket, digest, num_clips, len(body)))
+            db.execute("INSERT INTO bodies VALUES (?, ?)", (ticket, body))
+            rows = [(ticket, reward, QUEUED, now()) for reward in rewards]
+            db.executemany("INSERT INTO jobs (ticket, reward, state, accepted) VALUES (?, ?, ?, ?)", rows)
+        return True
+
+    def lease(self, reward: str, worker: str, limit: int, seconds: float) -> list[Job]:
+        if not self._has_work(reward):  # a look that locks nothing
+            return []
+        with self._writing() as db:
+            for number, ticket, attempt in db.execute(
+                "SELECT number, ticket, attempt FROM jobs WHERE reward = ? AND state = ? AND lease_until < ?",
+                (reward, RUNNING, now()),
+            ).fetchall():
+                self._retry(db, number, ticket, attempt, "its lease ran out", counts=True)
+            rows = db.execute(
+                "SELECT number, ticket, attempt FROM jobs WHERE reward = ? AND state = ? ORDER BY number LIMIT ?",
+                (reward, QUEUED, limit),
+            ).fetchall()
+            if rows and rows[0][2]:
+                rows = rows[:1]  # alone, so that it can harm no other
+            jobs = []
+            for number, ticket, attempt in rows:
+                if attempt and len(rows) > 1:
+                    continue
+                db.execute(
+                    "UPDATE jobs SET state = ?, worker = ?, lease_until = ?, attempt = attempt + 1 WHERE number = ?",
+                    (RUNNING, worker, now() + seconds, number),
+                )
+                (body,) = db.execute("SELECT body FROM bodies WHERE ticket = ?", (ticket,)).fetchone()
+                jobs.append(Job(ticket, reward, attempt + 1, body))
+        return jobs
+
+    def renew(self, jobs: Sequence[Job], worker: str, seconds: float) -> None:
+        ends = now() + seconds
+        with self._writing() as db:
+            db.executemany(
+                "UPDATE jobs SET lease_until = ? WHERE ticket = ? AND reward = ? AND state = ? AND worker = ?",
+                [(ends, job.ticket, job.reward, RUNNING, worker) for job in jobs],
+            )
+
+    def finish(self, job: Job, worker: str, result: str) -> bool:
+        return self._settle(job, worker, DONE, result, None)
+
+    def fail(self, job: Job, worker: str, reason: str) -> bool:
+        return self._settle(job, worker, FAILED, None, reason)
+
+    def release(self, worker: str, reason: str, counts: bool) -> int:
+        with self._writing() as db:
+            rows = db.execute(
+                "SELECT number, ticket, attempt FROM jobs WHERE state = ? AND worker = ?", (RUNNING, worker)
+            ).fetchall()
+            for number, ticket, attempt in rows:
+                self._retry(db, number, ticket, attempt, reason, counts)
+        return len(rows)
+
+    def fail_waiting(self, reward: str, reason: str) -> int:
+        with self._writing() as db:
+            rows = db.execute(
+                "SELECT number, ticket FROM jobs WHERE state = ? AND reward = ?", (QUEUED, reward)
+            ).fetchall()
+            for number, ticket in rows:
+                self._write_failure(db, number, ticket, reason)
+        return len(rows)
+
+    def look(self, ticket: str, reward: str) -> Status | None:
+        row = self._db().execute(
+            "SELECT state, result, error, num_clips FROM jobs JOIN requests USING (ticket)"
+            " WHERE ticket = ? AND reward = ?",
+            (ticket, reward),
+        ).fetchone()  # fmt: skip
+        return None if row is None else Status(*row)
+
+    def settled(self, waiting: Collection[tuple[str, str]]) -> list[tuple[str, str]]:
+        wanted = list({ticket for ticket, _ in waiting})
+        found: set[tuple[str, str]] = set()
+        for k in range(0, len(wanted), 500):
+            part = wanted[k : k + 500]
+            marks = ",".join("?" * len(part))
+            found.update(
+                self._db().execute(
+                    f"SELECT ticket, reward FROM jobs WHERE ticket IN ({marks}) AND state IN ('queued', 'running')",
+                    part,
+                )
+            )
+        return [pair for pair in waiting if pair not in found]
+
+    def depth(self) -> dict[str, Depth]:
+        counts: dict[str, dict[str, int]] = {}
+        oldest: dict[str, float] = {}
+        for reward, state, number, accepted in self._db().execute(
+            "SELECT reward, state, COUNT(*), MIN(accepted) FROM jobs GROUP BY reward, state"
+        ):
+            counts.setdefault(reward, {})[state] = number
+            if state in (QUEUED, RUNNING):
+                oldest[reward] = max(oldest.get(reward, 0.0), now() - accepted)
+        return {reward: Depth(found, oldest.get(reward, 0.0)) for reward, found in counts.items()}
+
+    def purge(self) -> int:
+        ttl = self.limits.result_ttl_s
+        with self._writing() as db:
+            forgotten = db.execute(
+                "UPDATE jobs SET state = ?, result = NULL, error = NULL"
+                " WHERE settled < ? AND state IN ('done', 'failed')",
+                (EXPIRED, now() - ttl),
+            ).rowcount
+            db.execute("DELETE FROM jobs WHERE settled < ? AND state = ?", (now() - 2 * ttl, EXPIRED))
+            db.execute("DELETE FROM requests WHERE bytes = 0 AND ticket NOT IN (SELECT ticket FROM jobs)")
+        return int(forgotten)
+
+    def recover(self) -> int:
+        with self._writing() as db:
+            return db.execute(
+                "UPDATE jobs SET state = ?, worker = NULL, attempt = MAX(attempt - 1, 0) WHERE state = ?",
+                (QUEUED, RUNNING),
+            ).rowcount
+
+    def close(self) -> None:
+        with self._lock:
+            for connection in self._all:
+                connection.close()
+            self._all.clear()
+        self._own = threading.local()
+
+    def _has_work(self, reward: str) -> bool:
+        return self._db().execute(
+            "SELECT 1 FROM jobs WHERE reward = ? AND (state = ? OR (state = ? AND lease_until < ?)) LIMIT 1",
+            (reward, QUEUED, RUNNING, now()),
+        ).fetchone() is not None  # fmt: skip
+
+    def _settle(self, job: Job, worker: str, state: str, result: str | None, error: str | None) -> bool:
+        with self._writing() as db:
+            written = db.execute(
+                "UPDATE jobs SET state = ?, result = ?, error = ?, settled = ?, worker = NULL"
+                " WHERE ticket = ? AND reward = ? AND state = ? AND worker = ? AND attempt = ?",
+                (state, result, error, now(), job.ticket, job.reward, RUNNING, worker, job.attempt),
+            ).rowcount
+            self._drop_body(db, job.ticket)
+        return bool(written)
+
+    def _retry(self, db: sqlite3.Connection, number: int, ticket: str, attempt: int, reason: str, counts: bool) -> None:
+        if counts and attempt >= self.limits.max_attempts:
+            self._write_failure(db, number, ticket, death_reason(attempt, reason))
+            return
+        attempt = attempt if counts else max(attempt - 1, 0)
+        db.execute("UPDATE jobs SET state = ?, worker = NULL, attempt = ? WHERE number = ?", (QUEUED, attempt, number))
+
+    def _write_failure(self, db: sqlite3.Connection, number: int, ticket: str, reason: str) -> None:
+        db.execute(
+            "UPDATE jobs SET state = ?, error = ?, settled = ?, worker = NULL WHERE number = ?",
+            (FAILED, reason, now(), number),
+        )
+        self._drop_body(db, ticket)
+
+    def _drop_body(self, db: sqlite3.Connection, ticket: str) -> None:
+        is_open = db.execute(
+            "SELECT 1 FROM jobs WHERE ticket = ? AND state IN ('queued', 'running') LIMIT 1", (ticket,)
+        ).fetchone()
+        if is_open is None:
+            db.execute("DELETE FROM bodies WHERE ticket = ?", (ticket,))
+            db.execute("UPDATE requests SET bytes = 0 WHERE ticket = ?", (ticket,))
+
+    def _forget(self, db: sqlite3.Connection, ticket: str) -> None:
+        for table in ("jobs", "bodies", "requests"):
+            db.execute(f"DELETE FROM {table} WHERE ticket = ?", (ticket,))
+
+    def _db(self) -> sqlite3.Connection:
+        """This thread's connection."""
+        connection: sqlite3.Connection | None = getattr(self._own, "connection", None)
+        if connection is None:
+            connection = sqlite3.connect(self.path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")  # an accepted request also survives a power cut
+            self._own.connection = connection
+            with self._lock:
+                self._all.append(connection)
+        return connection
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        db = self._db()
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            yield db
+            db.execute("COMMIT")
+        except BaseException:
+            db.execute("ROLLBACK")
+            raise

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts the worker processes, watches them, and starts them again when they die.
+
+The jobs of a worker that dies wait again at once. After some deaths without a job done in between its reward is
+``broken``: its waiting jobs fail with the reason, new ones are rejected, and after a pause one more start is tried.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import attrs
+
+from cosmos_predict2.rl.rewards.service.metrics import Metrics
+from cosmos_predict2.rl.rewards.service.queue import Queue, worker_name
+from cosmos_predict2.rl.rewards.service.settings import RewardSettings, ServiceSettings
+from cosmos_predict2.rl.rewards.service.worker import UNFIT, WorkerSettings
+
+log = logging.getLogger(__name__)
+
+STARTING, READY, WAITING, BROKEN, STOPPED = "starting", "ready", "waiting", "broken", "stopped"
+ROOT = Path(__file__).resolve().parents[4]
+
+
+@attrs.define(kw_only=True)
+class Patience:
+    """How a supervisor deals with workers that die."""
+
+    first_wait_s: float = 0.5  # before a new start; doubles with each death, up to the longest
+    longest_wait_s: float = 30.0
+    deaths: int = 5  # in a row, after which the reward is broken
+    pause_s: float = 60.0  # of a broken reward
+    start_s: float = 1800.0  # to load a model
+
+
+class Slot:
+    """One worker process after another, in a thread."""
+
+    def __init__(self, of: "Supervisor", reward: RewardSettings, device: str) -> None:
+        self.of = of
+        self.reward = reward
+        self.device = device
+        self.state = STARTING
+        self.reason = ""
+        self.needs_pixels: bool | None = None
+        self.process: subprocess.Popen[str] | None = None
+        self.thread = threading.Thread(target=self._run, daemon=True, name=f"worker of {reward.reward_type}")
+        self._deaths = 0
+        self._busy_until: float | None = None
+
+    def stop(self) -> None:
+        """Let the running portion finish, then leave."""
+        process = self.process
+        if process is not None and self.state == STARTING:
+            process.kill()  # it holds no job
+        elif process is not None and process.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):
+                process.stdin.write("drain\n")
+                process.stdin.flush()
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+
+    def _run(self) -> None:
+        patience = self.of.patience
+        while not self.of.stopping.is_set():
+            try:
+                reason, is_unfit = self._live()
+            except Exception as error:  # a border: the supervisor outlives what happens to one worker
+                log.exception("the worker of %s could not be watched", self.reward.reward_type)
+                reason, is_unfit = f"{type(error).__name__}: {error}", False
+            if self.of.is_stopping():
+                break
+            self._deaths += 1
+            self.reason = reason
+            if is_unfit or self._deaths >= patience.deaths:
+                self.state = BROKEN
+                log.error("the reward %s is broken: %s", self.reward.reward_type, reason)
+                self._wait_broken(reason)
+                self._deaths = patience.deaths - 1  # one more try
+            else:
+                self.state = WAITING
+                log.warning("the worker of %s died (%s); it is started again", self.reward.reward_type, reason)
+                wait = min(patience.longest_wait_s, patience.first_wait_s * 2 ** (self._deaths - 1))
+                self.of.stopping.wait(wait * random.uniform(0.8, 1.2))
+        self.state = STOPPED
+
+    def _wait_broken(self, reason: str) -> None:
+        ends = time.monotonic() + self.of.patience.pause_s
+        while time.monotonic() < ends and not self.of.stopping.is_set():
+            if self.of.is_broken(self.reward.reward_type):  # no other worker of this reward is left
+                self.of.queue.fail_waiting(self.reward.reward_type, f"the reward is out of order: {reason}")
+            self.of.stopping.wait(min(1.0, self.of.patience.pause_s))
+
+    def _live(self) -> tuple[str, bool]:
+        """Run one process to its end; why it ended, and whether another start is pointless."""
+        self.state, self._busy_until = STARTING, None
+        settings = self.of.worker_settings(self.reward, self.device)
+        command = [self.reward.venv_python or sys.executable, "-m", WorkerSettings.__module__]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
+        )
+        self.process = process
+        if self.of.is_stopping():
+            process.kill()
+        self.of.metrics.count("reward_worker_starts_total", reward=self.reward.reward_type)
+        events: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
+        reader = threading.Thread(target=_read_events, args=(process, events), daemon=True)
+        reader.start()
+        reason, is_unfit = "", False
+        load_ends = time.monotonic() + self.of.patience.start_s
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                assert process.stdin is not None
+                process.stdin.write(settings.to_json() + "\n")
+                process.stdin.flush()
+            while True:
+                try:
+                    event = events.get(timeout=0.2)
+                except Empty:
+                    if reason := reason or self._overdue(load_ends):
+                        process.kill()
+                    continue
+                if event is None:
+                    break
+                if event["event"] == "unfit":
+                    reason, is_unfit = event["reason"], True
+                self._take(event)
+        finally:
+            process.kill()
+            code = process.wait()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    with contextlib.suppress(OSError):
+                        stream.close()
+            reader.join(timeout=5)
+            self.process = None
+            reason = reason or _exit_reason(code)
+            is_drained = self.of.is_stopping()
+            given_back = self.of.queue.release(settings.name, reason, counts=not is_drained)
+            if given_back:
+                log.warning("%d jobs of %s wait again: %s", given_back, self.reward.reward_type, reason)
+        return reason, is_unfit or code == UNFIT
+
+    def _overdue(self, load_ends: float) -> str:
+        """Why the process has had its time; empty while it has not."""
+        if self._busy_until is not None and time.monotonic() > self._busy_until:
+            return f"no result within {self.reward.timeout_s:g} s for each request"
+        if self.state == STARTING and time.monotonic() > load_ends:
+            return f"not ready within {self.of.patience.start_s:g} s"
+        return ""
+
+    def _take(self, event: dict[str, Any]) -> None:
+        name, metrics = self.reward.reward_type, self.of.metrics
+        if event["event"] == "ready":
+            self.state, self.reason, self.needs_pixels = READY, "", event["needs_pixels"]
+            log.info("the reward %s is ready%s", name, f" on {self.device}" if self.device else "")
+        elif event["event"] == "began":
+            self._busy_until = time.monotonic() + self.reward.timeout_s * event["jobs"]
+        elif event["event"] == "scored":
+            self._busy_until, self._deaths = None, 0
+            metrics.count("reward_clips_total", event["clips"], reward=name)
+            outcomes = dict(done=event["jobs"] - event["failed"] - event["late"], failed=event["failed"])
+            for outcome, number in {**outcomes, "late": event["late"]}.items():
+                metrics.count("reward_jobs_total", max(0, number), reward=name, outcome=outcome)
+            for part in ("total", "decode", "score"):
+                metrics.observe("reward_score_seconds", event[f"{part}_s"], reward=name, part=part)
+            metrics.observe("reward_batch_jobs", event["jobs"], reward=name)
+
+
+class Supervisor:
+    """All workers of a service."""
+
+    def __init__(
+        self, settings: ServiceSettings, queue: Queue, metrics: Metrics, patience: Patience | None = None
+    ) -> None:
+        self.settings = settings
+        self.queue = queue
+        self.metrics = metrics
+        self.patience = patience or Patience()
+        self.stopping = threading.Event()
+        self.slots = [Slot(self, reward, device) for reward in settings.rewards for device in reward.devices()]
+
+    def start(self) -> None:
+        for slot in self.slots:
+            slot.thread.start()
+
+    def stop(self) -> None:
+        """Finish what runs, within the time of grace; what does not finish waits for the next start."""
+        self.stopping.set()
+        for slot in self.slots:
+            slot.stop()
+        ends = time.monotonic() + self.settings.grace_s
+        for slot in self.slots:
+            slot.thread.join(timeout=max(0.0, ends - time.monotonic()))
+        for slot in self.slots:
+            if slot.thread.is_alive():
+                log.warning("a worker of %s did not finish in time and is ended", slot.reward.reward_type)
+                slot.kill()
+                slot.thread.join(timeout=10)
+
+    def is_stopping(self) -> bool:
+        return self.stopping.is_set()
+
+    def is_broken(self, reward: str) -> bool:
+        return all(slot.state == BROKEN for slot in self._of(reward))
+
+    def why_broken(self, reward: str) -> str:
+        return next((slot.reason for slot in self._of(reward) if slot.reason), "")
+
+    def is_ready(self, reward: str) -> bool:
+        return any(slot.state == READY for slot in self._of(reward))
+
+    def states(self) -> dict[str, list[str]]:
+        return {
+            reward.reward_type: [slot.state for slot in self._of(reward.reward_type)]
+            for reward in self.settings.rewards
+        }
+
+    def needs_pixels(self, reward: str) -> bool | None:
+        return next((slot.needs_pixels for slot in self._of(reward) if slot.needs_pixels is not None), None)
+
+    def worker_settings(self, reward: RewardSettings, device: str) -> WorkerSettings:
+        return WorkerSettings(
+            name=worker_name(reward.reward_type),
+            reward=reward.reward_type,
+            path=reward.path,
+            queue=self.settings.queue,
+            arguments=reward.arguments,
+            model_path=reward.model_path,
+            dtype=reward.dtype,
+            device=device,
+            max_batch=reward.max_batch,
+            max_wait_s=reward.max_wait_s,
+            lease_s=self.settings.lease_s,
+            decode=attrs.asdict(self.settings.decode),
+            limits=asdict(self.settings.limits()),
+        )
+
+    def _of(self, reward: str) -> list[Slot]:
+        return [slot for slot in self.slots if slot.reward.reward_type == reward]
+
+
+def _read_events(process: "subprocess.Popen[str]", events: "SimpleQueue[dict[str, Any] | None]") -> None:
+    assert process.stdout is not None
+    with contextlib.suppress(OSError, ValueError):
+        for line in process.stdout:
+            with contextlib.suppress(json.JSONDecodeError):
+                events.put(json.loads(line))
+    events.put(None)
+
+
+def _exit_reason(code: int) -> str:
+    return f"its process was ended by signal {-code}" if code < 0 else f"its process ended with code {code}"
