@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rewards that behave well or badly, requests for them, and a service in a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.rl.interfaces import Clips
+from cosmos_predict2.rl.rewards import wire
+from cosmos_predict2.rl.rewards.http import Answer, NoAnswer, ask
+from imaginaire.distributed import free_port
+
+ROOT = Path(__file__).resolve().parents[3]
+HERE = "tests.rl.rewards.doubles"
+
+
+def mean(clips: Clips, context: Mapping[str, Any]) -> Mapping[str, Tensor]:
+    """The mean of the latents; what the prompt asks for happens."""
+    for prompt in clips.prompts:
+        if prompt == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if prompt.startswith("sleep "):
+            time.sleep(float(prompt.split()[1]))
+        if prompt == "raise":
+            raise ArithmeticError("this prompt cannot be scored")
+    assert clips.latents_B_C_T_H_W is not None
+    value = clips.latents_B_C_T_H_W.float().mean(dim=(1, 2, 3, 4))
+    return {"value": value, "double": 2 * value}
+
+
+class Noted:
+    """Like ``mean``, and writes each clip that it scores to a file."""
+
+    def __init__(self, path: str, pause_s: float = 0.0) -> None:
+        self.path = path
+        self.pause_s = pause_s
+
+    def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Mapping[str, Tensor]:
+        with open(self.path, "a") as file:
+            file.write("".join(f"{prompt}\n" for prompt in clips.prompts))
+        time.sleep(self.pause_s)
+        return mean(clips, context)
+
+
+class Pixels:
+    needs_pixels = True
+
+    def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Tensor:
+        assert clips.video_B_C_F_H_W is not None
+        return clips.video_B_C_F_H_W.float().mean(dim=(1, 2, 3, 4))
+
+
+class Unloadable:
+    def __init__(self) -> None:
+        raise RuntimeError("the weights are torn")
+
+
+def latents(size: int = 1, value: float = 1.0) -> Tensor:
+    return torch.full((size, 16, 1, 2, 2), value)
+
+
+def clips_of(*prompts: str, value: float = 1.0) -> Clips:
+    return Clips(latents(len(prompts), value), None, list(prompts), 16.0)
+
+
+def body(*prompts: str, reward: str = "mean", value: float = 1.0, request_id: str | None = None) -> bytes:
+    return wire.encode(clips_of(*prompts, value=value), {reward: 1.0}, media="latent", request_id=request_id)
+
+
+class Served:
+    """A service in a process of its own."""
+
+    def __init__(self, folder: Path, *arguments: str, config: str = "", **environment: str) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.arguments = list(arguments)
+        self.environment = environment
+        self.process: subprocess.Popen[bytes] | None = None
+        if config:
+            (folder / "service.toml").write_text(config)
+            self.arguments += ["--config", str(folder / "service.toml")]
+
+    def start(self, is_ready: bool = True) -> "Served":
+        command = [sys.executable, "-m", "scripts.reward_service", "--port", str(self.port)]
+        if "--queue" not in self.arguments:
+            command += ["--queue", str(self.folder / "queue.sqlite3")]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **self.environment}
+        with open(self.folder / "service.log", "ab") as file:
+            self.process = subprocess.Popen([*command, *self.arguments], cwd=ROOT, env=environment, stderr=file)
+        ends = time.monotonic() + 120
+        while is_ready and self.get("/readyz").status != 200:
+            assert self.process.poll() is None, self.log()
+            assert time.monotonic() < ends, self.log()
+            time.sleep(0.1)
+        return self
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        assert self.process is not None
+        self.process.terminate()
+        return self.process.wait(timeout=60)
+
+    def log(self) -> str:
+        return (self.folder / "service.log").read_text(errors="replace")[-5000:]
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.port}{path}"
+
+    def get(self, path: str) -> Answer:
+        import urllib.error
+        import urllib.request
+
+        try:
+            with urllib.request.urlopen(self.url(path), timeout=10) as response:
+                text = response.read().decode()
+                return Answer(response.status, json.loads(text) if text.startswith("{") else {"text": text})
+        except urllib.error.HTTPError as error:
+            with error:
+                return Answer(error.code, json.loads(error.read() or b"{}"))
+        except OSError:
+            return Answer(0, {})
+
+    def enqueue(self, data: bytes, **headers: str) -> Answer:
+        return ask(self.url("/api/reward/enqueue"), data, {"Content-Type": "application/octet-stream", **headers}, 60)
+
+    def pull(self, ticket: str, reward: str = "mean", wait: float | None = None) -> Answer:
+        fields = {"uuid": ticket, "type": reward} | ({} if wait is None else {"wait": str(wait)})
+        form = {"Content-Type": "application/x-www-form-urlencoded"}
+        return ask(self.url("/api/reward/pull"), urllib.parse.urlencode(fields).encode(), form, 90)
+
+    def result(self, ticket: str, reward: str = "mean", limit: float = 120.0) -> dict[str, Any]:
+        """What a job gives in the end, through kills of the service."""
+        ends = time.monotonic() + limit
+        while True:
+            try:
+                answer = self.pull(ticket, reward, wait=5)
+                if answer.status != 202:
+                    assert answer.status == 200, f"{answer}\n{self.log()}"
+                    return answer.content
+            except NoAnswer:
+                time.sleep(0.1)
+            assert time.monotonic() < ends, self.log()
+
+    def worker_ids(self) -> list[int]:
+        import psutil
+
+        assert self.process is not None
+        return [child.pid for child in psutil.Process(self.process.pid).children(recursive=True)]
+
+
+@contextmanager
+def served(folder: Path, *arguments: str, **options: str) -> Iterator[Served]:
+    service = Served(folder, *arguments, **options)
+    try:
+        yield service.start()
+    finally:
+        if service.process is not None and service.process.poll() is None:
+            service.stop()
+
+
+def in_threads(number: int, call: Any) -> list[Any]:
+    """call(k) for each k at the same time."""
+    found: list[Any] = [None] * number
+
+    def one(k: int) -> None:
+        found[k] = call(k)
+
+    threads = [threading.Thread(target=one, args=(k,)) for k in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
