@@ -4,6 +4,7 @@
 import copy
 import math
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -130,12 +131,10 @@ def test_decay_1d_switches_the_decay_of_norms_and_biases() -> None:
     assert len(adamw(_model(), decay_1d=False).param_groups) == 2
 
 
-def test_frozen_parameters_are_not_optimized_and_nothing_to_train_is_said() -> None:
+def test_frozen_parameters_are_not_optimized() -> None:
     model = _model()
     model[0].requires_grad_(False)
     assert len(fused_adamw(model).param_groups[0]["params"]) == 4
-    with pytest.raises(ConfigError, match="No parameter of Sequential requires a gradient"):
-        fused_adamw(model.requires_grad_(False))
 
 
 def test_optim_type_adamw_is_torchs() -> None:
@@ -144,17 +143,23 @@ def test_optim_type_adamw_is_torchs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("call", "named"),
     [
-        ({"optim_type": "fusedadm"}, "optimizer.optim_type is 'fusedadm'. Did you mean fusedadam"),
-        ({"capturable": False}, "optimizer.master_weights=True needs optimizer.capturable=True"),
-        ({"lr": -1.0}, "optimizer.lr is -1.0"),
-        ({"betas": [0.9, 1.0]}, r"optimizer.betas is \[0.9, 1.0\]"),
+        (lambda: fused_adamw(_model(), optim_type="fusedadm"), "optimizer.optim_type.*fusedadam"),
+        (lambda: fused_adamw(_model(), capturable=False), "optimizer.master_weights.*optimizer.capturable"),
+        (lambda: fused_adamw(_model(), lr=-1.0), "optimizer.lr"),
+        (lambda: fused_adamw(_model(), betas=[0.9, 1.0]), "optimizer.betas"),
+        (lambda: fused_adamw(_model().requires_grad_(False)), "Sequential"),
+        (lambda: lambda_linear([1, 2], [10], [0.0], [1.0], [0.0]), "warm_up_steps.*cycle_lengths.*f_start"),
+        (lambda: lambda_linear([], [], [], [], []), "scheduler|cycle"),
+        (lambda: lambda_linear(1000, [10], [0.0], [1.0], [0.0]), "scheduler.warm_up_steps"),
+        (lambda: lambda_linear([1], ["10"], [0.0], [1.0], [0.0]), "scheduler.cycle_lengths"),
+        (lambda: lambda_linear([1], [0], [0.0], [1.0], [0.0]), "cycle_lengths=0"),
     ],
 )
-def test_wrong_options_are_explained(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        fused_adamw(_model(), **options)
+def test_wrong_settings_name_their_key(call: Callable[[], object], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        call()
 
 
 def test_grad_scaler_unscales_and_skips_infinities() -> None:
@@ -463,21 +468,6 @@ def test_schedules_have_these_values_also_after_pickling(f: Any, values: dict[in
     for schedule in (f, pickle.loads(pickle.dumps(f))):
         assert {n: schedule(n) for n in values} == pytest.approx(values, rel=1e-12)
     assert lambda_linear([2, 0], [4, 2], [0.0, 0.5], [1.0, 0.5], [0.2, 0.1]).length == 6 and constant().length is None
-
-
-@pytest.mark.parametrize(
-    ("lists", "message"),
-    [
-        (([1, 2], [10], [0.0], [1.0], [0.0]), "warm_up_steps has 2, cycle_lengths has 1, f_start has 1"),
-        (([], [], [], [], []), "at least one"),
-        ((1000, [10], [0.0], [1.0], [0.0]), "scheduler.warm_up_steps is 1000; expected a list"),
-        (([1], ["10"], [0.0], [1.0], [0.0]), "scheduler.cycle_lengths has '10'"),
-        (([1], [0], [0.0], [1.0], [0.0]), "Cycle 0 of the scheduler has cycle_lengths=0"),
-    ],
-)
-def test_wrong_schedules_are_explained(lists: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        lambda_linear(*lists)
 
 
 def test_scheduler_drives_the_rate_and_resumes_with_the_configs_schedule(tmp_path: Path) -> None:
