@@ -6,6 +6,7 @@ import argparse
 import logging
 import math
 import sys
+from typing import Any
 
 import torch
 
@@ -81,18 +82,14 @@ def _parser() -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> None:
     form = args.to or _form_of(args.destination)
     if form in ("standard", "dcp"):
-        given = [
-            flag
-            for flag, is_given in (
-                ("--weights", args.weights != "auto"),
-                ("--dtype", args.dtype),
-                ("--merge-lora", args.merge_lora),
-                ("--lora_alpha", args.lora_alpha is not None),
-                ("--rope_scale", args.rope_scale),
-            )
-            if is_given
-        ]
-        if given:
+        of_weights = {
+            "--weights": args.weights != "auto",
+            "--dtype": args.dtype,
+            "--merge-lora": args.merge_lora,
+            "--lora_alpha": args.lora_alpha is not None,
+            "--rope_scale": args.rope_scale,
+        }
+        if given := [flag for flag, is_given in of_weights.items() if is_given]:
             raise ConfigError(f"--to {form} keeps the whole training state, so {', '.join(given)} cannot be applied.")
         written = convert(args.source, args.destination, form)
         log.info("wrote %s in %s", written.name, written.folder)
@@ -101,36 +98,20 @@ def run(args: argparse.Namespace) -> None:
         if any(number is not None and not 0 < number < math.inf for number in numbers):
             shown = " ".join(f"{number:g}" for number in numbers)
             raise ConfigError(f"--{flag} {shown}: finite numbers above 0.")
-    which, dtype = _WHICH[args.weights], _DTYPES[args.dtype] if args.dtype else None
+    options: dict[str, Any] = dict(
+        which=_WHICH[args.weights],
+        dtype=_DTYPES[args.dtype] if args.dtype else None,
+        lora_alpha=args.lora_alpha,
+        overwrite=args.overwrite,
+    )
     if form in ADAPTER_FORMS:
         if args.merge_lora or args.rope_scale:
             raise ConfigError(f"--to {form} writes adapters alone: --merge-lora and --rope_scale do not go with it.")
-        written_tensors = export_adapter(
-            AdapterExport(
-                args.source,
-                args.destination,
-                form,
-                which=which,
-                dtype=dtype,
-                lora_alpha=args.lora_alpha,
-                overwrite=args.overwrite,
-            )
-        )
-        log.info("wrote %s (%d tensors)", args.destination, len(written_tensors))
-        return
-    job = Export(
-        args.source,
-        args.destination,
-        form,
-        which=which,
-        dtype=dtype,
-        merge_lora=args.merge_lora,
-        lora_alpha=args.lora_alpha,
-        rope_scale=tuple(args.rope_scale) if args.rope_scale else None,
-        overwrite=args.overwrite,
-    )
-    written_tensors = export(job)
-    log.info("wrote %s (%d tensors%s)", args.destination, len(written_tensors), f", {args.dtype}" if args.dtype else "")
+        tensors = export_adapter(AdapterExport(args.source, args.destination, form, **options))
+    else:
+        options |= dict(merge_lora=args.merge_lora, rope_scale=tuple(args.rope_scale) if args.rope_scale else None)
+        tensors = export(Export(args.source, args.destination, form, **options))
+    log.info("wrote %s (%d tensors%s)", args.destination, len(tensors), f", {args.dtype}" if args.dtype else "")
 
 
 def _form_of(destination: str) -> str:

@@ -37,18 +37,14 @@ def _parser() -> command_line.Parser:
 
 def run(args: argparse.Namespace) -> int:
     found = batch_entries(args.data, args.save_path)
-    for fault in found.faults:
-        log.error("%s", fault)
-    if found.without_prompt:
-        names = ", ".join(found.without_prompt[:10]) + (", ..." if len(found.without_prompt) > 10 else "")
-        log.warning("%d pictures have no NAME.txt beside them and are left out: %s", len(found.without_prompt), names)
-    if not found.entries:
+    code = found.report("prompts")
+    if not found.results:
         log.error("no picture of %s has a prompt: nothing was written", args.data)
         return 1
     if not args.dry_run:
-        write_batch(found.entries, args.out)
-    log.info("%s: %d entries%s", args.out, len(found.entries), " (not written)" if args.dry_run else "")
-    return int(bool(found.faults))
+        write_batch(found.results, args.out)
+    log.info("%s: %d entries%s", args.out, len(found.results), " (not written)" if args.dry_run else "")
+    return code
 
 
 if __name__ == "__main__":

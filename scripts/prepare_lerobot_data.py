@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
             return 0
     if args.out is None:
         return _look_at(root, args.camera)
-    made = export(
+    outcome = export(
         root,
         Path(args.out),
         camera=args.camera,
@@ -81,14 +81,14 @@ def run(args: argparse.Namespace) -> int:
         dry_run=args.dry_run,
         command=shlex.join(["python", "-m", "scripts.prepare_lerobot_data", *sys.argv[1:]]),
     )
-    if not args.dry_run and not made.outcome.faults:
+    if not args.dry_run and not outcome.faults:
         try:
             _show_actions(LeRobotSource.open(root))
         except DataError as error:  # the clips are good without
             log.warning("%s", error)
         has_both = set(args.splits) == set(SPLITS)
         log.info("next: %s", encode_commands(args.out if has_both else Path(args.out) / args.splits[0]))
-    return made.outcome.report("clips")
+    return outcome.report("clips")
 
 
 def _look_at(root: Path, camera: str | None) -> int:

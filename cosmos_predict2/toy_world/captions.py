@@ -15,9 +15,7 @@ from cosmos_predict2.toy_world.scene import (
     PUCK_Y,
     Floats,
 )
-from cosmos_predict2.toy_world.tasks import STILL, TOUCH_GAP, Task
-
-THINGS = ("red puck", "blue box")
+from cosmos_predict2.toy_world.tasks import STILL, THINGS, TOUCH_GAP, Task
 
 # by what happened; the first wording is the task's own sentence and the most frequent one
 WORDINGS: dict[str, tuple[str, ...]] = {
@@ -38,15 +36,14 @@ def caption(states: Floats, task: Task, is_success: bool, driver: str, uniform: 
     thing = THINGS[number]
     x, y = PUCK_X + 2 * number, PUCK_Y + 2 * number
     dx, dy = states[-1, x] - states[0, x], states[-1, y] - states[0, y]
-    has_moved = numpy.hypot(dx, dy) > STILL
-    if has_moved:
+    if numpy.hypot(dx, dy) > STILL:
         verb = "carry" if _was_carried(states, number) else "push"
         if is_success and task.verb != "touch":
             return _word(f"{verb} to goal", uniform).format(thing)
         sentence = _word(verb, uniform).format(thing, direction(dx, dy))
-        return f"wander about and {sentence}" if driver == "wander" else sentence
-    free = gap(states[:, GRIPPER_X], states[:, GRIPPER_Y], states[:, x], states[:, y], number)
-    sentence = _word("touch" if free.min() <= TOUCH_GAP else "miss", uniform).format(thing)
+    else:
+        free = gap(states[:, GRIPPER_X], states[:, GRIPPER_Y], states[:, x], states[:, y], number)
+        sentence = _word("touch" if free.min() <= TOUCH_GAP else "miss", uniform).format(thing)
     return f"wander about and {sentence}" if driver == "wander" else sentence
 
 

@@ -14,7 +14,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from cosmos_predict2.toy_world.layout import OBJECT_MARGIN
-from cosmos_predict2.toy_world.physics import GRASP_GAP, action_layout, advance, gap
+from cosmos_predict2.toy_world.physics import GRASP_GAP, action_layout, advance, gap_to_target
 from cosmos_predict2.toy_world.scene import (
     BOX_HALF_SIDE,
     GOAL,
@@ -171,7 +171,7 @@ def _carry(states: Floats, place: Floats, number: Floats, aim: Floats, error: Fl
     to_aim = aim - place
     is_there = _length(to_aim) < _NEAR_ENOUGH
     holds = states[:, HELD] == number
-    free = _gap(states, place, number)
+    free = gap_to_target(states[:, GRIPPER], place, number)
     reaches = free <= 0.8 * GRASP_GAP
     approach = _approach(states, place, free - 0.5 * GRASP_GAP)
     motion = numpy.where(holds[:, None], _turn(to_aim, error), numpy.where(reaches[:, None], 0.0, approach))
@@ -181,18 +181,13 @@ def _carry(states: Floats, place: Floats, number: Floats, aim: Floats, error: Fl
 
 def _touch(states: Floats, place: Floats, number: Floats, aim: Floats, error: Floats, setting: Setting) -> Floats:
     """Come within half a pixel and stay."""
-    motion = _turn(_approach(states, place, _gap(states, place, number) - 0.5), error)
+    motion = _turn(_approach(states, place, gap_to_target(states[:, GRIPPER], place, number) - 0.5), error)
     return _with_grip(_limited(motion, setting), -1.0)
 
 
 def _targets(states: Floats, tasks: Sequence[Task]) -> Floats:
     number = numpy.array([task.target for task in tasks])
     return numpy.where(number[:, None] == 0, states[:, object_position(0)], states[:, object_position(1)])
-
-
-def _gap(states: Floats, place: Floats, number: Floats) -> Floats:
-    x, y = states[:, GRIPPER].T
-    return numpy.where(number == 0, gap(x, y, place[:, 0], place[:, 1], 0), gap(x, y, place[:, 0], place[:, 1], 1))
 
 
 def _approach(states: Floats, place: Floats, distance: Floats) -> Floats:

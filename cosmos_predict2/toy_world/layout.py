@@ -7,7 +7,7 @@ import numpy
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from cosmos_predict2.toy_world.physics import gap
+from cosmos_predict2.toy_world.physics import gap_to_target
 from cosmos_predict2.toy_world.scene import (
     BOX_HALF_SIDE,
     GOAL,
@@ -93,12 +93,7 @@ def _try(
 
     room_behind = place - (reach + 0.5)[..., None] * ahead  # where the gripper must fit to push towards the goal
     is_good = within(goal, OBJECT_MARGIN) & within(gripper, GRIPPER_MARGIN) & within(room_behind, GRIPPER_RADIUS)
-    clear = numpy.where(
-        target == 0,
-        gap(gripper[..., 0], gripper[..., 1], place[..., 0], place[..., 1], 0),
-        gap(gripper[..., 0], gripper[..., 1], place[..., 0], place[..., 1], 1),
-    )
-    is_good &= clear >= 0.7 * least
+    is_good &= gap_to_target(gripper, place, target) >= 0.7 * least
     is_good &= ~is_crowded | _is_out_of_the_way(other, place, goal, gripper, away)
 
     states = numpy.zeros((*draws.shape[:-1], STATE_SIZE))

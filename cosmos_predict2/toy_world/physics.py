@@ -7,6 +7,8 @@ friction reaches; inside the friction cone it sticks to the gripper. A closed gr
 object holds it until it opens.
 """
 
+from typing import Any
+
 import numpy
 from numpy.typing import NDArray
 
@@ -71,6 +73,12 @@ def action_layout(action_dim: int) -> list[int]:
 def gap(x: Floats, y: Floats, object_x: Floats, object_y: Floats, number: int) -> Floats:
     """Free pixels between the gripper at (x, y) and an object's edge; negative inside it."""
     return -_press(x, y, object_x, object_y, number, GRIPPER_RADIUS)[0]
+
+
+def gap_to_target(points: Floats, places: Floats, numbers: NDArray[Any]) -> Floats:
+    """The same of grippers at ``points`` [..., 2] and objects at ``places`` [..., 2], whose numbers differ."""
+    x, y, object_x, object_y = *numpy.moveaxis(points, -1, 0), *numpy.moveaxis(places, -1, 0)
+    return numpy.where(numbers == _PUCK, gap(x, y, object_x, object_y, _PUCK), gap(x, y, object_x, object_y, _BOX))
 
 
 def _open_or_close(rows: Floats, is_closed: NDArray[numpy.bool_]) -> None:

@@ -24,6 +24,7 @@ from cosmos_predict2.toy_world.scene import (
 
 REWARD_RANGE = 12.0  # pixels; farther away the dense reward is flat
 TOUCH_GAP = GRASP_GAP
+THINGS = ("red puck", "blue box")  # by the number of the object
 STILL = 2.0  # an object that ends this near to its start counts as not moved
 
 
@@ -37,7 +38,7 @@ class Task:
 
     @property
     def sentence(self) -> str:
-        thing = ("red puck", "blue box")[self.target]
+        thing = THINGS[self.target]
         return f"touch the {thing}" if self.verb == "touch" else f"{self.verb} the {thing} to the green ring"
 
 

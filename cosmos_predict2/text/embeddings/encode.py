@@ -5,7 +5,6 @@ A folder without a record was made by other software with an unknown encoder. Ad
 is set, which compares a few of its files with the encoder first.
 """
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,8 +34,6 @@ from cosmos_predict2.text.embeddings.pickles import trimmed
 from imaginaire import storage
 from imaginaire.errors import DataError
 from imaginaire.progress import Progress
-
-log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 

@@ -4,19 +4,25 @@
 Nothing here raises for bad data: what is found goes into a `ClipFacts`, which travels between processes.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from cosmos_predict2.data import latent_cache
+from cosmos_predict2.data.jobs import run_jobs
 from cosmos_predict2.data.video import clips, media
 from cosmos_predict2.data.video_folder import read_caption
 from cosmos_predict2.text.embeddings.folder import caption_hash, read_embedding
 from cosmos_predict2.text.trained_text import encode_commands
 from imaginaire.errors import DataError, UserError
 from imaginaire.findings import Finding, error
+
+Job = TypeVar("Job")
+Facts = TypeVar("Facts")
 
 
 def fault(file: Path | str, kind: str, text: str) -> Finding:
@@ -63,6 +69,13 @@ class ClipFacts:
     num_tokens: int = 0
     text_width: int = 0
     faults: list[Finding] = field(default_factory=list)
+
+
+def check_all(check: Callable[[Job], Facts], jobs: list[Job], place: Path, workers: int | None) -> list[Facts]:
+    """What a check finds of each job; it reports what is wrong, so none fails."""
+    found = run_jobs(check, jobs, what=f"checking {place}", workers=workers)
+    assert not found.faults, "a check raised in place of reporting"
+    return found.results
 
 
 def check_clip(job: ClipJob) -> ClipFacts:

@@ -3,6 +3,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,7 +11,6 @@ import attrs
 
 from cosmos_predict2.data import dataset_forms as forms
 from cosmos_predict2.data import latent_cache
-from cosmos_predict2.data.jobs import run_jobs
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
 from cosmos_predict2.data.sizes import swapped_size
 from cosmos_predict2.data.video.media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
@@ -20,10 +20,10 @@ from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings.folder import EmbeddingFolder, EncoderRecord, embedding_files, find_embedding_dir
 from cosmos_predict2.text.embeddings.pickles import NUM_TOKENS
 from cosmos_predict2.text.trained_text import encode_commands
-from cosmos_predict2.tools.check.action_tables import ActionTable, bridge_table
+from cosmos_predict2.tools.check.action_tables import ActionTable, bridge_table, lerobot_tables
 from cosmos_predict2.tools.check.bridge import RecordingJob, check_recording
-from cosmos_predict2.tools.check.clips import ClipFacts, ClipJob, check_clip, fault, file_of
-from cosmos_predict2.tools.check.lerobot import check_tables, check_videos, index_faults
+from cosmos_predict2.tools.check.clips import ClipFacts, ClipJob, check_all, check_clip, fault, file_of
+from cosmos_predict2.tools.check.lerobot import check_videos, index_faults
 from imaginaire.errors import ConfigError, DataError
 from imaginaire.findings import Finding
 
@@ -54,9 +54,7 @@ class Wanted:
     workers: int | None = None
 
     def __attrs_post_init__(self) -> None:
-        if self.num_frames is not None and self.num_frames < 1:
-            raise ConfigError(f"num_frames is {self.num_frames}; it must be 1 or more.")
-        for name in ("text_width", "num_tokens"):
+        for name in ("num_frames", "text_width", "num_tokens"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; it must be 1 or more.")
         if self.fps is not None and not self.fps > 0:
@@ -90,6 +88,9 @@ class Report:
 
     def note(self, *texts: str | None) -> None:
         self.findings += [Finding(self.folder, text) for text in texts if text]
+
+    def add_findings(self, clips: Iterable[ClipFacts]) -> None:
+        self.findings += [one for facts in clips for one in facts.faults]
 
     @property
     def faults(self) -> list[Finding]:
@@ -161,13 +162,12 @@ def _check_samples(report: Report, folder: Path, camera: str, wanted: Wanted) ->
     ]
     if report.form == "latents" and not _has_latent_record(report, place):
         jobs = []
-    found = run_jobs(check_clip, jobs, what=f"checking {place}", workers=_workers(wanted, list(clips.values())))
-    assert not found.faults, "a check raised in place of reporting"
-    report.clips += found.results
-    report.findings += [one for facts in found.results for one in facts.faults]
+    found = check_all(check_clip, jobs, place, _workers(wanted, clips.values()))
+    report.clips += found
+    report.add_findings(found)
     counts = {what: len(clips), "captions": len(captions), "embeddings": len(embeddings)}
     report.counts = {key: report.counts.get(key, 0) + count for key, count in counts.items()}
-    _compare_embeddings(report, folder, found.results, record, wanted)
+    _compare_embeddings(report, folder, found, record, wanted)
     _check_annotations(report, folder / "annotation", set(clips))
     if report.form == "video":
         _check_latents(report, folder, set(clips), wanted)
@@ -237,10 +237,9 @@ def _compare_stems(
 ) -> None:
     """Faults for what has no counterpart. A camera without embeddings is allowed if another one has them."""
     place = folder / _SAMPLES[report.form][0] / camera
-    for stem in sorted(set(captions) - clips):
-        report.fault(captions[stem], "no_clip", f"{captions[stem]} has no counterpart in {place}.")
-    for stem in sorted(set(embeddings) - clips):
-        report.fault(embeddings[stem], "no_clip", f"{embeddings[stem]} has no counterpart in {place}.")
+    for files in (captions, embeddings):
+        for stem in sorted(set(files) - clips):
+            report.fault(files[stem], "no_clip", f"{files[stem]} has no counterpart in {place}.")
     if captions:
         for stem in sorted(clips - set(captions)):
             path = folder / "metas" / camera / f"{stem}.txt"
@@ -285,9 +284,7 @@ def _compare_embeddings(
         )
     for facts in have:
         if record is None and facts.text_width != usual:
-            message = (
-                f"{facts.embedding} has width {facts.text_width}, most others have {usual}: it is of another encoder."
-            )
+            message = f"{facts.embedding} has width {facts.text_width}, most others have {usual}: of another encoder."
             report.fault(facts.embedding, "wrong_encoder", message)
 
 
@@ -309,8 +306,7 @@ def _check_latents(report: Report, folder: Path, clips: set[str], wanted: Wanted
     if not files or not _has_latent_record(report, place):
         return
     jobs = [ClipJob(stem, path, num_frames=wanted.num_frames) for stem, path in files.items()]
-    found = run_jobs(check_clip, jobs, what=f"checking {place}", workers=_workers(wanted, list(files.values())))
-    report.findings += [one for facts in found.results for one in facts.faults]
+    report.add_findings(check_all(check_clip, jobs, place, _workers(wanted, files.values())))
     report.counts["latents"] = len(files)
     for stem in sorted(set(files) - clips):
         report.note(f"{files[stem]} is of a clip that is not here; training from latents uses it")
@@ -359,12 +355,10 @@ def _check_cameras(report: Report, folder: Path, wanted: Wanted) -> None:
 def _check_recordings(report: Report, folder: Path, wanted: Wanted) -> None:
     files = [path for place in forms.annotation_folders(folder) for path in sorted(place.glob("*.json"))]
     jobs = [RecordingJob(path, folder, wanted.num_frames, wanted.is_fast) for path in files]
-    workers = _workers(wanted, list((folder / "videos").rglob("*.mp4")))
-    found = run_jobs(check_recording, jobs, what=f"checking {folder}", workers=workers)
-    assert not found.faults, "a check raised in place of reporting"
-    facts = [item for items in found.results for item in items]
+    workers = _workers(wanted, (folder / "videos").rglob("*.mp4"))
+    facts = [item for items in check_all(check_recording, jobs, folder, workers) for item in items]
     report.clips = [item for item in facts if item.path]
-    report.findings += [one for item in facts for one in item.faults]
+    report.add_findings(facts)
     report.counts = {"recordings": len(files), "clips": len(report.clips)}
     if (table := bridge_table(files)) is not None:
         _add_actions(report, [table])
@@ -373,13 +367,14 @@ def _check_recordings(report: Report, folder: Path, wanted: Wanted) -> None:
 def _check_lerobot(report: Report, folder: Path, wanted: Wanted) -> None:
     source = LeRobotSource.open(folder)
     report.note(f"version {source.info.version}, cameras {', '.join(source.info.cameras) or 'none'}")
-    size = sum(path.stat().st_size for path in folder.rglob("*.mp4"))
-    workers = wanted.workers if wanted.workers is not None else 0 if size < _SMALL else None
+    workers = _workers(wanted, folder.rglob("*.mp4"))
     report.clips = check_videos(source, is_fast=wanted.is_fast, workers=workers)
-    tables, faults = check_tables(source)
-    _add_actions(report, tables)
-    report.findings += [one for facts in report.clips for one in facts.faults]
-    report.findings += [*faults, *index_faults(source, report.clips, wanted.num_frames)]
+    try:
+        _add_actions(report, lerobot_tables(source))
+    except DataError as error:
+        report.fault(folder, "actions", str(error))
+    report.add_findings(report.clips)
+    report.findings += index_faults(source, report.clips, wanted.num_frames)
     report.counts = {"episodes": len(source), "frames": int(source.episodes.lengths.sum())}
     report.counts |= {"tasks": len(source.tasks) or len(source.episodes.texts), "videos": len(report.clips)}
     report.note(source.rate_note())
@@ -440,7 +435,7 @@ def _some(paths: list[str]) -> str:
     return f" ({', '.join(paths[:_NAMED])}{', ...' if len(paths) > _NAMED else ''})"
 
 
-def _workers(wanted: Wanted, paths: list[Path]) -> int | None:
+def _workers(wanted: Wanted, paths: Iterable[Path]) -> int | None:
     if wanted.workers is not None:
         return wanted.workers
     return 0 if sum(path.stat().st_size for path in paths) < _SMALL else None

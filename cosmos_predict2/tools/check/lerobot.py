@@ -2,22 +2,11 @@
 """A LeRobot data set: whether its files are there, can be decoded and have the lengths of its index."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
-from cosmos_predict2.data.jobs import run_jobs
 from cosmos_predict2.data.lerobot.reader import LeRobotSource
-from cosmos_predict2.tools.check.action_tables import ActionTable, lerobot_tables
-from cosmos_predict2.tools.check.clips import ClipFacts, ClipJob, check_clip, fault
+from cosmos_predict2.tools.check.clips import ClipFacts, ClipJob, check_all, check_clip, fault
 from imaginaire.errors import DataError
 from imaginaire.findings import Finding
-
-
-def check_tables(source: LeRobotSource) -> tuple[list[ActionTable], list[Finding]]:
-    """The actions, and what is wrong with them."""
-    try:
-        return lerobot_tables(source), []
-    except DataError as error:
-        return [], [fault(source.info.root, "actions", str(error))]
 
 
 def check_videos(source: LeRobotSource, *, is_fast: bool, workers: int | None) -> list[ClipFacts]:
@@ -26,12 +15,10 @@ def check_videos(source: LeRobotSource, *, is_fast: bool, workers: int | None) -
         ClipJob(f"{camera}/{path.stem}", path, is_fast=is_fast)
         for camera in source.info.cameras
         if source.info.is_video(camera)
-        for path in _files(source, camera)
+        for path in dict.fromkeys(source.file_of(i, camera) for i in range(len(source)))
         if path.is_file()
     ]
-    found = run_jobs(check_clip, jobs, what=f"checking {source.info.root}", workers=workers)
-    assert not found.faults, "a check raised in place of reporting"
-    return found.results
+    return check_all(check_clip, jobs, source.info.root, workers)
 
 
 def index_faults(source: LeRobotSource, clips: list[ClipFacts], num_frames: int | None = None) -> Iterator[Finding]:
@@ -61,7 +48,3 @@ def index_faults(source: LeRobotSource, clips: list[ClipFacts], num_frames: int 
                 continue
             if (problem := source.length_problem(i, camera, clip, facts.num_frames)) is not None:
                 yield fault(facts.path, "too_short", problem)
-
-
-def _files(source: LeRobotSource, camera: str) -> list[Path]:
-    return list(dict.fromkeys(source.file_of(i, camera) for i in range(len(source))))

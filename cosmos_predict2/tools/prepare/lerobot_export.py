@@ -49,25 +49,16 @@ class Job:
     caption: str | None
 
 
-@dataclass(frozen=True)
-class Export:
-    """What was written, or in a dry run would be: clips by split and by how they came about."""
-
-    counts: dict[str, int]
-    outcome: Outcome[str]
-
-
 def fetch_source(
     repo_id: str,
     target: Path,
     *,
     camera: str | None = None,
-    licence: str = "",
     revision: str | None = None,
     dry_run: bool = False,
 ) -> bool:
     """Fetch a data set, of its videos those of one camera where one is named; False where a dry run cannot look on."""
-    listing = hub.list_files(repo_id, patterns=["*"], licence=licence, revision=revision)
+    listing = hub.list_files(repo_id, patterns=["*"], revision=revision)
     if "meta/info.json" not in listing.sizes:
         raise DataError(f"{repo_id} is not a LeRobot data set: it has no meta/info.json.")
     index = [name for name in listing.absent(target) if name.startswith("meta/")]
@@ -93,8 +84,8 @@ def export(
     workers: int | None = None,
     dry_run: bool = False,
     command: str = "",
-) -> Export:
-    """Write the clips of these splits, or those that are missing. ``caption`` is for episodes without a task."""
+) -> Outcome[str]:
+    """Write the missing clips of these splits; how each came about. ``caption`` is for episodes without a task."""
     source = LeRobotSource.open(root)
     key = source.camera(camera)
     chosen = {split: choose_episodes(source.info.splits, len(source), split, val_fraction) for split in splits}
@@ -128,19 +119,19 @@ def export(
     text = f"{len(todo)} of {len(jobs)} clips to {out}, about {storage.readable_bytes(needed)}"
     if dry_run:
         log.info("would write %s (%s)", text, ", ".join(f"{count} {split}" for split, count in counts.items()))
-        return Export(counts, Outcome())
+        return Outcome()
     check_writable(out / "trial.mp4", flag="--out")
     storage.require_space(out, needed, f"{len(todo)} clips")
     if not todo and found is not None and found.get("is_complete"):
         log.info("%s: all %d clips are there", out, len(jobs))
-        return Export(counts, Outcome())
+        return Outcome()
     write_json(out / RECORD, record)
     log.info("writing %s", text)
     outcome = run_jobs(write_clip, todo, what="clips", workers=workers)
     if not outcome.faults:
         write_json(out / RECORD, {**record, "is_complete": True, "counts": counts})
     log.info("%s: %s", out, ", ".join(f"{n} {how}" for how, n in Counter(outcome.results).items()) or "nothing new")
-    return Export(counts, outcome)
+    return outcome
 
 
 def write_clip(job: Job) -> str:

@@ -42,7 +42,7 @@ from cosmos_predict2.data.video.media import write_video
 from cosmos_predict2.tools.prepare import hub
 from cosmos_predict2.tools.prepare.records import RECORD, require_own, require_settings, write_json, write_text
 from imaginaire import storage
-from imaginaire.errors import ConfigError, DataError, near
+from imaginaire.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +67,6 @@ class Settings:
     val_every: int = 10
 
     def __post_init__(self) -> None:
-        if self.form not in FORMS:
-            raise ConfigError(f"There is no form '{self.form}'.{near(self.form, FORMS)}")
         if not self.cameras:
             raise ConfigError("One camera at least is needed.")
         if self.val_every < 0 or self.val_every == 1:
@@ -91,7 +89,7 @@ def download(repo_id: str, source: Path, suites: tuple[str, ...] | None, *, dry_
 
 
 def prepare(
-    source: Path, out: Path | None, settings: Settings, *, workers: int | None = None, dry_run: bool = False
+    source: Path, out: Path, settings: Settings, *, workers: int | None = None, dry_run: bool = False
 ) -> Outcome[Any]:
     """Write what is missing: a result for each demonstration (bridge) or task (keep), a fault for each that failed."""
     folders = find_suites(source, settings.suites)
@@ -101,8 +99,6 @@ def prepare(
     demos = [demo for found in listed.results for demo in found]
     if settings.form == "keep":
         outcome = _keep(source, demos, settings, dry_run, is_whole=not listed.faults)
-    elif out is None:
-        raise ConfigError("The form 'bridge' is written to another folder: give --out.")
     else:
         outcome = _export(demos, out, settings, workers, dry_run, is_whole=not listed.faults)
     return Outcome(outcome.results, [*listed.faults, *outcome.faults])
@@ -218,9 +214,8 @@ def _finish(
         used = [demo for demo in group if not is_validation(demo.number, settings.val_every)]
         if used:
             try:
-                statistics[suite] = dataset_statistics(
-                    map(read_actions, used), map(read_proprio, used), mask=_MASK
-                ).to_dict()
+                of_suite = dataset_statistics(map(read_actions, used), map(read_proprio, used), mask=_MASK)
+                statistics[suite] = of_suite.to_dict()
             except DataError as error:
                 faults.append(f"{suite}: {error}")
     write_json(folder / STATISTICS, statistics)

@@ -57,11 +57,12 @@ SPLIT = {0: "train", 1: "val", 2: "train"}
 def test_clips_are_the_episodes(
     name: str, camera: str, how: list[str], data_sets: dict[str, Path], tmp_path: Path
 ) -> None:
-    made_of = export(data_sets[name], tmp_path / "out", camera=camera, workers=0, command="a command")
-    assert made_of.counts == {"train": 2, "val": 1} and made_of.outcome.results == how
+    outcome = export(data_sets[name], tmp_path / "out", camera=camera, workers=0, command="a command")
+    assert outcome.results == how
     check_clips(tmp_path / "out", SPLIT, FRONT if camera == "front" else WRIST)
     record = json.loads((tmp_path / "out/dataset.json").read_text())
     assert record["is_complete"] and record["command"] == "a command" and record["fps"] == made.FPS
+    assert record["counts"] == {"train": 2, "val": 1}
 
 
 def test_a_cut_is_refused_where_it_would_not_be_exact(tmp_path: Path) -> None:
@@ -78,10 +79,10 @@ def test_the_same_again_writes_what_is_missing(tmp_path: Path) -> None:
     export(V3, out, camera="front", workers=0)
     before = {path: path.stat().st_mtime_ns for path in out.rglob("episode*")}
     (out / "train/metas/episode_000002.txt").unlink()  # as if it had been stopped there
-    assert export(V3, out, camera="front", workers=0).outcome.results == ["cut"]
+    assert export(V3, out, camera="front", workers=0).results == ["cut"]
     changed = {path.name for path in before if path.stat().st_mtime_ns != before[path]}
     assert changed == {"episode_000002.mp4", "episode_000002.txt"}
-    assert export(V3, out, camera="front", workers=0).outcome.results == []
+    assert export(V3, out, camera="front", workers=0).results == []
 
 
 def test_other_folders_are_left_alone(tmp_path: Path) -> None:
@@ -104,10 +105,8 @@ def test_episodes_without_a_task_are_faults_unless_a_caption_is_given(
     lines[2]["tasks"] = []
     (root / "meta/episodes.jsonl").write_text("\n".join(map(json.dumps, lines)))
     (root / "meta/tasks.jsonl").unlink()
-    made_of = export(root, tmp_path / "out", camera="front", workers=0)
-    assert (
-        len(made_of.outcome.results) == 2 and "episode_000002 has no task. Give --caption" in made_of.outcome.faults[0]
-    )
+    outcome = export(root, tmp_path / "out", camera="front", workers=0)
+    assert len(outcome.results) == 2 and "episode_000002 has no task. Give --caption" in outcome.faults[0]
     assert not json.loads((tmp_path / "out/dataset.json").read_text())["is_complete"]
     export(root, tmp_path / "out2", camera="front", caption="a robot", workers=0)
     assert (tmp_path / "out2/train/metas/episode_000002.txt").read_text() == "a robot\n"
@@ -118,10 +117,10 @@ def test_a_broken_video_is_a_fault_that_names_it(data_sets: dict[str, Path], tmp
     videos = root / f"videos/chunk-000/{FRONT}"
     (videos / "episode_000000.mp4").write_bytes(b"no video")
     shutil.copy(videos / "episode_000001.mp4", videos / "episode_000002.mp4")  # five frames, not nine
-    made_of = export(root, tmp_path / "out", camera="front", workers=0)
-    assert len(made_of.outcome.faults) == 2 and made_of.outcome.results == ["copied"]
-    assert "episode_000000.mp4" in made_of.outcome.faults[0]
-    assert "episode_000002.mp4 has 5 frames" in made_of.outcome.faults[1]
+    outcome = export(root, tmp_path / "out", camera="front", workers=0)
+    assert len(outcome.faults) == 2 and outcome.results == ["copied"]
+    assert "episode_000000.mp4" in outcome.faults[0]
+    assert "episode_000002.mp4 has 5 frames" in outcome.faults[1]
 
 
 # ---- from a hub ------------------------------------------------------------------------------------------------------

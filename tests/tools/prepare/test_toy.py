@@ -15,7 +15,6 @@ from cosmos_predict2.data.toy.videos import ToyWorldStates, ToyWorldVideos
 from cosmos_predict2.data.video.media import read_video
 from cosmos_predict2.text.bytes_encoder import BytesEncoder
 from cosmos_predict2.text.embeddings import pickles
-from cosmos_predict2.tools.prepare.toy import folder as toy_folder
 from cosmos_predict2.tools.prepare.toy import forms
 from cosmos_predict2.tools.prepare.toy import settings as toy_settings
 from cosmos_predict2.tools.prepare.toy.folder import write_folder
@@ -155,7 +154,7 @@ def test_folders_of_others_and_a_full_disk_are_refused(tmp_path: Path, monkeypat
     for place, error in ((str(tmp_path / "dataset.json"), DataError), ("s3://bucket/world", ConfigError)):
         with pytest.raises(error, match=place):
             write_folder(place, CLIPS)
-    monkeypatch.setattr(toy_folder.storage, "free_bytes", lambda path: 10_000)
+    monkeypatch.setattr("imaginaire.storage.free_bytes", lambda path: 10_000)
     with pytest.raises(DataError, match=r"10\.0 kB"):
         write_folder(str(tmp_path / "world"), CLIPS)
     assert names(tmp_path) == {"dataset.json"}
@@ -285,5 +284,3 @@ def test_wrong_flags_are_exit_2_and_named(
 ) -> None:
     assert start(make_toy_world, "--out", tmp_path / "world", *flags.split()) == 2
     assert named in capsys.readouterr().err and not (tmp_path / "world").exists()
-    with pytest.raises(ConfigError, match="Did you mean bridge"):
-        ToyFolder(form="bridges")

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -94,14 +95,19 @@ def cut_windows(duration: float, window_size: float = WINDOW_SIZE, min_last: flo
 
 @dataclass(frozen=True)
 class _Episode:
+    source: Source
     folder: Path
-    camera: str
-    task: str
-    output: Path
     split: str
     window_size: float
     min_last: float
     dry_run: bool
+
+    @property
+    def task(self) -> str:
+        return self.folder.parent.name
+
+    def place(self, split: str, clip: Clip) -> Path:
+        return self.source.output / split / "videos" / f"{clip.stem}.mp4"
 
 
 @dataclass(frozen=True)
@@ -129,13 +135,8 @@ def split(
             " above the second, or windows would reach beyond the end of an episode."
         )
     folders = source.episodes()
-    items = [
-        _Episode(
-            folder, source.camera, folder.parent.name, source.output,
-            "val" if folder.name in val_episode_ids else "train", window_size, min_last, dry_run,
-        )
-        for folder in folders
-    ]  # fmt: skip
+    splits = ["val" if folder.name in val_episode_ids else "train" for folder in folders]
+    items = [_Episode(source, folder, name, window_size, min_last, dry_run) for folder, name in zip(folders, splits)]
     if not dry_run:
         sizes = [path.stat().st_size for f in folders if (path := f / "videos" / f"{source.camera}.mp4").is_file()]
         storage.require_space(source.output, 2 * sum(sizes), "Cutting the episodes")
@@ -162,7 +163,7 @@ def split(
 def _cut(item: _Episode) -> EpisodeCut:
     from cosmos_predict2.data.video.media import frame_rate, opened_video  # brings torch, which fetching does without
 
-    source = require_camera(item.folder, item.camera)
+    source = require_camera(item.folder, item.source.camera)
     with opened_video(source) as container:
         stream = container.streams.video[0]
         fps = frame_rate(stream, source)
@@ -180,7 +181,7 @@ def _cut(item: _Episode) -> EpisodeCut:
         raise DataError(f"{source} holds no frame that can be cut ({duration:g} s, {fps:g} frames per second).")
     _require_same_windows(item, clips)
     if item.dry_run:
-        absent = [clip for clip in clips if not any(_place(item, s, clip).exists() for s in SPLITS)]
+        absent = [clip for clip in clips if not any(item.place(s, clip).exists() for s in SPLITS)]
         return EpisodeCut(item.split, tuple(clip.stem for clip in clips), len(absent))
     for clip in clips:
         _bring_from_other_split(item, clip)
@@ -195,34 +196,30 @@ def _duration(container: Any, stream: Any, fps: float) -> float:
     return float(stream.frames / fps)
 
 
-def _place(item: _Episode, split: str, clip: Clip) -> Path:
-    return item.output / split / "videos" / f"{clip.stem}.mp4"
-
-
 def _require_same_windows(item: _Episode, clips: Sequence[Clip]) -> None:
     """Windows of other lengths beside these would show the same frames twice."""
     wanted = {clip.stem for clip in clips}
     for name in SPLITS:
         start = glob.escape(f"task_{item.task}_episode_{item.folder.name}_window_")
-        there = (item.output / name / "videos").glob(f"{start}*.mp4")
+        there = (item.source.output / name / "videos").glob(f"{start}*.mp4")
         if other := sorted(path for path in there if path.stem not in wanted):
             raise DataError(
                 f"{other[0]} was cut with other settings than --window_size {item.window_size:g} --min_last_window"
-                f" {item.min_last:g}. Use those settings, or remove {item.output} first."
+                f" {item.min_last:g}. Use those settings, or remove {item.source.output} first."
             )
 
 
 def _bring_from_other_split(item: _Episode, clip: Clip) -> None:
     """An episode belongs to one split: move a window that an earlier run put into the other one."""
     other = next(name for name in SPLITS if name != item.split)
-    if not _place(item, other, clip).exists():
+    if not item.place(other, clip).exists():
         return
     for folder, suffix in (("metas", ".txt"), ("videos", ".mp4")):
-        there, here = (item.output / name / folder / f"{clip.stem}{suffix}" for name in (other, item.split))
+        there, here = (item.source.output / name / folder / f"{clip.stem}{suffix}" for name in (other, item.split))
         if there.exists():
             here.parent.mkdir(parents=True, exist_ok=True)
             os.replace(there, here)
-    for embedding in (item.output / other / "t5_xxl").glob(f"{glob.escape(clip.stem)}.*"):
+    for embedding in (item.source.output / other / "t5_xxl").glob(f"{glob.escape(clip.stem)}.*"):
         embedding.unlink()  # is written anew where the clip is now
     log.info("moved %s from %s to %s", clip.stem, other, item.split)
 
@@ -234,7 +231,7 @@ def _write_clips(item: _Episode, source: Path, clips: Sequence[Clip]) -> int:
     """How many windows were written; decoding ends with the last one that is missing."""
     from cosmos_predict2.data.video.media import opened_video
 
-    missing = [clip for clip in clips if not _place(item, item.split, clip).exists()]
+    missing = [clip for clip in clips if not item.place(item.split, clip).exists()]
     if not missing:
         return 0
     with opened_video(source) as container:
@@ -249,7 +246,11 @@ def _write_clips(item: _Episode, source: Path, clips: Sequence[Clip]) -> int:
             if clip not in missing:
                 _skip(piece, clip.last + 1 - clip.first)
                 continue
-            _write_clip(_place(item, item.split, clip), piece, clip, stream, source)
+            target = item.place(item.split, clip)
+            try:
+                storage.write_atomically(target, partial(_encode, frames=piece, clip=clip, like=stream, source=source))
+            except CheckpointError as error:  # written for checkpoints; its cause is the disk's own error
+                raise DataError(f"{target} cannot be written: {error.__cause__ or error}") from error
     return len(missing)
 
 
@@ -265,25 +266,18 @@ def _skip(frames: Iterator[Any], count: int) -> None:
         pass
 
 
-def _write_clip(target: Path, frames: Iterator[Any], clip: Clip, stream: Any, source: Path) -> None:
-    try:
-        storage.write_atomically(target, lambda file: _encode(file, frames, clip, stream, source))
-    except CheckpointError as error:  # written for checkpoints; its cause is the disk's own error
-        raise DataError(f"{target} cannot be written: {error.__cause__ or error}") from error
-
-
-def _encode(file: BinaryIO, frames: Iterator[Any], clip: Clip, source_stream: Any, source: Path) -> None:
+def _encode(file: BinaryIO, *, frames: Iterator[Any], clip: Clip, like: Any, source: Path) -> None:
     """An mp4 of the frames as they are: the same size, rate and colours, compressed once more."""
     import av
 
-    rate = Fraction(source_stream.average_rate or source_stream.guessed_rate or source_stream.base_rate)
+    rate = Fraction(like.average_rate or like.guessed_rate or like.base_rate)
     wanted = clip.last + 1 - clip.first
     count = 0
     with av.open(file, "w", format="mp4") as container:
         stream: Any = None
         for frame in frames:
             if stream is None:
-                stream = _add_stream(container, frame, source_stream, rate)
+                stream = _add_stream(container, frame, like, rate)
             if frame.format.name != "yuv420p":
                 frame = frame.reformat(format="yuv420p")
             frame.pict_type = 0  # the encoder chooses its own key frames

@@ -1,16 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The toy world written to a folder, for everything that reads data sets from disk; as clips:
+"""The toy world written to a folder in one of the layouts of `forms`, with dataset.json and, for people, README.md.
 
-    OUT/dataset.json                          what it is: settings, counts, whether it is complete
-    OUT/README.md                             the same for people, with the command
-    OUT/{train,val}/videos/NAME.mp4           the clips
-    OUT/{train,val}/metas/NAME.txt            their captions
-    OUT/{train,val}/annotation/NAME.json      states, actions, rewards, success, driver, seed
-    OUT/{train,val}/t5_xxl/NAME.pickle        embeddings of the captions, with a text encoder
-    OUT/{train,val}/t5_xxl/embeddings.json    which encoder, and which captions
-
-Of an episode the annotation is written last, so what was interrupted goes on where it stopped. `toy_forms` has this and
-the other layouts.
+Of an episode the annotation is written last, so what was interrupted goes on where it stopped.
 """
 
 import os
@@ -26,7 +17,7 @@ from cosmos_predict2.tools.prepare.toy.forms import FORMS, layout_of, readable_j
 from cosmos_predict2.tools.prepare.toy.settings import ToyFolder, name_of
 from cosmos_predict2.toy_world.scene import COLUMNS
 from imaginaire import storage
-from imaginaire.errors import ConfigError, DataError
+from imaginaire.errors import ConfigError
 from imaginaire.progress import Progress
 
 FORMAT = "toy_world/1"
@@ -41,12 +32,7 @@ def write_folder(out: str, settings: ToyFolder, *, overwrite: bool = False, comm
     settings.make(0, 1)  # wrong settings show before anything is touched
     _make_room(root, settings, overwrite)
     check_writable(root / "trial.mp4", flag="--out")
-    free, needed = storage.free_bytes(root), settings.bytes_needed()
-    if free is not None and free < needed:
-        raise DataError(
-            f"{settings.episodes} episodes need about {storage.readable_bytes(needed)}, but the disk of {out} has "
-            f"{storage.readable_bytes(free)} free. Lower --episodes, --frames or --size, or give another --out."
-        )
+    storage.require_space(root, settings.bytes_needed(), f"A toy world of {settings.episodes} episodes")
     record = {"format": FORMAT, "is_complete": False, "settings": attrs.asdict(settings), "columns": COLUMNS}
     write_text(root / RECORD, readable_json(record))
     counts = {"train": 0, "val": 0, "success": 0}

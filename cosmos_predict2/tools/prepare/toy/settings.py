@@ -7,7 +7,7 @@ import attrs
 
 from cosmos_predict2.toy_world.episodes import Episodes, make_episodes
 from cosmos_predict2.toy_world.scene import STATE_SIZE
-from imaginaire.errors import ConfigError, near
+from imaginaire.errors import ConfigError
 
 FORM_NAMES = ("video", "bridge", "lerobot", "states")  # the layouts that `forms` writes
 EPISODES_AT_ONCE = 256
@@ -32,14 +32,12 @@ class ToyFolder:
     tasks: tuple[str, ...] = ("push_puck",)
     action_dim: int = 4
     val_fraction: float = attrs.field(default=0.1, validator=[attrs.validators.ge(0), attrs.validators.le(1)])
-    form: str = "video"
+    form: str = attrs.field(default="video", validator=attrs.validators.in_(FORM_NAMES))
     text_encoder: str | None = attrs.field(default=None, validator=attrs.validators.in_((None, "bytes")))
     num_tokens: int = 512
     text_width: int = 1024
 
     def __attrs_post_init__(self) -> None:
-        if self.form not in FORM_NAMES:
-            raise ConfigError(f"The toy world has no form '{self.form}'.{near(self.form, FORM_NAMES)}")
         if self.text_encoder and self.form == "states":
             raise ConfigError("The form 'states' keeps no embeddings. Leave text_encoder out.")
 
