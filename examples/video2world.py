@@ -306,7 +306,9 @@ def main() -> int:
         print("interrupted: nothing was written of the video in work", file=sys.stderr)
         return 130
     if args.num_gpus > 1:
-        leave()
+        from imaginaire import distributed
+
+        distributed.shutdown()
     log.info("done in %.1f s", time.monotonic() - start)
     return code
 
@@ -319,12 +321,6 @@ def join(num_gpus: int) -> None:
     distributed.init()
     if distributed.world_size() == num_gpus:
         init_dims(num_gpus)
-
-
-def leave() -> None:
-    from imaginaire import distributed
-
-    distributed.shutdown()
 
 
 if __name__ == "__main__":

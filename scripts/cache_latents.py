@@ -33,12 +33,8 @@ def _parser() -> command_line.Parser:
     parser = command_line.parser("scripts.cache_latents", __doc__, EPILOG, {"--dataset_path": "--data"})
     add = parser.add_argument
     add("--data", required=True, metavar="DIR", help="the folder with videos/")
-    add(
-        "--tokenizer",
-        choices=("wan", "tiny"),
-        default="wan",
-        help="wan: of the released models; tiny: of the tiny ones",
-    )
+    tokenizer = "wan: of the released models; tiny: of the tiny ones"
+    add("--tokenizer", choices=("wan", "tiny"), default="wan", help=tokenizer)
     add("--tokenizer_path", metavar="FILE", help="its weights (default: where the downloads put them)")
     add("--num_frames", type=int, default=93, metavar="N", help="pixel frames of a window, 1 + 4k")
     add("--size", type=int, nargs=2, default=(432, 768), metavar=("H", "W"), help="what clips are scaled to")
@@ -50,13 +46,7 @@ def _parser() -> command_line.Parser:
     add("--decoder", default="auto", help="pyav, decord or torchcodec (default: pyav)")
     add("--workers", type=command_line.at_least(0), default=2, metavar="N", help="processes that decode ahead")
     add("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one, else cpu)")
-    add(
-        "--shard",
-        type=command_line.shard,
-        default=(0, 1),
-        metavar="I/N",
-        help="do the I-th of N parts (default: all)",
-    )
+    add("--shard", type=command_line.shard, default=(0, 1), metavar="I/N", help="do the I-th of N parts (default: all)")
     add("--dry_run", action="store_true", help="log what would be done, and write nothing")
     return parser
 

@@ -44,17 +44,10 @@ def _parser() -> command_line.Parser:
     add("--text_width", type=int, metavar="N", help="numbers per token that the model takes (2B, 14B: 1024; tiny: 64)")
     add("--num_tokens", type=int, metavar="N", help="tokens of a text that training reads (default: the experiment's)")
     add("--no_embeddings", action="store_true", help="embeddings may be missing")
-    add(
-        "--fast",
-        action="store_true",
-        help="decode only the first and the last frame of each clip: quicker for long ones",
-    )
+    add("--fast", action="store_true", help="decode only the first and the last frame of each clip: quicker")
     add("--json", metavar="FILE", help="write all that was found to this file too")
-    add(
-        "--workers",
-        type=command_line.at_least(0),
-        help="processes (default: one per core, or none where there is little to do)",
-    )
+    workers = "processes (default: one per core, or none where there is little to do)"
+    add("--workers", type=command_line.at_least(0), help=workers)
     return parser
 
 

@@ -75,12 +75,7 @@ def _parser() -> command_line.Parser:
     actions("--num_chunks", type=int, default=2, help="chunks of a rollout, each from the last imagined frame")
     actions("--size", type=int, nargs=2, metavar=("H", "W"), help="of a folder's frames (default: that of the run)")
     actions("--model_size", choices=["2B", "tiny"], default=None, help="of weights that lie in no run (default 2B)")
-    actions(
-        "--action_transform",
-        default="",
-        metavar="NAME",
-        help="of the training, where such weights record none",
-    )
+    actions("--action_transform", default="", metavar="NAME", help="of the training, where such weights record none")
     actions("--guidance", type=float, default=0.0, help="away from no text: 0 for models that have none")
     actions("--seed", type=int, default=0, help="of the noise, clip i has seed + i; and of the toy world's episodes")
     actions("--batch_size", type=int, default=None, help="clips imagined together (default: as many as fit)")

@@ -67,17 +67,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--setting", choices=tuple(SETTINGS), default=default.setting, help="difficulty")
     add("--action_dim", type=int, choices=(4, 7), default=default.action_dim, help="numbers per action (default: 4)")
-    add(
-        "--val_fraction",
-        type=float,
-        default=default.val_fraction,
-        help="share of the episodes that goes to val/",
-    )
-    add(
-        "--text_encoder",
-        choices=("bytes",),
-        help="also write embeddings of the captions by this encoder (default: none)",
-    )
+    add("--val_fraction", type=float, default=default.val_fraction, help="share of the episodes that goes to val/")
+    add("--text_encoder", choices=("bytes",), help="also write embeddings of the captions by this encoder")
     add("--num_tokens", type=int, default=default.num_tokens, help="tokens of an embedding")
     add("--text_width", type=int, default=default.text_width, help="width of an embedding")
     add("--form", choices=tuple(FORMS), default=default.form, help="layout of the folder")

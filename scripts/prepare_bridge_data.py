@@ -36,11 +36,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     contents = bridge.prepare(
-        args.source,
-        args.out,
-        keep_archive=args.keep_archive,
-        workers=args.workers,
-        dry_run=args.dry_run,
+        args.source, args.out, keep_archive=args.keep_archive, workers=args.workers, dry_run=args.dry_run
     )
     if args.dry_run:
         return 0

@@ -42,12 +42,8 @@ def _parser() -> command_line.Parser:
     add("--out", metavar="DIR", help="where the clips go (default: nowhere, the data set is only fetched)")
     add("--camera", metavar="KEY", help="whose pictures; only its videos are fetched (default: the only one)")
     add("--splits", nargs="+", choices=(*SPLITS, "test", "full"), default=list(SPLITS), help="a folder for each")
-    add(
-        "--val_fraction",
-        type=float,
-        default=VAL_FRACTION,
-        help="of episodes, where the data set has no split of its own",
-    )
+    val_fraction = "of episodes, where the data set has no split of its own"
+    add("--val_fraction", type=float, default=VAL_FRACTION, help=val_fraction)
     add("--annotation", metavar="NAME", help="take captions from this text of modality.json (default: the tasks)")
     add("--caption", metavar="TEXT", help="for episodes without a task (default: they are an error)")
     add(

@@ -108,28 +108,22 @@ def test_what_is_wrong_is_one_message_and_exit_code_2(
     assert "Traceback" not in error
 
 
-def test_embeddings_of_another_width_are_refused_before_anything_is_built(
+def test_embeddings_and_weights_of_another_width_are_refused_before_anything_is_built(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    path = tmp_path / "wide.safetensors"
-    write_prompt_embeddings(path, BytesEncoder(64, 32), ["push the puck"], "")
-    monkeypatch.setattr(sys, "argv", [SCRIPT, *TINY, "--prompt_embeddings", str(path)])
-    monkeypatch.setattr(Video2WorldPipeline, "from_config", None)
-    assert main() == 2
-    assert "width 32" in capsys.readouterr().err
-
-
-def test_weights_of_another_size_are_refused_by_their_shapes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    path = tmp_path / "model.pt"
+    write_prompt_embeddings(tmp_path / "wide.safetensors", BytesEncoder(64, 32), ["push the puck"], "")
     net = Video2WorldDiT(model_channels=64, num_blocks=1, num_heads=2, crossattn_emb_channels=64, adaln_lora_dim=32)
-    torch.save({f"net.{name}": value for name, value in net.state_dict().items()}, path)
-    monkeypatch.setattr(sys, "argv", [SCRIPT, *TINY, "--dit_path", str(path), "--save_path", str(tmp_path / "o.mp4")])
-    assert main() == 2
-    error = capsys.readouterr().err
-    assert "width 64" in error
-    assert "128" in error
+    torch.save({f"net.{name}": value for name, value in net.state_dict().items()}, tmp_path / "model.pt")
+    monkeypatch.setattr(Video2WorldPipeline, "from_config", None)
+    monkeypatch.chdir(tmp_path)
+    for flags, named in (
+        (["--prompt_embeddings", "wide.safetensors"], ("width 32",)),
+        (["--dit_path", "model.pt"], ("width 64", "128")),
+    ):
+        monkeypatch.setattr(sys, "argv", [SCRIPT, *TINY, *flags, "--save_path", "o.mp4"])
+        assert main() == 2
+        error = capsys.readouterr().err
+        assert all(words in error for words in named)
 
 
 @pytest.mark.slow

@@ -109,16 +109,28 @@ def are_ready(environment: dict[str, str]) -> bool:
     return all((folder / name).exists() for name in ("ready.0", "ready.1", "srun.pid"))
 
 
+def signalled(environment: dict[str, str], number: int) -> tuple[int, str]:
+    """Exit code and output of a job whose machines get this signal once they work."""
+    job = submit(environment, "experiment=x", "job.name=a b")
+    wait_for(lambda: are_ready(environment), job, 20)
+    if number == signal.SIGTERM:
+        job.send_signal(number)  # the batch shell gets it too
+    signal_steps(environment, number)
+    out = output(job, 20)
+    return job.returncode, out
+
+
+def requeues(environment: dict[str, str]) -> list[str]:
+    return [call for call in scontrol_calls(environment) if call.startswith("requeue")]
+
+
 def scontrol_calls(environment: dict[str, str]) -> list[str]:
     return (Path(environment["SLURM_STAND_IN"]) / "scontrol.log").read_text().splitlines()
 
 
 def test_the_time_limit_saves_and_queues_the_job_again(slurm: dict[str, str]) -> None:
-    job = submit(slurm, "experiment=x", "job.name=a b")
-    wait_for(lambda: are_ready(slurm), job, 20)
-    signal_steps(slurm, signal.SIGUSR1)
-    out = output(job, 20)
-    assert job.returncode == 75, out
+    code, out = signalled(slurm, signal.SIGUSR1)
+    assert code == 75, out
     assert scontrol_calls(slurm) == ["show hostnames localhost,localhost", "requeue 4711"]
     arguments = (Path(slurm["SLURM_STAND_IN"]) / "launched.1").read_text()
     assert "-m torch.distributed.run --nnodes=2 --nproc_per_node=1" in arguments
@@ -128,30 +140,20 @@ def test_the_time_limit_saves_and_queues_the_job_again(slurm: dict[str, str]) ->
 
 
 def test_a_job_that_is_cancelled_stays_away(slurm: dict[str, str]) -> None:
-    job = submit(slurm, "experiment=x")
-    wait_for(lambda: are_ready(slurm), job, 20)
-    job.send_signal(signal.SIGTERM)  # the batch shell gets it too
-    signal_steps(slurm, signal.SIGTERM)
-    out = output(job, 20)
-    assert job.returncode == 143, out
-    assert not any(call.startswith("requeue") for call in scontrol_calls(slurm))
+    code, out = signalled(slurm, signal.SIGTERM)
+    assert code == 143 and not requeues(slurm), out
 
 
 def test_a_job_comes_back_a_limited_number_of_times(slurm: dict[str, str]) -> None:
-    job = submit({**slurm, "SLURM_RESTART_COUNT": "3", "MAX_REQUEUES": "3"}, "experiment=x")
-    wait_for(lambda: are_ready(slurm), job, 20)
-    signal_steps(slurm, signal.SIGUSR1)
-    out = output(job, 20)
-    assert job.returncode == 75 and "MAX_REQUEUES=3 is reached" in out
-    assert not any(call.startswith("requeue") for call in scontrol_calls(slurm))
+    code, out = signalled({**slurm, "SLURM_RESTART_COUNT": "3", "MAX_REQUEUES": "3"}, signal.SIGUSR1)
+    assert code == 75 and "MAX_REQUEUES=3 is reached" in out and not requeues(slurm)
 
 
 def test_a_failure_is_not_queued_again(slurm: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "launcher").write_text("#!/bin/bash\nexit 1\n")
     job = submit(slurm, "experiment=x")
     out = output(job, 20)
-    assert job.returncode == 1, out
-    assert not any(call.startswith("requeue") for call in scontrol_calls(slurm))
+    assert job.returncode == 1 and not requeues(slurm), out
 
 
 def test_a_wrong_folder_and_missing_overrides_are_told(slurm: dict[str, str], tmp_path: Path) -> None:

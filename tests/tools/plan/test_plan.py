@@ -92,7 +92,6 @@ def test_room_is_used_for_speed() -> None:
         ("sac_config.mode", ("--", TINY, "model.config.pipe_config.net.sac_config.mode=block")),
         ("--gpu H1000", ("--gpu", "H1000", "--", TINY)),
         ("--gpu_memory: 0", ("--gpu_memory", "0", "--", TINY)),
-        ("--gpu_memory: nan", ("--gpu_memory", "nan", "--", TINY)),
         ("/none_such/plan.json", ("--json", "/none_such/plan.json", "--", TINY)),
     ],
 )

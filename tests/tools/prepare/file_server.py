@@ -3,10 +3,11 @@
 
 import contextlib
 import hashlib
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from tests.checkpoints.hub_server import served_by
 
 
 @dataclass
@@ -28,16 +29,9 @@ class Served:
 
 @contextlib.contextmanager
 def serve(served: Served) -> Iterator[Served]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(served))
-    served.url = f"http://127.0.0.1:{server.server_port}/{served.name}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
+    with served_by(_handler(served)) as address:
+        served.url = f"{address}/{served.name}"
         yield served
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def _handler(served: Served) -> type[BaseHTTPRequestHandler]:

@@ -269,8 +269,6 @@ def test_nemo_clips_share_a_prompt_but_captions_by_hand_stay(
         (["--shard", "8/8"], "0/8"),
         (["--shard", "half"], "0/8"),
         (["--text_width", "64"], "--text_width is for"),
-        (["--text_encoder", "bytes", "--text_width", "0"], "--text_width: 0"),
-        (["--batch_size", "0"], "--batch_size: 0"),
         (["--device", "tpu"], "--device tpu"),
         (["--dataset_pth", "x"], "Did you mean --data"),
     ],

@@ -271,7 +271,6 @@ def test_the_script_writes_a_form(form: str, start: Start, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        ("--episodes 0", "episodes"),
         ("--frames 1", "frames"),
         ("--size 20", "40 pixels"),
         ("--val_fraction 1.5", "val_fraction"),
