@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
 from cosmos_predict2.tools.check.dataset import Wanted, check_dataset
@@ -37,14 +39,17 @@ def _parser() -> command_line.Parser:
     add("--experiment", metavar="NAME", help="check for it: frames, size, and the text of its model")
     add("--config", metavar="FILE", default=CONFIG, help="where the experiment is")
     add("--num_frames", type=int, help="frames that training takes; a shorter clip is a fault")
-    add("--size", type=int, nargs=2, metavar=("H", "W"), help="size that training takes; other shapes are noted")
+    size = "size that training takes; other shapes are noted"
+    add("--size", dest="video_size", type=int, nargs=2, metavar=("H", "W"), help=size)
     add("--fps", type=float, help="the rate that clips should have (default: the most frequent one)")
     add("--any_fps", action="store_true", help="clips may differ in rate, as training with dataset.fps=RATE allows")
     add("--text_encoder", metavar="NAME", help="the encoder that the embeddings should be of: t5, bytes, ...")
     add("--text_width", type=int, metavar="N", help="numbers per token that the model takes (2B, 14B: 1024; tiny: 64)")
     add("--num_tokens", type=int, metavar="N", help="tokens of a text that training reads (default: the experiment's)")
-    add("--no_embeddings", action="store_true", help="embeddings may be missing")
-    add("--fast", action="store_true", help="decode only the first and the last frame of each clip: quicker")
+    missing = "embeddings may be missing"
+    add("--no_embeddings", dest="needs_embeddings", action="store_const", const=False, help=missing)
+    fast = "decode only the first and the last frame of each clip: quicker for long ones"
+    add("--fast", dest="is_fast", action="store_true", help=fast)
     add("--json", metavar="FILE", help="write all that was found to this file too")
     workers = "processes (default: one per core, or none where there is little to do)"
     add("--workers", type=command_line.at_least(0), help=workers)
@@ -52,22 +57,9 @@ def _parser() -> command_line.Parser:
 
 
 def run(args: argparse.Namespace) -> int:
-    asked = dict(
-        num_frames=args.num_frames,
-        video_size=tuple(args.size) if args.size else None,
-        text_encoder=args.text_encoder,
-        text_width=args.text_width,
-        num_tokens=args.num_tokens,
-        needs_embeddings=False if args.no_embeddings else None,
-    )
+    asked = {field.name: getattr(args, field.name) for field in attrs.fields(Wanted)}
     found = of_experiment(args.config, args.experiment) if args.experiment else {}
-    wanted = Wanted(
-        **found | {name: value for name, value in asked.items() if value is not None},
-        fps=args.fps,
-        any_fps=args.any_fps,
-        is_fast=args.fast,
-        workers=args.workers,
-    )
+    wanted = Wanted(**found | {name: value for name, value in asked.items() if value is not None})
     report = check_dataset(Path(args.folder), wanted)
     print(as_text(report))
     if args.json:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
+from typing import Any
 
 import numpy
 from numpy.typing import NDArray
@@ -34,7 +35,6 @@ class Detection:
     """What was found on pictures [..., H, W, 3]."""
 
     position: Mapping[str, Floats]  # thing -> [..., 2] (x, y) in pixels, NaN where it is not seen
-    area: Mapping[str, Floats]  # thing -> [...] visible pixels
     is_closed: NDArray[numpy.bool_]  # [...], colour of the gripper
 
 
@@ -45,16 +45,15 @@ def detect(frames: Picture) -> Detection:
     shape = frames.shape[:-3]
     flat = frames.reshape(-1, *frames.shape[-3:])
     parts = [_detect(flat[i : i + _FRAMES_AT_ONCE]) for i in range(0, len(flat), _FRAMES_AT_ONCE)] or [_detect(flat)]
-    position, area, closed = (numpy.concatenate(part) for part in zip(*parts, strict=True))
+    position, closed = (numpy.concatenate(part) for part in zip(*parts, strict=True))
     return Detection(
         position={thing: position[:, i].reshape(*shape, 2) for i, thing in enumerate(THINGS)},
-        area={thing: area[:, i].reshape(shape) for i, thing in enumerate(THINGS)},
         is_closed=closed.reshape(shape),
     )
 
 
-def _detect(frames: Picture) -> tuple[Floats, Floats, NDArray[numpy.bool_]]:
-    """Positions [N, 4, 2], areas [N, 4] and whether the gripper is closed [N]."""
+def _detect(frames: Picture) -> tuple[Floats, NDArray[numpy.bool_]]:
+    """Positions [N, 4, 2] and whether the gripper is closed [N]."""
     n, height, width, _ = frames.shape
     code = frames.astype(numpy.int32) >> (8 - _BITS)
     code = (code[..., 0] << 2 * _BITS) | (code[..., 1] << _BITS) | code[..., 2]
@@ -62,22 +61,22 @@ def _detect(frames: Picture) -> tuple[Floats, Floats, NDArray[numpy.bool_]]:
     y, x = (v + 0.5 for v in numpy.divmod(numpy.arange(height * width), width))
     moments = numpy.stack([numpy.ones_like(x), x, y]).astype(numpy.float32)
     sums = (moments @ share).astype(numpy.float64)  # [N, 3, things + 1]
-    area = sums[:, 0, : len(THINGS)].copy()
     position = numpy.empty((n, len(THINGS), 2))
     for i, thing in enumerate(THINGS):
-        centre = sums[:, 1:, i] / numpy.maximum(area[:, i, None], 1e-6)
+        area: NDArray[Any] = sums[:, :1, i]
+        centre = sums[:, 1:, i] / numpy.maximum(area, 1e-6)
         if thing == "ring":
             centre = _fit_ring(share[..., i], x, y, centre)
         else:  # once more without what lies apart: other things' edges can mix to the same colour
             near = (moments[1] - centre[:, :1].astype(numpy.float32)) ** 2
             near += (moments[2] - centre[:, 1:].astype(numpy.float32)) ** 2
             own = share[..., i] * (near < (_RADII[thing] + _MARGIN) ** 2)
-            total, sum_x, sum_y = (own @ moments.T).T
-            area[:, i] = total
-            centre = numpy.stack([sum_x, sum_y], -1) / numpy.maximum(total[:, None], 1e-6)
+            near_sums = own @ moments.T
+            area = near_sums[:, :1]
+            centre = near_sums[:, 1:] / numpy.maximum(area, 1e-6)
         least = _LEAST_RING_AREA if thing == "ring" else _LEAST_AREA
-        position[:, i] = numpy.where(area[:, i, None] < least, numpy.nan, centre)
-    return position, area, sums[:, 0, -1] > 0.5 * sums[:, 0, 0]
+        position[:, i] = numpy.where(area < least, numpy.nan, centre)
+    return position, sums[:, 0, -1] > 0.5 * sums[:, 0, 0]
 
 
 def _fit_ring(share: NDArray[numpy.float32], x: Floats, y: Floats, start: Floats) -> Floats:

@@ -30,7 +30,7 @@ def _array(tokens: int, width: int = 8) -> np.ndarray:
 def test_public_files_are_read(tmp_path: Path, protocol: int, tokens: int) -> None:
     array = _array(tokens)
     (tmp_path / "a.pickle").write_bytes(pickle.dumps([array], protocol=protocol))
-    embedding = pickles.read(tmp_path / "a.pickle")
+    embedding = pickles.padded(pickles.read_rows(tmp_path / "a.pickle"), 512)
     assert embedding.shape == (512, 8) and embedding.dtype == torch.float32
     kept = min(tokens, 512)
     assert torch.equal(embedding[:kept], torch.from_numpy(array[:kept]).float())
@@ -44,7 +44,7 @@ def test_both_names_of_numpy_are_read(tmp_path: Path, old: bool) -> None:
     for name in names:
         content = content.replace(name, names[1] if old else names[0])
     (tmp_path / "a.pickle").write_bytes(content)
-    assert pickles.read(tmp_path / "a.pickle", num_tokens=7).shape == (7, 8)
+    assert pickles.read_rows(tmp_path / "a.pickle").shape == (5, 8)
 
 
 def test_what_is_written_is_in_the_exchange_form(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_what_is_written_is_in_the_exchange_form(tmp_path: Path) -> None:
     loaded = pickle.loads(content)
     assert isinstance(loaded, list) and len(loaded) == 1
     assert loaded[0].dtype == np.float16 and loaded[0].shape == (5, 8)
-    assert torch.equal(pickles.read(tmp_path / "a.pickle"), embedding)
+    assert torch.equal(pickles.read_rows(tmp_path / "a.pickle"), embedding[:5])
 
 
 def test_a_token_of_zeros_inside_is_kept_and_an_empty_embedding_has_one() -> None:
@@ -89,7 +89,7 @@ class _Runs:
 def test_code_is_refused_and_does_not_run(tmp_path: Path, protocol: int, make: Any) -> None:
     (tmp_path / "bad.pickle").write_bytes(pickle.dumps(make(tmp_path / "ran"), protocol=protocol))
     with pytest.raises(DataError, match=r"bad\.pickle"):
-        pickles.read(tmp_path / "bad.pickle")
+        pickles.read_rows(tmp_path / "bad.pickle")
     assert not (tmp_path / "ran").exists()
 
 
@@ -102,7 +102,7 @@ def test_bytes_are_never_taken_for_objects(tmp_path: Path, protocol: int, kind: 
     for content, refused in ((as_shape, "a call of numpy.ndarray"), (of_this_kind, "numpy.dtype")):
         (tmp_path / "bad.pickle").write_bytes(pickle.dumps([content], protocol=protocol))
         with pytest.raises(DataError, match=rf"bad\.pickle asks for {refused}"):
-            pickles.read(tmp_path / "bad.pickle")
+            pickles.read_rows(tmp_path / "bad.pickle")
 
 
 @pytest.mark.parametrize("name", sorted(pickles._ALLOWED))
@@ -113,7 +113,7 @@ def test_no_file_changes_what_it_names(tmp_path: Path, name: str) -> None:
     crafted = array[:2] + f"c{module}\n{attribute}\n".encode() + change + array[2:]
     (tmp_path / "bad.pickle").write_bytes(crafted)
     with pytest.raises(DataError, match=rf"bad\.pickle asks for a change of {name}"):
-        pickles.read(tmp_path / "bad.pickle")
+        pickles.read_rows(tmp_path / "bad.pickle")
     (tmp_path / "good.pickle").write_bytes(array)
     assert pickles.read_rows(tmp_path / "good.pickle").equal(torch.from_numpy(_array(5)).float())
 
@@ -122,7 +122,7 @@ def test_orders_of_bytes_and_axes_are_kept(tmp_path: Path) -> None:
     for array in (_array(5).astype(">f4"), np.asfortranarray(_array(5)), _array(5).astype(np.float64)):
         for protocol in (2, 4, 5):
             (tmp_path / "a.pickle").write_bytes(pickle.dumps([array], protocol=protocol))
-            found = pickles.read(tmp_path / "a.pickle", num_tokens=5)
+            found = pickles.read_rows(tmp_path / "a.pickle")
             assert torch.equal(found, torch.from_numpy(array.astype(np.float32)))
 
 
@@ -140,7 +140,7 @@ def test_orders_of_bytes_and_axes_are_kept(tmp_path: Path) -> None:
 def test_ways_around_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "bad.pickle").write_bytes(content)
     with pytest.raises(DataError, match=r"bad\.pickle"):
-        pickles.read(tmp_path / "bad.pickle")
+        pickles.read_rows(tmp_path / "bad.pickle")
 
 
 def _doubled(depth: int) -> bytes:
@@ -165,7 +165,7 @@ def test_a_small_file_takes_little_time_and_memory(tmp_path: Path, content: byte
     (tmp_path / "bad.pickle").write_bytes(content)
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     with pytest.raises(DataError, match=r"bad\.pickle"):
-        pickles.read(tmp_path / "bad.pickle")
+        pickles.read_rows(tmp_path / "bad.pickle")
     assert time.process_time() - start < 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
 
@@ -189,4 +189,4 @@ def test_a_small_file_takes_little_time_and_memory(tmp_path: Path, content: byte
 def test_other_content_is_an_error_that_names_the_file(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.pickle").write_bytes(content)
     with pytest.raises(DataError, match=r"a\.pickle"):
-        pickles.read(tmp_path / "a.pickle")
+        pickles.read_rows(tmp_path / "a.pickle")

@@ -29,11 +29,6 @@ _KIND = re.compile(r"[biuf][1-8]")  # numbers; all else has no place in an embed
 _ALLOWED = {"numpy.ndarray", "numpy.dtype", *_RECONSTRUCT, *_FROM_BUFFER, "_codecs.encode"}  # the last: protocol 2
 
 
-def read(path: StrPath, num_tokens: int = NUM_TOKENS) -> Tensor:
-    """The embedding of a file as float32 [num_tokens, width]: padded with zeros, or cut."""
-    return padded(read_rows(path), num_tokens)
-
-
 def read_rows(path: StrPath) -> Tensor:
     """The embedding of a file as float32 [tokens, width], as many tokens as it has."""
     size = storage.size(path)

@@ -3,7 +3,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,7 +43,7 @@ class Wanted:
     """What training requires of the data set; None: no requirement."""
 
     num_frames: int | None = None
-    video_size: tuple[int, int] | None = None  # height, width
+    video_size: Sequence[int] | None = None  # height, width
     fps: float | None = None
     any_fps: bool = False  # clips may differ in their rate, as where training brings them all to one
     text_encoder: str | None = None
@@ -424,7 +424,7 @@ def _compare_sizes(report: Report, wanted: Wanted) -> None:
     if small:
         report.note(f"{len(small)} are smaller than {height}x{width} and will be enlarged{_some(small)}")
     sizes = ((facts.path, (facts.height, facts.width)) for facts in have)
-    if across := [note for path, size in sizes if (note := swapped_size("video_size", wanted.video_size, size, path))]:
+    if across := [note for path, size in sizes if (note := swapped_size("video_size", (height, width), size, path))]:
         report.note(f"{across[0]} ({len(across)} of {len(have)})")
     ratios = {facts.path: facts.width * height / (facts.height * width) for facts in have}
     if bent := [path for path, ratio in ratios.items() if max(ratio, 1 / ratio) > _DISTORTED]:

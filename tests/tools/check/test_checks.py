@@ -180,7 +180,7 @@ def _malicious(folder: Path) -> None:
 
 
 def _rows(folder: Path) -> torch.Tensor:
-    return pickles.read(folder / "t5_xxl" / "a.pickle", 64)
+    return pickles.read_rows(folder / "t5_xxl" / "a.pickle")
 
 
 def _nan(folder: Path) -> None:

@@ -93,8 +93,8 @@ def test_clips_are_what_the_simulator_did(folder: Path) -> None:
         assert numpy.allclose(found[:, there], episodes.states[index][:, there], atol=1e-5)
         assert annotation["success"] == episodes.success[index] and len(annotation["rewards"]) == 8
         assert annotation["caption"] == caption == (place / "metas" / f"{name}.txt").read_text().strip()
-        embedding = pickles.read(place / "t5_xxl" / f"{name}.pickle", 64)
-        assert torch.equal(embedding, ENCODER.encode([caption])[0])
+        embedding = pickles.read_rows(place / "t5_xxl" / f"{name}.pickle")
+        assert torch.equal(embedding, pickles.trimmed(ENCODER.encode([caption])[0]))
 
 
 # ---- one folder, several runs ----------------------------------------------------------------------------------------
