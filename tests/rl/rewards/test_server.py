@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The endpoints, in this process: what each answers to good, bad, early and late requests."""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cosmos_predict2.rl.rewards.service.metrics import Metrics
+from cosmos_predict2.rl.rewards.service.queue import open_queue
+from cosmos_predict2.rl.rewards.service.scoring import Scorer
+from cosmos_predict2.rl.rewards.service.server import Service, create_app
+from cosmos_predict2.rl.rewards.service.settings import RewardSettings, ServiceSettings
+from cosmos_predict2.rl.rewards.service.supervisor import BROKEN, READY, Supervisor
+from cosmos_predict2.rl.rewards.service.worker import Worker, WorkerSettings
+from tests.rl.rewards.doubles import HERE, body, mean
+
+BINARY = {"Content-Type": "application/octet-stream"}
+
+
+class Here:
+    """A service whose worker is a thread of the test."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        reward = RewardSettings(reward_type="mean", make=f"{HERE}:mean")
+        self.settings = ServiceSettings(queue=str(folder / "queue.sqlite3"), rewards=[reward], **options)
+        self.queue = open_queue(self.settings.queue, self.settings.limits())
+        self.supervisor = Supervisor(self.settings, self.queue, Metrics())
+        self.supervisor.slots[0].state = READY
+        self.service = Service(self.settings, self.queue, self.supervisor, self.supervisor.metrics)
+        told = WorkerSettings("w", "mean", "", self.settings.queue, max_wait_s=0.0)
+        self.worker = Worker(told, self.queue, Scorer("mean", mean, lambda: None), lambda event: None)  # type: ignore
+        self.thread = threading.Thread(target=self.worker.run)
+
+    def work(self) -> None:
+        self.thread.start()
+
+    def close(self) -> None:
+        self.worker.draining.set()
+        if self.thread.ident is not None:
+            self.thread.join()
+        self.queue.close()
+
+
+@pytest.fixture
+def here(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Here, TestClient]]:
+    made = Here(tmp_path, **getattr(request, "param", {}))
+    with TestClient(create_app(made.service), raise_server_exceptions=False) as client:
+        yield made, client
+    made.close()
+
+
+def enqueue(client: TestClient, data: bytes, **headers: str) -> Any:
+    return client.post("/api/reward/enqueue", content=data, headers={**BINARY, **headers})
+
+
+def pull(client: TestClient, ticket: str, reward: str | None = "mean", **fields: str) -> Any:
+    form = {"uuid": ticket, **({} if reward is None else {"type": reward}), **fields}
+    return client.post("/api/reward/pull", data=form)
+
+
+def test_a_request_is_scored_and_stays_readable(here: tuple[Here, TestClient]) -> None:
+    made, client = here
+    answer = enqueue(client, body("a", "b", value=3.0))
+    assert answer.status_code == 200
+    ticket = answer.json()["uuid"]
+    early = pull(client, ticket)
+    assert early.status_code == 400 and early.json()["message"] == f"Not found scores for {ticket}"
+    assert pull(client, ticket, wait="0.05").status_code == 202
+    made.work()
+    found = pull(client, ticket, wait="20")
+    assert found.status_code == 200
+    assert found.json()["scores"] == {"mean": [3.0, 3.0], "double": [6.0, 6.0]}
+    assert found.json()["valid"] == [True, True]
+    assert set(found.json()) >= {"input_info", "duration", "decoded_duration", "type"}
+    assert pull(client, ticket).json() == found.json()
+    as_json = client.post("/api/reward/pull", json={"uuid": ticket, "type": "mean"})
+    assert as_json.json() == found.json()
+    assert client.post("/api/reward/ping", data={"info_data": "x"}).json() == {"message": "Ping request received"}
+
+
+def test_a_pull_that_waits_is_answered_when_the_job_is_done(here: tuple[Here, TestClient]) -> None:
+    made, client = here
+    ticket = enqueue(client, body("sleep 0.3")).json()["uuid"]
+    threading.Timer(0.2, made.work).start()
+    assert pull(client, ticket, wait="30").json()["status"] == "done"
+
+
+def test_the_same_id_gives_the_same_ticket_and_one_computation(here: tuple[Here, TestClient]) -> None:
+    made, client = here
+    tickets = {enqueue(client, body("a", request_id="run/1")).json()["uuid"] for _ in range(3)}
+    assert len(tickets) == 1
+    assert made.queue.depth()["mean"].counts == {"queued": 1}
+    assert enqueue(client, body("b", request_id="run/1")).status_code == 409
+
+
+def test_a_failure_is_final_and_named(here: tuple[Here, TestClient]) -> None:
+    made, client = here
+    tickets = [enqueue(client, body(*prompts)).json()["uuid"] for prompts in (("a",), ("raise", "b"), ("c",))]
+    made.work()
+    found = [pull(client, ticket, wait="30").json() for ticket in tickets]
+    assert [one["status"] for one in found] == ["done", "failed", "done"]
+    assert found[1]["scores"] is None and found[1]["valid"] == [False, False]
+    assert "cannot be scored" in found[1]["error"]
+
+
+def test_a_score_that_is_no_number_is_invalid(here: tuple[Here, TestClient]) -> None:
+    made, client = here
+    ticket = enqueue(client, body("a", value=float("nan"))).json()["uuid"]
+    made.work()
+    found = pull(client, ticket, wait="30").json()
+    assert found["valid"] == [False] and found["scores"]["mean"] == [None]
+
+
+@pytest.mark.parametrize(
+    ("path", "data", "status"),
+    [
+        ("/api/reward/enqueue", b"", 400),
+        ("/api/reward/enqueue", b"no newline", 400),
+        ("/api/reward/enqueue", body("a", reward="other"), 400),
+        ("/api/reward/enqueue", body("a")[:-1], 400),
+        ("/api/reward/pull", b"", 400),
+        ("/api/reward/pull", b"uuid=1&wait=soon", 400),
+        ("/api/reward/pull", b"uuid=1&wait=-1", 400),
+        ("/api/reward/pull", b"uuid=1&wait=nan", 400),
+        ("/api/reward/pull", b"uuid=%00", 400),
+        ("/api/reward/pull", b"uuid=" + b"1" * 100_000, 413),
+        ("/api/reward/pull", b"uuid=1&type=mean", 404),
+        ("/api/reward/push", b"uuid=1&scores={}&type=mean", 404),
+        ("/api/reward/latent_attr", b"fields={}", 404),
+    ],
+)
+def test_bad_requests_are_refused(here: tuple[Here, TestClient], path: str, data: bytes, status: int) -> None:
+    assert here[1].post(path, content=data).status_code == status
+
+
+@pytest.mark.parametrize("here", [dict(max_jobs=2, max_body_mb=0.001, result_ttl_s=0.2)], indirect=True)
+def test_limits(here: tuple[Here, TestClient]) -> None:
+    made, client = here
+    for told in ({}, {"Content-Length": "99999999999999999999999"}):
+        assert enqueue(client, body(*["a" * 400] * 4), **told).status_code == 413
+    for k in range(2):
+        assert enqueue(client, body(f"{k}")).status_code == 200
+    full = enqueue(client, body("3"))
+    assert full.status_code == 429 and int(full.headers["Retry-After"]) > 0
+    assert client.get("/readyz").status_code == 503
+    made.work()
+    ends = time.monotonic() + 20
+    while (again := enqueue(client, body("3"))).status_code == 429 and time.monotonic() < ends:
+        time.sleep(0.02)
+    ticket = again.json()["uuid"]
+    while pull(client, ticket).status_code != 410:
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("here", [dict(token="secret")], indirect=True)
+def test_nothing_but_health_is_open_without_the_token(here: tuple[Here, TestClient]) -> None:
+    client = here[1]
+    posts = [f"/api/reward/{name}" for name in ("enqueue", "pull", "ping")]
+    gets = ["/metrics", "/v1/rewards", "/openapi.json", "/nothing"]
+    for headers in (
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": "secret"},
+        {"Authorization": "Basic secret"},
+    ):
+        for path in posts:
+            answer = client.post(path, content=body("a"), headers=headers)
+            assert answer.status_code == 401 and "secret" not in answer.text
+        for path in gets:
+            assert client.get(path, headers=headers).status_code == 401
+    for path in ("/health", "/healthz", "/readyz"):
+        assert client.get(path).status_code == 200
+    right = {"Authorization": "Bearer secret"}
+    assert enqueue(client, body("a"), **right).status_code == 200
+    assert client.get("/metrics", headers=right).status_code == 200
+
+
+def test_a_broken_reward_and_a_stopping_service_refuse(here: tuple[Here, TestClient]) -> None:
+    made, client = here
+    made.supervisor.slots[0].state, made.supervisor.slots[0].reason = BROKEN, "the weights are torn"
+    answer = enqueue(client, body("a"))
+    assert answer.status_code == 503 and "torn" in answer.json()["message"] and "Retry-After" in answer.headers
+    assert client.get("/readyz").json()["faults"]
+    made.supervisor.slots[0].state = READY
+    ticket = enqueue(client, body("a")).json()["uuid"]
+    threading.Timer(0.1, made.service.drain).start()
+    assert pull(client, ticket, wait="30").status_code == 202
+    assert enqueue(client, body("b")).status_code == 503
+    assert client.get("/healthz").status_code == 200
+
+
+def test_metrics_are_in_the_format_of_prometheus(here: tuple[Here, TestClient]) -> None:
+    client = here[1]
+    enqueue(client, body("a"))
+    enqueue(client, b"")
+    text = client.get("/metrics").text
+    names = set()
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            name, value = line.rsplit(" ", 1)
+            names.add(name.partition("{")[0])
+            float(value)
+    assert 'reward_jobs{reward="mean",state="queued"} 1' in text
+    assert 'reward_rejects_total{reason="malformed"} 1' in text
+    assert {"reward_http_seconds_bucket", "reward_workers", "reward_oldest_job_seconds"} <= names
+    assert client.get("/v1/rewards").json()["rewards"][0]["name"] == "mean"
+
+
+def test_logs_name_no_prompt(here: tuple[Here, TestClient], caplog: pytest.LogCaptureFixture) -> None:
+    made, client = here
+    with caplog.at_level(logging.DEBUG):
+        ticket = enqueue(client, body("a private prompt")).json()["uuid"]
+        made.work()
+        pull(client, ticket, wait="30")
+    assert "private" not in caplog.text
+
+
+PLAIN = st.text(max_size=30) | st.sampled_from(["1", "mean", "0", "nan", "1e400", "\x00"])
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_its_own_openapi_allows_is_answered_as_it_says(here: tuple[Here, TestClient], data: Any) -> None:
+    client = here[1]
+    api = client.get("/openapi.json").json()
+    path = data.draw(st.sampled_from(sorted(api["paths"])))
+    for method, operation in api["paths"][path].items():
+        content: bytes = b""
+        kind = next(iter(operation.get("requestBody", {}).get("content", {"": {}})))
+        if kind == "application/octet-stream":
+            content = data.draw(st.binary(max_size=200) | st.sampled_from([body("a"), body("a") + b"x", b"{}\n"]))
+        elif kind:
+            names = sorted(operation["requestBody"]["content"][kind]["schema"]["properties"])
+            form = data.draw(st.dictionaries(st.sampled_from(names), PLAIN))
+            answer = client.request(method, path, data=form if "wait" not in form else {**form, "wait": "0"})
+            assert str(answer.status_code) in operation["responses"]
+            content = data.draw(st.binary(max_size=100))
+        answer = client.request(method, path, content=content, headers={"Content-Type": kind} if kind else {})
+        assert str(answer.status_code) in operation["responses"], answer.text
+        assert path == "/metrics" or isinstance(json.loads(answer.text), dict)
