@@ -25,6 +25,7 @@ from cosmos_predict2.tokenizers.tiny import GROUP, LATENT_CHANNELS, PatchCoder, 
 from cosmos_predict2.toy_world import make_episodes, render
 from cosmos_predict2.toy_world.tasks import TASKS
 from imaginaire import storage
+from imaginaire.command_line import at_least
 from imaginaire.training import provenance
 
 NUM_EPISODES = 3000
@@ -49,14 +50,12 @@ def main() -> None:
     parser.add_argument(
         "--minutes", type=float, default=20, help="of training (default: 20); 0: principal components only"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of data and start (default: 0)")
-    parser.add_argument("--width", type=int, default=80, help="of the hidden layers (default: 80)")
-    parser.add_argument("--num_blocks", type=int, default=2, help="blocks of each coder (default: 2)")
+    parser.add_argument("--seed", type=at_least(0), default=0, help="of data and start (default: 0)")
+    parser.add_argument("--width", type=at_least(1), default=80, help="of the hidden layers (default: 80)")
+    parser.add_argument("--num_blocks", type=at_least(1), default=2, help="blocks of each coder (default: 2)")
     arguments = parser.parse_args()
-    if not (
-        0 <= arguments.minutes < math.inf and arguments.seed >= 0 and min(arguments.width, arguments.num_blocks) >= 1
-    ):
-        parser.error("--minutes and --seed are 0 at least, --width and --num_blocks 1 at least")
+    if not 0 <= arguments.minutes < math.inf:
+        parser.error(f"--minutes {arguments.minutes:g}: a number of at least 0")
 
     git = provenance.git_state(provenance.root())
     torch.manual_seed(arguments.seed)
@@ -197,11 +196,7 @@ def coders(net: TinyAutoencoder) -> list[tuple[PatchCoder, int]]:
 
 
 def train(
-    net: TinyAutoencoder,
-    worlds: dict[int, ToyFrames],
-    textures: Tensor,
-    draws: np.random.Generator,
-    seconds: float,
+    net: TinyAutoencoder, worlds: dict[int, ToyFrames], textures: Tensor, draws: np.random.Generator, seconds: float
 ) -> int:
     """Number of steps taken in the time; the learning rate falls to zero at its end."""
     optimizer = torch.optim.Adam(net.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.99))

@@ -8,6 +8,8 @@ import shlex
 import sys
 from pathlib import Path
 
+import attrs
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
 from cosmos_predict2.tools.prepare.toy.folder import write_folder
@@ -77,8 +79,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> None:
+    values = {field.name: getattr(args, field.name) for field in attrs.fields(ToyFolder)}
+    size = SETTINGS[args.setting].size if args.size is None else args.size
     try:
-        settings = _settings(args)
+        settings = ToyFolder(**values | {"tasks": tuple(args.tasks), "size": size})
     except ConfigError:
         raise
     except ValueError as error:  # a number out of its range
@@ -92,14 +96,6 @@ def run(args: argparse.Namespace) -> None:
         counts["val"],
         counts["success"],
     )
-
-
-def _settings(args: argparse.Namespace) -> ToyFolder:
-    import attrs
-
-    values = {field.name: getattr(args, field.name) for field in attrs.fields(ToyFolder)}
-    size = SETTINGS[args.setting].size if args.size is None else args.size
-    return ToyFolder(**values | {"tasks": tuple(args.tasks), "size": size})
 
 
 if __name__ == "__main__":
