@@ -38,8 +38,10 @@ def serve(settings: ServiceSettings, patience: Patience | None = None) -> int:
 
         class Server(uvicorn.Server):
             def handle_exit(self, sig: int, frame: Any) -> None:
+                """Without the base's note of the signal, which would end this process before its workers are done."""
                 service.drain()
-                super().handle_exit(sig, frame)
+                self.force_exit = self.should_exit
+                self.should_exit = True
 
         options = uvicorn.Config(
             create_app(service),

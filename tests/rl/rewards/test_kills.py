@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real service whose processes are killed: nothing is lost, nothing counts twice, the others go on."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from cosmos_predict2.rl.rewards.http import NoAnswer
+from cosmos_predict2.rl.rewards.remote import RemoteReward
+from imaginaire.distributed import free_port
+from tests.rl.rewards.doubles import HERE, ROOT, Served, body, clips_of, in_threads, served
+
+CONFIG = """
+lease_s = 3.0
+[[reward_args]]
+reward_type = "mean"
+make = "{here}:Noted"
+arguments = {{path = "{folder}/scored.txt", pause_s = {pause}}}
+max_batch = 4
+timeout_s = 2.0
+"""
+
+
+def config(folder: Path, pause: float) -> str:
+    return CONFIG.format(here=HERE, folder=folder, pause=pause)
+
+
+def kill_a_worker(service: Served) -> None:
+    for process_id in service.worker_ids()[:1]:
+        os.kill(process_id, signal.SIGKILL)
+
+
+def patient_ticket(service: Served, data: bytes) -> str:
+    """The ticket of a request that is posted until the service is there."""
+    ends = time.monotonic() + 120
+    while True:
+        assert time.monotonic() < ends, service.log()
+        try:
+            answer = service.enqueue(data)
+            if answer.status == 200:
+                return str(answer.content["uuid"])
+            assert answer.status in (429, 503), answer
+        except NoAnswer:
+            pass
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_kills_of_worker_and_server_in_mid_batch_lose_nothing(tmp_path: Path) -> None:
+    with served(tmp_path, config=config(tmp_path, 0.1)) as service:
+        bodies = [body(f"clip {k}", value=float(k), request_id=f"r{k}") for k in range(24)]
+        tickets = [patient_ticket(service, one) for one in bodies]
+        service.result(tickets[0])
+        kill_a_worker(service)
+        service.result(tickets[8])
+        service.kill()
+        service.start(is_ready=False)
+        assert [patient_ticket(service, one) for one in bodies] == tickets  # a client that restarts asks the same
+        for k, ticket in enumerate(tickets):
+            assert service.result(ticket)["scores"]["mean"] == [float(k)]
+        scored = Counter((tmp_path / "scored.txt").read_text().splitlines())
+        assert len(scored) == 24
+        assert sum(scored.values()) <= 24 + 2 * 4  # at most the two portions that were cut short
+        metrics = service.get("/metrics").content["text"]
+        assert 'reward_jobs{reward="mean",state="done"} 24' in metrics
+
+
+@pytest.mark.slow
+def test_a_job_that_kills_its_worker_or_hangs_fails_alone(tmp_path: Path) -> None:
+    with served(tmp_path, config=config(tmp_path, 0.0)) as service:
+        prompts = ["a", "die", "b", "sleep 60", "c", "raise", "d"]
+        tickets = in_threads(len(prompts), lambda k: patient_ticket(service, body(prompts[k])))
+        found = [service.result(ticket) for ticket in tickets]
+        expected = ["done" if len(prompt) == 1 else "failed" for prompt in prompts]
+        assert [one["status"] for one in found] == expected
+        assert "signal 9" in found[1]["error"]
+        assert "within 2 s" in found[3]["error"]
+        assert service.get("/readyz").status in (200, 503)
+
+
+@pytest.mark.slow
+def test_a_reward_that_cannot_be_loaded_is_out_of_order_and_the_others_go_on(tmp_path: Path) -> None:
+    rewards = f'[[reward_args]]\nreward_type = "torn"\nmake = "{HERE}:Unloadable"\n'
+    with_unfit = '[[reward_args]]\nreward_type = "absent"\nmake = "no.such.module:Reward"\n'
+    service = Served(tmp_path, config=config(tmp_path, 0.0) + rewards + with_unfit).start(is_ready=False)
+    try:
+        ticket = patient_ticket(service, body("a"))
+        assert service.result(ticket)["status"] == "done"
+        ends = time.monotonic() + 60
+        while (answer := service.enqueue(body("a", reward="absent"))).status != 503:
+            assert time.monotonic() < ends
+            time.sleep(0.2)
+        assert "no.such" in answer.content["message"] or "No module" in answer.content["message"]
+        waiting = patient_ticket(service, body("a", reward="torn"))
+        assert service.get("/readyz").status == 503
+        assert service.pull(waiting, "torn", wait=0.1).status in (200, 202)
+    finally:
+        assert service.stop() == 0
+
+
+@pytest.mark.slow
+def test_a_stop_keeps_what_waits_and_the_next_start_finishes_it(tmp_path: Path) -> None:
+    with served(tmp_path, config=config(tmp_path, 0.2)) as service:
+        tickets = [patient_ticket(service, body(f"{k}", value=float(k))) for k in range(20)]
+        assert service.stop() == 0
+        service.start()
+        assert [service.result(ticket)["scores"]["mean"] for ticket in tickets] == [[float(k)] for k in range(20)]
+        scored = Counter((tmp_path / "scored.txt").read_text().splitlines())
+        assert set(scored.values()) == {1}  # what ran was finished
+        second = subprocess.run(
+            [sys.executable, "-m", "scripts.reward_service", "--port", str(service.port), "--rewards", "smoothness"],
+            cwd=ROOT, capture_output=True, text=True,
+        )  # fmt: skip
+        assert second.returncode == 2
+        assert str(service.port) in second.stderr
+        url = service.url("/api/reward/")
+        reward = RemoteReward("mean", enqueue_url=f"{url}enqueue", fetch_url=f"{url}pull")
+        scores = reward.fetch(reward.submit(clips_of("a", "b", value=2.5), {}, "id"), 60)
+        assert scores.value_B.tolist() == [2.5, 2.5] and scores.is_valid_B.all()
+
+
+@pytest.mark.long
+def test_many_kills_of_worker_and_server(tmp_path: Path) -> None:
+    draws = random.Random(0)
+    service = Served(tmp_path, config="max_attempts = 50\n" + config(tmp_path, 0.02)).start()
+    try:
+        tickets = []
+        for k in range(300):
+            tickets.append(patient_ticket(service, body(f"clip {k}", value=float(k), request_id=f"r{k}")))
+            if draws.random() < 0.05:
+                kill_a_worker(service)
+            if draws.random() < 0.02:
+                service.kill()
+                service.start(is_ready=False)
+        found = [service.result(ticket, limit=300) for ticket in tickets]
+        assert [one["scores"]["mean"] for one in found] == [[float(k)] for k in range(300)]
+    finally:
+        service.stop()
+
+
+@pytest.mark.long
+def test_two_thousand_queued_videos(tmp_path: Path) -> None:
+    """Each of the size of a latent of 93 frames at 480p in half precision, 1 MB; a kill in the middle."""
+    import torch
+
+    from cosmos_predict2.rl.interfaces import Clips
+    from cosmos_predict2.rl.rewards import wire
+
+    with served(tmp_path, config=config(tmp_path, 0.0)) as service:
+        latents = torch.zeros(1, 16, 24, 54, 96, dtype=torch.bfloat16)
+
+        def post(part: int) -> list[str]:
+            tickets = []
+            for k in range(part, 2000, 8):
+                clips = Clips(latents + k % 100, None, [f"{k}"], 16.0)
+                tickets.append(patient_ticket(service, wire.encode(clips, {"mean": 1.0}, media="latent")))
+            return tickets
+
+        tickets = in_threads(8, post)
+        service.kill()
+        service.start()
+        for part, of_part in enumerate(tickets):
+            for k, ticket in zip(range(part, 2000, 8), of_part, strict=True):
+                assert service.result(ticket, limit=600)["scores"]["mean"] == [float(k % 100)]
+        assert service.queue_bytes() < 6e9
+
+
+@pytest.mark.long
+def test_redis_restarts_and_a_second_host(tmp_path: Path) -> None:
+    if shutil.which("redis-server") is None:
+        pytest.skip("no redis-server is installed: apt-get install redis-server")
+    port = free_port()
+    words = ["redis-server", "--port", str(port), "--dir", str(tmp_path), "--appendonly", "yes", "--save", ""]
+    words += ["--appendfsync", "always", "--bind", "127.0.0.1"]
+
+    def start() -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(words, stdout=subprocess.DEVNULL)
+
+    redis = start()
+    time.sleep(1)
+    arguments = ["--queue", f"redis://127.0.0.1:{port}/0"]
+    (tmp_path / "second").mkdir()
+    with served(tmp_path, *arguments, config=config(tmp_path, 0.05)) as first:
+        with served(tmp_path / "second", *arguments, config=config(tmp_path, 0.05)) as second:
+            tickets = []
+            for k in range(60):
+                tickets.append(
+                    patient_ticket((first, second)[k % 2], body(f"clip {k}", value=float(k), request_id=f"r{k}"))
+                )
+                if k % 20 == 10:
+                    redis.kill()
+                    redis.wait()
+                    redis = start()
+            second.kill()
+            found = [first.result(ticket) for ticket in tickets]
+            assert [one["scores"]["mean"] for one in found] == [[float(k)] for k in range(60)]
+            second.start()
+    redis.terminate()
+    redis.wait()

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank asks for all."""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cosmos_predict2.rl.interfaces import Clips, Scores, Ticket
+from cosmos_predict2.rl.rewards.local import LocalReward
+from cosmos_predict2.rl.rewards.one_rank import OneRank
+from imaginaire import distributed
+from tests.multiprocess import run_distributed
+from tests.rl.rewards.doubles import clips_of, mean
+
+
+class Failing:
+    def submit(self, clips: Clips, context: Mapping[str, Any], request_id: str) -> Ticket:
+        return Ticket(request_id)
+
+    def fetch(self, ticket: Ticket, deadline: float) -> Scores:
+        if ticket.request_id == "slow":
+            time.sleep(8)
+        raise ArithmeticError("torn")
+
+
+def test_a_single_process_talks_itself() -> None:
+    reward = OneRank(LocalReward(mean))
+    scores = reward.fetch(reward.submit(clips_of("a", value=2.0), {}, "id"), 5)
+    assert scores.value_B.tolist() == [2.0]
+
+
+def _ranks(folder: Path) -> None:
+    asked = []
+
+    def counted(clips: Clips, context: Mapping[str, Any]) -> Any:
+        asked.append(1)
+        return {"value": torch.tensor([1.5, float("nan")]), "part": torch.tensor([1.0, 2.0])}
+
+    reward = OneRank(LocalReward(counted))
+    scores = reward.fetch(reward.submit(clips_of("a", "b"), {}, "id"), 5)
+    assert len(asked) == (distributed.rank() == 0)
+    assert scores.value_B.tolist() == [1.5, 0.0]
+    assert scores.is_valid_B.tolist() == [True, False]
+    assert scores.parts["part"].tolist() == [1.0, 2.0]
+
+    failing = OneRank(Failing())
+    with pytest.raises((ArithmeticError, RuntimeError), match="torn" if distributed.rank() == 0 else "rank 0 failed"):
+        failing.fetch(Ticket("quick"), 5)
+
+    if distributed.rank() == 0:
+        with pytest.raises((ArithmeticError, RuntimeError)):
+            failing.fetch(Ticket("slow"), 1)
+    else:
+        with pytest.raises(RuntimeError, match="in vain for the scores of request slow"):
+            OneRank(Failing(), margin_s=1.0).fetch(Ticket("slow"), 1)
+
+
+@pytest.mark.slow
+def test_one_rank_asks_and_the_others_wait_for_a_limited_time(tmp_path: Path) -> None:
+    run_distributed(_ranks, world_size=2, args=(tmp_path,))

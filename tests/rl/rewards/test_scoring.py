@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens inside a worker: portions, decoding, faulty requests, and the settings of a service."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_predict2.rl.interfaces import Clips
+from cosmos_predict2.rl.rewards import wire
+from cosmos_predict2.rl.rewards.registry import build, path_of
+from cosmos_predict2.rl.rewards.service.scoring import Scorer, build_decoder
+from cosmos_predict2.rl.rewards.service.settings import DecodeSettings, read_settings
+from cosmos_predict2.rl.rewards.verifiable import Agreement
+from cosmos_predict2.tokenizers.tiny import TinyTokenizer
+from imaginaire.errors import ConfigError
+from scripts import reward_service
+from tests.rl.rewards.doubles import HERE, Pixels, body, mean
+
+TINY = DecodeSettings(model_path="tiny")
+
+
+def scorer(function: Any, max_clips: int = 8) -> Scorer:
+    return Scorer("x", function, lambda: build_decoder(TINY, "cpu"), max_clips)
+
+
+def test_requests_of_one_form_are_scored_together_and_others_apart() -> None:
+    sizes: list[int] = []
+
+    def counting(clips: Clips, context: Mapping[str, Any]) -> Mapping[str, Tensor]:
+        sizes.append(len(clips.prompts))
+        return mean(clips, context)
+
+    large = Clips(torch.ones(1, 16, 2, 4, 4), None, ["b"], 16.0)
+    bodies = [body("a", "b"), body("c", value=2.0), wire.encode(large, {"x": 1.0}, media="latent"), body("d", "e", "f")]
+    found = scorer(counting, max_clips=4).score(bodies)
+    assert sizes == [4, 2, 1]
+    assert [one["scores"]["x"] for one in found if isinstance(one, dict)] == [[1.0, 1.0], [2.0], [1.0], [1.0] * 3]
+
+
+def test_a_faulty_request_fails_alone() -> None:
+    found = scorer(mean).score([body("a"), b"nonsense", body("raise"), body("b", "c")])
+    assert [isinstance(one, Exception) for one in found] == [False, True, True, False]
+
+
+def test_a_score_that_does_not_fit_the_clips_is_a_failure() -> None:
+    for wrong in (lambda clips, context: torch.ones(3), lambda clips, context: {"part": torch.ones(1)}):
+        assert isinstance(scorer(wrong).score([body("a")])[0], Exception)
+
+
+def test_texts_pass_and_numbers_that_are_none_are_invalid() -> None:
+    def judge(clips: Clips, context: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"value": torch.tensor([0.5, float("inf")]), "prediction": ["Good", "Bad"]}
+
+    (found,) = scorer(judge).score([body("a", "b")])
+    assert isinstance(found, dict)
+    assert found["valid"] == [True, False]
+    assert found["scores"] == {"x": [0.5, None], "prediction": ["Good", None]}
+
+
+def test_latents_are_decoded_where_pixels_are_needed() -> None:
+    tokenizer = TinyTokenizer()
+    video = torch.rand(1, 3, 5, 16, 24) * 2 - 1
+    latents = tokenizer.encode(video)
+    expected = ((tokenizer.decode(latents).clamp(-1, 1) + 1) * 127.5).round()
+    data = wire.encode(Clips(latents, None, ["a"], 16.0), {"x": 1.0}, media="latent")
+    (found,) = scorer(Pixels()).score([data])
+    assert isinstance(found, dict)
+    assert found["scores"]["x"][0] == pytest.approx(float(expected.mean()), abs=1e-3)
+    (seen,) = scorer(mean).score([data])
+    assert isinstance(seen, dict) and seen["decoded_duration"] == "N/A"
+
+
+def test_the_true_future_travels_as_latents_or_as_video() -> None:
+    tokenizer = TinyTokenizer()
+    latents = tokenizer.encode(torch.rand(2, 3, 9, 16, 24) * 2 - 1)
+    clips = Clips(latents, None, ["a", "b"], 16.0)
+    true = latents.roll(1, 0)
+    numbers = torch.tensor([1, 1])
+    pixels = ((tokenizer.decode(true).clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+    found = []
+    for context in ({"true_latents": true}, {"true_video": pixels}):
+        data = wire.encode(clips, {"x": 1.0}, media="latent", context={**context, "num_conditional_frames": numbers})
+        found += scorer(Agreement()).score([data])
+    assert isinstance(found[0], dict) and isinstance(found[1], dict)
+    assert found[0]["scores"] == found[1]["scores"]
+    assert found[0]["valid"] == [True, True]
+    assert isinstance(scorer(Agreement()).score([wire.encode(clips, {"x": 1.0}, media="latent")])[0], Exception)
+
+
+def test_without_a_decoder_the_cure_is_named() -> None:
+    (found,) = Scorer("x", Pixels(), lambda: build_decoder(DecodeSettings(), "cpu")).score([body("a")])
+    assert isinstance(found, ConfigError) and "decode_args" in str(found)
+
+
+def test_rewards_are_found_by_name_and_by_path() -> None:
+    assert path_of("smoothness")[0] == "smoothness"
+    assert path_of(f"mine={HERE}:mean") == ("mine", f"{HERE}:mean")
+    assert path_of(f"{HERE}:mean") == ("mean", f"{HERE}:mean")
+    assert build(f"{HERE}:mean") is mean
+    made: Any = build(f"{HERE}:Noted", {"path": "x"}, device="cpu")
+    assert made.path == "x"
+
+
+SERVICE_TOML = """
+host = "localhost"
+port = 8081
+redis_host = "somewhere"
+redis_port = 6379
+[decode_args]
+model_path = "tiny"
+dtype = "float16"
+chunk_duration = 81
+load_mean_std = false
+[[reward_args]]
+reward_type = "smoothness"
+download_path = "/workspace"
+device = ["cpu", "cpu"]
+[[reward_args]]
+reward_type = "motion"
+enable = false
+"""
+
+
+def test_the_published_file_is_read_and_what_does_nothing_is_noted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "service.toml"
+    path.write_text(SERVICE_TOML)
+    with caplog.at_level("INFO"):
+        found = read_settings(str(path), port=9000)
+    assert (found.host, found.port, found.decode.dtype) == ("localhost", 9000, "float16")
+    assert [reward.reward_type for reward in found.rewards] == ["smoothness"]
+    assert found.rewards[0].devices() == ["cpu", "cpu"]
+    for name in ("redis_host", "chunk_duration", "download_path"):
+        assert name in caplog.text
+    assert [one.reward_type for one in read_settings(str(path), ["agreement"]).rewards] == ["agreement"]
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "named"),
+    [
+        (SERVICE_TOML.replace("port =", "prot ="), [], "prot"),
+        (SERVICE_TOML.replace("8081", '"8081"'), [], "port"),
+        (SERVICE_TOML.replace("8081", "70000"), [], "port"),
+        (SERVICE_TOML.replace("float16", "int4"), [], "dtype"),
+        (SERVICE_TOML.replace('"smoothness"', '"smoothnes"'), [], "smoothness"),
+        (SERVICE_TOML.replace('"motion"\nenable = false', '"smoothness"'), [], "twice"),
+        (SERVICE_TOML + "\ntoken = 'x'", [], "token"),
+        ("port =", [], "TOML"),
+        ("port = 1", [], "--rewards"),
+        (SERVICE_TOML, ["--host", "0.0.0.0"], "WFM_REWARD_TOKEN"),
+        (SERVICE_TOML, ["--host", "no.such.host.invalid"], "WFM_REWARD_TOKEN"),
+        (SERVICE_TOML, ["--queue", "amqp://x"], "--queue"),
+        (SERVICE_TOML, ["--rewards", "a=b"], "module:Class"),
+    ],
+)
+def test_wrong_settings_are_named(
+    text: str, arguments: list[str], named: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.delenv("WFM_REWARD_TOKEN", raising=False)
+    monkeypatch.setattr("sys.argv", ["reward_service", "--config", str(tmp_path / "service.toml"), *arguments])
+    (tmp_path / "service.toml").write_text(text)
+    assert reward_service.main() == 2
+    assert named in capsys.readouterr().err
