@@ -63,11 +63,8 @@ class ActionTable:
     @property
     def fault(self) -> str:
         """What makes training on these actions pointless; empty where nothing does."""
-        return f"{self.title}: no number ever changes, so a model can learn nothing" if self._is_constant else ""
-
-    @property
-    def _is_constant(self) -> bool:
-        return is_constant(self.statistics.action)
+        is_useless = is_constant(self.statistics.action)
+        return f"{self.title}: no number ever changes, so a model can learn nothing" if is_useless else ""
 
     def notes(self) -> Iterator[str]:
         """What may be wrong with the numbers."""
@@ -79,7 +76,7 @@ class ActionTable:
                 f" {columns.q99[k]:g}: look at that recording"
             )
         constant = [name for name, low, high in zip(self.names, columns.min, columns.max) if high - low < ROUNDING]
-        if constant and not self._is_constant:
+        if constant and not self.fault:
             yield f"{self.title}: {', '.join(constant)} never change{'s' if len(constant) == 1 else ''}"
 
 
@@ -131,8 +128,6 @@ def number_names(info: Info, part: Part, modality: Modality | None = None) -> li
 
 def bridge_table(annotations: Sequence[Path]) -> ActionTable | None:
     """The pose differences of recordings in Bridge's layout; None where no file can be read (which is a fault)."""
-    if not annotations:
-        return None
     chosen = numpy.linspace(0, len(annotations) - 1, min(len(annotations), MOST_RECORDINGS)).round().astype(int)
     rows, largest_angle = [], 0.0
     for place in chosen.tolist():
