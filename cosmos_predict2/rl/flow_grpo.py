@@ -24,7 +24,7 @@ from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.rl import objectives
 from cosmos_predict2.rl.config import ANY, KEY, Predict2RLConfig, RLConfig, rl_of
 from cosmos_predict2.rl.experience import Data, Experience, Forward, Samples, joined, order, rows_of
-from cosmos_predict2.rl.interfaces import Clips
+from cosmos_predict2.rl.interfaces import Clips, Scores
 from cosmos_predict2.rl.rollout import ChainPath, chain_path, judge, of_whole_clip, roll_out
 from cosmos_predict2.rl.scoring import Scoring
 from cosmos_predict2.rl.weight_copy import WeightCopy
@@ -57,6 +57,7 @@ class FlowGRPOModel(Video2WorldModel):
         self._reference: WeightCopy | None = None
         self._old: WeightCopy | None = None
         self._left = 0  # micro-batches of the present experience that are still to come
+        self._failed_rollouts = 0
         self._is_open = False  # from the beginning of an experience to its last update
 
     @classmethod
@@ -146,9 +147,21 @@ class FlowGRPOModel(Video2WorldModel):
         self.progress(f"waiting for the rewards of {len(rows)} clips")
         scores = self.scoring.fetch(tickets, rl.num_rollout)
         advantage, facts = self.scoring.advantages(scores)
+        self._require_scores(scores)
         samples: Samples = joined(parts)
         samples.advantage, samples.facts = advantage.flatten(), facts
         return samples, (x0, data_condition)
+
+    def _require_scores(self, scores: Mapping[str, Scores]) -> None:
+        """Raise where a reward has failed altogether, several times in a row: nothing is learnt then."""
+        failed = [name for name, one in scores.items() if not one.is_valid_B.any()]
+        self._failed_rollouts = self._failed_rollouts + 1 if failed else 0
+        if self._failed_rollouts >= self.rl.max_failed_rollouts:
+            raise TrainingError(
+                f"No score of {', '.join(failed)} was valid in {self._failed_rollouts} rollouts, so nothing can be"
+                " learnt. The log has the error of each; see that the reward runs, or raise"
+                f" {KEY}.max_failed_rollouts={self.rl.max_failed_rollouts}."
+            )
 
     def _roll_out(
         self,

@@ -76,6 +76,21 @@ def test_a_step_that_training_computes_in_another_way_is_refused(
         train(tmp_path, rl_options(), config=CONFIG)
 
 
+def _no_score(clips: Any, context: Any) -> Tensor:
+    raise RuntimeError("the judge is ill")
+
+
+def no_score() -> Any:
+    return _no_score
+
+
+def test_a_reward_that_always_fails_ends_the_run(tmp_path: Path) -> None:
+    reward = f"{RL}.rewards.agreement.make={{_target_: tests.rl.test_flow_grpo.no_score}}"
+    options = rl_options(FLOW_GRPO, reward, f"{RL}.max_failed_rollouts=2")
+    with pytest.raises(TrainingError, match="agreement"):
+        train(tmp_path, options, config=CONFIG)
+
+
 def _trained(root: str, options: list[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     records = run(Path(root), *options)
     return saved(Path(root), NAME)["model"], records[0]

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verifiable rewards order clips as they should; scoring leaves out what failed."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_predict2.data.toy.videos import ToyWorldVideos
+from cosmos_predict2.rl.config import RewardConfig, RLConfig
+from cosmos_predict2.rl.interfaces import Clips, Scores, Ticket
+from cosmos_predict2.rl.rewards import toy, verifiable
+from cosmos_predict2.rl.rewards.local import LocalReward
+from cosmos_predict2.rl.scoring import Scoring
+from imaginaire.config import L
+from imaginaire.errors import ConfigError, DataError
+
+
+@pytest.fixture(scope="module")
+def true() -> Tensor:
+    data = ToyWorldVideos(num_episodes=4, mix="full_skill", num_steps=16, start=0)
+    return torch.stack([data[i]["video"] for i in range(4)])
+
+
+def _clips(video: Tensor) -> Clips:
+    return Clips(video.float()[:, :, ::4, ::8, ::8] / 255, video, [""] * len(video), 10.0)
+
+
+def _context(true: Tensor) -> dict[str, Any]:
+    return {
+        "true_latents": true.float()[:, :, ::4, ::8, ::8] / 255,
+        "true_video": true,
+        "num_conditional_frames": torch.ones(len(true), dtype=torch.long),
+    }
+
+
+def _flickering(video: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randint(-40, 41, video.shape, generator=generator)
+    changed = (video.int() + noise).clamp(0, 255).to(torch.uint8)
+    return torch.cat([video[:, :, :1], changed[:, :, 1:]], dim=2)
+
+
+def _still(video: Tensor) -> Tensor:
+    return video[:, :, :1].expand_as(video).contiguous()
+
+
+def _empty(video: Tensor) -> Tensor:
+    """Everything gone after the first frame."""
+    background = video.float().amax(dim=(3, 4), keepdim=True).expand_as(video).to(torch.uint8)
+    return torch.cat([video[:, :, :1], background[:, :, 1:]], dim=2)
+
+
+WORSE = {
+    "agreement": (verifiable.Agreement, _still),
+    "latents": (verifiable.LatentAgreement, _still),
+    "background": (verifiable.StaticBackground, _flickering),
+    "smoothness": (verifiable.Smoothness, _flickering),
+    "motion": (verifiable.Motion, _still),
+    "positions": (toy.Positions, _still),
+    "permanence": (toy.Permanence, _empty),
+}
+
+
+@pytest.mark.parametrize("name", WORSE)
+def test_the_true_clip_gets_more_than_a_worse_one(name: str, true: Tensor) -> None:
+    reward, worse = WORSE[name]
+    good, bad = (LocalReward(reward())._score(_clips(video), _context(true)) for video in (true, worse(true)))
+    assert good.is_valid_B.all() and bad.is_valid_B.all()
+    assert (good.value_B > bad.value_B).all()
+
+
+def test_stillness_does_not_please_the_positions_and_nothing_pleases_chance(true: Tensor) -> None:
+    near = LocalReward(toy.PuckNearRing())._score(_clips(true), _context(true)).value_B
+    assert (near > -20).all()
+    chance = LocalReward(verifiable.Random())
+    first, again = (chance._score(_clips(true), _context(true)).value_B for _ in range(2))
+    assert torch.equal(first, again) and len(set(first.tolist())) == 4
+
+
+def test_clips_in_which_nothing_moves_have_no_agreement(true: Tensor) -> None:
+    still = _still(true)
+    assert not LocalReward(verifiable.Agreement())._score(_clips(true), _context(still)).is_valid_B.any()
+
+
+def _failing(clips: Clips, context: Mapping[str, Any]) -> Tensor:
+    raise RuntimeError("the judge is ill")
+
+
+def _short(clips: Clips, context: Mapping[str, Any]) -> Tensor:
+    return torch.zeros(1)
+
+
+def _first_invalid(clips: Clips, context: Mapping[str, Any]) -> Tensor:
+    return torch.tensor([float("nan"), 1.0, 2.0, 3.0])
+
+
+class Late:
+    """A reward that never comes."""
+
+    def submit(self, clips: Clips, context: Mapping[str, Any], request_id: str) -> Ticket:
+        return Ticket(request_id)
+
+    def fetch(self, ticket: Ticket, deadline: float) -> Scores:
+        return Scores(torch.zeros(4), torch.zeros(4, dtype=torch.bool))
+
+
+def _scoring(*makes: Any) -> Scoring:
+    return Scoring(RLConfig(rewards={f"r{i}": RewardConfig(make=make) for i, make in enumerate(makes)}))
+
+
+def _advantages(scoring: Scoring, true: Tensor, group_size: int = 4) -> tuple[Tensor, dict[str, float]]:
+    tickets = [scoring.submit(_clips(true), _context(true))]
+    return scoring.advantages(scoring.fetch(tickets, group_size))
+
+
+def test_what_failed_has_no_advantage_and_is_counted(true: Tensor) -> None:
+    advantage, facts = _advantages(_scoring(L(_partial)(name="_first_invalid")), true)
+    assert advantage[0, 0] == 0 and advantage[0, 1] < 0 < advantage[0, 3]
+    assert facts["r0_valid_rate"] == 0.75
+    for make in (L(_partial)(name="_failing"), L(Late)()):
+        advantage, facts = _advantages(_scoring(make), true)
+        assert advantage.abs().max() == 0
+        assert facts["r0_valid_rate"] == 0 and facts["groups_without_spread"] == 1
+
+
+def _partial(name: str) -> Any:
+    return globals()[name]
+
+
+def test_a_sample_counts_only_where_all_rewards_are_valid(true: Tensor) -> None:
+    advantage, _ = _advantages(_scoring(L(verifiable.Agreement)(), L(_partial)(name="_first_invalid")), true)
+    assert advantage[0, 0] == 0 and advantage[0, 1] < 0 < advantage[0, 3]
+
+
+def test_requests_are_named_by_what_is_asked(true: Tensor) -> None:
+    scoring = _scoring(L(verifiable.Smoothness)())
+    first, again, other = (scoring.submit(_clips(video), _context(true)) for video in (true, true, _still(true)))
+    assert first == again != other
+
+
+def test_wrong_rewards_are_refused(true: Tensor) -> None:
+    with pytest.raises(ConfigError, match="r0"):
+        _scoring(L(dict)(a=1))
+    with pytest.raises(ConfigError, match="make"):
+        _scoring(None)
+    with pytest.raises(DataError, match="4 clips"):
+        _advantages(_scoring(L(_partial)(name="_short")), true)
