@@ -238,6 +238,7 @@ class Video2WorldModel(ImaginaireModel):
         batch = self._cut(batch, generators)
         batch = self.text.added_to(batch, len(batch[self._input_key(batch)]), next(self.net.parameters()).device)
         x0 = self._latents(batch) * self.pipe_config.sigma_data
+        self._require_size(x0)
         keep = None if is_fixed else self.world.conditioner.draw_keep(generators.each("condition"))
         condition = self.world.conditioner.condition(batch, is_image=is_image, keep=keep)
         require_text(self.net, condition.crossattn_emb_B_S_E, f"The batch's '{TEXT_KEY}'")
@@ -372,6 +373,16 @@ class Video2WorldModel(ImaginaireModel):
         if latents.shape[1] != (channels := self.world.tokenizer.latent_ch):
             raise DataError(f"The latents of this batch have {latents.shape[1]} channels; the model takes {channels}.")
         return latents.to(next(self.net.parameters()).device, self._work_dtype)
+
+    def _require_size(self, x0_B_C_T_H_W: Tensor) -> None:
+        """Raise for pictures that the network's patches do not fill."""
+        patch, factor = self.net.patch_spatial, self.world.tokenizer.spatial_compression_factor
+        height, width = x0_B_C_T_H_W.shape[3:]
+        if height % patch or width % patch:
+            raise DataError(
+                f"The clips of this batch are {width * factor} x {height * factor} pixels, but this model takes"
+                f" multiples of {patch * factor}. Set the data set's video_size."
+            )
 
     def _pixels(self, batch: Mapping[str, Any]) -> Tensor:
         """RGB in [-1, 1], [B, 3, F, H, W]. Floating pixels are taken as they are, and must lie there."""

@@ -76,9 +76,7 @@ class RLConfig(Section):
     updates: int = attrs.field(default=1, validator=at_least(1))  # optimizer steps for each rollout's samples
     minibatches: int = attrs.field(default=1, validator=at_least(1))  # parts of the samples, each with steps of its own
     ratio_tolerance: float = attrs.field(default=1e-3, validator=above(0))  # of the ratio before the first update
-    max_failed_rollouts: int = attrs.field(
-        default=3, validator=at_least(1)
-    )  # in a row, without a valid score
+    max_failed_rollouts: int = attrs.field(default=3, validator=at_least(1))  # in a row, without a valid score
     advantage: AdvantageConfig = attrs.field(factory=AdvantageConfig)
     rewards: Any = attrs.field(factory=dict)  # name -> RewardConfig
 

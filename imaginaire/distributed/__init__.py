@@ -193,6 +193,9 @@ def broadcast_tensors_(tensors: Sequence[Tensor], src: int = 0) -> None:
     for tensor in tensors:
         by_kind.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
     for same in by_kind.values():
+        if len(same) == 1 and same[0].is_contiguous():  # a large one is not copied
+            dist.broadcast(same[0].view(-1).view(torch.uint8), src)
+            continue
         flat = torch.cat([tensor.reshape(-1) for tensor in same])
         dist.broadcast(flat.view(torch.uint8), src)  # bytes: not every backend knows every dtype
         for tensor, part in zip(same, flat.split([tensor.numel() for tensor in same]), strict=True):

@@ -80,9 +80,11 @@ class StepGuard:
             if parameter.grad is not None and not bool(torch.isfinite(parallel.to_local(parameter.grad)).all())
         ]
         rates = ", ".join(f"{float(group['lr']):.3g}" for group in optimizer.param_groups)
+        loss = self.last_loss
+        last = "There was no finite loss before" if math.isnan(loss) else f"Last finite loss {loss:.6g}"
         where = f"{len(names)} parameters have non-finite gradients, first {names[0]}. " if names else ""
         return (
-            f"Training stopped at {place}: {why}. Last finite loss {self.last_loss:.6g}, learning rate {rates}. {where}"
+            f"Training stopped at {place}: {why}. {last}, learning rate {rates}. {where}"
             "Lower optimizer.lr, check the data, or leave such steps out with trainer.non_finite=skip."
         )
 

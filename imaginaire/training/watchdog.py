@@ -181,10 +181,10 @@ class Watchdog:
         last_resort.start()
         limit = f"for {self._limit_s:g} s (trainer.timeout_period={self._timeout_s:g})"
         message = f"rank {distributed.rank()} made no progress at: {places.here().text}, {limit}."
-        if self._board is not None:
-            self._board.raise_alarm(f"no progress {limit}")
-            if (alarm := self._board.alarm()) and alarm.time != self._answered:
-                self._answer(self._board, alarm)
+        if (board := self._board) is not None:  # the other thread may give it up meanwhile
+            board.raise_alarm(f"no progress {limit}")
+            if (alarm := board.alarm()) and alarm.time != self._answered:
+                self._answer(board, alarm)
             time.sleep(2 * self._tick)  # the others write, and rank 0 logs, before they end with this one
         elif (path := self._write(message)) is not None:
             message += f" The stacks of all threads are below and in {path}."

@@ -234,3 +234,11 @@ def test_adapters_that_begin_at_random_have_no_expected_first_loss(
     assert (model.expected_first_loss(output) is not None) == zero_b
     model._has_trained_adapters = True  # those of the file are no noise
     assert model.expected_first_loss(output) is not None
+
+
+def test_clips_that_the_patches_do_not_fill_are_refused_with_their_size() -> None:
+    model = make_model()
+    batch = make_batch()
+    narrow = {**batch, "video": batch["video"][..., :-4]}
+    with pytest.raises(DataError, match="video_size"):
+        model.training_step(narrow, 0)

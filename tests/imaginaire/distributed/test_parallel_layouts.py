@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.testing import assert_close
 
+from cosmos_predict2.actions.transforms import controller
+from cosmos_predict2.data.action_conditioned.items import TRANSFORM_KEY
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.action_dit import ChunkActionDiT, FlatActionDiT
 from cosmos_predict2.world_model.config import EMAConfig
@@ -34,6 +36,7 @@ FRAMES = 4  # latent
 BATCH = 8  # samples of a step
 OPTIMIZERS = {"adamw": adamw, "fused_adamw": fused_adamw, "muon": muon}
 # For each of three steps the kinds of its micro-batches.
+CLIPS = (("video",), ("video", "video"), ("video",))  # of networks with actions, which take no pictures
 PLAIN = (("video",), ("images",), ("video",))
 ACCUMULATED = (("video", "images"), ("video", "video"), ("images", "video"))
 
@@ -107,7 +110,8 @@ def _with_actions(batch: dict[str, Any]) -> dict[str, Any]:
     if "video" not in batch:
         return batch
     numbers = batch["sample_position"][:, None, None] + torch.arange(3 * (4 * FRAMES - 4)).view(-1, 3)
-    return {**batch, "action": torch.sin(numbers.double())}
+    transforms = [controller(3, 1.0).to_json()] * len(numbers)
+    return {**batch, "action": torch.sin(numbers.double()), TRANSFORM_KEY: transforms}
 
 
 def _model(case: Case, dims: ParallelDims, shard: int) -> Video2WorldModel:
@@ -294,8 +298,9 @@ def test_every_combination(world: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("world", [2, 4])
-def test_networks_that_are_told_actions(world: int) -> None:
-    cases = [Case(actions="flat"), Case(actions="chunk"), dataclasses.replace(TOGETHER, actions="chunk")]
+def test_action_conditioned_networks(world: int) -> None:
+    together = dataclasses.replace(TOGETHER, actions="chunk", steps=CLIPS)
+    cases = [Case(actions="flat", steps=CLIPS), Case(actions="chunk", steps=CLIPS), together]
     expected = [_train(case) for case in cases]
     assert all(expected[0][f"0/grad/action_embedder_B_D.fc{i}.weight"].any() for i in (1, 2))
     run_distributed(_run, world, args=(world, cases, expected, _names(world)), timeout=600)
