@@ -74,6 +74,7 @@ class FlowGRPOModel(Video2WorldModel):
 
     def parallelize(self, dims: ParallelDims) -> None:
         super().parallelize(dims)
+        self.scoring.shared_by(dims.cp_group)
         needs_reference = self.rl.kl_beta > 0 or not self.rl.on_policy
         if needs_reference and not lora.adapters(self.net):
             self._reference = WeightCopy(self.net)

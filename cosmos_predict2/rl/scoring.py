@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from cosmos_predict2.rl.advantages import group_advantages, has_spread
 from cosmos_predict2.rl.config import AdvantageConfig, RewardConfig, RLConfig, reward_configs
 from cosmos_predict2.rl.interfaces import Clips, Reward, Scores, Ticket
 from cosmos_predict2.rl.rewards.local import LocalReward
+from cosmos_predict2.rl.rewards.one_rank import OneRank
 from imaginaire.config import lazy_config
 from imaginaire.errors import ConfigError
 
@@ -24,9 +26,14 @@ class Scoring:
 
     def __init__(self, rl: RLConfig) -> None:
         self.options: dict[str, RewardConfig] = reward_configs(rl)
-        self.rewards = {name: _made(name, one) for name, one in self.options.items()}
+        self.rewards: dict[str, Reward] = {name: _made(name, one) for name, one in self.options.items()}
         self.advantage: AdvantageConfig = rl.advantage
         self.needs_pixels = any(getattr(reward, "needs_pixels", False) for reward in self.rewards.values())
+
+    def shared_by(self, group: dist.ProcessGroup | None) -> None:
+        """Let the first rank of a group that holds the same clips ask for all of it."""
+        if group is not None:
+            self.rewards = {name: OneRank(reward, group) for name, reward in self.rewards.items()}
 
     def submit(self, clips: Clips, context: Mapping[str, Any]) -> dict[str, Ticket]:
         """Ask every reward. The number of a request follows from the clips: what is asked again is scored once."""

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reinforcement learning of Predict2.5 by a reward service, with the published numbers of Cosmos-RL's recipes.
+
+The judge is VideoAlign (``dance_grpo``), at WFM_REWARD_ENQUEUE_URL and WFM_REWARD_FETCH_URL. FlowGRPO and DDRL train
+all weights with the published log-ratio; NFT trains adapters.
+"""
+
+from typing import Any
+
+from cosmos_predict2.configs.base.post_training import group_choices, job, linear, lora
+from cosmos_predict2.rl.config import RewardConfig
+from cosmos_predict2.rl.rewards.remote import RemoteReward
+from imaginaire.config import L, register_experiment
+
+DATA = "cosmos_nemo_assets_captions"
+CONTEXT_PARALLEL = {"flow_grpo": {"2B": 1, "14B": 8}, "ddrl": {"2B": 2, "14B": 8}, "nft": {"2B": 1, "14B": 8}}
+PUBLISHED: dict[str, Any] = dict(
+    transition="churn",
+    ratio_normalisation="cosmos_rl",
+    loss_scale=10.0,
+    clip_ratio=1e-4,
+    num_rollout=8,
+    rollout_batch=1,
+)
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "flow_grpo": dict(
+        PUBLISHED,
+        sample_steps=10,
+        train_on=list(range(8)),
+        kl_beta=0.01,
+        update_ref_every_iter=16,
+        use_same_seed=True,
+    ),
+    "ddrl": dict(
+        PUBLISHED,
+        sample_steps=20,
+        train_on=list(range(0, 20, 2)),
+        data_beta=0.01,
+        use_same_seed=False,
+        min_num_conditional_frames=0,
+        max_num_conditional_frames=1,
+    ),
+    "nft": dict(
+        objective="nft",
+        transition="ode",
+        sample_steps=10,
+        num_rollout=12,
+        rollout_batch=1,
+        kl_beta=1.0,
+        nft_beta=1.0,
+        weight_copy_decay_type=1,
+        use_same_seed=False,
+    ),
+}
+NFT_RANK, NFT_ALPHA = 32, 64
+
+
+def published(objective: str, size: str) -> dict[str, Any]:
+    """The run of one objective. A micro-batch is one trained step of one clip."""
+    rl = OBJECTIVES[objective]
+    is_nft = objective == "nft"
+    trained = rl["sample_steps"] if is_nft else len(rl["train_on"])
+    rewards = dict(dance_grpo=RewardConfig(make=L(RemoteReward)(reward="dance_grpo", clip=[-5.0, 5.0])))
+    adapters = dict(lora(NFT_RANK), lora_alpha=NFT_ALPHA) if is_nft else {}
+    name = f"{size.lower()}_{objective}"
+    return dict(
+        defaults=group_choices(f"predict2p5_video2world_rl_{size.lower()}", DATA, DATA, ema="power"),
+        job=job(name, group="reinforcement_learning"),
+        model=dict(config=dict(rl=dict(rl, rewards=rewards), **adapters)),
+        model_parallel=dict(context_parallel_size=CONTEXT_PARALLEL[objective][size]),
+        optimizer=dict(lr=3e-4 if is_nft else 1e-5, weight_decay=1e-4),
+        scheduler=linear(50, 10_000_000_000_000, 1.0, 1.0),
+        trainer=dict(max_iter=2001, logging_iter=2, grad_accum_iter=trained * rl["num_rollout"]),
+        checkpoint=dict(save_iter=32),
+    )
+
+
+for objective in OBJECTIVES:
+    for size in ("2B", "14B"):
+        register_experiment(f"predict2p5_{size.lower()}_{objective}", published(objective, size))
