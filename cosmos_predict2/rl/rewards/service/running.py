@@ -37,6 +37,8 @@ def serve(settings: ServiceSettings, patience: Patience | None = None) -> int:
         service = Service(settings, queue, supervisor, metrics)
 
         class Server(uvicorn.Server):
+            should_exit: bool
+
             def handle_exit(self, sig: int, frame: Any) -> None:
                 """Without the base's note of the signal, which would end this process before its workers are done."""
                 service.drain()
