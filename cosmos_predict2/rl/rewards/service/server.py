@@ -37,6 +37,7 @@ LARGEST_FORM = 1 << 16
 RETRY_AFTER_S = 2
 PURGE_S = 30.0
 UPLOAD_S = 600.0
+UPLOAD_WAIT_S = 10.0  # for a place among the bodies that are received
 
 
 class Service:
@@ -50,7 +51,7 @@ class Service:
         self.waiting = Waiting(queue)
         self.names = [reward.reward_type for reward in settings.rewards]
         self.is_draining = False
-        self._uploads = 0
+        self._uploads = asyncio.Semaphore(settings.max_uploads)
 
     def drain(self) -> None:
         """Take no more requests, and answer the pulls that wait."""
@@ -62,14 +63,16 @@ class Service:
             raise self._rejected(
                 503, "draining", "The service is stopping. Ask again: what was accepted is kept.", True
             )
-        if self._uploads >= self.settings.max_uploads:
-            raise self._rejected(429, "uploads", f"{self._uploads} bodies are being received.", True)
-        self._uploads += 1
+        try:
+            await asyncio.wait_for(self._uploads.acquire(), UPLOAD_WAIT_S)
+        except (asyncio.TimeoutError, TimeoutError):
+            text = f"{self.settings.max_uploads} other bodies are being received."
+            raise self._rejected(429, "uploads", text, True) from None
         try:
             body = await self._body(request, int(self.settings.max_body_mb * 1e6))
             return await asyncio.to_thread(self._accept, body)
         finally:
-            self._uploads -= 1
+            self._uploads.release()
 
     def _accept(self, body: bytes) -> Response:
         try:
