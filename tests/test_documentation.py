@@ -5,12 +5,16 @@ A block whose first line is a comment that begins with "needs" is only parsed. E
 block of a few pages is run, in long all blocks of all pages in their order, each page in a folder of its own.
 """
 
+import ast
+import importlib
+import importlib.util
 import itertools
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +26,7 @@ from tests.programs import python
 ROOT = Path(__file__).resolve().parents[1]
 BASE = "cosmos_predict2/configs/base/config.py"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "documentations").glob("*.md"))]
+OURS = ("cosmos_predict2", "imaginaire")
 SETS_UP = re.compile(r"^(make|git clone|cd|apt-get)\b", re.MULTILINE)  # proven by a fresh clone, not from inside a test
 
 
@@ -35,6 +40,24 @@ def runnable(page: Path) -> list[tuple[str, str]]:
     found = [(language, block) for language, block in blocks(page) if not block.startswith("# needs")]
     found = [(language, "\n".join(i for i in text.splitlines() if not SETS_UP.match(i))) for language, text in found]
     return [(language, text) for language, text in found if text.strip()]
+
+
+def _imported(page: Path) -> Iterator[tuple[str, str]]:
+    """(module, name) of what the Python blocks of a page import from this repository."""
+    for language, block in blocks(page):
+        for statement in ast.walk(ast.parse(block)) if language == "python" else ():
+            if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith(OURS):
+                yield from ((str(statement.module), name.name) for name in statement.names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_python_blocks_import_is_there(page: Path) -> None:
+    missing = [pair for pair in _imported(page) if not _has(*pair)]
+    assert not missing, f"{page.name}: {missing}"
+
+
+def _has(module: str, name: str) -> bool:
+    return hasattr(importlib.import_module(module), name) or importlib.util.find_spec(f"{module}.{name}") is not None
 
 
 def run(language: str, block: str, folder: Path) -> None:
