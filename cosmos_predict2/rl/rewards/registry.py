@@ -20,7 +20,6 @@ REWARDS: dict[str, str] = {
     "static_background": f"{_HERE}.verifiable:StaticBackground",
     "smoothness": f"{_HERE}.verifiable:Smoothness",
     "motion": f"{_HERE}.verifiable:Motion",
-    "dance_grpo": f"{_HERE}.judges.video_reward:VideoReward",
     "cosmos_reason1": f"{_HERE}.judges.reason1_reward:Reason1Reward",
 }
 
