@@ -139,25 +139,30 @@ class Conditioner:
     def _make(
         self, batch: Mapping[str, Any], is_image: bool, text: Tensor, keep: Mapping[str, Tensor] | None
     ) -> Condition:
-        fps, padding_mask = _required(batch, "fps"), _required(batch, "padding_mask")
-        flag = True
-        if keep is not None:
-            fps = _kept(fps, keep["fps"], self.rates["fps"])
-            padding_mask = _kept(padding_mask, keep["padding_mask"], self.rates["padding_mask"])
-            text = _kept(text, keep["text"], self.rates["text"])
-            flag = bool(keep["use_video_condition"].item())
-        return Condition(
+        condition = Condition(
             crossattn_emb_B_S_E=text,
-            padding_mask_B_1_H_W=padding_mask,
-            fps_B=fps,
+            padding_mask_B_1_H_W=_required(batch, "padding_mask"),
+            fps_B=_required(batch, "fps"),
             is_image=is_image,
-            use_video_condition=flag,
             action_B_A_D=batch.get(ACTION_KEY),
+        )
+        return condition if keep is None else self.withheld(condition, keep)
+
+    def withheld(self, condition: Condition, keep: Mapping[str, Tensor]) -> Condition:
+        """The condition with what ``keep`` leaves of it, as `draw_keep` gives it."""
+        return replace(
+            condition,
+            crossattn_emb_B_S_E=_kept(condition.crossattn_emb_B_S_E, keep["text"], self.rates["text"]),
+            padding_mask_B_1_H_W=_kept(
+                condition.padding_mask_B_1_H_W, keep["padding_mask"], self.rates["padding_mask"]
+            ),
+            fps_B=_kept(condition.fps_B, keep["fps"], self.rates["fps"]),
+            use_video_condition=bool(keep["use_video_condition"].item()),
         )
 
 
-def _kept(value: Tensor, keep: Tensor, rate: float) -> Tensor:
-    if rate == 0.0:
+def _kept(value: Any, keep: Tensor, rate: float) -> Any:
+    if rate == 0.0 or value is None:
         return value  # as it is: an integer frame rate stays one
     return value * keep.to(value, non_blocking=True).reshape(-1, *[1] * (value.dim() - 1))
 

@@ -2,7 +2,7 @@
 """Options of world-model reinforcement learning, ``model.config.rl``; published names where there are some."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -11,6 +11,7 @@ from cosmos_predict2.diffusion.transitions import KINDS
 from cosmos_predict2.models.config import Predict2p5Video2WorldModelConfig, Predict2Video2WorldModelConfig
 from imaginaire.config.schema import Section, above, at_least, one_of
 from imaginaire.errors import ConfigError
+from imaginaire.findings import CheckContext, Finding, error
 
 RATIO_OBJECTIVES = ("grpo", "guard", "dppo")
 FORWARD_OBJECTIVES = ("nft", "awm")
@@ -163,3 +164,37 @@ class Predict2RLConfig(Predict2Video2WorldModelConfig):
 @attrs.define(kw_only=True, slots=False)
 class Predict2p5RLConfig(Predict2p5Video2WorldModelConfig, Predict2RLConfig):
     """The same with the noise of Predict2.5."""
+
+
+def check_steps(rl: RLConfig, context: CheckContext) -> Iterator[Finding]:
+    """Whether updates, saves and the end of the run fall on whole experiences."""
+    run = context.config
+    if run is None:
+        return
+    batch_size = next((data.get("batch_size") for data in [run.dataloader_train] if isinstance(data, Mapping)), None)
+    if not isinstance(batch_size, int):
+        return
+    samples = batch_size * rl.num_rollout
+    if samples % rl.rollout_batch:
+        text = (
+            f"{rl.rollout_batch} does not divide the {samples} samples of a rollout: {batch_size} conditions with"
+            f" {rl.num_rollout} each"
+        )
+        yield error(f"{KEY}.rollout_batch", text)
+        return
+    chunks = samples // rl.rollout_batch
+    if chunks % rl.minibatches:
+        text = f"{rl.minibatches} does not divide the {chunks} batches of rollout_batch={rl.rollout_batch} samples"
+        yield error(f"{KEY}.minibatches", text)
+        return
+    wanted = chunks // rl.minibatches * rl.num_trained
+    if run.trainer.grad_accum_iter != wanted:
+        text = (
+            f"{run.trainer.grad_accum_iter}, but an update has {wanted} micro-batches: {rl.num_trained} trained steps"
+            f" of {chunks // rl.minibatches} batches"
+        )
+        yield error("trainer.grad_accum_iter", text, f"Set trainer.grad_accum_iter={wanted}")
+    updates = rl.updates * rl.minibatches
+    if run.trainer.max_iter % updates:
+        text = f"{run.trainer.max_iter}, but an experience has {updates} updates, and a run ends with a whole one"
+        yield error("trainer.max_iter", text, f"Set a multiple of {updates}")

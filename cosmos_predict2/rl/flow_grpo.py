@@ -19,21 +19,20 @@ from torch import Tensor
 from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, Condition
 from cosmos_predict2.diffusion.rectified_flow import add_noise
 from cosmos_predict2.diffusion.transitions import log_ratio
-from cosmos_predict2.models.config import LATEST_TIME
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.rl import objectives
-from cosmos_predict2.rl.config import ANY, KEY, Predict2RLConfig, RLConfig, rl_of
+from cosmos_predict2.rl.config import ANY, KEY, Predict2RLConfig, check_steps, rl_of
+from cosmos_predict2.rl.draws import RowDraws
 from cosmos_predict2.rl.experience import Data, Experience, Forward, Samples, joined, order, rows_of
 from cosmos_predict2.rl.interfaces import Clips, Scores
-from cosmos_predict2.rl.rollout import ChainPath, chain_path, judge, of_whole_clip, roll_out
+from cosmos_predict2.rl.rollout import ChainPath, chain_path, judge, of_whole_clip, roll_out, sigma_of
 from cosmos_predict2.rl.scoring import Scoring
 from cosmos_predict2.rl.weight_copy import WeightCopy
 from cosmos_predict2.text.trained_text import with_tokens
 from cosmos_predict2.world_model.sampling import to_uint8
-from imaginaire import random
-from imaginaire.data.stream import POSITION_KEY, move_to
-from imaginaire.distributed.parallel import ParallelDims, current_dims
-from imaginaire.errors import ConfigError, TrainingError
+from imaginaire.data.stream import move_to
+from imaginaire.distributed.parallel import ParallelDims
+from imaginaire.errors import ConfigError, DataError, TrainingError
 from imaginaire.findings import CheckContext, Finding, error
 from imaginaire.optim import lora
 
@@ -116,21 +115,24 @@ class FlowGRPOModel(Video2WorldModel):
 
     def train_batches(self, dataloader: Any) -> Iterator[Experience]:
         for batch in dataloader:
+            if self.is_image_batch(batch):
+                raise DataError("A batch has pictures, but rewards are of clips: choose data of clips alone.")
             self._is_open = True
             batch = move_to(batch, self.world.device)
-            draws = _RowDraws(batch, self.seed)
+            draws = RowDraws(batch, self.seed)
             samples, data = self._samples(batch, draws)
             yield from self._in_order(samples, data, draws)
 
     @torch.no_grad()
-    def _samples(self, batch: Mapping[str, Any], draws: "_RowDraws") -> tuple[Samples, tuple[Tensor, Condition]]:
+    def _samples(self, batch: Mapping[str, Any], draws: RowDraws) -> tuple[Samples, tuple[Tensor, Condition]]:
         """Scored rollouts for a batch's conditions; and the true latents, with the condition of the data term."""
         rl, generators = self.rl, self._generators(batch, "rollout")
         low, high = rl.min_num_conditional_frames, rl.max_num_conditional_frames
         numbers = generators.integers(low, high + 1, "given_frames")
         batch = {**batch, "num_conditional_frames": numbers}
         x0, condition = self.data_and_condition(batch, generators, is_fixed=True)
-        _, data_condition = self.data_and_condition(batch, generators)
+        keep = self.world.conditioner.draw_keep(generators.each("condition"))  # of the data term, as in training
+        data_condition = self.world.conditioner.withheld(condition, keep)
         unconditional = self._unconditional(batch, condition) if rl.guidance else None
         steps = self._trained_steps(draws)
         window = tuple(steps) if rl.noise_on_trained_steps_only else None
@@ -172,7 +174,7 @@ class FlowGRPOModel(Video2WorldModel):
         members: Tensor,
         steps: Sequence[int],
         window: tuple[int, ...] | None,
-        draws: "_RowDraws",
+        draws: RowDraws,
     ) -> Samples:
         given = condition.gt_frames_B_C_T_H_W
         assert given is not None
@@ -217,7 +219,7 @@ class FlowGRPOModel(Video2WorldModel):
         other = torch.zeros_like(text) if negative is None else with_tokens(negative.to(text), text.shape[1])
         return replace(condition, crossattn_emb_B_S_E=other)
 
-    def _trained_steps(self, draws: "_RowDraws") -> list[int]:
+    def _trained_steps(self, draws: RowDraws) -> list[int]:
         """The indices of ``train_on``, with those that are drawn: steps that have a probability, each once."""
         chosen = [k for k in self.rl.train_on if k != ANY]
         open_steps = [k for k in range(self.rl.sample_steps) if k not in chosen and self._may_draw(k)]
@@ -233,12 +235,11 @@ class FlowGRPOModel(Video2WorldModel):
 
     # --- the order of training
 
-    def _in_order(self, samples: Samples, data: tuple[Tensor, Condition], draws: "_RowDraws") -> Iterator[Experience]:
+    def _in_order(self, samples: Samples, data: tuple[Tensor, Condition], draws: RowDraws) -> Iterator[Experience]:
         rl = self.rl
         forwards = {} if rl.is_ratio else self._forwards(samples, draws)
         steps = list(samples.kept) if rl.is_ratio else list(forwards)
-        shuffled = partial(_permuted, draws)
-        parts = list(order(len(samples), rl.minibatches, rl.rollout_batch, steps, rl.updates, shuffled))
+        parts = list(order(len(samples), rl.minibatches, rl.rollout_batch, steps, rl.updates, draws.shuffled))
         self._left = sum(len(pairs) for _, pairs in parts)
         for update, pairs in parts:
             for i, (rows, k) in enumerate(pairs):
@@ -258,7 +259,7 @@ class FlowGRPOModel(Video2WorldModel):
                 )
 
     @torch.no_grad()
-    def _forwards(self, samples: Samples, draws: "_RowDraws") -> dict[int, Forward]:
+    def _forwards(self, samples: Samples, draws: RowDraws) -> dict[int, Forward]:
         """Generated clips with fresh noise at the sampler's levels, and what the sampling policy predicts there."""
         rl, found = self.rl, {}
         chunks = [slice(i, i + rl.rollout_batch) for i in range(0, len(samples), rl.rollout_batch)]
@@ -277,7 +278,7 @@ class FlowGRPOModel(Video2WorldModel):
         return found
 
     def _data(
-        self, samples: Samples, data: tuple[Tensor, Condition], rows: slice, k: int, draws: "_RowDraws", is_first: bool
+        self, samples: Samples, data: tuple[Tensor, Condition], rows: slice, k: int, draws: RowDraws, is_first: bool
     ) -> Data | None:
         """The true clips of these samples for the data term, at the step's level or at one drawn as in training."""
         rl = self.rl
@@ -422,73 +423,6 @@ class FlowGRPOModel(Video2WorldModel):
     def _path(self, experience: Experience) -> ChainPath:
         of = experience
         return chain_path(self.world, self.rl, of.condition, of.unconditional, of.noise_B_C_T_H_W, of.window)
-
-
-def sigma_of(level: float, rl: RLConfig) -> float:
-    """The noise level of a chain's level."""
-    return level if rl.transition == "churn" else level / max(1 - level, 1 - LATEST_TIME)
-
-
-def check_steps(rl: RLConfig, context: CheckContext) -> Iterator[Finding]:
-    """Whether updates, saves and the end of the run fall on whole experiences."""
-    run = context.config
-    if run is None:
-        return
-    batch_size = next((data.get("batch_size") for data in [run.dataloader_train] if isinstance(data, Mapping)), None)
-    if not isinstance(batch_size, int):
-        return
-    samples = batch_size * rl.num_rollout
-    chunks = -(-samples // rl.rollout_batch)
-    if chunks % rl.minibatches:
-        text = f"{rl.minibatches} does not divide the {chunks} batches of rollout_batch={rl.rollout_batch} samples"
-        yield error(f"{KEY}.minibatches", text)
-        return
-    wanted = chunks // rl.minibatches * rl.num_trained
-    if run.trainer.grad_accum_iter != wanted:
-        text = (
-            f"{run.trainer.grad_accum_iter}, but an update has {wanted} micro-batches: {rl.num_trained} trained steps"
-            f" of {chunks // rl.minibatches} batches"
-        )
-        yield error("trainer.grad_accum_iter", text, f"Set trainer.grad_accum_iter={wanted}")
-    updates = rl.updates * rl.minibatches
-    if run.trainer.max_iter % updates:
-        text = f"{run.trainer.max_iter}, but an experience has {updates} updates, and a run ends with a whole one"
-        yield error("trainer.max_iter", text, f"Set a multiple of {updates}")
-
-
-class _RowDraws:
-    """Draws of a rollout: each follows from the run's seed, the condition's place in the stream and the member."""
-
-    def __init__(self, batch: Mapping[str, Any], seed: int) -> None:
-        positions = batch.get(POSITION_KEY)
-        self.size = len(batch["fps"])
-        self.seed = seed
-        self.positions = list(range(self.size)) if positions is None else positions.tolist()
-
-    def all_rows(self, group_size: int) -> tuple[Tensor, Tensor]:
-        """The condition and the member of each sample."""
-        return torch.arange(self.size).repeat_interleave(group_size), torch.arange(group_size).repeat(self.size)
-
-    def _generators(self, rows: Tensor, members: Tensor, purpose: str) -> Iterator[torch.Generator]:
-        for row, member in zip(rows.tolist(), members.tolist(), strict=True):
-            yield random.generator(self.seed, self.positions[row], f"rl/{purpose}/{member}")
-
-    def normal(self, shape: tuple[int, ...], rows: Tensor, members: Tensor, purpose: str) -> Tensor:
-        return torch.stack([torch.randn(shape, generator=g) for g in self._generators(rows, members, purpose)])
-
-    def uniform(self, count: int, rows: Tensor, members: Tensor, purpose: str) -> Tensor:
-        drawn = [torch.rand(count, dtype=torch.float64, generator=g) for g in self._generators(rows, members, purpose)]
-        return torch.stack(drawn)
-
-    def permutation(self, count: int, purpose: str) -> list[int]:
-        """The same for the batches of all ranks: it follows from the first place among them."""
-        generator = random.generator(self.seed, self.positions[0] - current_dims().dp_rank * self.size, f"rl/{purpose}")
-        drawn: list[int] = torch.randperm(count, generator=generator).tolist()
-        return drawn
-
-
-def _permuted(draws: _RowDraws, steps: list[int], update: int) -> list[int]:
-    return [steps[i] for i in draws.permutation(len(steps), f"order{update}")]
 
 
 def _wide(value_B: Tensor, like: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from cosmos_predict2.conditioner import Condition
 from cosmos_predict2.diffusion.rectified_flow import flow_time
 from cosmos_predict2.diffusion.transitions import FLOW_KINDS, Chain, ChurnChain, FlowChain, Normal
+from cosmos_predict2.models.config import LATEST_TIME
 from cosmos_predict2.rl.config import RLConfig
 from cosmos_predict2.world_model.objectives import FLOW_SOLVER, SamplingPath
 from cosmos_predict2.world_model.options import SamplingOptions
@@ -122,3 +123,8 @@ def of_whole_clip(world: WorldModel, value_B: Tensor) -> Tensor:
     """The mean over whole clips of a mean over this rank's frames, alike on all ranks of a context-parallel group."""
     context = world.context
     return context.gather_frames(value_B[:, None], 1).mean(dim=1) if context.is_on else value_B
+
+
+def sigma_of(level: float, rl: RLConfig) -> float:
+    """The noise level of a chain's level."""
+    return level if rl.transition == "churn" else level / max(1 - level, 1 - LATEST_TIME)

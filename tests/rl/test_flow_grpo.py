@@ -122,6 +122,7 @@ WRONG = {
     f"{RL}.rewards=null": "rewards",
     f"{RL}.objective=ppo": "objective",
     f"{RL}.minibatches=3": "minibatches",
+    f"{RL}.rollout_batch=3": "rollout_batch",
     "trainer.grad_accum_iter=3": "grad_accum_iter",
     f"{RL}.learning=1": "learning",
 }
