@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from cosmos_predict2.rl.rewards.service import queue as queues
-from cosmos_predict2.rl.rewards.service.queue import Limits, OtherBody, Queue, QueueFull, open_queue
+from cosmos_predict2.rl.rewards.service.opening import open_queue
+from cosmos_predict2.rl.rewards.service.queue import Limits, OtherBody, Queue, QueueFull
 from imaginaire.distributed import free_port
 from imaginaire.errors import ConfigError
 from tests.rl.rewards.doubles import in_threads

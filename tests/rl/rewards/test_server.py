@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cosmos_predict2.rl.rewards.service.metrics import Metrics
-from cosmos_predict2.rl.rewards.service.queue import open_queue
+from cosmos_predict2.rl.rewards.service.opening import open_queue
 from cosmos_predict2.rl.rewards.service.scoring import Scorer
 from cosmos_predict2.rl.rewards.service.server import Service, create_app
 from cosmos_predict2.rl.rewards.service.settings import RewardSettings, ServiceSettings

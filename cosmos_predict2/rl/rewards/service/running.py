@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cosmos_predict2.rl.rewards.service.metrics import Metrics
-from cosmos_predict2.rl.rewards.service.queue import open_queue
+from cosmos_predict2.rl.rewards.service.opening import open_queue
 from cosmos_predict2.rl.rewards.service.settings import ServiceSettings
 from cosmos_predict2.rl.rewards.service.supervisor import Patience, Supervisor
 from imaginaire.errors import ConfigError, missing_package
