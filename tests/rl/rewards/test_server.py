@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cosmos_predict2.rl.rewards.service import worker as workers
 from cosmos_predict2.rl.rewards.service.metrics import Metrics
 from cosmos_predict2.rl.rewards.service.opening import open_queue
 from cosmos_predict2.rl.rewards.service.scoring import Scorer
@@ -197,6 +199,26 @@ def test_a_broken_reward_and_a_stopping_service_refuse(here: tuple[Here, TestCli
     assert pull(client, ticket, wait="30").status_code == 202
     assert enqueue(client, body("b")).status_code == 503
     assert client.get("/healthz").status_code == 200
+
+
+def test_a_worker_outlives_a_queue_that_does_not_answer(
+    here: tuple[Here, TestClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, client = here
+    monkeypatch.setattr(workers, "OUTAGE_WAIT_S", 0.01)
+    for name in ("lease", "finish"):
+        real, outages = getattr(made.queue, name), iter([OSError("gone")] * 2)
+
+        def torn(*arguments: Any, real: Any = real, outages: Any = outages) -> Any:
+            if (error := next(outages, None)) is not None:
+                raise error
+            return real(*arguments)
+
+        monkeypatch.setattr(made.queue, name, torn)
+    made.worker.settings = replace(made.worker.settings, lease_s=0.2)
+    tickets = [enqueue(client, body(prompt)).json()["uuid"] for prompt in ("a", "b", "c")]
+    made.work()
+    assert [pull(client, ticket, wait="30").json()["status"] for ticket in tickets] == ["done"] * 3
 
 
 def test_metrics_are_in_the_format_of_prometheus(here: tuple[Here, TestClient]) -> None:

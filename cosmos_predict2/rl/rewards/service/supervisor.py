@@ -100,7 +100,10 @@ class Slot:
         ends = time.monotonic() + self.of.patience.pause_s
         while time.monotonic() < ends and not self.of.stopping.is_set():
             if self.of.is_broken(self.reward.reward_type):  # no other worker of this reward is left
-                self.of.queue.fail_waiting(self.reward.reward_type, f"the reward is out of order: {reason}")
+                try:
+                    self.of.queue.fail_waiting(self.reward.reward_type, f"the reward is out of order: {reason}")
+                except Exception:  # of the queue; the next second tries again
+                    log.exception("the waiting jobs of %s could not be failed", self.reward.reward_type)
             self.of.stopping.wait(min(1.0, self.of.patience.pause_s))
 
     def _live(self) -> tuple[str, bool]:

@@ -27,6 +27,7 @@ from imaginaire.errors import UserError
 log = logging.getLogger(__name__)
 
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.01, 0.1  # between two looks at an empty queue
+OUTAGE_WAIT_S = 1.0  # after one that failed
 UNFIT = 3  # the exit code of a worker whose reward cannot be built, whatever is tried again
 
 
@@ -71,7 +72,16 @@ class Worker:
         threading.Thread(target=self._keep_leases, daemon=True).start()
         wait = SHORTEST_WAIT_S
         while not self.draining.is_set():
-            if jobs := self._next_portion():
+            try:
+                jobs = self._next_portion()
+            except (
+                Exception
+            ):  # of the queue, which may answer again; lost leases end by themselves
+                log.exception("the queue of %s does not answer, asking again", self.settings.reward)
+                self._held = []
+                self.draining.wait(OUTAGE_WAIT_S)
+                continue
+            if jobs:
                 self._score(jobs)
                 wait = SHORTEST_WAIT_S
             else:
@@ -103,21 +113,29 @@ class Worker:
         decode_s = score_s = 0.0
         failures = 0
         for job, result in zip(jobs, results, strict=True):
+            late += not self._write(job, result)
             if isinstance(result, Exception):
                 failures += 1
-                is_ours = self.queue.fail(job, self.settings.name, reason_of(result))
             else:
                 num_clips += len(result["valid"])
                 score_s += float(result["duration"])
                 decode_s += float(result["decoded_duration"]) if self.scorer.needs_pixels else 0.0
-                is_ours = self.queue.finish(job, self.settings.name, as_json(result))
-            late += not is_ours
         self._held = []
         took = time.monotonic() - began
         self.report(
             dict(event="scored", jobs=len(jobs), clips=num_clips, failed=failures, late=late, total_s=took,
                  decode_s=decode_s, score_s=score_s)
         )  # fmt: skip
+
+    def _write(self, job: Job, result: dict[str, Any] | Exception) -> bool:
+        """Whether the result is written; where the queue does not answer, the job is scored again."""
+        try:
+            if isinstance(result, Exception):
+                return self.queue.fail(job, self.settings.name, reason_of(result))
+            return self.queue.finish(job, self.settings.name, as_json(result))
+        except Exception:
+            log.exception("a result of %s could not be written; it is scored again", self.settings.reward)
+            return False
 
     def _keep_leases(self) -> None:
         while True:
