@@ -74,9 +74,7 @@ class Worker:
         while not self.draining.is_set():
             try:
                 jobs = self._next_portion()
-            except (
-                Exception
-            ):  # of the queue, which may answer again; lost leases end by themselves
+            except Exception:  # of the queue, which may answer again; lost leases end by themselves
                 log.exception("the queue of %s does not answer, asking again", self.settings.reward)
                 self._held = []
                 self.draining.wait(OUTAGE_WAIT_S)
