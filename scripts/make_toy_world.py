@@ -8,8 +8,6 @@ import shlex
 import sys
 from pathlib import Path
 
-import attrs
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
 from cosmos_predict2.tools.prepare.toy.folder import write_folder
@@ -79,6 +77,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> None:
+    import attrs
+
     values = {field.name: getattr(args, field.name) for field in attrs.fields(ToyFolder)}
     size = SETTINGS[args.setting].size if args.size is None else args.size
     try:
