@@ -6,8 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import attrs
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
 
 from cosmos_predict2.tools.check.dataset import Wanted, check_dataset
@@ -57,6 +55,8 @@ def _parser() -> command_line.Parser:
 
 
 def run(args: argparse.Namespace) -> int:
+    import attrs
+
     asked = {field.name: getattr(args, field.name) for field in attrs.fields(Wanted)}
     found = of_experiment(args.config, args.experiment) if args.experiment else {}
     wanted = Wanted(**found | {name: value for name, value in asked.items() if value is not None})
