@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 EPSILON = 1e-4  # beside the standard deviation
+NORMS = ("group", "global", "none", "cosmos_rl", "sft", "dpo")
 
 
 def group_advantages(
@@ -25,6 +26,7 @@ def group_advantages(
 
     ``norm`` "group" divides by the deviation of the row, "global" by that of all valid samples, "none" by 1. A row with
     fewer than two valid samples, or whose deviation is not above ``min_std``, gives zeros instead of amplified noise.
+    Published forms: "cosmos_rl" (`filled_in`), "sft" and "dpo" (`advantages_by_prompt`).
     """
     valid = is_valid_N_G.to(rewards_N_G.dtype)
     rewards = torch.where(is_valid_N_G, rewards_N_G, 0.0)
@@ -37,8 +39,14 @@ def group_advantages(
     elif norm == "global":
         of_all = rewards[is_valid_N_G]
         centred = centred / (of_all.std(correction=0) + epsilon) if len(of_all) else centred
+    elif norm == "cosmos_rl":
+        centred = torch.stack([filled_in(*row)[1] for row in zip(rewards_N_G, is_valid_N_G, strict=True)])
+    elif norm in ("sft", "dpo"):
+        rows = is_valid_N_G.nonzero()[:, 0].tolist()
+        centred = torch.zeros_like(rewards)
+        centred[is_valid_N_G] = advantages_by_prompt(rewards[is_valid_N_G], [str(row) for row in rows], norm)
     elif norm != "none":
-        raise ValueError(f"There is no normalisation '{norm}' of advantages; there are group, global and none.")
+        raise ValueError(f"There is no normalisation '{norm}' of advantages; there are {', '.join(NORMS)}.")
     return torch.where(counts, centred, 0.0)
 
 

@@ -9,6 +9,7 @@ import attrs
 
 from cosmos_predict2.diffusion.transitions import KINDS
 from cosmos_predict2.models.config import Predict2p5Video2WorldModelConfig, Predict2Video2WorldModelConfig
+from cosmos_predict2.rl.advantages import NORMS
 from imaginaire.config.schema import Section, above, at_least, one_of
 from imaginaire.errors import ConfigError
 from imaginaire.findings import CheckContext, Finding, error
@@ -23,7 +24,7 @@ ANY = -1  # in train_on: a step drawn for each rollout
 class AdvantageConfig(Section):
     """How rewards of a group become advantages."""
 
-    norm: str = attrs.field(default="group", validator=one_of("group", "global", "none"))
+    norm: str = attrs.field(default="group", validator=one_of(*NORMS))
     adv_clip_max: float = attrs.field(default=5.0, validator=above(0))
     min_std: float = attrs.field(default=1e-6, validator=at_least(0))  # groups with less spread teach nothing
     each_reward: bool = True  # normalise each reward, then weight; else weight, then normalise

@@ -113,11 +113,6 @@ def approximate_kl(log_ratio_B: Tensor) -> Tensor:
     return 0.5 * log_ratio_B.square().mean()
 
 
-def warm_up_decay(updates: int, cap: float = 0.9) -> float:
-    """min((1 + n) / (10 + n), cap): Flow-GRPO's average of the weights."""
-    return min((1 + updates) / (10 + updates), cap)
-
-
 def old_policy_decay(kind: int, updates: int) -> float:
     """How much of the sampling policy stays at an update (DiffusionNFT's ``weight_copy_decay_type``)."""
     if kind == 0:

@@ -111,9 +111,6 @@ def test_decays_by_update(golden: Golden) -> None:
         average = PowerEMA(torch.nn.Linear(1, 1), rate=case["rate"].use())
         case["exponent"].compare(average.exponent, **SAME_FORMULA)
         case["beta"].compare({n: average.beta(int(n)) for n in case["beta"]}, **SAME_FORMULA)
-    warm_up = content["ema_warmup"]
-    decays, cap = warm_up["decay"], warm_up["cap"].use()
-    decays.compare({n: objectives.warm_up_decay(int(n), cap) for n in decays}, **SAME_FORMULA)
     for kind in content["weight_copy_decay"]:
         decays = content["weight_copy_decay"][kind]
         decays.compare({n: objectives.old_policy_decay(int(kind), int(n)) for n in decays}, **SAME_FORMULA)

@@ -100,6 +100,14 @@ def test_a_group_without_spread_is_not_amplified_noise() -> None:
     assert group_advantages(rewards, valid, min_std=1e-4).abs().max() == 0
 
 
+def test_published_forms_of_rows() -> None:
+    rewards, valid = torch.tensor([[0.0, 2.0, 9.0], [5.0, 1.0, 1.0]]), torch.tensor([[True, True, False], [True] * 3])
+    assert group_advantages(rewards, valid, norm="sft").tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
+    assert group_advantages(rewards, valid, norm="dpo").tolist() == [[-1.0, 1.0, 0.0], [1.0, -1.0, 0.0]]
+    filled = group_advantages(rewards, valid, norm="cosmos_rl")
+    torch.testing.assert_close(filled[0], torch.tensor([-1.0, 1.0, 0.0]), rtol=1e-3, atol=1e-6)
+
+
 def test_normalisation_by_all_keeps_groups_comparable() -> None:
     rewards, valid = torch.tensor([[0.0, 1.0], [0.0, 10.0]]), torch.ones(2, 2, dtype=torch.bool)
     found = group_advantages(rewards, valid, norm="global")

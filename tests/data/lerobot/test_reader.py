@@ -96,7 +96,7 @@ def test_a_video_of_another_rate_than_is_stated_is_an_error(tmp_path: Path) -> N
     with pytest.raises(DataError, match=rf"episode_000000\.mp4 has {2 * made.FPS} frames .* {made.FPS} for"):
         LeRobotSource.open(root).frames(0, FRONT, [0])
     written = export(root, tmp_path / "out", camera=FRONT, workers=1)
-    assert not written.outcome.results and all("frames per second, but" in fault for fault in written.outcome.faults)
+    assert not written.results and all("frames per second, but" in fault for fault in written.faults)
 
 
 def test_an_open_data_set_travels_to_a_worker(data_sets: dict[str, Path]) -> None:
@@ -202,7 +202,7 @@ def test_an_episode_of_several_tasks_has_the_one_of_the_frame(
         ["--source", str(v2), "--out", str(tmp_path / "clips"), "--camera", "front"]
     )
     caplog.set_level("INFO")
-    assert prepare_lerobot_data.run(args, "") == 0
+    assert prepare_lerobot_data.run(args) == 0
     assert caplog.text.count(note) == 1 and "the task of its first frame" in caplog.text
     assert f"next: python -m scripts.get_t5_embeddings --data {args.out} --text_encoder t5 (for a tiny" in caplog.text
 

@@ -102,7 +102,8 @@ class Served:
         ends = time.monotonic() + 120
         while is_ready and self.get("/readyz").status != 200:
             assert self.process.poll() is None, self.log()
-            assert time.monotonic() < ends, self.log()
+            if time.monotonic() > ends:
+                raise TimeoutError(self.log())
             time.sleep(0.1)
         return self
 
@@ -158,7 +159,8 @@ class Served:
                     return answer.content
             except NoAnswer:
                 time.sleep(0.1)
-            assert time.monotonic() < ends, self.log()
+            if time.monotonic() > ends:
+                raise TimeoutError(self.log())
 
     def worker_ids(self) -> list[int]:
         import psutil

@@ -60,13 +60,14 @@ def published(objective: str, size: str) -> dict[str, Any]:
     rl = OBJECTIVES[objective]
     is_nft = objective == "nft"
     trained = rl["sample_steps"] if is_nft else len(rl["train_on"])
+    advantage = dict(norm="group" if is_nft else "cosmos_rl")
     rewards = dict(dance_grpo=RewardConfig(make=L(RemoteReward)(reward="dance_grpo", clip=[-5.0, 5.0])))
     adapters = dict(lora(NFT_RANK), lora_alpha=NFT_ALPHA) if is_nft else {}
     name = f"{size.lower()}_{objective}"
     return dict(
         defaults=group_choices(f"predict2p5_video2world_rl_{size.lower()}", DATA, DATA, ema="power"),
         job=job(name, group="reinforcement_learning"),
-        model=dict(config=dict(rl=dict(rl, rewards=rewards), **adapters)),
+        model=dict(config=dict(rl=dict(rl, rewards=rewards, advantage=advantage), **adapters)),
         model_parallel=dict(context_parallel_size=CONTEXT_PARALLEL[objective][size]),
         optimizer=dict(lr=3e-4 if is_nft else 1e-5, weight_decay=1e-4),
         scheduler=linear(50, 10_000_000_000_000, 1.0, 1.0),

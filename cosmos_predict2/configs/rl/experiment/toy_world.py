@@ -13,7 +13,7 @@ from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
 from cosmos_predict2.configs.base.post_training import group_choices, job, linear, tiny_run, tiny_twin
 from cosmos_predict2.rl.config import RewardConfig
 from cosmos_predict2.rl.quality_alarm import Measure, QualityAlarm
-from cosmos_predict2.rl.rewards.toy import Permanence, Positions
+from cosmos_predict2.rl.rewards.toy import Permanence, Positions, PuckNearRing
 from cosmos_predict2.rl.rewards.verifiable import Agreement, StaticBackground
 from imaginaire.config import L, register_experiment
 
@@ -46,11 +46,11 @@ def toy_run(
     """The run of one objective. A micro-batch is one trained step of all clips."""
     trained = len(rl["train_on"]) if "train_on" in rl else rl["num_timesteps"]
     every = max(1, iterations // 4)
-    common = dict(num_rollout=MEMBERS, rollout_batch=GROUPS * MEMBERS, use_same_seed=False, rewards=REWARDS)
+    common: dict[str, Any] = dict(num_rollout=MEMBERS, rollout_batch=GROUPS * MEMBERS, use_same_seed=False)
     return dict(
         defaults=group_choices(f"{model}_video2world_rl_tiny", "toy", "toy", optimizer="adamw", ema="power"),
         job=job(name, group="reinforcement_learning"),
-        model=dict(config=dict(rl=dict(**common, **rl))),
+        model=dict(config=dict(rl={"rewards": REWARDS, **common, **rl})),
         dataloader_train=dict(batch_size=GROUPS),
         dataloader_val=dict(batch_size=16),
         optimizer=dict(lr=lr, weight_decay=0.0, betas=[0.9, 0.99]),
@@ -75,6 +75,9 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
     "tiny_ddrl_toy_world": toy_run("tiny_ddrl_toy_world", DDRL),
     "tiny_nft_toy_world": toy_run("tiny_nft_toy_world", NFT, lr=3e-4),
 }
+# What a bad reward does: the puck is imagined near the ring, which the measures of the alarm see.
+HACK = dict(FLOW_GRPO, rewards=dict(near_ring=RewardConfig(make=L(PuckNearRing)())))
+EXPERIMENTS["tiny_hacked_reward_toy_world"] = toy_run("tiny_hacked_reward_toy_world", HACK)
 EXPERIMENTS["tiny_supervised_toy_world"] = tiny_twin(  # what the others stand beside
     "tiny_supervised_toy_world",
     "toy",
