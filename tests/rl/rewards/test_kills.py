@@ -74,7 +74,7 @@ def test_kills_of_worker_and_server_in_mid_batch_lose_nothing(tmp_path: Path) ->
         assert 'reward_jobs{reward="mean",state="done"} 24' in metrics
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_job_that_kills_its_worker_or_hangs_fails_alone(tmp_path: Path) -> None:
     with served(tmp_path, config=config(tmp_path, 0.0)) as service:
         prompts = ["a", "die", "b", "sleep 60", "c", "raise", "d"]
@@ -87,7 +87,7 @@ def test_a_job_that_kills_its_worker_or_hangs_fails_alone(tmp_path: Path) -> Non
         assert service.get("/readyz").status in (200, 503)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_reward_that_cannot_be_loaded_is_out_of_order_and_the_others_go_on(tmp_path: Path) -> None:
     rewards = f'[[reward_args]]\nreward_type = "torn"\nmake = "{HERE}:Unloadable"\n'
     with_unfit = '[[reward_args]]\nreward_type = "absent"\nmake = "no.such.module:Reward"\n'
@@ -108,7 +108,7 @@ def test_a_reward_that_cannot_be_loaded_is_out_of_order_and_the_others_go_on(tmp
         assert service.stop() == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_stop_keeps_what_waits_and_the_next_start_finishes_it(tmp_path: Path) -> None:
     with served(tmp_path, config=config(tmp_path, 0.2)) as service:
         tickets = [patient_ticket(service, body(f"{k}", value=float(k))) for k in range(20)]
