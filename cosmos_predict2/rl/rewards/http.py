@@ -24,7 +24,7 @@ class Answer:
     retry_after: float | None = None
 
     def message(self) -> str:
-        """What the service says about a failure."""
+        """The message of the service about a failure."""
         return str(self.content.get("message") or self.content.get("detail") or self.content.get("error") or "")[:300]
 
 

@@ -257,10 +257,10 @@ def read_scores(
     columns = [scores[key] for key in keys]
     if not all(isinstance(column, list) and len(column) == len(columns[0]) for column in columns):
         raise DataError(f"the scores of '{score_key}' are not lists of one length.")
-    told = response.get("valid", [True] * len(columns[0]))
+    declared = response.get("valid", [True] * len(columns[0]))
     values, is_valid = [], []
-    for row, told_valid in zip(zip(*columns), told, strict=False):
-        good = bool(told_valid) and all(_is_number(value) and math.isfinite(value) for value in row)
+    for row, may_count in zip(zip(*columns), declared, strict=False):
+        good = bool(may_count) and all(_is_number(value) and math.isfinite(value) for value in row)
         total = float(sum(row)) if good else 0.0
         if good and clip is not None:
             total = min(max(total, clip[0]), clip[1])

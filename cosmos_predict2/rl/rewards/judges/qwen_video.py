@@ -63,5 +63,5 @@ def size_within(height: int, width: int, least: int, most: int) -> tuple[int, in
 def conversation(system: str, question: str) -> str:
     """What the models are asked: the video, then the question; their answer follows."""
     turns = [("system", system), ("user", f"<|vision_start|><|video_pad|><|vision_end|>{question}")]
-    told = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns if text)
-    return f"{told}<|im_start|>assistant\n"
+    turns_text = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns if text)
+    return f"{turns_text}<|im_start|>assistant\n"

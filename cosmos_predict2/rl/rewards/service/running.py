@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the whole service in this process and its workers, until it is told to stop."""
+"""Runs the whole service in this process and its workers, until a signal stops it."""
 
 import contextlib
 import fcntl

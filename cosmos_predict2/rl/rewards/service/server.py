@@ -135,8 +135,8 @@ class Service:
 
     async def _body(self, request: Request, limit: int) -> bytes:
         """The body, unless it is longer than the limit, by its header or in fact."""
-        told = request.headers.get("content-length", "0")
-        if told.isdecimal() and len(told) < 20 and int(told) > limit:
+        declared = request.headers.get("content-length", "0")
+        if declared.isdecimal() and len(declared) < 20 and int(declared) > limit:
             raise self._too_long(limit)
         body = bytearray()
         ends = time.monotonic() + UPLOAD_S

@@ -82,7 +82,7 @@ class RewardSettings:
 
 @attrs.define(kw_only=True)
 class ServiceSettings:
-    """All that a service is told."""
+    """The configuration of a service."""
 
     host: str = "127.0.0.1"
     port: int = attrs.field(default=8080, validator=[validators.ge(0), validators.le(65535)])
@@ -133,7 +133,7 @@ def token_of_environment() -> str:
 
 
 def read_settings(path: str | None, rewards: Sequence[str] = (), **flags: Any) -> ServiceSettings:
-    """The settings of a TOML file with what the command line says above it; the token is of the environment."""
+    """The settings of a TOML file under what the command line sets; the token is of the environment."""
     values = _read(path) if path else {}
     decode = _made(DecodeSettings, values.pop("decode_args", {}), "decode_args")
     rows = values.pop("reward_args", [])

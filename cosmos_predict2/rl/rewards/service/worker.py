@@ -33,7 +33,7 @@ UNFIT = 3  # the exit code of a worker whose reward cannot be built, whatever is
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """What a worker is told."""
+    """The configuration of a worker."""
 
     name: str
     reward: str
@@ -57,7 +57,7 @@ Report = Callable[[dict[str, Any]], None]
 
 
 class Worker:
-    """Scores the jobs of one reward until it is told to stop."""
+    """Scores the jobs of one reward until a signal stops it."""
 
     def __init__(self, settings: WorkerSettings, queue: Queue, scorer: Scorer, report: Report) -> None:
         self.settings = settings
