@@ -66,6 +66,10 @@ class Samples:
     def __len__(self) -> int:
         return len(self.noise)
 
+    def on_host(self) -> "Samples":
+        """The same with what is kept of the trained steps in the host's memory."""
+        return dataclasses.replace(self, kept={k: mapped(one, Tensor.cpu) for k, one in self.kept.items()})
+
 
 Shuffle = Callable[[list[int], int], list[int]]
 
@@ -83,14 +87,19 @@ def joined(parts: Sequence[Any]) -> Any:
     return first
 
 
-def rows_of(value: Any, rows: slice) -> Any:
-    """The same for some rows of the batch."""
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A tensor, or a dataclass with each of its tensors, after a change; what is neither stays."""
     if isinstance(value, Tensor):
-        return value[rows]
+        return change(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [one.name for one in dataclasses.fields(value)]
-        return dataclasses.replace(value, **{name: rows_of(getattr(value, name), rows) for name in names})
+        return dataclasses.replace(value, **{name: mapped(getattr(value, name), change) for name in names})
     return value
+
+
+def rows_of(value: Any, rows: slice) -> Any:
+    """The same for some rows of the batch."""
+    return mapped(value, lambda tensor: tensor[rows])
 
 
 def order(

@@ -10,22 +10,20 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, Condition
-from cosmos_predict2.diffusion.rectified_flow import add_noise
-from cosmos_predict2.diffusion.transitions import log_ratio
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.rl import objectives
 from cosmos_predict2.rl.config import ANY, KEY, Predict2RLConfig, check_steps, rl_of
 from cosmos_predict2.rl.draws import RowDraws
 from cosmos_predict2.rl.experience import Data, Experience, Forward, Samples, joined, order, rows_of
 from cosmos_predict2.rl.interfaces import Clips, Scores
-from cosmos_predict2.rl.rollout import ChainPath, chain_path, judge, of_whole_clip, roll_out, sigma_of
+from cosmos_predict2.rl.losses import Losses
+from cosmos_predict2.rl.rollout import chain_path, roll_out, sigma_of
 from cosmos_predict2.rl.scoring import Scoring
 from cosmos_predict2.rl.weight_copy import WeightCopy
 from cosmos_predict2.text.trained_text import with_tokens
@@ -53,6 +51,7 @@ class FlowGRPOModel(Video2WorldModel):
         for field, text in self.rl.problems():
             raise ConfigError(f"{KEY}.{field}: {text}.")
         self.scoring = Scoring(self.rl)
+        self.losses = Losses(self.world, self.rl, self.reference)
         self._reference: WeightCopy | None = None
         self._old: WeightCopy | None = None
         self._left = 0  # micro-batches of the present experience that are still to come
@@ -146,7 +145,7 @@ class FlowGRPOModel(Video2WorldModel):
                 chunk = slice(start, start + rl.rollout_batch)
                 part = self._roll_out(condition, unconditional, rows[chunk], members[chunk], steps, window, draws)
                 tickets.append(self._submit(part, rows[chunk], batch, context))
-                parts.append(replace_tensors(part, self._kept_at))
+                parts.append(part.on_host() if rl.offload_trajectories else part)
         self.progress(f"waiting for the rewards of {len(rows)} clips")
         scores = self.scoring.fetch(tickets, rl.num_rollout)
         advantage, facts = self.scoring.advantages(scores)
@@ -230,9 +229,6 @@ class FlowGRPOModel(Video2WorldModel):
     def _may_draw(self, k: int) -> bool:
         return k < self.rl.sample_steps - 1 or self.rl.transition in ("sde", "dance")
 
-    def _kept_at(self, value: Tensor) -> Tensor:
-        return value.cpu() if self.rl.offload_trajectories else value
-
     # --- the order of training
 
     def _in_order(self, samples: Samples, data: tuple[Tensor, Condition], draws: RowDraws) -> Iterator[Experience]:
@@ -272,7 +268,7 @@ class FlowGRPOModel(Video2WorldModel):
             forward = Forward(samples.final, epsilon, t_B.to(samples.final), None)
             if rl.updates * rl.minibatches > 1 or self._old is not None:
                 with self.sampling_policy():
-                    old = [self._velocity(rows_of(samples.condition, c), rows_of(forward, c)) for c in chunks]
+                    old = [self.losses.velocity(rows_of(samples.condition, c), rows_of(forward, c)) for c in chunks]
                 forward = replace(forward, v_old_B_C_T_H_W=torch.cat(old))
             found[k] = forward
         return found
@@ -298,152 +294,4 @@ class FlowGRPOModel(Video2WorldModel):
     # --- one micro-batch
 
     def training_step(self, batch: Any, iteration: int) -> tuple[dict[str, Any], Tensor]:
-        experience: Experience = batch
-        rl = self.rl
-        if experience.kept is not None:
-            output, loss = self._ratio_loss(experience)
-        else:
-            output, loss = self._forward_loss(experience)
-        if experience.data is not None:
-            data_loss = self._data_loss(experience.data)
-            output["data_loss"] = data_loss.detach()
-            loss = loss + rl.data_beta * data_loss
-        return output | experience.facts, rl.loss_scale * loss
-
-    def _ratio_loss(self, experience: Experience) -> tuple[dict[str, Any], Tensor]:
-        rl, kept = self.rl, experience.kept
-        assert kept is not None
-        reference = (
-            self._reference_mean(experience) if rl.kl_beta else None
-        )  # before the weights are used with gradients
-        step, _ = judge(self._path(experience), kept)
-        mean, old = step.mean_B_C_T_H_W, kept.mean_B_C_T_H_W
-        std = step.std if rl.ratio_normalisation == "gaussian" else None
-        log_ratio_B = of_whole_clip(self.world, log_ratio(kept.x_next_B_C_T_H_W, mean, old, std))
-        drift_B = of_whole_clip(self.world, objectives.mean_drift(mean, old))
-        advantage_B = experience.advantage_B.to(log_ratio_B)
-        if rl.exp_reward:
-            largest = rl.advantage.adv_clip_max
-            advantage_B = objectives.exponential_advantage(advantage_B).clamp(-largest, largest)
-        if rl.objective == "dppo":
-            policy = objectives.dppo(log_ratio_B, advantage_B, drift_B, step.std, rl.clip_ratio)
-        elif rl.objective == "guard":
-            guarded = objectives.guard_log_ratio(log_ratio_B, drift_B, step.std)
-            policy = objectives.clipped(guarded, advantage_B, rl.clip_ratio)
-        else:
-            policy = objectives.clipped(log_ratio_B, advantage_B, rl.clip_ratio)
-        loss = policy.loss_B.mean()
-        output = self._watched(experience, policy, log_ratio_B, loss)
-        if reference is not None:
-            kl = of_whole_clip(self.world, objectives.mean_drift(mean, reference)).mean()
-            kl = kl if std is None else kl / (2 * std**2)
-            output["kl_loss"] = kl.detach()
-            loss = loss + rl.kl_beta * kl
-        return output, loss
-
-    def _watched(
-        self, experience: Experience, policy: objectives.Clipped, log_ratio_B: Tensor, loss: Tensor
-    ) -> dict[str, Any]:
-        ratio_B = policy.ratio_B.detach()
-        if experience.is_before_update and self.rl.on_policy:
-            off = float((log_ratio_B.detach()).abs().max())
-            if not off <= self.rl.ratio_tolerance:
-                assert experience.kept is not None
-                raise TrainingError(
-                    f"Before the first update the ratio of new to old probability is off by {off:.3g} at step"
-                    f" {experience.kept.k}, but it must be 1 within {KEY}.ratio_tolerance={self.rl.ratio_tolerance}:"
-                    " training does not compute what the rollout did. Use the same precision and attention for both."
-                )
-        return {
-            "policy_loss": loss.detach(),
-            "log_prob_ratio": ratio_B.mean(),
-            "ratio_std": ratio_B.std(correction=0),
-            "clip_fraction_above": policy.is_above_B.float().mean(),
-            "clip_fraction_below": policy.is_below_B.float().mean(),
-            "approx_kl": objectives.approximate_kl(log_ratio_B.detach()),
-        }
-
-    @torch.no_grad()
-    def _reference_mean(self, experience: Experience) -> Tensor:
-        assert experience.kept is not None
-        with self.reference():
-            return judge(self._path(experience), experience.kept)[0].mean_B_C_T_H_W
-
-    def _forward_loss(self, experience: Experience) -> tuple[dict[str, Any], Tensor]:
-        rl, forward = self.rl, experience.forward
-        assert forward is not None
-        v_ref = None
-        if rl.kl_beta:
-            with torch.no_grad(), self.reference():
-                v_ref = self._velocity(experience.condition, forward)
-        v = self._velocity(experience.condition, forward)
-        v_old = v.detach() if forward.v_old_B_C_T_H_W is None else self._part(forward.v_old_B_C_T_H_W)
-        x0, epsilon, t_B = self._part(forward.x0_B_C_T_H_W), self._part(forward.epsilon_B_C_T_H_W), forward.t_B
-        advantage_B = experience.advantage_B.to(v)
-        of_clip = partial(of_whole_clip, self.world)
-        if rl.objective == "nft":
-            y, largest = _noised(x0, epsilon, t_B), rl.advantage.adv_clip_max
-            nft = objectives.nft(x0, y, t_B, v, v_old, advantage_B, rl.nft_beta, largest, of_clip)
-            loss = nft.loss_B.mean()
-            output = {"policy_loss": loss.detach(), "good_share": nft.share_B.mean()}
-        else:
-            log_ratio_B = of_clip(objectives.awm_log_ratio(v, v_old, epsilon - x0))
-            policy = objectives.clipped(log_ratio_B, advantage_B, rl.clip_ratio)
-            loss = policy.loss_B.mean()
-            output = self._watched(experience, policy, log_ratio_B, loss)
-        if v_ref is not None:
-            kl = of_clip(objectives.mean_drift(v, v_ref)).mean()
-            output["kl_loss"] = kl.detach()
-            loss = loss + rl.kl_beta * kl
-        return output, loss
-
-    def _data_loss(self, data: Data) -> Tensor:
-        """The published form: the error of the clean clip, weighted by 1 + 1 / sigma^2."""
-        predicted = self._clean(data.x0_B_C_T_H_W, data.epsilon_B_C_T_H_W, data.sigma_B_1, data.condition)
-        weight_B = torch.as_tensor(objectives.data_weight(data.sigma_B_1[:, 0], self.pipe_config.sigma_data))
-        error_B = objectives.mean_drift(predicted, self._part(data.x0_B_C_T_H_W))
-        return (weight_B * of_whole_clip(self.world, error_B)).mean()
-
-    def _velocity(self, condition: Condition, forward: Forward) -> Tensor:
-        """The network's velocity at the samples' times for this rank's frames, eps - x_0 where it is right."""
-        t_B, x0, epsilon = forward.t_B, forward.x0_B_C_T_H_W, forward.epsilon_B_C_T_H_W
-        predicted = self._clean(x0, epsilon, (t_B / (1 - t_B))[:, None], condition)
-        return (_noised(self._part(x0), self._part(epsilon), t_B) - predicted) / _wide(t_B, x0)
-
-    def _clean(self, x0: Tensor, epsilon: Tensor, sigma_B_1: Tensor, condition: Condition) -> Tensor:
-        """Clean latents of this rank's frames. Context parallelism stays on, as recomputation must meet it again."""
-        context = self.world.context
-        context.activate(True)
-        xt = self._part(add_noise(x0, epsilon, sigma_B_1))
-        return self.world.denoiser(xt, sigma_B_1, context.part_of(condition)).x0_B_C_T_H_W
-
-    def _part(self, x: Tensor) -> Tensor:
-        return self.world.context.split_frames(x)
-
-    def _path(self, experience: Experience) -> ChainPath:
-        of = experience
-        return chain_path(self.world, self.rl, of.condition, of.unconditional, of.noise_B_C_T_H_W, of.window)
-
-
-def _wide(value_B: Tensor, like: Tensor) -> Tensor:
-    return value_B.reshape(-1, *[1] * (like.dim() - 1)).to(like)
-
-
-def _noised(x0: Tensor, epsilon: Tensor, t_B: Tensor) -> Tensor:
-    t = _wide(t_B, x0)
-    return (1 - t) * x0 + t * epsilon
-
-
-def replace_tensors(samples: Samples, change: Any) -> Samples:
-    """The samples with their kept tensors changed, such as moved to the host."""
-    kept = {
-        k: replace(
-            one,
-            x_B_C_T_H_W=change(one.x_B_C_T_H_W),
-            x_next_B_C_T_H_W=change(one.x_next_B_C_T_H_W),
-            mean_B_C_T_H_W=change(one.mean_B_C_T_H_W),
-            previous_x0_B_C_T_H_W=None if one.previous_x0_B_C_T_H_W is None else change(one.previous_x0_B_C_T_H_W),
-        )
-        for k, one in samples.kept.items()
-    }
-    return replace(samples, kept=kept)
+        return self.losses.of(batch)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
-from cosmos_predict2.rl import flow_grpo
+from cosmos_predict2.rl import losses
 from cosmos_predict2.rl.rollout import judge
 from imaginaire.errors import ConfigError, TrainingError
 from tests.multiprocess import run_distributed
@@ -64,7 +64,7 @@ def test_a_step_that_training_computes_in_another_way_is_refused(
         step, x0 = judge(path, kept)
         return type(step)(step.mean_B_C_T_H_W + 0.1, step.std), x0
 
-    monkeypatch.setattr(flow_grpo, "judge", off)
+    monkeypatch.setattr(losses, "judge", off)
     with pytest.raises(TrainingError, match="ratio_tolerance"):
         train(tmp_path, rl_options(), config=CONFIG)
 
