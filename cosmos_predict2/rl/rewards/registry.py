@@ -21,6 +21,7 @@ REWARDS: dict[str, str] = {
     "smoothness": f"{_HERE}.verifiable:Smoothness",
     "motion": f"{_HERE}.verifiable:Motion",
     "cosmos_reason1": f"{_HERE}.judges.reason1_reward:Reason1Reward",
+    "dance_grpo": f"{_HERE}.judges.video_align:VideoAlign",
 }
 
 

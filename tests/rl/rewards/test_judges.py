@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The judge of plausibility, with tiny random weights in its public layout."""
+"""The judges, with tiny random weights in their public layouts."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,45 +11,30 @@ import torch
 
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards import wire
-from cosmos_predict2.rl.rewards.judges.qwen_video import patches_of, size_within
+from cosmos_predict2.rl.rewards.judges.qwen_video import conversation, model_input, patches_of, size_within
+from cosmos_predict2.rl.rewards.judges.reason1_reward import patches_and_pace
+from cosmos_predict2.rl.rewards.judges.video_align import INSTRUCTION, SYSTEM, TEXT, evenly_spaced
 from cosmos_predict2.rl.rewards.registry import REWARDS, build
-from cosmos_predict2.rl.rewards.service.scoring import Scorer
-from imaginaire.errors import CheckpointError
-
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"]
+from cosmos_predict2.rl.rewards.service.scoring import Scorer, build_decoder
+from cosmos_predict2.rl.rewards.service.settings import DecodeSettings
+from imaginaire.config import instantiate
+from imaginaire.config.compose import compose
+from imaginaire.errors import CheckpointError, ConfigError
+from tests.rl.rewards.doubles import served
+from tests.rl.rewards.tiny_judges import REWARD_TOKENS, STATISTICS, make_reason1, make_video_align
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Config, tokenizer and weights as on the hub, a few thousand numbers in place of 7 billion."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
-
     path = tmp_path_factory.mktemp("judge")
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    bytes_only = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
-    bytes_only.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bytes_only.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bytes_only)
-    tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})
-    tokenizer.save_pretrained(path)
-    ids = {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL}
-    text = dict(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, intermediate_size=48,
-        vocab_size=len(tokenizer), bos_token_id=None, eos_token_id=None,
-        rope_parameters=dict(rope_type="default", mrope_section=[2, 3, 3], rope_theta=1e6),
-    )  # fmt: skip
-    vision = dict(
-        depth=2, hidden_size=32, num_heads=2, intermediate_size=48, out_hidden_size=32, fullatt_block_indexes=[1],
-        window_size=56,
-    )  # fmt: skip
-    config = Qwen2_5_VLConfig(
-        text_config=text, vision_config=vision, video_token_id=ids["<|video_pad|>"],
-        vision_start_token_id=ids["<|vision_start|>"], vision_end_token_id=ids["<|vision_end|>"],
-    )  # fmt: skip
-    torch.manual_seed(0)
-    Qwen2_5_VLForConditionalGeneration(config).save_pretrained(path)
+    make_reason1(path)
     return path
+
+
+@pytest.fixture(scope="module")
+def video_align(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    path = tmp_path_factory.mktemp("video_align")
+    return path, make_video_align(path)
 
 
 def clips(*prompts: str, frames: int = 9) -> Clips:
@@ -81,6 +67,100 @@ def test_it_answers_through_the_service_with_the_published_keys(folder: Path) ->
     assert set(found["scores"]) == {"cosmos_reason1", "no_score", "yes_logit", "no_logit", "prediction"}
 
 
+def judged(place: Path, **arguments: Any) -> Any:
+    return build(REWARDS["dance_grpo"], dict(base_path=str(place / "base"), **arguments), model_path=str(place))
+
+
+def test_video_align_scores_as_its_network_with_live_adapters_does(video_align: tuple[Path, Any]) -> None:
+    place, adapted = video_align
+    judge = judged(place, device="cpu")
+    found = judge(clips("a red ball", "b", frames=33), {})
+    video = clips("a red ball", "b", frames=33).video_B_C_F_H_W
+    assert video is not None
+    network = adapted.base_model.model
+    for row, prompt in enumerate(["a red ball", "b"]):
+        patches = patches_of(video[row][:, [0, 11, 21, 32]].permute(1, 0, 2, 3), 100_352, 200_704)
+        text = conversation(SYSTEM, INSTRUCTION.replace(TEXT, prompt))
+        given = model_input(judge.tokenizer, text, patches, network.config.video_token_id, network)
+        places = torch.arange(given["input_ids"].shape[1]).expand(3, 1, -1)
+        with torch.no_grad():
+            hidden = network.model(**given, position_ids=places).last_hidden_state[0]
+            scores = network.rm_head(hidden)[:, 0].float()
+        for token, name in zip(REWARD_TOKENS, ("VQ", "MQ", "TA"), strict=True):
+            (at,) = (given["input_ids"][0] == judge.tokenizer.convert_tokens_to_ids(token)).nonzero()
+            expected = (float(scores[at]) - STATISTICS[f"{name}_mean"]) / STATISTICS[f"{name}_std"]
+            assert float(found[f"{name.lower()}_reward"][row]) == pytest.approx(expected, abs=1e-4)
+    parts = found["vq_reward"] + found["mq_reward"] + found["ta_reward"]
+    assert torch.equal(found["overall_reward"], found["value"])
+    assert torch.allclose(found["value"], parts)
+
+
+def test_video_align_reads_the_prompt_and_only_text_alignment_changes(video_align: tuple[Path, Any]) -> None:
+    judge = judged(video_align[0])
+    one, two = judge(clips("a"), {}), judge(clips("<|video_pad|><|TA_reward|>"), {})
+    for name in ("vq_reward", "mq_reward"):  # read before the prompt
+        assert torch.allclose(one[name], two[name], atol=1e-5)
+    assert not torch.allclose(one["ta_reward"], two["ta_reward"], atol=1e-4)
+
+
+def test_video_align_takes_the_published_instruction(video_align: tuple[Path, Any], tmp_path: Path) -> None:
+    file = tmp_path / "instruction.txt"
+    file.write_text("Rate. <|VQ_reward|> <|MQ_reward|> {text_prompt} <|TA_reward|>")
+    other = judged(video_align[0], instruction_path=str(file))(clips("a"), {})
+    assert not torch.equal(other["vq_reward"], judged(video_align[0])(clips("a"), {})["vq_reward"])
+    file.write_text("Rate. <|VQ_reward|> {text_prompt} <|TA_reward|>")
+    with pytest.raises(ConfigError, match="MQ_reward"):
+        judged(video_align[0], instruction_path=str(file))
+
+
+@pytest.mark.parametrize(
+    ("frames", "fps", "expected"), [(1, 16.0, [0]), (3, 16.0, [0, 2]), (33, 16.0, [0, 11, 21, 32]), (93, 16.0, 12)]
+)
+def test_video_align_sees_two_frames_a_second(frames: int, fps: float, expected: list[int] | int) -> None:
+    found = evenly_spaced(frames, fps, 2.0)
+    assert len(found) == expected if isinstance(expected, int) else found == expected
+
+
+def test_what_is_no_video_align_is_refused(video_align: tuple[Path, Any], tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="checkpoint-N"):
+        judged(tmp_path)
+    (tmp_path / "checkpoint-1").mkdir()
+    (tmp_path / "model_config.json").write_text(json.dumps({"data_config": {}}))
+    with pytest.raises(CheckpointError, match="model_config"):
+        judged(tmp_path)
+
+
+SERVICE = """
+[decode_args]
+model_path = "tiny"
+[[reward_args]]
+reward_type = "dance_grpo"
+model_path = "{folder}"
+device = "cpu"
+arguments = {{base_path = "{folder}/base"}}
+"""
+
+
+@pytest.mark.slow
+def test_the_reward_of_an_experiment_is_scored_by_our_service(
+    video_align: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = video_align[0]
+    with served(tmp_path, config=SERVICE.format(folder=place)) as service:
+        monkeypatch.setenv("WFM_REWARD_ENQUEUE_URL", service.url("/api/reward/enqueue"))
+        monkeypatch.setenv("WFM_REWARD_FETCH_URL", service.url("/api/reward/pull"))
+        config = compose("cosmos_predict2/configs/base/config.py", ["experiment=predict2p5_2b_flow_grpo"])
+        reward = instantiate(config.model.config.rl.rewards["dance_grpo"].make)
+        latents = torch.randn(2, 16, 3, 8, 8, generator=torch.Generator().manual_seed(3))
+        scores = reward.fetch(reward.submit(Clips(latents, None, ["a", "b"], 16.0), {}, "one"), 120.0)
+    assert scores.is_valid_B.all(), service.log()
+    assert set(scores.parts) == {"dance_grpo", "vq_reward", "mq_reward", "ta_reward", "overall_reward"}
+    pixels = build_decoder(DecodeSettings(model_path="tiny"), "cpu").decode(latents).float().clamp(-1, 1)
+    video = ((pixels + 1) * 127.5).round().to(torch.uint8)
+    here = judged(place, device="cpu")(Clips(None, video, ["a", "b"], 16.0), {})
+    assert scores.value_B.tolist() == pytest.approx(here["value"].tolist(), abs=1e-4)
+
+
 def test_weights_that_are_not_there_are_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=str(tmp_path)):
         build(REWARDS["cosmos_reason1"], model_path=str(tmp_path))
@@ -89,9 +169,9 @@ def test_weights_that_are_not_there_are_named(tmp_path: Path) -> None:
 def test_patches_hold_all_pixels_in_blocks_of_tokens() -> None:
     video = torch.zeros(3, 4, 224, 336, dtype=torch.uint8)
     video[:, 2:, 14:28, 28:42] = 255  # second frames; third patch of the second token
-    found = patches_of(video, 8.0, max_frames=160, max_tokens=9216)
+    found, seconds = patches_and_pace(video, 8.0)
     assert found.grid == (2, 16, 24) and found.values.shape == (2 * 16 * 24, 3 * 2 * 14 * 14)
-    assert found.seconds == 0.25 and found.num_tokens == 2 * 8 * 12
+    assert seconds == 0.25 and found.num_tokens == 2 * 8 * 12
     bright = (found.values.amax(dim=1) > 1).nonzero().flatten().tolist()
     assert bright == [16 * 24 + 4 + 2]
 
@@ -99,7 +179,7 @@ def test_patches_hold_all_pixels_in_blocks_of_tokens() -> None:
 @pytest.mark.parametrize(("frames", "kept"), [(1, 1), (5, 2), (93, 46), (161, 40), (400, 67)])
 def test_frames_are_even_and_limited(frames: int, kept: int) -> None:
     video = torch.zeros(3, frames, 28, 28, dtype=torch.uint8)
-    found = patches_of(video, 16.0, max_frames=160, max_tokens=9216)
+    found, _ = patches_and_pace(video, 16.0)
     assert found.grid[0] == kept and found.num_tokens <= 9216
 
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A video as the Qwen-VL models take it: frames chosen and resized, cut into patches, and their place in the text.
+"""A video as the Qwen-VL models take it: frames resized, cut into patches, and their place in the text.
 
 Written out here because the processors of transformers need torchvision.
 """
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,33 +20,31 @@ STD = (0.26862954, 0.26130258, 0.27577711)
 
 @dataclass(frozen=True)
 class Patches:
-    """Patches [N, 3 * 2 * 14 * 14] of one video, its grid (time, height, width), and seconds between grid times."""
+    """Patches [N, 3 * 2 * 14 * 14] of one video, and its grid (time, height, width)."""
 
     values: Tensor
     grid: tuple[int, int, int]
-    seconds: float
 
     @property
     def num_tokens(self) -> int:
         return math.prod(self.grid) // MERGE**2
 
 
-def patches_of(video_C_F_H_W: Tensor, fps: float, *, max_frames: int, max_tokens: int) -> Patches:
-    """The patches of a uint8 video: every k-th frame, an even number of them, sides multiples of 28 pixels."""
-    interval = max(1, -(-video_C_F_H_W.shape[1] // max_frames))
-    frames = video_C_F_H_W[:, ::interval].permute(1, 0, 2, 3).float()
+def patches_of(frames_F_C_H_W: Tensor, least: int, most: int) -> Patches:
+    """The patches of uint8 frames with ``least`` to ``most`` pixels each and sides of multiples of 28 pixels.
+
+    A last odd frame is left out; a single one is there twice.
+    """
+    frames = frames_F_C_H_W.float()
     if len(frames) == 1:
         frames = frames.repeat(FRAMES, 1, 1, 1)
     frames = frames[: len(frames) // FRAMES * FRAMES]
-    most = max_tokens * SIDE**2 * FRAMES // len(frames)
-    height, width = size_within(frames.shape[2], frames.shape[3], 16 * SIDE**2 * FRAMES, most)
+    height, width = size_within(frames.shape[2], frames.shape[3], least, most)
     frames = F.interpolate(frames, (height, width), mode="bicubic", antialias=True).round().clamp(0, 255) / 255
     frames = (frames - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
-    grid = (len(frames) // FRAMES, height // PATCH, width // PATCH)
-    t, h, w = grid
+    t, h, w = len(frames) // FRAMES, height // PATCH, width // PATCH
     cut = frames.reshape(t, FRAMES, 3, h // MERGE, MERGE, PATCH, w // MERGE, MERGE, PATCH)
-    values = cut.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(t * h * w, -1)
-    return Patches(values, grid, FRAMES * interval / fps)
+    return Patches(cut.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(t * h * w, -1), (t, h, w))
 
 
 def size_within(height: int, width: int, least: int, most: int) -> tuple[int, int]:
@@ -65,3 +64,23 @@ def conversation(system: str, question: str) -> str:
     turns = [("system", system), ("user", f"<|vision_start|><|video_pad|><|vision_end|>{question}")]
     turns_text = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns if text)
     return f"{turns_text}<|im_start|>assistant\n"
+
+
+def model_input(tokenizer: Any, text: str, patches: Patches, video_token: int, model: Any) -> dict[str, Tensor]:
+    """What a network is called with: the text's ids, with a place for each token of the video, and the patches."""
+    ids: list[int] = []
+    for word in tokenizer.encode(text, add_special_tokens=False):
+        ids += [word] * (patches.num_tokens if word == video_token else 1)
+    ids_B_S = torch.tensor([ids], device=model.device)
+    return dict(
+        input_ids=ids_B_S,
+        attention_mask=torch.ones_like(ids_B_S),
+        mm_token_type_ids=(ids_B_S == video_token).int() * 2,
+        pixel_values_videos=patches.values.to(model.device, model.dtype),
+        video_grid_thw=torch.tensor([patches.grid], device=model.device),
+    )
+
+
+def plain(text: str) -> str:
+    """A user's text without special tokens: such as the place of a video stays text."""
+    return text.replace("<|", "< |")

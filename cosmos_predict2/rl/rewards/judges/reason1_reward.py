@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.interfaces import Clips
-from cosmos_predict2.rl.rewards.judges.qwen_video import conversation, patches_of
+from cosmos_predict2.rl.rewards.judges.qwen_video import (
+    FRAMES,
+    SIDE,
+    Patches,
+    conversation,
+    model_input,
+    patches_of,
+    plain,
+)
 from imaginaire.errors import CheckpointError, missing_package
 
 log = logging.getLogger(__name__)
@@ -79,24 +87,18 @@ class Reason1Reward:
     @torch.no_grad()
     def _logits(self, video_C_F_H_W: Tensor, fps: float, question: str) -> Tensor:
         """The logits of Yes and No as the first word of the answer."""
-        patches = patches_of(video_C_F_H_W, fps, max_frames=MAX_FRAMES, max_tokens=MAX_TOKENS)
-        video_token = self.model.config.video_token_id
-        ids: list[int] = []
-        # the place of the video is the first one: a caption that holds the same token stays text
-        words = self.tokenizer.encode(
-            conversation(self.system, question.replace("<|", "< |")), add_special_tokens=False
-        )
-        for word in words:
-            ids += [word] * (patches.num_tokens if word == video_token else 1)
-        ids_B_S = torch.tensor([ids], device=self.device)
-        found = self.model(
-            input_ids=ids_B_S,
-            attention_mask=torch.ones_like(ids_B_S),
-            mm_token_type_ids=(ids_B_S == video_token).int() * 2,
-            pixel_values_videos=patches.values.to(self.device, self.model.dtype),
-            video_grid_thw=torch.tensor([patches.grid], device=self.device),
-            second_per_grid_ts=torch.tensor([patches.seconds], device=self.device),
-            logits_to_keep=1,
-            use_cache=False,
-        )
+        patches, seconds = patches_and_pace(video_C_F_H_W, fps)
+        text = conversation(self.system, plain(question))
+        given = model_input(self.tokenizer, text, patches, self.model.config.video_token_id, self.model)
+        pace = torch.tensor([seconds], device=self.device)
+        found = self.model(**given, second_per_grid_ts=pace, logits_to_keep=1, use_cache=False)
         return found.logits[0, -1, [self.yes, self.no]].float().cpu()  # type: ignore[no-any-return]
+
+
+def patches_and_pace(video_C_F_H_W: Tensor, fps: float) -> tuple[Patches, float]:
+    """The patches of every k-th frame, as many as the model may see, and the seconds between their grid times."""
+    interval = max(1, -(-video_C_F_H_W.shape[1] // MAX_FRAMES))
+    frames_F_C_H_W = video_C_F_H_W[:, ::interval].permute(1, 0, 2, 3)
+    num_grid_times = max(1, len(frames_F_C_H_W) // FRAMES)
+    patches = patches_of(frames_F_C_H_W, 16 * SIDE**2 * FRAMES, MAX_TOKENS * SIDE**2 // num_grid_times)
+    return patches, FRAMES * interval / fps

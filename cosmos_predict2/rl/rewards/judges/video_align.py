@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Visual quality, motion quality and text alignment of a video, judged by VideoAlign (KwaiVGI/VideoReward).
+
+A Qwen2-VL-2B reads the video and an instruction that holds three tokens of its own; a linear head turns the network's
+output at each of them into a score. The public folder has ``model_config.json`` and ``checkpoint-N/`` with
+``model.pth`` (all weights, adapters beside them) and ``tokenizer/``.
+"""
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cosmos_predict2.checkpoints import merge_lora_state
+from cosmos_predict2.rl.interfaces import Clips
+from cosmos_predict2.rl.rewards.judges.qwen_video import FRAMES, SIDE, conversation, model_input, patches_of, plain
+from cosmos_predict2.text import pretrained
+from imaginaire.checkpoint import weight_files, weights
+from imaginaire.errors import CheckpointError, ConfigError
+
+log = logging.getLogger(__name__)
+
+MODEL = "KwaiVGI/VideoReward"
+BASE = "Qwen/Qwen2-VL-2B-Instruct"
+SYSTEM = "You are a helpful assistant."  # what Qwen's template says where nobody says anything
+NAMES = ("VQ", "MQ", "TA")
+TOKENS = tuple(f"<|{name}_reward|>" for name in NAMES)
+TEXT = "{text_prompt}"
+MIN_PIXELS, MIN_FRAMES, MAX_FRAMES = 128 * SIDE**2, 4, 768
+EMBEDDINGS = "model.language_model.embed_tokens.weight"
+# In our words: the wording that the model was trained with belongs to its publisher (``instruction_path``).
+INSTRUCTION = """Rate a generated video from 0 to 10 in three ways, each by itself.
+
+Visual Quality: are the pictures plausible, clear, rich in detail and pleasing? Harmful content is rated lowest.
+Visual Quality: <|VQ_reward|>
+
+Motion Quality: is the motion steady, natural, smooth and large enough? A video that hardly moves is rated low.
+Motion Quality: <|MQ_reward|>
+
+Text Alignment: do subject, motion, surroundings, style and camera follow the text?
+Text: {text_prompt}
+Text Alignment: <|TA_reward|>
+"""
+
+
+class VideoAlign:
+    """``overall_reward``, the sum of ``vq_reward``, ``mq_reward`` and ``ta_reward``, each relative to its training set.
+
+    ``model_path`` is a folder in the public layout or an id of the hub; the architecture is that of ``base_path``.
+    ``instruction_path`` is a file with the published instruction: with ours the scores are near the published ones, not
+    equal. It has the three tokens, and ``{text_prompt}`` where the clip's prompt goes.
+    """
+
+    needs_pixels = True
+
+    def __init__(
+        self,
+        model_path: str = MODEL,
+        device: str = "",
+        dtype: str = "",
+        base_path: str = BASE,
+        instruction_path: str = "",
+    ) -> None:
+        package = pretrained.transformers()
+        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        chosen = pretrained.dtype_of(dtype or ("bfloat16" if place.type == "cuda" else "float32"))
+        checkpoint = _newest_checkpoint(model_path)
+        self.settings = _settings(model_path)
+        self.instruction = _instruction(instruction_path)
+        try:
+            config: Any = package.AutoConfig.from_pretrained(base_path)
+            self.tokenizer: Any = package.AutoTokenizer.from_pretrained(model_path, subfolder=f"{checkpoint}/tokenizer")
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"The judge {model_path} cannot be loaded: {str(error).splitlines()[0]}") from error
+        self.tokens = [self.tokenizer.convert_tokens_to_ids(token) for token in TOKENS]
+        self.network = _network(weight_files.below(model_path, checkpoint), config, self.settings, chosen, place)
+
+    def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Mapping[str, Tensor]:
+        assert clips.video_B_C_F_H_W is not None
+        rows = [
+            self._scores(video, clips.fps, prompt)
+            for video, prompt in zip(clips.video_B_C_F_H_W, clips.prompts, strict=True)
+        ]
+        scores_B_3 = torch.stack(rows)
+        parts = {f"{name.lower()}_reward": scores_B_3[:, i] for i, name in enumerate(NAMES)}
+        overall_B = scores_B_3.sum(dim=1)
+        return {"value": overall_B, **parts, "overall_reward": overall_B}
+
+    @torch.no_grad()
+    def _scores(self, video_C_F_H_W: Tensor, fps: float, prompt: str) -> Tensor:
+        """The three scores, as deviations from the mean of the training set."""
+        data = self.settings["data_config"]
+        chosen = evenly_spaced(video_C_F_H_W.shape[1], fps, float(data["fps"]))
+        patches = patches_of(video_C_F_H_W[:, chosen].permute(1, 0, 2, 3), MIN_PIXELS, int(data["max_frame_pixels"]))
+        text = conversation(SYSTEM, self.instruction.replace(TEXT, plain(prompt)))
+        model = self.network.model
+        given = model_input(self.tokenizer, text, patches, model.config.video_token_id, model)
+        ids_S = given["input_ids"][0]
+        # It was trained with the plain order of the tokens as positions, without height and width.
+        positions_3_1_S = torch.arange(len(ids_S), device=ids_S.device).expand(3, 1, -1)
+        hidden_S_D = model(**given, position_ids=positions_3_1_S, use_cache=False).last_hidden_state[0]
+        scores_3_N = self.network.rm_head(torch.stack([hidden_S_D[ids_S == token][0] for token in self.tokens]))
+        scores_3 = (scores_3_N.diagonal() if scores_3_N.shape[1] == len(NAMES) else scores_3_N[:, 0]).float().cpu()
+        known = self.settings.get("inference_config") or {}
+        mean_3 = torch.tensor([float(known.get(f"{name}_mean", 0.0)) for name in NAMES])
+        std_3 = torch.tensor([float(known.get(f"{name}_std", 1.0)) for name in NAMES])
+        return (scores_3 - mean_3) / std_3
+
+
+def evenly_spaced(num_frames: int, fps: float, wanted_fps: float) -> list[int]:
+    """Indices of an even number of frames from the first to the last, ``wanted_fps`` of them a second, at least 4."""
+    most = min(MAX_FRAMES, num_frames) // FRAMES * FRAMES
+    number = min(max(num_frames / fps * wanted_fps, MIN_FRAMES), most)
+    even = max(1, round(number / FRAMES) * FRAMES)
+    return [round(float(place)) for place in torch.linspace(0, num_frames - 1, even)]
+
+
+class _Network(nn.Module):
+    """Qwen2-VL without its words, and the head of the rewards."""
+
+    def __init__(self, config: Any, num_outputs: int) -> None:
+        super().__init__()
+        from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel
+
+        self.model: Any = Qwen2VLModel(config)
+        self.rm_head = nn.Linear(config.text_config.hidden_size, num_outputs, bias=False)
+
+
+def _network(folder: str, config: Any, settings: Mapping[str, Any], dtype: Any, device: torch.device) -> _Network:
+    path = weight_files.below(folder, "model.pth")
+    lora = settings["peft_lora_config"]
+    if lora.get("use_rslora"):
+        raise CheckpointError(f"{folder}: use_rslora scales its adapters in a way that is not read here.")
+    merged = merge_lora_state(weights.read(path), float(lora["lora_alpha"]), where=path, dtype=dtype)
+    source = weights.renamed(merged, weight_name)
+    for name in (EMBEDDINGS, "rm_head.weight"):
+        if name not in source:
+            raise CheckpointError(f"{path} is not VideoAlign: it has no {name}.")
+    config.text_config.vocab_size = weight_files.shape_of(source, EMBEDDINGS)[0]  # the reward's tokens are among them
+    num_outputs = weight_files.shape_of(source, "rm_head.weight")[0]
+    made: Any = pretrained.load(lambda: _Network(config, num_outputs), source, path, dtype=dtype, device=device)
+    # Their tables are in no file, and must not be rounded to the weights' dtype.
+    text, vision = made.model.language_model, made.model.visual
+    text.rotary_emb = type(text.rotary_emb)(config.text_config).to(device)
+    vision.rotary_pos_emb = type(vision.rotary_pos_emb)(config.vision_config).to(device)
+    return made  # type: ignore[no-any-return]
+
+
+def weight_name(name: str) -> str | None:
+    """A weight's name in transformers today, from those of the release; None for the words, which judge nothing."""
+    name = name.removeprefix("base_model.model.")
+    if name.startswith(("rm_head.", "model.visual.", "model.language_model.")):
+        return name
+    if name.startswith("visual."):
+        return f"model.{name}"
+    return None if name.startswith("lm_head.") else name.replace("model.", "model.language_model.", 1)
+
+
+def _newest_checkpoint(model_path: str) -> str:
+    found = [name for name in weight_files.names_at(model_path) if name.startswith("checkpoint-")]
+    if not found:
+        raise CheckpointError(f"{model_path} has no folder checkpoint-N, so it is no judge in VideoAlign's layout.")
+    return max(found, key=lambda name: int(name.rpartition("-")[2]) if name.rpartition("-")[2].isdecimal() else -1)
+
+
+def _settings(model_path: str) -> dict[str, Any]:
+    """What the release records of its data, its adapters and the distribution of its scores."""
+    place = weight_files.below(model_path, "model_config.json")
+    try:
+        found = json.loads(weight_files.local_file(place).read_text(encoding="utf-8"))
+        fps, pixels, alpha = (
+            found["data_config"]["fps"],
+            found["data_config"]["max_frame_pixels"],
+            found["peft_lora_config"]["lora_alpha"],
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{place} is not VideoAlign's: {error!r}.") from error
+    if not all(isinstance(one, (int, float)) and 0 < one < math.inf for one in (fps, pixels, alpha)):
+        raise CheckpointError(f"{place}: fps, max_frame_pixels and lora_alpha are numbers above 0.")
+    return found  # type: ignore[no-any-return]
+
+
+def _instruction(path: str) -> str:
+    if not path:
+        log.warning("VideoAlign reads our instruction: scores differ somewhat from those of the published one.")
+        return INSTRUCTION
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"instruction_path {path} cannot be read: {error.strerror}.") from error
+    if lost := [part for part in (*TOKENS, TEXT) if text.count(part) != 1]:
+        raise ConfigError(f"instruction_path {path}: expected {lost[0]} in it once.")
+    return text
