@@ -56,6 +56,7 @@ class RLConfig(Section):
     # rollouts
     transition: str = attrs.field(default="sde", validator=one_of(*KINDS))
     num_rollout: int = attrs.field(default=8, validator=at_least(1))  # of a group, which shares its conditions
+    ranks_per_group: int = attrs.field(default=1, validator=at_least(1))  # data-parallel ranks that share a group
     sample_steps: int = attrs.field(default=10, validator=at_least(1))
     train_on: list[int] = attrs.field(factory=lambda: list(range(8)))  # indices of steps; -1: one drawn for a rollout
     noise_on_trained_steps_only: bool = False  # the other steps draw nothing
@@ -107,6 +108,9 @@ class RLConfig(Section):
             found.append(("max_num_conditional_frames", "it is below min_num_conditional_frames"))
         if self.num_rollout < 2:
             found.append(("num_rollout", "1: an advantage compares the samples of a group; it needs 2 at least"))
+        if self.num_rollout % self.ranks_per_group:
+            text = f"{self.ranks_per_group} does not divide the num_rollout={self.num_rollout} clips of a group"
+            found.append(("ranks_per_group", text))
         if not self.rewards:
             found.append(("rewards", "there is none: name one, such as rewards={quality: {make: ...}}"))
         if self.on_policy is False and not self.is_ratio:
@@ -172,14 +176,20 @@ def check_steps(rl: RLConfig, context: CheckContext) -> Iterator[Finding]:
     run = context.config
     if run is None:
         return
+    if context.world_size is not None:
+        ranks = context.world_size // run.model_parallel.context_parallel_size
+        if ranks % rl.ranks_per_group:
+            text = f"{rl.ranks_per_group} does not divide the {ranks} data-parallel ranks of this run"
+            yield error(f"{KEY}.ranks_per_group", text)
     batch_size = next((data.get("batch_size") for data in [run.dataloader_train] if isinstance(data, Mapping)), None)
     if not isinstance(batch_size, int):
         return
-    samples = batch_size * rl.num_rollout
+    members = rl.num_rollout // rl.ranks_per_group
+    samples = batch_size * members
     if samples % rl.rollout_batch:
         text = (
             f"{rl.rollout_batch} does not divide the {samples} samples of a rollout: {batch_size} conditions with"
-            f" {rl.num_rollout} each"
+            f" {members} each on this rank"
         )
         yield error(f"{KEY}.rollout_batch", text)
         return

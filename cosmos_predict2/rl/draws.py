@@ -7,23 +7,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cosmos_predict2.rl.groups import Groups
 from imaginaire import random
 from imaginaire.data.stream import POSITION_KEY
-from imaginaire.distributed.parallel import current_dims
 
 
 class RowDraws:
     """Draws of a rollout: each follows from the run's seed, the condition's place in the stream and the member."""
 
-    def __init__(self, batch: Mapping[str, Any], seed: int) -> None:
+    def __init__(self, batch: Mapping[str, Any], seed: int, groups: Groups) -> None:
         positions = batch.get(POSITION_KEY)
         self.size = len(batch["fps"])
         self.seed = seed
+        self.groups = groups
         self.positions = list(range(self.size)) if positions is None else positions.tolist()
 
-    def all_rows(self, group_size: int) -> tuple[Tensor, Tensor]:
-        """The condition and the member of each sample."""
-        return torch.arange(self.size).repeat_interleave(group_size), torch.arange(group_size).repeat(self.size)
+    def all_rows(self) -> tuple[Tensor, Tensor]:
+        """The condition and the member of each sample of this rank."""
+        members = torch.tensor(self.groups.members)
+        return torch.arange(self.size).repeat_interleave(len(members)), members.repeat(self.size)
 
     def _generators(self, rows: Tensor, members: Tensor, purpose: str) -> Iterator[torch.Generator]:
         for row, member in zip(rows.tolist(), members.tolist(), strict=True):
@@ -38,7 +40,8 @@ class RowDraws:
 
     def permutation(self, count: int, purpose: str) -> list[int]:
         """The same for the batches of all ranks: it follows from the first place among them."""
-        generator = random.generator(self.seed, self.positions[0] - current_dims().dp_rank * self.size, f"rl/{purpose}")
+        first = self.positions[0] - self.groups.batch_number * self.size
+        generator = random.generator(self.seed, first, f"rl/{purpose}")
         drawn: list[int] = torch.randperm(count, generator=generator).tolist()
         return drawn
 

@@ -21,6 +21,7 @@ from cosmos_predict2.rl import objectives
 from cosmos_predict2.rl.config import ANY, KEY, Predict2RLConfig, check_steps, rl_of
 from cosmos_predict2.rl.draws import RowDraws
 from cosmos_predict2.rl.experience import Data, Experience, Forward, Samples, joined, order, rows_of
+from cosmos_predict2.rl.groups import Groups
 from cosmos_predict2.rl.interfaces import Clips, Scores
 from cosmos_predict2.rl.losses import Losses
 from cosmos_predict2.rl.rollout import chain_path, roll_out, sigma_of
@@ -51,6 +52,8 @@ class FlowGRPOModel(Video2WorldModel):
         for field, text in self.rl.problems():
             raise ConfigError(f"{KEY}.{field}: {text}.")
         self.scoring = Scoring(self.rl)
+        self.groups = Groups(self.rl.num_rollout, self.rl.ranks_per_group)
+        self.ranks_per_sample = self.rl.ranks_per_group
         self.losses = Losses(self.world, self.rl, self.reference)
         self._reference: WeightCopy | None = None
         self._old: WeightCopy | None = None
@@ -73,6 +76,7 @@ class FlowGRPOModel(Video2WorldModel):
     def parallelize(self, dims: ParallelDims) -> None:
         super().parallelize(dims)
         self.scoring.shared_by(dims.cp_group)
+        self.groups = replace(self.groups, dims=dims)
         needs_reference = self.rl.kl_beta > 0 or not self.rl.on_policy
         if needs_reference and not lora.adapters(self.net):
             self._reference = WeightCopy(self.net)
@@ -118,7 +122,7 @@ class FlowGRPOModel(Video2WorldModel):
                 raise DataError("A batch has pictures, but rewards are of clips: choose data of clips alone.")
             self._is_open = True
             batch = move_to(batch, self.world.device)
-            draws = RowDraws(batch, self.seed)
+            draws = RowDraws(batch, self.seed, self.groups)
             samples, data = self._samples(batch, draws)
             yield from self._in_order(samples, data, draws)
 
@@ -135,8 +139,7 @@ class FlowGRPOModel(Video2WorldModel):
         unconditional = self._unconditional(batch, condition) if rl.guidance else None
         steps = self._trained_steps(draws)
         window = tuple(steps) if rl.noise_on_trained_steps_only else None
-        rows = torch.arange(len(x0)).repeat_interleave(rl.num_rollout)
-        members = torch.arange(rl.num_rollout).repeat(len(x0))
+        rows, members = draws.all_rows()
         context = self._reward_context(batch, x0, numbers)
         parts, tickets = [], []
         with self.sampling_policy():
@@ -147,11 +150,11 @@ class FlowGRPOModel(Video2WorldModel):
                 tickets.append(self._submit(part, rows[chunk], batch, context))
                 parts.append(part.on_host() if rl.offload_trajectories else part)
         self.progress(f"waiting for the rewards of {len(rows)} clips")
-        scores = self.scoring.fetch(tickets, rl.num_rollout)
+        scores = self.groups.gathered(self.scoring.fetch(tickets, len(self.groups.members)))
         advantage, facts = self.scoring.advantages(scores)
         self._require_scores(scores)
         samples: Samples = joined(parts)
-        samples.advantage, samples.facts = advantage.flatten(), facts
+        samples.advantage, samples.facts = self.groups.own(advantage).flatten(), facts
         return samples, (x0, data_condition)
 
     def _require_scores(self, scores: Mapping[str, Scores]) -> None:
@@ -260,7 +263,7 @@ class FlowGRPOModel(Video2WorldModel):
         rl, found = self.rl, {}
         chunks = [slice(i, i + rl.rollout_batch) for i in range(0, len(samples), rl.rollout_batch)]
         times = [level / (1 + level) for level in samples.levels]
-        rows, members = draws.all_rows(rl.num_rollout)
+        rows, members = draws.all_rows()
         drawn = draws.permutation(rl.sample_steps, "levels")[: rl.num_timesteps or rl.sample_steps]
         for k in sorted(drawn):
             t_B = torch.full((len(samples),), min(max(times[k], SMALLEST_TIME), 1 - SMALLEST_TIME))
@@ -281,7 +284,7 @@ class FlowGRPOModel(Video2WorldModel):
         if not rl.data_beta or (rl.data_on_first_only and not is_first):
             return None
         x0, condition = data
-        of_rows, members = (value[rows] for value in draws.all_rows(rl.num_rollout))
+        of_rows, members = (value[rows] for value in draws.all_rows())
         x0 = x0[of_rows.to(x0.device)]
         if rl.use_rl_sigma_and_noise:
             epsilon, sigma_B = samples.noise[rows].to(x0), torch.full((len(x0),), samples.levels[k])

@@ -45,15 +45,15 @@ class Scoring:
         number = digest.hexdigest()
         return {name: reward.submit(clips, context, f"{name}-{number}") for name, reward in self.rewards.items()}
 
-    def fetch(self, tickets: list[dict[str, Ticket]], group_size: int) -> dict[str, Scores]:
-        """The scores of all parts, in rows of groups."""
+    def fetch(self, tickets: list[dict[str, Ticket]], members: int) -> dict[str, Scores]:
+        """The scores of all parts [N, members], a group in each row."""
         found = {}
         for name, reward in self.rewards.items():
             scores = [reward.fetch(part[name], self.options[name].deadline) for part in tickets]
-            value = torch.cat([one.value_B for one in scores]).float().reshape(-1, group_size)
-            is_valid = torch.cat([one.is_valid_B for one in scores]).reshape(-1, group_size) & value.isfinite()
+            value = _rows([one.value_B.float() for one in scores], members)
+            is_valid = _rows([one.is_valid_B for one in scores], members) & value.isfinite()
             names = set.intersection(*(set(one.parts) for one in scores))
-            parts = {part: torch.cat([one.parts[part] for one in scores]) for part in sorted(names)}
+            parts = {part: _rows([one.parts[part] for one in scores], members) for part in sorted(names)}
             found[name] = Scores(torch.where(is_valid, value, 0.0), is_valid, parts)
         return found
 
@@ -81,6 +81,10 @@ class Scoring:
 
     def _normalised(self, value: Tensor, valid: Tensor) -> Tensor:
         return group_advantages(value, valid, norm=self.advantage.norm, min_std=self.advantage.min_std)
+
+
+def _rows(parts: list[Tensor], members: int) -> Tensor:
+    return torch.cat(parts).reshape(-1, members)
 
 
 def _facts(name: str, value: Tensor, is_valid: Tensor) -> dict[str, float]:

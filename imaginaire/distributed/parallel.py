@@ -11,7 +11,7 @@ import logging
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -54,6 +54,10 @@ class ParallelDims:
     @property
     def cp_rank(self) -> int:
         return self.rank % self.context_parallel_size
+
+    def sharing_samples(self, ranks: int) -> "ParallelDims":
+        """Those by which data are divided where so many neighbouring data-parallel ranks get the same samples."""
+        return replace(self, context_parallel_size=self.context_parallel_size * ranks)
 
     def will_shard(self, shard_size: int) -> bool:
         """Whether `fsdp_mesh` gives a mesh: such a model is best built without memory and filled once it is sharded."""

@@ -37,6 +37,7 @@ class ImaginaireModel(nn.Module):
     precision: torch.dtype = torch.float32
     seed: int = 0  # the run's; the trainer sets it before training
 
+    ranks_per_sample: int = 1  # neighbouring data-parallel ranks that get the same training batches; it divides them
     batch_kinds: tuple[str, ...] = ()  # whose losses and gradient norms are also logged apart, such as image and video
     progress: Callable[[str], None] = staticmethod(lambda text: None)  # see `train_batches`; set by the trainer
 

@@ -463,7 +463,8 @@ class ImaginaireTrainer:
             log.info("iteration %d: %s", self.iteration + 1, text)
 
     def _open_stream(self, loader: Any, position: dict[str, int | None] | None = None) -> None:
-        self.stream = DataStream(loader, self.config.trainer.seed, self.dims, position, partial(self.timers, "data"))
+        dims = self.dims.sharing_samples(self.model.ranks_per_sample)
+        self.stream = DataStream(loader, self.config.trainer.seed, dims, position, partial(self.timers, "data"))
 
     def _place(self) -> str:
         newest = self.checkpointer.saved_iteration or self.resumed_iteration

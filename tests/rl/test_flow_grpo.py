@@ -84,25 +84,36 @@ def test_a_reward_that_always_fails_ends_the_run(tmp_path: Path) -> None:
         train(tmp_path, options, config=CONFIG)
 
 
-def _trained(root: str, options: list[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    records = run(Path(root), *options)
-    return saved(Path(root), NAME)["model"], records[0]
+Trained = tuple[dict[str, Tensor], dict[str, Any]]
+
+
+def _trained(root: str, layouts: dict[str, list[str]]) -> dict[str, Trained]:
+    """Weights and the first record of a run of each layout."""
+    found = {}
+    for layout, options in layouts.items():
+        records = run(Path(root) / layout, *options)
+        found[layout] = (saved(Path(root) / layout, NAME)["model"], records[0])
+    return found
+
+
+LAYOUTS = {
+    "whole groups": ["dataloader_train.batch_size=1"],
+    "shared groups": [f"{RL}.ranks_per_group=2"],
+    "context parallel": ["model_parallel.context_parallel_size=2", f"{RL}.rollout_batch=4"],
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["grpo", pytest.param("nft", marks=pytest.mark.long)])
-def test_one_process_two_data_parallel_and_two_context_parallel_agree(name: str, tmp_path: Path) -> None:
+def test_one_process_and_all_layouts_of_two_agree(name: str, tmp_path: Path) -> None:
+    """Two ranks have a group each, half of both groups each, or a part of each clip."""
     options = [item for item in VARIANTS[name] if item not in LORA]
-    alone, record = _trained(str(tmp_path / "one"), [*options, f"{RL}.rollout_batch=4", "trainer.grad_accum_iter=2"])
+    options += [f"{RL}.advantage.norm=global", "trainer.grad_accum_iter=2"]
+    alone, record = _trained(str(tmp_path), {"one": [*options, f"{RL}.rollout_batch=4"]})["one"]
     base = load_file(tiny_video2world_path())
-    layouts = {
-        "dp": ["dataloader_train.batch_size=1", "trainer.grad_accum_iter=2"],
-        "cp": ["model_parallel.context_parallel_size=2", f"{RL}.rollout_batch=4", "trainer.grad_accum_iter=2"],
-    }
-    for layout, more in layouts.items():
-        found = run_distributed(_trained, 2, (str(tmp_path / layout), [*options, *more]), timeout=240)
-        weights, other = found[0]
-        for key in ("train/reward_mean", "train/agreement", "train/positions"):
+    layouts = {layout: [*options, *more] for layout, more in LAYOUTS.items()}
+    for layout, (weights, other) in run_distributed(_trained, 2, (str(tmp_path), layouts), timeout=300)[0].items():
+        for key in ("train/reward_mean", "train/agreement", "train/positions", "train/advantage_abs"):
             assert other[key] == pytest.approx(record[key], rel=1e-4), (layout, key)
         assert _distance(alone, weights) < 0.02 * _distance(alone, base), layout
 
@@ -119,6 +130,8 @@ WRONG = {
     f"{RL}.train_on=[0,7]": "train_on",
     f"{RL}.train_on=[0,0]": "train_on",
     f"{RL}.num_rollout=1": "num_rollout",
+    f"{RL}.ranks_per_group=2": "ranks_per_group",
+    f"{RL}.ranks_per_group=3": "does not divide the num_rollout",
     f"{RL}.rewards=null": "rewards",
     f"{RL}.objective=ppo": "objective",
     f"{RL}.minibatches=3": "minibatches",

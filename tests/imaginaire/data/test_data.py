@@ -165,6 +165,15 @@ def test_ranks_of_a_context_parallel_group_share_their_sample() -> None:
     assert indices(parts[0]) == indices(parts[1]) != indices(parts[2]) == indices(parts[3])
 
 
+def test_data_parallel_ranks_may_share_their_samples() -> None:
+    loader, (whole, end) = ResumableLoader(Numbers(), batch_size=2), take(ResumableLoader(Numbers(), batch_size=2), 6)
+    parts = [take(loader, 3, of=dims(8, rank, cp=2).sharing_samples(2)) for rank in range(8)]
+    found = [indices(part) for part, _ in parts]
+    assert found[0] == found[1] == found[2] == found[3] != found[4] == found[5] == found[6] == found[7]
+    assert sorted(found[0] + found[4]) == sorted(indices(whole))
+    assert parts[7][1]["samples_seen"] == end["samples_seen"]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", ["distributed", "random", "random_with_generator"])
 def test_a_foreign_loader_is_skipped_ahead_by_index(kind: str, workers: int) -> None:
