@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from cosmos_predict2.rl.rewards.service import worker as workers
 from cosmos_predict2.rl.rewards.service.metrics import Metrics
 from cosmos_predict2.rl.rewards.service.opening import open_queue
+from cosmos_predict2.rl.rewards.service.queue import Depth
 from cosmos_predict2.rl.rewards.service.scoring import Scorer
 from cosmos_predict2.rl.rewards.service.server import Service, create_app
 from cosmos_predict2.rl.rewards.service.settings import RewardSettings, ServiceSettings
@@ -271,3 +272,29 @@ def test_whatever_its_own_openapi_allows_is_answered_as_it_says(here: tuple[Here
         answer = client.request(method, path, content=content, headers={"Content-Type": kind} if kind else {})
         assert str(answer.status_code) in operation["responses"], answer.text
         assert path == "/metrics" or isinstance(json.loads(answer.text), dict)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = ["prompts", "reward_fn", "media_type", "video_infos", "request_id", "context", "arrays", "more"]
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(wrong=st.dictionaries(st.sampled_from(FIELDS), JSON, min_size=1, max_size=3), cut=st.integers(0, 40), data=JSON)
+def test_wrong_fields_are_refused_and_leave_nothing(
+    here: tuple[Here, TestClient], wrong: dict[str, Any], cut: int, data: Any
+) -> None:
+    made, client = here
+    head, _, array = body("a").partition(b"\n")
+    heads = [json.dumps(data).encode(), json.dumps(json.loads(head) | wrong).encode(), head[: len(head) - cut - 1]]
+    for one in heads:
+        answer = enqueue(client, one + b"\n" + array)
+        if answer.status_code == 200:  # what does not matter, or was right by chance
+            job = made.queue.lease("mean", "w", 1, 60.0)[0]
+            assert made.queue.finish(job, "w", "{}")
+        else:
+            assert answer.status_code in (400, 409) and answer.json()["message"], answer.text
+    assert "queued" not in made.queue.depth().get("mean", Depth({}, 0.0)).counts
