@@ -86,6 +86,7 @@ class RLConfig(Section):
     # forward-process objectives
     nft_beta: float = attrs.field(default=1.0, validator=above(0))
     num_timesteps: int = attrs.field(default=0, validator=at_least(0))  # levels trained on for a sample; 0: all
+    use_same_forward_noise: bool = False  # a group's clips get the same fresh noise, which cancels in comparing them
     weight_copy_decay_type: int = attrs.field(default=0, validator=at_least(0, at_most=2))
 
     @property

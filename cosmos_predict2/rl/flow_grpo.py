@@ -264,6 +264,8 @@ class FlowGRPOModel(Video2WorldModel):
         chunks = [slice(i, i + rl.rollout_batch) for i in range(0, len(samples), rl.rollout_batch)]
         times = [level / (1 + level) for level in samples.levels]
         rows, members = draws.all_rows()
+        if rl.use_same_forward_noise:
+            members = torch.zeros_like(members)
         drawn = draws.permutation(rl.sample_steps, "levels")[: rl.num_timesteps or rl.sample_steps]
         for k in sorted(drawn):
             t_B = torch.full((len(samples),), min(max(times[k], SMALLEST_TIME), 1 - SMALLEST_TIME))

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
-from cosmos_predict2.rl import losses
+from cosmos_predict2.rl import flow_grpo, losses
 from cosmos_predict2.rl.rollout import judge
 from imaginaire.errors import ConfigError, TrainingError
 from tests.multiprocess import run_distributed
@@ -163,3 +163,21 @@ def test_adapters_switched_off_are_the_network_they_began_from() -> None:
     with lora.switched_off(layer):
         assert torch.equal(layer(x), before)
     assert not torch.equal(layer(x), before)
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_group_shares_the_fresh_noise_of_forward_process_objectives(
+    is_shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the noise does to all clips of a group alike cancels, as their advantages add up to nothing."""
+    found = []
+
+    def step(self: Any, experience: Any, iteration: int) -> Any:
+        found.append(experience.forward.epsilon_B_C_T_H_W)
+        return original(self, experience, iteration)
+
+    original = flow_grpo.FlowGRPOModel.training_step
+    monkeypatch.setattr(flow_grpo.FlowGRPOModel, "training_step", step)
+    run(tmp_path, *rl_options(NFT, f"{RL}.use_same_forward_noise={is_shared}", "trainer.max_iter=1"))
+    first, other = found[0]  # the two clips of a group
+    assert torch.equal(first, other) == is_shared

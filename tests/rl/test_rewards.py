@@ -4,6 +4,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from cosmos_predict2.rl.interfaces import Clips, Scores, Ticket
 from cosmos_predict2.rl.rewards import toy, verifiable
 from cosmos_predict2.rl.rewards.local import LocalReward
 from cosmos_predict2.rl.scoring import Scoring
+from cosmos_predict2.toy_world.detector import Detection
 from imaginaire.config import L
 from imaginaire.errors import ConfigError, DataError
 
@@ -148,3 +150,17 @@ def test_wrong_rewards_are_refused(true: Tensor) -> None:
         _scoring(None)
     with pytest.raises(DataError, match="4 clips"):
         _advantages(_scoring(L(_partial)(name="_short")), true)
+
+
+def test_contact_is_the_depth_of_the_gripper_in_the_puck_and_the_motion_of_an_untouched_puck() -> None:
+    gripper = numpy.array([[[0.0, 0], [0, 0], [2, 0]], [[0, 0], [0, 0], [0, 0]], [[0, 0], [0, 0], [0, 0]]])
+    puck = numpy.array([[[10.0, 0], [10, 0], [9, 0]], [[30, 0], [30, 0], [32, 0]], [[11, 0], [11, 0], [13, 0]]])
+    found = Detection({"gripper": gripper, "puck": puck}, numpy.zeros((3, 3), dtype=bool))
+    overlap, untouched = toy.contact(found)
+    assert overlap == pytest.approx([(toy.CONTACT_PX - toy.BLUR_PX - 7) / 2, 0, 0])
+    assert untouched == pytest.approx([0, 1, 0])
+
+
+def test_true_clips_have_contact_zero(true: Tensor) -> None:
+    parts = toy.Contact()(_clips(true), _context(true))
+    assert parts["value"].abs().max() < 0.02

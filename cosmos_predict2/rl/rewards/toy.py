@@ -11,7 +11,11 @@ from torch import Tensor
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards.verifiable import _both, _first_frames, _OfPixels, _video
 from cosmos_predict2.toy_world.detector import Detection, detect
+from cosmos_predict2.toy_world.scene import GRIPPER_RADIUS, PUCK_RADIUS
 
+CONTACT_PX = GRIPPER_RADIUS + PUCK_RADIUS
+BLUR_PX = 0.25  # of the detector, on true pictures
+AWAY_PX = 2.0  # a gripper further from the puck's edge does not touch it
 LOST_PX = 12.0  # the distance that counts where a thing is not seen
 
 
@@ -45,6 +49,31 @@ class Permanence(_OfPixels):
             gone = numpy.isnan(found.position[thing][..., 0]) & ~numpy.isnan(wanted.position[thing][..., 0])
             is_kept &= ~gone
         return torch.from_numpy((is_kept & counted).sum(axis=1) / counted.sum(axis=1))
+
+
+class Contact(_OfPixels):
+    """Minus how far the gripper is inside the puck, and how far the puck moves untouched, in pixels of a frame's mean.
+
+    True clips have 0. It needs no true clip, and no gradient reaches it.
+    """
+
+    def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Mapping[str, Tensor]:
+        overlap, untouched = contact(seen(_video(clips)))
+        return {
+            "value": torch.from_numpy(-overlap - untouched),
+            "overlap_px": torch.from_numpy(overlap),
+            "untouched_px": torch.from_numpy(untouched),
+        }
+
+
+def contact(found: Detection) -> tuple[Any, Any]:
+    """For each clip the mean depth of the gripper in the puck, and the mean motion of the puck while it is away."""
+    gripper, puck = found.position["gripper"], found.position["puck"]
+    distance = numpy.linalg.norm(puck - gripper, axis=-1)
+    moved = numpy.linalg.norm(numpy.diff(puck, axis=1), axis=-1)
+    is_away = numpy.minimum(distance[:, 1:], distance[:, :-1]) > CONTACT_PX + AWAY_PX
+    overlap = numpy.nan_to_num(numpy.maximum(0.0, CONTACT_PX - BLUR_PX - distance[:, 1:]), nan=LOST_PX)
+    return overlap.mean(axis=1), (numpy.nan_to_num(moved, nan=LOST_PX) * is_away).mean(axis=1)
 
 
 class PuckNearRing(_OfPixels):

@@ -13,8 +13,8 @@ from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
 from cosmos_predict2.configs.base.post_training import group_choices, job, linear, tiny_run, tiny_twin
 from cosmos_predict2.rl.config import RewardConfig
 from cosmos_predict2.rl.quality_alarm import Measure, QualityAlarm
-from cosmos_predict2.rl.rewards.toy import Permanence, Positions, PuckNearRing
-from cosmos_predict2.rl.rewards.verifiable import Agreement, StaticBackground
+from cosmos_predict2.rl.rewards.toy import Contact, Permanence, Positions, PuckNearRing
+from cosmos_predict2.rl.rewards.verifiable import Agreement, Random, StaticBackground
 from imaginaire.config import L, register_experiment
 
 GROUPS, MEMBERS = 8, 8
@@ -78,6 +78,12 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
 # What a bad reward does: the puck is imagined near the ring, which the measures of the alarm see.
 HACK = dict(FLOW_GRPO, rewards=dict(near_ring=RewardConfig(make=L(PuckNearRing)())))
 EXPERIMENTS["tiny_hacked_reward_toy_world"] = toy_run("tiny_hacked_reward_toy_world", HACK)
+# What a right one does without the true future: things do not pass through each other, nor move untouched.
+PHYSICS = dict(FLOW_GRPO, rewards=dict(contact=RewardConfig(make=L(Contact)())))
+EXPERIMENTS["tiny_physics_reward_toy_world"] = toy_run("tiny_physics_reward_toy_world", PHYSICS)
+# A control: from chance nothing can be learnt.
+CHANCE = dict(FLOW_GRPO, rewards=dict(chance=RewardConfig(make=L(Random)())))
+EXPERIMENTS["tiny_random_reward_toy_world"] = toy_run("tiny_random_reward_toy_world", CHANCE)
 EXPERIMENTS["tiny_supervised_toy_world"] = tiny_twin(  # what the others stand beside
     "tiny_supervised_toy_world",
     "toy",

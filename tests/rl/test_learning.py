@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reinforcement learning makes held-out clips better, and no hack goes unseen: the default runs, one seed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import rl_learning
+from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
+
+Row = dict[str, float]
+
+
+@pytest.fixture(scope="module")
+def clips() -> dict[str, Any]:
+    return rl_learning.held_out()
+
+
+@pytest.fixture(scope="module")
+def base(clips: dict[str, Any]) -> Row:
+    return rl_learning.measure(tiny_video2world_path(), "auto", clips)
+
+
+def _after(experiment: str, root: Path, clips: dict[str, Any], *overrides: str) -> Row:
+    path, seconds = rl_learning.train(experiment, 0, str(root), list(overrides))
+    row = rl_learning.measure(path, "net_ema", clips)
+    print(f"{experiment}: {seconds:.0f} core-seconds, {row}")
+    return row
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("experiment", rl_learning.EXPERIMENTS)
+def test_the_true_future_as_reward_makes_clips_better_in_every_respect(
+    experiment: str, tmp_path: Path, clips: dict[str, Any], base: Row
+) -> None:
+    assert rl_learning.missed(_after(experiment, tmp_path, clips), base) == []
+
+
+@pytest.mark.long
+def test_from_chance_nothing_is_learnt(tmp_path: Path, clips: dict[str, Any], base: Row) -> None:
+    row = _after("tiny_random_reward_toy_world", tmp_path, clips)
+    assert row["psnr"] < base["psnr"] + rl_learning.GAIN_DB / 3
+    assert row["gripper_px"] > base["gripper_px"] - rl_learning.GAIN_PX / 2
+
+
+@pytest.mark.long
+def test_the_alarm_sees_a_hack_that_psnr_does_not(tmp_path: Path, clips: dict[str, Any], base: Row) -> None:
+    """The puck is imagined near the ring."""
+    name = "tiny_hacked_reward_toy_world"
+    row = _after(name, tmp_path, clips)
+    assert row["puck_px"] > 1.1 * base["puck_px"]
+    (path,) = tmp_path.glob(f"*/*/{name}_0/metrics.jsonl")
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    alarms = [record["quality/alarm"] for record in records if "quality/alarm" in record]
+    assert (alarms[0], alarms[-1]) == (0, 1)
+
+
+@pytest.mark.long
+def test_a_reward_without_gradient_or_true_future_teaches_what_it_measures(
+    tmp_path: Path, clips: dict[str, Any], base: Row
+) -> None:
+    """The gripper passes through the puck less than half as deep."""
+    row = _after("tiny_physics_reward_toy_world", tmp_path, clips)
+    assert row["overlap_px"] < base["overlap_px"] / 2
+    assert abs(row["motion"] - 1) <= rl_learning.MOTION
