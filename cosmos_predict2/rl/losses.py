@@ -93,10 +93,13 @@ class Losses:
                     f" {experience.kept.k}, but it must be 1 within {KEY}.ratio_tolerance={self.rl.ratio_tolerance}:"
                     " training does not compute what the rollout did. Use the same precision and attention for both."
                 )
+        std = ratio_B.std(correction=0)
+        kept = None if experience.is_before_update else experience.kept  # of which step, once ratios have moved
         return {
             "policy_loss": loss.detach(),
             "log_prob_ratio": ratio_B.mean(),
-            "ratio_std": ratio_B.std(correction=0),
+            "ratio_std": std,
+            **({} if kept is None else {f"ratio_std_step{kept.k}": std}),
             "clip_fraction_above": policy.is_above_B.float().mean(),
             "clip_fraction_below": policy.is_below_B.float().mean(),
             "approx_kl": objectives.approximate_kl(log_ratio_B.detach()),

@@ -20,6 +20,8 @@ from imaginaire.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+PERCENTILES = (10, 90)  # of each reward, to be logged
+
 
 class Scoring:
     """The rewards of a run."""
@@ -68,7 +70,8 @@ class Scoring:
             total += weight * (self._normalised(value, valid) if self.advantage.each_reward else value)
             facts |= _facts(name, value, one.is_valid_B)
             for part, of_part in one.parts.items():
-                facts[f"{name}_{part}"] = float(of_part.float().mean())
+                if one.is_valid_B.any():
+                    facts[f"{name}_{part}"] = float(of_part[one.is_valid_B].float().mean())
         if not self.advantage.each_reward:
             total = self._normalised(total, valid)
         largest = self.advantage.adv_clip_max
@@ -88,10 +91,11 @@ def _rows(parts: list[Tensor], members: int) -> Tensor:
 
 
 def _facts(name: str, value: Tensor, is_valid: Tensor) -> dict[str, float]:
-    of_valid = value[is_valid]
+    of_valid = value[is_valid] if is_valid.any() else torch.zeros(1)
     spread = value.masked_fill(~is_valid, float("nan"))
     return {
-        name: float(of_valid.mean()) if len(of_valid) else 0.0,
+        name: float(of_valid.mean()),
+        **{f"{name}_p{percent}": float(of_valid.quantile(percent / 100)) for percent in PERCENTILES},
         f"{name}_std": float(spread.nan_to_num(0.0).std(dim=1, correction=0).mean()),
         f"{name}_valid_rate": float(is_valid.float().mean()),
     }

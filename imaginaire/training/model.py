@@ -130,6 +130,10 @@ class ImaginaireModel(nn.Module):
     def on_after_backward(self) -> None:
         pass
 
+    def tracker_group(self, name: str) -> str | None:
+        """The group in which trackers show a metric of `training_step`, too: that of published runs of this kind."""
+        return None
+
     def has_start_weights(self) -> bool:
         """Whether training starts from trained weights. If not, adapters that learn nothing are only a warning."""
         return True

@@ -9,6 +9,7 @@ from cosmos_predict2.rl.quality_alarm import Measure, QualityAlarm
 from cosmos_predict2.rl.rewards.verifiable import Agreement
 from imaginaire.config import L
 from imaginaire.errors import ConfigError, TrainingError
+from imaginaire.training.callbacks.wandb_tracker import WandbTracker
 from tests.rl.runs import CONFIG, rl_options, run
 from tests.training import train
 
@@ -51,10 +52,16 @@ def _with_alarm(every_n: int, *more: str) -> list[str]:
     return [*options, *LOOKS, f"{ALARM}.every_n={every_n}", f"{ALARM}.num_clips=2", *more]
 
 
-def test_a_run_measures_held_out_clips(tmp_path: Path) -> None:
+def test_a_run_measures_held_out_clips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: dict[str, float] = {}
+    monkeypatch.setattr(WandbTracker, "log", lambda self, values, iteration: shown.update(values))
     records = [record for record in run(tmp_path, *_with_alarm(1)) if record["iteration"] > 0]
     assert all(record["quality/alarm"] == 0 for record in records)
     assert {"quality/agreement", "quality/positions", "quality/permanence"} <= records[0].keys()
+    assert {"train/agreement_p10", "train/agreement_p90"} <= records[0].keys()
+    assert not any(name.startswith("GRPO") for name in records[0])
+    published = ["reward_mean", "log_prob_ratio", "policy_loss", "agreement", "agreement_std", "agreement_valid_rate"]
+    assert {name: shown[f"GRPO/{name}"] for name in published} == {n: shown[f"train/{n}"] for n in published}
 
 
 def test_it_needs_held_out_clips(tmp_path: Path) -> None:

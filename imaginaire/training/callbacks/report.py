@@ -65,8 +65,13 @@ class LossLog(Callback):
         self._micro = 0
         # Here and not at the end of the step: a checkpoint of this step then holds the sums of after the log.
         if self._is_due(iteration + 1):
-            prefix = "train" if self.multiplier == 1 else f"train@{self.multiplier}"
-            values = {f"{prefix}/{name}": value for name, value in _gathered(self._train).items()}
+            suffix = "" if self.multiplier == 1 else f"@{self.multiplier}"
+            means = _gathered(self._train)
+            values = {f"train{suffix}/{name}": value for name, value in means.items()}
+            groups = {name: group for name in means if (group := self.trainer.model.tracker_group(name))}
+            self.trainer.metrics.also_call(
+                {f"train{suffix}/{name}": f"{group}{suffix}/{name}" for name, group in groups.items()}
+            )
             if self.multiplier == 1:
                 values |= self._rates
                 values["train/samples_seen"] = self.trainer.samples_seen

@@ -64,6 +64,7 @@ class Metrics:
         self._values: dict[str, float | Tensor] = {}
         self._values_iteration = 0
         self._remembered: dict[str, float] = {}
+        self._also_called: dict[str, str] = {}
         self._folder = self._run_dir
         self._is_open = False
         self._start = 0
@@ -116,6 +117,10 @@ class Metrics:
         self._values_iteration = iteration
         self._values.update(values)
 
+    def also_call(self, names: Mapping[str, str]) -> None:
+        """Have the trackers show metrics under a second name, each by its own; the file has them once."""
+        self._also_called.update(names)
+
     def flush(self, iteration: int) -> None:
         """Write what was logged up to ``iteration``, as one record. Called at the end of every iteration."""
         if iteration > self._start:
@@ -132,8 +137,9 @@ class Metrics:
         if self._records is not None:
             with self._to_file.attempt():
                 _append(self._records, values, iteration)
-        self._on_board(lambda board: [board.add_scalar(name, value, iteration) for name, value in values.items()])
-        self._wandb.log(values, iteration)
+        shown = values | {other: values[name] for name, other in self._also_called.items() if name in values}
+        self._on_board(lambda board: [board.add_scalar(name, value, iteration) for name, value in shown.items()])
+        self._wandb.log(shown, iteration)
         self._remembered |= {name: values[name] for name in _REMEMBERED if name in values}
         if "train/loss" in values:
             known = self._remembered | values

@@ -89,6 +89,17 @@ def test_ranks_that_do_not_write_leave_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_trackers_get_second_names_and_the_file_each_value_once(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="no tensorboard")
+    metrics = new(tmp_path)
+    metrics.also_call({"train/kl_loss": "GRPO/kl_loss", "train/other": "GRPO/other"})
+    metrics.log({"train/kl_loss": 0.5, "train/loss": 1.0}, 1)
+    metrics.close()
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert sorted(events.Tags()["scalars"]) == ["GRPO/kl_loss", "train/kl_loss", "train/loss"]
+    assert records(tmp_path) == [{"iteration": 1, "train/kl_loss": 0.5, "train/loss": 1.0}]
+
+
 def test_tensorboard_gets_the_same_values_and_images(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="no tensorboard")
     metrics = new(tmp_path)
