@@ -20,7 +20,7 @@ class Forward:
     x0_B_C_T_H_W: Tensor
     epsilon_B_C_T_H_W: Tensor
     t_B: Tensor
-    v_old_B_C_T_H_W: Tensor | None  # None: the weights are still those that sampled
+    v_old_B_C_T_H_W: Tensor | None  # of this rank's frames; None: the weights are still those that sampled
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ class Losses:
             with torch.no_grad(), self.reference():
                 v_ref = self.velocity(experience.condition, forward)
         v = self.velocity(experience.condition, forward)
-        v_old = v.detach() if forward.v_old_B_C_T_H_W is None else self._part(forward.v_old_B_C_T_H_W)
+        v_old = v.detach() if forward.v_old_B_C_T_H_W is None else forward.v_old_B_C_T_H_W
         x0, epsilon, t_B = self._part(forward.x0_B_C_T_H_W), self._part(forward.epsilon_B_C_T_H_W), forward.t_B
         advantage_B = experience.advantage_B.to(v)
         of_clip = partial(of_whole_clip, self.world)

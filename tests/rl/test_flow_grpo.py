@@ -97,7 +97,7 @@ def _trained(root: str, layouts: dict[str, list[str]]) -> dict[str, Trained]:
 
 
 LAYOUTS = {
-    "whole groups": ["dataloader_train.batch_size=1"],
+    "whole groups": ["dataloader_train.batch_size=1", "model.config.fsdp_shard_size=2"],
     "shared groups": [f"{RL}.ranks_per_group=2"],
     "context parallel": ["model_parallel.context_parallel_size=2", f"{RL}.rollout_batch=4"],
 }
@@ -106,9 +106,9 @@ LAYOUTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["grpo", pytest.param("nft", marks=pytest.mark.long)])
 def test_one_process_and_all_layouts_of_two_agree(name: str, tmp_path: Path) -> None:
-    """Two ranks have a group each, half of both groups each, or a part of each clip."""
+    """Two ranks have a group each and half of the weights, half of both groups each, or a part of each clip."""
     options = [item for item in VARIANTS[name] if item not in LORA]
-    options += [f"{RL}.advantage.norm=global", "trainer.grad_accum_iter=2"]
+    options += [f"{RL}.kl_beta=0.1", f"{RL}.advantage.norm=global", "trainer.grad_accum_iter=2"]
     alone, record = _trained(str(tmp_path), {"one": [*options, f"{RL}.rollout_batch=4"]})["one"]
     base = load_file(tiny_video2world_path())
     layouts = {layout: [*options, *more] for layout, more in LAYOUTS.items()}
