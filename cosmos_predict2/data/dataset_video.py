@@ -5,12 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy
-from torch import Tensor
 from torch.utils.data import Dataset as MapDataset
 
-from cosmos_predict2.data.samples import BadSamples, FrameRule, frame_item
-from cosmos_predict2.data.sizes import size_problem, swapped_size
+from cosmos_predict2.data.clip_windows import Windows
+from cosmos_predict2.data.samples import BadSamples, frame_item
+from cosmos_predict2.data.sizes import swapped_size
 from cosmos_predict2.data.video import clips
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES, probe_video
 from cosmos_predict2.data.video_folder import (
@@ -19,18 +18,15 @@ from cosmos_predict2.data.video_folder import (
     list_captioned,
     media_by_stem,
 )
-from imaginaire.errors import ConfigError, DataError, UserError, near
+from imaginaire.errors import DataError, UserError
 from imaginaire.findings import CheckContext, Finding, error, errors, warning
 
 
 class Dataset(MapDataset[dict[str, Any]]):
     """One sample per clip: ``num_frames`` frames, drawn when it is asked for, scaled to ``video_size`` (height, width).
 
-    fps, stride, sampling: which frames, see `FrameRule`; draws come from NumPy's global generator, which the loader
-    seeds per sample. crop: ``stretch`` scales to the size whatever the shape, as the published training does;
-    ``center`` keeps the shape and cuts off what is over (generation with the run's weights then treats its input
-    alike). A bad clip is an error that names it, or with ``skip_bad_samples`` replaced by the next good one;
-    `video_name` names the clip.
+    fps, stride, sampling, crop: which frames, and how they are scaled, see `Windows`. A bad clip is an error that names
+    it, or with ``skip_bad_samples`` replaced by the next good one; `video_name` names the clip.
     text_encoder: which one the embeddings must be of (None: any); ``none`` where the model encodes captions itself,
     metas/NAME.txt, or with caption_format ``json`` those of captions/NAME.json that are called ``prompt_type``.
     """
@@ -56,17 +52,12 @@ class Dataset(MapDataset[dict[str, Any]]):
         caption_format: str = "text",
         prompt_type: str = "long",
     ) -> None:
-        if problem := size_problem("video_size", video_size) or _crop_problem(crop):
-            raise ConfigError(problem)
-        self.rule = FrameRule(num_frames=num_frames, fps=fps, stride=stride, sampling=sampling)
-        self.video_size = (int(video_size[0]), int(video_size[1]))
-        self.crop = crop
-        self._decoder = clips.choose_decoder(decoder)
-        self._num_threads = num_threads
+        how: dict[str, Any] = dict(fps=fps, stride=stride, sampling=sampling, crop=crop)
+        self.windows = Windows(num_frames, video_size, **how, decoder=decoder, num_threads=num_threads)
         self._bad = BadSamples(skip_bad_samples, most_bad_samples)
         self.folder = CaptionedFolder(
             dataset_dir,
-            rule=self.rule,
+            rule=self.windows.rule,
             skip_bad=skip_bad_samples,
             text_encoder=text_encoder,
             num_tokens=num_tokens,
@@ -78,17 +69,7 @@ class Dataset(MapDataset[dict[str, Any]]):
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
         """What can be known to be wrong from the header of one clip."""
         size, key = arguments.get("video_size", (16, 16)), context.key
-        crop = arguments.get("crop", "stretch")
-        yield from errors(key, (size_problem("video_size", size), _crop_problem(crop)))
-        names = ("num_frames", "fps", "stride", "sampling")
-        try:
-            FrameRule(**{"num_frames": 1} | {name: arguments[name] for name in names if name in arguments})
-        except ConfigError as problem:
-            yield error(key, str(problem))
-        try:
-            clips.choose_decoder(arguments.get("decoder", "auto"))
-        except ConfigError as problem:
-            yield error(key, str(problem))
+        yield from errors(key, Windows.problems(arguments))
         text: dict[str, Any] = {name: arguments.get(name) for name in ("text_encoder", "num_tokens")}
         try:
             form = arguments.get("caption_format", "text")
@@ -114,28 +95,16 @@ class Dataset(MapDataset[dict[str, Any]]):
 
     def _item(self, index: int) -> dict[str, Any]:
         path = self.folder.path(index)
-        video, fps = self._frames(path)
+        video, fps = self.windows.read(path)
         text, embedding_path = self.folder.text(index)
         return {
             "video": video,
             "video_name": {"video_path": str(path), "t5_embedding_path": embedding_path},
             **text,
             "fps": fps,
-            "num_frames": self.rule.num_frames,
-            **frame_item(self.video_size),
+            "num_frames": self.windows.rule.num_frames,
+            **frame_item(self.windows.size),
         }
-
-    def _frames(self, path: Path) -> tuple[Tensor, float]:
-        """uint8 [3, num_frames, height, width] and the rate of these frames."""
-        with clips.open_clip(path, decoder=self._decoder, num_threads=self._num_threads) as clip:
-            try:
-                frames = self.rule.choose(clip.num_frames, clip.fps, numpy.random.randint)
-            except DataError as error:
-                raise DataError(f"{path} has {error}") from error
-            return clip.read(frames, self._fit), self.rule.item_fps(frames, clip.fps)
-
-    def _fit(self, frames: Tensor) -> Tensor:
-        return clips.CROPS[self.crop](frames, self.video_size)
 
 
 def _size_note(path: Path, video_size: Any) -> str | None:
@@ -145,7 +114,3 @@ def _size_note(path: Path, video_size: Any) -> str | None:
         return swapped_size("video_size", tuple(video_size), (found.height, found.width), str(path))
     except (DataError, TypeError, ValueError):
         return None  # the faults of clip and size have findings of their own
-
-
-def _crop_problem(crop: str) -> str | None:
-    return None if crop in clips.CROPS else f"There is no crop '{crop}'.{near(crop, clips.CROPS)}"

@@ -54,11 +54,12 @@ class BadSamples:
     or when no other is left, the last error is raised.
     """
 
-    def __init__(self, skip: bool = False, most: int = 16) -> None:
+    def __init__(self, skip: bool = False, most: int = 16, cure: str = CURE) -> None:
         if most < 1:
             raise ConfigError(f"most_bad_samples={most}, but it must be 1 or more.")
         self.skip = skip
         self.most = most
+        self.cure = cure
         self.count = 0  # by this process: each worker of a loader counts its own
 
     def read(self, index: int, length: int, read: Callable[[int], Item]) -> Item:
@@ -71,9 +72,9 @@ class BadSamples:
             except (DataError, CheckpointError) as error:  # the latter: of storage, for files that have gone
                 self.count += 1
                 if not self.skip:
-                    raise DataError(f"{_sentence(error)} {CURE}, or set skip_bad_samples=True.") from error
+                    raise DataError(f"{_sentence(error)} {self.cure}, or set skip_bad_samples=True.") from error
                 if step == tries - 1:
-                    raise DataError(f"{_sentence(error)} That is bad sample {tries} in a row. {CURE}.") from error
+                    raise DataError(f"{_sentence(error)} That is bad sample {tries} in a row. {self.cure}.") from error
                 log.warning("skipped sample %d (%d so far%s): %s", (index + step) % length, self.count, _whose(), error)
         raise AssertionError("the last try returns or raises")
 

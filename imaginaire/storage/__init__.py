@@ -10,6 +10,7 @@ import builtins
 import contextlib
 import errno
 import fcntl
+import glob
 import hashlib
 import logging
 import math
@@ -18,7 +19,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
@@ -103,6 +104,30 @@ def listdir(path: StrPath) -> list[str]:
     return retry(path, names)
 
 
+def matching(pattern: StrPath) -> list[str]:
+    """The files or objects that a pattern with ``*``, ``?`` or ``[...]`` fits, sorted."""
+    if not is_remote(pattern):
+        return sorted(glob.glob(_local(pattern)))
+
+    def found() -> list[str]:
+        fs, inner = filesystem(pattern)
+        return sorted(fs.unstrip_protocol(name) for name in fs.glob(inner))
+
+    return retry(pattern, found)
+
+
+def version(path: StrPath) -> str:
+    """Changes with the content of a file or an object; without reading it."""
+    if not is_remote(path):
+        with _explained(path):
+            status = os.stat(_local(path))
+        return f"{status.st_size} {status.st_mtime_ns}"
+    info = _info(path)
+    if info is None:
+        raise CheckpointError(f"{os.fspath(path)} does not exist.")
+    return _version_of(info)
+
+
 def makedirs(path: StrPath) -> None:
     """Make a local folder and its parents; object stores have none."""
     if is_remote(path):
@@ -157,6 +182,20 @@ def open(path: StrPath, mode: str = "rb") -> IO[Any]:  # named as the builtin on
     return retry(path, opened)
 
 
+def read_part(path: StrPath, start: int, length: int) -> bytes:
+    """So many bytes of a file from ``start`` on; fewer where it ends before."""
+    if not is_remote(path):
+        with _explained(path), builtins.open(_local(path), "rb") as file:
+            file.seek(start)
+            return file.read(length)
+
+    def fetched() -> bytes:
+        fs, inner = filesystem(path)
+        return bytes(fs.cat_file(inner, start=start, end=start + length))
+
+    return retry(path, fetched)
+
+
 def read_text(path: StrPath) -> str:
     """The whole file as UTF-8 text."""
     if not is_remote(path):
@@ -198,8 +237,7 @@ def local_copy(path: StrPath) -> Path:
     info = _info(path)
     if info is None:
         raise CheckpointError(f"{os.fspath(path)} does not exist.")
-    version = [str(info.get(key)) for key in ("ETag", "etag", "size", "LastModified", "created", "mtime")]
-    key = hashlib.sha256("\n".join([os.fspath(path), *version]).encode()).hexdigest()[:32]
+    key = hashlib.sha256(f"{os.fspath(path)}\n{_version_of(info)}".encode()).hexdigest()[:32]
     # ranks that one launcher started share their copies, other runs have their own
     folder = Path(tempfile.gettempdir()) / f"imaginaire-cache-{os.getuid()}-{os.getppid()}-{key}"
     target = folder / os.path.basename(os.fspath(path).rstrip("/"))
@@ -382,6 +420,10 @@ def _abort_uploads(folder: StrPath) -> None:
         if os.path.dirname(key) == prefix.rstrip("/"):
             fs.abort_mpu(bucket, key, upload["UploadId"])
             log.info("aborted the unfinished upload of s3://%s/%s", bucket, key)
+
+
+def _version_of(info: Mapping[str, Any]) -> str:
+    return " ".join(str(info.get(key)) for key in ("ETag", "etag", "size", "LastModified", "created", "mtime"))
 
 
 def _info(path: StrPath) -> dict[str, Any] | None:

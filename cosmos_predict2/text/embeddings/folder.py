@@ -98,9 +98,7 @@ class EmbeddingFolder:
         if len(rows) > num_tokens and not self._has_warned:
             self._has_warned = True
             log.warning("%s has %d tokens: cut to %d (logged once)", path, len(rows), num_tokens)
-        mask = torch.zeros(num_tokens, dtype=torch.int64)
-        mask[: len(rows)] = 1
-        return padded(rows, num_tokens), mask
+        return masked(rows, num_tokens)
 
     def record(self) -> EncoderRecord | None:
         """The record of the encoder; None in a folder made by other software."""
@@ -159,10 +157,31 @@ def embedding_files(folder: Path) -> dict[str, list[Path]]:
 
 def read_embedding(path: Path) -> Tensor:
     """float32 [tokens, width] of one file, as many tokens as it has; every number of it is finite."""
-    rows = _read_safetensors(path) if path.suffix == ".safetensors" else pickles.read_rows(path)
+    if path.suffix != ".safetensors":
+        return _finite(pickles.read_rows(path), str(path))
+    size = storage.size(path)
+    if size > LARGEST_BYTES:
+        raise DataError(f"{path} has {storage.readable_bytes(size)}: too large for the embedding of one prompt.")
+    return embedding_in(path.read_bytes(), str(path))
+
+
+def embedding_in(content: bytes, path: str) -> Tensor:
+    """The same of the bytes of a file; the suffix of ``path``, which names it in errors, decides how they are read."""
+    read = _in_safetensors if path.endswith(".safetensors") else pickles.rows_of
+    return _finite(read(content, path), path)
+
+
+def _finite(rows: Tensor, path: str) -> Tensor:
     if not torch.isfinite(rows.sum()):
         raise DataError(f"{path} holds NaN or infinity. Delete it and encode its caption again.")
     return rows
+
+
+def masked(rows: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
+    """An embedding with zeros behind the prompt, and int64 [num_tokens], 1 where the prompt is."""
+    mask = torch.zeros(num_tokens, dtype=torch.int64)
+    mask[: len(rows)] = 1
+    return padded(rows, num_tokens), mask
 
 
 def write_embedding(folder: Path, stem: str, rows: Tensor, form: str, replaced: Sequence[Path]) -> None:
@@ -178,12 +197,9 @@ def write_embedding(folder: Path, stem: str, rows: Tensor, form: str, replaced: 
             old.unlink(missing_ok=True)
 
 
-def _read_safetensors(path: Path) -> Tensor:
-    size = storage.size(path)
-    if size > LARGEST_BYTES:
-        raise DataError(f"{path} has {storage.readable_bytes(size)}: too large for the embedding of one prompt.")
+def _in_safetensors(content: bytes, path: str) -> Tensor:
     try:
-        tensors = load(path.read_bytes())
+        tensors = load(content)
     except SafetensorError as error:
         raise DataError(f"{path} cannot be read as safetensors ({error}). Write it again.") from error
     tensor = tensors.get(KEY, next(iter(tensors.values()))) if len(tensors) == 1 or KEY in tensors else None

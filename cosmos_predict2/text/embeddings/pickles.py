@@ -35,7 +35,7 @@ def read_rows(path: StrPath) -> Tensor:
     if size > LARGEST_BYTES:
         raise DataError(f"{path} has {storage.readable_bytes(size)}: too large for the embedding of one prompt.")
     with storage.open(path) as file:
-        return _array(file.read(), str(path))
+        return rows_of(file.read(), str(path))
 
 
 def write(path: StrPath, embedding: Tensor) -> None:
@@ -58,7 +58,8 @@ def padded(embedding: Tensor, num_tokens: int) -> Tensor:
     return result
 
 
-def _array(content: bytes, path: str) -> Tensor:
+def rows_of(content: bytes, path: str) -> Tensor:
+    """The embedding in the bytes of a file; ``path`` names it in errors."""
     expected = f"{path} should hold a list with one array [tokens, width] of floating-point numbers"
     try:
         loaded = plain_pickle.read(content, _ALLOWED.__contains__, MOST_STEPS)

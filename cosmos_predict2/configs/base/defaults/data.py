@@ -13,6 +13,7 @@ from omegaconf import ListConfig, OmegaConf
 from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditionedDataset
 from cosmos_predict2.data.action_conditioned.dataset_libero import LiberoDataset
 from cosmos_predict2.data.dataset_latents import LatentDataset
+from cosmos_predict2.data.dataset_shards import ShardedVideos
 from cosmos_predict2.data.dataset_video import Dataset
 from cosmos_predict2.data.mixing import MixedLoader
 from cosmos_predict2.data.mock import MockImages, MockVideos
@@ -128,6 +129,14 @@ def latents(dataset_dir: str, split: str) -> Any:
     return from_files(dataset, split)
 
 
+def shards(split: str) -> Any:
+    """Clips in tar shards: ``dataset.shards`` is a list of paths or s3:// addresses, with {000..127} and *."""
+    dataset = L(ShardedVideos)(
+        shards="???", num_frames=frames_of_model(24), video_size=size_of_model(), text_encoder="t5"
+    )
+    return from_files(dataset, split)
+
+
 def bridge(split: str) -> Any:
     """Clips of 13 frames with the 12 actions between them."""
     dataset = L(ActionConditionedDataset)(
@@ -210,6 +219,7 @@ def entries(split: str) -> dict[str, Any]:
         **{f"libero_{suite}_{split}": libero(suite, split) for suite in LIBERO_SUITES},
         "latents": latents("???", split),
         "folder": folder("???", split),
+        "shards": shards(split),
         "agibot_head_center_fisheye_color": agibot(split, SIZE_704),
         "agibot_head_center_fisheye_color_480": agibot(split, SIZE_480),
         **with_captions(split),
