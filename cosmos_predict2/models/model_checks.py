@@ -146,6 +146,14 @@ def check_data(key: str, data: Mapping[str, Any], config: Mapping[str, Any]) -> 
             yield error(key, text, "Set model.config.text.encoder")
 
 
+def check_true_clips(data_sets: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
+    """Data without true clips, such as prompts alone, where a loss compares with them."""
+    for key, data in data_sets.items():
+        if declared(data, "declared_true_frames") is not None:
+            text = "its samples have no true clips, but a supervised loss compares with them"
+            yield error(key, text, "Choose data of clips; prompts serve reinforcement learning without a data term")
+
+
 # ---- actions
 
 

@@ -103,6 +103,12 @@ class Video2WorldModel(ImaginaireModel):
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
         yield from cls._check_family(arguments["config"])
         yield from model_checks.check(arguments["config"], context)
+        yield from model_checks.check_true_clips(cls.compared_data(arguments["config"], context))
+
+    @classmethod
+    def compared_data(cls, config: Any, context: CheckContext) -> Mapping[str, Mapping[str, Any]]:
+        """The data sets with whose clips a loss compares, by key."""
+        return {**context.training, **context.validation}
 
     @classmethod
     def _check_family(cls, config: Any) -> Iterator[Finding]:

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, Condition
+from cosmos_predict2.data.dataset_prompts import TRUE_FRAMES_KEY
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.rl import objectives
 from cosmos_predict2.rl.config import ANY, KEY, Predict2RLConfig, check_steps, rl_of
+from cosmos_predict2.rl.data_checks import check_conditions, check_rewards, require_true_frames
 from cosmos_predict2.rl.draws import RowDraws
 from cosmos_predict2.rl.experience import Data, Experience, Forward, Samples, joined, order, rows_of
 from cosmos_predict2.rl.groups import Groups
@@ -71,6 +73,13 @@ class FlowGRPOModel(Video2WorldModel):
         for field, text in rl.problems():
             yield error(f"{KEY}.{field}", text)
         yield from check_steps(rl, context)
+        yield from check_rewards(rl, context)
+        yield from check_conditions(rl, context)
+
+    @classmethod
+    def compared_data(cls, config: Any, context: CheckContext) -> Mapping[str, Mapping[str, Any]]:
+        """Rollouts need no true clips; the data term and validation do."""
+        return {**(context.training if rl_of(config).data_beta else {}), **context.validation}
 
     batch_kinds: tuple[str, ...] = ()
 
@@ -139,6 +148,7 @@ class FlowGRPOModel(Video2WorldModel):
         rl, generators = self.rl, self._generators(batch, "rollout")
         low, high = rl.min_num_conditional_frames, rl.max_num_conditional_frames
         numbers = generators.integers(low, high + 1, "given_frames")
+        require_true_frames(batch, int(numbers.max()))
         batch = {**batch, "num_conditional_frames": numbers}
         x0, condition = self.data_and_condition(batch, generators, is_fixed=True)
         keep = self.world.conditioner.draw_keep(generators.each("condition"))  # of the data term, as in training
@@ -213,9 +223,12 @@ class FlowGRPOModel(Video2WorldModel):
 
     def _reward_context(self, batch: Mapping[str, Any], x0: Tensor, numbers: Tensor) -> dict[str, Any]:
         """What rewards may compare with, a row for each condition."""
-        context: dict[str, Any] = {"true_latents": x0.cpu(), "num_conditional_frames": numbers.cpu()}
+        context: dict[str, Any] = {"num_conditional_frames": numbers.cpu()}
         if (actions := batch.get("action")) is not None:
             context["actions"] = actions.cpu()
+        if TRUE_FRAMES_KEY in batch:
+            return context
+        context["true_latents"] = x0.cpu()
         if self.scoring.needs_pixels:
             true = batch.get(self.config.input_video_key)
             context["true_video"] = to_uint8(self.world.decode(x0)).cpu() if true is None else true.cpu()

@@ -22,6 +22,8 @@ LOST_PX = 12.0  # the distance that counts where a thing is not seen
 class Positions(_OfPixels):
     """Minus the mean distance in pixels of puck and gripper from where they truly are."""
 
+    requires = ("true_video",)
+
     def __init__(self, things: tuple[str, ...] = ("puck", "gripper")) -> None:
         self.things = tuple(things)
 
@@ -40,6 +42,8 @@ class Positions(_OfPixels):
 
 class Permanence(_OfPixels):
     """The share of generated frames in which everything is seen that the true frame shows."""
+
+    requires = ("true_video",)
 
     def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Tensor:
         video, true = _both(clips, context)

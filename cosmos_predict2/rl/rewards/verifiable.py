@@ -2,6 +2,7 @@
 """Rewards of world models that need no judge: generated clips against true ones, or against what physics forbids.
 
 Each is a function of (clips, context) and gives a higher number for a better clip. Conditioning frames do not count.
+``requires`` names what of the context a reward compares with: a run whose data lack it is refused before it starts.
 """
 
 from collections.abc import Mapping
@@ -27,6 +28,8 @@ class _OfPixels:
 class LatentAgreement:
     """Minus the mean squared error of the latents: how close the clip is to the true future."""
 
+    requires = ("true_latents",)
+
     def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Tensor:
         true, latents = _required(context, "true_latents"), clips.latents_B_C_T_H_W
         assert latents is not None
@@ -39,6 +42,8 @@ class LatentAgreement:
 class Agreement(_OfPixels):
     """PSNR to the true future in dB, over the pixels in which that differs from the last conditioning frame."""
 
+    requires = ("true_video",)
+
     def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Mapping[str, Tensor]:
         video, true = _both(clips, context)
         moves = _moves(true, context)
@@ -50,6 +55,8 @@ class Agreement(_OfPixels):
 
 class StaticBackground(_OfPixels):
     """Minus the mean change, of 255, of pixels that rest in the true clip."""
+
+    requires = ("true_video",)
 
     def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Tensor:
         video, true = _both(clips, context)
@@ -68,6 +75,8 @@ class Smoothness(_OfPixels):
 
 class Motion(_OfPixels):
     """Minus how far the amount of motion is from the true one, as a share: against rewards that favour stillness."""
+
+    requires = ("true_video",)
 
     def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Tensor:
         video, true = _both(clips, context)

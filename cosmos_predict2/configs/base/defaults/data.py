@@ -13,6 +13,7 @@ from omegaconf import ListConfig, OmegaConf
 from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditionedDataset
 from cosmos_predict2.data.action_conditioned.dataset_libero import LiberoDataset
 from cosmos_predict2.data.dataset_latents import LatentDataset
+from cosmos_predict2.data.dataset_prompts import PromptDataset
 from cosmos_predict2.data.dataset_shards import ShardedVideos
 from cosmos_predict2.data.dataset_video import Dataset
 from cosmos_predict2.data.mixing import MixedLoader
@@ -137,6 +138,13 @@ def shards(split: str) -> Any:
     return from_files(dataset, split)
 
 
+def prompts() -> Any:
+    """Prompts, or first frames with prompts, for rewards that need no true clip."""
+    return L(ResumableLoader)(
+        dataset=L(PromptDataset)(path="???", num_frames=frames_of_model(24), video_size=size_of_model()), batch_size=1
+    )
+
+
 def bridge(split: str) -> Any:
     """Clips of 13 frames with the 12 actions between them."""
     dataset = L(ActionConditionedDataset)(
@@ -223,6 +231,7 @@ def entries(split: str) -> dict[str, Any]:
         "agibot_head_center_fisheye_color": agibot(split, SIZE_704),
         "agibot_head_center_fisheye_color_480": agibot(split, SIZE_480),
         **with_captions(split),
+        **({"prompts": prompts()} if split == "train" else {}),
         **(only_for_training() if split == "train" else {}),
     }
 

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the data of a run have what its rewards compare with, before anything is built."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cosmos_predict2.data.dataset_prompts import TRUE_FRAMES_KEY
+from cosmos_predict2.models.model_checks import declared
+from cosmos_predict2.rl.config import KEY, RLConfig, reward_configs
+from imaginaire.config.names import target_of
+from imaginaire.errors import DataError
+from imaginaire.findings import CheckContext, Finding, error
+
+OF_TRUE_CLIPS = ("true_video", "true_latents")
+
+
+def check_rewards(rl: RLConfig, context: CheckContext) -> Iterator[Finding]:
+    """An error for each reward that requires what a data set does not have (``requires`` of its class)."""
+    for name, reward in reward_configs(rl).items():
+        required = getattr(target_of(reward.make), "requires", ())
+        for key, data in context.training.items():
+            for missing in (one for one in required if lacks(data, one)):
+                yield error(
+                    f"{KEY}.rewards.{name}",
+                    f"it compares with '{missing}', which {target_of(data).__name__} ({key}) does not have",
+                    "Choose a reward that judges the clip alone, or data that have it",
+                )
+
+
+def check_conditions(rl: RLConfig, context: CheckContext) -> Iterator[Finding]:
+    """Conditioning frames that data without true clips do not have."""
+    for key, data in context.training.items():
+        true_frames = declared(data, "declared_true_frames")
+        if true_frames is not None and rl.max_num_conditional_frames > true_frames:
+            text = f"{rl.max_num_conditional_frames}, but samples of {key} have {true_frames} true frames"
+            yield error(f"{KEY}.max_num_conditional_frames", text, f"Set it to {true_frames}, and the smallest too")
+
+
+def lacks(data: Mapping[str, Any], name: str) -> bool:
+    """Whether a data set is known to have no such thing in its samples."""
+    if name in OF_TRUE_CLIPS:
+        return declared(data, "declared_true_frames") is not None
+    target = target_of(data)
+    if name != "actions" or not hasattr(target, "data_kind") or hasattr(target, "declared_width"):
+        return False  # of data from elsewhere nothing is known
+    return declared(data, "declared_transform") is None
+
+
+def require_true_frames(batch: Mapping[str, Any], num_latent_frames: int) -> None:
+    """Raise for a batch that would condition on frames that are not true."""
+    if TRUE_FRAMES_KEY in batch and (least := int(min(batch[TRUE_FRAMES_KEY]))) < num_latent_frames:
+        raise DataError(
+            f"The samples have {least} true frames, but {num_latent_frames} are to condition them:"
+            f" set {KEY}.max_num_conditional_frames={least}, and the smallest number too."
+        )
