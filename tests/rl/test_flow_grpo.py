@@ -20,7 +20,12 @@ from tests.training import difference, saved, train
 FLOW_GRPO, DDRL, NFT = "tiny_flow_grpo_toy_world", "tiny_ddrl_toy_world", "tiny_nft_toy_world"
 LORA = ["model.config.train_architecture=lora", "model.config.lora_rank=4", "model.config.lora_alpha=4"]
 TWICE = [f"{RL}.updates=2", f"{RL}.minibatches=2", "trainer.grad_accum_iter=2"]  # four updates of one experience
-PREDICT2P5 = ["model=predict2p5_video2world_rl_tiny", "model.config.pipe_config.state_t=4"]
+PREDICT2P5 = [
+    "model=predict2p5_video2world_rl_tiny",
+    "model.config.pipe_config.state_t=4",
+    "model.config.precision=bfloat16",
+    "optimizer=fusedadamw",
+]
 
 VARIANTS: dict[str, list[str]] = {
     "grpo": rl_options(),
