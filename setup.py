@@ -41,8 +41,8 @@ EXTRAS = {
     "track": ["wandb>=0.17", "tensorboard>=2.15"],
     # The reward service (its clients need the core only), with Redis for several machines.
     "reward": ["fastapi>=0.110", "uvicorn>=0.29", "redis>=5.0", "tomli>=2.0; python_version < '3.11'"],
-    # Nothing in this version imports what the next two bring; they reserve the names that later parts use.
-    "rl": ["ray[default]>=2.40"],
+    # The recipes of cosmos-rl. Nothing in this version imports ray and libero, which later parts use.
+    "rl": ["ray[default]>=2.40", "tomli>=2.0; python_version < '3.11'"],
     "libero": ["hf-libero==0.1.4"],
 }
 
@@ -85,6 +85,7 @@ setup(
         "cosmos_predict2.checkpoints": ["*.safetensors", "README.md", "tiny_action/*"],
         "cosmos_predict2.tokenizers": ["*.safetensors"],
     },
+    entry_points={"console_scripts": ["cosmos-rl = scripts.cosmos_rl:main"]},
     install_requires=CORE,
     extras_require=EXTRAS,
 )

@@ -17,7 +17,7 @@ from typing import Any
 
 from imaginaire.config.lazy_yaml import add_import_folder
 from imaginaire.config.schema import Config
-from imaginaire.errors import ConfigError, UserError, near
+from imaginaire.errors import ConfigError, UserError, missing_package, near
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +51,23 @@ def find_config_file(path: str) -> Path:
             f" {Path.cwd()}).{near(str(file), there)}"
         )
     return file.absolute()
+
+
+def load_toml(path: str) -> dict[str, Any]:
+    """The content of the TOML file that a command was given."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        try:
+            import tomli as tomllib
+        except ImportError:
+            raise missing_package("tomli", "rl") from None
+    try:
+        return dict(tomllib.loads(Path(path).read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(f"--config {path} cannot be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path} is not TOML: {error}.") from error
 
 
 @contextlib.contextmanager

@@ -2,8 +2,7 @@
 """Reinforcement learning of Predict2.5 by a reward service, with the published numbers of Cosmos-RL's recipes.
 
 The judge is VideoAlign (``dance_grpo``), at WFM_REWARD_ENQUEUE_URL and WFM_REWARD_FETCH_URL. FlowGRPO and DDRL train
-all weights with the published log-ratio; NFT trains adapters.
-"""
+all weights with the published log-ratio; NFT trains adapters."""
 
 from typing import Any
 
@@ -53,21 +52,36 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     ),
 }
 NFT_RANK, NFT_ALPHA = 32, 64
+CHURN_LEVELS = dict(t_min=0.01, t_max=200.0)
+SERVICE = dict(dance_grpo=RewardConfig(make=L(RemoteReward)(reward="dance_grpo", clip=[-5.0, 5.0])))
+# Random videos and texts of T5's width, and random weights: to try out a run without any file but the tokenizer's.
+MOCK: dict[str, Any] = dict(
+    text=dict(encoder=None),
+    model_manager_config=dict(dit_path=""),
+    pipe_config=dict(resolution="480", net=dict(crossattn_proj_in_channels=None), timestamps=CHURN_LEVELS),
+)
 
 
-def published(objective: str, size: str) -> dict[str, Any]:
-    """The run of one objective. A micro-batch is one trained step of one clip."""
+def published(
+    objective: str,
+    size: str,
+    *,
+    family: str = "predict2p5",
+    data_train: str = DATA,
+    data_val: str = DATA,
+    **config: Any,
+) -> dict[str, Any]:
+    """The run of one objective. A micro-batch is one trained step of one clip. ``config`` are others of the model's."""
     rl = OBJECTIVES[objective]
     is_nft = objective == "nft"
     trained = rl["sample_steps"] if is_nft else len(rl["train_on"])
     advantage = dict(norm="group" if is_nft else "cosmos_rl")
-    rewards = dict(dance_grpo=RewardConfig(make=L(RemoteReward)(reward="dance_grpo", clip=[-5.0, 5.0])))
-    adapters = dict(lora(NFT_RANK), lora_alpha=NFT_ALPHA) if is_nft else {}
-    name = f"{size.lower()}_{objective}"
+    adapters: dict[str, Any] = dict(lora(NFT_RANK), lora_alpha=NFT_ALPHA) if is_nft else {}
+    levels: dict[str, Any] = {} if is_nft else dict(pipe_config=dict(timestamps=CHURN_LEVELS))
     return dict(
-        defaults=group_choices(f"predict2p5_video2world_rl_{size.lower()}", DATA, DATA, ema="power"),
-        job=job(name, group="reinforcement_learning"),
-        model=dict(config=dict(rl=dict(rl, rewards=rewards, advantage=advantage), **adapters)),
+        defaults=group_choices(f"{family}_video2world_rl_{size.lower()}", data_train, data_val, ema="power"),
+        job=job(f"{size.lower()}_{objective}", group="reinforcement_learning"),
+        model=dict(config=dict(rl=dict(rl, rewards=SERVICE, advantage=advantage), **{**adapters, **levels, **config})),
         model_parallel=dict(context_parallel_size=CONTEXT_PARALLEL[objective][size]),
         optimizer=dict(lr=3e-4 if is_nft else 1e-5, weight_decay=1e-4),
         scheduler=linear(50, 10_000_000_000_000, 1.0, 1.0),
@@ -79,3 +93,5 @@ def published(objective: str, size: str) -> dict[str, Any]:
 for objective in OBJECTIVES:
     for size in ("2B", "14B"):
         register_experiment(f"predict2p5_{size.lower()}_{objective}", published(objective, size))
+mock = published("flow_grpo", "2B", data_train="mock_video", data_val="mock_video", **MOCK)
+register_experiment("predict2p5_2b_flow_grpo_mock_data", mock)

@@ -5,9 +5,7 @@ import ipaddress
 import logging
 import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -15,6 +13,7 @@ from attrs import validators
 
 from cosmos_predict2.rl.rewards.registry import path_of
 from cosmos_predict2.rl.rewards.service.queue import Limits
+from imaginaire.config.files import load_toml
 from imaginaire.errors import ConfigError, near
 
 log = logging.getLogger(__name__)
@@ -134,7 +133,7 @@ def token_of_environment() -> str:
 
 def read_settings(path: str | None, rewards: Sequence[str] = (), **flags: Any) -> ServiceSettings:
     """The settings of a TOML file under what the command line sets; the token is of the environment."""
-    values = _read(path) if path else {}
+    values = load_toml(path) if path else {}
     decode = _made(DecodeSettings, values.pop("decode_args", {}), "decode_args")
     rows = values.pop("reward_args", [])
     if not isinstance(rows, list):
@@ -155,19 +154,6 @@ def read_settings(path: str | None, rewards: Sequence[str] = (), **flags: Any) -
     settings.decode, settings.rewards, settings.token = decode, made, token_of_environment()
     settings.check()
     return settings
-
-
-def _read(path: str) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"--config {path} cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {path} is not TOML: {error}.") from error
 
 
 def _made(cls: type, values: Any, table: str) -> Any:

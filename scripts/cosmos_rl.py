@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train by a recipe of Cosmos-RL (TOML): it is translated to an experiment with overrides, which scripts.train runs."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
+
+from cosmos_predict2.configs.rl.recipes.translation import Translation, translate
+from imaginaire import command_line
+from imaginaire.errors import ConfigError
+from scripts import train
+
+SCRIPTS = ("wfm_rl", "diffusion_nft")  # of cosmos_rl.tools.dataset: what they do is part of the translation
+_EPILOG = """\
+One process runs here; more are started by torchrun, one for each GPU that the recipe asks for (shards x copies x
+context parallelism). Under torchrun or Slurm, each process runs its part. Overrides of scripts.train come after --.
+
+examples:
+  cosmos-rl --config configs/wfm/cosmos_predict2-5_2b_480_grpo_mock_data.toml --wfm-mode cosmos_rl.tools.dataset.wfm_rl
+  cosmos-rl --config my_recipe.toml --wfm-mode ./cosmos_rl/tools/dataset/wfm_rl.py --dryrun
+  cosmos-rl --config my_recipe.toml --wfm-mode cosmos_rl.tools.dataset.wfm_rl -- trainer.max_iter=2
+
+exit codes: those of scripts.train; 2: something that you can mend, in one message
+"""
+
+
+def _parser() -> command_line.Parser:
+    parser = command_line.parser("scripts.cosmos_rl", __doc__, _EPILOG)
+    add = parser.add_argument
+    add("--config", required=True, metavar="FILE", help="the recipe, a TOML file")
+    add("--wfm-mode", action="store_true", dest="wfm_mode", help="train a world model, as every recipe here does")
+    add("script", nargs="?", default="", help=f"accepted: {' or '.join(SCRIPTS)} of cosmos_rl.tools.dataset")
+    add("--log-dir", metavar="DIR", dest="log_dir", help="keep the output of each process in a file below DIR")
+    add("--num-workers", type=command_line.at_least(1), default=1, dest="num_workers", help="how many machines")
+    add("--worker-idx", type=command_line.at_least(0), default=0, dest="worker_idx", help="which of them this is")
+    add("--node-ip-list", default="", dest="node_ip_list", help="their addresses, separated by ';'")
+    add("--rdzv-port", type=int, default=29345, dest="rdzv_port", help="where their processes meet, on the first")
+    add("--dryrun", action="store_true", help="print the composed configuration and build nothing")
+    add("--debug", action="store_true", help="show the traceback of an error, not its message alone")
+    return parser
+
+
+def run(args: argparse.Namespace, overrides: Sequence[str] = ()) -> int:
+    _require_script(args.script)
+    translation = translate(args.config)
+    for name, value in translation.environment.items():
+        os.environ.setdefault(name, value)
+    if place := os.environ.get("COSMOS_OUTPUT_DIR"):
+        os.environ.setdefault("IMAGINAIRE_OUTPUT_ROOT", place)
+    words = [*(["--debug"] if args.debug else []), "--", *translation.overrides, *overrides]
+    if os.environ.get("RANK", "0") == "0":
+        for warning in translation.warnings:
+            print(f"recipe: {warning}", file=sys.stderr)
+    if args.dryrun:
+        print(f"# processes: {translation.num_gpus}, one for each GPU ({_product(translation)})")
+        return train.main(["--dryrun", *words])
+    if "RANK" in os.environ:
+        return train.main(words)
+    require_gpus(translation, args.num_workers)
+    if translation.num_gpus == 1 and not args.log_dir:
+        return train.main(words)
+    command = torchrun(args, translation.num_gpus // args.num_workers)
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", *command, "-m", "scripts.train", *words])
+
+
+def _require_script(script: str) -> None:
+    if script and Path(script.replace(".", "/") if not script.endswith(".py") else script).stem not in SCRIPTS:
+        raise ConfigError(
+            f"{script}: scripts of your own are not run. Data sets and rewards of your own are experiments here:"
+            " documentations/world_model_rl.md. Give cosmos_rl.tools.dataset.wfm_rl, or leave it out."
+        )
+
+
+def require_gpus(translation: Translation, num_machines: int) -> None:
+    """Raise where a machine has fewer GPUs than its part of the recipe asks for; one process runs without any."""
+    import torch
+
+    here, wanted = torch.accelerator.device_count(), translation.num_gpus
+    if wanted % num_machines:
+        raise ConfigError(f"--num-workers {num_machines} does not divide the {wanted} processes of the recipe.")
+    if wanted // num_machines > max(1, here):
+        field = max(translation.gpu_fields, key=lambda name: translation.gpu_fields[name])
+        raise ConfigError(
+            f"The recipe asks for {wanted} GPUs ({_product(translation)}), and this machine has {here}. Lower {field},"
+            " or start the command on several machines (--num-workers, --worker-idx, --node-ip-list)."
+        )
+
+
+def _product(translation: Translation) -> str:
+    return " x ".join(f"{name} = {number}" for name, number in translation.gpu_fields.items())
+
+
+def torchrun(args: argparse.Namespace, num_processes: int) -> list[str]:
+    """Its arguments for this machine."""
+    words = [f"--nproc_per_node={num_processes}"]
+    if args.log_dir:
+        words += [f"--log-dir={args.log_dir}", "--tee=3"]
+    if args.num_workers == 1:
+        return ["--standalone", *words]
+    first = args.node_ip_list.split(";")[0]
+    if not first:
+        raise ConfigError("--num-workers needs --node-ip-list: the addresses of the machines, separated by ';'.")
+    meeting = [f"--master_addr={first}", f"--master_port={args.rdzv_port}"]
+    return [f"--nnodes={args.num_workers}", f"--node_rank={args.worker_idx}", *meeting, *words]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    cut = words.index("--") if "--" in words else len(words)
+    overrides = words[cut + 1 :]
+    return command_line.main(_parser(), lambda args: run(args, overrides), words[:cut])
+
+
+if __name__ == "__main__":
+    train.leave(main())

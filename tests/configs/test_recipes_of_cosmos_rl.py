@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes of Cosmos-RL: fields set what their table says, the recipes here compose, wrong ones are refused by name."""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomllib
+
+from cosmos_predict2.configs.rl.recipes import wfm
+from cosmos_predict2.configs.rl.recipes.rows import Only, Row, To, Translation, Unused, read_fields
+from cosmos_predict2.configs.rl.recipes.translation import translate
+from cosmos_predict2.configs.rl.recipes.wfm_callbacks import CALLBACKS
+from cosmos_predict2.configs.rl.recipes.wfm_translation import translate_wfm
+from imaginaire.config.compose import compose
+from imaginaire.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+BASE = "cosmos_predict2/configs/base/config.py"
+TINY = tomllib.loads((ROOT / "configs/wfm/tiny_grpo_mock_data.toml").read_text())
+WFM = sorted((ROOT / "configs/wfm").glob("*.toml"))
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.delenv("COSMOS_PREDICT2_ARGS", raising=False)
+
+
+def edited(**changes: Any) -> dict[str, Any]:
+    """The tiny recipe with these fields, dots written as two underscores."""
+    content = copy.deepcopy(TINY)
+    for path, value in changes.items():
+        *sections, name = path.split("__")
+        inside = content
+        for section in sections:
+            inside = inside.setdefault(section, {})
+        inside[name] = value
+    return content
+
+
+def value_of(translation: Translation, key: str) -> str:
+    return next(item.partition("=")[2] for item in translation.overrides if item.lstrip("+").startswith(f"{key}="))
+
+
+@pytest.mark.parametrize("path", WFM, ids=lambda path: path.stem)
+def test_the_published_recipes_translate(path: Path) -> None:
+    translation = translate(str(path))
+    assert translation.overrides[0].startswith("experiment=predict2p5_")
+    expected = {"tiny": 1, "2b_480": 8, "2b_720": 256, "14b_720": 1024}
+    assert translation.num_gpus == next(number for name, number in expected.items() if name in path.stem)
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, id=path.stem, marks=[] if "tiny" in path.stem else [pytest.mark.slow]) for path in WFM]
+)
+def test_the_published_recipes_compose(path: Path) -> None:
+    config = compose(BASE, translate(str(path)).overrides)
+    rl, recipe = config.model.config.rl, tomllib.loads(path.read_text())
+    assert rl.transition == "churn" and rl.ratio_normalisation == "cosmos_rl" and rl.advantage.norm == "cosmos_rl"
+    assert rl.sample_steps == recipe["model"].get("rl", {}).get("sample_steps", 10)
+    levels = config.model.config.pipe_config.timestamps
+    assert (levels.t_min, levels.t_max, levels.order) == (0.01, 200.0, 7.0)
+    assert config.trainer.grad_accum_iter == len(rl.train_on) * rl.num_rollout
+
+
+@pytest.mark.slow
+def test_a_recipe_without_rewards_is_post_training() -> None:
+    translation = translate_wfm(edited(model__rl__enabled=False, model__min_num_conditional_frames=1))
+    config = compose(BASE, translation.overrides)
+    assert "rl" not in config.model.config and config.trainer.grad_accum_iter == 1
+    assert config.model.config.loss_scale == 10.0
+
+
+CHANGES = [  # a field of a recipe, and what it sets here
+    (dict(model__rl__kl_beta=0.5), "model.config.rl.kl_beta", "0.5"),
+    (dict(model__rl__s_t_max="50.0"), "model.config.rl.s_t_max", "50.0"),
+    (dict(model__use_rf_ckpts=True), "model.config.pipe_config.flow.conditional_frame_timestep", "-1.0"),
+    (dict(model__loss_scale=3.0), "model.config.rl.loss_scale", "3.0"),
+    (dict(model__fsdp_shard_size=4), "model.config.fsdp_shard_size", "4"),
+    (dict(model__rl__data_beta=0.1), "experiment", "predict2p5_2b_ddrl"),
+    (dict(checkpoint__type="distributed"), "ckpt_type", "dcp"),
+    (dict(checkpoint__load_path="me/weights", checkpoint__model_id="a.pt"), "dit_path", '"hf://me/weights/a.pt"'),
+    (dict(checkpoint__load_path="runs/iter_000000010"), "checkpoint.load_path", '"runs/iter_000000010"'),
+    (dict(model__sde__sigma_max=80), "model.config.pipe_config.timestamps.t_max", "80"),
+    (dict(trainer__callbacks=[{"name": "manual_gc"}]), "trainer.callbacks.grad_clip", "null"),
+    (dict(model__conditioner=[{"name": "text", "type": "text_attr", "dropout_rate": 0.1}]), "text.dropout_rate", "0.1"),
+]
+
+
+@pytest.mark.parametrize(("changes", "key", "value"), CHANGES, ids=lambda case: str(case)[:40])
+def test_a_field_sets_what_the_table_says(changes: dict[str, Any], key: str, value: str) -> None:
+    overrides = translate_wfm(edited(**changes)).overrides
+    assert any(item.partition("=")[0].endswith(key) and item.partition("=")[2] == value for item in overrides)
+
+
+def test_a_reward_of_the_service_is_asked_as_the_recipe_says() -> None:
+    remote = {"enabled": True, "reward_fn": "cosmos_reason1", "scale": 2.0, "token": "secret"}
+    rewards = {"remote_reward": remote, "fake_reward": {"enabled": False}}
+    translation = translate_wfm(edited(model__rl__reward_config=rewards))
+    node = value_of(translation, "model.config.rl.rewards.cosmos_reason1")
+    assert 'reward:"cosmos_reason1"' in node and "scale:2.0" in node and "clip:[-5.0,5.0]" in node
+    assert value_of(translation, "model.config.rl.rewards.dance_grpo") == "null"
+    assert translation.environment == {"WFM_REWARD_TOKEN": "secret"}
+    assert "secret" not in " ".join(translation.overrides)  # which are saved and printed
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [  # a change of the tiny recipe, and what the error names
+    (dict(model__rl__num_rollouts=4), "model.rl.num_rollout"),
+    (dict(model__max_iter=4), "Did you mean trainer.max_iter"),
+    (dict(model__rl__s_t_max="much"), "model.rl.s_t_max"),
+    (dict(rl__num_rollout=4), "rl"),
+    (dict(model__fsdp_shard_size="8"), "model.fsdp_shard_size"),
+    (dict(model__fsdp_shard_size=0), "model.fsdp_shard_size"),
+    (dict(model__rl=4), "[model.rl]"),
+    (dict(model__rl__solver_option="2mid"), "model.rl.solver_option"),
+    (dict(model__scaling="edm"), "model.scaling"),
+    (dict(model__net__model_channels=1024), "model.net.model_channels"),
+    (dict(model__rl__reward_config__adv_clip_min=-2.0), "adv_clip_min"),
+    (dict(model__rl__reward_config={"remote_reward": {"enabled": False}}), "remote_reward.enabled"),
+    (dict(model__rl__reward_config__aesthetic={"enabled": True}), "aesthetic.enabled"),
+    (dict(model__conditioner=[{"name": "actions"}]), "model.conditioner"),
+    (dict(model__conditioner={"name": "text"}), "[[model.conditioner]]"),
+    (dict(model__conditioner=[{"name": "text", "type": "remap_key"}]), "text_attr"),
+    (dict(trainer__callbacks=[{"name": "grad_clipp"}]), "grad_clip"),
+    (dict(trainer__callbacks=[{"name": "grad_clip", "args": {"clip_nrom": 1.0}}]), "clip_norm"),
+    (dict(trainer__callbacks=[{"name": "grad_clip", "clip_norm": 1.0}]), "args.clip_norm"),
+    (dict(trainer__grad_accum_iter=2), "trainer.grad_accum_iter"),
+    (dict(trainer__use_s3=True), "IMAGINAIRE_OUTPUT_ROOT"),
+    (dict(model_parallel__tensor_model_parallel_size=2), "model_parallel.tensor_model_parallel_size"),
+    (dict(checkpoint__load_path="Wan-AI/Wan2.1-T2V-1.3B"), "not trained here yet"),
+    (dict(checkpoint__model_id="a.pt"), "checkpoint.load_path"),
+    (dict(checkpoint__save_to_object_store={"enabled": True}), "IMAGINAIRE_OUTPUT_ROOT"),
+    (dict(dataloader_train__type="remote"), "dataloader_train.type"),
+    (dict(dataloader_train__type="local"), "dataset_dir"),
+    (dict(dataloader_train__image_dataloader={"ratio": 1}), "dataloader_train.image_dataloader.ratio"),
+    (dict(dataloader_train__video_dataloader__dataloader={"webdataset": True}), "webdataset"),
+    (dict(job={"project": "p"}), "job.name"),
+]
+
+
+@pytest.mark.parametrize(("changes", "named"), WRONG, ids=lambda case: str(case)[:40])
+def test_a_wrong_recipe_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        translate_wfm(edited(**changes))
+    assert named in str(refused.value)
+
+
+def test_fields_of_published_files_without_effect_there_are_named_in_warnings() -> None:
+    callbacks = [{"name": "heart_beat", "step_size": 1}, {"name": "grad_clip"}]
+    changes = edited(model_parallel__pipeline_parallel_size=1, trainer__callbacks=callbacks)
+    warnings = " ".join(translate_wfm(changes).warnings)
+    assert "model_parallel.pipeline_parallel_size" in warnings and "heart_beat.step_size" in warnings
+
+
+def keys() -> Iterator[tuple[str, Row]]:
+    yield from wfm.FIELDS.items()
+
+
+def test_what_the_tables_set_exists_here() -> None:
+    """Each key that a row sets is accepted by composition; defaults of rows are values that the rows accept."""
+    fields, _ = read_fields({}, wfm.FIELDS)
+    for path, row in keys():
+        if isinstance(row, (To, Only)):
+            read_fields(_nested(path, fields[path]), wfm.FIELDS)
+        if isinstance(row, Unused):
+            assert row.reason
+    assert all(one.ours or one.reason for one in CALLBACKS.values())
+
+
+def _nested(path: str, value: Any) -> dict[str, Any]:
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    return value

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command ``cosmos-rl``: a recipe is translated, and runs as by scripts.train on the processes it asks for."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from cosmos_predict2.configs.rl.recipes.rows import Translation
+from scripts import cosmos_rl
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = "configs/wfm/tiny_grpo_mock_data.toml"
+MOCK = "configs/wfm/cosmos_predict2-5_2b_480_grpo_mock_data.toml"
+MODULE, FILE = "cosmos_rl.tools.dataset.wfm_rl", "./cosmos_rl/tools/dataset/wfm_rl.py"
+
+
+@pytest.fixture(autouse=True)
+def output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COSMOS_OUTPUT_DIR", str(tmp_path))
+    monkeypatch.setenv("IMAGINAIRE_OUTPUT_ROOT", "")  # so that what the command sets is undone
+    monkeypatch.delenv("IMAGINAIRE_OUTPUT_ROOT")
+    return tmp_path
+
+
+def test_the_distribution_has_the_command() -> None:
+    assert '"cosmos-rl = scripts.cosmos_rl:main"' in (ROOT / "setup.py").read_text()
+
+
+@pytest.mark.slow
+def test_the_tiny_recipe_trains_on_this_machine(output: Path) -> None:
+    assert cosmos_rl.main(["--config", TINY, "--wfm-mode", MODULE]) == 0
+    (metrics,) = output.rglob("metrics.jsonl")
+    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    rewards = [record["train/fake_reward"] for record in records if "train/fake_reward" in record]
+    assert rewards and all(reward < 0 for reward in rewards)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", [MODULE, FILE])
+def test_dryrun_prints_the_composition(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["--config", MOCK, "--wfm-mode", script, "--dryrun", "--", "trainer.max_iter=7"]
+    assert cosmos_rl.main(command) == 0
+    printed = capsys.readouterr().out
+    assert "# processes: 8" in printed and "max_iter: 7" in printed
+
+
+WRONG = [  # arguments, and what the error names
+    (["--config", "configs/wfm/absent.toml"], "configs/wfm/absent.toml"),
+    (["--config", "setup.py"], "not TOML"),
+    (["--config", MOCK], "model.fsdp_shard_size = 8"),
+    (["--config", TINY, "--wfm-mode", "my_script.py"], "my_script.py"),
+    (["--config", TINY, "--num-workers", "2"], "--num-workers 2"),
+    (["--config", TINY, "--", "trainer.max_itr=3"], "trainer.max_itr"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "named"), WRONG, ids=lambda case: str(case)[-40:])
+def test_a_wrong_command_is_one_message(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.accelerator.device_count", lambda: 0)
+    assert cosmos_rl.main(arguments) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cosmos_rl.main(["--config", TINY, "--lepton-mode"])
+    assert "--lepton-mode" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ([], r"--standalone --nproc_per_node=8"),
+        (["--log-dir", "logs"], r"--standalone --nproc_per_node=8 --log-dir=logs --tee=3"),
+        (
+            ["--num-workers", "2", "--worker-idx", "1", "--node-ip-list", "10.0.0.1;10.0.0.2"],
+            r"--nnodes=2 --node_rank=1 --master_addr=10.0.0.1 --master_port=29345 --nproc_per_node=8",
+        ),
+    ],
+)
+def test_several_processes_are_started_by_torchrun(more: list[str], expected: str) -> None:
+    args = cosmos_rl._parser().parse_args(["--config", MOCK, *more])
+    assert re.fullmatch(expected, " ".join(cosmos_rl.torchrun(args, 8)))
+
+
+def test_gpus_are_counted_for_each_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.accelerator.device_count", lambda: 8)
+    cosmos_rl.require_gpus(Translation([], {"model.fsdp_shard_size": 8, "model.dp_replicate_size": 2}, {}, []), 2)
