@@ -15,12 +15,14 @@ from cosmos_predict2.rl.rollout import Kept
 
 @dataclass(frozen=True)
 class Forward:
-    """A generated clip with fresh noise at one level, for forward-process objectives; and the old prediction there."""
+    """A generated clip with fresh noise at one level, for forward-process objectives; and what was predicted there, of
+    this rank's frames."""
 
     x0_B_C_T_H_W: Tensor
     epsilon_B_C_T_H_W: Tensor
     t_B: Tensor
-    v_old_B_C_T_H_W: Tensor | None  # of this rank's frames; None: the weights are still those that sampled
+    v_old_B_C_T_H_W: Tensor | None = None  # by the sampling policy; None: the weights are still those
+    v_reference_B_C_T_H_W: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -57,18 +59,20 @@ class Samples:
     unconditional: Condition | None
     noise: Tensor
     final: Tensor
-    kept: dict[int, Kept]
     window: tuple[int, ...] | None
-    advantage: Tensor
-    facts: dict[str, float]
     levels: list[float]  # noise levels sigma of the steps
+    kept: dict[int, Kept] = field(default_factory=dict)  # of ratio objectives, by step
+    forwards: dict[int, Forward] = field(default_factory=dict)  # of forward-process objectives, by level
+    advantage: Tensor = field(default_factory=lambda: torch.empty(0))  # once they are scored
+    facts: dict[str, float] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.noise)
 
     def on_host(self) -> "Samples":
-        """The same with what is kept of the trained steps in the host's memory."""
-        return dataclasses.replace(self, kept={k: mapped(one, Tensor.cpu) for k, one in self.kept.items()})
+        """The same with what is kept of the trained steps or levels in the host's memory."""
+        kept, forwards = mapped(self.kept, Tensor.cpu), mapped(self.forwards, Tensor.cpu)
+        return dataclasses.replace(self, kept=kept, forwards=forwards)
 
 
 Shuffle = Callable[[list[int], int], list[int]]
@@ -88,9 +92,11 @@ def joined(parts: Sequence[Any]) -> Any:
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A tensor, or a dataclass with each of its tensors, after a change; what is neither stays."""
+    """A tensor, or a mapping or dataclass with each of its tensors, after a change; what else there is stays."""
     if isinstance(value, Tensor):
         return change(value)
+    if isinstance(value, dict):
+        return {key: mapped(one, change) for key, one in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [one.name for one in dataclasses.fields(value)]
         return dataclasses.replace(value, **{name: mapped(getattr(value, name), change) for name in names})

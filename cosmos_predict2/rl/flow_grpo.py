@@ -24,9 +24,9 @@ from cosmos_predict2.rl.data_checks import check_conditions, check_rewards, requ
 from cosmos_predict2.rl.draws import RowDraws
 from cosmos_predict2.rl.experience import Data, Experience, Forward, Samples, joined, order, rows_of
 from cosmos_predict2.rl.groups import Groups
-from cosmos_predict2.rl.interfaces import Clips, Scores
+from cosmos_predict2.rl.interfaces import Clips, Scores, Ticket
 from cosmos_predict2.rl.losses import Losses
-from cosmos_predict2.rl.rollout import chain_path, roll_out, sigma_of
+from cosmos_predict2.rl.rollout import chain_path, judge, roll_out, sigma_of
 from cosmos_predict2.rl.scoring import Scoring
 from cosmos_predict2.rl.weight_copy import WeightCopy
 from cosmos_predict2.text.trained_text import with_tokens
@@ -59,7 +59,7 @@ class FlowGRPOModel(Video2WorldModel):
         self.scoring = Scoring(self.rl)
         self.groups = Groups(self.rl.num_rollout, self.rl.ranks_per_group)
         self.ranks_per_sample = self.rl.ranks_per_group
-        self.losses = Losses(self.world, self.rl, self.reference)
+        self.losses = Losses(self.world, self.rl)
         self._reference: WeightCopy | None = None
         self._old: WeightCopy | None = None
         self._left = 0  # micro-batches of the present experience that are still to come
@@ -139,12 +139,18 @@ class FlowGRPOModel(Video2WorldModel):
             self._is_open = True
             batch = move_to(batch, self.world.device)
             draws = RowDraws(batch, self.seed, self.groups)
-            samples, data = self._samples(batch, draws)
+            with self.phase("rollout"):
+                samples, data, tickets = self._rolled_out(batch, draws)
+                samples = self._predicted(samples, draws)  # rewards that score elsewhere do so meanwhile
+            with self.phase("reward_wait"):
+                self._score(samples, tickets)
             yield from self._in_order(samples, data, draws)
 
     @torch.no_grad()
-    def _samples(self, batch: Mapping[str, Any], draws: RowDraws) -> tuple[Samples, tuple[Tensor, Condition]]:
-        """Scored rollouts for a batch's conditions; and the true latents, with the condition of the data term."""
+    def _rolled_out(
+        self, batch: Mapping[str, Any], draws: RowDraws
+    ) -> tuple[Samples, tuple[Tensor, Condition], list[dict[str, Ticket]]]:
+        """Clips for a batch's conditions; the true latents, with the condition of the data term; what was asked."""
         rl, generators = self.rl, self._generators(batch, "rollout")
         low, high = rl.min_num_conditional_frames, rl.max_num_conditional_frames
         numbers = generators.integers(low, high + 1, "given_frames")
@@ -165,14 +171,16 @@ class FlowGRPOModel(Video2WorldModel):
                 chunk = slice(start, start + rl.rollout_batch)
                 part = self._roll_out(condition, unconditional, rows[chunk], members[chunk], steps, window, draws)
                 tickets.append(self._submit(part, rows[chunk], batch, context))
-                parts.append(part.on_host() if rl.offload_trajectories else part)
-        self.progress(f"waiting for the rewards of {len(rows)} clips")
+                parts.append(self._kept_at(part))
+        return joined(parts), (x0, data_condition), tickets
+
+    def _score(self, samples: Samples, tickets: list[dict[str, Ticket]]) -> None:
+        """Give the samples their advantages."""
+        self.progress(f"waiting for the rewards of {len(samples)} clips")
         scores = self.groups.gathered(self.scoring.fetch(tickets, len(self.groups.members)))
         advantage, facts = self.scoring.advantages(scores)
         self._require_scores(scores)
-        samples: Samples = joined(parts)
         samples.advantage, samples.facts = self.groups.own(advantage).flatten(), facts
-        return samples, (x0, data_condition)
 
     def _require_scores(self, scores: Mapping[str, Scores]) -> None:
         """Raise where a reward has failed altogether, several times in a row: nothing is learnt then."""
@@ -211,7 +219,7 @@ class FlowGRPOModel(Video2WorldModel):
         final, kept = roll_out(path, world.context.split_frames(noise), noise_of, steps if self.rl.is_ratio else ())
         final = world.context.gather_frames(final)
         world.context.activate(False)
-        return Samples(of_rows, others, noise, final, kept, window, torch.zeros(len(rows)), {}, levels)
+        return Samples(of_rows, others, noise, final, window, levels, kept)
 
     def _submit(self, part: Samples, rows: Tensor, batch: Mapping[str, Any], context: Mapping[str, Any]) -> Any:
         video = to_uint8(self.world.decode(part.final)).cpu() if self.scoring.needs_pixels else None
@@ -252,12 +260,68 @@ class FlowGRPOModel(Video2WorldModel):
     def _may_draw(self, k: int) -> bool:
         return k < self.rl.sample_steps - 1 or self.rl.transition in ("sde", "dance")
 
+    # --- what other weights than the trained ones predict
+
+    @torch.no_grad()
+    def _predicted(self, samples: Samples, draws: RowDraws) -> Samples:
+        """The samples with what the sampling policy and the reference predict of what will be trained."""
+        if self.rl.is_ratio:
+            return self._with_reference_means(samples) if self.rl.kl_beta else samples
+        forwards = self._noised(samples, draws)
+        if self.rl.updates * self.rl.minibatches > 1 or self._old is not None:
+            with self.sampling_policy():
+                old = {k: self._velocities(samples, forward) for k, forward in forwards.items()}
+            forwards = {k: replace(forward, v_old_B_C_T_H_W=old[k]) for k, forward in forwards.items()}
+        if self.rl.kl_beta:
+            with self.reference():
+                of = {k: self._velocities(samples, forward) for k, forward in forwards.items()}
+            forwards = {k: replace(forward, v_reference_B_C_T_H_W=of[k]) for k, forward in forwards.items()}
+        return self._kept_at(replace(samples, forwards=forwards))
+
+    def _noised(self, samples: Samples, draws: RowDraws) -> dict[int, Forward]:
+        """The clips with fresh noise at the sampler's levels, or at some of them."""
+        found = {}
+        rows, members = draws.all_rows()
+        if self.rl.use_same_forward_noise:
+            members = torch.zeros_like(members)
+        drawn = draws.permutation(self.rl.sample_steps, "levels")[: self.rl.num_timesteps or self.rl.sample_steps]
+        for k in sorted(drawn):
+            t = samples.levels[k] / (1 + samples.levels[k])
+            t_B = torch.full((len(samples),), min(max(t, SMALLEST_TIME), 1 - SMALLEST_TIME)).to(samples.final)
+            epsilon = draws.normal(tuple(samples.final.shape[1:]), rows, members, f"forward{k}").to(samples.final)
+            found[k] = Forward(samples.final, epsilon, t_B)
+        return found
+
+    def _velocities(self, samples: Samples, forward: Forward) -> Tensor:
+        """This rank's frames of the velocities of all samples."""
+        chunks = self._chunks(samples)
+        return torch.cat([self.losses.velocity(rows_of(samples.condition, c), rows_of(forward, c)) for c in chunks])
+
+    def _with_reference_means(self, samples: Samples) -> Samples:
+        means: dict[int, list[Tensor]] = {k: [] for k in samples.kept}
+        with self.reference():
+            for rows in self._chunks(samples):
+                of = rows_of(samples.condition, rows), rows_of(samples.unconditional, rows), samples.noise[rows]
+                path = chain_path(self.world, self.rl, *of, samples.window)
+                for k, whole in samples.kept.items():
+                    one = move_to(rows_of(whole, rows), self.world.device)
+                    means[k].append(judge(path, one)[0].mean_B_C_T_H_W)
+        kept = {k: replace(one, reference_mean_B_C_T_H_W=torch.cat(means[k])) for k, one in samples.kept.items()}
+        return self._kept_at(replace(samples, kept=kept))
+
+    def _chunks(self, samples: Samples) -> list[slice]:
+        """The rows that passed the network together."""
+        size = self.rl.rollout_batch
+        return [slice(start, start + size) for start in range(0, len(samples), size)]
+
+    def _kept_at(self, samples: Samples) -> Samples:
+        return samples.on_host() if self.rl.offload_trajectories else samples
+
     # --- the order of training
 
     def _in_order(self, samples: Samples, data: tuple[Tensor, Condition], draws: RowDraws) -> Iterator[Experience]:
         rl = self.rl
-        forwards = {} if rl.is_ratio else self._forwards(samples, draws)
-        steps = list(samples.kept) if rl.is_ratio else list(forwards)
+        steps = list(samples.kept) if rl.is_ratio else list(samples.forwards)
         parts = list(order(len(samples), rl.minibatches, rl.rollout_batch, steps, rl.updates, draws.shuffled))
         self._left = sum(len(pairs) for _, pairs in parts)
         for update, pairs in parts:
@@ -271,32 +335,11 @@ class FlowGRPOModel(Video2WorldModel):
                     advantage_B=samples.advantage[rows],
                     window=samples.window,
                     kept=rows_of(samples.kept[k], rows) if rl.is_ratio else None,
-                    forward=None if rl.is_ratio else rows_of(forwards[k], rows),
+                    forward=None if rl.is_ratio else rows_of(samples.forwards[k], rows),
                     data=self._data(samples, data, rows, k, draws, is_first),
                     is_before_update=update == 0,
                     facts=samples.facts if is_first else {},
                 )
-
-    @torch.no_grad()
-    def _forwards(self, samples: Samples, draws: RowDraws) -> dict[int, Forward]:
-        """Generated clips with fresh noise at the sampler's levels, and what the sampling policy predicts there."""
-        rl, found = self.rl, {}
-        chunks = [slice(i, i + rl.rollout_batch) for i in range(0, len(samples), rl.rollout_batch)]
-        times = [level / (1 + level) for level in samples.levels]
-        rows, members = draws.all_rows()
-        if rl.use_same_forward_noise:
-            members = torch.zeros_like(members)
-        drawn = draws.permutation(rl.sample_steps, "levels")[: rl.num_timesteps or rl.sample_steps]
-        for k in sorted(drawn):
-            t_B = torch.full((len(samples),), min(max(times[k], SMALLEST_TIME), 1 - SMALLEST_TIME))
-            epsilon = draws.normal(tuple(samples.final.shape[1:]), rows, members, f"forward{k}").to(samples.final)
-            forward = Forward(samples.final, epsilon, t_B.to(samples.final), None)
-            if rl.updates * rl.minibatches > 1 or self._old is not None:
-                with self.sampling_policy():
-                    old = [self.losses.velocity(rows_of(samples.condition, c), rows_of(forward, c)) for c in chunks]
-                forward = replace(forward, v_old_B_C_T_H_W=torch.cat(old))
-            found[k] = forward
-        return found
 
     def _data(
         self, samples: Samples, data: tuple[Tensor, Condition], rows: slice, k: int, draws: RowDraws, is_first: bool

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a micro-batch of experience teaches: the objective, the distance to the reference, and the data term.
 
-    output, loss = Losses(world, rl, reference=model.reference).of(experience)
+    output, loss = Losses(world, rl).of(experience)
 
 Under context parallelism a rank has its frames alone; ratios and errors are those of whole clips, alike on all ranks.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -26,12 +24,11 @@ from imaginaire.errors import TrainingError
 
 
 class Losses:
-    """The losses of a run. Inside ``reference()`` the network is the one that the model must stay near to."""
+    """The losses of a run."""
 
-    def __init__(self, world: WorldModel, rl: RLConfig, reference: Callable[[], AbstractContextManager[Any]]) -> None:
+    def __init__(self, world: WorldModel, rl: RLConfig) -> None:
         self.world = world
         self.rl = rl
-        self.reference = reference
 
     def of(self, experience: Experience) -> tuple[dict[str, Any], Tensor]:
         """What to log, and the loss."""
@@ -52,33 +49,31 @@ class Losses:
     def _ratio_loss(self, experience: Experience) -> tuple[dict[str, Any], Tensor]:
         rl, kept = self.rl, experience.kept
         assert kept is not None
-        reference = (
-            self._reference_mean(experience) if rl.kl_beta else None
-        )  # before the weights are used with gradients
         step, _ = judge(self._path(experience), kept)
         mean, old = step.mean_B_C_T_H_W, kept.mean_B_C_T_H_W
         std = step.std if rl.ratio_normalisation == "gaussian" else None
         log_ratio_B = of_whole_clip(self.world, log_ratio(kept.x_next_B_C_T_H_W, mean, old, std))
         drift_B = of_whole_clip(self.world, objectives.mean_drift(mean, old))
-        advantage_B = experience.advantage_B.to(log_ratio_B)
-        if rl.exp_reward:
-            largest = rl.advantage.adv_clip_max
-            advantage_B = objectives.exponential_advantage(advantage_B).clamp(-largest, largest)
-        if rl.objective == "dppo":
-            policy = objectives.dppo(log_ratio_B, advantage_B, drift_B, step.std, rl.clip_ratio)
-        elif rl.objective == "guard":
-            guarded = objectives.guard_log_ratio(log_ratio_B, drift_B, step.std)
-            policy = objectives.clipped(guarded, advantage_B, rl.clip_ratio)
-        else:
-            policy = objectives.clipped(log_ratio_B, advantage_B, rl.clip_ratio)
+        policy = self._policy(log_ratio_B, drift_B, step.std, experience.advantage_B.to(log_ratio_B))
         loss = policy.loss_B.mean()
         output = self._watched(experience, policy, log_ratio_B, loss)
-        if reference is not None:
-            kl = of_whole_clip(self.world, objectives.mean_drift(mean, reference)).mean()
+        if kept.reference_mean_B_C_T_H_W is not None:
+            kl = of_whole_clip(self.world, objectives.mean_drift(mean, kept.reference_mean_B_C_T_H_W)).mean()
             kl = kl if std is None else kl / (2 * std**2)
             output["kl_loss"] = kl.detach()
             loss = loss + rl.kl_beta * kl
         return output, loss
+
+    def _policy(self, log_ratio_B: Tensor, drift_B: Tensor, std: float, advantage_B: Tensor) -> objectives.Clipped:
+        rl = self.rl
+        if rl.exp_reward:
+            largest = rl.advantage.adv_clip_max
+            advantage_B = objectives.exponential_advantage(advantage_B).clamp(-largest, largest)
+        if rl.objective == "dppo":
+            return objectives.dppo(log_ratio_B, advantage_B, drift_B, std, rl.clip_ratio)
+        if rl.objective == "guard":
+            log_ratio_B = objectives.guard_log_ratio(log_ratio_B, drift_B, std)
+        return objectives.clipped(log_ratio_B, advantage_B, rl.clip_ratio)
 
     def _watched(
         self, experience: Experience, policy: objectives.Clipped, log_ratio_B: Tensor, loss: Tensor
@@ -105,19 +100,9 @@ class Losses:
             "approx_kl": objectives.approximate_kl(log_ratio_B.detach()),
         }
 
-    @torch.no_grad()
-    def _reference_mean(self, experience: Experience) -> Tensor:
-        assert experience.kept is not None
-        with self.reference():
-            return judge(self._path(experience), experience.kept)[0].mean_B_C_T_H_W
-
     def _forward_loss(self, experience: Experience) -> tuple[dict[str, Any], Tensor]:
         rl, forward = self.rl, experience.forward
         assert forward is not None
-        v_ref = None
-        if rl.kl_beta:
-            with torch.no_grad(), self.reference():
-                v_ref = self.velocity(experience.condition, forward)
         v = self.velocity(experience.condition, forward)
         v_old = v.detach() if forward.v_old_B_C_T_H_W is None else forward.v_old_B_C_T_H_W
         x0, epsilon, t_B = self._part(forward.x0_B_C_T_H_W), self._part(forward.epsilon_B_C_T_H_W), forward.t_B
@@ -133,8 +118,8 @@ class Losses:
             policy = objectives.clipped(log_ratio_B, advantage_B, rl.clip_ratio)
             loss = policy.loss_B.mean()
             output = self._watched(experience, policy, log_ratio_B, loss)
-        if v_ref is not None:
-            kl = of_clip(objectives.mean_drift(v, v_ref)).mean()
+        if forward.v_reference_B_C_T_H_W is not None:
+            kl = of_clip(objectives.mean_drift(v, forward.v_reference_B_C_T_H_W)).mean()
             output["kl_loss"] = kl.detach()
             loss = loss + rl.kl_beta * kl
         return output, loss

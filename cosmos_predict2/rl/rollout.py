@@ -41,6 +41,7 @@ class Kept:
     x_next_B_C_T_H_W: Tensor
     mean_B_C_T_H_W: Tensor
     previous_x0_B_C_T_H_W: Tensor | None
+    reference_mean_B_C_T_H_W: Tensor | None = None  # where it is to stay near
 
 
 def chain_path(

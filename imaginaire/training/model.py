@@ -40,10 +40,11 @@ class ImaginaireModel(nn.Module):
     ranks_per_sample: int = 1  # neighbouring data-parallel ranks that get the same training batches; it divides them
     batch_kinds: tuple[str, ...] = ()  # whose losses and gradient norms are also logged apart, such as image and video
     progress: Callable[[str], None] = staticmethod(lambda text: None)  # see `train_batches`; set by the trainer
+    phase: Callable[[str], AbstractContextManager[Any]] = staticmethod(lambda name: nullcontext())  # likewise
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without ``progress``, so that a copy of the model does not copy the trainer."""
-        return {name: value for name, value in self.__dict__.items() if name != "progress"}
+        """Without what the trainer set, so that a copy of the model does not copy the trainer."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("progress", "phase")}
 
     @classmethod
     def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterable[Finding]:
@@ -71,7 +72,8 @@ class ImaginaireModel(nn.Module):
         """The batches to train on. Reinforcement learning turns the loader's prompts into scored experience here.
 
         This may take minutes before it yields. Then call ``self.progress("rollout 3 of 8")`` whenever some of the work
-        is done: without a call for ``trainer.timeout_period`` seconds the watchdog takes the run for hung.
+        is done: without a call for ``trainer.timeout_period`` seconds the watchdog takes the run for hung. What lies in
+        ``with self.phase("rollout"):`` or ``"reward_wait"`` is logged as ``timer/rollout`` and ``timer/reward_wait``.
         """
         yield from dataloader
 

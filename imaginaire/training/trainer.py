@@ -114,6 +114,7 @@ class ImaginaireTrainer:
         self.dataloader_val = dataloader_val  # callbacks take their fixed samples from it
         model.seed = self.config.trainer.seed
         model.progress = self._report_progress
+        model.phase = self.timers
         try:
             with StopRequests() as self._stop:
                 try:

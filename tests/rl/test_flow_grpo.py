@@ -26,11 +26,12 @@ PREDICT2P5 = [
     "model.config.precision=bfloat16",
     "optimizer=fusedadamw",
 ]
+OFFLOAD = f"{RL}.offload_trajectories=true"
 
 VARIANTS: dict[str, list[str]] = {
     "grpo": rl_options(),
     "twice": rl_options(FLOW_GRPO, *TWICE),
-    "reference": rl_options(FLOW_GRPO, f"{RL}.kl_beta=0.1", f"{RL}.update_ref_every_iter=1"),
+    "reference": rl_options(FLOW_GRPO, f"{RL}.kl_beta=0.1", f"{RL}.update_ref_every_iter=1", OFFLOAD),
     "adapters": rl_options(FLOW_GRPO, *LORA, f"{RL}.kl_beta=0.1", f"{RL}.objective=dppo"),
     "ddrl": rl_options(DDRL, f"{RL}.use_rl_sigma_and_noise=false", f"{RL}.exp_reward=true"),
     "churn": rl_options(DDRL, f"{RL}.transition=churn", f"{RL}.ratio_normalisation=cosmos_rl"),
