@@ -10,14 +10,18 @@ import attrs
 from cosmos_predict2.diffusion.transitions import KINDS
 from cosmos_predict2.models.config import Predict2p5Video2WorldModelConfig, Predict2Video2WorldModelConfig
 from cosmos_predict2.rl.advantages import NORMS
-from imaginaire.config.schema import Section, above, at_least, one_of
+from cosmos_predict2.rl.objective_table import objective_of
+from imaginaire.config.schema import Section, above, at_least, is_text_to_come, one_of
 from imaginaire.errors import ConfigError
 from imaginaire.findings import CheckContext, Finding, error
 
-RATIO_OBJECTIVES = ("grpo", "guard", "dppo")
-FORWARD_OBJECTIVES = ("nft", "awm")
 KEY = "model.config.rl"
 ANY = -1  # in train_on: a step drawn for each rollout
+
+
+def _objective(instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+    if not is_text_to_come(value):
+        objective_of(str(value))
 
 
 @attrs.define(kw_only=True, slots=False)
@@ -43,7 +47,7 @@ class RewardConfig(Section):
 class RLConfig(Section):
     """Rollouts, what is trained of them, and by which objective."""
 
-    objective: str = attrs.field(default="grpo", validator=one_of(*RATIO_OBJECTIVES, *FORWARD_OBJECTIVES))
+    objective: str = attrs.field(default="grpo", validator=_objective)  # of OBJECTIVES, or module:function
     ratio_normalisation: str = attrs.field(default="gaussian", validator=one_of("gaussian", "cosmos_rl"))
     clip_ratio: float = attrs.field(default=1e-4, validator=above(0))
     kl_beta: float = attrs.field(default=0.0, validator=at_least(0))
@@ -91,7 +95,7 @@ class RLConfig(Section):
 
     @property
     def is_ratio(self) -> bool:
-        return self.objective in RATIO_OBJECTIVES
+        return objective_of(self.objective).is_ratio
 
     @property
     def num_trained(self) -> int:
@@ -128,7 +132,7 @@ class RLConfig(Section):
         if self.transition == "ode":
             text = (
                 f"ode draws nothing, so that its steps have no probability for {self.objective}; "
-                f"use another transition, or objective={' or '.join(FORWARD_OBJECTIVES)}"
+                "use another transition, or objective=nft or awm"
             )
             found.append(("transition", text))
         without_noise = {"cps": "cps", "ddim": "ddim", "churn": "churn"}
@@ -145,7 +149,7 @@ class RLConfig(Section):
 def reward_configs(rl: RLConfig) -> dict[str, RewardConfig]:
     """The rewards by name, those that were switched off (null, or weight 0) left out."""
     found = {}
-    for name, value in dict(rl.rewards).items():
+    for name, value in dict(rl.rewards or {}).items():
         if value is None:
             continue
         one = value if isinstance(value, RewardConfig) else RewardConfig(**dict(value))

@@ -18,6 +18,7 @@ from cosmos_predict2.diffusion.transitions import log_ratio
 from cosmos_predict2.rl import objectives
 from cosmos_predict2.rl.config import KEY, RLConfig
 from cosmos_predict2.rl.experience import Data, Experience, Forward
+from cosmos_predict2.rl.objective_table import FreshNoise, RatioStep, Weighed, objective_of
 from cosmos_predict2.rl.rollout import ChainPath, chain_path, judge, of_whole_clip
 from cosmos_predict2.world_model.world_model import WorldModel
 from imaginaire.errors import TrainingError
@@ -29,6 +30,7 @@ class Losses:
     def __init__(self, world: WorldModel, rl: RLConfig) -> None:
         self.world = world
         self.rl = rl
+        self.objective = objective_of(rl.objective)
 
     def of(self, experience: Experience) -> tuple[dict[str, Any], Tensor]:
         """What to log, and the loss."""
@@ -44,7 +46,7 @@ class Losses:
         """The network's velocity at the samples' times for this rank's frames, eps - x_0 where it is right."""
         t_B, x0, epsilon = forward.t_B, forward.x0_B_C_T_H_W, forward.epsilon_B_C_T_H_W
         predicted = self._clean(x0, epsilon, (t_B / (1 - t_B))[:, None], condition)
-        return (_noised(self._part(x0), self._part(epsilon), t_B) - predicted) / _wide(t_B, x0)
+        return (objectives.noised(self._part(x0), self._part(epsilon), t_B) - predicted) / _wide(t_B, x0)
 
     def _ratio_loss(self, experience: Experience) -> tuple[dict[str, Any], Tensor]:
         rl, kept = self.rl, experience.kept
@@ -54,7 +56,11 @@ class Losses:
         std = step.std if rl.ratio_normalisation == "gaussian" else None
         log_ratio_B = of_whole_clip(self.world, log_ratio(kept.x_next_B_C_T_H_W, mean, old, std))
         drift_B = of_whole_clip(self.world, objectives.mean_drift(mean, old))
-        policy = self._policy(log_ratio_B, drift_B, step.std, experience.advantage_B.to(log_ratio_B))
+        advantage_B = experience.advantage_B.to(log_ratio_B)
+        if rl.exp_reward:
+            largest = rl.advantage.adv_clip_max
+            advantage_B = objectives.exponential_advantage(advantage_B).clamp(-largest, largest)
+        policy = self.objective.function(RatioStep(log_ratio_B, advantage_B, drift_B, step.std, rl.clip_ratio))
         loss = policy.loss_B.mean()
         output = self._watched(experience, policy, log_ratio_B, loss)
         if kept.reference_mean_B_C_T_H_W is not None:
@@ -63,17 +69,6 @@ class Losses:
             output["kl_loss"] = kl.detach()
             loss = loss + rl.kl_beta * kl
         return output, loss
-
-    def _policy(self, log_ratio_B: Tensor, drift_B: Tensor, std: float, advantage_B: Tensor) -> objectives.Clipped:
-        rl = self.rl
-        if rl.exp_reward:
-            largest = rl.advantage.adv_clip_max
-            advantage_B = objectives.exponential_advantage(advantage_B).clamp(-largest, largest)
-        if rl.objective == "dppo":
-            return objectives.dppo(log_ratio_B, advantage_B, drift_B, std, rl.clip_ratio)
-        if rl.objective == "guard":
-            log_ratio_B = objectives.guard_log_ratio(log_ratio_B, drift_B, std)
-        return objectives.clipped(log_ratio_B, advantage_B, rl.clip_ratio)
 
     def _watched(
         self, experience: Experience, policy: objectives.Clipped, log_ratio_B: Tensor, loss: Tensor
@@ -108,16 +103,13 @@ class Losses:
         x0, epsilon, t_B = self._part(forward.x0_B_C_T_H_W), self._part(forward.epsilon_B_C_T_H_W), forward.t_B
         advantage_B = experience.advantage_B.to(v)
         of_clip = partial(of_whole_clip, self.world)
-        if rl.objective == "nft":
-            y, largest = _noised(x0, epsilon, t_B), rl.advantage.adv_clip_max
-            nft = objectives.nft(x0, y, t_B, v, v_old, advantage_B, rl.nft_beta, largest, of_clip)
-            loss = nft.loss_B.mean()
-            output = {"policy_loss": loss.detach(), "good_share": nft.share_B.mean()}
+        numbers = (rl.clip_ratio, rl.nft_beta, rl.advantage.adv_clip_max)
+        found = self.objective.function(FreshNoise(x0, epsilon, t_B, v, v_old, advantage_B, *numbers, of_clip))
+        loss = found.loss_B.mean()
+        if isinstance(found, Weighed):
+            output = {"policy_loss": loss.detach(), **found.watched}
         else:
-            log_ratio_B = of_clip(objectives.awm_log_ratio(v, v_old, epsilon - x0))
-            policy = objectives.clipped(log_ratio_B, advantage_B, rl.clip_ratio)
-            loss = policy.loss_B.mean()
-            output = self._watched(experience, policy, log_ratio_B, loss)
+            output = self._watched(experience, found, found.ratio_B.log(), loss)
         if forward.v_reference_B_C_T_H_W is not None:
             kl = of_clip(objectives.mean_drift(v, forward.v_reference_B_C_T_H_W)).mean()
             output["kl_loss"] = kl.detach()
@@ -148,8 +140,3 @@ class Losses:
 
 def _wide(value_B: Tensor, like: Tensor) -> Tensor:
     return value_B.reshape(-1, *[1] * (like.dim() - 1)).to(like)
-
-
-def _noised(x0: Tensor, epsilon: Tensor, t_B: Tensor) -> Tensor:
-    t = _wide(t_B, x0)
-    return (1 - t) * x0 + t * epsilon

@@ -50,6 +50,12 @@ def dppo(log_ratio_B: Tensor, advantage_B: Tensor, mean_drift_B: Tensor, std: fl
     return Clipped(-advantage_B * ratio * counted, ratio, is_far & (ratio > 1), is_far & (ratio < 1))
 
 
+def noised(x0: Tensor, epsilon: Tensor, t_B: Tensor) -> Tensor:
+    """(1 - t) x_0 + t eps."""
+    t = t_B.reshape(-1, *[1] * (x0.dim() - 1)).to(x0)
+    return (1 - t) * x0 + t * epsilon
+
+
 def nft_share(advantage_B: Tensor, largest: float) -> Tensor:
     """How far a sample counts as a good one, from 0 to 1."""
     return (advantage_B.clamp(-largest, largest) / (2 * largest) + 0.5).clamp(0, 1)

@@ -26,7 +26,7 @@ NEVER = 999_999_999  # "at no iteration", the customary value of this family of 
 # --- what a value may be --------------------------------------------------------------------------------------------
 
 
-def _is_text_to_come(value: Any) -> bool:
+def is_text_to_come(value: Any) -> bool:
     """Whether the value is an interpolation or a missing mark, checked once it is known."""
     return isinstance(value, str) and ("${" in value or value == "???")
 
@@ -44,7 +44,7 @@ def above(bound: float) -> Validator:
 
 def _number(expected: str, is_allowed: Callable[[float], bool]) -> Validator:
     def check(instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
-        if value is None or _is_text_to_come(value):
+        if value is None or is_text_to_come(value):
             return
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not is_number or not abs(value) < math.inf or not is_allowed(value):
@@ -57,7 +57,7 @@ def one_of(*choices: str | None) -> Validator:
     """A validator: one of these names."""
 
     def check(instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
-        if value not in choices and not _is_text_to_come(value):
+        if value not in choices and not is_text_to_come(value):
             known = ", ".join("null" if choice is None else choice for choice in choices)
             raise ConfigError(f"{attribute.name}={value!r}, but it must be one of: {known}.")
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Properties of chains, objectives and advantages that no golden value holds."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -8,6 +11,9 @@ from cosmos_predict2.diffusion.schedules import karras_sigmas
 from cosmos_predict2.diffusion.transitions import FLOW_KINDS, ChurnChain, FlowChain, log_ratio
 from cosmos_predict2.rl import objectives
 from cosmos_predict2.rl.advantages import group_advantages, has_spread
+from cosmos_predict2.rl.objective_table import OBJECTIVES, objective_of
+from imaginaire.errors import ConfigError
+from tests.rl.runs import RL, rl_options, run
 
 TIMES = (0.98, 0.8, 0.5, 0.2, 0.0)
 SIGMAS = karras_sigmas(4, 0.01, 80).tolist()
@@ -112,3 +118,28 @@ def test_normalisation_by_all_keeps_groups_comparable() -> None:
     rewards, valid = torch.tensor([[0.0, 1.0], [0.0, 10.0]]), torch.ones(2, 2, dtype=torch.bool)
     found = group_advantages(rewards, valid, norm="global")
     torch.testing.assert_close(found[1], 10 * found[0])
+
+
+def test_the_objective_of_the_page_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path("documentations/world_model_rl.md").read_text()
+    (block,) = re.findall(r"```python\n(# my_objectives\.py.*?)```", page, re.DOTALL)
+    (tmp_path / "my_objectives.py").write_text(block)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = "my_objectives:better_or_worse"
+    assert objective_of(name).is_ratio
+    records = run(tmp_path, *rl_options(), f"{RL}.objective={name}", "trainer.max_iter=1")
+    assert records[0]["train/log_prob_ratio"] == 1
+    assert records[0]["train/grad_norm"] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("grp", "grpo"), ("nowhere:mine", "nowhere"), ("math:sqrt", "ratio_objective"), ("math:none", "math")],
+)
+def test_what_is_no_objective_is_named(name: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        objective_of(name)
+
+
+def test_the_table_has_both_kinds() -> None:
+    assert {name for name, one in OBJECTIVES.items() if one.is_ratio} == {"grpo", "guard", "dppo"}

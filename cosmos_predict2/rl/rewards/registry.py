@@ -39,18 +39,23 @@ def path_of(name: str) -> tuple[str, str]:
     return (served if equals else attribute), path
 
 
+def imported(path: str, what: str) -> Any:
+    """What is at module:attribute, also below the present folder; ``what`` names it in errors."""
+    module, _, attribute = path.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"The {what} '{path}' cannot be imported: {error}.") from error
+
+
 def build(path: str, arguments: Mapping[str, Any] | None = None, **optional: Any) -> ScoreFunction:
     """The function at an import path, or an object of the class there.
 
     The class gets ``arguments``, and of the ``optional`` ones those that are set and that its constructor takes.
     """
-    module, _, attribute = path.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"The reward '{path}' cannot be imported: {error}.") from error
+    found = imported(path, "reward")
     if not inspect.isclass(found):
         if arguments or not callable(found):
             raise ConfigError(f"'{path}' takes no arguments: a reward with arguments is a class with __call__.")
