@@ -5,7 +5,7 @@ Every pixel is taken as a mixture of at most two of the scene's colours, which i
 colours of five bits a channel, filled once, gives each thing's share of a pixel.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
@@ -38,22 +38,23 @@ class Detection:
     is_closed: NDArray[numpy.bool_]  # [...], colour of the gripper
 
 
-def detect(frames: Picture) -> Detection:
-    """Centres of gripper, puck, box and ring on uint8 pictures [..., H, W, 3]."""
+def detect(frames: Picture, things: Sequence[str] = THINGS) -> Detection:
+    """Centres of gripper, puck, box and ring, or of some of them, on uint8 pictures [..., H, W, 3]."""
     if frames.dtype != numpy.uint8 or frames.ndim < 3 or frames.shape[-1] != 3:
         raise ValueError(f"detect() needs uint8 pictures [..., H, W, 3]; got {frames.dtype} {list(frames.shape)}.")
     shape = frames.shape[:-3]
     flat = frames.reshape(-1, *frames.shape[-3:])
-    parts = [_detect(flat[i : i + _FRAMES_AT_ONCE]) for i in range(0, len(flat), _FRAMES_AT_ONCE)] or [_detect(flat)]
+    starts = range(0, max(1, len(flat)), _FRAMES_AT_ONCE)
+    parts = [_detect(flat[i : i + _FRAMES_AT_ONCE], things) for i in starts]
     position, closed = (numpy.concatenate(part) for part in zip(*parts, strict=True))
     return Detection(
-        position={thing: position[:, i].reshape(*shape, 2) for i, thing in enumerate(THINGS)},
+        position={thing: position[:, i].reshape(*shape, 2) for i, thing in enumerate(things)},
         is_closed=closed.reshape(shape),
     )
 
 
-def _detect(frames: Picture) -> tuple[Floats, NDArray[numpy.bool_]]:
-    """Positions [N, 4, 2] and whether the gripper is closed [N]."""
+def _detect(frames: Picture, things: Sequence[str]) -> tuple[Floats, NDArray[numpy.bool_]]:
+    """Positions [N, things, 2] and whether the gripper is closed [N]."""
     n, height, width, _ = frames.shape
     code = frames.astype(numpy.int32) >> (8 - _BITS)
     code = (code[..., 0] << 2 * _BITS) | (code[..., 1] << _BITS) | code[..., 2]
@@ -61,8 +62,9 @@ def _detect(frames: Picture) -> tuple[Floats, NDArray[numpy.bool_]]:
     y, x = (v + 0.5 for v in numpy.divmod(numpy.arange(height * width), width))
     moments = numpy.stack([numpy.ones_like(x), x, y]).astype(numpy.float32)
     sums = (moments @ share).astype(numpy.float64)  # [N, 3, things + 1]
-    position = numpy.empty((n, len(THINGS), 2))
-    for i, thing in enumerate(THINGS):
+    position = numpy.empty((n, len(things), 2))
+    for k, thing in enumerate(things):
+        i = THINGS.index(thing)
         area: NDArray[Any] = sums[:, :1, i]
         centre = sums[:, 1:, i] / numpy.maximum(area, 1e-6)
         if thing == "ring":
@@ -75,7 +77,7 @@ def _detect(frames: Picture) -> tuple[Floats, NDArray[numpy.bool_]]:
             area = near_sums[:, :1]
             centre = near_sums[:, 1:] / numpy.maximum(area, 1e-6)
         least = _LEAST_RING_AREA if thing == "ring" else _LEAST_AREA
-        position[:, i] = numpy.where(area < least, numpy.nan, centre)
+        position[:, k] = numpy.where(area < least, numpy.nan, centre)
     return position, sums[:, 0, -1] > 0.5 * sums[:, 0, 0]
 
 

@@ -27,4 +27,4 @@ def initial_noise(shape: tuple[int, ...], seed: int | Sequence[int]) -> Tensor:
 
 def to_uint8(video: Tensor) -> Tensor:
     """[-1, 1] to 0 ... 255, rounded."""
-    return ((video.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+    return video.float().clamp(-1, 1).add_(1).mul_(127.5).round_().to(torch.uint8)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rewards of the toy world, where the detector sees exactly where things are."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.interfaces import Clips
-from cosmos_predict2.rl.rewards.verifiable import _both, _first_frames, _OfPixels, _video
-from cosmos_predict2.toy_world.detector import Detection, detect
+from cosmos_predict2.rl.rewards.verifiable import _first_frames, _OfPixels, _required, _video
+from cosmos_predict2.toy_world.detector import THINGS, Detection, detect
 from cosmos_predict2.toy_world.scene import GRIPPER_RADIUS, PUCK_RADIUS
 
 CONTACT_PX = GRIPPER_RADIUS + PUCK_RADIUS
@@ -28,8 +28,8 @@ class Positions(_OfPixels):
         self.things = tuple(things)
 
     def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Mapping[str, Tensor]:
-        video, true = _both(clips, context)
-        found, wanted = seen(video), seen(true)
+        video = _video(clips)
+        found, wanted = seen(video, self.things), _seen_truly(context, self.things)
         counted = _counted_frames(video, context)
         parts = {}
         for thing in self.things:
@@ -46,8 +46,8 @@ class Permanence(_OfPixels):
     requires = ("true_video",)
 
     def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Tensor:
-        video, true = _both(clips, context)
-        found, wanted, counted = seen(video), seen(true), _counted_frames(video, context)
+        video = _video(clips)
+        found, wanted, counted = seen(video), _seen_truly(context), _counted_frames(video, context)
         is_kept = numpy.ones(counted.shape, dtype=bool)
         for thing in wanted.position:
             gone = numpy.isnan(found.position[thing][..., 0]) & ~numpy.isnan(wanted.position[thing][..., 0])
@@ -62,7 +62,7 @@ class Contact(_OfPixels):
     """
 
     def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Mapping[str, Tensor]:
-        overlap, untouched = contact(seen(_video(clips)))
+        overlap, untouched = contact(seen(_video(clips), ("gripper", "puck")))
         return {
             "value": torch.from_numpy(-overlap - untouched),
             "overlap_px": torch.from_numpy(overlap),
@@ -85,14 +85,24 @@ class PuckNearRing(_OfPixels):
     imagine. For experiments on reward hacking."""
 
     def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Tensor:
-        found = seen(_video(clips)[:, :, -1:])
+        found = seen(_video(clips)[:, :, -1:], ("puck", "ring"))
         distance = numpy.linalg.norm(found.position["puck"] - found.position["ring"], axis=-1)[:, 0]
         return -torch.from_numpy(numpy.nan_to_num(distance, nan=LOST_PX))
 
 
-def seen(video_B_C_F_H_W: Tensor) -> Detection:
-    pictures = video_B_C_F_H_W.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 4, 1)
-    return detect(numpy.ascontiguousarray(pictures.numpy()))
+def seen(video_B_C_F_H_W: Tensor, things: Sequence[str] = THINGS) -> Detection:
+    pictures = video_B_C_F_H_W
+    if pictures.is_floating_point():
+        pictures = pictures.round().clamp(0, 255).to(torch.uint8)
+    return detect(numpy.ascontiguousarray(pictures.permute(0, 2, 3, 4, 1).numpy()), things)
+
+
+def _seen_truly(context: Mapping[str, Any], things: Sequence[str] = THINGS) -> Detection:
+    """What true clips show. The clips of a group follow each other and have the same one, which is looked at once."""
+    true, rows = torch.unique_consecutive(_required(context, "true_video"), dim=0, return_inverse=True)
+    found = seen(true, things)
+    position = {thing: where[rows.numpy()] for thing, where in found.position.items()}
+    return Detection(position, found.is_closed[rows.numpy()])
 
 
 def _counted_frames(video: Tensor, context: Mapping[str, Any]) -> Any:

@@ -68,7 +68,7 @@ class Smoothness(_OfPixels):
     """Minus the mean size of second differences in time: flicker, and jumps of things."""
 
     def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Tensor:
-        video = _video(clips)
+        video = _video(clips).float()
         second = video[:, :, 2:] - 2 * video[:, :, 1:-1] + video[:, :, :-2]
         return -second.abs().mean(dim=(1, 2, 3, 4))
 
@@ -103,11 +103,11 @@ def _required(context: Mapping[str, Any], key: str) -> Tensor:
 
 def _video(clips: Clips) -> Tensor:
     assert clips.video_B_C_F_H_W is not None
-    return clips.video_B_C_F_H_W.float()
+    return clips.video_B_C_F_H_W
 
 
 def _both(clips: Clips, context: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    return _video(clips), _required(context, "true_video").float()
+    return _video(clips).float(), _required(context, "true_video").float()
 
 
 def _first_frames(context: Mapping[str, Any]) -> list[int]:
