@@ -5,8 +5,8 @@
         agreement=Measure(make=L(Agreement)(), tolerance=0.5)))
 
 Each measure is a function as rewards are, higher is better. The alarm goes off where one lies further below its best
-than its tolerance, while the reward of training is above what it was at that best. The metrics get ``quality/NAME``
-and ``quality/alarm``.
+than its tolerance, while the reward of training is above what it was at that best. The metrics get ``quality/NAME``,
+``quality/alarm`` and ``quality/rolled_back_to``.
 """
 
 import logging
@@ -20,6 +20,7 @@ from cosmos_predict2.callbacks.fixed_clips import FixedClip, GivesClips, apart, 
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards.local import LocalReward
 from cosmos_predict2.world_model.sampling import SamplingOptions, to_uint8
+from imaginaire import distributed
 from imaginaire.config import lazy_config
 from imaginaire.config.schema import Section, above
 from imaginaire.errors import ConfigError, TrainingError
@@ -27,6 +28,11 @@ from imaginaire.training.callbacks import EveryN
 
 log = logging.getLogger(__name__)
 
+CURE = (
+    "Go on from a checkpoint of that iteration or before (checkpoint.load_path, another job.name), with a smaller"
+    " optimizer.lr, a kl_beta, a data term (data_beta) or another reward."
+)
+ALARMS = ("warn", "stop", "rollback")
 SMOOTHING = 0.7  # of the reward, which differs from batch to batch
 
 
@@ -41,7 +47,9 @@ class Measure(Section):
 class QualityAlarm(EveryN):
     """Measures the first ``num_clips`` validation clips, generated deterministically and with averaged weights.
 
-    ``on_alarm="stop"`` ends the run with an error that names the last good iteration.
+    ``on_alarm="stop"`` ends the run with an error that names the last good iteration. ``"rollback"`` saves a checkpoint
+    whenever a measure is at its best, and goes back to that one: with its weights and averages, an optimizer without
+    moments, half the learning rate, and the data where they are.
     """
 
     def __init__(
@@ -50,14 +58,14 @@ class QualityAlarm(EveryN):
         every_n: int = 20,
         num_clips: int = 16,
         num_sampling_step: int = 8,
-        on_alarm: Literal["warn", "stop"] = "warn",
+        on_alarm: Literal["warn", "stop", "rollback"] = "warn",
         seed: int = 0,
     ) -> None:
         super().__init__(every_n=every_n, run_at_start=True)
-        if not measures or on_alarm not in ("warn", "stop") or min(num_clips, num_sampling_step) < 1:
+        if not measures or on_alarm not in ALARMS or min(num_clips, num_sampling_step) < 1:
             raise ConfigError(
-                f"quality_alarm: it needs measures, on_alarm=warn or stop (found {on_alarm!r}), and at least 1 clip and"
-                f" 1 step (found {num_clips} and {num_sampling_step})."
+                f"quality_alarm: it needs measures, on_alarm={', '.join(ALARMS[:-1])} or {ALARMS[-1]} (found"
+                f" {on_alarm!r}), and at least 1 clip and 1 step (found {num_clips} and {num_sampling_step})."
             )
         self.measures = {name: one if isinstance(one, Measure) else Measure(**one) for name, one in measures.items()}
         self.rewards = {name: LocalReward(lazy_config.instantiate(one.make)) for name, one in self.measures.items()}
@@ -65,6 +73,11 @@ class QualityAlarm(EveryN):
         self._clips: list[FixedClip] | None = None
         self._reward: float | None = None  # smoothed
         self._best: dict[str, list[float]] = {}  # name -> [value, iteration, reward]
+        self._values: dict[str, float] = {}  # as last measured
+        self._measured_at = 0
+        self._saved: list[dict[str, Any]] = []  # the checkpoints of bests: iteration, measured, values, reward
+        self._fallen: str | None = None  # the measure for which the run goes back, once an experience is at its end
+        self._num_back = 0  # how often it has gone back
 
     def on_train_start(self, model: Any, iteration: int = 0) -> None:
         if not isinstance(model, GivesClips) or self.trainer.dataloader_val is None:
@@ -72,6 +85,27 @@ class QualityAlarm(EveryN):
                 f"trainer.callbacks.{self.name} measures held-out clips: it needs trainer.run_validation=True, a"
                 f" dataloader_val and a model that generates clips. Switch it off: trainer.callbacks.{self.name}=null."
             )
+        if self.on_alarm == "rollback":
+            if self.config.checkpoint.keep_last is not None:
+                raise ConfigError(
+                    f"trainer.callbacks.{self.name}.on_alarm=rollback goes back to a checkpoint that"
+                    f" checkpoint.keep_last={self.config.checkpoint.keep_last} may remove: set it to null."
+                )
+            self._base_rates = list(self.trainer.scheduler.base_lrs)
+            self._slow_down()
+
+    def on_save_checkpoint_start(self, model: Any, iteration: int = 0) -> None:
+        if self.trainer.save_wanted:
+            found = dict(measured=self._measured_at, values=self._values, reward=self._reward)
+            self._saved.append({"iteration": iteration, **found})
+
+    def on_training_step_end(
+        self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
+    ) -> None:
+        super().on_training_step_end(model, batch, output, loss, iteration)
+        if self._fallen is not None and model.at_boundary():
+            self._go_back(model, self._fallen, iteration)
+            self._fallen = None
 
     def on_training_step_batch_end(
         self, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int = 0
@@ -84,14 +118,56 @@ class QualityAlarm(EveryN):
         self, trainer: Any, model: Any, batch: Any, output: dict[str, Any], loss: Tensor, iteration: int
     ) -> None:
         with apart(trainer, model), model.ema_scope():
-            values = self._measured(model)
-        raised = [text for name, value in values.items() if (text := self._judge(name, value, iteration))]
+            mine = self._measured(model)
+        found = distributed.all_gather_object((mine, self._reward))  # ranks decide alike, from the same numbers
+        values = self._values = found[0][0]
+        self._measured_at = iteration
+        if self._reward is not None:
+            self._reward = sum(reward for _, reward in found) / len(found)
+        raised = {name: text for name, value in values.items() if (text := self._judge(name, value, iteration))}
         figures = {f"quality/{name}": value for name, value in values.items()}
         trainer.metrics.log({**figures, "quality/alarm": float(bool(raised))}, iteration)
-        for text in raised:
-            log.warning("%s", text)
+        for text in raised.values():
+            log.warning("%s%s", text, "" if self.on_alarm == "rollback" else f" {CURE}")
         if raised and self.on_alarm == "stop":
-            raise TrainingError(" ".join(raised))
+            raise TrainingError(" ".join([*raised.values(), CURE]))
+        if self.on_alarm == "rollback":
+            self._fallen = min(raised, key=lambda name: self._best[name][1], default=None)
+            is_best = any(best[1] == iteration for best in self._best.values())
+            trainer.save_wanted = trainer.save_wanted or (is_best and not raised)
+
+    def _go_back(self, model: Any, name: str, iteration: int) -> None:
+        """Weights and averages of the measure's best; the average reward of then, and a slower optimizer."""
+        best = self._best[name][1]
+        kept = [one for one in self._saved if one["measured"] <= best]
+        if not kept:
+            raise TrainingError(
+                f"There is no checkpoint of iteration {best:.0f} or before to go back to: on_alarm=rollback keeps them"
+                f" from its first iteration on. {CURE}"
+            )
+        good = kept[-1]
+        target = good["iteration"]
+        self.trainer.checkpointer.restore_weights(model, target)
+        self.trainer.optimizer.state.clear()
+        self._reward = good["reward"]
+        for other, value in good["values"].items():  # a best since then is of weights that are gone
+            if self._best[other][1] > good["measured"]:
+                self._best[other] = [value, float(good["measured"]), good["reward"]]
+        self._num_back += 1
+        self._slow_down()
+        self.trainer.metrics.log({"quality/rolled_back_to": float(target)}, iteration)
+        log.warning(
+            "back to the weights of iteration %d, at 1/%d of the configured learning rate. If it happens again: %s",
+            target,
+            2**self._num_back,
+            CURE,
+        )
+
+    def _slow_down(self) -> None:
+        """The configured learning rates, halved as often as the run has gone back."""
+        scheduler = self.trainer.scheduler
+        scheduler.base_lrs = [rate / 2**self._num_back for rate in self._base_rates]
+        scheduler.load_state_dict(scheduler.state_dict())  # the rates of the next step follow
 
     def _judge(self, name: str, value: float, iteration: int) -> str | None:
         """Why the alarm goes off for a measure; else its best is kept."""
@@ -104,9 +180,7 @@ class QualityAlarm(EveryN):
             return None
         return (
             f"The reward rose from {best[2]:.4g} to {reward:.4g} since iteration {best[1]:.0f}, but on held-out clips"
-            f" {name} fell from {best[0]:.4g} to {value:.4g}: the model learns to please the reward. Go on from a"
-            f" checkpoint of iteration {best[1]:.0f} or before, with a smaller optimizer.lr, kl_beta, a data term"
-            " (data_beta), or another reward."
+            f" {name} fell from {best[0]:.4g} to {value:.4g}: the model learns to please the reward."
         )
 
     def _measured(self, model: Any) -> dict[str, float]:
@@ -130,7 +204,8 @@ class QualityAlarm(EveryN):
         return {name: float(torch.cat(found).mean()) for name, found in values.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"reward": self._reward, "best": self._best}
+        return {"reward": self._reward, "best": self._best, "saved": self._saved, "num_back": self._num_back}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._reward, self._best = state.get("reward"), dict(state.get("best", {}))
+        self._saved, self._num_back = list(state.get("saved", [])), state.get("num_back", 0)

@@ -95,7 +95,7 @@ class Checkpointer(ABC):
             self._callbacks.on_save_checkpoint(state.model, trees)
             for kind in ("scheduler", "trainer"):
                 checkpoint_layout.check_plain(trees[kind], kind)
-        saved = CheckpointSet(self.folder, checkpoint_layout.set_name(iteration, dcp=self.is_dcp))
+        saved = CheckpointSet(self.folder, self._name(iteration))
         self._writer = threading.Thread(
             target=self._write_and_report, args=(saved, trees, start), name="checkpoint-writer"
         )
@@ -219,6 +219,17 @@ class Checkpointer(ABC):
         storage.forget_copies()  # of remote files, which may fill the disk
         self._callbacks.on_load_checkpoint_end(state.model, iteration)
         return iteration
+
+    def restore_weights(self, model: ImaginaireModel, iteration: int) -> None:
+        """Put weights and averages of a saved iteration of this run back into the model. Every rank calls this."""
+        self.finalize()
+        distributed.barrier("checkpoints written")
+        self._restore_model(CheckpointSet(self.folder, self._name(iteration)), model, from_average=False)
+        distributed.barrier("weights restored")
+        storage.forget_copies()
+
+    def _name(self, iteration: int) -> str:
+        return checkpoint_layout.set_name(iteration, dcp=self.is_dcp)
 
     def _kinds(self) -> list[str]:
         """The parts that a resumed run takes from its checkpoint."""

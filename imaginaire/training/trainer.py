@@ -86,6 +86,7 @@ class ImaginaireTrainer:
         self.iteration = 0
         self.resumed_iteration = 0
         self.interrupted = False
+        self.save_wanted = False  # a callback asks for a checkpoint of this iteration, alike on all ranks
         self._step_began_at: dict[str, int | None] | None = None  # the data's place, while a step has changed no weight
         self._is_applying = False  # the weights are neither of this iteration nor of the next
         self._validation_due = False
@@ -211,7 +212,7 @@ class ImaginaireTrainer:
                 self.validate(model, dataloader_val)
             self.metrics.flush(self.iteration)
             self.checkpointer.check()
-            is_save_due = is_save_due or self.iteration % self.config.checkpoint.save_iter == 0
+            is_save_due |= self.save_wanted or self.iteration % self.config.checkpoint.save_iter == 0
             if is_save_due and model.at_boundary():
                 self._save()
                 is_save_due = False
@@ -398,6 +399,7 @@ class ImaginaireTrainer:
     def _save(self) -> None:
         self.watchdog.beat(f"saving iteration {self.iteration}", long=True)
         self.checkpointer.save(self._state, self.iteration)
+        self.save_wanted = False
 
     def _leave(self, error: Exception) -> None:
         """On the way out with an error: report where a lost rank is, or save what was trained since the last save.

@@ -2,16 +2,21 @@
 """The alarm goes off when held-out quality falls while the reward rises, and only then."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
+from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.quality_alarm import Measure, QualityAlarm
 from cosmos_predict2.rl.rewards.verifiable import Agreement
+from imaginaire.checkpoint import weights
 from imaginaire.config import L
 from imaginaire.errors import ConfigError, TrainingError
 from imaginaire.training.callbacks.wandb_tracker import WandbTracker
-from tests.rl.runs import CONFIG, rl_options, run
-from tests.training import train
+from tests.rl.runs import CONFIG, NAME, RL, rl_options, run
+from tests.training import difference, run_dir, saved, train
 
 MEASURES = {"agreement": Measure(make=L(Agreement)(), tolerance=0.5)}
 ALARM = "trainer.callbacks.quality_alarm"
@@ -73,3 +78,64 @@ def test_it_can_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(QualityAlarm, "_judge", lambda self, name, value, iteration: f"{name} fell.")
     with pytest.raises(TrainingError, match="agreement fell"):
         train(tmp_path, _with_alarm(1, f"{ALARM}.on_alarm=stop"), config=CONFIG)
+
+
+PLANTED: dict[str, Any] = {}  # of the two below
+
+
+class Falling:
+    """A measure that says what the test wants to see."""
+
+    def __call__(self, clips: Clips, context: Any) -> Tensor:
+        return torch.full((len(clips.prompts),), float(PLANTED["values"].pop(0)))
+
+
+class Rising:
+    """A reward that rises whatever the clips are."""
+
+    def __call__(self, clips: Clips, context: Any) -> Tensor:
+        assert clips.latents_B_C_T_H_W is not None
+        PLANTED["calls"] += 1
+        return PLANTED["calls"] + clips.latents_B_C_T_H_W.float().mean(dim=(1, 2, 3, 4))
+
+
+HERE = "tests.rl.test_quality_alarm"
+BACK = [
+    f"{ALARM}.on_alarm=rollback",
+    f"+{ALARM}.measures.planted={{make: {{_target_: {HERE}.Falling}}, tolerance: 0.5}}",
+    f"~{ALARM}.measures.agreement",
+    f"~{ALARM}.measures.positions",
+    f"~{ALARM}.measures.permanence",
+    *(f"{RL}.rewards.{name}=null" for name in ("agreement", "positions", "background")),
+    f"+{RL}.rewards.planted={{make: {{_target_: {HERE}.Rising}}}}",
+    f"{ALARM}.num_clips=1",
+    f"{ALARM}.num_sampling_step=1",
+    "trainer.run_validation=true",
+    "trainer.validation_iter=100",
+    "checkpoint.save_iter=1",
+    "optimizer.lr=1e-3",
+]
+
+
+@pytest.mark.slow
+def test_it_can_go_back_and_a_resumed_run_equals_a_whole_one(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    values = [1.0, 1.2, 0.0, 1.1, 1.1]
+    PLANTED.update(values=list(values), calls=0)
+    records = run(whole, *_with_alarm(1, *BACK, "trainer.max_iter=5"))
+    PLANTED.update(values=list(values), calls=0)
+    run(parts, *_with_alarm(1, *BACK, "trainer.max_iter=4"))
+    run(parts, *_with_alarm(1, *BACK, "trainer.max_iter=5"))
+    assert difference(saved(whole, NAME), saved(parts, NAME)) is None
+    found = [(r["iteration"], r["quality/alarm"], r.get("quality/rolled_back_to")) for r in records if r["iteration"]]
+    assert found == [(1, 0, None), (2, 0, None), (3, 1, 2), (4, 0, None), (5, 0, None)]
+    folder = run_dir(whole, NAME) / "checkpoints/model"
+    second, third, fourth = (weights.load_pt(folder / f"iter_{k:09d}.pt") for k in (2, 3, 4))
+    assert difference(second, third) is None and difference(third, fourth) is not None
+    rates = {r["iteration"]: r["optim/lr_0"] for r in records if "optim/lr_0" in r}
+    assert rates[4] < 0.6 * rates[3]
+
+
+def test_going_back_needs_checkpoints_that_stay(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="keep_last"):
+        train(tmp_path, _with_alarm(1, f"{ALARM}.on_alarm=rollback", "checkpoint.keep_last=2"), config=CONFIG)
