@@ -2,24 +2,25 @@
 """Recipes of Cosmos-RL: fields set what their table says, the recipes here compose, wrong ones are refused by name."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tomllib
 
-from cosmos_predict2.configs.rl.recipes import wfm
-from cosmos_predict2.configs.rl.recipes.rows import Only, Row, To, Translation, Unused, read_fields
+from cosmos_predict2.configs.rl.recipes import nft, wfm
+from cosmos_predict2.configs.rl.recipes.nft import translate_nft
+from cosmos_predict2.configs.rl.recipes.rows import Given, Only, Table, To, Translation, read_fields
 from cosmos_predict2.configs.rl.recipes.translation import translate
 from cosmos_predict2.configs.rl.recipes.wfm_callbacks import CALLBACKS
 from cosmos_predict2.configs.rl.recipes.wfm_translation import translate_wfm
 from imaginaire.config.compose import compose
+from imaginaire.config.files import load_toml
 from imaginaire.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "cosmos_predict2/configs/base/config.py"
-TINY = tomllib.loads((ROOT / "configs/wfm/tiny_grpo_mock_data.toml").read_text())
+TINY = load_toml(str(ROOT / "configs/wfm/tiny_grpo_mock_data.toml"))
 WFM = sorted((ROOT / "configs/wfm").glob("*.toml"))
 
 
@@ -29,9 +30,9 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COSMOS_PREDICT2_ARGS", raising=False)
 
 
-def edited(**changes: Any) -> dict[str, Any]:
-    """The tiny recipe with these fields, dots written as two underscores."""
-    content = copy.deepcopy(TINY)
+def edited(recipe: dict[str, Any] = TINY, **changes: Any) -> dict[str, Any]:
+    """The recipe, by default the tiny one, with these fields, dots written as two underscores."""
+    content = copy.deepcopy(recipe)
     for path, value in changes.items():
         *sections, name = path.split("__")
         inside = content
@@ -39,6 +40,10 @@ def edited(**changes: Any) -> dict[str, Any]:
             inside = inside.setdefault(section, {})
         inside[name] = value
     return content
+
+
+NFT_FILE = "configs/cosmos-predict2-5/cosmos-predict2-5-2b-720-nft.toml"
+NFT = load_toml(str(ROOT / NFT_FILE))
 
 
 def value_of(translation: Translation, key: str) -> str:
@@ -58,12 +63,13 @@ def test_the_published_recipes_translate(path: Path) -> None:
 )
 def test_the_published_recipes_compose(path: Path) -> None:
     config = compose(BASE, translate(str(path)).overrides)
-    rl, recipe = config.model.config.rl, tomllib.loads(path.read_text())
+    rl, recipe = config.model.config.rl, load_toml(str(path))
     assert rl.transition == "churn" and rl.ratio_normalisation == "cosmos_rl" and rl.advantage.norm == "cosmos_rl"
     assert rl.sample_steps == recipe["model"].get("rl", {}).get("sample_steps", 10)
     levels = config.model.config.pipe_config.timestamps
     assert (levels.t_min, levels.t_max, levels.order) == (0.01, 200.0, 7.0)
-    assert config.trainer.grad_accum_iter == len(rl.train_on) * rl.num_rollout
+    assert rl.ranks_per_group == (1 if "tiny" in path.stem else 8)  # each has one video of a group
+    assert config.trainer.grad_accum_iter == len(rl.train_on) * rl.num_rollout // rl.ranks_per_group
 
 
 @pytest.mark.slow
@@ -136,7 +142,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [  # a change of the tiny recipe, and 
     (dict(dataloader_train__type="remote"), "dataloader_train.type"),
     (dict(dataloader_train__type="local"), "dataset_dir"),
     (dict(dataloader_train__image_dataloader={"ratio": 1}), "dataloader_train.image_dataloader.ratio"),
-    (dict(dataloader_train__video_dataloader__dataloader={"webdataset": True}), "webdataset"),
+    (dict(dataloader_train__video_dataloader__dataloader={"webdataset": True}), "dataset_name"),
     (dict(job={"project": "p"}), "job.name"),
 ]
 
@@ -148,6 +154,46 @@ def test_a_wrong_recipe_is_refused_by_name(changes: dict[str, Any], named: str) 
     assert named in str(refused.value)
 
 
+@pytest.mark.slow
+def test_shards_are_read_where_a_recipe_names_them() -> None:
+    shards = {"webdataset": True, "dataset": {"dataset_name": "s3://bucket/set/{00000..00127}.tar"}}
+    config = compose(BASE, translate_wfm(edited(dataloader_train__video_dataloader__dataloader=shards)).overrides)
+    assert config.dataloader_train.dataset.shards == ["s3://bucket/set/{00000..00127}.tar"]
+    assert config.dataloader_train.dataset.video_size == [432, 768]
+
+
+@pytest.mark.slow
+def test_the_recipe_of_nft_composes() -> None:
+    config = compose(BASE, translate(NFT_FILE).overrides)
+    rl = config.model.config.rl
+    assert (rl.objective, rl.num_rollout, rl.sample_steps, rl.num_timesteps) == ("nft", 12, 10, 10)
+    assert (config.dataloader_train.batch_size, config.trainer.grad_accum_iter) == (6, 120)
+    assert config.model.config.lora_rank == 32 and config.dataloader_train.dataset.video_size == [512, 512]
+
+
+WRONG_NFT: list[tuple[dict[str, Any], str]] = [
+    (dict(policy__model_name_or_path="Wan-AI/Wan2.1-T2V-1.3B"), "not trained here yet"),
+    (dict(policy__model_name_or_path="nvidia/Cosmos-Predict2.5-7B"), "nvidia/Cosmos-Predict2.5-2B"),
+    (dict(policy__model_revision="main"), "policy.model_revision"),
+    (dict(policy__lora__target_modules=["to_v", "to_x"]), "to_x"),
+    (dict(policy__diffusers__nft_betta=1.0), "nft_beta"),
+    (dict(policy__parallelism__tp_size=2), "policy.parallelism.tp_size"),
+    (dict(train__train_batch_per_replica=100), "train.train_batch_per_replica"),
+    (dict(train__train_policy__advantage_low=-1.0), "advantage_low"),
+    (dict(train__train_policy__dataset={"name": "picscore"}), "picscore"),
+    (dict(train__train_policy__trainer_type="grpo"), "trainer_type"),
+    (dict(train__train_policy__remote_reward__reward_fns=[{"name": "a", "wieght": 1.0}]), "weight"),
+    (dict(validation={"enable": True}), "validation.enable"),
+]
+
+
+@pytest.mark.parametrize(("changes", "named"), WRONG_NFT, ids=lambda case: str(case)[:40])
+def test_a_wrong_recipe_of_nft_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        translate_nft(edited(NFT, **changes))
+    assert named in str(refused.value)
+
+
 def test_fields_of_published_files_without_effect_there_are_named_in_warnings() -> None:
     callbacks = [{"name": "heart_beat", "step_size": 1}, {"name": "grad_clip"}]
     changes = edited(model_parallel__pipeline_parallel_size=1, trainer__callbacks=callbacks)
@@ -155,19 +201,24 @@ def test_fields_of_published_files_without_effect_there_are_named_in_warnings() 
     assert "model_parallel.pipeline_parallel_size" in warnings and "heart_beat.step_size" in warnings
 
 
-def keys() -> Iterator[tuple[str, Row]]:
-    yield from wfm.FIELDS.items()
-
-
-def test_what_the_tables_set_exists_here() -> None:
-    """Each key that a row sets is accepted by composition; defaults of rows are values that the rows accept."""
-    fields, _ = read_fields({}, wfm.FIELDS)
-    for path, row in keys():
+@pytest.mark.parametrize("table", [wfm.FIELDS, nft.FIELDS], ids=["wfm", "nft"])
+def test_each_row_accepts_its_default_and_gives_its_reason(table: Table) -> None:
+    fields, _ = read_fields({}, table)
+    for path, row in table.items():
         if isinstance(row, (To, Only)):
-            read_fields(_nested(path, fields[path]), wfm.FIELDS)
-        if isinstance(row, Unused):
-            assert row.reason
+            read_fields(_nested(path, fields[path]), table)
+        assert getattr(row, "reason", "") or getattr(row, "key", "") or getattr(row, "what", row)
     assert all(one.ours or one.reason for one in CALLBACKS.values())
+
+
+def test_what_given_rows_set_composes() -> None:
+    """To rows are in every composition of a recipe; these are in few."""
+    given = [row.key for row in wfm.FIELDS.values() if isinstance(row, Given) and ".tokenizer." not in row.key]
+    config = compose(BASE, ["experiment=predict2p5_2b_flow_grpo"])
+    for key in given:
+        value: Any = config
+        for name in key.split("."):
+            value = value[name] if isinstance(value, Mapping) else getattr(value, name)
 
 
 def _nested(path: str, value: Any) -> dict[str, Any]:

@@ -54,12 +54,6 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 NFT_RANK, NFT_ALPHA = 32, 64
 CHURN_LEVELS = dict(t_min=0.01, t_max=200.0)
 SERVICE = dict(dance_grpo=RewardConfig(make=L(RemoteReward)(reward="dance_grpo", clip=[-5.0, 5.0])))
-# Random videos and texts of T5's width, and random weights: to try out a run without any file but the tokenizer's.
-MOCK: dict[str, Any] = dict(
-    text=dict(encoder=None),
-    model_manager_config=dict(dit_path=""),
-    pipe_config=dict(resolution="480", net=dict(crossattn_proj_in_channels=None), timestamps=CHURN_LEVELS),
-)
 
 
 def published(
@@ -69,19 +63,22 @@ def published(
     family: str = "predict2p5",
     data_train: str = DATA,
     data_val: str = DATA,
-    **config: Any,
+    pipe_config: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The run of one objective. A micro-batch is one trained step of one clip. ``config`` are others of the model's."""
+    """The run of one objective. A micro-batch is one trained step of one clip."""
     rl = OBJECTIVES[objective]
     is_nft = objective == "nft"
     trained = rl["sample_steps"] if is_nft else len(rl["train_on"])
     advantage = dict(norm="group" if is_nft else "cosmos_rl")
     adapters: dict[str, Any] = dict(lora(NFT_RANK), lora_alpha=NFT_ALPHA) if is_nft else {}
-    levels: dict[str, Any] = {} if is_nft else dict(pipe_config=dict(timestamps=CHURN_LEVELS))
+    pipe: dict[str, Any] = dict(net=dict(sac_config=dict(mode="block_wise")))
+    if family == "predict2p5" and not is_nft:  # Predict2 generates by these levels, too: its own stay
+        pipe["timestamps"] = CHURN_LEVELS
+    pipe |= pipe_config or {}
     return dict(
         defaults=group_choices(f"{family}_video2world_rl_{size.lower()}", data_train, data_val, ema="power"),
-        job=job(f"{size.lower()}_{objective}", group="reinforcement_learning"),
-        model=dict(config=dict(rl=dict(rl, rewards=SERVICE, advantage=advantage), **{**adapters, **levels, **config})),
+        job=job(f"{family}_{size.lower()}_{objective}", group="reinforcement_learning"),
+        model=dict(config=dict(rl=dict(rl, rewards=SERVICE, advantage=advantage), pipe_config=pipe, **adapters)),
         model_parallel=dict(context_parallel_size=CONTEXT_PARALLEL[objective][size]),
         optimizer=dict(lr=3e-4 if is_nft else 1e-5, weight_decay=1e-4),
         scheduler=linear(50, 10_000_000_000_000, 1.0, 1.0),
@@ -93,5 +90,10 @@ def published(
 for objective in OBJECTIVES:
     for size in ("2B", "14B"):
         register_experiment(f"predict2p5_{size.lower()}_{objective}", published(objective, size))
-mock = published("flow_grpo", "2B", data_train="mock_video", data_val="mock_video", **MOCK)
+
+# Random videos, texts of T5's width and random weights: tries out a run with no other file than the tokenizer's.
+UNPROJECTED = dict(resolution="480", net=dict(sac_config=dict(mode="block_wise"), crossattn_proj_in_channels=None))
+mock = published("flow_grpo", "2B", data_train="mock_video", data_val="mock_video", pipe_config=UNPROJECTED)
+mock["job"]["name"] = "predict2p5_2b_flow_grpo_mock_data"
+mock["model"]["config"] |= dict(text=dict(encoder=None), model_manager_config=dict(dit_path=""))
 register_experiment("predict2p5_2b_flow_grpo_mock_data", mock)

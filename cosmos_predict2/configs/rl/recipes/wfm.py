@@ -272,7 +272,7 @@ _LOADER: Mapping[str, Row] = {
         ("use_cache", "cache_size", "concat_size", "cache_augment_fn", "cache_replay_name"),
         Unused("each sample is read once for a whole group; cached latents: scripts.cache_latents"),
     ),
-    "webdataset": Read(False, "false: mock data; true: shards"),
+    "webdataset": Read(False, "false: mock data; true: tar shards"),
 }
 _SHARDS = (
     *("is_train", "augmentor_name", "detshuffle", "caption_type", "embedding_type", "dataset_resolution_type"),
@@ -284,8 +284,8 @@ _WEB: Mapping[str, Row] = {
     **under(
         "dataset",
         {
-            "dataset_name": Read(None, "which shards"),
-            "object_store": Read(None, "where they lie"),
+            "dataset_name": Read(None, "dataset.shards: an address with {000..127} or *, where webdataset is true"),
+            "object_store": Unused("the address of shards says it; PROD_S3_CHECKPOINT_* are read"),
             "resolution": Read("480", "the size of mock videos"),
             "num_video_frames": Read(93, "dataset.num_frames"),
             "len_t5": Read(512, "dataset.num_tokens of mock data"),

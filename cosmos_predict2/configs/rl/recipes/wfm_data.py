@@ -40,7 +40,7 @@ def _add(data: Data, fields: Fields, loader: str, warnings: list[str], reads_cap
     if kind == "local":
         _add_folder(data, fields, loader, section, warnings, reads_captions)
     else:
-        _add_mock(data, fields, loader, f"{section}.dataloader")
+        _add_web(data, fields, loader, f"{section}.dataloader", reads_captions)
 
 
 def _add_folder(
@@ -69,21 +69,27 @@ def _add_folder(
     }
 
 
-def _add_mock(data: Data, fields: Fields, loader: str, section: str) -> None:
-    if fields[f"{section}.webdataset"]:
-        raise ConfigError(
-            f"{section}.webdataset = true: the data sets that {section}.dataset.dataset_name names were not published."
-            f' Put clips into a folder with metas/ and videos/, and set {loader}.type = "local" and'
-            f" {loader}.video_dataloader.dataset_dir; or webdataset = false for mock data."
-        )
+def _add_web(data: Data, fields: Fields, loader: str, section: str, reads_captions: bool) -> None:
+    """Shards, or mock videos."""
     resolution = str(fields[f"{section}.dataset.resolution"])
-    data.choices.append(f"{loader}=mock_video")
     data.settings |= _loader_settings(fields, loader, section) | {
         f"{loader}.dataset.num_frames": fields[f"{section}.dataset.num_video_frames"],
-        f"{loader}.dataset.num_tokens": fields[f"{section}.dataset.len_t5"],
-        f"{loader}.dataset.width": fields[f"{section}.dataset.t5_dim"],
         f"{loader}.dataset.video_size": list(size_of(resolution, "1:1" if resolution == TOY_RESOLUTION else "16:9")),
     }
+    if not fields[f"{section}.webdataset"]:
+        data.choices.append(f"{loader}=mock_video")
+        data.settings[f"{loader}.dataset.num_tokens"] = fields[f"{section}.dataset.len_t5"]
+        data.settings[f"{loader}.dataset.width"] = fields[f"{section}.dataset.t5_dim"]
+        return
+    shards = fields[f"{section}.dataset.dataset_name"]
+    if not str(shards).endswith(".tar"):
+        raise ConfigError(
+            f"{section}.dataset.dataset_name = {shown_value(shards)}: the data sets of such names were not published."
+            ' Name shards, such as "s3://BUCKET/FOLDER/{00000..00127}.tar" or "/data/*.tar".'
+        )
+    data.choices.append(f"{loader}=shards")
+    data.settings[f"{loader}.dataset.shards"] = [shards]
+    data.settings[f"{loader}.dataset.text_encoder"] = "none" if reads_captions else None
 
 
 def _loader_settings(fields: Fields, loader: str, section: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The run of a recipe for world models: which experiment, its text, weights, data and rewards."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -214,18 +215,14 @@ def _rl_settings(fields: Fields, warnings: list[str]) -> dict[str, Any]:
         )
     kind = "dataloader." if fields["dataloader_train.type"] == "web" else ""
     prompts = fields[f"dataloader_train.video_dataloader.{kind}batch_size"]
-    micro_batches = len(fields["model.rl.train_on"]) * fields["model.rl.num_rollout"] * prompts
-    instances = fields["model.fsdp_shard_size"] * fields["model.dp_replicate_size"]
-    if instances > 1:
-        warnings.append(
-            f"model.rl.num_rollout: each of the {instances} model instances rolls out whole groups here, so that an"
-            f" iteration has {instances * prompts} prompts; there it has {instances / fields['model.rl.num_rollout']:g}"
-        )
+    members = fields["model.rl.num_rollout"]
+    ranks = math.gcd(fields["model.fsdp_shard_size"] * fields["model.dp_replicate_size"], members)
     rewards = _rewards(fields, warnings)
     return {
         f"{wfm.RL}.loss_scale": fields["model.loss_scale"],
         f"{wfm.RL}.rollout_batch": 1,
-        "trainer.grad_accum_iter": micro_batches,
+        f"{wfm.RL}.ranks_per_group": ranks,  # there a group is as many model instances as it has videos
+        "trainer.grad_accum_iter": len(fields["model.rl.train_on"]) * members // ranks * prompts,
         **{f"+{wfm.RL}.rewards.{name}": rewards.get(name) for name in {"dance_grpo": None, **rewards}},
     }
 
@@ -234,8 +231,10 @@ def _rewards(fields: Fields, warnings: list[str]) -> dict[str, Any]:
     """The lazy nodes of the rewards that are switched on; several count alike."""
     section, nodes = "model.rl.reward_config", {}
     if fields[f"{section}.remote_reward.enabled"]:
-        name = fields[f"{section}.remote_reward.reward_fn"]
-        nodes[name] = remote_reward(fields, f"{section}.remote_reward", name)
+        asked = {name: fields[f"{section}.remote_reward.{name}"] for name in _ASKED}
+        clip = (asked.pop("reward_clip_min"), asked.pop("reward_clip_max"))
+        name = asked.pop("reward_fn")
+        nodes[name] = remote_node(name, clip=clip, **asked)
     if fields[f"{section}.fake_reward.enabled"]:
         warnings.append(
             f"{section}.fake_reward: there it is 0 for every video; here it is higher for smoother ones, so that the"
@@ -247,17 +246,16 @@ def _rewards(fields: Fields, warnings: list[str]) -> dict[str, Any]:
     return {name: {"make": node, "weight": 1 / len(nodes)} for name, node in nodes.items()}
 
 
-def remote_reward(fields: Fields, section: str, name: str) -> dict[str, Any]:
-    """The lazy node of a reward of the service; the token comes from the environment."""
-    return {
-        "_target_": _target(RemoteReward),
-        "reward": name,
-        "score_key": fields[f"{section}.score_key"],
-        "scale": fields[f"{section}.scale"],
-        "clip": [fields[f"{section}.reward_clip_min"], fields[f"{section}.reward_clip_max"]],
-        "enqueue_url": fields[f"{section}.enqueue_url"],
-        "fetch_url": fields[f"{section}.fetch_url"],
-    }
+_ASKED = (
+    *("reward_fn", "score_key", "scale", "reward_clip_min", "reward_clip_max"),
+    *("enqueue_url", "fetch_url"),
+)
+
+
+def remote_node(name: str, score_key: str, scale: float, clip: Sequence[float], **addresses: str) -> dict[str, Any]:
+    """The lazy node of a reward of the service; its token comes from the environment."""
+    options = {"score_key": score_key, "scale": scale, "clip": list(clip)}
+    return {"_target_": _target(RemoteReward), "reward": name, **options, **addresses}
 
 
 def _environment(fields: Fields) -> dict[str, str]:
