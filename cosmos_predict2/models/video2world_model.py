@@ -32,6 +32,7 @@ from cosmos_predict2.models.config import (
     Predict2Video2WorldModelConfig,
     model_config,
 )
+from cosmos_predict2.models.passes import Passes
 from cosmos_predict2.models.text import TrainingText, data_text, require_text, text_of_config
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.text.trained_text import text_facts
@@ -109,6 +110,11 @@ class Video2WorldModel(ImaginaireModel):
     def compared_data(cls, config: Any, context: CheckContext) -> Mapping[str, Mapping[str, Any]]:
         """The data sets with whose clips a loss compares, by key."""
         return {**context.training, **context.validation}
+
+    @classmethod
+    def passes(cls, config: Any, conditions: int) -> Passes | None:
+        """What an experience costs, for a rank whose batches have so many clips; None: each is trained on once."""
+        return None
 
     @classmethod
     def _check_family(cls, config: Any) -> Iterator[Finding]:

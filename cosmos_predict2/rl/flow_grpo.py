@@ -17,6 +17,8 @@ from torch import Tensor
 
 from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, Condition
 from cosmos_predict2.data.dataset_prompts import TRUE_FRAMES_KEY
+from cosmos_predict2.models.config import model_config
+from cosmos_predict2.models.passes import Passes
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.rl import objectives
 from cosmos_predict2.rl.config import ANY, KEY, Predict2RLConfig, check_steps, rl_of
@@ -26,10 +28,12 @@ from cosmos_predict2.rl.experience import Data, Experience, Forward, Samples, jo
 from cosmos_predict2.rl.groups import Groups
 from cosmos_predict2.rl.interfaces import Clips, Scores, Ticket
 from cosmos_predict2.rl.losses import Losses
+from cosmos_predict2.rl.passes import passes_of
 from cosmos_predict2.rl.rollout import chain_path, judge, roll_out, sigma_of
 from cosmos_predict2.rl.scoring import Scoring
 from cosmos_predict2.rl.weight_copy import WeightCopy
 from cosmos_predict2.text.trained_text import with_tokens
+from cosmos_predict2.world_model.objectives import FLOW_SOLVER, objective_of
 from cosmos_predict2.world_model.sampling import to_uint8
 from imaginaire.data.stream import move_to
 from imaginaire.distributed.parallel import ParallelDims
@@ -80,6 +84,13 @@ class FlowGRPOModel(Video2WorldModel):
     def compared_data(cls, config: Any, context: CheckContext) -> Mapping[str, Mapping[str, Any]]:
         """Rollouts need no true clips; the data term and validation do."""
         return {**(context.training if rl_of(config).data_beta else {}), **context.validation}
+
+    @classmethod
+    def passes(cls, config: Any, conditions: int) -> Passes:
+        model = model_config(config, cls.config_class)
+        is_flow_model = FLOW_SOLVER in objective_of(model.pipe_config).solvers
+        has_adapters = model.train_architecture == "lora"
+        return passes_of(rl_of(model), conditions, is_flow_model=is_flow_model, has_adapters=has_adapters)
 
     batch_kinds: tuple[str, ...] = ()
 

@@ -129,8 +129,15 @@ def _sharding(work: Workload) -> Iterator[Change]:
 def _batches(work: Workload) -> Iterator[Change]:
     if work.batch_size > 1:
         steps = work.batch_size * work.grad_accum
-        overrides = ("dataloader_train.batch_size=1", f"trainer.grad_accum_iter={steps}")
+        key = "dataloader_train.batch_size" if work.passes is None else "model.config.rl.rollout_batch"
+        overrides = (f"{key}=1", f"trainer.grad_accum_iter={steps}")
         yield Change(replace(work, batch_size=1, grad_accum=steps), overrides, 1)
+
+
+def _waiting_clips(work: Workload) -> Iterator[Change]:
+    if work.passes is not None and work.passes.kept_latents:
+        overrides = ("model.config.rl.offload_trajectories=true",)
+        yield Change(replace(work, passes=replace(work.passes, kept_latents=0)), overrides, 0.5)
 
 
 def _stronger_policies(work: Workload) -> Iterator[Change]:
@@ -150,8 +157,11 @@ def _splits(work: Workload) -> Iterator[Change]:
     frames = work.latent_shape[0] // work.net.patch_temporal
     for size in range(2 * work.context_parallel, work.num_gpus + 1, work.context_parallel):
         if not any(number % size for number in (work.num_gpus, work.net.num_heads, frames)):
-            accum = work.grad_accum * size // work.context_parallel  # as many clips in a step as before
-            overrides = (f"model_parallel.context_parallel_size={size}", f"trainer.grad_accum_iter={accum}")
+            overrides: tuple[str, ...] = (f"model_parallel.context_parallel_size={size}",)
+            accum = work.grad_accum  # of reinforcement learning it follows from the clips of a rank
+            if work.passes is None:
+                accum = accum * size // work.context_parallel  # as many clips in a step as before
+                overrides = (*overrides, f"trainer.grad_accum_iter={accum}")
             yield Change(replace(work, context_parallel=size, grad_accum=accum), overrides, 1.5)
 
 
@@ -188,5 +198,13 @@ def _shorter_clips(work: Workload) -> Iterator[Change]:
             yield Change(shorter, overrides, 40 + 5 * i, f"clips of {shorter.pixel_frames} frames")
 
 
-_SAME_TRAINING: tuple[Kind, ...] = (_sharding, _batches, _stronger_policies, _splits, _cached_latents, _averages)
+_SAME_TRAINING: tuple[Kind, ...] = (
+    _sharding,
+    _batches,
+    _waiting_clips,
+    _stronger_policies,
+    _splits,
+    _cached_latents,
+    _averages,
+)
 _OTHER_TRAINING: tuple[Kind, ...] = (_one_text, _adapters, _shorter_clips)

@@ -4,8 +4,9 @@
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
+from cosmos_predict2.models.passes import Passes
 from cosmos_predict2.tokenizers.wan_vae import LIVE_FRAMES
 from cosmos_predict2.tools.plan.activations import activations
 from cosmos_predict2.tools.plan.speed import GB
@@ -39,6 +40,8 @@ class Memory:
     batch: int  # pixels, text, latents and the parts of the loss
     overhead: int  # context, communicators, fragmentation
     text_encoder: int  # its weights, where it works in training
+    copies: int  # of trained weights: the reference, the policy that samples
+    trajectories: int  # clips that wait for their update, with their conditions
 
     @property
     def state(self) -> int:
@@ -48,7 +51,7 @@ class Memory:
     @property
     def total(self) -> int:
         fixed = self.state - self.gradients + self.tokenizer + self.text_encoder + self.batch + self.overhead
-        return fixed + self.working
+        return fixed + self.copies + self.trajectories + self.working
 
     @property
     def working(self) -> int:
@@ -80,6 +83,8 @@ def predict_memory(work: Workload) -> Memory:
     if work.shard_size == 1 and work.num_gpus > 1:
         gathered += gradients
     acts = activations(work)
+    if work.passes is not None:
+        acts = replace(acts, kept=acts.kept * work.passes.graphs)
     held = gradients if work.grad_accum > 1 else 0
     backward = max(acts.peak + held, acts.peak - acts.kept + gradients)
     encoding = _encoding(work, work.tokenizer_window)
@@ -98,6 +103,8 @@ def predict_memory(work: Workload) -> Memory:
         backward=backward,
         held=held,
         batch=_batch(work),
+        copies=gradients * work.passes.weight_copies if work.passes is not None else 0,
+        trajectories=_trajectories(work, work.passes) if work.passes is not None else 0,
     )
     allocated = Memory(**parts, overhead=0).total
     groups = (work.num_gpus > 1) + (work.context_parallel > 1) + (1 < work.shard_size < work.num_gpus) * 2
@@ -152,6 +159,13 @@ def _encoding(work: Workload, window: int) -> int:
     in_work, remembered = LIVE_FRAMES["encode"]
     window = max(1, min(window, work.pixel_frames - 1))
     return scaled + int(pixels * 2 * (WAN_CHANNELS * (in_work * window + remembered) + 3 * work.pixel_frames))
+
+
+def _trajectories(work: Workload, passes: Passes) -> int:
+    """Of each clip: where it began and ended, the states of its trained steps, and its text."""
+    latent = 4 * work.net.in_channels * math.prod(work.latent_shape)
+    text = 4 * work.text_tokens * work.net.text_channels
+    return passes.clips * (2 * latent + passes.kept_latents * latent // work.context_parallel + text)
 
 
 def _batch(work: Workload) -> int:

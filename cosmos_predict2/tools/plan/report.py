@@ -22,11 +22,14 @@ _ROWS = {
     "ema": "averaged weights (EMA, float32)",
     "tokenizer": "tokenizer weights",
     "text_encoder": "text encoder's weights",
+    "copies": "reference and sampling policy",
+    "trajectories": "clips that wait for their update",
     "batch": "batch, latents and loss",
     "gathered": "gathered blocks, gradients in flight",
     "activations": "activations at their peak",
     "overhead": "CUDA, NCCL, fragmentation",
 }
+_OPTIONAL = ("text_encoder", "copies", "trajectories")
 HONESTY = """\
 An estimate. Parameters, gradients, optimizer and EMA are exact, activations right within about 10 %. Time follows from
 operations and the share of its peak that each GPU reached in published runs: within 11 % of those, wider elsewhere."""
@@ -83,16 +86,24 @@ def _head(plan: Plan) -> list[str]:
         f"  trains      {trained} in {str(work.precision).removeprefix('torch.')}, {sharding}, {work.optimizer}",
         f"  clips       {work.pixel_frames} frames of {work.width}x{work.height}: {work.tokens:,} tokens, latents"
         f" {'x'.join(map(str, work.latent_shape))}",
-        f"  a step      {_count(work.clips_per_step, 'clip')}: {work.batch_size} in a micro-batch,"
+        f"  a step      {work.clips_per_step:g} clips: {work.batch_size} in a micro-batch,"
         f" {_count(work.grad_accum, 'micro-batch')}, each clip over {_count(work.context_parallel, 'GPU')}",
+        *_rollouts(work),
         f"  recomputes  {work.mode}" + (f" in every {work.every_n_blocks}. block" if work.every_n_blocks > 1 else ""),
     ]
+
+
+def _rollouts(work: Workload) -> Iterator[str]:
+    if (of := work.passes) is not None:
+        asked = f"{of.rollout} passes to generate, {of.old + of.reference} of other weights"
+        yield f"  rollouts    {_count(of.clips, 'clip')} of a GPU for {_count(of.updates, 'step')}, each with {asked}"
+        yield f"              and {of.with_gradient:g} forward and backward"
 
 
 def _memory(plan: Plan) -> list[str]:
     memory = plan.memory
     digits = 2 if memory.total - memory.overhead > GB else 4
-    rows = {name: text for name, text in _ROWS.items() if name != "text_encoder" or memory.text_encoder}
+    rows = {name: text for name, text in _ROWS.items() if name not in _OPTIONAL or getattr(memory, name)}
     lines = [f"  {text:<38}{getattr(memory, name) / GB:8.{digits}f}" for name, text in rows.items()]
     difference = memory.working - memory.gathered - memory.activations - memory.gradients
     if difference > 0:
@@ -153,6 +164,7 @@ def as_values(plan: Plan) -> dict[str, Any]:
         "gpu_memory_bytes": int(plan.limit),
         "tokens": plan.work.tokens,
         "clips_per_step": plan.work.clips_per_step,
+        "passes": None if plan.work.passes is None else asdict(plan.work.passes),
         "memory_bytes": plan.memory.as_dict(),
         "seconds_per_iteration": plan.speed.seconds,
         "hours": plan.speed.hours,

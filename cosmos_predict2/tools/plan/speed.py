@@ -3,6 +3,8 @@
 
 A forward pass is F operations, a backward pass twice that (less where the weights are frozen), and what the policy
 computes anew comes on top. Encoding the clips, exchanges between ranks and the optimizer are within the share.
+Reinforcement learning rolls out, asks a reference and trains several steps of a clip: passes of F, and of all three.
+The time of rewards is not in it.
 """
 
 from dataclasses import dataclass
@@ -97,12 +99,16 @@ def predict_speed(work: Workload, gpu: GPU) -> Speed:
     maps = forward.linear + forward.other
     backward = 2 * attention + (2 if work.lora_rank is None else 1) * maps  # frozen weights take no gradient
     share = work.grad_accum / work.context_parallel
-    asked = share * (forward.total + backward)
-    done = asked + share * _recomputed(work)
+    trained, others = 1.0, 0.0  # passes of a micro-batch with and without a gradient
+    if work.passes is not None:
+        trained = work.per_micro_batch(work.passes.with_gradient)
+        others = work.per_micro_batch(work.passes.without_gradient)
+    asked = share * (trained * (forward.total + backward) + others * forward.total)
+    done = asked + share * trained * _recomputed(work)
     computing = done / (gpu.peak * gpu.efficiency) * SLOWER.get(work.precision, 1.0)
     if work.lora_rank is not None and work.precision.itemsize < 4:
         computing *= ADAPTERS
-    seconds = max(computing, LAUNCHES * len(work.net.blocks) * work.grad_accum)
+    seconds = max(computing, LAUNCHES * len(work.net.blocks) * work.grad_accum * (trained + others / 3))
     hours = None if work.max_iter is None else work.max_iter * seconds / 3600
     return Speed(done, asked, seconds, asked / (seconds * gpu.peak), work.clips_per_step * 3600 / seconds, hours)
 

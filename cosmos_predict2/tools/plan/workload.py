@@ -13,6 +13,7 @@ from cosmos_predict2.data.latent_cache import FOLDER, read_record
 from cosmos_predict2.data.sizes import pixel_frames, size_of
 from cosmos_predict2.models.config import Predict2Video2WorldModelConfig, model_config
 from cosmos_predict2.models.model_checks import check_degrees
+from cosmos_predict2.models.passes import Passes
 from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.nn.dit import DiT
 from cosmos_predict2.world_model.config import PRECISIONS
@@ -58,6 +59,7 @@ class Workload:
     tokenizer_adapts: bool = False  # takes fewer frames at a time where memory is short
     encodes_text: bool = False  # by Reason1, in training; each rank has all of it
     trains_embedders: bool = False  # of actions, in full beside adapters, where they begin anew
+    passes: Passes | None = None  # of reinforcement learning, whose micro-batches are of clips that it generates
     is_sharded: bool = True  # asks for copies over several ranks, though there may be but one
 
     @property
@@ -82,8 +84,18 @@ class Workload:
         return self.batch_size * self.latent_shape[0] // self.context_parallel
 
     @property
-    def clips_per_step(self) -> int:
-        return self.num_gpus // self.context_parallel * self.batch_size * self.grad_accum
+    def clips_per_step(self) -> float:
+        """Clips of all ranks for each optimizer step."""
+        ranks = self.num_gpus // self.context_parallel
+        if self.passes is not None:
+            return ranks * self.passes.clips / self.passes.updates
+        return ranks * self.batch_size * self.grad_accum
+
+    def per_micro_batch(self, passes: float) -> float:
+        """So many passes of each clip of an experience, as passes of the clips of a micro-batch."""
+        assert self.passes is not None
+        micro_batches = self.grad_accum * self.passes.updates
+        return passes * self.passes.clips / (micro_batches * self.batch_size)
 
     @property
     def weight_dtype(self) -> torch.dtype:
@@ -103,13 +115,15 @@ def read_workload(config: Config, num_gpus: int) -> Workload:
     checked_policy(**sac)
     optimizer, has_master = _optimizer(config.optimizer)
     asked = model.fsdp_shard_size if config.trainer.distributed_parallelism != "ddp" else 0
+    batch_size = _batch_size(config.dataloader_train)
+    passes = target_of(config.model, "model").passes(config.model.config, batch_size)
     height, width = _clip_size(config, pipe.resolution)
     return Workload(
         net=net,
         num_gpus=num_gpus,
         shard_size=_shard_size(asked, num_gpus),
         context_parallel=config.model_parallel.context_parallel_size,
-        batch_size=_batch_size(config.dataloader_train),
+        batch_size=batch_size if passes is None else passes.clips_at_once,
         grad_accum=config.trainer.grad_accum_iter,
         pixel_frames=pixel_frames(pipe.state_t),
         height=height,
@@ -132,6 +146,7 @@ def read_workload(config: Config, num_gpus: int) -> Workload:
         trains_embedders=net.takes_actions
         and embedders_begin_anew(model.model_manager_config.dit_path, may_fetch=False),
         is_sharded=asked not in (0, 1),
+        passes=passes,
     )
 
 

@@ -33,6 +33,23 @@ def test_a_tiny_run_fits(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     assert values["fits"] and values["memory_bytes"]["total"] > values["memory_bytes"]["activations"] > 0
 
 
+def test_a_plan_of_reinforcement_learning_has_its_passes_and_advice_that_holds() -> None:
+    def plan_of(*overrides: str) -> Plan:
+        work = read_workload(compose(CONFIG, ["experiment=predict2p5_2b_flow_grpo", *overrides]), 8)
+        return make_plan(work, "H100", GPUS["H100"], 40)
+
+    before = plan_of()
+    text = as_text(before)
+    assert "11 passes to generate, 8 of other weights" in text and "8 forward and backward" in text
+    assert before.memory.copies == before.memory.gradients and before.memory.trajectories > 0
+    assert before.nearest is not None
+    after = plan_of(*before.nearest.overrides)
+    assert after.fits and after.memory.total == before.nearest.bytes
+    alone = plan_of("model.config.rl.kl_beta=0", "model.config.rl.offload_trajectories=true")
+    assert alone.memory.copies == 0 and alone.memory.trajectories < before.memory.trajectories
+    assert alone.speed.seconds < before.speed.seconds
+
+
 def followed(outcome: Outcome, num_gpus: int, gpu_memory: float, *overrides: str) -> Plan:
     """The plan of a run with the overrides of a proposal pasted."""
     lines = [line for line in outcome.overrides if not line.startswith("--gpus ")]
