@@ -18,6 +18,7 @@ from cosmos_predict2.rl.rewards.verifiable import Agreement, Random, StaticBackg
 from imaginaire.config import L, register_experiment
 
 GROUPS, MEMBERS = 8, 8
+CONTROL = 120  # iterations
 REWARDS = dict(
     agreement=RewardConfig(make=L(Agreement)(), weight=0.5),
     positions=RewardConfig(make=L(Positions)(), weight=0.5),
@@ -36,12 +37,24 @@ FLOW_GRPO: dict[str, Any] = dict(
     train_on=[0, 1, 2, 3],
     clip_ratio=1e-3,
 )
-DDRL: dict[str, Any] = dict(FLOW_GRPO, data_beta=0.01)
-NFT: dict[str, Any] = dict(objective="nft", transition="ode", sample_steps=8, num_timesteps=4, nft_beta=0.1)
+DDRL: dict[str, Any] = dict(FLOW_GRPO, data_beta=0.03)
+# Without the data term the gripper gets nearer to its place than by the others, but pixels grow noisier: a third of
+# the gain in PSNR is left.
+NFT: dict[str, Any] = dict(
+    objective="nft",
+    transition="ode",
+    sample_steps=4,
+    num_timesteps=4,
+    nft_beta=0.1,
+    use_same_forward_noise=True,
+    advantage=dict(adv_clip_max=2.0),
+    data_beta=10.0,
+    data_on_first_only=True,
+)
 
 
 def toy_run(
-    name: str, rl: dict[str, Any], *, iterations: int = 120, lr: float = 1e-4, model: str = "predict2"
+    name: str, rl: dict[str, Any], *, iterations: int = 200, lr: float = 1e-4, model: str = "predict2"
 ) -> dict[str, Any]:
     """The run of one objective. A micro-batch is one trained step of all clips."""
     trained = len(rl["train_on"]) if "train_on" in rl else rl["num_timesteps"]
@@ -73,17 +86,17 @@ def toy_run(
 EXPERIMENTS: dict[str, dict[str, Any]] = {
     "tiny_flow_grpo_toy_world": toy_run("tiny_flow_grpo_toy_world", FLOW_GRPO),
     "tiny_ddrl_toy_world": toy_run("tiny_ddrl_toy_world", DDRL),
-    "tiny_nft_toy_world": toy_run("tiny_nft_toy_world", NFT, lr=3e-4),
+    "tiny_nft_toy_world": toy_run("tiny_nft_toy_world", NFT, lr=1.5e-4),
 }
 # What a bad reward does: the puck is imagined near the ring, which the measures of the alarm see.
 HACK = dict(FLOW_GRPO, rewards=dict(near_ring=RewardConfig(make=L(PuckNearRing)())))
-EXPERIMENTS["tiny_hacked_reward_toy_world"] = toy_run("tiny_hacked_reward_toy_world", HACK)
+EXPERIMENTS["tiny_hacked_reward_toy_world"] = toy_run("tiny_hacked_reward_toy_world", HACK, iterations=CONTROL)
 # What a right one does without the true future: things do not pass through each other, nor move untouched.
 PHYSICS = dict(FLOW_GRPO, rewards=dict(contact=RewardConfig(make=L(Contact)())))
-EXPERIMENTS["tiny_physics_reward_toy_world"] = toy_run("tiny_physics_reward_toy_world", PHYSICS)
+EXPERIMENTS["tiny_physics_reward_toy_world"] = toy_run("tiny_physics_reward_toy_world", PHYSICS, iterations=CONTROL)
 # A control: from chance nothing can be learnt.
 CHANCE = dict(FLOW_GRPO, rewards=dict(chance=RewardConfig(make=L(Random)())))
-EXPERIMENTS["tiny_random_reward_toy_world"] = toy_run("tiny_random_reward_toy_world", CHANCE)
+EXPERIMENTS["tiny_random_reward_toy_world"] = toy_run("tiny_random_reward_toy_world", CHANCE, iterations=CONTROL)
 EXPERIMENTS["tiny_supervised_toy_world"] = tiny_twin(  # what the others stand beside
     "tiny_supervised_toy_world",
     "toy",
