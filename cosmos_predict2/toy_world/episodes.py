@@ -37,6 +37,8 @@ MIXES = {
         {"expert": (0.6, 1.0), "noisy": (0.1, 0.6), "push": (0.5, 1.0), "wander": (0.0, 0.0)},
         ring_elsewhere=0.75,
     ),
+    # a hand that goes where chance takes it, as a policy that explores
+    "wander": Mix({"wander": 1.0}, {"wander": (0.0, 0.0)}, ring_elsewhere=0.75),
 }
 
 

@@ -93,7 +93,7 @@ def fit_probe(frames_B_C_F_H_W: Tensor, action_B_A_D: Tensor) -> Probe:
 
 def pair_features(frames_B_C_F_H_W: Tensor) -> Tensor:
     """[B, F - 1, P] float64 of successive frames, uint8 or floats from 0 to 255."""
-    frames = _smaller(frames_B_C_F_H_W)
+    frames = smaller(frames_B_C_F_H_W)
     before, after = (part.transpose(1, 2) for part in (frames[:, :, :-1], frames[:, :, 1:]))
     size, steps = before.shape[:2]
     pairs = zip(before.flatten(0, 1).split(PAIRS_AT_ONCE), after.flatten(0, 1).split(PAIRS_AT_ONCE))
@@ -140,7 +140,8 @@ def _sums(action_B_A_D: Tensor) -> Tensor:
     return whole.unflatten(1, (-1, steps)).sum(dim=2)
 
 
-def _smaller(frames_B_C_F_H_W: Tensor) -> Tensor:
+def smaller(frames_B_C_F_H_W: Tensor) -> Tensor:
+    """Frames at the size at which pairs are compared; such frames are returned as they are."""
     longest = max(frames_B_C_F_H_W.shape[-2:])
     if longest <= LONGEST_SIDE:
         return frames_B_C_F_H_W

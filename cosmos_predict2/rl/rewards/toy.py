@@ -11,7 +11,7 @@ from torch import Tensor
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards.verifiable import _first_frames, _OfPixels, _required, _video
 from cosmos_predict2.toy_world.detector import THINGS, Detection, detect
-from cosmos_predict2.toy_world.scene import GRIPPER_RADIUS, PUCK_RADIUS
+from cosmos_predict2.toy_world.scene import GRIPPER_RADIUS, PUCK_RADIUS, SETTINGS
 
 CONTACT_PX = GRIPPER_RADIUS + PUCK_RADIUS
 BLUR_PX = 0.25  # of the detector, on true pictures
@@ -38,6 +38,27 @@ class Positions(_OfPixels):
             distance = numpy.where(is_there, numpy.nan_to_num(distance, nan=LOST_PX), 0.0)
             parts[f"{thing}_px"] = torch.from_numpy(distance.sum(axis=1) / numpy.maximum(is_there.sum(axis=1), 1))
         return {"value": -torch.stack(list(parts.values())).mean(dim=0), **parts}
+
+
+class CommandedPath(_OfPixels):
+    """Minus the mean distance in pixels of the gripper from where its actions lead it, at this many pixels a step at
+    full action. It needs no true clip; only walls stop a gripper."""
+
+    requires = ("actions",)
+
+    def __init__(self, speed: float = SETTINGS["default"].speed) -> None:
+        self.speed = speed
+
+    def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Tensor:
+        video, motion = _video(clips), self.speed * _required(context, "actions")[..., :2].double().numpy()
+        gripper, counted = seen(video, ("gripper",)).position["gripper"], _counted_frames(video, context)
+        counted[:, 0] = False  # where a path begins
+        wanted, (height, width) = gripper.copy(), video.shape[-2:]
+        for k in range(1, gripper.shape[1]):
+            led = numpy.where(counted[:, k - 1, None], wanted[:, k - 1], gripper[:, k - 1]) + motion[:, k - 1]
+            wanted[:, k] = numpy.clip(led, GRIPPER_RADIUS, (width - GRIPPER_RADIUS, height - GRIPPER_RADIUS))
+        distance = numpy.nan_to_num(numpy.linalg.norm(gripper - wanted, axis=-1), nan=LOST_PX)
+        return -torch.from_numpy((distance * counted).sum(axis=1) / counted.sum(axis=1))
 
 
 class Permanence(_OfPixels):

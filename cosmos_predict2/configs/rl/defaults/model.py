@@ -4,6 +4,10 @@
 from typing import Any
 
 from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
+from cosmos_predict2.configs.action_conditioned.networks import (
+    get_action_dit_path,
+    get_cosmos_predict2_action_conditioned_pipeline,
+)
 from cosmos_predict2.configs.base.config_predict2p5 import (
     TINY_SHIFT,
     get_cosmos_predict2p5_video2world_pipeline,
@@ -52,8 +56,26 @@ def predict2p5(model_size: str, shard_size: int) -> dict[str, Any]:
     )
 
 
+def with_actions(model_size: str) -> dict[str, Any]:
+    """The group entry of one size of Predict2 with actions, from its released weights, or those of the code."""
+    is_tiny = model_size == "tiny"
+    network = "chunk" if is_tiny else "flat"
+    path = get_action_dit_path(model_size=model_size)
+    entry = training_entry(
+        Predict2RLConfig,
+        get_cosmos_predict2_action_conditioned_pipeline(model_size=model_size, network=network),
+        is_tiny=is_tiny,
+        dit_path=path,
+        model=FlowGRPOModel,
+        fsdp_shard_size=0 if is_tiny else SHARD_SIZE[model_size],
+    )
+    entry["model"].config.model_manager_config.dit_path = path
+    return entry
+
+
 def register() -> None:
     sizes = {"tiny": 0, **SHARD_SIZE}
     entries = {f"predict2_video2world_rl_{size.lower()}": predict2(size, shard) for size, shard in sizes.items()}
     entries |= {f"predict2p5_video2world_rl_{size.lower()}": predict2p5(size, shard) for size, shard in sizes.items()}
+    entries |= {f"predict2_video2world_action_rl_{size.lower()}": with_actions(size) for size in ("tiny", "2B")}
     register_group("model", entries, package="_global_")

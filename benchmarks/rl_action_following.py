@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an action-following reward teaches the tiny model with actions, held against the simulator.
+
+    python -m benchmarks.rl_action_following                          # seed 0
+    python -m benchmarks.rl_action_following --seeds 0 1 -- trainer.max_iter=60
+
+Windows of actions of chance that no training saw, imagined from their first frame; and the same with the actions of
+another window, so that there are clips that do not follow. Figures: the mean distance in pixels of gripper and puck
+from where the simulator has them, and a verdict, "the clip follows its actions", beside the simulator's, whose gripper
+is less than a pixel away: how often they agree, and how often clips that do not follow get it. The verdict is that of a
+regression that reads actions (`ActionFollowing`, which is no reward of these runs); it accepts 95 % of true clips as
+the tokenizer leaves them.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from benchmarks.rl_learning import train
+from cosmos_predict2.checkpoints.tiny_base import tiny_action_path
+from cosmos_predict2.configs.choice import ActionModel, choose_action_model
+from cosmos_predict2.data.toy.videos import ToyWorldVideos
+from cosmos_predict2.evaluation.metrics.imagined_episodes import BATCH, Windows, coded, held_out_episodes, windows_of
+from cosmos_predict2.rl.interfaces import Clips
+from cosmos_predict2.rl.rewards.action_following import ActionFollowing
+from cosmos_predict2.rl.rewards.toy import LOST_PX, seen
+from cosmos_predict2.toy_world.scene import GRIPPER, object_position
+from cosmos_predict2.world_model.imagination import Imagination
+from cosmos_predict2.world_model.options import SamplingOptions
+from cosmos_predict2.world_model.world_model import WorldModel, build_world_model
+
+EXPERIMENTS = ("tiny_flow_grpo_action_toy_world", "tiny_nft_action_toy_world")
+GAIN_PX, RISE = 0.1, 0.02  # the least fall of the gripper's error, and the most that false positives may rise
+FOLLOWS_PX = 1.0  # a clip follows where the simulator's gripper is not further away, in the mean over its frames
+ACCEPTED = 0.95  # of true clips
+NUM_WINDOWS, SEED_OF_WINDOWS = 200, 7
+MIXES = ("wander", "mixed")  # what is trained, and what the base was trained on
+STEPS = 1
+
+
+def measure(world: WorldModel, windows: Windows, verdict: "Verdict") -> dict[str, float]:
+    """The figures of one set of weights."""
+    own = windows.action_B_A_D
+    video, other = (imagined(world, windows, actions) for actions in (own, own.roll(1, 0)))
+    gripper = thing_px(video, windows, "gripper")
+    follows = torch.from_numpy(numpy.concatenate([gripper, thing_px(other, windows, "gripper")]) < FOLLOWS_PX)
+    accepted = torch.cat([verdict.accepts(video, own), verdict.accepts(other, own)])
+    return {
+        "gripper_px": float(gripper.mean()),
+        "puck_px": float(thing_px(video, windows, "puck").mean()),
+        "follows": float(follows[: len(windows)].float().mean()),
+        "agreement": float((accepted == follows).float().mean()),
+        "false_positives": float(accepted[~follows].float().mean()),
+    }
+
+
+class Verdict:
+    """Whether a clip follows its actions, as a regression reads them."""
+
+    def __init__(self, world: WorldModel, windows: Windows) -> None:
+        data = ToyWorldVideos(num_episodes=512, mix="mixed", captions=False, num_tokens=1, seed=11)
+        self._reward = ActionFollowing(data, num_clips=len(data))
+        true = self._score(coded(windows.video_B_C_F_H_W, world), windows.action_B_A_D)
+        self._least = float(true.quantile(1 - ACCEPTED))
+
+    def accepts(self, video: Tensor, actions: Tensor) -> Tensor:
+        return self._score(video, actions) > self._least
+
+    def _score(self, video: Tensor, actions: Tensor) -> Tensor:
+        clips = Clips(None, video, [""] * len(video), 10.0)
+        context = dict(actions=actions, num_conditional_frames=torch.ones(len(video), dtype=torch.long))
+        return self._reward(clips, context)["value"]
+
+
+def weights(path: str, which: str) -> WorldModel:
+    config = choose_action_model(ActionModel(dit_path=tiny_action_path())).config  # whose network a run keeps
+    return build_world_model(config, dtype=torch.float32).load(path, which)
+
+
+def imagined(world: WorldModel, windows: Windows, actions: Tensor) -> Tensor:
+    """uint8 videos from the windows' first frames."""
+    first, seeds = windows.video_B_C_F_H_W[:, :, :1], range(len(windows))
+    options = SamplingOptions(num_steps=STEPS)
+    return Imagination(world).generate_actions(first, actions, seeds, options, batch_size=BATCH).cpu()
+
+
+def thing_px(video: Tensor, windows: Windows, thing: str) -> Any:
+    """How far a thing is from the simulator's, the mean over the frames after the first; [B]."""
+    true = windows.states[:, 2:, GRIPPER if thing == "gripper" else object_position(0)]
+    found = seen(video[:, :, 1:].float()).position[thing]
+    distance = numpy.linalg.norm(found - true, axis=-1)
+    return numpy.nan_to_num(distance, nan=LOST_PX).mean(axis=1)
+
+
+def missed(row: Mapping[str, float], base: Mapping[str, float]) -> list[str]:
+    """What was to be reached and was not."""
+    found = {
+        "gripper": base["gripper_px"] - row["gripper_px"] >= GAIN_PX,
+        "agreement": row["agreement"] >= base["agreement"],
+        "false positives": row["false_positives"] - base["false_positives"] <= RISE,
+    }
+    return [name for name, is_reached in found.items() if not is_reached]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--experiment", nargs="*", default=list(EXPERIMENTS))
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0])
+    parser.add_argument("--output", default="", help="folder of the runs; default: a temporary one")
+    parser.add_argument("--checkpoint", nargs="*", default=[], help="measure these instead of training")
+    parser.add_argument("overrides", nargs="*", help="after --: overrides of every run")
+    arguments = parser.parse_args()
+    root = arguments.output or tempfile.mkdtemp(prefix="rl_action_following_")
+    base = weights(tiny_action_path(), "auto")
+    windows = {mix: windows_of(held_out_episodes(NUM_WINDOWS, seed=SEED_OF_WINDOWS, mix=mix)) for mix in MIXES}
+    verdicts = {mix: Verdict(base, windows[mix]) for mix in MIXES}
+    rows = {mix: measure(base, windows[mix], verdicts[mix]) for mix in MIXES}
+    for mix in MIXES:
+        report(f"base, {mix}", 0.0, rows[mix], rows[mix])
+    runs = [(path, path, 0.0) for path in arguments.checkpoint] or [
+        (f"{experiment} seed {seed}", *train(experiment, seed, root, arguments.overrides))
+        for experiment in arguments.experiment
+        for seed in arguments.seeds
+    ]
+    for name, path, seconds in runs:
+        world = weights(path, "net_ema")
+        for mix in MIXES:
+            report(f"{name}, {mix}", seconds, measure(world, windows[mix], verdicts[mix]), rows[mix])
+    return 0
+
+
+def report(name: str, seconds: float, row: Mapping[str, float], base: Mapping[str, float]) -> None:
+    cells = "  ".join(f"{key} {value:.3f} ({value - base[key]:+.3f})" for key, value in row.items())
+    short = "" if row is base else f"  misses: {', '.join(missed(row, base)) or 'nothing'}"
+    print(f"{name:50} {seconds:5.0f} core-s  {cells}{short}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

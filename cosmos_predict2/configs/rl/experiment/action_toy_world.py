@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reinforcement learning of the tiny model with actions: the gripper where its actions lead it, without a true future.
+
+It starts from first frames and is given actions of chance, as of a policy that explores; of those the base saw few.
+"""
+
+from typing import Any
+
+from cosmos_predict2.callbacks.draw_samples import DrawSamples
+from cosmos_predict2.configs.action_conditioned.experiment.toy import NET
+from cosmos_predict2.configs.base.post_training import group_choices
+from cosmos_predict2.configs.rl.experiment.toy_world import toy_run
+from cosmos_predict2.rl.config import RewardConfig
+from cosmos_predict2.rl.quality_alarm import Measure, QualityAlarm
+from cosmos_predict2.rl.rewards.toy import CommandedPath, Permanence, Positions
+from imaginaire.config import L, register_experiment
+
+GROUPS, MEMBERS = 4, 8
+REWARDS = dict(path=RewardConfig(make=L(CommandedPath)()))
+MEASURES = dict(
+    positions=Measure(make=L(Positions)(), tolerance=0.15),
+    permanence=Measure(make=L(Permanence)(), tolerance=0.05),
+)
+COMMON: dict[str, Any] = dict(rewards=REWARDS, transition="sde", noise_level=0.7, sample_steps=2, num_rollout=MEMBERS)
+FLOW_GRPO: dict[str, Any] = dict(COMMON, objective="grpo", train_on=[0, 1], clip_ratio=1e-3)
+NFT: dict[str, Any] = dict(COMMON, objective="nft", num_timesteps=2, nft_beta=0.1, use_same_forward_noise=True)
+
+
+def tiny(name: str, rl: dict[str, Any], lr: float) -> dict[str, Any]:
+    """The run of one objective, a rollout of four groups of eight clips."""
+    run = toy_run(name, dict(rl, rollout_batch=GROUPS * MEMBERS), iterations=60, lr=lr)
+    run["defaults"] = group_choices(
+        "predict2_video2world_action_rl_tiny", "toy_action", "toy_action", optimizer="adamw", ema="power"
+    )
+    pipe_config = dict(net=NET, video_noise_factor=25.0, timestamps=dict(nfe=1, t_min=10.0))
+    run["model"]["config"]["pipe_config"] = pipe_config
+    run["dataloader_train"] = dict(batch_size=GROUPS, dataset=dict(mix="wander", num_episodes=512, least_travel=0.0))
+    run["dataloader_val"]["dataset"] = dict(mix="wander")
+    run["trainer"]["callbacks"] = dict(
+        draw_samples=L(DrawSamples)(every_n=15, num_sampling_step=1, run_at_start=True),
+        quality_alarm=L(QualityAlarm)(every_n=15, measures=MEASURES, num_sampling_step=1),
+    )
+    return run
+
+
+EXPERIMENTS: dict[str, dict[str, Any]] = {
+    "tiny_flow_grpo_action_toy_world": tiny("tiny_flow_grpo_action_toy_world", FLOW_GRPO, lr=2e-4),
+    "tiny_nft_action_toy_world": tiny("tiny_nft_action_toy_world", NFT, lr=3e-4),
+}
+for name, experiment in EXPERIMENTS.items():
+    register_experiment(name, experiment)

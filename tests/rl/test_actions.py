@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models with actions that learn from rewards: what is read from a clip is what was commanded; two iterations."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_predict2.data.toy.videos import ToyWorldVideos
+from cosmos_predict2.rl.interfaces import Clips
+from cosmos_predict2.rl.rewards.action_following import ActionFollowing
+from cosmos_predict2.rl.rewards.toy import CommandedPath
+from imaginaire.errors import ConfigError, DataError
+from tests.rl.runs import RL, SHORT, run
+
+NUM = 16
+
+
+def _world(seed: int, num_episodes: int) -> ToyWorldVideos:
+    return ToyWorldVideos(num_episodes=num_episodes, mix="wander", start=2, captions=False, num_tokens=1, seed=seed)
+
+
+@pytest.fixture(scope="module")
+def true() -> tuple[Tensor, Tensor]:
+    data = _world(1, NUM)
+    return torch.stack([data[i]["video"] for i in range(NUM)]), torch.stack([data[i]["action"] for i in range(NUM)])
+
+
+@pytest.fixture(scope="module")
+def rewards() -> dict[str, Any]:
+    return {"regression": ActionFollowing(_world(0, 64), num_clips=64), "detector": CommandedPath()}
+
+
+def _score(reward: Any, video: Tensor, action: Tensor, given: int = 1) -> Tensor:
+    context = dict(actions=action, num_conditional_frames=torch.full((len(video),), given))
+    found = reward(Clips(None, video, [""] * len(video), 10.0), context)
+    value: Tensor = found["value"] if isinstance(found, dict) else found
+    assert value.shape == (len(video),) and value.isfinite().all()
+    return value
+
+
+@pytest.mark.parametrize("name", ["regression", "detector"])
+def test_clips_that_follow_their_actions_are_better(
+    name: str, rewards: dict[str, Any], true: tuple[Tensor, Tensor]
+) -> None:
+    video, action = true
+    own = _score(rewards[name], video, action)
+    still = video[:, :, :1].expand_as(video).contiguous()
+    for other in (_score(rewards[name], video, action.roll(1, 0)), _score(rewards[name], still, action)):
+        assert (own > other).float().mean() > 0.9 and own.mean() > other.mean() / 2
+
+
+def test_the_gripper_of_a_true_clip_is_where_its_actions_lead(
+    rewards: dict[str, Any], true: tuple[Tensor, Tensor]
+) -> None:
+    assert _score(rewards["detector"], *true).mean() > -0.2  # pixels, walls among them
+
+
+@pytest.mark.parametrize("name", ["regression", "detector"])
+def test_conditioning_frames_do_not_count(name: str, rewards: dict[str, Any], true: tuple[Tensor, Tensor]) -> None:
+    video, action = true
+    changed = action.clone()
+    changed[:, :4] = -changed[:, :4]  # the actions of the second latent frame
+    score = {given: _score(rewards[name], video, changed, given) for given in (1, 2)}
+    assert torch.equal(score[2], _score(rewards[name], video, action, 2)) and score[1].mean() < score[2].mean()
+
+
+def test_what_a_regression_cannot_be_fitted_to_is_refused() -> None:
+    for data, num in ((_world(0, 4), 8), (_world(0, 16), 4)):
+        with pytest.raises(ConfigError, match="num_clips"):
+            ActionFollowing(data, num_clips=num)
+    with pytest.raises(DataError, match="actions"):
+        CommandedPath()(Clips(None, torch.zeros(1, 3, 5, 48, 48), [""], 10.0), {"num_conditional_frames": [1]})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["flow_grpo", pytest.param("nft", marks=pytest.mark.long)])
+def test_a_model_with_actions_learns_from_first_frames_and_actions(objective: str, tmp_path: Path) -> None:
+    options = [item for item in SHORT if "sample_steps" not in item]
+    records = run(
+        tmp_path, f"experiment=tiny_{objective}_action_toy_world", *options, "trainer.grad_accum_iter=4",
+        f"+{RL}.rewards.following.make={{_target_: tests.rl.test_actions.following}}",
+    )  # fmt: skip
+    first = records[0]
+    assert first["train/path_valid_rate"] == first["train/following_valid_rate"] == 1 and first["train/grad_norm"] > 0
+    assert objective == "nft" or (first["train/log_prob_ratio"], first["train/ratio_std"]) == (1.0, 0.0)
+
+
+def following() -> ActionFollowing:
+    return ActionFollowing(_world(0, 16), num_clips=16)
