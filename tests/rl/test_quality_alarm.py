@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cosmos_predict2.evaluation.reports.run_report import write_report
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.quality_alarm import Measure, QualityAlarm
 from cosmos_predict2.rl.rewards.verifiable import Agreement
@@ -129,6 +130,8 @@ def test_it_can_go_back_and_a_resumed_run_equals_a_whole_one(tmp_path: Path) -> 
     assert difference(saved(whole, NAME), saved(parts, NAME)) is None
     found = [(r["iteration"], r["quality/alarm"], r.get("quality/rolled_back_to")) for r in records if r["iteration"]]
     assert found == [(1, 0, None), (2, 0, None), (3, 1, 2), (4, 0, None), (5, 0, None)]
+    page = Path(write_report(str(run_dir(whole, NAME)))).read_text()
+    assert "Alarm at iteration 3" in page and "went back from iteration 3 to 2" in page
     folder = run_dir(whole, NAME) / "checkpoints/model"
     second, third, fourth = (weights.load_pt(folder / f"iter_{k:09d}.pt") for k in (2, 3, 4))
     assert difference(second, third) is None and difference(third, fourth) is not None

@@ -18,26 +18,52 @@ from imaginaire import storage
 Table = tuple[str, Sequence[object], Sequence[tuple[str, Sequence[float]]]]  # corner, columns, rows by name
 
 FIGURES = "figures.json"
-COLOURS = ("#1565c0", "#c62828", "#2e7d32", "#6a1b9a", "#ef6c00", "#455a64")
-WIDTH, HEIGHT, MARGIN = 460, 220, 44
+COLOURS = ("#3b82f6", "#e5484d", "#2f9e64", "#a855f7", "#e08700", "#64748b")  # seen on white and on black
+WIDTH, HEIGHT, MARGIN = 460, 220, 52
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
+:root { color-scheme: light dark; --text: #1f2328; --soft: #59636e; --line: #d1d9e0; --back: #fff; --card: #f6f8fa; }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #e6edf3; --soft: #9198a1; --line: #3d444d; --back: #0d1117; --card: #161b22; } }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem; color: var(--text);
+  background: var(--back); }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; } a { color: #3b82f6; }
 table { border-collapse: collapse; } td, th { padding: .15rem .7rem; text-align: right; }
-td:first-child, th:first-child { text-align: left; } tr + tr { border-top: 1px solid #ddd; }
-figure { margin: 0; } figcaption { font-size: .85rem; color: #555; }
+td:first-child, th:first-child { text-align: left; } tr + tr { border-top: 1px solid var(--line); }
+figure { margin: 0; } figcaption { font-size: .85rem; color: var(--soft); min-height: 1.3em; }
 .row { display: flex; flex-wrap: wrap; gap: .8rem; margin: .5rem 0 1rem; }
-video { width: WIDE_px; image-rendering: pixelated; background: #eee; display: block; }
-svg text { font-size: 11px; fill: #444; } pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; }
-button { font: inherit; } .verdict { font-size: 1.1rem; font-weight: 600; } .note { color: #555; margin-top: 0; }
+.row figure:has(svg), .tile, pre { background: var(--card); border-radius: .5rem; padding: .8rem; }
+.tile { min-width: 9rem; } .tile b { display: block; font-size: 1.4rem; } .tile span { color: var(--soft); }
+.tile .good { color: #2f9e64; } .tile .bad { color: #e5484d; }
+video { width: WIDE_px; max-width: 100%; image-rendering: pixelated; background: var(--card); display: block; }
+svg { max-width: 100%; height: auto; display: block; } svg text { font-size: 11px; fill: var(--soft); }
+svg .grid { stroke: var(--line); } svg .title { fill: var(--text); font-weight: bold; font-size: 12px; }
+pre { overflow-x: auto; } button { font: inherit; } .note { color: var(--soft); margin-top: 0; }
+.verdict { font-size: 1.1rem; font-weight: 600; }
 """
 _SCRIPT = """
 const videos = [...document.querySelectorAll('video')];
 function restart() { videos.forEach(v => { v.currentTime = 0; v.play(); }); }
 document.getElementById('restart').onclick = restart;
 document.getElementById('pause').onclick = () => videos.forEach(v => v.pause());
+document.querySelectorAll('svg').forEach(svg => {
+  const caption = svg.parentNode.querySelector('figcaption'), usual = caption.innerHTML;
+  const lines = [...svg.querySelectorAll('polyline')];
+  svg.onmousemove = event => {
+    const box = svg.getBoundingClientRect(), at = (event.clientX - box.left) / box.width * svg.viewBox.baseVal.width;
+    caption.replaceChildren(...lines.map(line => {
+      const values = JSON.parse(line.dataset.values), points = [...line.points];
+      const i = points.reduce((best, p, k) => Math.abs(p.x - at) < Math.abs(points[best].x - at) ? k : best, 0);
+      const part = document.createElement('span');
+      part.style.color = line.getAttribute('stroke');
+      part.textContent = `${line.dataset.name} ${values[i][1].toPrecision(4)} at ${values[i][0]} `;
+      return part;
+    }));
+  };
+  svg.onmouseleave = () => { caption.innerHTML = usual; };
+});
 """
+Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -86,8 +112,25 @@ class Page:
 
     def curves(self, titles: Mapping[str, Mapping[str, Sequence[float]]], across: str) -> None:
         """A drawing for each title: lines by name, their first value at 1; ``across`` labels the axis."""
+        counted = {
+            title: {name: list(enumerate(line, start=1)) for name, line in lines.items()}
+            for title, lines in titles.items()
+        }
+        self.plots(counted, across)
+
+    def plots(self, titles: Mapping[str, Mapping[str, Points]], across: str) -> None:
+        """A drawing for each title: lines of (x, y) by name; ``across`` labels the axis."""
         drawings = "".join(_drawing(title, lines, across) for title, lines in titles.items())
         self._parts.append(f'<div class="row">{drawings}</div>')
+
+    def tiles(self, tiles: Sequence[tuple[str, str, str, str]]) -> None:
+        """Large numbers: name, value, what to add, and "good", "bad" or "" for its colour."""
+        cards = "".join(
+            f'<div class="tile">{html.escape(name)}<b>{html.escape(value)}</b>'
+            f'<span class="{kind}">{html.escape(more)}</span></div>'
+            for name, value, more, kind in tiles
+        )
+        self._parts.append(f'<div class="row">{cards}</div>')
 
     def clips(self, clips: Sequence[Clip]) -> None:
         """Videos in a row."""
@@ -99,21 +142,25 @@ class Page:
         self._parts.append(f'<div class="row">{figures}</div>')
 
     def write(self, folder: Path) -> Path:
-        """Write index.html, a verdict that was added first above the facts; videos are named relative to it."""
+        """Write index.html; videos are named relative to it."""
+        path = folder / "index.html"
+        storage.write_atomically(path, lambda file: file.write(self.as_html().encode("utf-8")))
+        return path
+
+    def as_html(self) -> str:
+        """The page, a verdict that was added first above the facts."""
         facts = "".join(f"<li>{html.escape(fact)}</li>" for fact in self.facts)
         style = _STYLE.replace("WIDE_", str(self.video_width))
         buttons = '<p><button id="restart">all from the start</button> <button id="pause">pause</button></p>'
         first = list(itertools.takewhile(lambda part: 'class="verdict"' in part, self._parts))
-        text = (
+        return (
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width">'
             f"<title>{html.escape(self.title)}</title><style>{style}</style></head><body>"
             f"<h1>{html.escape(self.title)}</h1>"
             + "\n".join([*first, f"<ul>{facts}</ul>{buttons}", *self._parts[len(first) :]])
             + f"<script>{_SCRIPT}</script></body></html>\n"
         )
-        path = folder / "index.html"
-        storage.write_atomically(path, lambda file: file.write(text.encode("utf-8")))
-        return path
 
 
 def written(folder: Path, name: str, caption: str, video_C_F_H_W: Tensor, fps: float) -> Clip:
@@ -158,31 +205,44 @@ def _finite(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _drawing(title: str, lines: Mapping[str, Sequence[float]], across: str) -> str:
-    """An SVG of lines over 1, 2, ... with their range on the left."""
-    values = [value for line in lines.values() for value in line]
-    low, high = min(values), max(values)
-    if high - low < 1e-9:
-        low, high = low - 0.5, high + 0.5
-    count = max(len(line) for line in lines.values())
+def _drawing(title: str, lines: Mapping[str, Points], across: str) -> str:
+    """An SVG of lines, with the ranges of both axes; without infinite values, which have no place."""
+    lines = {name: [(x, y) for x, y in line if math.isfinite(y)] for name, line in lines.items()}
+    lines = {name: line for name, line in lines.items() if line}
+    if not lines:
+        return ""
+    places = sorted({x for line in lines.values() for x, _ in line})
+    left, right = places[0], max(places[-1], places[0] + 1e-9)
+    low, high = _range([y for line in lines.values() for _, y in line])
 
-    def x(i: int) -> float:
-        return MARGIN + (WIDTH - MARGIN - 10) * i / max(count - 1, 1)
+    def at(x: float, y: float) -> tuple[float, float]:
+        across_by, down_by = (x - left) / (right - left), (high - y) / (high - low)
+        return MARGIN + (WIDTH - MARGIN - 14) * across_by, 28 + (HEIGHT - 28 - 32) * down_by
 
-    def y(value: float) -> float:
-        return 24 + (HEIGHT - 24 - 30) * (high - value) / (high - low)
-
-    parts = [f'<text x="{MARGIN}" y="14" font-weight="bold">{html.escape(title)}</text>']
+    parts = [f'<text class="title" x="4" y="14">{html.escape(title)}</text>']
     for value in (low, (low + high) / 2, high):
-        parts.append(f'<line x1="{MARGIN}" x2="{WIDTH - 10}" y1="{y(value):.1f}" y2="{y(value):.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{MARGIN - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value:.3g}</text>')
-    for i in sorted({0, (count - 1) // 2, count - 1}):
-        parts.append(f'<text x="{x(i):.1f}" y="{HEIGHT - 16}" text-anchor="middle">{i + 1}</text>')
-    parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 2}" text-anchor="middle">{html.escape(across)}</text>')
+        _, y = at(left, value)
+        parts.append(f'<line class="grid" x1="{MARGIN}" x2="{WIDTH - 10}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text x="{MARGIN - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>')
+    for place in sorted({places[0], places[(len(places) - 1) // 2], places[-1]}):
+        x, _ = at(place, low)
+        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 17}" text-anchor="middle">{place:g}</text>')
+    parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 3}" text-anchor="middle">{html.escape(across)}</text>')
     legend = []
-    for (name, line), colour in zip(lines.items(), COLOURS):
-        points = " ".join(f"{x(i):.1f},{y(value):.1f}" for i, value in enumerate(line))
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        legend.append(f'<span style="color:{colour}">{html.escape(name)}</span>')
-    drawing = f'<svg width="{WIDTH}" height="{HEIGHT}" role="img">{"".join(parts)}</svg>'
+    for (name, line), colour in zip(lines.items(), itertools.cycle(COLOURS)):
+        points = [at(x, y) for x, y in line]
+        text = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        values = html.escape(json.dumps([[x, float(f"{y:.6g}")] for x, y in line]))
+        parts.append(
+            f'<polyline points="{text}" fill="none" stroke="{colour}" stroke-width="2" stroke-linejoin="round"'
+            f' data-name="{html.escape(name)}" data-values="{values}"/>'
+        )
+        parts.append(f'<circle cx="{points[-1][0]:.1f}" cy="{points[-1][1]:.1f}" r="3" fill="{colour}"/>')
+        legend.append(f'<span style="color:{colour}">{html.escape(name)} {line[-1][1]:.4g}</span>')
+    drawing = f'<svg width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{"".join(parts)}</svg>'
     return f"<figure>{drawing}<figcaption>{' · '.join(legend)}</figcaption></figure>"
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    return (low, high) if high - low > 1e-9 else (low - 0.5, high + 0.5)
