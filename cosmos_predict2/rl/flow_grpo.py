@@ -238,7 +238,8 @@ class FlowGRPOModel(Video2WorldModel):
         prompts = [texts[i] for i in rows.tolist()]
         clips = Clips(part.final.cpu(), video, prompts, float(batch["fps"][0]))
         of_rows = {key: value[rows] if isinstance(value, Tensor) else value for key, value in context.items()}
-        return self.scoring.submit(clips, of_rows)
+        with self.phase("reward"):
+            return self.scoring.submit(clips, of_rows)
 
     def _reward_context(self, batch: Mapping[str, Any], x0: Tensor, numbers: Tensor) -> dict[str, Any]:
         """What rewards may compare with, a row for each condition."""

@@ -73,7 +73,7 @@ class ImaginaireModel(nn.Module):
 
         This may take minutes before it yields. Then call ``self.progress("rollout 3 of 8")`` whenever some of the work
         is done: without a call for ``trainer.timeout_period`` seconds the watchdog takes the run for hung. What lies in
-        ``with self.phase("rollout"):`` or ``"reward_wait"`` is logged as ``timer/rollout`` and ``timer/reward_wait``.
+        ``with self.phase("rollout"):``, ``"reward"`` or ``"reward_wait"`` is logged as ``timer/rollout`` and so on.
         """
         yield from dataloader
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 # Wall time whatever the device: the wait for the loader, what a model does to make batches, a callback's own work.
-HOST_PHASES = frozenset({"data", "train_batches", "rollout", "reward_wait", "apart"})
+HOST_PHASES = frozenset({"data", "train_batches", "rollout", "reward", "reward_wait", "apart"})
 _MAX_PENDING = 512
 
 
