@@ -38,7 +38,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 @functools.cache
 def python() -> str:
-    """A stand-in for ``sys.executable``; ``torchrun`` lies beside it. Its server ends with this process."""
+    """A stand-in for ``sys.executable``, beside ``torchrun`` and ``cosmos-rl``. Its server ends with this process."""
     folder = Path(util.get_temp_dir())  # removed at the end
     command = [sys.executable, "-m", __name__, str(folder / "programs")]
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
@@ -49,7 +49,8 @@ def python() -> str:
     assert server.stdout.readline() == b"ready\n"
     server.stdout.close()
     atexit.register(lambda: (server.stdin.close(), server.wait()))
-    for name, words in (("python", ""), ("torchrun", "-m torch.distributed.run")):
+    commands = {"python": "", "torchrun": "-m torch.distributed.run", "cosmos-rl": "-m scripts.cosmos_rl"}
+    for name, words in commands.items():
         text = f'exec {shlex.quote(sys.executable)} -IS {__file__} {shlex.quote(str(folder / "programs"))} {words} "$@"'
         (folder / name).write_text(f"#!/bin/sh\n{text}\n")
         (folder / name).chmod(0o700)

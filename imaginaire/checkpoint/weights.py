@@ -129,15 +129,18 @@ def renamed(source: Mapping[str, Tensor], rename: Callable[[str], str | None]) -
     return LazyTensors({new: (source, name) for new, name in old.items()})
 
 
+COPIES = ("net_ref.", "net_old.")  # that a run keeps beside the network to compare with: never what one asks for
+
+
 def select(source: Mapping[str, Tensor], which: str = "auto") -> Mapping[str, Tensor]:
-    """One network of a file that may hold two, named without ``net.`` or ``net_ema.``; extras are left out.
+    """One network of a file that may hold two, named without ``net.`` or ``net_ema.``; extras and copies are left out.
 
     ``auto`` is ``net``, or ``net_ema`` where that is all there is. Names with neither prefix are kept as they are, so a
     bare file passes through as ``net``.
     """
     assert which in ("net", "net_ema", "auto"), which
     counts = {kind: sum(name.startswith(f"{kind}.") for name in source) for kind in ("net", "net_ema")}
-    bare = any(not name.startswith(("net.", "net_ema.")) and not is_extra(name) for name in source)
+    bare = any(not name.startswith(("net.", "net_ema.", *COPIES)) and not is_extra(name) for name in source)
     if which == "auto":
         which = "net" if counts["net"] or bare or not counts["net_ema"] else "net_ema"
         if counts["net_ema"]:  # else there is nothing to choose
@@ -151,7 +154,8 @@ def select(source: Mapping[str, Tensor], which: str = "auto") -> Mapping[str, Te
         )
 
     def rename(name: str) -> str | None:
-        return None if name.startswith(f"{other}.") or is_extra(name) else name.removeprefix(f"{which}.")
+        is_other = name.startswith((f"{other}.", *COPIES)) or is_extra(name)
+        return None if is_other else name.removeprefix(f"{which}.")
 
     return renamed(source, rename)
 

@@ -3,16 +3,20 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 from cosmos_predict2.configs.rl.recipes.rows import Translation
+from cosmos_predict2.configs.rl.recipes.translation import translate
+from cosmos_predict2.data.video_folder import list_captioned
 from scripts import cosmos_rl
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = "configs/wfm/tiny_grpo_mock_data.toml"
 MOCK = "configs/wfm/cosmos_predict2-5_2b_480_grpo_mock_data.toml"
+SLOW = pytest.mark.slow
 MODULE, FILE = "cosmos_rl.tools.dataset.wfm_rl", "./cosmos_rl/tools/dataset/wfm_rl.py"
 
 
@@ -29,22 +33,67 @@ def test_the_distribution_has_the_command() -> None:
     assert '"cosmos-rl = scripts.cosmos_rl:main"' in (ROOT / "setup.py").read_text()
 
 
-@pytest.mark.slow
-def test_the_tiny_recipe_trains_on_this_machine(output: Path) -> None:
-    assert cosmos_rl.main(["--config", TINY, "--wfm-mode", MODULE]) == 0
-    (metrics,) = output.rglob("metrics.jsonl")
-    records = [json.loads(line) for line in metrics.read_text().splitlines()]
-    rewards = [record["train/fake_reward"] for record in records if "train/fake_reward" in record]
-    assert rewards and all(reward < 0 for reward in rewards)
+# What the guide prints: the command, and the table of parallelism.
+GUIDE = (
+    "cosmos-rl --config ./configs/wfm/cosmos_predict2-5_2b_480_grpo_mock_data.toml"
+    " --wfm-mode ./cosmos_rl/tools/dataset/wfm_rl.py"
+)
+PARALLELISM = """
+[model]
+fsdp_shard_size = 8
+dp_replicate_size = 4
+
+[model_parallel]
+context_parallel_size = 2
+
+[job]
+name = "guide"
+"""
+STEPS = [  # a command of the guide; what is put in place of its recipe, and added; exit code; what is printed
+    (GUIDE, "", "", 2, "model.fsdp_shard_size = 8"),  # a machine without GPUs
+    pytest.param(GUIDE, "", "--dryrun", 0, "# processes: 8", marks=SLOW),
+    pytest.param(GUIDE.replace(FILE, MODULE), "", "--dryrun -- trainer.max_iter=7", 0, "max_iter: 7", marks=SLOW),
+    pytest.param(GUIDE, TINY, "", 0, "", marks=SLOW),
+]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("script", [MODULE, FILE])
-def test_dryrun_prints_the_composition(script: str, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["--config", MOCK, "--wfm-mode", script, "--dryrun", "--", "trainer.max_iter=7"]
-    assert cosmos_rl.main(command) == 0
-    printed = capsys.readouterr().out
-    assert "# processes: 8" in printed and "max_iter: 7" in printed
+@pytest.mark.parametrize(("command", "recipe", "more", "code", "printed"), STEPS)
+def test_the_guides_command(
+    command: str,
+    recipe: str,
+    more: str,
+    code: int,
+    printed: str,
+    output: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.accelerator.device_count", lambda: 0)
+    words = shlex.split(f"{command} {more}")[1:]
+    assert cosmos_rl.main([recipe if recipe and word.endswith(".toml") else word for word in words]) == code
+    shown = capsys.readouterr()
+    assert printed in shown.out + shown.err
+    if recipe:
+        (metrics,) = output.rglob("metrics.jsonl")
+        records = [json.loads(line) for line in metrics.read_text().splitlines()]
+        rewards = [record["train/fake_reward"] for record in records if "train/fake_reward" in record]
+        assert rewards and all(reward < 0 for reward in rewards)
+
+
+def test_the_guides_parallelism_is_64_gpus(tmp_path: Path) -> None:
+    (tmp_path / "guide.toml").write_text(PARALLELISM)
+    translation = translate(str(tmp_path / "guide.toml"))
+    assert translation.num_gpus == 64
+    assert "model.config.rl.ranks_per_group=8" in translation.overrides  # of 32 model instances
+
+
+@pytest.mark.parametrize("folder", ["text_embedding", "t5_xxl"])
+def test_the_guides_folder_of_clips_is_read(folder: str, tmp_path: Path) -> None:
+    for name, suffix in (("metas", "txt"), ("videos", "mp4"), (folder, "pickle")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"clip.{suffix}").touch()
+    found = list_captioned(str(tmp_path), text_encoder=None, num_tokens=512, caption_format="text")
+    assert list(found.files) == ["clip"]
 
 
 WRONG = [  # arguments, and what the error names

@@ -505,6 +505,7 @@ def test_select_takes_one_network_and_drops_the_extras(caplog: pytest.LogCapture
     ]  # and nothing where there is nothing to choose
     assert_same(weights.select({"a": one}, "net"), {"a": one})
     assert_same(weights.select({"net.a": one, "head": two}, "net"), {"a": one, "head": two})
+    assert_same(weights.select({**both, "net_ref.a": two, "net_old.a": two}, "auto"), {"a": one})
     with pytest.raises(CheckpointError, match=r"'net_ema\.'; 1 begin with 'net\.'\. .*leave --load_ema out"):
         weights.select({"net.a": one}, "net_ema")
     with pytest.raises(CheckpointError, match="Ask for 'net_ema'"):
