@@ -166,7 +166,7 @@ class FlowGRPOModel(Video2WorldModel):
         low, high = rl.min_num_conditional_frames, rl.max_num_conditional_frames
         numbers = generators.integers(low, high + 1, "given_frames")
         require_true_frames(batch, int(numbers.max()))
-        batch = {**batch, "num_conditional_frames": numbers}
+        batch = {**self._cut(batch, generators), "num_conditional_frames": numbers}
         x0, condition = self.data_and_condition(batch, generators, is_fixed=True)
         keep = self.world.conditioner.draw_keep(generators.each("condition"))  # of the data term, as in training
         data_condition = self.world.conditioner.withheld(condition, keep)
@@ -251,7 +251,8 @@ class FlowGRPOModel(Video2WorldModel):
         context["true_latents"] = x0.cpu()
         if self.scoring.needs_pixels:
             true = batch.get(self.config.input_video_key)
-            context["true_video"] = to_uint8(self.world.decode(x0)).cpu() if true is None else true.cpu()
+            is_picture = true is not None and true.dtype == torch.uint8
+            context["true_video"] = true.cpu() if is_picture else to_uint8(self.world.decode(x0)).cpu()
         return context
 
     def _unconditional(self, batch: Mapping[str, Any], condition: Condition) -> Condition:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
 from cosmos_predict2.rl import flow_grpo, losses
+from cosmos_predict2.rl.rewards import verifiable
 from cosmos_predict2.rl.rollout import judge
 from imaginaire.errors import ConfigError, TrainingError
 from tests.multiprocess import run_distributed
@@ -187,3 +188,23 @@ def test_a_group_shares_the_fresh_noise_of_forward_process_objectives(
     run(tmp_path, *rl_options(NFT, f"{RL}.use_same_forward_noise={is_shared}", "trainer.max_iter=1"))
     first, other = found[0]  # the two clips of a group
     assert torch.equal(first, other) == is_shared
+
+
+@pytest.mark.parametrize("more", [[], ["model.config.pipe_config.state_t=3"]])
+def test_rewards_compare_with_the_part_of_the_clip_that_was_generated(
+    more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clips that are longer than the model's are cut once, for conditions and rewards alike."""
+    found = []
+
+    def score(self: Any, clips: Any, context: Any) -> Any:
+        found.append((clips.video_B_C_F_H_W, context["true_video"]))
+        return original(self, clips, context)
+
+    original = verifiable.Agreement.__call__
+    monkeypatch.setattr(verifiable.Agreement, "__call__", score)
+    records = run(tmp_path, *rl_options(FLOW_GRPO, "trainer.max_iter=1", *more))
+    video, true = found[0]
+    assert video.shape == true.shape
+    assert (video[:, :, 0].float() - true[:, :, 0].float()).abs().mean() < 8  # the conditioning frame
+    assert records[0]["train/agreement_valid_rate"] == 1
