@@ -251,8 +251,9 @@ class FlowGRPOModel(Video2WorldModel):
         context["true_latents"] = x0.cpu()
         if self.scoring.needs_pixels:
             true = batch.get(self.config.input_video_key)
-            is_picture = true is not None and true.dtype == torch.uint8
-            context["true_video"] = true.cpu() if is_picture else to_uint8(self.world.decode(x0)).cpu()
+            if true is None or true.dtype != torch.uint8:
+                true = to_uint8(self.world.decode(x0))
+            context["true_video"] = true.cpu()
         return context
 
     def _unconditional(self, batch: Mapping[str, Any], condition: Condition) -> Condition:
