@@ -37,7 +37,7 @@ FLOW_GRPO: dict[str, Any] = dict(
     train_on=[0, 1, 2, 3],
     clip_ratio=1e-3,
 )
-DDRL: dict[str, Any] = dict(FLOW_GRPO, data_beta=0.03)
+DDRL: dict[str, Any] = dict(FLOW_GRPO, data_beta=0.003)
 # Without the data term the gripper gets nearer to its place than by the others, but pixels grow noisier: half of the
 # gain in PSNR is left.
 NFT: dict[str, Any] = dict(
