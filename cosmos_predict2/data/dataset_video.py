@@ -7,10 +7,10 @@ from typing import Any
 
 from torch.utils.data import Dataset as MapDataset
 
-from cosmos_predict2.data.clip_windows import Windows
 from cosmos_predict2.data.samples import BadSamples, frame_item
 from cosmos_predict2.data.sizes import swapped_size
 from cosmos_predict2.data.video import clips
+from cosmos_predict2.data.video.clip_windows import Windows
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES, probe_video
 from cosmos_predict2.data.video_folder import (
     CaptionedFolder,

@@ -14,10 +14,10 @@ from cosmos_predict2.data.action_conditioned.dataset_bridge import ActionConditi
 from cosmos_predict2.data.action_conditioned.dataset_libero import LiberoDataset
 from cosmos_predict2.data.dataset_latents import LatentDataset
 from cosmos_predict2.data.dataset_prompts import PromptDataset
-from cosmos_predict2.data.dataset_shards import ShardedVideos
 from cosmos_predict2.data.dataset_video import Dataset
 from cosmos_predict2.data.mixing import MixedLoader
 from cosmos_predict2.data.mock import MockImages, MockVideos
+from cosmos_predict2.data.shards.dataset_shards import ShardedVideos
 from cosmos_predict2.data.sizes import TOY_RESOLUTION, pixel_frames, size_of
 from cosmos_predict2.data.toy.videos import ToyWorldVideos
 from cosmos_predict2.models.text import RELEASED_WIDTH

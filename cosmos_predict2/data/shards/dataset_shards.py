@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from cosmos_predict2.data.clip_windows import Windows
 from cosmos_predict2.data.samples import BadSamples, PackedStrings, frame_item, text_item
-from cosmos_predict2.data.shards import Sample, index_folder, index_shards, list_shards
+from cosmos_predict2.data.shards.index import Sample, index_folder, index_shards, list_shards
+from cosmos_predict2.data.video.clip_windows import Windows
 from cosmos_predict2.data.video.media import VIDEO_SUFFIXES
 from cosmos_predict2.data.video_folder import NO_ENCODER, exclude
 from cosmos_predict2.text.embeddings.folder import SUFFIXES, embedding_in, masked
