@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contracts of reinforcement learning."""
+"""The contracts of reinforcement learning.
 
-from collections.abc import Mapping
+A world model that is trained by rewards makes `Clips`, and a `Reward` scores them. A policy decides in a `VecEnv`: a
+simulator, or a world model whose pictures a `FrameReward` judges.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -42,3 +47,92 @@ class Reward(Protocol):
 
     def fetch(self, ticket: Ticket, deadline: float) -> Scores:
         """The scores, at most ``deadline`` seconds from now; what is not there by then is invalid."""
+
+
+# --- policies and the environments that they act in
+
+# full_image uint8 [E, H, W, 3]; wrist_image uint8 [E, V, H, W, 3], V >= 0; state float32 [E, S]; and task_description,
+# a list of E sentences. Pictures are upright.
+Observation = Mapping[str, Any]
+Info = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The actions of a chunk, as the environment takes them, and all that is needed to compute their probability."""
+
+    actions_E_A_D: Tensor
+    record: Mapping[str, Tensor]  # one row for each environment
+
+
+@dataclass(frozen=True)
+class LogProb:
+    """Log-probabilities of what a record holds, with gradients.
+
+    Row k of the K rows of a decision stands for A / K successive actions, so that actions that were never executed can
+    be left out; N are the elements of a row. One action each is K = A.
+    """
+
+    log_prob_B_K_N: Tensor
+    entropy_B_K_N: Tensor | None = None
+
+
+class Policy(Protocol):
+    """What decides. A policy that is trained is a module besides."""
+
+    def act(
+        self, observation: Observation, *, mode: Literal["sample", "greedy"], generators: Sequence[torch.Generator]
+    ) -> Decision:
+        """One chunk of actions for each environment; a draw of environment i comes from ``generators[i]`` alone."""
+
+    def log_prob(self, record: Mapping[str, Tensor]) -> LogProb: ...
+
+
+class VecEnv(Protocol):
+    """Environments that are stepped together, each with a task, a start and a length of its own.
+
+    `cosmos_predict2.rl.envs.contract` checks an environment against what is written here.
+    """
+
+    num_envs: int
+    metadata: Mapping[str, Any]  # suite, action_dim, chunk (actions of a decision), max_steps (of an episode)
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Observation, Info]:
+        """Begin episodes in the environments ``env_ids`` (all), and observe these.
+
+        ``task_ids`` and ``trial_ids`` choose task and start of each, both modulo what there is; without them they
+        follow from ``seed``. ``seeds`` are what draws inside each environment follow from, such as the noise of a world
+        model. Others are untouched.
+        """
+
+    def chunk_step(
+        self, actions_E_A_D: Tensor, env_ids: Sequence[int] | None = None, execute: int | None = None
+    ) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
+        """Execute the first ``execute`` actions (all). Observation after the last of them; reward, terminated,
+        truncated, each [E, A].
+
+        info: ``success`` (at the last executed step) and ``active`` [E] bool, ``finish_step`` [E] (executed steps of an
+        episode that is over, else -1), ``executed`` [E, A] bool. An episode that is over is not stepped: it keeps its
+        last observation, and its rewards are 0. Actions that are not finite raise `DataError`; others are clipped.
+        """
+
+    def get_state(self) -> bytes: ...
+
+    def load_state(self, state: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What pictures look like to a reward: a value, and whether the task is done."""
+
+    value_E_F: Tensor
+    success_E_F: Tensor  # bool
+
+
+class FrameReward(Protocol):
+    """Judges pictures that a world model imagined, uint8 [E, F, H, W, 3]. ``context`` has what is known of each start:
+    ``task_description``, and what a reward needs besides, such as ``goal`` [E, 2]."""
+
+    def judge(self, frames_E_F_H_W_C: Tensor, context: Mapping[str, Any]) -> Judgement: ...
