@@ -56,7 +56,6 @@ CALLED_FROM_OUTSIDE = {
     *(f"get_cosmos_predict2_{name}_checkpoint" for name in ("text2image", "gr00t", "multiview")),
     *("save_adapter", "load_adapter"),  # what the engine offers: adapters as files
     *("integrate", "from_unit", "write_statistics", "expert_action"),  # the ways back from actions, and to them
-    "log_prob",  # of a step, for objectives of one's own
     "ignore_aliases",  # PyYAML calls it
     *("redirect_request", "handle_exit"),  # urllib and uvicorn call them
     *("create_module", "exec_module"),  # Python's import calls them
