@@ -66,7 +66,7 @@ class FixedClip:
 @contextmanager
 def apart(trainer: Any, model: Any) -> Iterator[None]:
     """Inside, all ranks may ask the model, and nothing that training goes on with is touched."""
-    autocast = torch.autocast(trainer.device.type, torch.float16, enabled=model.precision == torch.float16)
+    autocast = model.autocast(trainer.device)
     try:
         with trainer.timers("apart"), random.preserved(), evaluating(model), torch.no_grad(), autocast:
             yield

@@ -148,7 +148,7 @@ class FlowGRPOModel(Video2WorldModel):
             self._is_open = True
             batch = move_to(batch, self.world.device)
             draws = RowDraws(batch, self.seed, self.groups)
-            with self.phase("rollout"):
+            with self.phase("rollout"), self.autocast(self.world.device):  # as training_step has it
                 samples, data, tickets = self._rolled_out(batch, draws)
                 samples = self._predicted(samples, draws)  # rewards that score elsewhere do so meanwhile
             with self.phase("reward_wait"):

@@ -6,6 +6,7 @@
 Under context parallelism a rank has its frames alone; ratios and errors are those of whole clips, alike on all ranks.
 """
 
+import math
 from functools import partial
 from typing import Any
 
@@ -77,11 +78,16 @@ class Losses:
         if experience.is_before_update and self.rl.on_policy:
             off = float((log_ratio_B.detach()).abs().max())
             if not off <= self.rl.ratio_tolerance:
-                assert experience.kept is not None
+                at = "" if experience.kept is None else f" at step {experience.kept.k}"
+                if math.isnan(off):
+                    raise TrainingError(
+                        f"A rollout's states are not finite{at}, nor is what training computes from them. In float16"
+                        " numbers end at 65504: set model.config.precision=bfloat16; else lower optimizer.lr."
+                    )
                 raise TrainingError(
-                    f"Before the first update the ratio of new to old probability is off by {off:.3g} at step"
-                    f" {experience.kept.k}, but it must be 1 within {KEY}.ratio_tolerance={self.rl.ratio_tolerance}:"
-                    " training does not compute what the rollout did. Use the same precision and attention for both."
+                    f"Before the first update the ratio of new to old probability is off by {off:.3g}{at}, but it must"
+                    f" be 1 within {KEY}.ratio_tolerance={self.rl.ratio_tolerance}: training does not compute what the"
+                    " rollout did. Use the same precision and attention for both."
                 )
         std = ratio_B.std(correction=0)
         kept = None if experience.is_before_update else experience.kept  # of which step, once ratios have moved

@@ -61,6 +61,14 @@ class ImaginaireModel(nn.Module):
         """What the trained weights are kept in: float32 also for float16, which the trainer gets by autocast."""
         return weight_dtype(self.precision)
 
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """float16 runs by autocast over float32 weights, as its gradients must be unscaled in float32.
+
+        Inside, weights may change, such as to their averages and back: casts of them are not kept.
+        """
+        is_on = self.precision == torch.float16
+        return torch.autocast(device.type, torch.float16, enabled=is_on, cache_enabled=False)
+
     def training_step(self, batch: Any, iteration: int) -> tuple[dict[str, Any], Tensor]:
         """Metrics and tensors for callbacks, and the loss."""
         raise NotImplementedError(f"{type(self).__name__} must define training_step")

@@ -247,7 +247,7 @@ class ImaginaireTrainer:
         callbacks, iteration = self.callbacks, self.iteration
         parallel.set_gradient_sync(model, is_last)
         callbacks.on_before_forward(iteration)
-        with self.timers("forward"), self._autocast(model):
+        with self.timers("forward"), model.autocast(self.device):
             output, loss = model.training_step(batch, iteration)
         callbacks.on_after_forward(iteration)
         callbacks.on_before_backward(model, loss, iteration)
@@ -314,7 +314,7 @@ class ImaginaireTrainer:
             for batch in self._validation_batches(dataloader):
                 batch = data.move_to(batch, self.device)
                 callbacks.on_validation_step_start(model, batch, iteration)
-                with self._autocast(model):
+                with model.autocast(self.device):
                     output, loss = model.validation_step(batch, iteration)
                 callbacks.on_validation_step_end(model, batch, output, loss, iteration)
         if not self.interrupted:
@@ -477,10 +477,6 @@ class ImaginaireTrainer:
     def _seed_rank(self) -> None:
         """Seed the global generators of this rank; ranks that share a sample draw alike."""
         random.seed_all(self.config.trainer.seed, self.samples_seen, f"rank{self.dims.dp_rank}")
-
-    def _autocast(self, model: ImaginaireModel) -> torch.autocast:
-        """float16 runs by autocast over float32 weights, as its gradients must be unscaled in float32."""
-        return torch.autocast(self.device.type, torch.float16, enabled=model.precision == torch.float16)
 
     def _make_run_dir(self) -> None:
         if distributed.is_rank0():

@@ -27,6 +27,11 @@ PREDICT2P5 = [
     "model.config.precision=bfloat16",
     "optimizer=fusedadamw",
 ]
+FLOAT16 = [  # the states of the tiny base are too large for it
+    "model.config.precision=float16",
+    "trainer.grad_scaler_args.enabled=true",
+    "model.config.model_manager_config.dit_path=",
+]
 OFFLOAD = f"{RL}.offload_trajectories=true"
 
 VARIANTS: dict[str, list[str]] = {
@@ -41,6 +46,7 @@ VARIANTS: dict[str, list[str]] = {
     "nft": rl_options(NFT, f"{RL}.weight_copy_decay_type=1", f"{RL}.kl_beta=0.1", *LORA),
     "awm": rl_options(NFT, f"{RL}.objective=awm", *TWICE),
     "predict2p5": rl_options(FLOW_GRPO, *PREDICT2P5),
+    "float16": rl_options(DDRL, *FLOAT16, f"{RL}.kl_beta=0.1"),
 }
 
 
@@ -74,6 +80,11 @@ def test_a_step_that_training_computes_in_another_way_is_refused(
     monkeypatch.setattr(losses, "judge", off)
     with pytest.raises(TrainingError, match="ratio_tolerance"):
         train(tmp_path, rl_options(), config=CONFIG)
+
+
+def test_states_that_float16_cannot_hold_end_the_run_with_the_cure(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="bfloat16"):
+        train(tmp_path, [*rl_options(), *FLOAT16[:2]], config=CONFIG)
 
 
 def _no_score(clips: Any, context: Any) -> Tensor:

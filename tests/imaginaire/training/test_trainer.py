@@ -466,3 +466,16 @@ def test_a_validation_that_a_signal_cut_short_is_made_up_for(tmp_path: Path) -> 
     assert train(tmp_path / "whole", overrides) == 0
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
     assert difference(saved(tmp_path / "parts"), saved(tmp_path / "whole")) is None
+
+
+def test_weights_that_change_inside_an_autocast_are_those_that_compute() -> None:
+    """As averaged weights do while a callback generates: casts of what they replaced would be used in their place."""
+    model = ImaginaireModel()
+    model.net, model.precision = torch.nn.Linear(4, 4, bias=False), torch.float16
+    x = torch.randn(2, 4)
+    with torch.no_grad(), model.autocast(torch.device("cpu")):
+        before = model.net(x)
+        model.net.weight.mul_(2)
+        after = model.net(x)
+    assert after.dtype == torch.float16
+    torch.testing.assert_close(after, 2 * before)
