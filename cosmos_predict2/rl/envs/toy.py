@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The toy world as an environment: its simulator, with indexed calls and episodes of their own.
+
+Task and trial choose a start out of an endless series of tables; `data.toy.videos.SPLITS` says where each split's part
+of the series begins, so that no start of "val" is one of "train".
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from cosmos_predict2.data.toy.videos import SPLITS
+from cosmos_predict2.rl.envs.book import Book, Chunk, Ids
+from cosmos_predict2.rl.interfaces import Info, Observation
+from cosmos_predict2.toy_world.layout import episode_generator, lay_table
+from cosmos_predict2.toy_world.physics import action_layout, advance
+from cosmos_predict2.toy_world.rendering import render
+from cosmos_predict2.toy_world.scene import CLOSED, GOAL, GRIPPER, STATE_SIZE, Floats, find_setting
+from cosmos_predict2.toy_world.tasks import Groups, by_task, distance, find_tasks, reward, success, uses_grip
+from imaginaire.errors import ConfigError, near
+
+NUM_TRIALS = 2**40  # of a split
+CHUNK = 12
+REWARD_ON = ("last", "each")
+
+
+class Tables:
+    """The starts of the toy world by task and trial: for one task, the first states of `make_episodes` by number."""
+
+    def __init__(self, setting: str, tasks: Sequence[str], size: int | None, split: str, seed: int) -> None:
+        if split not in SPLITS:
+            raise ConfigError(f"The toy world has no split '{split}'.{near(split, SPLITS)}")
+        try:
+            self.setting, self.size = find_setting(setting, size)
+            self.tasks = find_tasks(tasks)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        self.seed, self._first = seed, SPLITS[split]
+        self.about = dict(setting=setting, tasks=list(tasks), size=self.size, split=split, seed=seed)
+
+    def states(self, task_ids: Sequence[int], trial_ids: Sequence[int]) -> Floats:
+        """First states [N, 10]."""
+        generators = [episode_generator(self.seed, self._first + int(trial) % NUM_TRIALS) for trial in trial_ids]
+        chosen = [self.tasks[int(task) % len(self.tasks)] for task in task_ids]
+        return lay_table(generators, chosen, self.setting, self.size)
+
+    def sentences(self, task_ids: Sequence[int]) -> list[str]:
+        return [self.tasks[int(task) % len(self.tasks)].sentence for task in task_ids]
+
+
+class ToyEnv:
+    """``num_envs`` tables, each with an episode of its own; see `VecEnv`.
+
+    The dense reward of `toy_world.tasks` is paid for the last step of an episode, or with ``reward_on`` "each" for
+    every step. info has besides ``distance`` (pixels that are left) and ``states`` [E, 10], and with ``keep_frames``
+    ``frames`` [E, A, H, W, 3], the pictures after each action. ``active_dims`` are the action entries that a policy for
+    these tasks uses.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        setting: str = "default",
+        tasks: Sequence[str] = ("push_puck",),
+        action_dim: int = 4,
+        size: int | None = None,
+        terminate_on_success: bool = False,
+        split: str = "train",
+        seed: int = 0,
+        num_steps: int | None = None,
+        reward_on: str = "last",
+        keep_frames: bool = False,
+    ) -> None:
+        if reward_on not in REWARD_ON:
+            raise ConfigError(f"reward_on is '{reward_on}'.{near(reward_on, REWARD_ON)}")
+        self.tables = Tables(setting, tasks, size, split, seed)
+        self.setting, self.size = self.tables.setting, self.tables.size
+        max_steps = self.setting.num_steps if num_steps is None else num_steps
+        self._book = Book(
+            num_envs, num_tasks=len(self.tables.tasks), num_trials=NUM_TRIALS, max_steps=max_steps, seed=seed
+        )
+        try:
+            dims = action_layout(action_dim)
+        except ValueError as error:
+            raise ConfigError(f"action_dim={action_dim}: {error}") from error
+        self.active_dims = tuple(dims if uses_grip(self.tables.tasks) else dims[:2])
+        self.num_envs = num_envs
+        self.action_dim = action_dim
+        self.metadata: dict[str, Any] = dict(
+            suite="toy", action_dim=action_dim, chunk=min(CHUNK, max_steps), max_steps=max_steps
+        )
+        self.terminate_on_success, self.reward_on, self.keep_frames = terminate_on_success, reward_on, keep_frames
+        self._states = numpy.zeros((num_envs, STATE_SIZE))
+        self._starts = self._states.copy()
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Observation, Info]:
+        """Begin episodes; see `VecEnv.reset`. Nothing is drawn inside an episode, so ``seeds`` have no effect."""
+        ids = self._book.begin(seed, options)
+        self._starts[ids] = self.tables.states(self._book.task_ids[ids].tolist(), self._book.trial_ids[ids].tolist())
+        self._states[ids] = self._starts[ids]
+        return self._observation(ids), self._info(ids)
+
+    def chunk_step(
+        self, actions_E_A_D: Tensor, env_ids: Sequence[int] | None = None, execute: int | None = None
+    ) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
+        """Execute actions; see `VecEnv.chunk_step`."""
+        book, ids = self._book, self._book.ids(env_ids)
+        checked, count = book.check_actions(actions_E_A_D, ids, self.action_dim, execute)
+        actions, chunk = checked.numpy(), Chunk.empty(len(ids), checked.shape[1])
+        path: list[Floats] | None = [] if self.keep_frames else None
+        for k in range(count):
+            rows = numpy.flatnonzero(~book.is_over[ids])
+            if rows.size:
+                self._step(ids[rows], actions[rows, k], chunk, rows, k)
+            if path is not None:
+                path.append(self._states[ids].copy())
+        info = self._info(ids, chunk)
+        if path is not None:
+            path += path[-1:] * (checked.shape[1] - count)
+            info["frames"] = torch.from_numpy(render(numpy.stack(path, axis=1), self.size))
+        return self._observation(ids), chunk.reward_E_A, chunk.terminated_E_A, chunk.truncated_E_A, info
+
+    def _step(self, ids: Ids, actions: Any, chunk: Chunk, rows: Ids, k: int) -> None:
+        self._states[ids] = advance(self._states[ids], actions, self.setting, self.size)
+        self._book.steps[ids] += 1
+        left, is_done = self._judged(ids)
+        terminated, truncated = self._book.end(ids, is_done, self.terminate_on_success)
+        is_paid = (terminated | truncated) | (self.reward_on == "each")
+        chunk.executed_E_A[rows, k] = True
+        chunk.terminated_E_A[rows, k] = torch.from_numpy(terminated)
+        chunk.truncated_E_A[rows, k] = torch.from_numpy(truncated)
+        chunk.reward_E_A[rows, k] = torch.from_numpy(reward(left, is_done) * is_paid).float()
+
+    def _judged(self, ids: Ids) -> tuple[Floats, Any]:
+        """Pixels that are left, and whether the task is done."""
+        states, groups = self._states[ids], self._groups(ids)
+        left = distance(states, self._starts[ids], groups)
+        return left, success(states, left, groups, self.setting)
+
+    def _groups(self, ids: Ids) -> Groups:
+        return by_task([self.tables.tasks[i] for i in self._book.task_ids[ids]])
+
+    def _observation(self, ids: Ids) -> Observation:
+        states = self._states[ids]
+        pictures = torch.from_numpy(render(states, self.size))
+        return {
+            "full_image": pictures,
+            "wrist_image": pictures.new_zeros(len(ids), 0, *pictures.shape[1:]),
+            "state": torch.from_numpy(numpy.concatenate([states[:, GRIPPER], states[:, [CLOSED]]], axis=1)).float(),
+            "task_description": self.tables.sentences(self._book.task_ids[ids].tolist()),
+        }
+
+    def _info(self, ids: Ids, chunk: Chunk | None = None) -> dict[str, Any]:
+        return {
+            **self._book.info(ids, chunk),
+            "distance": torch.from_numpy(self._judged(ids)[0]),
+            "states": torch.from_numpy(self._states[ids]),
+            "goal": torch.from_numpy(self._states[ids, GOAL]),
+        }
+
+    @property
+    def _about(self) -> dict[str, Any]:
+        return {"kind": "toy", "num_envs": self.num_envs, **self.tables.about, **self.metadata}
+
+    def get_state(self) -> bytes:
+        return self._book.to_bytes(self._about, {"states": self._states, "starts": self._starts})
+
+    def load_state(self, state: bytes) -> None:
+        arrays = self._book.from_bytes(state, self._about)
+        self._states[:], self._starts[:] = arrays["states"], arrays["starts"]
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+import numpy
+import pytest
+import torch
+
+from cosmos_predict2.data.toy.videos import SPLITS
+from cosmos_predict2.rl.envs.toy import ToyEnv
+from cosmos_predict2.toy_world.episodes import make_episodes
+from cosmos_predict2.toy_world.rendering import render
+from imaginaire.errors import CheckpointError, ConfigError, DataError
+
+
+def _episodes(num: int, split: str, mix: str = "full_skill"):
+    return make_episodes(num, 3, mix=mix, first=SPLITS[split], ring_elsewhere=0.0)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_recorded_actions_lead_to_the_recorded_states(split: str) -> None:
+    episodes = _episodes(6, split)
+    env = ToyEnv(6, split=split, seed=3, reward_on="each", keep_frames=True)
+    observed, info = env.reset(options={"trial_ids": range(6)})
+    assert numpy.array_equal(info["states"], episodes.states[:, 0])
+    assert numpy.array_equal(observed["full_image"], render(episodes.states[:, 0], 48))
+    rewards = []
+    for start in (0, 12):
+        actions = torch.from_numpy(episodes.actions[:, start : start + 12])
+        observed, reward, terminated, truncated, info = env.chunk_step(actions)
+        rewards.append(reward)
+        assert numpy.array_equal(info["frames"], render(episodes.states[:, start + 1 : start + 13], 48))
+    assert numpy.array_equal(info["states"], episodes.states[:, -1])
+    assert numpy.allclose(torch.cat(rewards, 1), episodes.rewards, atol=1e-6)
+    assert numpy.array_equal(info["success"], episodes.success)
+    assert torch.equal(terminated[:, -1], info["success"]) and torch.equal(truncated[:, -1], ~info["success"])
+
+
+def test_the_reward_of_the_last_step_is_the_dense_one_and_others_are_zero() -> None:
+    episodes = _episodes(4, "train")
+    env = ToyEnv(4, seed=3)
+    env.reset(options={"trial_ids": range(4)})
+    first, second = (env.chunk_step(torch.from_numpy(episodes.actions[:, k : k + 12]))[1] for k in (0, 12))
+    assert not first.any() and not second[:, :-1].any()
+    assert numpy.allclose(second[:, -1], episodes.rewards[:, -1], atol=1e-6)
+
+
+def test_success_ends_an_episode_where_asked_and_nothing_follows() -> None:
+    episodes = _episodes(8, "train")
+    assert episodes.ever.all()
+    env = ToyEnv(8, seed=3, terminate_on_success=True)
+    env.reset(options={"trial_ids": range(8)})
+    ended = []
+    for k in (0, 12):
+        _, _, terminated, truncated, info = env.chunk_step(torch.from_numpy(episodes.actions[:, k : k + 12]))
+        ended.append(terminated)
+        assert not truncated.any()
+    ended = torch.cat(ended, 1)
+    assert (ended.sum(1) == 1).all()
+    finish = ended.int().argmax(1) + 1
+    assert torch.equal(info["finish_step"], finish) and not info["active"].any() and info["success"].all()
+    assert (finish < 24).any()
+    for row, step in enumerate(finish.tolist()):
+        assert numpy.array_equal(info["states"][row], episodes.states[row, step])
+
+
+def test_trials_of_splits_differ_and_tasks_share_a_call() -> None:
+    train, val = (ToyEnv(2, split=split).reset(options={"trial_ids": [0, 1]})[1] for split in ("train", "val"))
+    assert not torch.equal(train["states"], val["states"])
+    env = ToyEnv(2, tasks=("push_puck", "touch_box"))
+    observed, _ = env.reset(options={"task_ids": [1, 2], "trial_ids": [5, 5]})
+    assert observed["task_description"] == ["touch the blue box", "push the red puck to the green ring"]
+
+
+def test_resets_without_numbers_follow_from_the_seed_and_do_not_repeat() -> None:
+    env, other = ToyEnv(3), ToyEnv(3)
+    first, second = env.reset()[1]["trial_ids"], env.reset()[1]["trial_ids"]
+    assert torch.equal(first, other.reset()[1]["trial_ids"]) and not torch.equal(first, second)
+    seeded = env.reset(seed=7)[1]["trial_ids"]
+    assert torch.equal(other.reset(seed=7, options={"env_ids": [2, 0]})[1]["trial_ids"], seeded[[2, 0]])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ({"setting": "easy"}, "setting"),
+        ({"tasks": ["push_puk"]}, "push_puck"),
+        ({"action_dim": 5}, "action_dim"),
+        ({"split": "test"}, "split"),
+        ({"reward_on": "frst"}, "reward_on"),
+        ({"num_envs": 0}, "num_envs"),
+        ({"num_steps": 0}, "max_steps"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: dict, word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        ToyEnv(**{"num_envs": 2, **arguments})
+
+
+def test_wrong_calls_are_named() -> None:
+    env = ToyEnv(2)
+    with pytest.raises(DataError, match="never reset"):
+        env.chunk_step(torch.zeros(2, 12, 4))
+    env.reset()
+    for actions, keywords, word in [
+        (torch.zeros(2, 12, 7), {}, "shape"),
+        (torch.full((2, 12, 4), torch.nan), {}, "finite"),
+        (torch.zeros(2, 12, 4), {"execute": 13}, "execute=13"),
+        (torch.zeros(1, 12, 4), {"env_ids": [2]}, "env_ids"),
+        (torch.zeros(2, 12, 4), {"env_ids": [1, 1]}, "env_ids"),
+    ]:
+        with pytest.raises(DataError, match=word):
+            env.chunk_step(actions, **keywords)
+    with pytest.raises(ConfigError, match="trial_ids"):
+        env.reset(options={"trials": [0, 1]})
+    with pytest.raises(DataError, match="seeds has 1"):
+        env.reset(options={"seeds": [0]})
+
+
+def test_a_state_of_another_environment_is_refused() -> None:
+    env = ToyEnv(2)
+    env.reset()
+    for other, word in [(ToyEnv(3), "num_envs"), (ToyEnv(2, setting="hard"), "setting")]:
+        with pytest.raises(CheckpointError, match=word):
+            other.load_state(env.get_state())
+    with pytest.raises(CheckpointError, match="damaged"):
+        env.load_state(env.get_state()[:100])
