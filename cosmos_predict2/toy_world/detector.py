@@ -19,7 +19,7 @@ from cosmos_predict2.toy_world.scene import BOX_HALF_SIDE, COLOURS, GRIPPER_RADI
 
 THINGS = ("gripper", "puck", "box", "ring")
 
-_BITS = 5
+BITS = 5
 _FAINT = 0.2  # a smaller share of a pixel is noise
 _LEAST_AREA = 8.0  # pixels; a disc of the gripper's size has 64
 _LEAST_RING_AREA = 12.0
@@ -56,9 +56,9 @@ def detect(frames: Picture, things: Sequence[str] = THINGS) -> Detection:
 def _detect(frames: Picture, things: Sequence[str]) -> tuple[Floats, NDArray[numpy.bool_]]:
     """Positions [N, things, 2] and whether the gripper is closed [N]."""
     n, height, width, _ = frames.shape
-    code = frames.astype(numpy.int32) >> (8 - _BITS)
-    code = (code[..., 0] << 2 * _BITS) | (code[..., 1] << _BITS) | code[..., 2]
-    share = _shares()[code.reshape(n, height * width)]  # [N, H W, things + 1]
+    code = frames.astype(numpy.int32) >> (8 - BITS)
+    code = (code[..., 0] << 2 * BITS) | (code[..., 1] << BITS) | code[..., 2]
+    share = shares()[code.reshape(n, height * width)]  # [N, H W, things + 1]
     y, x = (v + 0.5 for v in numpy.divmod(numpy.arange(height * width), width))
     moments = numpy.stack([numpy.ones_like(x), x, y]).astype(numpy.float32)
     sums = (moments @ share).astype(numpy.float64)  # [N, 3, things + 1]
@@ -102,9 +102,12 @@ def _fit_ring(share: NDArray[numpy.float32], x: Floats, y: Floats, start: Floats
 
 
 @lru_cache
-def _shares() -> NDArray[numpy.float32]:
-    """Share of each thing in a pixel, by coded colour: [32768, things + 1]; the last is the closed gripper alone."""
-    levels = (numpy.arange(2**_BITS) + 0.5) * 2 ** (8 - _BITS) - 0.5
+def shares() -> NDArray[numpy.float32]:
+    """Share of each thing in a pixel, by coded colour: [32768, things + 1]; the last is the closed gripper alone.
+
+    A colour's code has the upper five bits of red, green and blue, in this order.
+    """
+    levels = (numpy.arange(2**BITS) + 0.5) * 2 ** (8 - BITS) - 0.5
     colours = numpy.stack(numpy.meshgrid(levels, levels, levels, indexing="ij"), -1).reshape(-1, 3)
     names = list(COLOURS)
     best = numpy.full(len(colours), numpy.inf)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+import math
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_predict2.rl.policies.toy import ToyPolicy
+from cosmos_predict2.toy_world import make_episodes, render
+from cosmos_predict2.toy_world.scene import COLOURS, GOAL, GRIPPER, object_position
+from imaginaire.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def states() -> numpy.ndarray:
+    episodes = make_episodes(24, seed=5, mix="expert")
+    return numpy.concatenate([episodes.states[:, 0], episodes.states[:, 12]])
+
+
+@pytest.fixture(scope="module")
+def pictures(states: numpy.ndarray) -> Tensor:
+    return torch.from_numpy(render(states, 48))
+
+
+def policy(**options: object) -> ToyPolicy:
+    torch.manual_seed(0)
+    return ToyPolicy(**options)
+
+
+def generators(num: int, first: int = 0) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(first + i) for i in range(num)]
+
+
+def test_features_are_the_places_of_things(states: numpy.ndarray, pictures: Tensor) -> None:
+    features = policy().features(pictures).numpy()
+    for i, (where, tolerance) in enumerate([(GRIPPER, 0.6), (object_position(0), 0.2), (GOAL, 3.0)]):
+        place = 24 + 24 * features[:, 2 * i : 2 * i + 2]
+        assert abs(place - states[:, where]).max() < tolerance
+    numpy.testing.assert_allclose(features[:, 6:8], 2 * (features[:, 2:4] - features[:, 0:2]), atol=1e-5)
+    numpy.testing.assert_allclose(features[:, 8:10], 2 * (features[:, 4:6] - features[:, 2:4]), atol=1e-5)
+
+
+def test_a_thing_that_is_not_seen_counts_as_in_the_middle(pictures: Tensor) -> None:
+    noise = torch.randint(0, 256, (2, 48, 48, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    assert policy().features(noise).isfinite().all() and policy().features(noise).abs().max() < 4
+    table = torch.tensor(COLOURS["table"], dtype=torch.uint8).expand(1, 48, 64, 3)
+    assert policy().features(table).abs().max() == 0
+
+
+def test_actions_hold_each_knot_and_leave_the_rest_at_0(pictures: Tensor) -> None:
+    for action_dim, entries in ((4, [0, 1]), (7, [0, 1])):
+        decision = policy(action_dim=action_dim, noise=2.0).act(
+            {"full_image": pictures}, mode="sample", generators=generators(len(pictures))
+        )
+        actions, knots = decision.actions_E_A_D, decision.record["knots"]
+        assert actions.shape == (len(pictures), 12, action_dim) and knots.shape == (len(pictures), 4, 2)
+        assert torch.equal(actions[:, ::3, entries], knots.clamp(-1, 1)) and knots.abs().max() > 1
+        assert torch.equal(actions.unflatten(1, (4, 3)), actions[:, ::3, None].expand(-1, -1, 3, -1))
+        assert actions[..., 2:].abs().max() == 0
+
+
+def test_a_draw_comes_from_the_environments_own_generator_alone(pictures: Tensor) -> None:
+    one = policy()
+    together = one.act({"full_image": pictures}, mode="sample", generators=generators(len(pictures)))
+    noise = (together.record["knots"] - one.means(together.record["features"])) / one.noise
+    for i in (0, 7):
+        expected = torch.randn(4, 2, generator=torch.Generator().manual_seed(i))
+        torch.testing.assert_close(noise[i], expected, rtol=0, atol=1e-5)
+    greedy = one.act({"full_image": pictures}, mode="greedy", generators=generators(len(pictures)))
+    assert torch.equal(greedy.record["knots"], one.means(greedy.record["features"]))
+
+
+def test_log_prob_is_that_of_the_normal_distribution_before_clipping(pictures: Tensor) -> None:
+    one = policy(noise=1.5)
+    record = one.act({"full_image": pictures}, mode="sample", generators=generators(len(pictures))).record
+    found = one.log_prob(record)
+    normal = torch.distributions.Normal(one.means(record["features"]), 1.5)
+    torch.testing.assert_close(found.log_prob_B_K_N, normal.log_prob(record["knots"]))
+    torch.testing.assert_close(found.entropy_B_K_N, normal.entropy())
+
+
+def test_the_ratio_on_fresh_weights_is_1(pictures: Tensor) -> None:
+    """To the last bit on the same rows; to float32's rounding where a minibatch has other rows beside it."""
+    one = policy()
+    record = one.act({"full_image": pictures}, mode="sample", generators=generators(len(pictures))).record
+    old = one.log_prob(record).log_prob_B_K_N
+    assert torch.equal(one.log_prob(record).log_prob_B_K_N, old)
+    for rows in (slice(0, 7), slice(7, 48), [3]):
+        new = one.log_prob({name: value[rows] for name, value in record.items()}).log_prob_B_K_N
+        assert (new - old[rows]).sum(dim=(1, 2)).exp().sub(1).abs().max() < 1e-4
+
+
+def test_a_gradient_reaches_every_weight_and_the_state_has_weights_only(pictures: Tensor) -> None:
+    one = policy()
+    record = one.act({"full_image": pictures}, mode="sample", generators=generators(len(pictures))).record
+    one.log_prob(record).log_prob_B_K_N.sum().backward()
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in one.parameters())
+    assert set(one.state_dict()) == {name for name, _ in one.named_parameters()}
+    assert math.isclose(sum(p.numel() for p in one.parameters()), 10 * 256 + 2 * 256**2 + 256 * 8 + 3 * 256 + 8)
+
+
+def test_knots_that_do_not_divide_a_chunk_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"policy\.chunk=12.*policy\.num_knots=5"):
+        ToyPolicy(num_knots=5)
+    with pytest.raises(ConfigError, match=r"policy\.noise=0"):
+        ToyPolicy(noise=0)
