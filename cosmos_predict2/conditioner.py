@@ -56,8 +56,14 @@ class Condition:
         return replace(self, **changed)
 
     def rows(self, rows_B: Tensor) -> "Condition":
-        """The condition of some of the samples."""
-        return self.with_tensors(lambda value: value[rows_B.to(value.device)])
+        """The condition of some of the samples; where all are the same one, its text is expanded and not copied."""
+        text, numbers = self.crossattn_emb_B_S_E, rows_B.tolist()
+        others = self.with_tensors(lambda value: value if value is text else value[rows_B.to(value.device)])
+        if len(set(numbers)) == 1:
+            own = text[numbers[0] : numbers[0] + 1].expand(len(numbers), -1, -1)
+        else:
+            own = text[rows_B.to(text.device)]
+        return replace(others, crossattn_emb_B_S_E=own)
 
     def equals(self, other: "Condition") -> bool:
         """Whether a network sees the same in both: then what guidance would subtract is zero."""

@@ -35,6 +35,23 @@ class Data:
     condition: Condition
 
 
+class Conditions:
+    """The conditions of a batch, and which of them each sample has: a group's text is not copied for its members.
+
+    No dataclass, so that `joined` and `mapped` leave it as it is.
+    """
+
+    def __init__(self, condition: Condition, unconditional: Condition | None, rows_B: Tensor) -> None:
+        self.condition = condition
+        self.unconditional = unconditional
+        self.rows_B = rows_B
+
+    def of(self, samples: slice) -> tuple[Condition, Condition | None]:
+        """Those of some of the samples."""
+        rows_B, other = self.rows_B[samples], self.unconditional
+        return self.condition.rows(rows_B), None if other is None else other.rows(rows_B)
+
+
 @dataclass(frozen=True)
 class Experience:
     """One micro-batch: some samples at one trained step (`kept`) or level (`forward`)."""
@@ -55,8 +72,7 @@ class Experience:
 class Samples:
     """The samples of one rollout, rows in step: groups one after the other, the members of a group together."""
 
-    condition: Condition
-    unconditional: Condition | None
+    conditions: Conditions
     noise: Tensor
     final: Tensor
     window: tuple[int, ...] | None

@@ -23,7 +23,7 @@ from cosmos_predict2.models.video2world_model import Video2WorldModel
 from cosmos_predict2.rl import objectives
 from cosmos_predict2.rl.config import ANY, KEY, Predict2RLConfig, check_steps, passes_of, rl_of
 from cosmos_predict2.rl.data_checks import check_conditions, check_rewards, require_true_frames
-from cosmos_predict2.rl.experience import Data, Experience, Forward, Samples, joined, order, rows_of
+from cosmos_predict2.rl.experience import Conditions, Data, Experience, Forward, Samples, joined, order, rows_of
 from cosmos_predict2.rl.groups import Groups, RowDraws
 from cosmos_predict2.rl.interfaces import Clips, Scores, Ticket
 from cosmos_predict2.rl.losses import Losses
@@ -171,14 +171,14 @@ class FlowGRPOModel(Video2WorldModel):
         unconditional = self._unconditional(batch, condition) if rl.guidance else None
         steps = self._trained_steps(draws)
         window = tuple(steps) if rl.noise_on_trained_steps_only else None
-        rows, members = draws.all_rows()
+        rows, _ = draws.all_rows()
+        conditions = Conditions(condition, unconditional, rows)
         context = self._reward_context(batch, x0, numbers)
         parts, tickets = [], []
         with self.sampling_policy():
-            for start in range(0, len(rows), rl.rollout_batch):
-                self.progress(f"rollout, clip {start + 1} of {len(rows)}")
-                chunk = slice(start, start + rl.rollout_batch)
-                part = self._roll_out(condition, unconditional, rows[chunk], members[chunk], steps, window, draws)
+            for chunk in self._chunks(len(rows)):
+                self.progress(f"rollout, clip {chunk.start + 1} of {len(rows)}")
+                part = self._roll_out(conditions, chunk, steps, window, draws)
                 tickets.append(self._submit(part, rows[chunk], batch, context))
                 parts.append(self._kept_at(part))
         return joined(parts), (x0, data_condition), tickets
@@ -204,31 +204,28 @@ class FlowGRPOModel(Video2WorldModel):
 
     def _roll_out(
         self,
-        condition: Condition,
-        unconditional: Condition | None,
-        rows: Tensor,
-        members: Tensor,
+        conditions: Conditions,
+        chunk: slice,
         steps: Sequence[int],
         window: tuple[int, ...] | None,
         draws: RowDraws,
     ) -> Samples:
-        given = condition.gt_frames_B_C_T_H_W
+        given = conditions.condition.gt_frames_B_C_T_H_W
         assert given is not None
         shape, world = tuple(given.shape[1:]), self.world
-        of_rows = condition.rows(rows)
-        others = None if unconditional is None else unconditional.rows(rows)
+        rows, members = (value[chunk] for value in draws.all_rows())
         starts = torch.zeros_like(members) if self.rl.use_same_seed else members
         noise = draws.normal(shape, rows, starts, "start").to(given)
 
         def noise_of(k: int) -> Tensor:
             return world.context.split_frames(draws.normal(shape, rows, members, f"step{k}").to(given))
 
-        path = chain_path(world, self.rl, of_rows, others, noise, window)
+        path = chain_path(world, self.rl, *conditions.of(chunk), noise, window)
         levels = [sigma_of(level, self.rl) for level in path.chain.levels[: path.chain.num_steps]]
         final, kept = roll_out(path, world.context.split_frames(noise), noise_of, steps if self.rl.is_ratio else ())
         final = world.context.gather_frames(final)
         world.context.activate(False)
-        return Samples(of_rows, others, noise, final, window, levels, kept)
+        return Samples(conditions, noise, final, window, levels, kept)
 
     def _submit(self, part: Samples, rows: Tensor, batch: Mapping[str, Any], context: Mapping[str, Any]) -> Any:
         video = to_uint8(self.world.decode(part.final)).cpu() if self.scoring.needs_pixels else None
@@ -306,25 +303,25 @@ class FlowGRPOModel(Video2WorldModel):
 
     def _velocities(self, samples: Samples, forward: Forward) -> Tensor:
         """This rank's frames of the velocities of all samples."""
-        chunks = self._chunks(samples)
-        return torch.cat([self.losses.velocity(rows_of(samples.condition, c), rows_of(forward, c)) for c in chunks])
+        chunks, conditions = self._chunks(len(samples)), samples.conditions
+        return torch.cat([self.losses.velocity(conditions.of(rows)[0], rows_of(forward, rows)) for rows in chunks])
 
     def _with_reference_means(self, samples: Samples) -> Samples:
         means: dict[int, list[Tensor]] = {k: [] for k in samples.kept}
         with self.reference():
-            for rows in self._chunks(samples):
-                of = rows_of(samples.condition, rows), rows_of(samples.unconditional, rows), samples.noise[rows]
-                path = chain_path(self.world, self.rl, *of, samples.window)
+            for rows in self._chunks(len(samples)):
+                conditions = samples.conditions.of(rows)
+                path = chain_path(self.world, self.rl, *conditions, samples.noise[rows], samples.window)
                 for k, whole in samples.kept.items():
                     one = move_to(rows_of(whole, rows), self.world.device)
                     means[k].append(judge(path, one)[0].mean_B_C_T_H_W)
         kept = {k: replace(one, reference_mean_B_C_T_H_W=torch.cat(means[k])) for k, one in samples.kept.items()}
         return self._kept_at(replace(samples, kept=kept))
 
-    def _chunks(self, samples: Samples) -> list[slice]:
-        """The rows that passed the network together."""
+    def _chunks(self, num_samples: int) -> list[slice]:
+        """The rows that pass the network together."""
         size = self.rl.rollout_batch
-        return [slice(start, start + size) for start in range(0, len(samples), size)]
+        return [slice(start, start + size) for start in range(0, num_samples, size)]
 
     def _kept_at(self, samples: Samples) -> Samples:
         return samples.on_host() if self.rl.offload_trajectories else samples
@@ -340,9 +337,10 @@ class FlowGRPOModel(Video2WorldModel):
             for i, (rows, k) in enumerate(pairs):
                 self._left -= 1
                 is_first = update == 0 and i == 0
+                condition, unconditional = samples.conditions.of(rows)
                 yield Experience(
-                    condition=rows_of(samples.condition, rows),
-                    unconditional=rows_of(samples.unconditional, rows),
+                    condition=condition,
+                    unconditional=unconditional,
                     noise_B_C_T_H_W=samples.noise[rows],
                     advantage_B=samples.advantage[rows],
                     window=samples.window,

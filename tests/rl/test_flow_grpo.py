@@ -201,6 +201,23 @@ def test_a_group_shares_the_fresh_noise_of_forward_process_objectives(
     assert torch.equal(first, other) == is_shared
 
 
+def test_the_text_of_a_group_is_not_copied_for_its_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Embeddings of Reason1 are 100 MB a clip: all micro-batches of a group see the same memory, the data term too."""
+    found: list[Tensor] = []
+
+    def step(self: Any, experience: Any, iteration: int) -> Any:
+        found.extend(one.condition.crossattn_emb_B_S_E for one in (experience, experience.data))
+        return original(self, experience, iteration)
+
+    original = flow_grpo.FlowGRPOModel.training_step
+    monkeypatch.setattr(flow_grpo.FlowGRPOModel, "training_step", step)
+    options = ["dataloader_train.batch_size=1", f"{RL}.num_rollout=4", "trainer.max_iter=1"]
+    run(tmp_path, *rl_options(DDRL, *options, "model.config.pipe_config.conditioner.text.dropout_rate=0"))
+    assert len(found) == 8 and {text.shape[0] for text in found} == {2}
+    assert len({text.untyped_storage().data_ptr() for text in found}) == 1
+    assert {text.untyped_storage().nbytes() for text in found} == {found[0][0].nbytes}
+
+
 @pytest.mark.parametrize("more", [[], ["model.config.pipe_config.state_t=3"]])
 def test_rewards_compare_with_the_part_of_the_clip_that_was_generated(
     more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
