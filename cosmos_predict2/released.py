@@ -79,6 +79,14 @@ PREDICT25 = {
 }
 PREDICT25_EMPTY_TEXT = "robot/action-cond/cr1_empty_string_text_embeddings.pt"
 
+# What the guide of RLinf's world-model environment downloads, each into a folder of its own below models/.
+EMBODIED_DIR = "models"
+EMBODIED = {  # name -> (repository, folder)
+    "cosmos_libero_spatial": ("tayalmanan/cosmos-robotics", "Cosmos-Predict2.5-LIBERO-Spatial"),
+    "openvla_oft": ("RLinf/RLinf-OpenVLAOFT-LIBERO-130-Base-Lora", "RLinf-OpenVLAOFT-LIBERO-130-Base-Lora"),
+    "pi05": ("RLinf/RLinf-Pi05-LIBERO-SFT", "RLinf-Pi05-LIBERO-SFT"),
+}
+
 # What the released networks were built with, as arguments of cosmos_predict2.nn.dit; the rest has its default there.
 _2B = dict(model_channels=2048, num_blocks=28, num_heads=16)
 _14B = dict(model_channels=5120, num_blocks=36, num_heads=40)
@@ -109,6 +117,8 @@ NOT_YET = {
     "multiview": "multiview",
     "waymo": "multiview",
     "distill": "distilled (few-step)",
+    "openvla": "OpenVLA",
+    "pi05": "PI0.5",
 }
 
 
@@ -255,6 +265,11 @@ def not_yet_here(name: str) -> str | None:
 
 def download_command(path: str) -> str | None:
     """The command that fetches a released file to ``path``; None for a path that no release has."""
+    for name, (_, folder) in EMBODIED.items():
+        root, found, _ = f"/{path}/".partition(f"/{folder}/")
+        if found:
+            place = "" if root[1:] in ("", EMBODIED_DIR) else f" --checkpoint_dir {shlex.quote(root[1:])}"
+            return f"python -m scripts.download_checkpoints --embodied {name}{place}"
     for name in [*REPOSITORIES, REASON1_ENCODER_DIR]:
         root, found, file = f"/{path}".partition(f"/{name}/")
         if not found:

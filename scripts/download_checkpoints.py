@@ -7,7 +7,7 @@ import sys
 
 from cosmos_predict2.checkpoints.download import check, fetch
 from cosmos_predict2.checkpoints.download_plan import MODEL_TYPES, Plan, Wishes, make_plan
-from cosmos_predict2.released import FPS, PREDICT25, RESOLUTIONS, SIZES, checkpoint_dir
+from cosmos_predict2.released import EMBODIED, EMBODIED_DIR, FPS, PREDICT25, RESOLUTIONS, SIZES, checkpoint_dir
 from imaginaire import command_line
 
 _EPILOG = """\
@@ -15,6 +15,7 @@ examples:
   python -m scripts.download_checkpoints --model_types video2world --model_sizes 2B
   python -m scripts.download_checkpoints --model_types video2world --model_sizes 2B --no_text_encoder --dry_run
   python -m scripts.download_checkpoints --model_types video2world --model_sizes 2B --check
+  python -m scripts.download_checkpoints --embodied cosmos_libero_spatial openvla_oft
 
 The NVIDIA models are under the NVIDIA Open Model License; Llama-Guard-3 is gated under the Llama 3.1 licence. A gated
 repository needs its terms accepted on its page, and 'hf auth login' or HF_TOKEN.
@@ -39,6 +40,14 @@ def _parser() -> command_line.Parser:
         metavar="NAME",
         help=f"Predict2.5 models: {', '.join(PREDICT25)}; alone, nothing else is fetched",
     )
+    what.add_argument(
+        "--embodied",
+        nargs="+",
+        choices=tuple(EMBODIED),
+        default=[],
+        metavar="NAME",
+        help=f"a world model that policies learn in, and policies: {', '.join(EMBODIED)}; alone, into {EMBODIED_DIR}/",
+    )
     beside = made.add_argument_group("what comes with them")
     beside.add_argument("--no_text_encoder", action="store_true", help="leave out T5-11B (45 GB) and Reason1")
     beside.add_argument("--no_guardrail", action="store_true", help="leave out the blocklist")
@@ -46,7 +55,7 @@ def _parser() -> command_line.Parser:
     beside.add_argument("--prompt_refiner", action="store_true", help="Cosmos-Reason1-7B for the refiner too")
     beside.add_argument("--tokenizer_only", action="store_true", help="nothing but the video tokenizer")
     how = made.add_argument_group("how")
-    how.add_argument("--checkpoint_dir", metavar="DIR", help="where to put them (default: checkpoints)")
+    how.add_argument("--checkpoint_dir", metavar="DIR", help="where to put them (default: checkpoints, or models)")
     how.add_argument("--dry_run", action="store_true", help="print the plan; asks nobody")
     how.add_argument(
         "--check", action="store_true", help="look at what is here: presence, names and shapes of tensors; asks nobody"
@@ -62,6 +71,7 @@ def wishes_of(args: argparse.Namespace) -> Wishes:
         resolution=tuple(args.resolution),
         natten=args.natten,
         predict25=tuple(args.predict2_5),
+        embodied=tuple(args.embodied),
         text_encoder=not args.no_text_encoder,
         guardrail=not args.no_guardrail,
         all_guardrails=args.all_guardrails,
@@ -94,7 +104,7 @@ def run_check(plan: Plan, folder: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    folder = checkpoint_dir(args.checkpoint_dir)
+    folder = checkpoint_dir(args.checkpoint_dir or (EMBODIED_DIR if args.embodied else None))
     plan = make_plan(wishes_of(args))
     if args.check:
         return run_check(plan, folder)

@@ -139,6 +139,7 @@ def test_the_manifests_hold_the_published_number_of_parameters(network: str) -> 
         ("14B Predict2.5", 14_368_047_104),
         ("2B action-conditioned", 2_024_923_136),
         ("2B Predict2.5 action-conditioned", 2_126_767_104),
+        ("2B Predict2.5 whole-chunk", 2_127_684_608),
     ],
 )
 def test_derived_networks_have_their_published_number_of_parameters(network: str, count: int) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fetching what a plan lists from the hub, and checking the names and shapes in what lies here."""
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -85,6 +86,9 @@ def check(plan: Plan, checkpoint_dir: str) -> Iterator[tuple[str, list[str], str
         for file in part.files:
             path = folder / file.name
             yield str(path), *_check_file(path, file.network)
+        for pattern in part.patterns if part.files else ():
+            found = sum(1 for _ in folder.glob(pattern))
+            yield str(folder / pattern), [] if found else [f"{folder / pattern}: there is none."], f"{found} files"
         if not part.files:
             yield str(folder), *_check_folder(folder, part)
 
@@ -94,10 +98,20 @@ def _check_file(path: Path, network: str) -> tuple[list[str], str]:
         return [f"{path} is missing."], ""
     if network:
         return file_faults(str(path), network)
+    if path.suffix == ".json":
+        return _json_faults(path), ""
     try:
         return [], dtype_note(weights.read(str(path)))
     except CheckpointError as error:
         return [str(error)], ""
+
+
+def _json_faults(path: Path) -> list[str]:
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # of the encoding, or of JSON
+        return [f"{path} is not JSON: {error}."]
+    return []
 
 
 def _check_folder(folder: Path, part: Part) -> tuple[list[str], str]:
@@ -158,7 +172,7 @@ def _explained(part: Part, error: Exception) -> str:
 # What a released file must hold ---------------------------------------------------------------------------------------
 
 # How the released networks with actions read these: Predict2 a chunk of 12 actions of 7 numbers, Predict2.5 the 4
-# actions of one latent frame.
+# actions of one latent frame. Older weights of Predict2.5 read a chunk of 12, too.
 ACTIONS: dict[str, tuple[type[ActionDiT], dict[str, int]]] = {
     "2B Video2World": (FlatActionDiT, dict(action_dim=7, num_action_per_chunk=12)),
     "2B Predict2.5": (ChunkActionDiT, dict(action_dim=7, temporal_compression_ratio=4)),
@@ -174,7 +188,7 @@ def dit_manifest(network: str) -> dict[str, Tensor]:
 
 def manifest_of(network: str) -> dict[str, Tensor]:
     """The weights of a released network, of one derived from it (``2B action-conditioned``), or of ``tokenizer``."""
-    base = network.removesuffix(" action-conditioned")
+    base = network.removesuffix(" action-conditioned").removesuffix(" whole-chunk")
     base = base if base in NETWORKS else f"{base} Video2World"
     if network == "tokenizer":
         from cosmos_predict2.tokenizers.wan_network import WanConfig, WanVAE
@@ -183,8 +197,8 @@ def manifest_of(network: str) -> dict[str, Tensor]:
     if network == "2B multiview":
         net = {**NETWORKS["2B Video2World"], "in_channels": LATENT_CHANNELS + 7}
         state = _state_of(Video2WorldDiT, **net) | {"view_embeddings.weight": torch.empty(7, 7, device="meta")}
-    elif network.endswith(" action-conditioned"):
-        cls, actions = ACTIONS[base]
+    elif network.endswith((" action-conditioned", " whole-chunk")):
+        cls, actions = ACTIONS["2B Video2World" if network.endswith("whole-chunk") else base]
         state = _state_of(cls, **NETWORKS[base], **actions)
     else:
         state = dit_manifest(base)

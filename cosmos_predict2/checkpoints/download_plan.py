@@ -4,6 +4,7 @@
 from dataclasses import dataclass, field, replace
 
 from cosmos_predict2.released import (
+    EMBODIED,
     GUARDRAIL,
     LLAMA_GUARD,
     MODEL_TYPES,
@@ -22,6 +23,7 @@ from imaginaire.errors import ConfigError
 
 _GIGABYTES = {"0.6B": 1.2, "2B": 3.92, "14B": 28.6}  # of one DiT in bfloat16
 _GIGABYTES_25 = {"2B": 4.13, "14B": 28.8}  # with the projection of the text
+_GIGABYTES_OF_POLICY = {"openvla_oft": 15.4, "pi05": 7.5}
 _TOKENIZER, _TOKENIZER_GIGABYTES = "tokenizer/tokenizer.pth", 0.51
 
 
@@ -73,6 +75,7 @@ class Wishes:
     resolution: tuple[str, ...] = ("720",)
     natten: bool = False
     predict25: tuple[str, ...] = ()
+    embodied: tuple[str, ...] = ()
     text_encoder: bool = True
     guardrail: bool = True
     all_guardrails: bool = False
@@ -101,6 +104,8 @@ class Plan:
 
 def make_plan(wishes: Wishes) -> Plan:
     """What the wishes come to; an error where they contradict each other."""
+    if wishes.embodied:
+        return _embodied(wishes)
     plan = Plan()
     sizes = wishes.model_sizes or VIDEO_SIZES
     types = wishes.model_types or (() if wishes.predict25 else tuple(MODEL_TYPES))
@@ -193,6 +198,30 @@ def _add_predict25(plan: Plan, name: str, wishes: Wishes) -> None:
     if name.endswith("action-cond"):
         files = [replace(files[0], network="2B Predict2.5 action-conditioned"), File(PREDICT25_EMPTY_TEXT, 0.1)]
     plan.add(_part(repository, f"Predict2.5 {name}", tuple(files)))
+
+
+def _embodied(wishes: Wishes) -> Plan:
+    """A world model that a policy learns in, with all that it needs; and policies."""
+    if wishes.model_types or wishes.predict25:
+        raise ConfigError(
+            "--embodied goes into models/, --model_types and --predict2_5 into checkpoints/: ask for each."
+        )
+    plan = Plan()
+    for name in wishes.embodied:
+        repository, folder = EMBODIED[name]
+        if name != "cosmos_libero_spatial":
+            plan.add(Part(repository, folder, None, "policy", estimate=_GIGABYTES_OF_POLICY[name]))
+            continue
+        files = (
+            File("libero-spatial-2b-19k.pt", 12.77, "2B Predict2.5 whole-chunk"),
+            File("resnet_rm.pth", 0.045),
+            File(_TOKENIZER, _TOKENIZER_GIGABYTES, "tokenizer"),
+            File("dataset_statistics.json", 0.0),
+        )
+        plan.add(Part(repository, folder, None, "world model and reward", files, ("dataset/*.npy",), (), 0.08))
+    if absent := [name for name in wishes.embodied if not_yet_here(name)]:
+        plan.notes.append(f"{', '.join(absent)}: not yet here, no program of this version runs these weights")
+    return plan
 
 
 def _part(repository: str, purpose: str, files: tuple[File, ...]) -> Part:

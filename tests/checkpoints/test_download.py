@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.checkpoints.nets import SMALL, random_net, released_state
 from tests.programs import python
 
 VIDEO_2B = "nvidia/Cosmos-Predict2-2B-Video2World"
+VIDEO = ("--model_types", "video2world", "--model_sizes", "2B")
 ACTION = "nvidia/Cosmos-Predict2-2B-Sample-Action-Conditioned"
 
 
@@ -122,6 +124,25 @@ def test_a_dry_run_prints_the_plan_and_asks_nobody(tmp_path: Path, capsys: Any, 
     assert VIDEO_2B in printed and "GB in all" in printed and not (tmp_path / "here").exists()
 
 
+def test_a_world_model_for_policies_goes_into_the_folders_of_its_guide(capsys: Any) -> None:
+    plan = _plan("--embodied", "cosmos_libero_spatial", "openvla_oft")
+    assert _files(plan) == {
+        "Cosmos-Predict2.5-LIBERO-Spatial": [
+            "libero-spatial-2b-19k.pt", "resnet_rm.pth", "tokenizer/tokenizer.pth", "dataset_statistics.json",
+            "dataset/*.npy",
+        ],
+        "RLinf-OpenVLAOFT-LIBERO-130-Base-Lora": ["*"],
+    }  # fmt: skip
+    assert any(note.startswith("openvla_oft: not yet here") for note in plan.notes)
+    args = download_checkpoints._parser().parse_args(["--embodied", "cosmos_libero_spatial", "--dry_run"])
+    assert download_checkpoints.run(args) == 0 and "plan, into models:" in capsys.readouterr().out
+    assert released.download_command("models/Cosmos-Predict2.5-LIBERO-Spatial/resnet_rm.pth") == (
+        "python -m scripts.download_checkpoints --embodied cosmos_libero_spatial"
+    )
+    with pytest.raises(ConfigError, match="--embodied goes into models/"):
+        _plan("--embodied", "openvla_oft", "--model_types", "video2world")
+
+
 # The check ------------------------------------------------------------------------------------------------------------
 
 
@@ -206,21 +227,15 @@ def _hub(tmp_path: Path) -> Hub:
     )
 
 
-def _command(hub: Hub, folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def _command(
+    hub: Hub, folder: Path, *words: str, asked: Sequence[str] = VIDEO, **environment: str
+) -> subprocess.CompletedProcess[str]:
     # The client reads the endpoint when it is imported, so each call is a process of its own.
     code = "import runpy; runpy.run_module('scripts.download_checkpoints', run_name='__main__')"
     if environment.pop("FULL_DISK", ""):
         code = "from imaginaire import storage; storage.free_bytes = lambda path: 10**6; " + code
     settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "home"), "HF_HUB_DISABLE_XET": "1", **environment}
-    arguments = [
-        "--model_types",
-        "video2world",
-        "--model_sizes",
-        "2B",
-        "--checkpoint_dir",
-        str(folder / "here"),
-        *words,
-    ]
+    arguments = [*asked, "--checkpoint_dir", str(folder / "here"), *words]
     return subprocess.run(
         [python(), "-c", code, *arguments],
         env={**os.environ, **settings},
@@ -250,6 +265,32 @@ def test_files_come_from_a_hub_at_their_revision_and_once(tmp_path: Path) -> Non
         hub.asked.clear()
         again = _command(hub, tmp_path)
         assert again.returncode == 0 and not hub.asked, again.stderr
+
+
+@pytest.mark.slow
+def test_a_world_model_for_policies_comes_from_a_hub_and_is_checked(tmp_path: Path) -> None:
+    files = {
+        "libero-spatial-2b-19k.pt": b"<!DOCTYPE html>",
+        "resnet_rm.pth": b"",
+        "tokenizer/tokenizer.pth": b"",
+        "dataset_statistics.json": b"{}",
+        "dataset/seed_0_traj_0.npy": b"a",
+        "dataset/seed_0_traj_1.npy": b"b",
+        "README.md": b"not asked for",
+    }
+    asked = ("--embodied", "cosmos_libero_spatial", "openvla_oft")
+    policy = {"config.json": b"{}", "model-00001.safetensors": b"p"}
+    with serve(Hub({"tayalmanan/cosmos-robotics": files, released.EMBODIED["openvla_oft"][0]: policy})) as hub:
+        made = _command(hub, tmp_path, asked=asked)
+    assert made.returncode == 0, made.stdout + made.stderr
+    fetched = [path.relative_to(tmp_path / "here").as_posix() for path in (tmp_path / "here").rglob("*")]
+    assert {name for name in fetched if (tmp_path / "here" / name).is_file() and ".cache" not in name} == {
+        *(f"Cosmos-Predict2.5-LIBERO-Spatial/{name}" for name in files if name != "README.md"),
+        *(f"RLinf-OpenVLAOFT-LIBERO-130-Base-Lora/{name}" for name in policy),
+    }
+    found = {Path(path).name: faults for path, faults, _ in check(_plan(*asked), str(tmp_path / "here"))}
+    assert "web page" in found["libero-spatial-2b-19k.pt"][0]
+    assert not found["*.npy"] and not found["dataset_statistics.json"] and found["resnet_rm.pth"]
 
 
 @pytest.mark.slow
