@@ -71,6 +71,15 @@ def test_what_a_regression_cannot_be_fitted_to_is_refused() -> None:
     for data, num in ((_world(0, 4), 8), (_world(0, 16), 4)):
         with pytest.raises(ConfigError, match="num_clips"):
             ActionFollowing(data, num_clips=num)
+    item = {"video": torch.zeros(3, 13, 48, 48, dtype=torch.uint8), "action": torch.zeros(12, 4)}
+    wrong = {
+        "the same": [item] * 8,
+        "no 'action'": [{"video": item["video"]}] * 8,
+        "one size": [*[item] * 7, {**item, "action": torch.zeros(8, 4)}],
+    }
+    for told, items in wrong.items():
+        with pytest.raises(DataError, match=told):
+            ActionFollowing(items, num_clips=8)
     with pytest.raises(DataError, match="actions"):
         CommandedPath()(Clips(None, torch.zeros(1, 3, 5, 48, 48), [""], 10.0), {"num_conditional_frames": [1]})
 

@@ -82,6 +82,17 @@ def test_stillness_does_not_please_the_positions_and_nothing_pleases_chance(true
     assert torch.equal(first, again) and len(set(first.tolist())) == 4
 
 
+def test_a_reward_names_what_it_looks_at_and_was_not_given(true: Tensor) -> None:
+    latents, pixels = Clips(torch.zeros(4, 1, 1, 1, 1), None, [""] * 4, 10.0), Clips(None, true, [""] * 4, 10.0)
+    for reward, clips, told in [
+        (verifiable.Smoothness(), latents, "needs_pixels"),
+        (verifiable.LatentAgreement(), pixels, "media=latent"),
+        (verifiable.Random(), pixels, "media=latent"),
+    ]:
+        with pytest.raises(DataError, match=told):
+            reward(clips, _context(true))
+
+
 def test_clips_in_which_nothing_moves_have_no_agreement(true: Tensor) -> None:
     still = _still(true)
     assert not LocalReward(verifiable.Agreement())._score(_clips(true), _context(still)).is_valid_B.any()
@@ -89,6 +100,17 @@ def test_clips_in_which_nothing_moves_have_no_agreement(true: Tensor) -> None:
 
 def _failing(clips: Clips, context: Mapping[str, Any]) -> Tensor:
     raise RuntimeError("the judge is ill")
+
+
+def _of_pixels(clips: Clips, context: Mapping[str, Any]) -> Tensor:
+    assert clips.video_B_C_F_H_W is not None
+    return clips.video_B_C_F_H_W.float().mean(dim=(1, 2, 3, 4))
+
+
+def test_a_function_that_forgot_to_ask_for_pixels_learns_how(true: Tensor, caplog: pytest.LogCaptureFixture) -> None:
+    clips = Clips(torch.zeros(4, 1, 1, 1, 1), None, [""] * 4, 10.0)
+    assert not LocalReward(_of_pixels)._score(clips, {}).is_valid_B.any()
+    assert "needs_pixels = True" in caplog.text
 
 
 def _short(clips: Clips, context: Mapping[str, Any]) -> Tensor:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from imaginaire.errors import DataError
+
 REACH = 3  # pixels of a shift, at the size at which pairs are compared
 LONGEST_SIDE = 64  # larger frames are made smaller
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # in units of a standardised feature's variance; one is chosen
@@ -59,14 +61,14 @@ class Probe:
         wanted_B_A_D = action_B_A_D[..., self.numbers].to(found_B_A_D)
         error = float((found_B_A_D - wanted_B_A_D).square().mean().sqrt())
         # A number that varied where the probe was fitted may stay the same here: there is no variance to be found.
-        varies = _varying(wanted_B_A_D)
+        varies = varying(wanted_B_A_D)
         found_B_A_D, wanted_B_A_D = found_B_A_D[..., varies], wanted_B_A_D[..., varies]
         squared = (found_B_A_D - wanted_B_A_D).square()
         spread = (wanted_B_A_D - wanted_B_A_D.mean(dim=(0, 1))).square()
         r2_D = _r2(found_B_A_D, wanted_B_A_D)
         r2_A = 1 - squared.sum(dim=(0, 2)) / spread.sum(dim=(0, 2)).clamp(min=1e-12 if varies else 0.0)
         sums, wanted_sums = _sums(found_B_A_D), _sums(wanted_B_A_D)
-        varied = _varying(wanted_sums)
+        varied = varying(wanted_sums)
         return ActionFollowing(
             r2=float(r2_D.mean()),
             r2_of_sums=float(_r2(sums[..., varied], wanted_sums[..., varied]).mean()),
@@ -79,8 +81,17 @@ class Probe:
 def fit_probe(frames_B_C_F_H_W: Tensor, action_B_A_D: Tensor) -> Probe:
     """The regression from true clips, 2 * HELD_BACK at least, whose actions vary. How strongly it is held back is
     chosen on a quarter of the clips."""
-    numbers = _varying(action_B_A_D)
-    assert numbers and len(frames_B_C_F_H_W) >= 2 * HELD_BACK, f"{len(frames_B_C_F_H_W)} clips, varying: {numbers}"
+    numbers = varying(action_B_A_D)
+    if len(frames_B_C_F_H_W) < 2 * HELD_BACK:
+        raise DataError(
+            f"{len(frames_B_C_F_H_W)} clips are too few to learn from what was done in a clip: it takes"
+            f" {2 * HELD_BACK} at least."
+        )
+    if not numbers:
+        raise DataError(
+            f"The actions of all {len(frames_B_C_F_H_W)} clips are the same, so that nothing can be learnt from what"
+            " was done: take more clips, or clips of other actions."
+        )
     features = pair_features(frames_B_C_F_H_W)
     wanted = action_B_A_D[..., numbers].double()
     chosen = torch.arange(len(features)) % HELD_BACK == 0
@@ -118,8 +129,8 @@ def _features(before_N_C_H_W: Tensor, after_N_C_H_W: Tensor) -> Tensor:
     return torch.cat(columns, dim=1).double()
 
 
-def _varying(action_B_A_D: Tensor) -> list[int]:
-    """The numbers that are not the same everywhere."""
+def varying(action_B_A_D: Tensor) -> list[int]:
+    """The numbers of an action that are not the same everywhere."""
     if not action_B_A_D.numel():  # a deviation is of one value at least
         return []
     spread_D = action_B_A_D.double().flatten(0, 1).std(dim=0, correction=0)

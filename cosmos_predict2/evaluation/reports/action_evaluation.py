@@ -317,7 +317,7 @@ def why_not_read(recordings: Recordings) -> str:
             f"the probe that reads them is fitted to {least} clips at least and scored on 2 of other recordings,"
             f" and of the {len(recordings)} clips there are {len(known)} and {len(scored)}: {recordings.where_more_are}"
         )
-    if float(known_action.std(dim=(0, 1)).max()) == 0 or float(action.std(dim=(0, 1)).max()) == 0:
+    if not inverse_dynamics.varying(known_action) or not inverse_dynamics.varying(action):
         return "they are all the same"
     return ""
 

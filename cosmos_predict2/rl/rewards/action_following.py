@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a clip shows what its actions command, read from the clip alone: inverse dynamics, no true future."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -13,7 +13,7 @@ from cosmos_predict2.evaluation.metrics.inverse_dynamics import SUMMED, Probe, f
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.rewards.verifiable import _OfPixels, _required, _video
 from imaginaire import random
-from imaginaire.errors import ConfigError
+from imaginaire.errors import ConfigError, DataError
 
 FEWEST = 8  # clips that a regression can be fitted to
 
@@ -37,8 +37,7 @@ class ActionFollowing(_OfPixels):
         with random.preserved():
             numpy.random.seed(seed)
             items = [data[i] for i in range(num_clips)]
-            frames_B_C_F_H_W = torch.cat([smaller(item["video"][None]) for item in items])
-        action_B_A_D = torch.stack([item["action"] for item in items])
+        frames_B_C_F_H_W, action_B_A_D = _clips_of(items, type(data).__name__)
         self.probe: Probe = fit_probe(frames_B_C_F_H_W, action_B_A_D)
         self.spread_D = action_B_A_D[..., self.probe.numbers].double().flatten(0, 1).std(dim=0)
 
@@ -52,3 +51,14 @@ class ActionFollowing(_OfPixels):
         ends_B_T = counted_B_A[:, SUMMED - 1 :: SUMMED]
         step_B = error_B_A_D.square().mean(dim=2).sum(dim=1) / counted_B_A.sum(dim=1)
         return {"value": -(drift_B_T * ends_B_T).sum(dim=1) / ends_B_T.sum(dim=1), "step_error": step_B.sqrt()}
+
+
+def _clips_of(items: Sequence[Mapping[str, Any]], name: str) -> tuple[Tensor, Tensor]:
+    """Frames and actions of items that are alike."""
+    for key in ("video", "action"):
+        if any(key not in item for item in items):
+            raise DataError(f"Items of {name} have no '{key}': actions are read by what clips with actions show.")
+        if len(shapes := {tuple(item[key].shape) for item in items}) > 1:
+            found = " and ".join(map(str, sorted(shapes)[:2]))
+            raise DataError(f"'{key}' of {name} has shapes {found}, but clips of one size are needed: set its size.")
+    return torch.cat([smaller(item["video"][None]) for item in items]), torch.stack([item["action"] for item in items])

@@ -37,7 +37,8 @@ class LocalReward:
         try:
             found = self.function(clips, context)
         except Exception:  # a border: whatever a user's function raises makes these scores invalid
-            log.exception("the reward %s failed; its %d scores are invalid", _name(self.function), size)
+            hint = "" if self.needs_pixels else " (it gets no video, unless it has needs_pixels = True)"
+            log.exception("the reward %s failed; its %d scores are invalid%s", _name(self.function), size, hint)
             return Scores(torch.zeros(size), torch.zeros(size, dtype=torch.bool))
         parts = dict(found) if isinstance(found, Mapping) else {"value": found}
         value = torch.as_tensor(parts.pop("value")).detach().float().cpu()

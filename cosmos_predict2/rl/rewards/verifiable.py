@@ -31,8 +31,7 @@ class LatentAgreement:
     requires = ("true_latents",)
 
     def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Tensor:
-        true, latents = _required(context, "true_latents"), clips.latents_B_C_T_H_W
-        assert latents is not None
+        true, latents = _required(context, "true_latents"), _latents(clips)
         error = (latents.float() - true.float()).square()
         counts_B_T = torch.arange(error.shape[2])[None] >= torch.as_tensor(context["num_conditional_frames"])[:, None]
         per_frame = error.mean(dim=(1, 3, 4)) * counts_B_T
@@ -88,9 +87,7 @@ class Random:
     """Numbers that depend on nothing but the clip's latents: a control, from which nothing can be learnt."""
 
     def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Tensor:
-        latents = clips.latents_B_C_T_H_W
-        assert latents is not None
-        mixed = (latents.double().flatten(1).sum(dim=1) * 1e6).sin() * 1e4
+        mixed = (_latents(clips).double().flatten(1).sum(dim=1) * 1e6).sin() * 1e4
         return (mixed - mixed.floor()).float()
 
 
@@ -101,8 +98,15 @@ def _required(context: Mapping[str, Any], key: str) -> Tensor:
     return value
 
 
+def _latents(clips: Clips) -> Tensor:
+    if clips.latents_B_C_T_H_W is None:
+        raise DataError("This reward looks at latents, but the clips came as video: send latents (media=latent).")
+    return clips.latents_B_C_T_H_W
+
+
 def _video(clips: Clips) -> Tensor:
-    assert clips.video_B_C_F_H_W is not None
+    if clips.video_B_C_F_H_W is None:
+        raise DataError("This reward looks at pixels, but the clips were not decoded: set needs_pixels = True.")
     return clips.video_B_C_F_H_W
 
 
