@@ -41,8 +41,9 @@ EXTRAS = {
     "track": ["wandb>=0.17", "tensorboard>=2.15"],
     # The reward service (its clients need the core only), with Redis for several machines.
     "reward": ["fastapi>=0.110", "uvicorn>=0.29", "redis>=5.0", "tomli>=2.0; python_version < '3.11'"],
-    # The recipes of cosmos-rl. Nothing in this version imports ray and libero, which later parts use.
-    "rl": ["ray[default]>=2.40", "tomli>=2.0; python_version < '3.11'"],
+    # Recipes of cosmos-rl, and rollouts on several machines (without [default]: nothing here shows Ray's dashboard).
+    "rl": ["ray>=2.40", "tomli>=2.0; python_version < '3.11'"],
+    # Nothing in this version imports it; requirements/install.sh installs it without what it does not need.
     "libero": ["hf-libero==0.1.4"],
 }
 
@@ -65,7 +66,7 @@ DEVELOPMENT = [
 
 EXTRAS["dev"] = [
     *DEVELOPMENT,
-    *(each for name in ("s3", "track", "weights", "data", "compat", "reward") for each in EXTRAS[name]),
+    *(each for name in ("s3", "track", "weights", "data", "compat", "reward", "rl") for each in EXTRAS[name]),
 ]
 EXTRAS["all"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
 
