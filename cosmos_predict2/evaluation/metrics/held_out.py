@@ -195,6 +195,17 @@ def movement(clips: Clips) -> list[float]:
     return share
 
 
+def require_movement(clips: Clips) -> None:
+    """Raise for clips in which nothing is to be foreseen: a standstill would be perfect."""
+    if not _moves(clips).any():
+        num = len(clips)
+        raise DataError(
+            f"Nothing moves in {'this clip' if num == 1 else f'these {num} clips'}: no colour of any pixel differs by"
+            f" more than {MOVES} of 255 from the last conditioning frame, so that generated frames cannot be told from"
+            " a standstill. Take more clips (--num_clips) or others (--data FOLDER)."
+        )
+
+
 def _moves(clips: Clips) -> Tensor:
     """[B, 1, F, H, W], true where a pixel differs from the last conditioning frame."""
     difference = clips.video_B_C_F_H_W.float() - repeated(clips).float()

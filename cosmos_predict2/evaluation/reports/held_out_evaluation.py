@@ -195,6 +195,7 @@ def evaluate(
     of_start = "net_ema" if config.checkpoint.load_ema_to_reg else "auto"
     before = build_world_model(pipe_config, dtype=torch.float32).load(start, of_start, is_baseline=True)
     clips = _clips(node, num_clips, before, model)
+    held_out.require_movement(clips)
     training = _clips(training_node, NUM_TRAINING_CLIPS, before, model)
     trained = (latest(dit_path), which)
     after = build_world_model(pipe_config, dtype=torch.float32).load(*trained)

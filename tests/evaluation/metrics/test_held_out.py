@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -83,6 +84,22 @@ def test_given_frames_and_still_pixels_count_nowhere(clips: Clips) -> None:
     assert held_out.moving_psnr(off_by_ten, clips) == pytest.approx(20 * torch.log10(torch.tensor(25.5)).item())
     assert held_out.moving_psnr(still, clips) < 15
     assert max(held_out.movement(clips)) > 0.01
+
+
+def test_one_clip_in_which_nothing_moves_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its figures were nan, and the verdict that of a model that is no better than a standstill."""
+    read = ToyWorldVideos.__getitem__
+
+    def still(self: ToyWorldVideos, index: int) -> dict[str, Any]:
+        item = read(self, index)
+        return {**item, "video": item["video"][:, :1].expand_as(item["video"]).contiguous()}
+
+    monkeypatch.setattr(ToyWorldVideos, "__getitem__", still)
+    words = ["--experiment", "tiny_supervised_toy_world", "--dit_path", tiny_video2world_path(), "--num_clips", "1"]
+    assert call(evaluate_world_model, *words, "--num_steps", "1", "--out", str(tmp_path)) == 2
+    assert "Nothing moves in this clip" in capsys.readouterr().err
 
 
 def test_the_loss_of_given_frames_is_left_out(clips: Clips) -> None:
