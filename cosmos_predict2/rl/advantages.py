@@ -21,8 +21,9 @@ def group_advantages(
     norm: str = "group",
     min_std: float = 0.0,
     epsilon: float = EPSILON,
+    correction: int = 0,
 ) -> Tensor:
-    """(r - mean) / (std + epsilon) within each row.
+    """(r - mean) / (std + epsilon) within each row; ``correction`` 1 divides by n - 1 in the deviation.
 
     ``norm`` "group" divides by the deviation of the row, "global" by that of all valid samples, "none" by 1. A row with
     fewer than two valid samples, or whose deviation is not above ``min_std``, gives zeros instead of amplified noise.
@@ -32,13 +33,13 @@ def group_advantages(
     rewards = torch.where(is_valid_N_G, rewards_N_G, 0.0)
     count_N_1 = valid.sum(dim=1, keepdim=True)
     centred = (rewards - rewards.sum(dim=1, keepdim=True) / count_N_1.clamp(min=1)) * valid
-    std_N_1 = (centred.square().sum(dim=1, keepdim=True) / count_N_1.clamp(min=1)).sqrt()
+    std_N_1 = (centred.square().sum(dim=1, keepdim=True) / (count_N_1 - correction).clamp(min=1)).sqrt()
     counts = (count_N_1 >= 2) & (std_N_1 > min_std)
     if norm == "group":
         centred = centred / (std_N_1 + epsilon)
     elif norm == "global":
         of_all = rewards[is_valid_N_G]
-        centred = centred / (of_all.std(correction=0) + epsilon) if len(of_all) else centred
+        centred = centred / (of_all.std(correction=correction) + epsilon) if len(of_all) else centred
     elif norm == "cosmos_rl":
         centred = torch.stack([filled_in(*row)[1] for row in zip(rewards_N_G, is_valid_N_G, strict=True)])
     elif norm in ("sft", "dpo"):

@@ -25,11 +25,23 @@ class Clipped:
     is_below_B: Tensor
 
 
-def clipped(log_ratio_B: Tensor, advantage_B: Tensor, clip: float) -> Clipped:
-    """max(-A rho, -A clip(rho, 1 - c, 1 + c)) (PPO's clipped surrogate, negated)."""
+def clipped(
+    log_ratio_B: Tensor,
+    advantage_B: Tensor,
+    clip: float,
+    clip_high: float | None = None,
+    dual_clip: float | None = None,
+) -> Clipped:
+    """max(-A rho, -A clip(rho, 1 - c, 1 + c)) (PPO's clipped surrogate, negated).
+
+    Upwards the limit is ``clip_high`` if it is given (DAPO). ``dual_clip`` bounds the loss by that many times |A|.
+    """
+    high = clip if clip_high is None else clip_high
     ratio = log_ratio_B.exp()
-    loss = torch.maximum(-advantage_B * ratio, -advantage_B * ratio.clamp(1 - clip, 1 + clip))
-    return Clipped(loss, ratio, ratio - 1 > clip, 1 - ratio > clip)
+    loss = torch.maximum(-advantage_B * ratio, -advantage_B * ratio.clamp(1 - clip, 1 + high))
+    if dual_clip is not None:
+        loss = torch.minimum(loss, dual_clip * advantage_B.abs())
+    return Clipped(loss, ratio, ratio - 1 > high, 1 - ratio > clip)
 
 
 def guard_log_ratio(log_ratio_B: Tensor, mean_drift_B: Tensor, scale: float) -> Tensor:

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_predict2.rl.advantages import group_advantages
+from cosmos_predict2.rl.interfaces import LogProb
+from cosmos_predict2.rl.policy_losses import (
+    PolicyLossConfig,
+    aggregate,
+    at_level,
+    choose_groups,
+    episode_scores,
+    kl_estimate,
+    of_chunks,
+    policy_loss,
+    rows_of_actions,
+    valid_actions,
+)
+from imaginaire.errors import ConfigError
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_actions_count_until_the_one_that_ends_the_episode() -> None:
+    dones = torch.zeros(3, 3, 4, dtype=torch.bool)
+    dones[1, 1, 1] = True  # environment 1 ends at the second action of its first decision
+    dones[0, 2, 3] = True  # environment 2 was over at the reset
+    valid = valid_actions(dones)
+    assert valid[:, 0].all() and not valid[:, 2].any()
+    assert valid[:, 1].int().tolist() == [[1, 1, 0, 0], [0, 0, 0, 0]]
+
+
+def test_a_score_has_the_rewards_until_the_end() -> None:
+    rewards = torch.ones(2, 2, 3)
+    valid = torch.tensor([[[1, 1, 1], [1, 1, 0]], [[1, 1, 1], [0, 0, 0]]], dtype=torch.bool)
+    assert episode_scores(rewards, valid).tolist() == [6, 2]
+    of_chunk, is_valid = of_chunks(rewards, valid)
+    assert of_chunk.shape == (2, 2, 1) and is_valid[..., 0].tolist() == [[True, True], [True, False]]
+
+
+def test_groups_are_kept_within_the_bounds_and_the_missing_are_counted() -> None:
+    scores = torch.tensor([[0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [0.5, 0.5, 0.5, 0.5]])
+    choice = choose_groups(scores, lower=0.1, upper=0.9, wanted=4)
+    assert choice.is_kept_N.tolist() == [False, True, True, False, True]
+    assert (choice.num_low, choice.num_high, choice.num_missing) == (1, 1, 1)
+    assert (
+        choose_groups(scores, lower=0.1, upper=0.9, min_std=0.0).is_kept_N.tolist() == [False, True, True] + [False] * 2
+    )
+    alike = choose_groups(scores, min_std=0.0, wanted=1)
+    assert alike.is_kept_N.tolist() == [False, True, True, False, False] and alike.num_missing == 0
+    assert choose_groups(scores, lower=0.25, upper=0.5).is_kept_N.tolist() == [False, True, True, False, True]
+
+
+def test_invalid_members_count_for_nothing() -> None:
+    scores, valid = torch.tensor([[1.0, 0.0, 9.0], [5.0, 5.0, 5.0]]), torch.tensor([[True, True, False], [False] * 3])
+    assert choose_groups(scores, valid, lower=0.1, upper=0.9).is_kept_N.tolist() == [True, False]
+    found = group_advantages(scores, valid, epsilon=0.05, correction=1)
+    expected = 0.5 / (0.5**0.5 + 0.05)
+    torch.testing.assert_close(found, torch.tensor([[expected, -expected, 0], [0, 0, 0]]))
+
+
+def test_a_row_counts_with_any_of_its_actions() -> None:
+    valid = torch.tensor([[1] * 12, [1] * 4 + [0] * 8, [0] * 12], dtype=torch.bool)
+    assert rows_of_actions(valid, 4).int().tolist() == [[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize(("level", "published"), [("element", "token_level"), ("action", "action_level")])
+def test_published_names_of_levels(level: str, published: str) -> None:
+    rows = torch.ones(5, 4, dtype=torch.bool)
+    assert torch.equal(at_level(drawn(5, 4, 2), rows, level)[0], at_level(drawn(5, 4, 2), rows, published)[0])
+
+
+def test_levels_sum_what_was_executed() -> None:
+    log_prob, rows = drawn(2, 4, 3), torch.tensor([[True] * 4, [True, True, False, False]])
+    of_actions, _ = at_level(log_prob, rows, "action")
+    torch.testing.assert_close(of_actions, log_prob.sum(2, keepdim=True))
+    of_chunk, mask = at_level(log_prob, rows, "chunk")
+    assert mask.all() and mask.shape == (2, 1, 1)
+    torch.testing.assert_close(of_chunk.flatten(), torch.stack([log_prob[0].sum(), log_prob[1, :2].sum()]))
+    of_all, _ = at_level(log_prob, rows, "chunk_level", sums_unexecuted=True)
+    torch.testing.assert_close(of_all.flatten(), log_prob.sum((1, 2)))
+
+
+def loss_of(ratio: float, advantage: float, **options: object) -> float:
+    """The loss of one decision with one element."""
+    new = torch.full((1, 1, 1), ratio, dtype=torch.float64).log()
+    config = PolicyLossConfig(**options)
+    valid = torch.ones(1, 1, dtype=torch.bool)
+    return float(policy_loss(LogProb(new), torch.zeros_like(new), torch.tensor([advantage]), valid, config).loss)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "expected"),
+    [(1.25, 1, -1.25), (1.5, 1, -1.28), (0.5, 1, -0.5), (0.5, -1, 0.8), (1.5, -2, 3.0), (5.0, -2, 10.0)],
+)
+def test_the_clip_is_asymmetric(ratio: float, advantage: float, expected: float) -> None:
+    assert loss_of(ratio, advantage) == pytest.approx(expected)
+
+
+def test_the_dual_clip_bounds_what_a_bad_draw_costs() -> None:
+    assert loss_of(5.0, -2, dual_clip=3.0) == pytest.approx(6.0)
+    assert loss_of(2.0, -2, dual_clip=3.0) == pytest.approx(4.0)
+    assert loss_of(5.0, 2, dual_clip=3.0) == pytest.approx(-2 * 1.28)
+
+
+def case(seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """New and old log-probabilities [6, 4, 2], advantages and executed actions of two decisions in 3 environments."""
+    new, old = drawn(6, 4, 2, seed=seed), drawn(6, 4, 2, seed=seed + 1)
+    valid = torch.ones(6, 12, dtype=torch.bool)
+    valid[3, 5:] = False
+    valid[4] = False
+    return 0.2 * new, 0.2 * old, torch.tensor([1.0, -1.0, 0.5]).repeat(2).double(), valid
+
+
+@pytest.mark.parametrize("level", ["element", "action", "chunk"])
+def test_what_was_not_executed_has_no_gradient(level: str) -> None:
+    new, old, advantage, valid = case()
+    new.requires_grad_()
+    policy_loss(LogProb(new), old, advantage, valid, PolicyLossConfig(ratio_level=level, kl_beta=0.1),
+                reference_B_K_N=old + 0.1).loss.backward()  # fmt: skip
+    has_gradient = new.grad.ne(0).any(dim=2)
+    assert not has_gradient[4].any() and has_gradient[3].tolist() == [True, True, False, False]
+    assert new.grad.isfinite().all()
+
+
+def test_an_action_that_is_not_executed_may_hold_anything() -> None:
+    new, old, advantage, valid = case()
+    clean = policy_loss(LogProb(new), old, advantage, valid, PolicyLossConfig()).loss
+    new[4] = float("inf")
+    old[3, 2:] = -float("inf")
+    new = new.requires_grad_()
+    dirty = policy_loss(LogProb(new), old, advantage, valid, PolicyLossConfig()).loss
+    dirty.backward()
+    assert torch.equal(clean, dirty) and new.grad.isfinite().all()
+
+
+def test_on_fresh_weights_the_gradient_is_that_of_reinforce() -> None:
+    _, old, advantage, valid = case()
+    new = old.clone().requires_grad_()
+    found = policy_loss(LogProb(new), old, advantage, valid, PolicyLossConfig())
+    found.loss.backward()
+    rows = rows_of_actions(valid, 4)
+    expected = -(advantage[:, None] * rows / rows.any(dim=1).sum())[..., None].expand_as(old)
+    torch.testing.assert_close(new.grad, expected)
+    assert found.watched["ratio_min"] == found.watched["ratio_max"] == found.watched["ratio_mean"] == 1
+    assert found.watched["clip_fraction"] == found.watched["approx_kl"] == 0
+
+
+def test_aggregations() -> None:
+    value, mask = drawn(6, 4, 2), rows_of_actions(case()[3], 4)[..., None]
+    counted = value * mask
+    count, rows = 2 * mask.sum(), mask.sum()
+    torch.testing.assert_close(aggregate(value, mask, "element-mean"), counted.sum() / count)
+    torch.testing.assert_close(aggregate(value, mask, "token-mean"), counted.sum() / rows)
+    torch.testing.assert_close(aggregate(value, mask, "slice-mean", None, 3), counted.sum() / count / 3)
+    of_episode = (2 * mask.sum(dim=(1, 2))).unflatten(0, (2, 3)).sum(0).repeat(2)
+    own = counted.sum((1, 2)).unflatten(0, (2, 3)).sum(0) / of_episode[:3]
+    torch.testing.assert_close(aggregate(value, mask, "episode-mean", of_episode, 3), own.mean())
+    parts = [aggregate(value[i::2], mask[i::2], "episode-mean", of_episode[i::2], 3) for i in range(2)]
+    torch.testing.assert_close(sum(parts), own.mean())
+    steps = aggregate(value, mask, "token-mean-of-steps", of_episode, max_episode_steps=8)
+    torch.testing.assert_close(steps, (counted * 8 / of_episode[:, None, None]).mean())
+    nothing = torch.zeros_like(mask)
+    assert aggregate(value, nothing, "element-mean") == 0 == aggregate(value, nothing, "token-mean")
+
+
+def test_entropy_and_distance_to_the_reference_are_added() -> None:
+    new, old, advantage, valid = case()
+    entropy = torch.full_like(new, 1.5)
+    plain = policy_loss(LogProb(new, entropy), old, advantage, valid, PolicyLossConfig(ratio_level="action"))
+    config = PolicyLossConfig(ratio_level="action", entropy_bonus=0.1, kl_beta=0.5, kl_kind="k2")
+    found = policy_loss(LogProb(new, entropy), old, advantage, valid, config, reference_B_K_N=new + 0.1)
+    torch.testing.assert_close(found.loss, plain.loss - 0.15 + 0.5 * 0.5 * 0.2**2)
+    for kind in ("k1", "k2", "k3"):
+        assert kl_estimate(torch.zeros(2), kind).abs().max() == 0
+    torch.testing.assert_close(kl_estimate(torch.tensor(0.5), "k3"), torch.tensor(0.5).exp() - 1.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (dict(ratio_level="word"), "ratio_level='word'"),
+        (dict(clip_high=0.0), "clip_high=0.0"),
+        (dict(dual_clip=1.0), "dual_clip=1.0"),
+        (dict(aggregation="sum"), "aggregation='sum'"),
+        (dict(aggregation="token-mean-of-steps"), "max_episode_steps=null"),
+        (dict(entropy_bonus=0.1), "entropy_bonus=0.1"),
+        (dict(kl_beta=0.1), "kl_beta=0.1"),
+        (dict(aggregation="episode-mean"), "aggregation=episode-mean needs episode_sum_B"),
+    ],
+)
+def test_what_does_not_fit_is_named(options: dict, named: str) -> None:
+    new, old, advantage, valid = case()
+    with pytest.raises(ConfigError, match=named):
+        policy_loss(LogProb(new), old, advantage, valid, PolicyLossConfig(**options))
