@@ -167,7 +167,7 @@ class FarDevice(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         near = [tensor for tensor in tensors if not isinstance(tensor, FarTensor)]
         if func not in _COPIES and far:
-            _check_devices(func, far, near)
+            _check_devices(func, far, near, isinstance(flat[0], FarTensor))
         if why := _why_the_host_waits(func, args, kwargs or {}, far, near, bool(is_moved_in or is_moved_out)):
             self._note(why)
         inner = [value.host if isinstance(value, FarTensor) else value for value in flat]
@@ -193,9 +193,9 @@ def _wrapped(result: Any, flat: list[Any], inner: list[Any]) -> Any:
     return tree_map_only(Tensor, wrapped, result)
 
 
-def _check_devices(func: Any, far: list[FarTensor], near: list[Tensor]) -> None:
-    """Raise as CUDA does for tensors of two devices."""
-    if not near or func in _INDEXING:  # indices may lie on the CPU: they are copied
+def _check_devices(func: Any, far: list[FarTensor], near: list[Tensor], is_far_indexed: bool) -> None:
+    """Raise as CUDA does for tensors of two devices. A tensor on the CPU takes no index from the device."""
+    if not near or (func in _INDEXING and is_far_indexed):  # indices may lie on the CPU: they are copied
         return
     is_pointwise = torch.Tag.pointwise in func.tags or func is _aten.where.self
     if is_pointwise and all(tensor.dim() == 0 for tensor in near):

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training, sampling and rollouts with everything on another device than the CPU (`tests.far_device`): no tensor is
-made on the wrong one, the host waits for the device only where the lists here say so, and the numbers are those of the
-CPU.
+"""Training, learning from rewards, sampling and rollouts with everything on another device than the CPU
+(`tests.far_device`): no tensor is made on the wrong one, the host waits for the device only where the lists here say
+so, and the numbers are those of the CPU.
 
 Each test has a process of its own, as a process can have one such device for good.
 """
 
 import copy
+import json
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -26,7 +27,9 @@ from imaginaire.training import trainer as trainers
 from tests.far_device import NAME, FarDevice, device, register
 from tests.multiprocess import run_distributed
 from tests.pipelines import test_video2world, test_video2world_action
-from tests.training import losses, train
+from tests.rl import runs as rl_runs
+from tests.rl.test_flow_grpo import VARIANTS
+from tests.training import losses, run_dir, train
 from tests.world_model import test_flow
 
 Waits = dict[str, int]
@@ -76,11 +79,45 @@ WAITS_OF_A_ROLLOUT = {
     "cosmos_predict2/world_model/imagination.py:_pixels reads a number": CHUNKS,
 }
 
+# Where the host may wait when it learns from rewards. Noise is drawn on the host, so that it is the same on any number
+# of processes, and rewards see clips there; a ratio that is not 1 must be known before the first update.
+WAITS_OF_REWARDS = {
+    "cosmos_predict2/conditioner.py:<lambda> copies to the device and waits",  # which rows
+    "cosmos_predict2/conditioner.py:conditioning_frames_mask copies to the device and waits",
+    "cosmos_predict2/nn/dit.py:prepare reads a number",
+    "cosmos_predict2/rl/flow_grpo.py:_reward_context copies to the host",
+    "cosmos_predict2/rl/flow_grpo.py:_roll_out copies to the device and waits",
+    "cosmos_predict2/rl/flow_grpo.py:_submit copies to the host",
+    "cosmos_predict2/rl/flow_grpo.py:_submit reads a number",  # frames a second
+    "cosmos_predict2/rl/flow_grpo.py:noise_of copies to the device and waits",
+    "imaginaire/training/callbacks/running_mean.py:_fold copies to the host",
+    *WAITS_OF_A_STEP,
+}
+WAITS_OF_RATIOS = {
+    "cosmos_predict2/rl/losses.py:_watched reads a number",
+    "cosmos_predict2/rl/experience.py:mapped copies to the host",  # offload_trajectories
+}
+WAITS_OF_FRESH_NOISE = {
+    "cosmos_predict2/rl/flow_grpo.py:_noised copies to the device and waits",
+    "cosmos_predict2/rl/flow_grpo.py:_data copies to the device and waits",
+}
+
 
 def _trained(overrides: list[str], resumes: bool, root: Path) -> tuple[Waits, Losses, Losses]:
     """What made the host wait in all steps but those that begin or resume the run, which check it besides; the losses
     of validation there, and those on the CPU."""
-    waits: Counter[str] = Counter()
+    waits: Waits = {}
+    last = "trainer.max_iter=4" if resumes else "trainer.max_iter=2"
+    train(root / "cpu", [*overrides, *RUN, last], config=CONFIG)
+    for end in ["trainer.max_iter=2", last] if resumes else [last]:
+        waits = dict(
+            Counter(waits) + Counter(_on_the_device(train, root / NAME, [*overrides, *RUN, end], config=CONFIG))
+        )
+    return waits, losses(root / NAME, "far"), losses(root / "cpu", "far")
+
+
+def _on_the_device(trained: Callable[..., Any], *args: Any, **options: Any) -> Waits:
+    """Train there; what made the host wait in all steps but those that begin or resume the run."""
     step = trainers.ImaginaireTrainer._step
 
     def watched(self: Any, *args: Any) -> Any:
@@ -90,19 +127,30 @@ def _trained(overrides: list[str], resumes: bool, root: Path) -> tuple[Waits, Lo
         finally:
             far.watching = False
 
-    last = "trainer.max_iter=4" if resumes else "trainer.max_iter=2"
-    train(root / "cpu", [*overrides, *RUN, last], config=CONFIG)
-    for end in ["trainer.max_iter=2", last] if resumes else [last]:
-        with (
-            FarDevice() as far,
-            mock.patch("imaginaire.distributed.device", device),
-            mock.patch.object(adamw, "FUSED_DEVICES", (*adamw.FUSED_DEVICES, NAME)),
-            mock.patch.object(adamw, "CAPTURING_DEVICES", (NAME,)),
-            mock.patch.object(trainers.ImaginaireTrainer, "_step", watched),
-        ):
-            train(root / NAME, [*overrides, *RUN, end], config=CONFIG)
-        waits += far.waits
-    return dict(waits), losses(root / NAME, "far"), losses(root / "cpu", "far")
+    with (
+        FarDevice() as far,
+        mock.patch("imaginaire.distributed.device", device),
+        mock.patch.object(adamw, "FUSED_DEVICES", (*adamw.FUSED_DEVICES, NAME)),
+        mock.patch.object(adamw, "CAPTURING_DEVICES", (NAME,)),
+        mock.patch.object(trainers.ImaginaireTrainer, "_step", watched),
+    ):
+        trained(*args, **options)
+    return dict(far.waits)
+
+
+def _rewarded(options: list[str], root: Path) -> tuple[Waits, list[Any], list[Any]]:
+    """Three iterations of reinforcement learning, resumed after the second: the waits of that one, and what was logged
+    there and on the CPU."""
+    end = ["trainer.max_iter=3", "checkpoint.save_iter=9"]
+    rl_runs.run(root / "cpu", *options, *end)
+    waits = _on_the_device(rl_runs.run, root / NAME, *options, "trainer.max_iter=2")
+    _on_the_device(rl_runs.run, root / NAME, *options, *end)
+    return waits, _records(run_dir(root / NAME, rl_runs.NAME)), _records(run_dir(root / "cpu", rl_runs.NAME))
+
+
+def _records(folder: Path) -> list[Any]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
 
 
 @pytest.mark.slow
@@ -119,6 +167,25 @@ def test_training_in_low_precision_and_resuming_stay_on_the_device(tmp_path: Pat
     waits, found, expected = _alone(_trained, overrides, True, tmp_path)
     assert waits == {place: 2 * count for place, count in WAITS_OF_A_STEP.items()}
     assert found == [(at, pytest.approx(loss, rel=2e-2)) for at, loss in expected]
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        pytest.param("reference", WAITS_OF_REWARDS | WAITS_OF_RATIOS, marks=pytest.mark.slow),
+        pytest.param("nft", WAITS_OF_REWARDS | WAITS_OF_FRESH_NOISE, marks=pytest.mark.long),
+    ],
+)
+def test_learning_from_rewards_stays_on_the_device(name: str, allowed: set[str], tmp_path: Path) -> None:
+    """The distance to a copy of the weights, or to the model without its adapters; a policy that lags; a data term."""
+    waits, found, expected = _alone(_rewarded, VARIANTS[name], tmp_path)
+    assert set(waits) == allowed
+    assert len(found) == len(expected) == 3
+    for key in ("train/reward_mean", "train/grad_norm", "train/loss"):  # a loss of ratios is 0 before the first update
+        values = [[one[key] for one in records] for records in (found, expected)]
+        assert values[0] == pytest.approx(values[1], rel=1e-3, abs=1e-5), key
+    if name == "reference":
+        assert [(one["train/log_prob_ratio"], one["train/ratio_std"]) for one in found] == [(1, 0)] * 3
 
 
 @pytest.mark.slow
