@@ -60,10 +60,11 @@ def test_every_step_is_run_and_summed_up(tmp_path: Path, stand_in: str) -> None:
         "pytest -q -m gpu",
         "tiny_groot_gr1_480",
         "lora_training_tiny",
+        "benchmarks.rl_step",
         "--resolution 720",
     ):
         assert words in calls
-    assert result.stdout.count("\nok  ") == 7
+    assert result.stdout.count("\nok  ") == 8
     assert "FAILED" not in result.stdout
 
 
@@ -71,7 +72,7 @@ def test_a_failed_step_is_named_and_the_others_still_run(tmp_path: Path, stand_i
     result = run(tmp_path, PYTHON=stand_in, FAILS="-m gpu", HANGS="nothing hangs")
     assert result.returncode == 1
     assert "FAILED   parity" in result.stdout and "exit code 3" in result.stdout and "it went wrong" in result.stdout
-    assert result.stdout.count("\nok  ") == 6
+    assert result.stdout.count("\nok  ") == 7
 
 
 # --- the training step
