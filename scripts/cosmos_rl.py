@@ -7,11 +7,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # so that the file also runs as a program
 
 from cosmos_predict2.configs.rl.recipes.translation import Translation, translate
 from imaginaire import command_line
-from imaginaire.errors import ConfigError
+from imaginaire.errors import ConfigError, near
 from scripts import train
 
 SCRIPTS = ("wfm_rl", "diffusion_nft")  # of cosmos_rl.tools.dataset: what they do is part of the translation
@@ -46,6 +47,7 @@ def _parser() -> command_line.Parser:
 
 def run(args: argparse.Namespace, overrides: Sequence[str] = ()) -> int:
     _require_script(args.script)
+    _require_recipe(args.config)
     translation = translate(args.config)
     for name, value in translation.environment.items():
         os.environ.setdefault(name, value)
@@ -74,6 +76,20 @@ def _require_script(script: str) -> None:
             f"{script}: scripts of your own are not run. Data sets and rewards of your own are experiments here:"
             " documentations/world_model_rl.md. Give cosmos_rl.tools.dataset.wfm_rl, or leave it out."
         )
+
+
+def _require_recipe(path: str) -> None:
+    """Raise where there is no such file, with the place of this project's recipes."""
+    if Path(path).exists():
+        return
+    recipes = [str(found.relative_to(ROOT)) for found in sorted(ROOT.glob("configs/*/*.toml"))]
+    if not recipes:  # installed without a checkout
+        cure = " This project's recipes are files of its checkout, in configs/wfm."
+    elif os.path.normpath(path) in recipes:
+        cure = f" There is one in {ROOT}: start the command there, or give --config {ROOT / path}."
+    else:
+        cure = near(path, recipes)
+    raise ConfigError(f"--config {path}: there is no such file in {Path.cwd()}.{cure}")
 
 
 def require_gpus(translation: Translation, num_machines: int) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command ``cosmos-rl``: a recipe is translated, and runs as by scripts.train on the processes it asks for."""
 
+import importlib.metadata
 import json
 import re
 import shlex
@@ -30,7 +31,8 @@ def output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_the_distribution_has_the_command() -> None:
-    assert '"cosmos-rl = scripts.cosmos_rl:main"' in (ROOT / "setup.py").read_text()
+    (command,) = importlib.metadata.distribution("cosmos-posttrain").entry_points.select(name="cosmos-rl")
+    assert command.load() is cosmos_rl.main
 
 
 # What the guide prints: the command, and the table of parallelism.
@@ -113,6 +115,20 @@ def test_a_wrong_command_is_one_message(
     monkeypatch.setattr("torch.accelerator.device_count", lambda: 0)
     assert cosmos_rl.main(arguments) == 2
     assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("recipe", "told"), [("./" + TINY, f"give --config {ROOT / TINY}"), ("configs/wfm/tiny.toml", "Did you mean")]
+)
+def test_a_recipe_that_is_not_below_this_folder_is_named_where_it_is(
+    recipe: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cosmos_rl.main(["--config", recipe]) == 2
+    assert told in capsys.readouterr().err
+    monkeypatch.setattr(cosmos_rl, "ROOT", tmp_path)  # as of a wheel, which has none
+    assert cosmos_rl.main(["--config", recipe]) == 2
+    assert "of its checkout" in capsys.readouterr().err
 
 
 def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
