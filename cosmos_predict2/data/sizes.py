@@ -48,6 +48,11 @@ def pixel_frames(num_latent_frames: int) -> int:
     return 4 * (num_latent_frames - 1) + 1
 
 
+def latent_frame(frame: int) -> int:
+    """The number of the latent frame that a frame belongs to, both from 0."""
+    return (frame + 3) // 4
+
+
 def latent_frames(num_pixel_frames: int) -> int:
     """Latent frames of a clip; its length must be one more than a multiple of four."""
     if num_pixel_frames < 1 or num_pixel_frames % 4 != 1:

@@ -76,10 +76,11 @@ def sample(
     shape that begins with the batch will do. ``denoise(x_B_C_T_H_W, sigma_B)`` estimates the clean video and is given
     both in the dtype of the noise. ``step`` is a name of SOLVERS or a stepper of your own, and ``on_step(i, step)``
     sees every step.
-    If the last level is not 0, one more evaluation there gives the result, unless ``final_denoise`` is off.
+    If the last level is not 0, one more evaluation there gives the result, unless ``final_denoise`` is off. Of a single
+    level that evaluation is all.
     Gradients are recorded if the caller has them on.
     """
-    levels = _decreasing(sigmas)
+    levels = _decreasing(sigmas, least=1 if final_denoise else 2)
     dtype = torch.promote_types(x_B_C_T_H_W.dtype, torch.float32)
 
     def evaluate(x: Tensor, sigma: float) -> Tensor:
@@ -113,8 +114,8 @@ def solver(name: str, evaluate: Evaluate) -> Stepper:
     return SOLVERS[name](evaluate)
 
 
-def _decreasing(sigmas: Tensor) -> list[float]:
+def _decreasing(sigmas: Tensor, least: int) -> list[float]:
     levels = [float(level) for level in sigmas.double().tolist()]
-    if len(levels) < 2 or levels[-1] < 0 or any(a <= b for a, b in pairwise(levels)):
-        raise ValueError(f"Sampling needs two or more decreasing noise levels that are not negative; found {levels}.")
+    if len(levels) < least or levels[-1] < 0 or levels[0] <= 0 or any(a <= b for a, b in pairwise(levels)):
+        raise ValueError(f"Sampling needs {least} or more decreasing noise levels, none negative; found {levels}.")
     return levels

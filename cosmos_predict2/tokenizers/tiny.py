@@ -71,6 +71,13 @@ class TinyTokenizer(LatentGrid):
         video_B_C_F_H_W = self.net.decode(latent_B_C_T_H_W.to(device=self.device, dtype=self.dtype))
         return video_B_C_F_H_W.to(latent_B_C_T_H_W.dtype)
 
+    @torch.no_grad()
+    def decode_groups(self, latent_B_C_T_H_W: Tensor) -> Tensor:
+        """RGB [B, 3, 4 T, H, W] of latent frames behind the first one: they need no others."""
+        self.check_latent(latent_B_C_T_H_W)
+        video_B_C_F_H_W = self.net.decode_groups(latent_B_C_T_H_W.to(device=self.device, dtype=self.dtype))
+        return video_B_C_F_H_W.to(latent_B_C_T_H_W.dtype)
+
 
 class TinyAutoencoder(nn.Module):
     """One coder for the first frame, another for groups of four; latents come out with about unit variance."""
@@ -96,13 +103,17 @@ class TinyAutoencoder(nn.Module):
         return (codes_B_C_T_H_W - self._centres(codes_B_C_T_H_W)) / self.scale
 
     def decode(self, latent_B_C_T_H_W: Tensor) -> Tensor:
-        batch = latent_B_C_T_H_W.shape[0]
-        codes_B_C_T_H_W = latent_B_C_T_H_W * self.scale + self._centres(latent_B_C_T_H_W)
-        frames = [rearrange(self.frame.decode(codes_B_C_T_H_W[:, :, 0]), "b (f c) h w -> b c f h w", f=1)]
-        if codes_B_C_T_H_W.shape[2] > 1:
-            groups = self.group.decode(rearrange(codes_B_C_T_H_W[:, :, 1:], "b c t h w -> (b t) c h w"))
-            frames.append(rearrange(groups, "(b t) (f c) h w -> b c (t f) h w", b=batch, f=GROUP))
+        codes_B_C_H_W = latent_B_C_T_H_W[:, :, 0] * self.scale + self.centre[0, :, None, None]
+        frames = [rearrange(self.frame.decode(codes_B_C_H_W), "b (f c) h w -> b c f h w", f=1)]
+        if latent_B_C_T_H_W.shape[2] > 1:
+            frames.append(self.decode_groups(latent_B_C_T_H_W[:, :, 1:]))
         return torch.cat(frames, dim=2)
+
+    def decode_groups(self, latent_B_C_T_H_W: Tensor) -> Tensor:
+        """Pixels of latent frames that each stand for four."""
+        codes_B_C_T_H_W = latent_B_C_T_H_W * self.scale + self.centre[1, :, None, None, None]
+        groups = self.group.decode(rearrange(codes_B_C_T_H_W, "b c t h w -> (b t) c h w"))
+        return rearrange(groups, "(b t) (f c) h w -> b c (t f) h w", b=latent_B_C_T_H_W.shape[0], f=GROUP)
 
     def _centres(self, codes_B_C_T_H_W: Tensor) -> Tensor:
         """[C, T, 1, 1]: the first latent frame has a centre of its own."""

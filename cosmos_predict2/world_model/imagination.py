@@ -64,9 +64,11 @@ class Imagination:
         negative_text_B_S_E: Tensor | None = None,
         as_float: bool = False,
         batch_size: int | None = None,
+        frames: range | None = None,
     ) -> Tensor:
         """Videos [B, 3, 1 + A, H, W] that begin with the first frames: uint8, or in [-1, 1] with ``as_float``.
 
+        Of ``frames``, numbers that follow each other, no others are decoded than these need.
         One or five first frames, uint8 or in [-1, 1]; of five, the first four actions lie between them. Actions are as
         `transformed` gives them; a text [1, S, E] is that of all samples. ``batch_size`` are sampled together, or as
         many as fit into a GPU's memory.
@@ -81,24 +83,29 @@ class Imagination:
             # One token does: all tokens of a text of zeros are alike, so that attention gives the same for any number.
             texts[TEXT_KEY] = torch.zeros(1, 1, self.world.net.text_channels)
         rows = {key: self._rows(text, size) for key, text in texts.items()}
-        videos = []
+        videos, finite = [], []
         step = batch_size or self.world.samples_at_once(num_latent, height, width)
         for start in range(0, size, step):
             part = slice(start, start + step)
-            frames, actions = first_frames_B_C_F_H_W[part], actions_B_A_D[part]
+            first, actions = first_frames_B_C_F_H_W[part], actions_B_A_D[part]
             batch = {key: text[part] for key, text in rows.items()}
             batch[ACTION_KEY] = actions.float()
-            batch["fps"] = torch.full((len(frames),), float(self.config.fps), device=self.world.device)
-            batch["padding_mask"] = torch.zeros(len(frames), 1, height, width, device=self.world.device)
+            batch["fps"] = torch.full((len(first),), float(self.config.fps), device=self.world.device)
+            batch["padding_mask"] = torch.zeros(len(first), 1, height, width, device=self.world.device)
             latent = self.world.generate_latents(
                 batch,
-                self.world.given_latents(frames, num_latent),
+                self.world.given_latents(first, num_latent),
                 latent_frames(num_given),
                 seed=[int(seed) for seed in seeds[part]],
                 options=options,
             )
             few = self.world.clips_at_once(pixel_frames(num_latent), height, width)
-            videos += [self._pixels(some, as_float) for some in latent.split(few)]
+            for some in latent.split(few):
+                video = self.world.decode(some, frames)
+                finite.append(torch.isfinite(video).all())
+                videos.append(video if as_float else to_uint8(video))
+        if not torch.stack(finite).all():  # once: the host waits for the device here
+            raise DataError("The network gave values that are not finite. Are these the weights of this model?")
         return torch.cat(videos)
 
     # --- many chunks
@@ -182,12 +189,6 @@ class Imagination:
         if text.shape[0] not in (1, size):
             raise DataError(f"There are texts for {text.shape[0]} samples, but {size} samples: one each, or one.")
         return text if text.shape[0] == size else text.expand(size, -1, -1)
-
-    def _pixels(self, latent_B_C_T_H_W: Tensor, as_float: bool) -> Tensor:
-        video = self.world.decode(latent_B_C_T_H_W)
-        if not torch.isfinite(video).all():
-            raise DataError("The network gave values that are not finite. Are these the weights of this model?")
-        return video if as_float else to_uint8(video)
 
     def _padded(self, actions_B_L_D: Tensor, count: int) -> Tensor:
         """The actions, and behind them raw actions of zeros as the network sees them."""

@@ -15,12 +15,15 @@ class SamplingOptions:
     guidance: float = flag(0.0, "x = cond + guidance (cond - uncond), away from the negative prompt; 0: none")
     num_steps: int = flag(35, "sampling steps")
     solver: str | None = flag(None, "default: that of the model's objective, 2ab, or unipc of Predict2.5")
+    # Evaluate once more at the lowest noise level, where that is above 0; without it, num_steps 1 is one evaluation.
+    final_evaluation: bool = True
     use_cuda_graphs: bool = flag(False, "capture the network's forward pass")
     progress: bool = False  # show a bar
 
     def record(self) -> dict[str, Any]:
         """What changes or describes a result, as plain values."""
-        return {key: value for key, value in asdict(self).items() if key != "progress"}
+        left_out = {"progress"} | ({"final_evaluation"} if self.final_evaluation else set())
+        return {key: value for key, value in asdict(self).items() if key not in left_out}
 
 
 UNGUIDED = SamplingOptions()

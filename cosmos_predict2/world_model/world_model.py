@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from cosmos_predict2.checkpoints import load_dit
 from cosmos_predict2.conditioner import NEGATIVE_TEXT_KEY, TEXT_KEY, Condition, Conditioner
-from cosmos_predict2.data.sizes import latent_frames, pixel_frames
+from cosmos_predict2.data.sizes import latent_frame, latent_frames, pixel_frames
 from cosmos_predict2.diffusion.rectified_flow import add_noise
 from cosmos_predict2.diffusion.solvers import guide, sample
 from cosmos_predict2.diffusion.step import Step
@@ -134,6 +134,14 @@ class WorldModel:
         net.eval().requires_grad_(False)
         return self
 
+    def move(self, device: torch.device | str) -> None:
+        """Bring network and tokenizer to a device, such as to the host while others need the GPU; what was captured
+        is forgotten. What runs, runs where the model was built for: bring it back before."""
+        self.net.to(device)
+        if self.tokenizer is not None:
+            self.tokenizer.to(device)
+        self._graphed = None
+
     # --- text
 
     def encode_text(self, prompts: Sequence[str], embeddings: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -190,10 +198,24 @@ class WorldModel:
         return torch.cat(latents)
 
     @torch.no_grad()
-    def decode(self, latent_B_C_T_H_W: Tensor) -> Tensor:
-        """Videos [B, 3, F, H, W] in [-1, 1]."""
+    def decode(self, latent_B_C_T_H_W: Tensor, frames: range | None = None) -> Tensor:
+        """Videos [B, 3, F, H, W] in [-1, 1], of all frames or of some that follow each other.
+
+        A causal tokenizer (`is_causal`) need not see what comes behind them, nor one what lies before that codes its
+        groups of frames alone (`decode_groups`).
+        """
         self.tokenizer.to(self.device)
-        video = self.tokenizer.decode(latent_B_C_T_H_W / self.config.sigma_data)
+        latent, first = latent_B_C_T_H_W / self.config.sigma_data, 0
+        if frames is not None and getattr(self.tokenizer, "is_causal", False):
+            latent = latent[:, :, : latent_frame(frames[-1]) + 1]
+        decode_groups = getattr(self.tokenizer, "decode_groups", None)
+        if frames is not None and decode_groups is not None and frames[0] > 0:
+            number = latent_frame(frames[0])
+            video, first = decode_groups(latent[:, :, number:]), pixel_frames(number)
+        else:
+            video = self.tokenizer.decode(latent)
+        if frames is not None:
+            video = video[:, :, frames[0] - first : frames[-1] + 1 - first]
         if self._offload_tokenizer:
             self.tokenizer.to("cpu")
         return video.clamp(-1, 1)
@@ -294,7 +316,8 @@ class WorldModel:
                 if on_step is not None:
                     on_step(i, step)
 
-            latent = sample(path.denoise, path.start_B_C_T_H_W, path.sigmas, path.stepper, report)
+            sigmas = path.sigmas[:-1] if path.sigmas[-1] > 0 and not options.final_evaluation else path.sigmas
+            latent = sample(path.denoise, path.start_B_C_T_H_W, sigmas, path.stepper, report)
         return self.context.gather_frames(path.finish(latent))
 
     def sampling_path(

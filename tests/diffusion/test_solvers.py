@@ -193,7 +193,7 @@ def test_a_scale_of_zero_is_no_guidance() -> None:
     )
 
 
-@pytest.mark.parametrize("levels", [[1.0], [1.0, 1.0], [1.0, 2.0], [1.0, -0.5], []])
+@pytest.mark.parametrize("levels", [[0.0], [1.0, 1.0], [1.0, 2.0], [1.0, -0.5], []])
 def test_levels_that_do_not_decrease_are_refused(levels: list[float]) -> None:
     with pytest.raises(ValueError, match="decreasing"):
         sample(Gaussian().x0, _noise(), torch.tensor(levels))

@@ -1,0 +1,384 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A world model in place of a simulator: a policy's chunk of actions is imagined, and a reward judges the pictures.
+
+    env = WorldModelEnv(imagination, ToyStarts(), ToyDetectorReward(), num_envs=64, max_steps=24)
+    observation, info = env.reset(options={"trial_ids": [...], "seeds": [...]})
+    observation, reward, terminated, truncated, info = env.chunk_step(actions)
+
+The loop is closed: the policy sees the end of what was imagined before it acts again. The noise of an environment's
+chunk is that of its seed plus the number of the chunk's first action, so that a result does not depend on which
+environments are imagined together, and environments of equal seeds share their noise. Episodes that are over leave the
+batch, and only pictures that policy and reward need are decoded.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cosmos_predict2.rl.envs.book import Book, Chunk, Ids
+from cosmos_predict2.rl.envs.scoring import Scored, Scoring, merged, score
+from cosmos_predict2.rl.envs.starts import FirstFrames, Starts
+from cosmos_predict2.rl.envs.toy import NUM_TRIALS
+from cosmos_predict2.rl.interfaces import FrameReward, Info, Observation
+from cosmos_predict2.world_model.imagination import Imagination
+from cosmos_predict2.world_model.options import UNGUIDED, SamplingOptions
+from cosmos_predict2.world_model.sampling import to_uint8
+from imaginaire.errors import CheckpointError, ConfigError, DataError, near
+
+PADDING = ("hold", "zeros")
+TEXTS = ("none", "task")
+HAND_OVER = ("uint8", "float")
+OFFLOAD = ("never", "phase")
+ONE_EVALUATION = replace(UNGUIDED, num_steps=1, final_evaluation=False)
+
+_NOISE_STRIDE = 2**31  # between the seeds of an environment's noises
+_DESCRIPTION = "task_description"
+
+
+class WorldModelEnv:
+    """``num_envs`` imagined episodes of at most ``max_steps`` actions; see `VecEnv`.
+
+    ``chunk`` actions are imagined at once, as the weights were trained for unless it is given. A shorter chunk of a
+    policy is filled up: with actions that do not move and keep ``gripper_dims`` ("hold"), or with zeros. ``text`` is
+    "none" or the task's sentence. An end is handed on in bytes or as it was decoded ("float"), and with starts of five
+    pictures the last five; with ``keep_first`` the episode's first picture stands before the last four.
+    ``batch_size`` are imagined together. With ``num_noises`` 2 each chunk is imagined twice, by two noises, each going
+    on from its own end; the policy sees the first, and the worst one is paid. ``offload`` "phase" lets `offload` move
+    everything to the host. ``state_size`` zeros stand for proprioception, of which a world model knows nothing.
+    info has besides ``value`` [E] of the last judged picture, ``disagrees`` [E], and with ``keep_frames`` ``frames``
+    [E, A, H, W, 3], where what was not executed repeats what was.
+    """
+
+    def __init__(
+        self,
+        imagination: Imagination,
+        starts: Starts,
+        reward: FrameReward,
+        num_envs: int,
+        max_steps: int,
+        *,
+        scoring: Scoring | None = None,
+        sampling: SamplingOptions = ONE_EVALUATION,
+        batch_size: int | None = None,
+        chunk: int | None = None,
+        padding: str = "hold",
+        gripper_dims: Sequence[int] = (-1,),
+        text: str = "none",
+        hand_over: str = "uint8",
+        keep_first: bool = False,
+        num_noises: int = 1,
+        offload: str = "never",
+        keep_frames: bool = False,
+        state_size: int = 0,
+        seed: int = 0,
+    ) -> None:
+        for name, value, known in (
+            ("padding", padding, PADDING),
+            ("text", text, TEXTS),
+            ("hand_over", hand_over, HAND_OVER),
+            ("offload", offload, OFFLOAD),
+        ):
+            if value not in known:
+                raise ConfigError(f"{name} is '{value}'.{near(value, known)}")
+        if num_noises < 1:
+            raise ConfigError(f"num_noises={num_noises}: 1, or 2 of which the worst one counts.")
+        self.imagination, self.starts, self.reward = imagination, starts, reward
+        self.scoring, self.sampling, self.batch_size = scoring or Scoring(), sampling, batch_size
+        self.padding, self.gripper_dims, self.text, self.hand_over = padding, tuple(gripper_dims), text, hand_over
+        self.keep_first, self.num_noises, self.keep_frames = keep_first, num_noises, keep_frames
+        self.state_size, self.offload_policy = state_size, offload
+        self.chunk = chunk or imagination.config.chunk_size
+        self.new_frames = self.chunk - (starts.history - 1)
+        if self.new_frames < 1:
+            raise ConfigError(
+                f"starts.history={starts.history} pictures leave none of a chunk of {self.chunk} actions."
+            )
+        if keep_first and starts.history == 1:
+            raise ConfigError("keep_first keeps the first picture beside the last four: starts.history must be 5.")
+        self.action_dim = imagination.transform.dim
+        self.num_envs = num_envs
+        self.metadata: dict[str, Any] = dict(
+            suite="world_model", action_dim=self.action_dim, chunk=min(self.new_frames, max_steps), max_steps=max_steps
+        )
+        self._book = Book(num_envs, num_tasks=starts.num_tasks, num_trials=NUM_TRIALS, max_steps=max_steps, seed=seed)
+        self._previous = numpy.zeros(num_envs, dtype=numpy.float32)
+        self._streak = numpy.zeros(num_envs, dtype=numpy.int64)
+        self._frames: Tensor | None = None  # [noises, E, C, F, H, W]: where the next chunk begins
+        self._first: Tensor | None = None  # [E, C, 1, H, W] of keep_first
+        self._actions: Tensor | None = None  # [E, F - 1, D] between those frames, raw
+        self._context: dict[str, Any] = {}  # of all environments
+        self._texts: dict[str, Tensor] = {}
+        self._is_away = False
+
+    @property
+    def device(self) -> torch.device:
+        return self.imagination.world.device
+
+    # --- episodes
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Observation, Info]:
+        """Begin episodes; see `VecEnv.reset`. ``seeds`` are those of the noise."""
+        self.onload()
+        book = self._book
+        ids = book.begin(seed, options)
+        self._begin(ids, self.starts.starts(book.task_ids[ids].tolist(), book.trial_ids[ids].tolist()))
+        self._previous[ids], self._streak[ids] = 0.0, 0
+        return self._observation(ids), book.info(ids)
+
+    def chunk_step(
+        self, actions_E_A_D: Tensor, env_ids: Sequence[int] | None = None, execute: int | None = None
+    ) -> tuple[Observation, Tensor, Tensor, Tensor, Info]:
+        """Imagine what the actions lead to; see `VecEnv.chunk_step`. Terminations stand at a chunk's last action."""
+        self.onload()
+        book, ids = self._book, self._book.ids(env_ids)
+        actions, count = book.check_actions(actions_E_A_D, ids, self.action_dim, execute)
+        if count > self.new_frames:
+            raise DataError(
+                f"{count} actions are to be executed, but this world model imagines {self.new_frames} at once: give"
+                " shorter chunks, or execute fewer."
+            )
+        chunk = Chunk.empty(len(ids), actions.shape[1])
+        info: dict[str, Any] = {"value": torch.zeros(len(ids)), "disagrees": torch.zeros(len(ids), dtype=torch.bool)}
+        if self.keep_frames:
+            last = self._pictures(ids)
+            info["frames"] = last[:, None].expand(-1, actions.shape[1], -1, -1, -1).clone()
+        rows = numpy.flatnonzero(~book.is_over[ids])
+        if rows.size:
+            counts = numpy.minimum(count, book.max_steps - book.steps[ids[rows]])
+            frames = self._imagine(ids[rows], actions[rows], counts)
+            scored = self._judge(ids[rows], frames, counts, actions.shape[1])
+            self._end(ids[rows], rows, counts, scored, chunk)
+            info["value"][rows] = torch.from_numpy(scored.value_E)
+            info["disagrees"][rows] = torch.from_numpy(scored.disagrees_E)
+            if self.keep_frames:
+                self._keep(info["frames"], rows, frames, counts)
+        info = {**book.info(ids, chunk), **info}
+        return self._observation(ids), chunk.reward_E_A, chunk.terminated_E_A, chunk.truncated_E_A, info
+
+    # --- parts of a chunk
+
+    def _begin(self, ids: Ids, first: FirstFrames) -> None:
+        pictures = first.pictures_E_F_H_W_C.to(self.device).permute(0, 4, 1, 2, 3)
+        if self.hand_over == "float":
+            pictures = pictures.float() / 127.5 - 1
+        history = pictures.shape[2]
+        if self._frames is None:
+            self._frames = pictures.new_zeros(self.num_noises, self.num_envs, *pictures.shape[1:])
+            self._first = pictures.new_zeros(self.num_envs, *pictures[:, :, :1].shape[1:])
+            self._actions = torch.zeros(self.num_envs, history - 1, self.action_dim)
+        assert self._first is not None and self._actions is not None
+        if pictures.shape[1:] != self._frames.shape[2:]:
+            found, before = list(pictures.shape[3:]), list(self._frames.shape[4:])
+            raise DataError(
+                f"These starts have pictures {found}, but those before {before} (height, width): give the size that"
+                " they are stretched to (starts.size)."
+            )
+        self._frames[:, ids], self._first[ids] = pictures, pictures[:, :, :1]
+        if history > 1:
+            if (rows := first.actions_E_A_D) is not None and rows.shape[2] != self.action_dim:
+                raise DataError(
+                    f"Starts with actions of {rows.shape[2]} numbers, but the model's have {self.action_dim}."
+                )
+            self._actions[ids] = 0.0 if rows is None else rows.float()
+        self._context.setdefault(_DESCRIPTION, [""] * self.num_envs)
+        for i, sentence in zip(ids, first.task_description, strict=True):
+            self._context[_DESCRIPTION][i] = sentence
+        for name, value in first.context.items():
+            if name not in self._context:
+                self._context[name] = value.new_zeros(self.num_envs, *value.shape[1:])
+            self._context[name][ids] = value
+
+    def _imagine(self, ids: Ids, actions_E_A_D: Tensor, counts: NDArray[numpy.int64]) -> Tensor:
+        """Pictures [noises, E, C, F, H, W] that the actions lead to, the last after each environment's last action.
+
+        Moves the environments on to where the next chunk begins.
+        """
+        assert self._frames is not None and self._first is not None and self._actions is not None
+        given, size, most = self.starts.history, len(ids), int(counts.max())
+        before = self._actions[ids]
+        filled = self._filled(actions_E_A_D)
+        raw = torch.cat([before, filled], dim=1)
+        seeds = self._book.seeds[ids] + self._book.steps[ids]
+        all_seeds = [int(seed + k * _NOISE_STRIDE) % 2**32 for k in range(self.num_noises) for seed in seeds]
+        # Numbers of frames in a whole clip: the first new one is `given`, the last executed one `given - 1 + most`.
+        needed = given if self.scoring.judge == "all" or self.keep_frames else given - 1 + int(counts.min())
+        low = min(needed, int(counts.min()))  # where the next chunk begins, too
+        video = self.imagination.generate_actions(
+            self._frames[:, ids].flatten(0, 1),
+            self.imagination.transformed(raw.numpy()).repeat(self.num_noises, 1, 1),
+            all_seeds,
+            self.sampling,
+            text_B_S_E=self._text(ids),
+            as_float=self.hand_over == "float",
+            batch_size=self.batch_size,
+            frames=range(low, given + most),
+        ).unflatten(0, (self.num_noises, size))
+        ends = numpy.arange(given)[None] + counts[:, None] - low
+        last = _picked(video, ends)
+        if self.keep_first:
+            last[:, :, :, 0] = self._first[ids, :, 0]
+        self._frames[:, ids] = last
+        if given > 1:
+            joined = torch.cat([before, filled], dim=1)
+            self._actions[ids] = torch.stack([row[n : n + given - 1] for row, n in zip(joined, counts, strict=True)])
+        return video if video.dtype == torch.uint8 else to_uint8(video)
+
+    def _filled(self, actions_E_A_D: Tensor) -> Tensor:
+        """As many actions as are imagined at once."""
+        have = actions_E_A_D.shape[1]
+        if have >= self.new_frames:
+            return actions_E_A_D[:, : self.new_frames]
+        rest = torch.zeros(len(actions_E_A_D), self.new_frames - have, self.action_dim)
+        if self.padding == "hold":
+            dims = list(self.gripper_dims)
+            rest[:, :, dims] = actions_E_A_D[:, -1:, dims]
+        return torch.cat([actions_E_A_D, rest], dim=1)
+
+    def _judge(self, ids: Ids, frames: Tensor, counts: NDArray[numpy.int64], num_actions: int) -> Scored:
+        """``frames`` end with the picture after each environment's last action, and begin where `_imagine` says."""
+        most = int(counts.max())
+        if self.scoring.judge == "last":
+            shown = _picked(frames, counts[:, None] - most + frames.shape[3] - 1)
+        else:
+            shown = frames[:, :, :, frames.shape[3] - most :]
+        context = self._rows(numpy.tile(ids, self.num_noises))
+        judgement = self.reward.judge(shown.flatten(0, 1).permute(0, 2, 3, 4, 1), context)
+        return score(
+            self.scoring,
+            merged(judgement, self.num_noises),
+            counts,
+            num_actions,
+            self._previous[ids],
+            self._streak[ids],
+        )
+
+    def _end(self, ids: Ids, rows: Ids, counts: NDArray[numpy.int64], scored: Scored, chunk: Chunk) -> None:
+        book = self._book
+        book.steps[ids] += counts
+        terminated, truncated = book.end(ids, scored.is_success_E, self.scoring.terminate_on_success)
+        reward = scored.reward_E_A
+        if self.scoring.reward_on == "last":
+            reward = reward * (terminated | truncated)[:, None]
+        self._previous[ids], self._streak[ids] = scored.previous_E, scored.streak_E
+        chunk.reward_E_A[rows] = torch.from_numpy(reward)
+        chunk.executed_E_A[rows] = torch.from_numpy(numpy.arange(reward.shape[1])[None] < counts[:, None])
+        chunk.terminated_E_A[rows, counts - 1] = torch.from_numpy(terminated)
+        chunk.truncated_E_A[rows, counts - 1] = torch.from_numpy(truncated)
+
+    def _keep(self, kept: Tensor, rows: Ids, frames: Tensor, counts: NDArray[numpy.int64]) -> None:
+        most = int(counts.max())
+        shown = frames[0, :, :, frames.shape[3] - most :].permute(0, 2, 3, 4, 1)
+        for row, number, pictures in zip(rows, counts, shown, strict=True):
+            kept[row, :number] = pictures[:number]
+            kept[row, number:] = pictures[number - 1]
+
+    # --- what is seen and known
+
+    def _pictures(self, ids: Ids) -> Tensor:
+        """The present pictures, uint8 [E, H, W, 3]."""
+        assert self._frames is not None
+        last = self._frames[0, ids, :, -1].permute(0, 2, 3, 1)
+        return last if last.dtype == torch.uint8 else to_uint8(last)
+
+    def _observation(self, ids: Ids) -> Observation:
+        pictures = self._pictures(ids)
+        return {
+            "full_image": pictures,
+            "wrist_image": pictures.new_zeros(len(ids), 0, *pictures.shape[1:]),
+            "state": torch.zeros(len(ids), self.state_size),
+            _DESCRIPTION: [self._context[_DESCRIPTION][i] for i in ids],
+        }
+
+    def _rows(self, ids: Ids) -> dict[str, Any]:
+        return {
+            name: [value[i] for i in ids] if isinstance(value, list) else value[torch.from_numpy(ids)]
+            for name, value in self._context.items()
+        }
+
+    def _text(self, ids: Ids) -> Tensor | None:
+        if self.text == "none":
+            return None
+        sentences = [self._context[_DESCRIPTION][i] for i in ids]
+        if missing := [text for text in dict.fromkeys(sentences) if text not in self._texts]:
+            encoded = self.imagination.world.encode_text(missing)
+            self._texts |= dict(zip(missing, encoded, strict=True))
+        return torch.stack([self._texts[text] for text in sentences] * self.num_noises)
+
+    # --- memory and state
+
+    def offload(self) -> None:
+        """Move world model, reward and pictures to the host, where ``offload`` is "phase"."""
+        if self.offload_policy == "phase" and not self._is_away:
+            self._move("cpu")
+            self._is_away = True
+
+    def onload(self) -> None:
+        """Bring back what `offload` moved; the two calls need it not be called for."""
+        if self._is_away:
+            self._move(self.device)
+            self._is_away = False
+
+    def _move(self, device: torch.device | str) -> None:
+        self.imagination.world.move(device)
+        if (move := getattr(self.reward, "to", None)) is not None:
+            move(device)
+        if self._frames is not None and self._first is not None:
+            self._frames, self._first = self._frames.to(device), self._first.to(device)
+        self._texts = {text: value.to(device) for text, value in self._texts.items()}
+
+    @property
+    def _about(self) -> dict[str, Any]:
+        return {
+            "kind": "world_model",
+            "num_envs": self.num_envs,
+            "history": self.starts.history,
+            "num_noises": self.num_noises,
+            "hand_over": self.hand_over,
+            **self.metadata,
+        }
+
+    def get_state(self) -> bytes:
+        arrays: dict[str, Any] = {"previous": self._previous, "streak": self._streak}
+        if self._frames is not None:
+            assert self._first is not None and self._actions is not None
+            for name, tensor in (("frames", self._frames), ("first", self._first), ("actions", self._actions)):
+                arrays[name] = tensor.cpu().numpy()
+        for name, value in self._context.items():
+            arrays[f"context.{name}"] = numpy.asarray(value) if isinstance(value, list) else value.cpu().numpy()
+        return self._book.to_bytes(self._about, arrays)
+
+    def load_state(self, state: bytes) -> None:
+        arrays = self._book.from_bytes(state, self._about)
+        try:
+            self._previous[:], self._streak[:] = arrays["previous"], arrays["streak"]
+            if "frames" in arrays:
+                place = "cpu" if self._is_away else self.device
+                self._frames, self._first = (torch.from_numpy(arrays[name]).to(place) for name in ("frames", "first"))
+                self._actions = torch.from_numpy(arrays["actions"])
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(f"The state is not one of a world model's environment: {error}") from error
+        context = {
+            name.removeprefix("context."): array for name, array in arrays.items() if name.startswith("context.")
+        }
+        self._context = {
+            name: array.tolist() if array.dtype.kind == "U" else torch.from_numpy(array)
+            for name, array in context.items()
+        }
+
+    def close(self) -> None:
+        """Forget the pictures; the world model is not this environment's own."""
+        self._frames = self._first = self._actions = None
+
+
+def _picked(video_N_E_C_F_H_W: Tensor, frames_E_F: NDArray[numpy.int64]) -> Tensor:
+    """Some frames of each environment, [N, E, C, F, H, W]; a copy."""
+    if (frames_E_F == frames_E_F[:1]).all():
+        start = int(frames_E_F[0, 0])
+        return video_N_E_C_F_H_W[:, :, :, start : start + frames_E_F.shape[1]].clone()
+    rows = [video_N_E_C_F_H_W[:, i][:, :, row.tolist()] for i, row in enumerate(frames_E_F)]
+    return torch.stack(rows, dim=1)

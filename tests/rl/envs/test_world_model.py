@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The world model as an environment, on the tiny weights that ship."""
+
+from collections.abc import Mapping
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_predict2.configs.rl.imagination import imagination_of
+from cosmos_predict2.rl.envs.scoring import Scoring
+from cosmos_predict2.rl.envs.starts import ToyStarts
+from cosmos_predict2.rl.envs.toy import ToyEnv
+from cosmos_predict2.rl.envs.world_model import ONE_EVALUATION, WorldModelEnv
+from cosmos_predict2.rl.interfaces import Judgement
+from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
+from cosmos_predict2.world_model.imagination import Imagination
+from cosmos_predict2.world_model.options import SamplingOptions
+from imaginaire.errors import CheckpointError, ConfigError, DataError
+
+LAST = dict(judge="last", reward_on="last")
+
+
+@pytest.fixture(scope="module")
+def imagination() -> Imagination:
+    return imagination_of(device="cpu")
+
+
+def make(
+    imagination: Imagination, num_envs: int = 3, *, scoring: dict | None = None, reward: Any = None, **options: Any
+):
+    options = {"max_steps": 24, **options}
+    reward = reward or ToyDetectorReward()
+    return WorldModelEnv(imagination, ToyStarts(), reward, num_envs, scoring=Scoring(**scoring or {}), **options)
+
+
+def begin(env: Any, **others: Any) -> Any:
+    numbers = range(env.num_envs)
+    return env.reset(options={"trial_ids": numbers, "seeds": numbers, **others})
+
+
+def actions(env: Any, seed: int = 0, num_actions: int = 12) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.rand(env.num_envs, num_actions, 4, generator=generator) * 2 - 1
+    drawn[..., 2:] = 0
+    return drawn
+
+
+class Brightness:
+    """Value: how bright a picture is. Success where it is above a threshold."""
+
+    def __init__(self, threshold: float = 2.0) -> None:
+        self.threshold, self.calls, self.place = threshold, [], None
+
+    def judge(self, frames: Tensor, context: Mapping[str, Any]) -> Judgement:
+        self.calls.append((tuple(frames.shape), dict(context)))
+        value = frames.float().mean(dim=(2, 3, 4)) / 255
+        return Judgement(value, value > self.threshold)
+
+    def to(self, device: Any) -> None:
+        self.place = device
+
+
+class Listed:
+    """Judges by a list: value and success of the pictures of each call."""
+
+    def __init__(self, *values: list[list[float]]) -> None:
+        self.values = [torch.tensor(value) for value in values]
+
+    def judge(self, frames: Tensor, context: Mapping[str, Any]) -> Judgement:
+        value = self.values.pop(0)
+        assert value.shape == frames.shape[:2]
+        return Judgement(value, value > 0.5)
+
+
+def test_chunks_are_those_of_a_rollout_with_the_same_seeds(imagination: Imagination) -> None:
+    env = make(imagination, keep_frames=True)
+    observed, _ = begin(env)
+    first, second = actions(env, 1), actions(env, 2)
+    expected = imagination.rollout(
+        observed["full_image"].permute(0, 3, 1, 2)[:, :, None], torch.cat([first, second], 1), range(3), ONE_EVALUATION
+    )
+    videos = []
+    for chunk in (first, second):
+        observed, _, _, _, info = env.chunk_step(chunk)
+        videos.append(info["frames"])
+        assert torch.equal(observed["full_image"], info["frames"][:, -1])
+    assert torch.equal(torch.cat(videos, 1), expected[:, :, 1:].permute(0, 2, 3, 4, 1))
+
+
+def test_one_evaluation_of_the_network_is_enough(imagination: Imagination) -> None:
+    env = make(imagination, scoring=LAST)
+    begin(env)
+    net = imagination.world.net
+    with mock.patch.object(net, "forward", wraps=net.forward) as forward:
+        env.chunk_step(actions(env))
+        assert forward.call_count == 1
+        env.sampling = SamplingOptions(num_steps=1)
+        env.chunk_step(actions(env))
+        assert forward.call_count == 3
+
+
+def test_only_the_last_pictures_are_decoded_where_they_are_enough_and_are_the_same(imagination: Imagination) -> None:
+    whole, last = make(imagination), make(imagination, scoring=LAST)
+    network = imagination.world.tokenizer.net
+    for env, groups in ((whole, 3), (last, 1)):
+        begin(env)
+        with mock.patch.object(network.group, "decode", wraps=network.group.decode) as decode:
+            result = env.chunk_step(actions(env), execute=11)
+        assert sum(call.args[0].shape[0] for call in decode.call_args_list) == groups * 3
+        pictures = result[0]["full_image"]
+        env.pictures, env.value = pictures, result[4]["value"]
+    assert torch.equal(whole.pictures, last.pictures) and torch.equal(whole.value, last.value)
+
+
+def test_results_depend_neither_on_the_batch_nor_on_who_is_imagined_beside(imagination: Imagination) -> None:
+    whole, parts = make(imagination, scoring=LAST), make(imagination, scoring=LAST, batch_size=2)
+    begin(whole), begin(parts)
+    steps = actions(whole)
+    expected = whole.chunk_step(steps)
+    for found in (parts.chunk_step(steps),):
+        difference = expected[0]["full_image"].int() - found[0]["full_image"].int()
+        assert difference.abs().max() <= 1  # another batch may sum in another order
+        assert torch.allclose(expected[4]["value"], found[4]["value"], atol=2e-3)
+    permuted = make(imagination, scoring=LAST)
+    order = [2, 0, 1]
+    permuted.reset(options={"trial_ids": order, "seeds": order})
+    assert torch.equal(permuted.chunk_step(steps[order])[0]["full_image"], expected[0]["full_image"][order])
+
+
+def test_equal_seeds_share_the_noise_and_others_do_not(imagination: Imagination) -> None:
+    env = make(imagination, scoring=LAST)
+    env.reset(options={"trial_ids": [5, 5, 5], "seeds": [1, 1, 2]})
+    pictures = env.chunk_step(actions(env)[:1].expand(3, -1, -1))[0]["full_image"]
+    assert torch.equal(pictures[0], pictures[1]) and not torch.equal(pictures[0], pictures[2])
+
+
+def test_an_imagined_push_ends_where_the_simulators_does(imagination: Imagination) -> None:
+    simulated = ToyEnv(16, terminate_on_success=False)
+    env = make(imagination, 16, scoring=LAST)
+    options = {"trial_ids": range(16)}
+    _, info = simulated.reset(options=options)
+    begin(env)
+    for _ in range(2):
+        states = info["states"]
+        motion = torch.zeros(16, 12, 4)
+        way = states[:, 4:6] - states[:, 0:2]
+        motion[:, :, :2] = (way / way.norm(dim=1, keepdim=True))[:, None].float()
+        _, true_reward, _, _, info = simulated.chunk_step(motion)
+        _, reward, _, truncated, imagined = env.chunk_step(motion)
+    assert (imagined["success"] == info["success"]).float().mean() >= 0.8
+    assert (reward[:, -1] - true_reward[:, -1]).abs().median() < 0.2
+    assert not reward[:, :-1].any() and (truncated[:, -1] | imagined["success"]).all()
+
+
+def test_a_shorter_chunk_is_filled_up_and_the_last_episode_step_is_not_overrun(imagination: Imagination) -> None:
+    reward = Brightness()
+    env = make(imagination, 2, max_steps=10, reward=reward, gripper_dims=(2,))
+    begin(env)
+    steps = actions(env, num_actions=8)
+    steps[:, :, 2] = 1
+    with mock.patch.object(imagination, "generate_actions", wraps=imagination.generate_actions) as generate:
+        env.chunk_step(steps)
+        raw = generate.call_args.args[1]
+        assert torch.equal(raw[:, :8], steps) and (raw[:, 8:, 2] == 1).all() and not raw[:, 8:, :2].any()
+        _, _, _, truncated, info = env.chunk_step(steps[1:], env_ids=[1])
+    assert info["executed"].tolist() == [[True] * 2 + [False] * 6] and info["finish_step"].tolist() == [10]
+    assert truncated.tolist() == [[False, True] + [False] * 6]
+    assert [shape[:2] for shape, _ in reward.calls] == [(2, 8), (1, 2)]
+    zeros = make(imagination, 2, reward=reward, padding="zeros")
+    assert not zeros._filled(steps)[:, 8:].any()
+
+
+def test_environments_of_different_progress_share_a_batch(imagination: Imagination) -> None:
+    both, alone = (make(imagination, 2, max_steps=20, scoring=LAST) for _ in range(2))
+    steps = actions(both)
+    for env in (both, alone):
+        begin(env)
+        env.chunk_step(steps[:1], env_ids=[0])
+    observed, _, _, _, info = both.chunk_step(steps)
+    assert info["executed"].sum(1).tolist() == [8, 12]
+    for i in (0, 1):
+        found = alone.chunk_step(steps[i : i + 1], env_ids=[i])
+        assert (found[0]["full_image"][0].int() - observed["full_image"][i].int()).abs().max() <= 1
+
+
+def test_episodes_that_are_over_leave_the_batch(imagination: Imagination) -> None:
+    env = make(
+        imagination,
+        3,
+        scoring={"terminate_on_success": True},
+        reward=Listed([[0.0] * 4, [1, 0, 0, 0], [0.0] * 4], [[0.0] * 4] * 2),
+    )
+    begin(env)
+    steps = actions(env, num_actions=4)
+    _, reward, terminated, _, info = env.chunk_step(steps)
+    assert terminated.tolist() == [[False] * 4, [False] * 3 + [True], [False] * 4]
+    assert info["finish_step"].tolist() == [-1, 4, -1] and info["success"].tolist() == [False, True, False]
+    with mock.patch.object(imagination, "generate_actions", wraps=imagination.generate_actions) as generate:
+        _, reward, _, _, info = env.chunk_step(steps)
+    assert len(generate.call_args.args[2]) == 2
+    assert not reward[1].any() and not info["executed"][1].any() and info["success"].tolist() == [False, True, False]
+
+
+def test_relative_rewards_are_differences_over_chunks(imagination: Imagination) -> None:
+    scoring = dict(use_rel_reward=True, reward_coef=5.0)
+    env = make(imagination, 1, scoring=scoring, reward=Listed([[0.0, 1, 1, 0]], [[0.0, 0, 1, 1]], [[1.0, 0, 0, 0]]))
+    begin(env)
+    steps = actions(env, num_actions=4)
+    assert env.chunk_step(steps)[1].tolist() == [[0, 5, 0, -5]]
+    assert env.chunk_step(steps)[1].tolist() == [[0, 0, 5, 0]]
+    assert env.chunk_step(steps)[1].tolist() == [[0, -5, 0, 0]]
+
+
+def test_success_is_confirmed_over_pictures_of_several_chunks(imagination: Imagination) -> None:
+    env = make(
+        imagination, 1, scoring=dict(confirm=3), reward=Listed([[1.0, 1, 0, 1]], [[1.0, 0, 1, 1]], [[1.0, 1, 1, 1]])
+    )
+    begin(env)
+    steps = actions(env, num_actions=4)
+    assert [bool(env.chunk_step(steps)[4]["success"]) for _ in range(3)] == [False, False, True]
+
+
+def test_of_two_noises_the_worse_one_counts(imagination: Imagination) -> None:
+    listed = Listed([[1.0], [0.2], [0.6], [0.9]])
+    env = make(imagination, 2, scoring=LAST, reward=listed, num_noises=2, max_steps=12)
+    alone = make(imagination, 2, scoring=LAST, max_steps=12)
+    begin(env), begin(alone)
+    observed, reward, _, _, info = env.chunk_step(actions(env))
+    assert torch.allclose(reward[:, -1], torch.tensor([0.6, 0.2]))
+    assert info["success"].tolist() == [True, False] and info["disagrees"].tolist() == [False, True]
+    expected = alone.chunk_step(actions(env))[0]["full_image"]
+    assert (observed["full_image"].int() - expected.int()).abs().max() <= 1
+    assert not torch.equal(env._frames[0], env._frames[1])
+
+
+@pytest.mark.parametrize("options", [{}, {"num_noises": 2}, {"hand_over": "float"}])
+def test_a_state_taken_over_goes_on_exactly(imagination: Imagination, options: dict) -> None:
+    scoring = dict(use_rel_reward=True, confirm=2)
+    env, other = (make(imagination, 2, max_steps=36, scoring=scoring, **options) for _ in range(2))
+    begin(env)
+    env.chunk_step(actions(env), execute=7)
+    env.reset(options={"env_ids": [1], "trial_ids": [9], "seeds": [3]})
+    other.load_state(env.get_state())
+    for seed in (1, 2):
+        found, expected = (one.chunk_step(actions(env, seed)) for one in (other, env))
+        assert torch.equal(found[0]["full_image"], expected[0]["full_image"])
+        assert found[0]["task_description"] == expected[0]["task_description"]
+        assert all(torch.equal(a, b) for a, b in zip(found[1:4], expected[1:4], strict=True))
+    with pytest.raises(CheckpointError, match="num_envs"):
+        make(imagination, 3).load_state(env.get_state())
+
+
+def test_offloading_by_phases_moves_everything_and_changes_nothing(imagination: Imagination) -> None:
+    reward = Brightness()
+    env = make(imagination, 2, reward=reward, offload="phase")
+    begin(env)
+    with mock.patch.object(imagination.world, "move", wraps=imagination.world.move) as move:
+        env.offload(), env.offload()
+        assert move.call_count == 1 and reward.place == "cpu"
+        env.chunk_step(actions(env))
+        assert move.call_count == 2 and reward.place == imagination.world.device
+        env.onload()
+        assert move.call_count == 2
+        kept = make(imagination, 2)
+        kept.offload()
+        assert move.call_count == 2
+
+
+def test_a_handed_over_float_is_not_rounded(imagination: Imagination) -> None:
+    env = make(imagination, 1, hand_over="float", scoring=LAST)
+    begin(env)
+    env.chunk_step(actions(env))
+    levels = (env._frames + 1) * 127.5
+    assert env._frames.is_floating_point() and not torch.allclose(levels, levels.round(), atol=1e-3)
+
+
+def test_a_puck_that_is_not_seen_counts_as_farthest() -> None:
+    starts = ToyStarts().starts([0, 0], [0, 1])
+    frames = starts.pictures_E_F_H_W_C.expand(-1, 2, -1, -1, -1).clone()
+    frames[:, 1] = 200
+    judged = ToyDetectorReward().judge(frames, starts.context)
+    distance = (starts.context["states"][:, 4:6] - starts.context["goal"]).norm(dim=1).clamp(max=12)
+    assert torch.allclose(judged.value_E_F[:, 0].double(), -distance / 12, atol=0.03)
+    assert (judged.value_E_F[:, 1] == -1).all() and not judged.success_E_F[:, 1].any()
+    assert ToyDetectorReward().judge(frames[:, :1], {"goal": starts.context["states"][:, 4:6]}).success_E_F.all()
+
+
+def test_what_cannot_be_meant_is_named(imagination: Imagination) -> None:
+    for options, word in [
+        ({"padding": "hld"}, "padding"),
+        ({"text": "tasks"}, "text"),
+        ({"hand_over": "latent"}, "hand_over"),
+        ({"offload": "always"}, "offload"),
+        ({"num_noises": 0}, "num_noises"),
+        ({"keep_first": True}, "keep_first"),
+        ({"max_steps": 0}, "max_steps"),
+    ]:
+        with pytest.raises(ConfigError, match=word):
+            make(imagination, **options)
+    with pytest.raises(ConfigError, match="use_rel_reward"):
+        Scoring(use_rel_reward=True, reward_on="last")
+    env = make(imagination, 1)
+    begin(env)
+    with pytest.raises(DataError, match="imagines 12 at once"):
+        env.chunk_step(torch.zeros(1, 16, 4))
+    env.reward = Listed([[float("nan")] * 12])
+    with pytest.raises(DataError, match="not finite"):
+        env.chunk_step(actions(env))
+
+
+def test_one_noise_level_is_one_evaluation_of_the_sampler() -> None:
+    from cosmos_predict2.diffusion.solvers import sample
+
+    x = sample(lambda x, sigma: x / (1 + sigma[:, None]), torch.full((1, 2), 8.0), torch.tensor([3.0]))
+    assert torch.equal(x, torch.full((1, 2), 2.0))
