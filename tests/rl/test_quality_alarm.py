@@ -3,6 +3,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -12,10 +13,13 @@ from cosmos_predict2.evaluation.reports.run_report import write_report
 from cosmos_predict2.rl.interfaces import Clips
 from cosmos_predict2.rl.quality_alarm import Measure, QualityAlarm
 from cosmos_predict2.rl.rewards.verifiable import Agreement
+from imaginaire import distributed
 from imaginaire.checkpoint import weights
 from imaginaire.config import L
+from imaginaire.distributed.parallel import full_tensor
 from imaginaire.errors import ConfigError, TrainingError
 from imaginaire.training.callbacks.wandb_tracker import WandbTracker
+from tests.multiprocess import run_distributed
 from tests.rl.runs import CONFIG, NAME, RL, rl_options, run
 from tests.training import difference, run_dir, saved, train
 
@@ -142,3 +146,35 @@ def test_it_can_go_back_and_a_resumed_run_equals_a_whole_one(tmp_path: Path) -> 
 def test_going_back_needs_checkpoints_that_stay(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="keep_last"):
         train(tmp_path, _with_alarm(1, f"{ALARM}.on_alarm=rollback", "checkpoint.keep_last=2"), config=CONFIG)
+
+
+Back = list[tuple[int, float, list[float]]]  # at each return: the iteration, a digest of the weights, learning rates
+
+
+def _gone_back(root: str, options: list[str]) -> Back:
+    """What a run with these options goes back to; rank 1 measures on its own what gives no alarm."""
+    PLANTED.update(values=[1.0, 1.2, 0.0, 1.1, 1.1] if distributed.is_rank0() else [2.0] * 5, calls=0)
+    found: Back = []
+    go_back = QualityAlarm._go_back
+
+    def recorded(self: QualityAlarm, model: Any, name: str, iteration: int) -> None:
+        go_back(self, model, name, iteration)
+        with torch.no_grad():
+            digest = sum(float(full_tensor(weight).double().abs().sum()) for weight in model.net.parameters())
+        found.append((iteration, digest, [group["lr"] for group in self.trainer.optimizer.param_groups]))
+
+    with mock.patch.object(QualityAlarm, "_go_back", recorded):
+        run(Path(root), *options)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", [0, 2], ids=["replicated", "sharded"])
+def test_two_processes_go_back_together(shards: int, tmp_path: Path) -> None:
+    options = _with_alarm(1, *BACK, "trainer.max_iter=4", f"model.config.fsdp_shard_size={shards}")
+    options += ["dataloader_train.batch_size=1", "trainer.grad_accum_iter=2"]
+    first, other = run_distributed(_gone_back, 2, (str(tmp_path), options), timeout=300)
+    assert first == other and [iteration for iteration, *_ in first] == [3]
+    folder = run_dir(tmp_path, NAME) / "checkpoints/model"
+    second, third, fourth = (weights.load_pt(folder / f"iter_{k:09d}.pt") for k in (2, 3, 4))
+    assert difference(second, third) is None and difference(third, fourth) is not None
