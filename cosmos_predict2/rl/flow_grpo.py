@@ -66,6 +66,7 @@ class FlowGRPOModel(Video2WorldModel):
         self._old: WeightCopy | None = None
         self._left = 0  # micro-batches of the present experience that are still to come
         self._failed_rollouts = 0
+        self._num_groups = 0  # of each batch, once one has come
         self._is_open = False  # from the beginning of an experience to its last update
 
     @classmethod
@@ -145,6 +146,7 @@ class FlowGRPOModel(Video2WorldModel):
         for batch in dataloader:
             if self.is_image_batch(batch):
                 raise DataError("A batch has pictures, but rewards are of clips: choose data of clips alone.")
+            self._require_groups(len(batch["fps"]))
             self._is_open = True
             batch = move_to(batch, self.world.device)
             draws = RowDraws(batch, self.seed, self.groups)
@@ -154,6 +156,15 @@ class FlowGRPOModel(Video2WorldModel):
             with self.phase("reward_wait"):
                 self._score(samples, tickets)
             yield from self._in_order(samples, data, draws)
+
+    def _require_groups(self, size: int) -> None:
+        """Raise for a batch with another number of conditions than the first."""
+        self._num_groups = self._num_groups or size
+        if size != self._num_groups:
+            raise DataError(
+                f"A batch has {size} conditions and others {self._num_groups}, but every update has"
+                " trainer.grad_accum_iter micro-batches: set drop_last=True of the loader, or take a ResumableLoader."
+            )
 
     @torch.no_grad()
     def _rolled_out(

@@ -68,11 +68,12 @@ class RowDraws:
     """Draws of a rollout: each follows from the run's seed, the condition's place in the stream and the member."""
 
     def __init__(self, batch: Mapping[str, Any], seed: int, groups: Groups) -> None:
-        positions = batch.get(POSITION_KEY)
         self.size = len(batch["fps"])
         self.seed = seed
         self.groups = groups
-        self.positions = list(range(self.size)) if positions is None else positions.tolist()
+        self.positions: list[int] = batch[POSITION_KEY].tolist()
+        with places.at("agreeing on the draws of a rollout"):
+            self.first = distributed.broadcast_object(self.positions[0])
 
     def all_rows(self) -> tuple[Tensor, Tensor]:
         """The condition and the member of each sample of this rank."""
@@ -91,9 +92,8 @@ class RowDraws:
         return torch.stack(drawn)
 
     def permutation(self, count: int, purpose: str) -> list[int]:
-        """The same for the batches of all ranks: it follows from the first place among them."""
-        first = self.positions[0] - self.groups.batch_number * self.size
-        generator = random.generator(self.seed, first, f"rl/{purpose}")
+        """The same for the batches of all ranks: it follows from the first place of the first rank."""
+        generator = random.generator(self.seed, self.first, f"rl/{purpose}")
         drawn: list[int] = torch.randperm(count, generator=generator).tolist()
         return drawn
 

@@ -252,13 +252,14 @@ class DataStream:
             seen = 0
             foreign_loader.start_epoch(self.loader, self._seed, self.epoch)
             for batch in foreign_loader.drawn_apart(self.loader, self._seed, self.epoch, purpose):
-                count = _batch_length(batch) * self._dims.dp_size
+                size, first = _batch_length(batch), self.samples_seen + self._dims.dp_rank
+                count = size * self._dims.dp_size
                 seen += count
                 if seen <= skip:
                     continue
                 self.samples_seen += count
                 self.samples_in_epoch = seen
-                yield batch
+                yield with_positions(batch, [(first + k * self._dims.dp_size, k) for k in range(size)])
             if seen == 0:
                 raise DataError(f"{type(self.loader).__name__} gave no batch at all in epoch {self.epoch}.")
             self.epoch, self.samples_in_epoch, skip = self.epoch + 1, 0, 0

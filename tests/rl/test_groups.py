@@ -1,13 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups on several ranks: who rolls out what, and that scores come back to the clips they are of."""
 
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
 import pytest
 import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate
 
+from cosmos_predict2.rl.flow_grpo import FlowGRPOModel
 from cosmos_predict2.rl.groups import Groups
 from cosmos_predict2.rl.interfaces import Scores
 from imaginaire import distributed
-from imaginaire.distributed.parallel import ParallelDims
+from imaginaire.distributed.parallel import ParallelDims, current_dims
+from imaginaire.errors import DataError
+from tests.multiprocess import run_distributed
+from tests.rl.runs import CONFIG, rl_options, run
+from tests.training import train
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -29,3 +40,54 @@ def test_scores_of_all_ranks_are_whole_groups_and_each_gets_its_own_back(
         assert torch.equal(found.is_valid_B, wanted > 0)
         assert torch.equal(found.parts["part"], -wanted)
         assert torch.equal(groups.own(wanted), scores["reward"].value_B)
+
+
+def plain(dataset: Dataset[Any], batch_size: int, **_: Any) -> DataLoader[Any]:
+    """Torch's own, with a sampler that deals samples out to the ranks."""
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset, current_dims().dp_size, current_dims().dp_rank)
+    return DataLoader(dataset, batch_size, sampler=sampler)
+
+
+class Opaque:
+    """Something of a user's that gives batches."""
+
+    def __init__(self, dataset: Any, batch_size: int, **_: Any) -> None:
+        self.dataset = dataset
+        self.batch_size = batch_size
+
+    def __iter__(self) -> Iterator[Any]:
+        dims, share = current_dims(), len(self.dataset) // current_dims().dp_size
+        for first in range(dims.dp_rank * share, (dims.dp_rank + 1) * share, self.batch_size):
+            yield default_collate([self.dataset[first + k] for k in range(self.batch_size)])
+
+
+def _trained(root: str, loader: str) -> tuple[list[int], list[float]]:
+    """The steps that are trained, and a number that tells the noise of their rollouts."""
+    steps, noise = [], []
+    step = FlowGRPOModel.training_step
+
+    def noted(self: FlowGRPOModel, batch: Any, iteration: int) -> Any:
+        steps.append(batch.kept.k)
+        noise.append(float(batch.noise_B_C_T_H_W[0].sum()))
+        return step(self, batch, iteration)
+
+    with mock.patch.object(FlowGRPOModel, "training_step", noted):
+        run(Path(root), *rl_options(), f"dataloader_train._target_={__name__}.{loader}")
+    return steps, noise
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loader", ["plain", "Opaque"])
+def test_loaders_that_are_not_ours_give_ranks_the_same_steps_and_noise_of_their_own(
+    loader: str, tmp_path: Path
+) -> None:
+    (steps, noise), (other_steps, other_noise) = run_distributed(_trained, 2, (str(tmp_path), loader), timeout=300)
+    assert steps == other_steps and len(steps) == 8  # two iterations, four micro-batches each
+    assert len({*noise, *other_noise}) == 8  # two conditions of each iteration on each rank, each at two steps
+
+
+def test_a_shorter_last_batch_is_refused(tmp_path: Path) -> None:
+    """An update has as many micro-batches as the config has."""
+    with pytest.raises(DataError, match="drop_last"):
+        more = [f"dataloader_train._target_={__name__}.plain", "dataloader_train.dataset.num_episodes=3"]
+        train(tmp_path, [*rl_options(), *more], config=CONFIG)
