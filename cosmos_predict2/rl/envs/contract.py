@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether an environment keeps the contract of `VecEnv`: for environments of yours as for those here.
+
+    from cosmos_predict2.rl.envs.contract import check_environment
+
+    def test_my_environment_keeps_the_contract():
+        check_environment(MyEnv(num_envs=3))
+
+Each function that begins with ``check_`` is one rule. What is checked needs three environments at least, and episodes
+of two chunks of actions or more where "not at the same time" is to be seen.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.rl.interfaces import VecEnv
+from imaginaire.errors import DataError
+
+PICTURES = ("full_image", "wrist_image")
+METADATA = ("suite", "action_dim", "chunk", "max_steps")
+SAME = 1e-6  # of states, and of rewards that come of the same pictures
+
+Step = tuple[Any, Tensor, Tensor, Tensor, Any]
+
+
+class ContractError(AssertionError):
+    """An environment that does not keep the contract: which rule, and what was found."""
+
+
+def check_environment(env: VecEnv, *, picture_levels: int = 0) -> None:
+    """Raise `ContractError` for the first rule that ``env`` breaks; closes it at the end.
+
+    ``picture_levels`` is how far pictures may differ, of 255, where environments are stepped in another company: above
+    0 for one that computes them in batches. Draws are seeded and few; the rules hold for all.
+    """
+    for rule in RULES:
+        try:
+            rule(env, picture_levels)
+        except ContractError as error:
+            raise ContractError(f"{rule.__name__}: {error}") from None
+        except Exception as error:  # of the environment's own code
+            raise ContractError(f"{rule.__name__}: {type(error).__name__}: {error}") from error
+
+
+# --- rules
+
+
+def check_metadata(env: VecEnv, levels: int) -> None:
+    """metadata says suite, action_dim, chunk and max_steps, and there are three environments or more."""
+    missing = [key for key in METADATA if key not in env.metadata]
+    _require(not missing, f"metadata lacks {missing}")
+    numbers = {key: env.metadata[key] for key in METADATA[1:]}
+    _require(all(isinstance(n, int) and n >= 1 for n in numbers.values()), f"metadata {numbers}: whole numbers above 0")
+    _require(env.num_envs >= 3, f"num_envs={env.num_envs}: check it with 3 at least")
+
+
+def check_observations(env: VecEnv, levels: int) -> None:
+    """Observations have their four entries, in shapes and types that do not change, and sentences that are texts."""
+    observed, _ = _reset(env)
+    first = _form(observed, env.num_envs)
+    observed, *_ = env.chunk_step(_actions(env))
+    _require(
+        _form(observed, env.num_envs) == first, f"observations are {first} and then {_form(observed, env.num_envs)}"
+    )
+    two, _ = env.reset(options={"env_ids": [2, 0], "trial_ids": [0, 1]})
+    _require(_form(two, 2) == first, "an observation of two environments has another form than that of all")
+
+
+def check_values_of_a_step(env: VecEnv, levels: int) -> None:
+    """Reward, terminated and truncated are [E, A]; info has success, active, finish_step and executed."""
+    _reset(env)
+    actions = _actions(env)
+    _, reward, terminated, truncated, info = env.chunk_step(actions)
+    shape = tuple(actions.shape[:2])
+    for name, value, dtype in (
+        ("reward", reward, torch.float32),
+        ("terminated", terminated, torch.bool),
+        ("truncated", truncated, torch.bool),
+        ("info['executed']", info["executed"], torch.bool),
+    ):
+        _require_tensor(name, value, shape, dtype)
+    for name in ("success", "active"):
+        _require_tensor(f"info['{name}']", info[name], shape[:1], torch.bool)
+    _require_tensor("info['finish_step']", info["finish_step"], shape[:1], None)
+    _require(not (terminated & truncated).any(), "a step is both terminated and truncated: success wins")
+
+
+def check_others_are_untouched(env: VecEnv, levels: int) -> None:
+    """A reset and a step of some environments change nothing in the others."""
+    _reset(env)
+    before = _seen_by(env, [1])
+    env.chunk_step(_actions(env)[[2, 0]], env_ids=[2, 0])
+    env.reset(options={"env_ids": [0], "trial_ids": [5]})
+    _require_equal("an environment that no call named", _seen_by(env, [1]), before, levels)
+
+
+def check_subset_reset(env: VecEnv, levels: int) -> None:
+    """An environment that is reset while others go on begins as in a reset of all."""
+    expected, _ = _reset(env)
+    env.chunk_step(_actions(env))
+    found, info = env.reset(options=_options(env, [1]))
+    _require_equal("an environment that was reset alone", found, _rows(expected, [1]), levels)
+    _require(bool(info["active"].all()), "info['active'] is false after a reset")
+
+
+def check_episodes_end(env: VecEnv, levels: int) -> None:
+    """An episode has max_steps executed steps at most; finish_step counts them, and it ends once."""
+    _reset(env)
+    ends, executed = torch.zeros(env.num_envs), torch.zeros(env.num_envs)
+    for _ in range(-(-env.metadata["max_steps"] // env.metadata["chunk"])):
+        _, _, terminated, truncated, info = env.chunk_step(_actions(env))
+        ended = terminated | truncated
+        _require(not (ended & ~info["executed"]).any(), "an end is flagged at an action that was not executed")
+        ends += ended.sum(dim=1)
+        executed += info["executed"].sum(dim=1)
+    _require(bool((ends == 1).all()), f"max_steps were executed, and episodes ended {ends.tolist()} times: once each")
+    _require(not info["active"].any(), "info['active'] is true after max_steps")
+    finish = info["finish_step"].float()
+    _require(torch.equal(finish, executed), f"finish_step is {finish.tolist()}, executed were {executed.tolist()}")
+    _require(bool((executed <= env.metadata["max_steps"]).all()), "more than max_steps were executed")
+
+
+def check_a_finished_episode_stays(env: VecEnv, levels: int) -> None:
+    """Stepping an episode that is over executes nothing, pays nothing, and gives its last observation."""
+    last, info = _played(env)
+    for _ in range(2):
+        found, reward, terminated, truncated, after = env.chunk_step(_actions(env, 3))
+        _require_equal("the observation of a finished episode", found, last, 0)
+        _require(not reward.any() and not after["executed"].any(), "a finished episode executes or earns something")
+        _require(not (terminated | truncated).any(), "a finished episode ends again")
+        for name in ("success", "finish_step"):
+            _require(torch.equal(after[name], info[name]), f"info['{name}'] of a finished episode changes")
+
+
+def check_success_wins(env: VecEnv, levels: int) -> None:
+    """An episode that ends with success is terminated, any other truncated."""
+    _reset(env)
+    ended = [torch.zeros(env.num_envs, dtype=torch.bool) for _ in range(2)]
+    for _ in range(-(-env.metadata["max_steps"] // env.metadata["chunk"])):
+        _, _, terminated, truncated, info = env.chunk_step(_actions(env))
+        ended = [ended[0] | terminated.any(dim=1), ended[1] | truncated.any(dim=1)]
+    _require(torch.equal(ended[0], info["success"]), "terminated and info['success'] of finished episodes differ")
+    _require(torch.equal(ended[1], ~info["success"]), "an episode without success is not truncated")
+
+
+def check_execute(env: VecEnv, levels: int) -> None:
+    """``execute`` carries out the first actions of a chunk: the rest changes nothing but what is planned."""
+    count = max(1, env.metadata["chunk"] // 2)
+    _reset(env)
+    info = env.chunk_step(_actions(env), execute=count)[4]
+    expected = torch.arange(env.metadata["chunk"]) < count
+    _require(bool((info["executed"] == expected).all()), f"execute={count}, but info['executed'] is {info['executed']}")
+
+
+def check_actions_are_clipped(env: VecEnv, levels: int) -> None:
+    """Actions beyond [-1, 1] are as those at its bounds; those that are not finite raise DataError."""
+    results = []
+    for scale in (1.0, 3.0):
+        _reset(env)
+        results.append(env.chunk_step(_actions(env).sign() * scale))
+    _require_step("actions of 3 and of 1", results[1], results[0], 0)
+    bad = _actions(env)
+    bad[1, 0, 0] = float("nan")
+    before = _seen_by(env, None)
+    try:
+        env.chunk_step(bad)
+    except DataError:
+        _require_equal("after actions that are not finite", _seen_by(env, None), before, 0)
+    else:
+        raise ContractError("an action that is not a number raises no DataError")
+
+
+def check_same_numbers_same_episode(env: VecEnv, levels: int) -> None:
+    """The same task, trial, seed and actions lead to the same; another trial begins otherwise."""
+    results, firsts = [], []
+    for _ in range(2):
+        firsts.append(_reset(env)[0])
+        results.append(env.chunk_step(_actions(env)))
+    _require_equal("the start of the same trials", firsts[1], firsts[0], 0)
+    _require_step("the same episode", results[1], results[0], 0)
+    other, _ = env.reset(options={"trial_ids": [7, 8, 9, *range(10, 7 + env.num_envs)]})
+    _require(not torch.equal(other["full_image"], firsts[0]["full_image"]), "another trial shows the same pictures")
+    _require(
+        list(env.reset(options={**_options(env, None), "task_ids": [0] * env.num_envs})[0]["task_description"])
+        == [_first_sentence(env)] * env.num_envs,
+        "the sentence of one task differs between environments",
+    )
+
+
+def check_order_does_not_matter(env: VecEnv, levels: int) -> None:
+    """Episodes that are played by other environments, in another order, are the same."""
+    _reset(env)
+    actions = _actions(env)
+    expected = env.chunk_step(actions)
+    order = [*range(1, env.num_envs), 0]
+    options = {key: [values[i] for i in order] for key, values in _options(env, None).items()}
+    env.reset(options=options)
+    _require_step("permuted environments", env.chunk_step(actions[order]), expected, levels, order)
+
+
+def check_company_does_not_matter(env: VecEnv, levels: int) -> None:
+    """An environment that is stepped alone does as it does among others."""
+    _reset(env)
+    actions = _actions(env)
+    expected = env.chunk_step(actions)
+    _reset(env)
+    _require_step("an environment alone", env.chunk_step(actions[[1]], env_ids=[1]), expected, levels, [1])
+
+
+def check_state_round_trip(env: VecEnv, levels: int) -> None:
+    """A state that is loaded goes on as the saved one did, and is made of bytes."""
+    _reset(env)
+    env.chunk_step(_actions(env)[[0]], env_ids=[0])
+    state = env.get_state()
+    _require(isinstance(state, bytes), f"get_state gives {type(state).__name__}, not bytes")
+    expected = env.chunk_step(_actions(env, 1))
+    env.reset(options={"trial_ids": [11, *range(12, 11 + env.num_envs)]})
+    env.load_state(state)
+    _require_step("after a state was loaded", env.chunk_step(_actions(env, 1)), expected, 0)
+
+
+def check_closing_twice(env: VecEnv, levels: int) -> None:
+    """close may be called twice."""
+    env.close()
+    env.close()
+
+
+RULES: list[Callable[[VecEnv, int], None]] = [
+    check_metadata,
+    check_observations,
+    check_values_of_a_step,
+    check_others_are_untouched,
+    check_subset_reset,
+    check_episodes_end,
+    check_a_finished_episode_stays,
+    check_success_wins,
+    check_execute,
+    check_actions_are_clipped,
+    check_same_numbers_same_episode,
+    check_order_does_not_matter,
+    check_company_does_not_matter,
+    check_state_round_trip,
+    check_closing_twice,
+]
+
+
+# --- parts
+
+
+def _require(is_kept: bool, found: str) -> None:
+    if not is_kept:
+        raise ContractError(found)
+
+
+def _options(env: VecEnv, env_ids: Sequence[int] | None) -> dict[str, list[int]]:
+    """Trials and seeds of a reset, each environment's always the same."""
+    ids = list(range(env.num_envs)) if env_ids is None else list(env_ids)
+    numbers = {"task_ids": [0] * len(ids), "trial_ids": ids, "seeds": [100 + i for i in ids]}
+    return numbers if env_ids is None else {**numbers, "env_ids": ids}
+
+
+def _reset(env: VecEnv) -> tuple[Any, Any]:
+    return env.reset(options=_options(env, None))
+
+
+def _first_sentence(env: VecEnv) -> str:
+    return str(_reset(env)[0]["task_description"][0])
+
+
+def _actions(env: VecEnv, seed: int = 0) -> Tensor:
+    shape = (env.num_envs, env.metadata["chunk"], env.metadata["action_dim"])
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+
+
+def _played(env: VecEnv) -> tuple[Any, Any]:
+    """The last observation and info of whole episodes."""
+    observed, info = _reset(env)
+    while bool(info["active"].any()):
+        observed, _, _, _, info = env.chunk_step(_actions(env))
+    return observed, info
+
+
+def _seen_by(env: VecEnv, env_ids: Sequence[int] | None) -> Any:
+    """What environments lead to from where they are, which is not changed."""
+    state = env.get_state()
+    actions = _actions(env, 2)
+    observed = env.chunk_step(actions if env_ids is None else actions[list(env_ids)], env_ids=env_ids)[0]
+    env.load_state(state)
+    return observed
+
+
+def _form(observed: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """Shapes and types of an observation without its first dimension."""
+    form: dict[str, Any] = {}
+    for name, dtype, dimensions in (
+        *((name, torch.uint8, n) for name, n in zip(PICTURES, (4, 5))),
+        ("state", torch.float32, 2),
+    ):
+        value = observed[name]
+        is_right = (
+            isinstance(value, Tensor) and value.dtype == dtype and value.ndim == dimensions and len(value) == count
+        )
+        if not is_right or (name in PICTURES and value.shape[-1] != 3):
+            found = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise ContractError(f"{name} is {found}; {dtype} of {dimensions} dimensions, {count} rows")
+        form[name] = tuple(value.shape[1:])
+    sentences = observed["task_description"]
+    if len(sentences) != count or not all(isinstance(sentence, str) and sentence for sentence in sentences):
+        raise ContractError(f"task_description is {sentences!r}; {count} sentences")
+    return form
+
+
+def _require_tensor(name: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype | None) -> None:
+    if not isinstance(value, Tensor) or tuple(value.shape) != shape or (dtype is not None and value.dtype != dtype):
+        found = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise ContractError(f"{name} is {found}; {dtype or 'numbers'} {list(shape)}")
+
+
+def _rows(observed: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
+    return {
+        name: value[list(rows)] if isinstance(value, Tensor) else [value[i] for i in rows]
+        for name, value in observed.items()
+    }
+
+
+def _require_equal(what: str, found: Mapping[str, Any], expected: Mapping[str, Any], levels: int) -> None:
+    for name in PICTURES:
+        difference = (found[name].int() - expected[name].int()).abs()
+        worst = int(difference.max()) if difference.numel() else 0
+        if worst > levels:
+            raise ContractError(f"{what}: {name} differs by {worst} of 255")
+    if not torch.allclose(found["state"], expected["state"], atol=SAME):
+        raise ContractError(f"{what}: state differs")
+    if list(found["task_description"]) != list(expected["task_description"]):
+        raise ContractError(f"{what}: task_description differs")
+
+
+def _require_step(what: str, found: Step, expected: Step, levels: int, rows: Sequence[int] | None = None) -> None:
+    """Equal results of a step; of ``rows`` of the expected one."""
+    chosen = list(range(len(expected[1]))) if rows is None else list(rows)
+    _require_equal(what, found[0], _rows(expected[0], chosen), levels)
+    tolerance = SAME if not levels else 0.02
+    if not torch.allclose(found[1], expected[1][chosen], atol=tolerance):
+        raise ContractError(f"{what}: reward differs, {found[1].tolist()} and {expected[1][chosen].tolist()}")
+    for name, one, other in (
+        ("terminated", found[2], expected[2]),
+        ("truncated", found[3], expected[3]),
+        *((name, found[4][name], expected[4][name]) for name in ("success", "active", "finish_step", "executed")),
+    ):
+        if not torch.equal(one, other[chosen]):
+            raise ContractError(f"{what}: {name} differs")

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract of environments: kept by ours and by one that is defined here, and each broken rule is seen."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cosmos_predict2.configs.rl.imagination import imagination_of
+from cosmos_predict2.rl.envs.contract import ContractError, check_environment
+from cosmos_predict2.rl.envs.scoring import Scoring
+from cosmos_predict2.rl.envs.starts import ToyStarts
+from cosmos_predict2.rl.envs.toy import ToyEnv
+from cosmos_predict2.rl.envs.world_model import WorldModelEnv
+from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
+from imaginaire.errors import DataError
+
+
+class Line:
+    """A point on a line, outside the packages of this repository: an environment of a user."""
+
+    def __init__(self, num_envs: int = 3) -> None:
+        self.num_envs = num_envs
+        self.metadata = dict(suite="line", action_dim=2, chunk=4, max_steps=10)
+        self.at, self.steps = torch.zeros(num_envs), torch.zeros(num_envs, dtype=torch.long)
+        self.over = torch.ones(num_envs, dtype=torch.bool)
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
+        options = options or {}
+        ids = list(options.get("env_ids", range(self.num_envs)))
+        trials = options.get("trial_ids", range(len(ids)))
+        self.at[ids] = torch.tensor([(trial * 0.37) % 1.0 for trial in trials]).float()
+        self.steps[ids], self.over[ids] = 0, False
+        return self.observe(ids), self.info(ids)
+
+    def chunk_step(self, actions: Tensor, env_ids: Any = None, execute: int | None = None) -> Any:
+        if not torch.isfinite(actions).all():
+            raise DataError("The actions are not finite.")
+        ids = list(range(self.num_envs)) if env_ids is None else list(env_ids)
+        size = actions.shape[:2]
+        reward, executed = torch.zeros(size), torch.zeros(size, dtype=torch.bool)
+        terminated, truncated = executed.clone(), executed.clone()
+        for k in range(execute or size[1]):
+            for row, i in enumerate(ids):
+                if self.over[i]:
+                    continue
+                self.at[i] = (self.at[i] + 0.05 * actions[row, k, 0].clamp(-1, 1)).clamp(0, 1)
+                self.steps[i] += 1
+                executed[row, k] = True
+                is_last = self.steps[i] >= self.metadata["max_steps"]
+                reward[row, k] = float(self.at[i] > 0.5)
+                if is_last:
+                    self.over[i] = True
+                    (terminated if self.at[i] > 0.5 else truncated)[row, k] = True
+        return self.observe(ids), reward, terminated, truncated, {**self.info(ids), "executed": executed}
+
+    def info(self, ids: list[int]) -> dict[str, Tensor]:
+        over = self.over[ids]
+        return {
+            "success": self.at[ids] > 0.5,
+            "active": ~over,
+            "finish_step": torch.where(over, self.steps[ids], -torch.ones_like(self.steps[ids])),
+        }
+
+    def observe(self, ids: list[int]) -> dict[str, Any]:
+        pictures = (self.at[ids] * 255).to(torch.uint8)[:, None, None, None].expand(-1, 4, 6, 3)
+        return {
+            "full_image": pictures,
+            "wrist_image": pictures[:, None].expand(-1, 2, -1, -1, -1),
+            "state": self.at[ids][:, None].clone(),
+            "task_description": ["move"] * len(ids),
+        }
+
+    def get_state(self) -> bytes:
+        return json.dumps([self.at.tolist(), self.steps.tolist(), self.over.tolist()]).encode()
+
+    def load_state(self, state: bytes) -> None:
+        at, steps, over = json.loads(state)
+        self.at, self.steps, self.over = torch.tensor(at), torch.tensor(steps), torch.tensor(over)
+
+    def close(self) -> None:
+        pass
+
+
+def test_an_environment_of_a_user_keeps_the_contract() -> None:
+    check_environment(Line())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"terminate_on_success": True, "reward_on": "each", "tasks": ("touch_puck", "carry_box")},
+        {"setting": "hard", "action_dim": 7, "num_steps": 30, "keep_frames": True},
+    ],
+)
+def test_the_toy_world_keeps_it(options: dict) -> None:
+    check_environment(ToyEnv(3, **options))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_noises": 2}])
+def test_a_world_model_keeps_it(options: dict) -> None:
+    judged = Scoring(judge="last", reward_on="last")
+    imagination = imagination_of(device="cpu")
+    check_environment(
+        WorldModelEnv(imagination, ToyStarts(), ToyDetectorReward(), 3, 20, scoring=judged, **options), picture_levels=1
+    )
+
+
+# --- one broken rule each
+
+
+class NoText(Line):
+    def observe(self, ids: list[int]) -> dict[str, Any]:
+        return {**super().observe(ids), "task_description": [""] * len(ids)}
+
+
+class FloatPictures(Line):
+    def observe(self, ids: list[int]) -> dict[str, Any]:
+        observed = super().observe(ids)
+        return {**observed, "full_image": observed["full_image"].float()}
+
+
+class NoMetadata(Line):
+    def __init__(self) -> None:
+        super().__init__()
+        del self.metadata["chunk"]
+
+
+class ResetsAll(Line):
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
+        super().reset(options={"trial_ids": [0] * self.num_envs})
+        return super().reset(seed=seed, options=options)
+
+
+class StepsFinished(Line):
+    def chunk_step(self, actions: Tensor, env_ids: Any = None, execute: int | None = None) -> Any:
+        before = self.over.clone()
+        result = super().chunk_step(actions, env_ids, execute)
+        result[1][before[list(range(3)) if env_ids is None else list(env_ids)]] += 1.0
+        return result
+
+
+class NeverEnds(Line):
+    def __init__(self) -> None:
+        super().__init__()
+        self.metadata = {**self.metadata, "max_steps": 100}
+
+    def chunk_step(self, *arguments: Any, **options: Any) -> Any:
+        result = super().chunk_step(*arguments, **options)
+        self.steps[:] = 0
+        return result
+
+
+class Truncates(Line):
+    def chunk_step(self, *arguments: Any, **options: Any) -> Any:
+        observed, reward, terminated, truncated, info = super().chunk_step(*arguments, **options)
+        return observed, reward, terminated & False, truncated | terminated, info
+
+
+class TakesAll(Line):
+    def chunk_step(self, actions: Tensor, env_ids: Any = None, execute: int | None = None) -> Any:
+        return super().chunk_step(actions, env_ids, None)
+
+
+class DoesNotClip(Line):
+    def chunk_step(self, actions: Tensor, env_ids: Any = None, execute: int | None = None) -> Any:
+        self.at += 0.01 * (actions.abs().max() > 1)
+        return super().chunk_step(actions, env_ids, execute)
+
+
+class TakesNan(Line):
+    def chunk_step(self, actions: Tensor, env_ids: Any = None, execute: int | None = None) -> Any:
+        return super().chunk_step(actions.nan_to_num(), env_ids, execute)
+
+
+class Draws(Line):
+    def chunk_step(self, actions: Tensor, env_ids: Any = None, execute: int | None = None) -> Any:
+        return super().chunk_step(actions + 0.2 * torch.rand(()), env_ids, execute)
+
+
+class OneTrial(Line):
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
+        return super().reset(seed=seed, options={**(options or {}), "trial_ids": [1] * 3})
+
+
+class ByNumber(Line):
+    def chunk_step(self, actions: Tensor, env_ids: Any = None, execute: int | None = None) -> Any:
+        ids = list(range(self.num_envs)) if env_ids is None else list(env_ids)
+        factor = torch.tensor([1.0 + i for i in ids])[:, None, None] / 4
+        return super().chunk_step(actions.clamp(-1, 1) * factor, env_ids, execute)
+
+
+class ByCompany(Line):
+    def chunk_step(self, actions: Tensor, env_ids: Any = None, execute: int | None = None) -> Any:
+        return super().chunk_step(actions.clamp(-1, 1) / len(actions), env_ids, execute)
+
+
+class ForgetsSteps(Line):
+    def load_state(self, state: bytes) -> None:
+        super().load_state(state)
+        self.at = self.at * 0.9
+
+
+class ClosesOnce(Line):
+    def close(self) -> None:
+        del self.at
+
+
+@pytest.mark.parametrize(
+    ("environment", "rule"),
+    [
+        (NoText, "check_observations"),
+        (FloatPictures, "check_observations"),
+        (NoMetadata, "check_metadata"),
+        (ResetsAll, "check_others_are_untouched"),
+        (StepsFinished, "check_a_finished_episode_stays"),
+        (NeverEnds, "check_episodes_end"),
+        (Truncates, "check_success_wins"),
+        (TakesAll, "check_execute"),
+        (DoesNotClip, "check_actions_are_clipped"),
+        (TakesNan, "check_actions_are_clipped"),
+        (Draws, "check_others_are_untouched"),
+        (OneTrial, "check_observations"),
+        (ByNumber, "check_order_does_not_matter"),
+        (ByCompany, "check_company_does_not_matter"),
+        (ForgetsSteps, "check_others_are_untouched"),
+        (ClosesOnce, "check_closing_twice"),
+    ],
+)
+def test_an_environment_that_breaks_a_rule_is_told_which(environment: type[Line], rule: str) -> None:
+    with pytest.raises(ContractError, match=rule):
+        check_environment(environment())
