@@ -213,14 +213,14 @@ def _kind(path: Path) -> str:
         return "empty"
     if head.startswith(b"PK\x03\x04"):
         return "torch"
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**30:
+        return "safetensors"
     if head[0] == 0x80 and head[1:2] and head[1] in range(1, 6):
         return "old torch"
     if head.startswith(b"version https://git-lfs"):
         return "git-lfs"
     if start.startswith((b"<!doctype", b"<html", b"<?xml", b"<error")):
         return "page"
-    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**30:
-        return "safetensors"
     if not head.strip(b"\0"):
         return "zeros"
     return "unknown"

@@ -147,6 +147,19 @@ def _zip() -> bytes:
     return buffer.getvalue()
 
 
+@pytest.mark.parametrize("second_byte", [1, 2, 3, 4, 5])
+def test_a_safetensors_file_whose_length_of_header_looks_like_a_pickle_is_read(
+    tmp_path: Path, second_byte: int
+) -> None:
+    """The first two bytes of the file are then those of torch's old format."""
+    wanted, path = second_byte * 256 + 0x80, tmp_path / "m.safetensors"
+    content = {"x": torch.arange(3.0)}
+    save_file(content, path, metadata={"note": ""})
+    save_file(content, path, metadata={"note": "x" * (wanted - int.from_bytes(path.read_bytes()[:8], "little"))})
+    assert path.read_bytes()[:2] == bytes([0x80, second_byte])
+    assert_same(weights.read(str(path)), content)
+
+
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
 def test_a_file_that_is_not_weights_says_what_it_looks_like(tmp_path: Path, damage: str, suffix: str) -> None:
