@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_predict2.rl.interfaces import Decision, LogProb, Observation
+from cosmos_predict2.rl.policies.weights import load_weights
 from cosmos_predict2.toy_world.detector import BITS, THINGS, shares
 from cosmos_predict2.toy_world.physics import action_layout
 from imaginaire.errors import ConfigError
@@ -29,7 +30,8 @@ _KNOT_ENTRIES = 2
 class ToyPolicy(nn.Module):
     """Places of gripper, puck and ring -> an MLP -> ``num_knots`` motions, with normal noise where it samples.
 
-    Actions are clipped to [-1, 1]; the log-probability is that of the draw before it is clipped.
+    Actions are clipped to [-1, 1]; the log-probability is that of the draw before it is clipped. ``path`` names weights
+    to begin with: a policy's file, or a run that trained one.
     """
 
     shares: Tensor
@@ -42,6 +44,7 @@ class ToyPolicy(nn.Module):
         width: int = 256,
         num_layers: int = 3,
         noise: float = 0.2,
+        path: str = "",
     ) -> None:
         super().__init__()
         if num_knots < 1 or chunk % num_knots:
@@ -51,12 +54,17 @@ class ToyPolicy(nn.Module):
         if noise <= 0:
             raise ConfigError(f"policy.noise={noise} must be above 0: it is the standard deviation of what is drawn.")
         self.action_dim, self.chunk, self.num_knots, self.noise = action_dim, chunk, num_knots, noise
+        self.arguments = dict(  # that build it again
+            action_dim=action_dim, chunk=chunk, num_knots=num_knots, width=width, num_layers=num_layers, noise=noise
+        )
         self.entries = action_layout(action_dim)[:_KNOT_ENTRIES]
         sizes = [NUM_FEATURES, *[width] * num_layers]
         layers = [layer for n, m in itertools.pairwise(sizes) for layer in (nn.Linear(n, m), nn.SiLU())]
         self.mlp = nn.Sequential(*layers, nn.Linear(width, num_knots * _KNOT_ENTRIES))
         columns = [THINGS.index(thing) for thing in LOOKS_FOR]
         self.register_buffer("shares", torch.from_numpy(shares()[:, columns].copy()), persistent=False)
+        if path:
+            load_weights(self, path)
 
     def act(
         self, observation: Observation, *, mode: Literal["sample", "greedy"], generators: Sequence[torch.Generator]
@@ -77,6 +85,11 @@ class ToyPolicy(nn.Module):
         log_prob_B_K_N = -0.5 * off_B_K_N.square() - log_std - 0.5 * math.log(2 * math.pi)
         entropy = 0.5 + 0.5 * math.log(2 * math.pi) + log_std
         return LogProb(log_prob_B_K_N, torch.full_like(log_prob_B_K_N, entropy))
+
+    def record_of(self, full_image_B_H_W_C: Tensor, actions_B_A_D: Tensor) -> dict[str, Tensor]:
+        """The record of a demonstrator who saw these pictures and did this: each knot the mean of what it holds."""
+        knots_B_K_N = actions_B_A_D[..., self.entries].unflatten(1, (self.num_knots, -1)).mean(dim=2)
+        return {"features": self.features(full_image_B_H_W_C), "knots": knots_B_K_N.to(self.shares)}
 
     def means(self, features_E_C: Tensor) -> Tensor:
         """The motions [E, K, 2] that it is most likely to choose."""

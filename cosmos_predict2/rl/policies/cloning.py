@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cloning: a policy learns to decide as demonstrations do.
+
+    demonstrations = toy_demonstrations(20, seed=0)
+    clone(policy, demonstrations.windows(chunk=12, starts=[0, 12]), CloningOptions(), seed=0)
+
+A demonstration is a recorded episode; a window of it is one picture and the chunk of actions that followed.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cosmos_predict2.data.lerobot.reader import LeRobotSource
+from cosmos_predict2.data.toy.states import PATTERN, read_states
+from cosmos_predict2.data.toy.videos import SPLITS
+from cosmos_predict2.rl.policies.toy import ToyPolicy
+from cosmos_predict2.toy_world.episodes import make_episodes
+from imaginaire.errors import ConfigError, DataError, TrainingError
+from imaginaire.progress import Progress
+from imaginaire.random import generator
+
+MIX = "expert"  # skill .85 to 1
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    """Recorded episodes: their actions, and any of their pictures when it is asked for."""
+
+    actions: Sequence[NDArray[numpy.float32]]  # of each episode [T, D]
+    picture: Callable[[int, Sequence[int]], Tensor]  # (episode, frames) -> uint8 [F, H, W, 3]
+    source: str
+
+    def windows(self, chunk: int, starts: Sequence[int] | None = None) -> "Windows":
+        """The windows that begin at these steps; None means at every step."""
+        pictures, actions = [], []
+        for i, of_episode in enumerate(self.actions):
+            last = len(of_episode) - chunk
+            own = [start for start in (range(last + 1) if starts is None else starts) if 0 <= start <= last]
+            if own:
+                pictures.append(self.picture(i, own))
+                actions.append(numpy.stack([of_episode[start : start + chunk] for start in own]))
+        if not pictures:
+            lengths = sorted({len(of_episode) for of_episode in self.actions})
+            raise DataError(
+                f"{self.source}: {len(self.actions)} demonstrations of {lengths} actions hold no window of {chunk}"
+                f" actions that begins at {'any step' if starts is None else list(starts)}."
+            )
+        return Windows(torch.cat(pictures), torch.from_numpy(numpy.concatenate(actions)).float())
+
+
+@dataclass(frozen=True)
+class Windows:
+    """What a policy sees, and what the demonstrator did then."""
+
+    pictures_B_H_W_C: Tensor
+    actions_B_A_D: Tensor
+
+    def __len__(self) -> int:
+        return len(self.pictures_B_H_W_C)
+
+
+def toy_demonstrations(num: int, seed: int, setting: str = "default", action_dim: int = 4) -> Demonstrations:
+    """Episodes of the toy world's expert, of the part of the series that training has."""
+    episodes = make_episodes(num, seed, mix=MIX, setting=setting, action_dim=action_dim, first=SPLITS["train"])
+    return Demonstrations(
+        list(episodes.actions),
+        lambda i, frames: torch.from_numpy(numpy.stack([episodes.render(i, k, k + 1)[0] for k in frames])),
+        f"{num} {MIX} episodes of the toy world, seed {seed}",
+    )
+
+
+def recorded_demonstrations(folder: Path, num: int | None = None) -> Demonstrations:
+    """The first episodes of a folder: of the toy world's states, or of a LeRobot data set with one camera."""
+    if next(folder.glob(PATTERN), None) is not None:
+        episodes, _ = read_states(folder)
+        return Demonstrations(
+            list(episodes.actions)[:num],
+            lambda i, frames: torch.from_numpy(numpy.stack([episodes.render(i, k, k + 1)[0] for k in frames])),
+            str(folder),
+        )
+    if not (folder / "meta").is_dir():
+        raise DataError(
+            f"{folder} holds no demonstrations: {PATTERN} (scripts.make_toy_world --form states writes them to"
+            " OUT/train) or a LeRobot data set (meta/info.json) is expected."
+        )
+    source = LeRobotSource.open(folder)
+    camera, parts = source.camera(), source.action_parts()
+    count = len(source) if num is None else min(num, len(source))
+    # a table has a row for each picture: the last one's action leads nowhere
+    actions = [numpy.asarray(source.parts(i, parts)[:-1], dtype=numpy.float32) for i in range(count)]
+    return Demonstrations(
+        actions, lambda i, frames: source.frames(i, camera, frames).permute(1, 2, 3, 0).contiguous(), str(folder)
+    )
+
+
+@dataclass(frozen=True)
+class CloningOptions:
+    """How long and how fast."""
+
+    steps: int = 1500
+    lr: float = 1e-3  # falls to 0 in a line
+    batch_size: int = 64
+
+
+def clone(policy: ToyPolicy, windows: Windows, options: CloningOptions, seed: int) -> list[float]:
+    """Raise the probability of the demonstrated actions; gives the losses."""
+    if windows.actions_B_A_D.shape[2] != policy.action_dim:
+        raise ConfigError(
+            f"The demonstrations have {windows.actions_B_A_D.shape[2]} numbers per action, the policy"
+            f" {policy.action_dim}: set --action_dim {windows.actions_B_A_D.shape[2]}."
+        )
+    record = policy.record_of(windows.pictures_B_H_W_C, windows.actions_B_A_D)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=options.lr)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 1e-6, options.steps)
+    draws, losses = generator(seed, 0, "cloning"), []
+    with Progress("cloning", options.steps, unit="step") as progress:
+        for step in range(options.steps):
+            rows = torch.randint(len(windows), (options.batch_size,), generator=draws)
+            log_prob_B_K_N = policy.log_prob({name: value[rows] for name, value in record.items()}).log_prob_B_K_N
+            loss = -log_prob_B_K_N.mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            losses.append(float(loss.detach()))
+            if not numpy.isfinite(losses[-1]):
+                raise TrainingError(f"Cloning diverged at step {step} of {options.steps}: lower --lr ({options.lr}).")
+            progress.update()
+    return losses

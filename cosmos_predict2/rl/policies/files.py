@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Policies as files: safetensors whose header records the class, its arguments, and what the weights were trained on.
+
+A policy is also read from the folder or the checkpoint of a run that trained one: its config.yaml names the class, its
+weights are below ``net.``. Nothing that a file names is imported; only classes of `POLICIES` are built.
+"""
+
+import importlib.metadata
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from cosmos_predict2.checkpoints.card import name_of, safetensors_header
+from cosmos_predict2.checkpoints.runs import run_folder, run_tree
+from cosmos_predict2.rl.policies.toy import ToyPolicy
+from cosmos_predict2.rl.policies.weights import load_weights
+from imaginaire import storage
+from imaginaire.checkpoint.weight_files import latest
+from imaginaire.errors import CheckpointError, near
+
+KEY = "policy_card"  # in the header
+FILE = "policy.safetensors"
+POLICIES: dict[str, type[ToyPolicy]] = {name_of(ToyPolicy): ToyPolicy}  # by dotted name; more may be added
+
+
+@dataclass(frozen=True)
+class PolicyCard:
+    """What a policy is, and where it comes from."""
+
+    policy: str  # the dotted name of the class
+    arguments: Mapping[str, Any]
+    about: Mapping[str, Any] = field(default_factory=dict)  # data, seed, options and versions of the training
+
+
+def file_of(path: Path) -> Path:
+    """The file that a policy is written to: a path without a suffix is a folder."""
+    return path if path.suffix else path / FILE
+
+
+def write_policy(path: Path, policy: ToyPolicy, about: Mapping[str, Any]) -> None:
+    """Write a policy, complete or not at all, to the file of this path."""
+    path = file_of(path)
+    versions = {"torch": torch.__version__, "cosmos-posttrain": importlib.metadata.version("cosmos-posttrain")}
+    card = {
+        "policy": name_of(type(policy)),
+        "arguments": policy.arguments,
+        "about": {**about, "versions": versions},
+    }
+    tensors = {name: value.detach().cpu().contiguous() for name, value in policy.state_dict().items()}
+    content = safetensors.torch.save(tensors, {"format": "pt", KEY: json.dumps(card, sort_keys=True)})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    storage.write_atomically(path, lambda file: file.write(content))
+
+
+def read_policy(address: str, which: str = "auto") -> tuple[ToyPolicy, PolicyCard]:
+    """The policy of a file, a folder or a run, and what is recorded of it; ``which`` is "net", "net_ema" or "auto"."""
+    address = latest(address)  # once: a run may save another checkpoint meanwhile
+    card = _card(address)
+    if card.policy not in POLICIES:
+        raise CheckpointError(
+            f"{address} holds a policy of class '{card.policy}', which is not known here.{near(card.policy, POLICIES)}"
+        )
+    try:
+        policy = POLICIES[card.policy](**card.arguments)
+    except TypeError as error:
+        raise CheckpointError(f"{address}: its policy cannot be built from what it records: {error}.") from error
+    load_weights(policy, address, which)
+    return policy.eval(), card
+
+
+def _card(address: str) -> PolicyCard:
+    header = safetensors_header(address)
+    if KEY in header:
+        try:
+            card = json.loads(header[KEY])
+            return PolicyCard(str(card["policy"]), dict(card["arguments"]), dict(card["about"]))
+        except (ValueError, TypeError, KeyError) as error:
+            raise CheckpointError(f"{address}: its {KEY} cannot be read: {error}") from error
+    folder = run_folder(address)
+    tree: Any = run_tree(folder) if folder else {}
+    for key in ("model", "config", "policy"):
+        tree = tree.get(key) if isinstance(tree, Mapping) else None
+    if not isinstance(tree, Mapping) or "_target_" not in tree:
+        raise CheckpointError(
+            f"{address} records no policy: its header has no {KEY}, and no run's config.yaml names model.config.policy."
+            " Give the policy's own file, or the run that trained it."
+        )
+    arguments = {name: value for name, value in tree.items() if name not in ("_target_", "path")}
+    return PolicyCard(str(tree["_target_"]), arguments, {"run": folder})

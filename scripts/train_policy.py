@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train a policy to decide as demonstrations do (cloning), the start of reinforcement learning.
+
+The toy world's expert demonstrates, or recordings of yours (--data): states that scripts.make_toy_world writes with
+--form states, or a LeRobot data set of the toy world.
+"""
+
+import argparse
+import logging
+import shlex
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
+
+from imaginaire import command_line
+from imaginaire.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+_EPILOG = """\
+examples:
+  python -m scripts.train_policy --suite toy --demonstrations 20 --out policy
+  python -m scripts.train_policy --demonstrations 20 --windows all --seed 1 --out policy_all
+  python -m scripts.train_policy --data datasets/toy_states/train --demonstrations 100 --out policy_mine
+  python -m scripts.evaluate_policy --suite toy --policy policy
+"""
+
+
+def _starts(text: str) -> list[int] | None:
+    """The ``type`` of --windows: numbers of steps, or "all"."""
+    if text == "all":
+        return None
+    try:
+        starts = [int(part) for part in text.replace(",", " ").split()]
+    except ValueError:
+        starts = []
+    if not starts or min(starts) < 0:
+        raise argparse.ArgumentTypeError(f"'{text}' is neither 'all' nor numbers of steps, as in 0,12")
+    return starts
+
+
+def _parser() -> command_line.Parser:
+    parser = command_line.parser("scripts.train_policy", __doc__, _EPILOG)
+    add, count = parser.add_argument, command_line.at_least(1)
+    add("--out", required=True, metavar="PATH", help="the folder of the policy, or its file (.safetensors)")
+    add("--suite", choices=["toy"], default="toy", help="the world that it acts in")
+    add("--demonstrations", type=count, default=20, metavar="N", help="how many; the first ones of --data")
+    add("--data", default="", metavar="FOLDER", help="recordings to clone (default: the toy world's expert)")
+    add("--setting", default="default", help="difficulty of the toy world, where its expert demonstrates")
+    add("--action_dim", type=int, choices=(4, 7), default=4, help="numbers per action")
+    add(
+        "--windows",
+        type=_starts,
+        default="0,12",
+        help="steps at which the windows of a demonstration begin, or 'all'; few make a weaker clone",
+    )
+    add("--chunk", type=count, default=12, help="actions that are decided at once")
+    add("--knots", type=count, default=4, help="motions of a chunk, each held for chunk / knots actions")
+    add("--noise", type=command_line.above_zero, default=0.2, help="standard deviation of what the policy draws")
+    add("--steps", type=count, default=1500, help="of the optimizer")
+    add("--lr", type=command_line.above_zero, default=1e-3, help="learning rate, which falls to 0")
+    add("--batch_size", type=count, default=64, help="windows of a step")
+    add("--seed", type=command_line.at_least(0), default=0, help="of demonstrations, first weights and batches")
+    add("--overwrite", action="store_true", help="replace a policy that is there")
+    return parser
+
+
+def run(args: argparse.Namespace) -> None:
+    import torch
+
+    from cosmos_predict2.rl.policies import cloning, files
+    from cosmos_predict2.rl.policies.toy import ToyPolicy
+    from cosmos_predict2.toy_world.scene import SETTINGS
+    from imaginaire import random
+    from imaginaire.errors import near
+
+    path = files.file_of(Path(args.out))
+    if path.exists() and not args.overwrite:
+        raise ConfigError(f"--out {path} exists: give another path, or --overwrite.")
+    if args.setting not in SETTINGS:
+        raise ConfigError(f"--setting {args.setting}: the toy world has none.{near(args.setting, SETTINGS)}")
+    if args.data:
+        demonstrations = cloning.recorded_demonstrations(Path(args.data), args.demonstrations)
+    else:
+        demonstrations = cloning.toy_demonstrations(args.demonstrations, args.seed, args.setting, args.action_dim)
+    windows = demonstrations.windows(args.chunk, args.windows)
+    log.info("%s: %d windows", demonstrations.source, len(windows))
+    with random.preserved():
+        torch.manual_seed(random.derive_seed(args.seed, 0, "policy"))
+        policy = ToyPolicy(args.action_dim, args.chunk, args.knots, noise=args.noise)
+    options = cloning.CloningOptions(args.steps, args.lr, args.batch_size)
+    losses = cloning.clone(policy, windows, options, args.seed)
+    about = dict(
+        suite=args.suite,
+        setting=args.setting,
+        data=demonstrations.source,
+        demonstrations=len(demonstrations.actions),
+        windows="all" if args.windows is None else args.windows,
+        seed=args.seed,
+        steps=args.steps,
+        lr=args.lr,
+        batch_size=args.batch_size,
+        loss=losses[-1],
+        command=shlex.join(["python", "-m", "scripts.train_policy", *sys.argv[1:]]),
+    )
+    files.write_policy(path, policy, about)
+    log.info("wrote %s; the negative log-probability of an element fell from %.3f to %.3f", path, losses[0], losses[-1])
+    print(f"policy: {path}")
+
+
+if __name__ == "__main__":
+    sys.exit(command_line.main(_parser(), run))

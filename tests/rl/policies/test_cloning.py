@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from cosmos_predict2.rl.envs.toy import ToyEnv
+from cosmos_predict2.rl.policies.cloning import (
+    CloningOptions,
+    clone,
+    recorded_demonstrations,
+    toy_demonstrations,
+)
+from cosmos_predict2.rl.policies.files import KEY, read_policy, write_policy
+from cosmos_predict2.rl.policies.toy import ToyPolicy
+from cosmos_predict2.tools.prepare.toy.folder import write_folder
+from cosmos_predict2.tools.prepare.toy.settings import ToyFolder
+from imaginaire.errors import CheckpointError, ConfigError, DataError
+from scripts import train_policy
+
+
+def test_windows_begin_where_they_are_asked_for() -> None:
+    demonstrations = toy_demonstrations(3, seed=4)
+    some, every = demonstrations.windows(12, [0, 12]), demonstrations.windows(12)
+    assert (len(some), len(every)) == (6, 39)
+    for of_all, of_some in ((0, 0), (12, 1), (13, 2)):
+        assert torch.equal(every.pictures_B_H_W_C[of_all], some.pictures_B_H_W_C[of_some])
+        assert torch.equal(every.actions_B_A_D[of_all], some.actions_B_A_D[of_some])
+    assert len(demonstrations.windows(12, [12, 13])) == 3  # of 24 actions none begins at 13
+    with pytest.raises(DataError, match=r"24.*hold no window of 12 actions"):
+        demonstrations.windows(12, [13])
+
+
+def test_a_record_of_a_demonstrator_has_the_means_of_what_knots_hold() -> None:
+    policy, windows = ToyPolicy(), toy_demonstrations(2, seed=0).windows(12, [0])
+    knots = policy.record_of(windows.pictures_B_H_W_C, windows.actions_B_A_D)["knots"]
+    torch.testing.assert_close(knots[:, 1], windows.actions_B_A_D[:, 3:6, :2].mean(1))
+
+
+def test_cloning_learns_what_was_demonstrated_and_follows_from_the_seed() -> None:
+    windows = toy_demonstrations(8, seed=1).windows(12, [0, 12])
+    cloned = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(5)
+        policy = ToyPolicy(width=64)
+        losses = clone(policy, windows, CloningOptions(steps=150, batch_size=16), seed)
+        cloned.append(policy)
+    assert numpy.mean(losses[-10:]) < numpy.mean(losses[:10]) - 1
+    record = policy.record_of(windows.pictures_B_H_W_C, windows.actions_B_A_D)
+    assert (policy.means(record["features"]) - record["knots"]).abs().mean() < 0.25
+    first, again, other = (torch.cat([p.flatten() for p in policy.parameters()]) for policy in cloned)
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("form", ["states", "lerobot"])
+def test_recordings_demonstrate_like_the_episodes_they_were_made_of(tmp_path: Path, form: str) -> None:
+    write_folder(str(tmp_path / "toy"), ToyFolder(episodes=4, frames=13, val_fraction=0.25, form=form, mix="expert"))
+    folder = tmp_path / "toy" / "train" if form == "states" else tmp_path / "toy"
+    windows = recorded_demonstrations(folder, 2).windows(12)
+    truth = toy_demonstrations(2, seed=0)
+    assert len(windows) == 2 and windows.pictures_B_H_W_C.shape == (2, 48, 48, 3)
+    for i in range(2):
+        numpy.testing.assert_array_equal(windows.actions_B_A_D[i].numpy(), truth.actions[i][:12])
+        difference = windows.pictures_B_H_W_C[i].int() - truth.picture(i, [0])[0].int()
+        assert difference.abs().float().mean() < (0.5 if form == "states" else 8)  # a video is compressed
+
+
+def test_a_folder_without_recordings_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"holds no demonstrations: states-\*.npz"):
+        recorded_demonstrations(tmp_path)
+    windows = toy_demonstrations(1, seed=0, action_dim=7).windows(12)
+    with pytest.raises(ConfigError, match="7 numbers per action, the policy 4: set --action_dim 7"):
+        clone(ToyPolicy(), windows, CloningOptions(steps=1), 0)
+
+
+def test_a_policy_is_read_as_it_was_written(tmp_path: Path) -> None:
+    policy = ToyPolicy(action_dim=7, width=32, num_knots=3, noise=0.3)
+    write_policy(tmp_path / "policy", policy, {"seed": 3})
+    for address in (tmp_path / "policy", tmp_path / "policy" / "policy.safetensors"):
+        found, card = read_policy(str(address))
+        assert found.arguments == policy.arguments and card.about["seed"] == 3 and "torch" in card.about["versions"]
+        for name, value in policy.state_dict().items():
+            assert torch.equal(found.state_dict()[name], value)
+    begun = ToyPolicy(action_dim=7, width=32, num_knots=3, noise=0.1, path=str(tmp_path / "policy"))
+    assert torch.equal(begun.mlp[0].weight, policy.mlp[0].weight) and begun.noise == 0.1
+    with pytest.raises(CheckpointError, match=r"policy does not fit the model"):
+        ToyPolicy(width=64, path=str(tmp_path / "policy"))
+
+
+def test_a_policy_is_read_from_a_run(tmp_path: Path) -> None:
+    policy = ToyPolicy(width=32)
+    target = "cosmos_predict2.rl.policies.toy.ToyPolicy"
+    (tmp_path / "config.yaml").write_text(
+        f"model:\n  config:\n    policy:\n      _target_: {target}\n      width: 32\n      path: gone/policy\n"
+    )
+    model = tmp_path / "checkpoints" / "model"
+    model.mkdir(parents=True)
+    state = {f"net.{name}": value for name, value in policy.state_dict().items()}
+    state |= {f"net_ema.{name}": value + 1 for name, value in policy.state_dict().items()}
+    torch.save(state, model / "iter_000000005.pt")
+    (tmp_path / "checkpoints" / "latest_checkpoint.txt").write_text("iter_000000005.pt\n")
+    for address in (tmp_path, model / "iter_000000005.pt"):
+        found, card = read_policy(str(address))
+        assert torch.equal(found.mlp[0].weight, policy.mlp[0].weight) and card.about["run"] == str(tmp_path)
+    averaged, _ = read_policy(str(tmp_path), "net_ema")
+    assert torch.equal(averaged.mlp[0].weight, policy.mlp[0].weight + 1)
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ({}, "records no policy"),
+        ({KEY: "{"}, "policy_card cannot be read"),
+        ({KEY: '{"policy": "os.system", "arguments": {}, "about": {}}'}, "class 'os.system', which is not known here"),
+        (
+            {KEY: '{"policy": "cosmos_predict2.rl.policies.toy.ToyPolicy", "arguments": {"depth": 3}, "about": {}}'},
+            r"cannot be built.*'depth'",
+        ),
+    ],
+)
+def test_what_is_no_policy_is_refused_by_name(tmp_path: Path, header: dict[str, str], message: str) -> None:
+    save_file({"x": torch.zeros(2)}, tmp_path / "file.safetensors", metadata=header)
+    with pytest.raises(CheckpointError, match=message):
+        read_policy(str(tmp_path / "file.safetensors"))
+
+
+def _command(*words: str) -> int:
+    return train_policy.command_line.main(train_policy._parser(), train_policy.run, words)
+
+
+def test_the_command_writes_a_policy_that_acts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--demonstrations", "4", "--steps", "20", "--windows", "0,12", "--out", str(tmp_path / "policy"))
+    assert _command(*words) == 0
+    policy, card = read_policy(str(tmp_path / "policy"))
+    assert card.about["windows"] == [0, 12] and card.about["demonstrations"] == 4
+    env = ToyEnv(2, split="val")
+    decision = policy.act(env.reset()[0], mode="greedy", generators=[])
+    env.chunk_step(decision.actions_E_A_D)
+    first = load_file(tmp_path / "policy" / "policy.safetensors")
+    assert _command(*words) == 2
+    assert "exists: give another path, or --overwrite" in capsys.readouterr().err
+    assert _command(*words, "--overwrite") == 0
+    again = load_file(tmp_path / "policy" / "policy.safetensors")
+    assert all(torch.equal(again[name], value) for name, value in first.items())
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--windows", "late"), "--windows"),
+        (("--steps", "0"), "--steps"),
+        (("--setting", "hart"), "--setting hart"),
+        (("--chunk", "10"), "policy.chunk=10"),
+        (("--data", "nowhere"), "nowhere"),
+    ],
+)
+def test_wrong_flags_are_named(
+    tmp_path: Path, words: tuple[str, str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code: int | str | None
+    try:
+        code = _command("--out", str(tmp_path / "policy"), *words)
+    except SystemExit as exit:
+        code = exit.code
+    assert code == 2 and named in capsys.readouterr().err
+    assert not (tmp_path / "policy").exists()
