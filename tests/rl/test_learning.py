@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import rl_learning
 from cosmos_predict2.checkpoints.tiny_base import tiny_video2world_path
@@ -28,6 +29,15 @@ def _after(experiment: str, root: Path, clips: dict[str, Any], *overrides: str) 
     row = rl_learning.measure(path, "net_ema", clips)
     print(f"{experiment}: {seconds:.0f} core-seconds, {row}")
     return row
+
+
+def test_spread_is_the_deviation_of_clips_where_the_true_one_moves() -> None:
+    still = torch.zeros(1, 3, 3, 4, 4, dtype=torch.uint8)
+    true, other = still.clone(), still.clone()
+    true[:, :, 1:, 0] = 200  # one row moves
+    other[:, :, 1:, 0], other[:, :, 1:, 1] = 20, 90
+    assert rl_learning.spread(still, still, true) == 0
+    assert rl_learning.spread(still, other, true) == pytest.approx(20 / 2**0.5)
 
 
 @pytest.mark.long
