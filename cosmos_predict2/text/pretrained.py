@@ -49,7 +49,7 @@ def dtype_of(dtype: str | torch.dtype | None) -> torch.dtype | None:
     """The dtype by its name in a config; None stays None (as in the checkpoint)."""
     if isinstance(dtype, str):
         if dtype not in DTYPES:
-            raise ConfigError(f"A text encoder's dtype is one of {', '.join(DTYPES)} or None, not '{dtype}'.")
+            raise ConfigError(f"dtype='{dtype}': expected one of {', '.join(DTYPES)}, or None.")
         return DTYPES[dtype]
     return dtype
 

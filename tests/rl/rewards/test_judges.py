@@ -164,6 +164,8 @@ def test_the_reward_of_an_experiment_is_scored_by_our_service(
 def test_weights_that_are_not_there_are_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=str(tmp_path)):
         build(REWARDS["cosmos_reason1"], model_path=str(tmp_path))
+    with pytest.raises(ConfigError, match="int4"):
+        build(REWARDS["cosmos_reason1"], model_path=str(tmp_path), dtype="int4")
 
 
 def test_patches_hold_all_pixels_in_blocks_of_tokens() -> None:

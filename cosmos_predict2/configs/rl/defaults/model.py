@@ -8,15 +8,9 @@ from cosmos_predict2.configs.action_conditioned.networks import (
     get_action_dit_path,
     get_cosmos_predict2_action_conditioned_pipeline,
 )
-from cosmos_predict2.configs.base.config_predict2p5 import (
-    TINY_SHIFT,
-    get_cosmos_predict2p5_video2world_pipeline,
-    get_predict2p5_dit_path,
-    predict2p5_text_encoder,
-)
 from cosmos_predict2.configs.base.config_video2world import get_cosmos_predict2_video2world_pipeline, get_dit_path
 from cosmos_predict2.configs.base.defaults.model import SHARD_SIZE, training_entry
-from cosmos_predict2.models.text import TrainingTextConfig
+from cosmos_predict2.configs.base.defaults.model_predict2p5 import predict2p5_video2world
 from cosmos_predict2.rl.config import Predict2p5RLConfig, Predict2RLConfig
 from cosmos_predict2.rl.flow_grpo import FlowGRPOModel
 from imaginaire.config import register_group
@@ -39,23 +33,6 @@ def predict2(model_size: str, shard_size: int) -> dict[str, Any]:
     return entry
 
 
-def predict2p5(model_size: str, shard_size: int) -> dict[str, Any]:
-    """The group entry of one Predict2.5 size, from its pre-trained weights."""
-    is_tiny = model_size == "tiny"
-    pipe_config = get_cosmos_predict2p5_video2world_pipeline(model_size=model_size)
-    pipe_config.prompt_refiner_config.enabled = False
-    return training_entry(
-        Predict2p5RLConfig,
-        pipe_config,
-        is_tiny=is_tiny,
-        dit_path="" if is_tiny else get_predict2p5_dit_path(model_size=model_size, release="pre-trained"),
-        model=FlowGRPOModel,
-        fsdp_shard_size=shard_size,
-        train_time_shift=TINY_SHIFT if is_tiny else 5.0,
-        text=TrainingTextConfig(encoder=predict2p5_text_encoder(model_size)),
-    )
-
-
 def with_actions(model_size: str) -> dict[str, Any]:
     """The group entry of one size of Predict2 with actions, from its released weights, or those of the code."""
     is_tiny = model_size == "tiny"
@@ -76,6 +53,11 @@ def with_actions(model_size: str) -> dict[str, Any]:
 def register() -> None:
     sizes = {"tiny": 0, **SHARD_SIZE}
     entries = {f"predict2_video2world_rl_{size.lower()}": predict2(size, shard) for size, shard in sizes.items()}
-    entries |= {f"predict2p5_video2world_rl_{size.lower()}": predict2p5(size, shard) for size, shard in sizes.items()}
+    entries |= {
+        f"predict2p5_video2world_rl_{size.lower()}": predict2p5_video2world(
+            size, shard, Predict2p5RLConfig, FlowGRPOModel
+        )
+        for size, shard in sizes.items()
+    }
     entries |= {f"predict2_video2world_action_rl_{size.lower()}": with_actions(size) for size in ("tiny", "2B")}
     register_group("model", entries, package="_global_")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cosmos_predict2.rl.interfaces import Clips
+from cosmos_predict2.rl.rewards.judges.judging import loading, of_each, place_and_dtype
 from cosmos_predict2.rl.rewards.judges.qwen_video import (
     FRAMES,
     SIDE,
@@ -19,7 +20,7 @@ from cosmos_predict2.rl.rewards.judges.qwen_video import (
     patches_of,
     plain,
 )
-from imaginaire.errors import CheckpointError, missing_package
+from cosmos_predict2.text import pretrained
 
 log = logging.getLogger(__name__)
 
@@ -51,17 +52,11 @@ class Reason1Reward:
         question: str = QUESTION,
         asks_caption: bool = False,
     ) -> None:
-        try:
-            from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
-        except ImportError as error:
-            raise missing_package("transformers", "weights") from error
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        chosen = getattr(torch, dtype or ("bfloat16" if self.device.type == "cuda" else "float32"))
-        try:
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
-            model: Any = Qwen2_5_VLForConditionalGeneration.from_pretrained(model_path, dtype=chosen)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"The judge {model_path} cannot be loaded: {str(error).splitlines()[0]}") from error
+        package = pretrained.transformers()
+        self.device, chosen = place_and_dtype(device, dtype)
+        with loading(model_path):
+            self.tokenizer: Any = package.AutoTokenizer.from_pretrained(model_path)
+            model: Any = package.Qwen2_5_VLForConditionalGeneration.from_pretrained(model_path, dtype=chosen)
         self.model = model.to(self.device).eval()
         self.system = Path(system_prompt_path).read_text(encoding="utf-8").strip() if system_prompt_path else SYSTEM
         self.question = question
@@ -69,12 +64,7 @@ class Reason1Reward:
         self.yes, self.no = (self.tokenizer.encode(word, add_special_tokens=False)[0] for word in ("Yes", "No"))
 
     def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Mapping[str, Any]:
-        assert clips.video_B_C_F_H_W is not None
-        rows = [
-            self._logits(video, clips.fps, prompt if self.asks_caption else self.question)
-            for video, prompt in zip(clips.video_B_C_F_H_W, clips.prompts, strict=True)
-        ]
-        logits_B_2 = torch.stack(rows)
+        logits_B_2 = of_each(clips, self._logits)
         no_score_B = logits_B_2.softmax(dim=1)[:, 1]
         return {
             "value": no_score_B,
@@ -85,10 +75,10 @@ class Reason1Reward:
         }
 
     @torch.no_grad()
-    def _logits(self, video_C_F_H_W: Tensor, fps: float, question: str) -> Tensor:
+    def _logits(self, video_C_F_H_W: Tensor, fps: float, prompt: str) -> Tensor:
         """The logits of Yes and No as the first word of the answer."""
         patches, seconds = patches_and_pace(video_C_F_H_W, fps)
-        text = conversation(self.system, plain(question))
+        text = conversation(self.system, plain(prompt if self.asks_caption else self.question))
         given = model_input(self.tokenizer, text, patches, self.model.config.video_token_id, self.model)
         pace = torch.tensor([seconds], device=self.device)
         found = self.model(**given, second_per_grid_ts=pace, logits_to_keep=1, use_cache=False)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from cosmos_predict2.checkpoints import merge_lora_state
 from cosmos_predict2.rl.interfaces import Clips
+from cosmos_predict2.rl.rewards.judges.judging import loading, of_each, place_and_dtype
 from cosmos_predict2.rl.rewards.judges.qwen_video import FRAMES, SIDE, conversation, model_input, patches_of, plain
 from cosmos_predict2.text import pretrained
 from imaginaire.checkpoint import weight_files, weights
@@ -67,26 +68,18 @@ class VideoAlign:
         instruction_path: str = "",
     ) -> None:
         package = pretrained.transformers()
-        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        chosen = pretrained.dtype_of(dtype or ("bfloat16" if place.type == "cuda" else "float32"))
+        place, chosen = place_and_dtype(device, dtype)
         checkpoint = _newest_checkpoint(model_path)
         self.settings = _settings(model_path)
         self.instruction = _instruction(instruction_path)
-        try:
+        with loading(model_path):
             config: Any = package.AutoConfig.from_pretrained(base_path)
             self.tokenizer: Any = package.AutoTokenizer.from_pretrained(model_path, subfolder=f"{checkpoint}/tokenizer")
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"The judge {model_path} cannot be loaded: {str(error).splitlines()[0]}") from error
         self.tokens = [self.tokenizer.convert_tokens_to_ids(token) for token in TOKENS]
         self.network = _network(weight_files.below(model_path, checkpoint), config, self.settings, chosen, place)
 
     def __call__(self, clips: Clips, context: Mapping[str, Any]) -> Mapping[str, Tensor]:
-        assert clips.video_B_C_F_H_W is not None
-        rows = [
-            self._scores(video, clips.fps, prompt)
-            for video, prompt in zip(clips.video_B_C_F_H_W, clips.prompts, strict=True)
-        ]
-        scores_B_3 = torch.stack(rows)
+        scores_B_3 = of_each(clips, self._scores)
         parts = {f"{name.lower()}_reward": scores_B_3[:, i] for i, name in enumerate(NAMES)}
         overall_B = scores_B_3.sum(dim=1)
         return {"value": overall_B, **parts, "overall_reward": overall_B}
