@@ -57,7 +57,7 @@ class Imagination:
         self,
         first_frames_B_C_F_H_W: Tensor,
         actions_B_A_D: Tensor,
-        seeds: Sequence[int],
+        seeds: Sequence[int] | int,
         options: SamplingOptions = UNGUIDED,
         *,
         text_B_S_E: Tensor | None = None,
@@ -68,14 +68,15 @@ class Imagination:
     ) -> Tensor:
         """Videos [B, 3, 1 + A, H, W] that begin with the first frames: uint8, or in [-1, 1] with ``as_float``.
 
-        Of ``frames``, numbers that follow each other, no others are decoded than these need.
+        A single seed is that of one stream of noise for each batch, as published environments draw it. Of ``frames``,
+        numbers that follow each other, no others are decoded than these need.
         One or five first frames, uint8 or in [-1, 1]; of five, the first four actions lie between them. Actions are as
         `transformed` gives them; a text [1, S, E] is that of all samples. ``batch_size`` are sampled together, or as
         many as fit into a GPU's memory.
         """
         num_latent = self._check(first_frames_B_C_F_H_W, actions_B_A_D, seeds)
         num_given = first_frames_B_C_F_H_W.shape[2]
-        size, height, width = len(seeds), *first_frames_B_C_F_H_W.shape[3:]
+        size, height, width = len(actions_B_A_D), *first_frames_B_C_F_H_W.shape[3:]
         given = {TEXT_KEY: text_B_S_E, NEGATIVE_TEXT_KEY: negative_text_B_S_E}
         num_tokens = self.config.num_text_tokens
         texts = {key: with_tokens(text, num_tokens) for key, text in given.items() if text is not None}
@@ -96,7 +97,7 @@ class Imagination:
                 batch,
                 self.world.given_latents(first, num_latent),
                 latent_frames(num_given),
-                seed=[int(seed) for seed in seeds[part]],
+                seed=seeds if isinstance(seeds, int) else [int(seed) for seed in seeds[part]],
                 options=options,
             )
             few = self.world.clips_at_once(pixel_frames(num_latent), height, width)
@@ -169,14 +170,15 @@ class Imagination:
 
     # --- parts
 
-    def _check(self, frames_B_C_F_H_W: Tensor, actions_B_A_D: Tensor, seeds: Sequence[int]) -> int:
+    def _check(self, frames_B_C_F_H_W: Tensor, actions_B_A_D: Tensor, seeds: Sequence[int] | int) -> int:
         """Latent frames of the clip; raises for frames, actions and seeds that are not of one batch of this network."""
         if not self.world.net.takes_actions:
             raise ConfigError("This network takes no actions: give weights of an action-conditioned one.")
         frames, actions = tuple(frames_B_C_F_H_W.shape), tuple(actions_B_A_D.shape)
-        if len(frames) != 5 or len(actions) != 3 or not frames[0] == actions[0] == len(seeds) > 0:
+        num_seeds = actions[0] if isinstance(seeds, int) else len(seeds)
+        if len(frames) != 5 or len(actions) != 3 or not frames[0] == actions[0] == num_seeds > 0:
             raise DataError(
-                f"First frames {list(frames)}, actions {list(actions)} and {len(seeds)} seeds are not of one batch."
+                f"First frames {list(frames)}, actions {list(actions)} and {num_seeds} seeds are not of one batch."
             )
         check_actions(self.world.net, actions[1], actions[2])
         if not torch.isfinite(actions_B_A_D).all():

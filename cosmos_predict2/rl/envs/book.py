@@ -101,7 +101,9 @@ class Book:
 
     # --- steps
 
-    def check_actions(self, actions_E_A_D: Any, ids: Ids, action_dim: int, execute: int | None) -> tuple[Tensor, int]:
+    def check_actions(
+        self, actions_E_A_D: Any, ids: Ids, action_dim: int, execute: int | None, *, clip: bool = True
+    ) -> tuple[Tensor, int]:
         """Actions [E, A, D], float32 in [-1, 1] on the host, and how many of them are executed."""
         actions = torch.as_tensor(actions_E_A_D).detach().to("cpu", torch.float32)
         if actions.ndim != 3 or actions.shape[0] != len(ids) or actions.shape[2] != action_dim or not actions.shape[1]:
@@ -117,7 +119,7 @@ class Book:
         count = actions.shape[1] if execute is None else execute
         if not 1 <= count <= actions.shape[1]:
             raise DataError(f"execute={execute} of a chunk of {actions.shape[1]} actions: 1 to all of them.")
-        return actions.clamp(-1.0, 1.0), count
+        return actions.clamp(-1.0, 1.0) if clip else actions, count
 
     def end(self, ids: Ids, is_success: NDArray[numpy.bool_], ends_on_success: bool) -> tuple[Any, Any]:
         """Which of the environments that made a step are terminated and which truncated by it; success wins.

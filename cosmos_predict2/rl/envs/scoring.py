@@ -43,6 +43,7 @@ class Scored:
     reward_E_A: NDArray[numpy.float32]  # with reward_on "last" as if each episode ended here
     is_success_E: NDArray[numpy.bool_]  # at the last executed action; of one that ends on success, at any
     value_E: NDArray[numpy.float32]  # of the last judged picture
+    value_E_A: NDArray[numpy.float32]  # of the judged pictures, 0 elsewhere
     disagrees_E: NDArray[numpy.bool_]  # one noise shows success there and another does not
     previous_E: NDArray[numpy.float32]  # for the next chunk
     streak_E: NDArray[numpy.int64]
@@ -79,6 +80,7 @@ def score(
     reward = numpy.zeros((size, num_actions), dtype=numpy.float32)
     previous, streak = previous_E.copy(), streak_E.copy()
     is_success, ever = numpy.zeros(size, dtype=bool), numpy.zeros(size, dtype=bool)
+    values = numpy.zeros_like(reward)
     value, differs = numpy.zeros(size, dtype=numpy.float32), numpy.zeros(size, dtype=bool)
     for k in range(value_E_F.shape[1]):
         column = counts_E - 1 if scoring.judge == "last" else numpy.full(size, k)
@@ -88,6 +90,7 @@ def score(
         earned = paid - previous if scoring.use_rel_reward else paid
         pays = is_last if scoring.reward_on == "last" else seen
         reward[pays, column[pays]] = earned[pays]
+        values[seen, column[seen]] = value_E_F[seen, k]
         previous = numpy.where(seen, paid, previous)
         streak = numpy.where(seen, numpy.where(success_E_F[:, k], streak + 1, 0), streak)
         is_success = numpy.where(seen, streak >= scoring.confirm, is_success)
@@ -98,6 +101,7 @@ def score(
         reward,
         ever if scoring.terminate_on_success else is_success,
         value.astype(numpy.float32),
+        values,
         differs,
         previous.astype(numpy.float32),
         streak,

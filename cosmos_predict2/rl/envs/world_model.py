@@ -50,8 +50,8 @@ class WorldModelEnv:
     ``batch_size`` are imagined together. With ``num_noises`` 2 each chunk is imagined twice, by two noises, each going
     on from its own end; the policy sees the first, and the worst one is paid. ``offload`` "phase" lets `offload` move
     everything to the host. ``state_size`` zeros stand for proprioception, of which a world model knows nothing.
-    info has besides ``value`` [E] of the last judged picture, ``disagrees`` [E], and with ``keep_frames`` ``frames``
-    [E, A, H, W, 3], where what was not executed repeats what was.
+    info has besides ``value`` [E] of the last judged picture, ``values`` [E, A] of all, ``disagrees`` [E], and with
+    ``keep_frames`` ``frames`` [E, A, H, W, 3], where what was not executed repeats what was.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class WorldModelEnv:
         chunk: int | None = None,
         padding: str = "hold",
         gripper_dims: Sequence[int] = (-1,),
+        clip_actions: bool = True,
         text: str = "none",
         hand_over: str = "uint8",
         keep_first: bool = False,
@@ -91,6 +92,7 @@ class WorldModelEnv:
         self.scoring, self.sampling, self.batch_size = scoring or Scoring(), sampling, batch_size
         self.padding, self.gripper_dims, self.text, self.hand_over = padding, tuple(gripper_dims), text, hand_over
         self.keep_first, self.num_noises, self.keep_frames = keep_first, num_noises, keep_frames
+        self.clip_actions = clip_actions
         self.state_size, self.offload_policy = state_size, offload
         self.chunk = chunk or imagination.config.chunk_size
         self.new_frames = self.chunk - (starts.history - 1)
@@ -136,14 +138,18 @@ class WorldModelEnv:
         """Imagine what the actions lead to; see `VecEnv.chunk_step`. Terminations stand at a chunk's last action."""
         self.onload()
         book, ids = self._book, self._book.ids(env_ids)
-        actions, count = book.check_actions(actions_E_A_D, ids, self.action_dim, execute)
+        actions, count = book.check_actions(actions_E_A_D, ids, self.action_dim, execute, clip=self.clip_actions)
         if count > self.new_frames:
             raise DataError(
                 f"{count} actions are to be executed, but this world model imagines {self.new_frames} at once: give"
                 " shorter chunks, or execute fewer."
             )
         chunk = Chunk.empty(len(ids), actions.shape[1])
-        info: dict[str, Any] = {"value": torch.zeros(len(ids)), "disagrees": torch.zeros(len(ids), dtype=torch.bool)}
+        info: dict[str, Any] = {
+            "value": torch.zeros(len(ids)),
+            "values": torch.zeros(actions.shape[:2]),
+            "disagrees": torch.zeros(len(ids), dtype=torch.bool),
+        }
         if self.keep_frames:
             last = self._pictures(ids)
             info["frames"] = last[:, None].expand(-1, actions.shape[1], -1, -1, -1).clone()
@@ -154,6 +160,7 @@ class WorldModelEnv:
             scored = self._judge(ids[rows], frames, counts, actions.shape[1])
             self._end(ids[rows], rows, counts, scored, chunk)
             info["value"][rows] = torch.from_numpy(scored.value_E)
+            info["values"][rows] = torch.from_numpy(scored.value_E_A)
             info["disagrees"][rows] = torch.from_numpy(scored.disagrees_E)
             if self.keep_frames:
                 self._keep(info["frames"], rows, frames, counts)
@@ -208,25 +215,44 @@ class WorldModelEnv:
         # Numbers of frames in a whole clip: the first new one is `given`, the last executed one `given - 1 + most`.
         needed = given if self.scoring.judge == "all" or self.keep_frames else given - 1 + int(counts.min())
         low = min(needed, int(counts.min()))  # where the next chunk begins, too
-        video = self.imagination.generate_actions(
+        video = self._generate(
             self._frames[:, ids].flatten(0, 1),
             self.imagination.transformed(raw.numpy()).repeat(self.num_noises, 1, 1),
             all_seeds,
-            self.sampling,
-            text_B_S_E=self._text(ids),
-            as_float=self.hand_over == "float",
-            batch_size=self.batch_size,
-            frames=range(low, given + most),
+            self._text(ids),
+            range(low, given + most),
         ).unflatten(0, (self.num_noises, size))
         ends = numpy.arange(given)[None] + counts[:, None] - low
         last = _picked(video, ends)
         if self.keep_first:
             last[:, :, :, 0] = self._first[ids, :, 0]
-        self._frames[:, ids] = last
+        self._frames[:, ids] = last if self._frames.is_floating_point() else self._to_bytes(last)
         if given > 1:
             joined = torch.cat([before, filled], dim=1)
             self._actions[ids] = torch.stack([row[n : n + given - 1] for row, n in zip(joined, counts, strict=True)])
+        return video
+
+    def _generate(
+        self, first: Tensor, actions: Tensor, seeds: Sequence[int], text: Tensor | None, frames: range
+    ) -> Tensor:
+        """Some frames of the clips, [B, C, F, H, W]."""
+        return self.imagination.generate_actions(
+            first,
+            actions,
+            seeds,
+            self.sampling,
+            text_B_S_E=text,
+            as_float=self.hand_over == "float",
+            batch_size=self.batch_size,
+            frames=frames,
+        )
+
+    def _to_bytes(self, video: Tensor) -> Tensor:
         return video if video.dtype == torch.uint8 else to_uint8(video)
+
+    def _as_judged(self, video: Tensor) -> Tensor:
+        """The pictures as the reward sees them."""
+        return self._to_bytes(video)
 
     def _filled(self, actions_E_A_D: Tensor) -> Tensor:
         """As many actions as are imagined at once."""
@@ -247,7 +273,7 @@ class WorldModelEnv:
         else:
             shown = frames[:, :, :, frames.shape[3] - most :]
         context = self._rows(numpy.tile(ids, self.num_noises))
-        judgement = self.reward.judge(shown.flatten(0, 1).permute(0, 2, 3, 4, 1), context)
+        judgement = self.reward.judge(self._as_judged(shown).flatten(0, 1).permute(0, 2, 3, 4, 1), context)
         return score(
             self.scoring,
             merged(judgement, self.num_noises),
@@ -272,7 +298,7 @@ class WorldModelEnv:
 
     def _keep(self, kept: Tensor, rows: Ids, frames: Tensor, counts: NDArray[numpy.int64]) -> None:
         most = int(counts.max())
-        shown = frames[0, :, :, frames.shape[3] - most :].permute(0, 2, 3, 4, 1)
+        shown = self._to_bytes(frames[0, :, :, frames.shape[3] - most :]).permute(0, 2, 3, 4, 1)
         for row, number, pictures in zip(rows, counts, shown, strict=True):
             kept[row, :number] = pictures[:number]
             kept[row, number:] = pictures[number - 1]
@@ -283,7 +309,7 @@ class WorldModelEnv:
         """The present pictures, uint8 [E, H, W, 3]."""
         assert self._frames is not None
         last = self._frames[0, ids, :, -1].permute(0, 2, 3, 1)
-        return last if last.dtype == torch.uint8 else to_uint8(last)
+        return self._to_bytes(last)
 
     def _observation(self, ids: Ids) -> Observation:
         pictures = self._pictures(ids)
