@@ -75,6 +75,21 @@ class ConstantSchedule:
 
 
 @dataclass(frozen=True)
+class Repeated:
+    """A schedule that begins anew after so many steps."""
+
+    schedule: Schedule
+    period: int
+
+    @property
+    def length(self) -> float | None:
+        return None
+
+    def __call__(self, n: int) -> float:
+        return self.schedule(n % self.period)
+
+
+@dataclass(frozen=True)
 class Cycle:
     warm_up: float
     length: float
