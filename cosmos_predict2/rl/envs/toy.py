@@ -15,7 +15,7 @@ from torch import Tensor
 from cosmos_predict2.data.toy.videos import SPLITS
 from cosmos_predict2.rl.envs.book import Book, Chunk, Ids
 from cosmos_predict2.rl.interfaces import Info, Observation
-from cosmos_predict2.toy_world.layout import episode_generator, lay_table
+from cosmos_predict2.toy_world.layout import episode_generator, lay_table, random_spot
 from cosmos_predict2.toy_world.physics import action_layout, advance
 from cosmos_predict2.toy_world.rendering import render
 from cosmos_predict2.toy_world.scene import CLOSED, GOAL, GRIPPER, STATE_SIZE, Floats, find_setting
@@ -25,6 +25,7 @@ from imaginaire.errors import ConfigError, near
 NUM_TRIALS = 2**40  # of a split
 CHUNK = 12
 REWARD_ON = ("last", "each")
+RING_SEED = 1  # of the ring's places in frames; starts have other generators
 
 
 class Tables:
@@ -56,8 +57,9 @@ class ToyEnv:
 
     The dense reward of `toy_world.tasks` is paid for the last step of an episode, or with ``reward_on`` "each" for
     every step. info has besides ``distance`` (pixels that are left) and ``states`` [E, 10], and with ``keep_frames``
-    ``frames`` [E, A, H, W, 3], the pictures after each action. ``active_dims`` are the action entries that a policy for
-    these tasks uses.
+    ``frames`` [E, A, H, W, 3], the pictures after each action (of `reset` the first one), for a world model to learn
+    from: in the share ``ring_elsewhere`` of the episodes they show the ring where the policy did not see it, since
+    physics knows no ring. ``active_dims`` are the action entries that a policy for these tasks uses.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class ToyEnv:
         num_steps: int | None = None,
         reward_on: str = "last",
         keep_frames: bool = False,
+        ring_elsewhere: float = 0.0,
     ) -> None:
         if reward_on not in REWARD_ON:
             raise ConfigError(f"reward_on is '{reward_on}'.{near(reward_on, REWARD_ON)}")
@@ -93,6 +96,7 @@ class ToyEnv:
             suite="toy", action_dim=action_dim, chunk=min(CHUNK, max_steps), max_steps=max_steps
         )
         self.terminate_on_success, self.reward_on, self.keep_frames = terminate_on_success, reward_on, keep_frames
+        self.ring_elsewhere = ring_elsewhere
         self._states = numpy.zeros((num_envs, STATE_SIZE))
         self._starts = self._states.copy()
 
@@ -101,7 +105,10 @@ class ToyEnv:
         ids = self._book.begin(seed, options)
         self._starts[ids] = self.tables.states(self._book.task_ids[ids].tolist(), self._book.trial_ids[ids].tolist())
         self._states[ids] = self._starts[ids]
-        return self._observation(ids), self._info(ids)
+        info = self._info(ids)
+        if self.keep_frames:
+            info["frames"] = self._film(ids, [self._states[ids]])
+        return self._observation(ids), info
 
     def chunk_step(
         self, actions_E_A_D: Tensor, env_ids: Sequence[int] | None = None, execute: int | None = None
@@ -120,7 +127,7 @@ class ToyEnv:
         info = self._info(ids, chunk)
         if path is not None:
             path += path[-1:] * (checked.shape[1] - count)
-            info["frames"] = torch.from_numpy(render(numpy.stack(path, axis=1), self.size))
+            info["frames"] = self._film(ids, path)
         return self._observation(ids), chunk.reward_E_A, chunk.terminated_E_A, chunk.truncated_E_A, info
 
     def _step(self, ids: Ids, actions: Any, chunk: Chunk, rows: Ids, k: int) -> None:
@@ -139,6 +146,15 @@ class ToyEnv:
         states, groups = self._states[ids], self._groups(ids)
         left = distance(states, self._starts[ids], groups)
         return left, success(states, left, groups, self.setting)
+
+    def _film(self, ids: Ids, path: Sequence[Floats]) -> Tensor:
+        """Pictures [E, F, H, W, 3] of successive states."""
+        states = numpy.stack(path, axis=1)
+        if self.ring_elsewhere:
+            draws = numpy.stack([episode_generator(RING_SEED, int(seed)).random(3) for seed in self._book.seeds[ids]])
+            is_elsewhere = draws[:, 0] < self.ring_elsewhere
+            states[is_elsewhere, :, GOAL] = random_spot(draws[is_elsewhere, 1:], self.size)[:, None]
+        return torch.from_numpy(render(states, self.size))
 
     def _groups(self, ids: Ids) -> Groups:
         return by_task([self.tables.tasks[i] for i in self._book.task_ids[ids]])

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Episodes: a policy decides and an environment executes, chunk after chunk.
+
+    source = LocalRollout(policy, env)
+    played = source.collect(starts, mode="sample")
+
+What a policy draws follows from an episode's own number, so that an episode is the same in any company.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.rl.experience import joined
+from cosmos_predict2.rl.interfaces import Policy, VecEnv
+from imaginaire import random
+from imaginaire.errors import ConfigError
+
+Mode = Literal["sample", "greedy"]
+
+
+@dataclass(frozen=True)
+class Starts:
+    """Where episodes begin, and what they draw from: of the policy (``draws``), inside the environment (``seeds``)."""
+
+    task_ids: list[int]
+    trial_ids: list[int]
+    seeds: list[int]
+    draws: list[int]
+
+    def __len__(self) -> int:
+        return len(self.task_ids)
+
+    def part(self, rows: slice) -> "Starts":
+        return Starts(self.task_ids[rows], self.trial_ids[rows], self.seeds[rows], self.draws[rows])
+
+
+@dataclass(frozen=True)
+class Trajectories:
+    """Episodes [E] of M decisions of A actions each. What was not executed has reward 0."""
+
+    record: dict[str, Tensor]  # [M, E, ...]
+    actions_M_E_A_D: Tensor
+    reward_M_E_A: Tensor
+    executed_M_E_A: Tensor  # bool
+    success_E: Tensor  # bool, at the end
+    finish_step_E: Tensor
+    is_valid_E: Tensor  # bool; an episode that was lost with its worker is not
+    frames_E_F_H_W_C: Tensor | None = None  # uint8, the first one included, where the environment keeps them
+
+    def __len__(self) -> int:
+        return len(self.success_E)
+
+    def rows(self, rows: Tensor) -> "Trajectories":
+        """Some of the episodes."""
+        return replace(
+            self,
+            record={key: value[:, rows] for key, value in self.record.items()},
+            actions_M_E_A_D=self.actions_M_E_A_D[:, rows],
+            reward_M_E_A=self.reward_M_E_A[:, rows],
+            executed_M_E_A=self.executed_M_E_A[:, rows],
+            success_E=self.success_E[rows],
+            finish_step_E=self.finish_step_E[rows],
+            is_valid_E=self.is_valid_E[rows],
+            frames_E_F_H_W_C=None if self.frames_E_F_H_W_C is None else self.frames_E_F_H_W_C[rows],
+        )
+
+    @property
+    def return_E(self) -> Tensor:
+        return self.reward_M_E_A.sum(dim=(0, 2))
+
+
+class RolloutSource(Protocol):
+    """Where episodes are played: in this process, or elsewhere."""
+
+    def sync(self, policy: Policy) -> None:
+        """The weights to decide with from now on."""
+
+    def collect(self, starts: Starts, mode: Mode = "sample", on_progress: Any = None) -> Trajectories: ...
+
+
+@dataclass
+class LocalRollout:
+    """Plays in this process, as many episodes at once as the environment has places."""
+
+    policy: Policy
+    env: VecEnv
+    execute: int | None = None  # of the actions of a decision; all
+    keep_frames: bool = False
+
+    def sync(self, policy: Policy) -> None:
+        self.policy = policy
+
+    @torch.no_grad()
+    def collect(self, starts: Starts, mode: Mode = "sample", on_progress: Any = None) -> Trajectories:
+        size, parts = self.env.num_envs, []
+        for start in range(0, len(starts), size):
+            if on_progress is not None:
+                on_progress(f"episode {start + 1} of {len(starts)}")
+            parts.append(self._played(starts.part(slice(start, start + size)), mode))
+        return concatenated(parts)
+
+    def _played(self, starts: Starts, mode: Mode) -> Trajectories:
+        ids = list(range(len(starts)))
+        options = dict(env_ids=ids, task_ids=starts.task_ids, trial_ids=starts.trial_ids, seeds=starts.seeds)
+        observation, info = self.env.reset(options=options)
+        records, actions, rewards, executed, frames = [], [], [], [], [info.get("frames")]
+        for chunk in range(num_decisions(self.env, self.execute)):
+            generators = [random.generator(draw, chunk, "decision") for draw in starts.draws]
+            decision = self.policy.act(observation, mode=mode, generators=generators)
+            observation, reward, _, _, info = self.env.chunk_step(decision.actions_E_A_D, ids, self.execute)
+            records.append(decision.record)
+            actions.append(decision.actions_E_A_D)
+            rewards.append(reward)
+            executed.append(info["executed"])
+            frames.append(info.get("frames"))
+        return Trajectories(
+            record={key: torch.stack([one[key] for one in records]) for key in records[0]},
+            actions_M_E_A_D=torch.stack(actions),
+            reward_M_E_A=torch.stack(rewards),
+            executed_M_E_A=torch.stack(executed),
+            success_E=info["success"],
+            finish_step_E=info["finish_step"],
+            is_valid_E=torch.ones(len(starts), dtype=torch.bool),
+            frames_E_F_H_W_C=_film(frames) if self.keep_frames else None,
+        )
+
+
+def num_decisions(env: VecEnv, execute: int | None) -> int:
+    """Of an episode: as many chunks as its steps need."""
+    steps = execute or int(env.metadata["chunk"])
+    return -(-int(env.metadata["max_steps"]) // steps)
+
+
+@torch.no_grad()
+def replayed(env: VecEnv, starts: Starts, actions_M_E_A_D: Tensor, execute: int | None = None) -> tuple[Tensor, Tensor]:
+    """Success and return [E] of the same starts and actions in another environment."""
+    size, successes, returns = env.num_envs, [], []
+    for first in range(0, len(starts), size):
+        part = starts.part(slice(first, first + size))
+        ids = list(range(len(part)))
+        env.reset(options=dict(env_ids=ids, task_ids=part.task_ids, trial_ids=part.trial_ids, seeds=part.seeds))
+        total = torch.zeros(len(part))
+        for actions in actions_M_E_A_D[:, first : first + size]:
+            _, reward, _, _, info = env.chunk_step(actions, ids, execute)
+            total += reward.sum(dim=1).to(total)
+        successes.append(info["success"])
+        returns.append(total)
+    return torch.cat(successes), torch.cat(returns)
+
+
+def concatenated(parts: Sequence[Trajectories]) -> Trajectories:
+    """Episodes of several collections, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    of_time = [{"record": p.record, "a": p.actions_M_E_A_D, "r": p.reward_M_E_A, "x": p.executed_M_E_A} for p in parts]
+    turned = joined([_swapped(one) for one in of_time])
+    back = _swapped(turned)
+    films = [p.frames_E_F_H_W_C for p in parts]
+    return Trajectories(
+        record=back["record"],
+        actions_M_E_A_D=back["a"],
+        reward_M_E_A=back["r"],
+        executed_M_E_A=back["x"],
+        success_E=torch.cat([p.success_E for p in parts]),
+        finish_step_E=torch.cat([p.finish_step_E for p in parts]),
+        is_valid_E=torch.cat([p.is_valid_E for p in parts]),
+        frames_E_F_H_W_C=None if films[0] is None else torch.cat([film for film in films if film is not None]),
+    )
+
+
+def _swapped(value: Any) -> Any:
+    """Decisions and episodes exchanged, in every tensor."""
+    if isinstance(value, Mapping):
+        return {key: _swapped(one) for key, one in value.items()}
+    return value.transpose(0, 1)
+
+
+def _film(frames: Sequence[Tensor | None]) -> Tensor:
+    kept = [part for part in frames if part is not None]
+    if len(kept) < len(frames):
+        raise ConfigError(
+            "The environment of these episodes keeps no frames, which are to be recorded: set its keep_frames=True."
+        )
+    return torch.cat(kept, dim=1)

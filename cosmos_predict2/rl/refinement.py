@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a world model is refined by: windows of the policy's true episodes, kept as latents, beside older data.
+
+The windows are state: a resumed run draws from the same ones. Every process keeps all of them.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from cosmos_predict2.conditioner import ACTION_KEY
+from cosmos_predict2.data.action_conditioned.items import TRANSFORM_KEY
+from cosmos_predict2.data.latent_cache import LATENTS_KEY, PROBE_KEY, probe
+from cosmos_predict2.data.samples import frame_item, text_item
+from cosmos_predict2.data.sizes import pixel_frames
+from cosmos_predict2.models.video2world_model import Video2WorldModel
+from cosmos_predict2.rl.episodes import Trajectories
+from cosmos_predict2.rl.vla_config import RefinementConfig
+from cosmos_predict2.world_model.imagination import Imagination
+from imaginaire import distributed, random
+from imaginaire.data.stream import POSITION_KEY
+from imaginaire.errors import ConfigError, DataError
+
+KEPT_DTYPE = torch.float16  # far finer than a tokenizer's own error
+CLIPS_AT_ONCE = 64
+
+
+class Windows(nn.Module):
+    """The windows of this phase and of earlier ones, as buffers of fixed size with counts."""
+
+    newest_latents: Tensor
+    newest_actions: Tensor
+    earlier_latents: Tensor
+    earlier_actions: Tensor
+    counts: Tensor
+
+    def __init__(self, num_newest: int, num_earlier: int, latent_shape: tuple[int, ...], action_shape: tuple[int, int]):
+        super().__init__()
+        for name, count in (("newest", num_newest), ("earlier", num_earlier)):
+            self.register_buffer(f"{name}_latents", torch.zeros(count, *latent_shape, dtype=KEPT_DTYPE))
+            self.register_buffer(f"{name}_actions", torch.zeros(count, *action_shape))
+        self.register_buffer("counts", torch.zeros(2, dtype=torch.int64))  # newest; earlier, all that ever were
+
+    @property
+    def num_newest(self) -> int:
+        return int(self.counts[0])
+
+    @property
+    def num_earlier(self) -> int:
+        return min(int(self.counts[1]), len(self.earlier_latents))
+
+    @torch.no_grad()
+    def begin_phase(self, latents: Tensor, actions: Tensor) -> None:
+        """What was newest is now of an earlier phase, in place of the oldest."""
+        have, seen, size = self.num_newest, int(self.counts[1]), len(self.earlier_latents)
+        places = torch.arange(seen, seen + have) % size
+        self.earlier_latents[places] = self.newest_latents[:have]
+        self.earlier_actions[places] = self.newest_actions[:have]
+        count = min(len(latents), len(self.newest_latents))
+        self.newest_latents[:count] = latents[:count].to(self.newest_latents)
+        self.newest_actions[:count] = actions[:count].to(self.newest_actions)
+        self.counts.copy_(torch.tensor([count, seen + have]))
+
+
+class Refinement(nn.Module):
+    """Collects windows, and makes the batches on which the world model is trained."""
+
+    def __init__(self, config: RefinementConfig, model: Video2WorldModel, data: Any, picture: tuple[int, int]) -> None:
+        super().__init__()
+        self.config = config
+        self._held = (model, Imagination(model.world), data)
+        if config.old and data is None:
+            raise ConfigError(
+                f"model.config.refinement.old={config.old} windows of a batch are of refinement.data, which is not set."
+                " Name a data set that the world model was trained on, or set old=0."
+            )
+        pipe = model.pipe_config
+        self._num_frames = pixel_frames(pipe.state_t)
+        tokenizer = model.world.tokenizer
+        self._probe = probe(tokenizer)
+        factor = tokenizer.spatial_compression_factor
+        latent_shape = (tokenizer.latent_ch, pipe.state_t, picture[0] // factor, picture[1] // factor)
+        action_dim = self._imagination.transform.dim
+        self.picture = picture
+        self.windows = Windows(
+            config.episodes * config.windows, config.keep, latent_shape, (self._num_frames - 1, action_dim)
+        )
+
+    @property
+    def _model(self) -> Video2WorldModel:
+        return self._held[0]
+
+    @property
+    def _imagination(self) -> Imagination:
+        return self._held[1]
+
+    @torch.no_grad()
+    def add(self, played: Trajectories, seed: int, phase: int) -> None:
+        """Windows of true episodes, of all ranks: the newest from now on."""
+        frames, actions = played.frames_E_F_H_W_C, played.actions_M_E_A_D
+        assert frames is not None
+        raw_E_L_D = _executed(actions, frames.shape[1] - 1)
+        latents, rows = [], []
+        span = self._num_frames - 1
+        starts = range(0, frames.shape[1] - span, self.config.window_stride)
+        if not starts:
+            raise DataError(
+                f"The true episodes have {frames.shape[1]} frames, but a window of the world model {self._num_frames}."
+            )
+        generator = random.generator(seed, phase * distributed.world_size() + distributed.rank(), "windows")
+        chosen = [torch.randperm(len(starts), generator=generator)[: self.config.windows] for _ in range(len(frames))]
+        places = [(i, starts[int(k)]) for i, few in enumerate(chosen) if played.is_valid_E[i] for k in few]
+        for first in range(0, len(places), CLIPS_AT_ONCE):
+            some = places[first : first + CLIPS_AT_ONCE]
+            video = torch.stack([frames[i, start : start + self._num_frames] for i, start in some])
+            scaled = self._model.world.encode(video.permute(0, 4, 1, 2, 3)) / self._model.pipe_config.sigma_data
+            latents.append(scaled.to(KEPT_DTYPE).cpu())
+            raw = torch.stack([raw_E_L_D[i, start : start + span] for i, start in some])
+            rows.append(self._imagination.transformed(raw.cpu().numpy()))
+        of_ranks = distributed.all_gather_object((torch.cat(latents), torch.cat(rows)))
+        self.windows.begin_phase(torch.cat([one[0] for one in of_ranks]), torch.cat([one[1] for one in of_ranks]))
+
+    def batch(self, seed: int, position: int) -> dict[str, Any]:
+        """A batch of supervised training; ``position`` is the place of its first window among all that are drawn."""
+        config, windows = self.config, self.windows
+        num_earlier = config.earlier if windows.num_earlier else 0
+        num_newest = config.newest + config.earlier - num_earlier
+        parts = [self._drawn("newest", windows.num_newest, num_newest, seed, position)]
+        if num_earlier:
+            parts.append(self._drawn("earlier", windows.num_earlier, num_earlier, seed, position))
+        if config.old:
+            parts.append(self._old(seed, position))
+        latents = torch.cat([part[0] for part in parts])
+        size = len(latents)
+        model, pipe = self._model, self._model.pipe_config
+        one = {
+            **frame_item(self.picture),
+            **text_item(torch.zeros(1, model.net.text_channels), torch.ones(1)),
+            "fps": torch.tensor(float(pipe.fps)),
+        }
+        batch: dict[str, Any] = {key: value.expand(size, *value.shape).clone() for key, value in one.items()}
+        batch[LATENTS_KEY], batch[PROBE_KEY] = latents, self._probe.expand(size, *self._probe.shape)
+        batch[ACTION_KEY] = torch.cat([part[1] for part in parts])
+        batch[TRANSFORM_KEY] = [self._imagination.transform.to_json()] * size
+        batch[POSITION_KEY] = torch.arange(position, position + size)
+        return batch
+
+    def _drawn(self, name: str, have: int, count: int, seed: int, position: int) -> tuple[Tensor, Tensor]:
+        rows = torch.randint(have, (count,), generator=random.generator(seed, position, f"refinement/{name}"))
+        latents, actions = getattr(self.windows, f"{name}_latents"), getattr(self.windows, f"{name}_actions")
+        return latents[rows.to(latents.device)].float(), actions[rows.to(actions.device)]
+
+    def _old(self, seed: int, position: int) -> tuple[Tensor, Tensor]:
+        data = self._held[2]
+        items: list[Mapping[str, Any]] = []
+        with random.preserved():
+            for i in range(self.config.old):
+                random.seed_host(seed, position + i, "refinement/old")
+                items.append(data[int(numpy.random.randint(len(data)))])
+        device = self.windows.newest_latents.device
+        if LATENTS_KEY in items[0]:
+            latents = torch.stack([item[LATENTS_KEY] for item in items])
+        else:
+            world = self._model.world
+            latents = world.encode(torch.stack([item["video"] for item in items])) / world.config.sigma_data
+        return latents.to(device).float(), torch.stack([item[ACTION_KEY] for item in items]).to(device)
+
+
+def _executed(actions_M_E_A_D: Tensor, num_steps: int) -> Tensor:
+    """The actions of whole episodes in the order of their steps: [E, L, D]."""
+    per_decision = num_steps // len(actions_M_E_A_D)
+    return actions_M_E_A_D[:, :, :per_decision].transpose(0, 1).flatten(1, 2)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of policies that learn from rewards, ``model.config``."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+
+from cosmos_predict2.rl.policy_losses import PolicyLossConfig
+from cosmos_predict2.world_model.config import PRECISIONS
+from imaginaire.config.schema import Section, above, at_least, one_of
+
+
+@attrs.define(kw_only=True, slots=False)
+class VLARLConfig(Section):
+    """Groups of episodes, and what is learnt of them."""
+
+    # rollouts; dataloader_train.batch_size is the number of groups of a rank
+    group_size: int = attrs.field(default=8, validator=at_least(2))  # episodes with one start
+    execute: Any = None  # so many actions of each decision are executed; null: all
+    shared_noise: bool = True  # episodes of a group share what the environment draws; else each has its own
+    max_rollouts: int = attrs.field(default=1, validator=at_least(1))  # of an update, until enough groups have spread
+    max_failed_rollouts: int = attrs.field(default=3, validator=at_least(1))  # in a row, without a valid episode
+
+    # advantages
+    advantage_epsilon: float = attrs.field(default=1e-6, validator=above(0))  # (R - mean) / (std + epsilon)
+    lower_bound: Any = None  # groups whose mean return lies outside the bounds teach nothing; null: no bound
+    upper_bound: Any = None
+
+    # updates
+    updates: int = attrs.field(default=1, validator=at_least(1))  # passes over the episodes of a rollout
+    minibatches: int = attrs.field(default=1, validator=at_least(1))  # optimizer steps of a pass
+    micro_batches: int = attrs.field(default=1, validator=at_least(1))  # of a minibatch; trainer.grad_accum_iter
+    loss: PolicyLossConfig = attrs.field(factory=PolicyLossConfig)
+    ratio_tolerance: float = attrs.field(default=1e-3, validator=above(0))  # of the ratio before the first update
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """(field, sentence) of everything that does not fit together."""
+        if self.execute is not None and self.execute < 1:
+            yield "execute", f"{self.execute}, but at least 1 action of a decision is executed (null: all)"
+        low, high = self.lower_bound, self.upper_bound
+        if low is not None and high is not None and low > high:
+            yield "lower_bound", f"{low} is above upper_bound={high}: no group would teach anything"
+
+
+@attrs.define(kw_only=True, slots=False)
+class RefinementConfig(Section):
+    """Phases in which the world model is trained on what the policy really does; its rewards are not used there."""
+
+    every: int = attrs.field(default=6, validator=at_least(1))  # experiences of the policy between two refinements
+    episodes: int = attrs.field(default=600, validator=at_least(1))  # in the true environment, of all ranks
+    steps: int = attrs.field(default=150, validator=at_least(1))  # of the optimizer
+    optimizer: Any = None
+    scheduler: Any = None  # of the steps of one refinement
+    data: Any = None  # a data set that it was trained on, so that it does not forget
+    newest: int = attrs.field(default=3, validator=at_least(1))  # windows of a batch: of this phase
+    earlier: int = attrs.field(default=2, validator=at_least(0))  # of earlier phases
+    old: int = attrs.field(default=3, validator=at_least(0))  # of ``data``
+    keep: int = attrs.field(default=4800, validator=at_least(1))  # windows of earlier phases
+    window_stride: int = attrs.field(default=4, validator=at_least(1))  # actions between the starts of windows
+    windows: int = attrs.field(default=2, validator=at_least(1))  # of an episode
+
+
+@attrs.define(kw_only=True, slots=False)
+class VLAGRPOConfig(Section):
+    """A policy, where it learns, and where it is judged."""
+
+    policy: Any = None  # a lazy call of a module that is a `Policy`
+    env: Any = None  # of the `VecEnv` to learn in
+    true_env: Any = None  # of the one that counts, with the same starts: what a world model is refined by
+    eval_env: Any = None  # of the one of validation; null: ``true_env``, or ``env``
+    world_model: Any = None  # of a `Video2WorldModel`: ``env`` is given its `Imagination` as ``imagination``
+    rollout: Any = None  # of a `RolloutSource`, given policy, env and execute; null: in this process
+    compare: int = attrs.field(default=200, validator=at_least(0))  # validation starts imagined and played alike
+    precision: str = attrs.field(default="float32", validator=one_of(*PRECISIONS))  # of the policy's weights
+    rl: VLARLConfig = attrs.field(factory=VLARLConfig)
+    refinement: Any = None  # RefinementConfig, or null: the world model stays as it is

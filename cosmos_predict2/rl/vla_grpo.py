@@ -1,0 +1,440 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A policy learns from rewards: in a simulator, or in what a world model imagines.
+
+`train_batches` plays groups of episodes that share their start, compares each with its group, and yields the decisions
+in minibatches; `training_step` computes their probabilities anew, with gradients. With a refinement, the world model is
+trained in turn on what the policy really does. The policy is ``net``; a world model that is trained is
+``world_model``, one that is only held is in no checkpoint.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cosmos_predict2.checkpoints.card import read_card
+from cosmos_predict2.models.config import model_config
+from cosmos_predict2.models.video2world_model import Video2WorldModel
+from cosmos_predict2.rl import policy_losses
+from cosmos_predict2.rl.advantages import group_advantages
+from cosmos_predict2.rl.episodes import LocalRollout, RolloutSource, Starts, Trajectories, concatenated, replayed
+from cosmos_predict2.rl.interfaces import LogProb, Policy, VecEnv
+from cosmos_predict2.rl.policy_losses import choose_groups
+from cosmos_predict2.rl.refinement import Refinement
+from cosmos_predict2.rl.vla_config import RefinementConfig, VLAGRPOConfig
+from cosmos_predict2.rl.weight_copy import WeightCopy
+from cosmos_predict2.world_model.config import PRECISIONS, Video2WorldActionPipelineConfig
+from cosmos_predict2.world_model.imagination import Imagination
+from imaginaire import distributed, random
+from imaginaire.config import lazy_config
+from imaginaire.config.typed_nodes import as_config
+from imaginaire.data.stream import POSITION_KEY
+from imaginaire.distributed.parallel import ParallelDims
+from imaginaire.errors import ConfigError, TrainingError
+from imaginaire.findings import CheckContext, Finding, error
+from imaginaire.optim import schedules
+from imaginaire.optim.parts import PartsOptimizer, PartsScheduler
+from imaginaire.training.model import ImaginaireModel, evaluating
+
+log = logging.getLogger(__name__)
+
+KEY = "model.config"
+POLICY, WORLD_MODEL = "policy", "world_model"
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """A minibatch of decisions, with the probabilities that they were drawn with."""
+
+    record: dict[str, Tensor]  # [B, ...]
+    old_log_prob_B_K_N: Tensor
+    advantage_B: Tensor
+    mask_B_A: Tensor  # bool, the actions that were executed
+    share: float = 1.0  # of the optimizer step's decisions, times the micro-batches
+    reference_log_prob_B_K_N: Tensor | None = None
+    is_before_update: bool = False  # no step was taken since the rollout, so that ratios are 1
+    facts: dict[str, float] = field(default_factory=dict)  # of the whole rollout, to be logged
+
+
+class VLAGRPOModel(ImaginaireModel):
+    """Group-relative policy optimization of a policy in an environment."""
+
+    batch_kinds = (POLICY, WORLD_MODEL)
+    progress_counts: Tensor
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config = as_config(VLAGRPOConfig, config, KEY)
+        self.rl = config.rl
+        for field_name, text in self.rl.problems():
+            raise ConfigError(f"{KEY}.rl.{field_name}: {text}.")
+        if config.policy is None or config.env is None:
+            raise ConfigError(f"{KEY}.policy and {KEY}.env must be set: what decides, and where.")
+        self.precision = PRECISIONS[config.precision]
+        self.net: nn.Module = lazy_config.instantiate(config.policy)
+        self._held: dict[str, Any] = {}  # no modules of this one: what is only held is in no checkpoint
+        self.refinement: Refinement | None = None
+        env_arguments = {}
+        if config.world_model is not None:
+            env_arguments["imagination"] = self._build_world_model(config)
+        self.env: VecEnv = lazy_config.instantiate(config.env, **env_arguments)
+        self.true_env: VecEnv | None = lazy_config.instantiate(config.true_env)
+        self.eval_env: VecEnv = lazy_config.instantiate(config.eval_env) or self.true_env or self.env
+        if config.refinement is not None:
+            self.refinement = self._build_refinement()
+        rollout: dict[str, Any] = dict(policy=self.net, env=self.env, execute=self.rl.execute)
+        self.source: RolloutSource = (
+            LocalRollout(**rollout) if config.rollout is None else lazy_config.instantiate(config.rollout, **rollout)
+        )
+        # experiences of the policy that are over; steps of the present refinement
+        self.register_buffer("progress_counts", torch.zeros(2, dtype=torch.int64))
+        self._reference: WeightCopy | None = None
+        self._left = 0  # batches that are still to come before the run may stop
+        self._is_open = False
+        self._failed_rollouts = 0
+        self._dims = ParallelDims()
+
+    # --- parts
+
+    def _build_world_model(self, config: VLAGRPOConfig) -> Imagination:
+        typed = model_config(config.world_model.config)
+        pipe, path = typed.pipe_config, typed.model_manager_config.dit_path
+        if path and isinstance(pipe, Video2WorldActionPipelineConfig) and pipe.transform is None:
+            transform = read_card(path).opened().action_transform
+            pipe.action_transform = None if transform is None else transform.to_dict()
+        model = lazy_config.instantiate(config.world_model, config=typed)
+        if not isinstance(model, Video2WorldModel):
+            raise ConfigError(f"{KEY}.world_model is a {type(model).__name__}, but it must be a Video2WorldModel.")
+        self._held[WORLD_MODEL] = model
+        return Imagination(model.world)
+
+    def _build_refinement(self) -> Refinement:
+        config = as_config(RefinementConfig, self.config.refinement, f"{KEY}.refinement")
+        model, env = self.held_world_model, self.true_env
+        if model is None or env is None:
+            raise ConfigError(f"{KEY}.refinement needs {KEY}.world_model and {KEY}.true_env: what it refines, and by.")
+        if config.optimizer is None:
+            raise ConfigError(f"{KEY}.refinement.optimizer must be set, such as L(muon)(lr=0.015).")
+        self.world_model = model  # now a part of this module, trained and saved
+        height, width = env.reset(options=dict(env_ids=[0], task_ids=[0], trial_ids=[0], seeds=[0]))[0][
+            "full_image"
+        ].shape[1:3]
+        return Refinement(config, model, lazy_config.instantiate(config.data), (height, width))
+
+    @property
+    def held_world_model(self) -> Video2WorldModel | None:
+        return self._held.get(WORLD_MODEL)
+
+    @property
+    def policy(self) -> Policy:
+        return self.net  # type: ignore[return-value]
+
+    @classmethod
+    def check(cls, arguments: Mapping[str, Any], context: CheckContext) -> Iterator[Finding]:
+        config = as_config(VLAGRPOConfig, arguments["config"], KEY)
+        for field_name, text in config.rl.problems():
+            yield error(f"{KEY}.rl.{field_name}", text)
+
+    # --- set-up
+
+    def on_train_start(self, memory_format: torch.memory_format = torch.preserve_format) -> None:
+        device = next(self.net.parameters()).device
+        self.net.to(self.weight_dtype)
+        if (model := self.held_world_model) is not None:
+            model.seed = self.seed
+            model.to(device)
+            model.on_train_start(memory_format)
+            if self.refinement is None:
+                model.requires_grad_(False).eval()
+
+    def parallelize(self, dims: ParallelDims) -> None:
+        self._dims = dims
+        if dims.context_parallel_size > 1:
+            raise ConfigError("model_parallel.context_parallel_size must be 1: policies are trained data-parallel.")
+        if (model := self.held_world_model) is not None:
+            model.parallelize(dims)
+        if self.rl.loss.kl_beta:
+            self._reference = WeightCopy(self.net)
+
+    def init_optimizer_scheduler(self, optimizer_cfg: Any, scheduler_cfg: Any) -> Any:
+        optimizer = lazy_config.instantiate(optimizer_cfg, model=self.net)
+        schedule = lazy_config.instantiate(scheduler_cfg)
+        if self.refinement is None:
+            return optimizer, schedules.build_scheduler(optimizer, schedule)
+        config = self.refinement.config
+        other = lazy_config.instantiate(config.optimizer, model=self.world_model)
+        once = schedules.constant() if config.scheduler is None else lazy_config.instantiate(config.scheduler)
+        optimizers = PartsOptimizer({POLICY: optimizer, WORLD_MODEL: other})
+        repeated = schedules.Repeated(once, config.steps)
+        return optimizers, PartsScheduler(optimizers, {POLICY: schedule, WORLD_MODEL: repeated})
+
+    def checkpoint_state(self) -> dict[str, Tensor]:
+        state = super().checkpoint_state()
+        if self._reference is not None:
+            state |= {f"net_ref.{name}": weight for name, weight in self._reference.weights.items()}
+        return state
+
+    # --- experience
+
+    def at_boundary(self) -> bool:
+        return not self._is_open
+
+    def on_before_zero_grad(self, optimizer: Any, scheduler: Any, iteration: int) -> None:
+        super().on_before_zero_grad(optimizer, scheduler, iteration)
+        self._is_open = self._left > 0
+
+    def batch_kind(self, batch: Any) -> str:
+        return POLICY if isinstance(batch, Decisions) else WORLD_MODEL
+
+    def train_batches(self, dataloader: Any) -> Iterator[Any]:
+        starts = iter(dataloader)
+        while True:
+            if self.refinement is not None:
+                yield from self._refined(self.refinement)
+            if (batch := next(starts, None)) is None:
+                return
+            self._is_open = True
+            with self.phase("rollout"):
+                played, advantage_G_M, facts = self._experience(batch, starts)
+            yield from self._in_order(played, advantage_G_M, facts, batch)
+
+    def _experience(self, batch: Mapping[str, Any], others: Iterator[Any]) -> "tuple[Trajectories, Tensor, Facts]":
+        """Episodes with their advantages [G, M]; with ``max_rollouts``, until enough groups have spread."""
+        wanted, parts, facts = len(batch["trial_id"]), [], {}
+        for number in range(self.rl.max_rollouts):
+            self.source.sync(self.policy)
+            with evaluating(self.net):
+                parts.append(self.source.collect(self.starts(batch), "sample", self.progress))
+            if number == 0:
+                facts = self._facts(parts[0])
+            if number + 1 == self.rl.max_rollouts or self._on_all_ranks(self._num_with_spread(parts) >= wanted):
+                break
+            batch = next(others)
+        played = concatenated(parts)
+        advantage = self._advantages(played)
+        if len(parts) > 1:  # first those that teach something; every rank has equally many
+            order = torch.argsort((advantage == 0).all(dim=1).long(), stable=True)[:wanted].sort().values
+            size = self.rl.group_size
+            rows = (order[:, None] * size + torch.arange(size)).flatten()
+            played, advantage = played.rows(rows), advantage[order]
+        self._require_valid(played)
+        facts |= {
+            "groups_with_spread": float((advantage != 0).any(dim=1).float().mean()),
+            "rollouts": float(len(parts)),
+            "advantage_max": float(advantage.max()),
+            "advantage_min": float(advantage.min()),
+        }
+        return played, advantage, facts
+
+    def starts(self, batch: Mapping[str, Any]) -> Starts:
+        """The episodes of a batch of starts, those of a group one after the other."""
+        size = self.rl.group_size
+        positions = batch[POSITION_KEY].tolist() if POSITION_KEY in batch else list(range(len(batch["trial_id"])))
+        rows = [(i, member) for i in range(len(positions)) for member in range(size)]
+        of_world = "world" if self.rl.shared_noise else "world/{member}"
+        return Starts(
+            task_ids=[int(batch["task_id"][i]) for i, _ in rows],
+            trial_ids=[int(batch["trial_id"][i]) for i, _ in rows],
+            seeds=[random.derive_seed(self.seed, positions[i], of_world.format(member=m)) % 2**31 for i, m in rows],
+            draws=[random.derive_seed(self.seed, positions[i], f"policy/{m}") for i, m in rows],
+        )
+
+    def _advantages(self, played: Trajectories) -> Tensor:
+        """[G, M]; zeros of groups that teach nothing."""
+        scores, is_valid = self._by_group(played)
+        advantage = group_advantages(scores, is_valid, epsilon=self.rl.advantage_epsilon, correction=1)
+        return torch.where(self._chosen(played)[:, None], advantage, 0.0)
+
+    def _chosen(self, played: Trajectories) -> Tensor:
+        rl = self.rl
+        low = float("-inf") if rl.lower_bound is None else rl.lower_bound
+        high = float("inf") if rl.upper_bound is None else rl.upper_bound
+        return choose_groups(*self._by_group(played), lower=low, upper=high, min_std=0.0).is_kept_N
+
+    def _by_group(self, played: Trajectories) -> tuple[Tensor, Tensor]:
+        """Returns and whether they are valid, a group in each row."""
+        of_groups = (
+            value.cpu().unflatten(0, (-1, self.rl.group_size)) for value in (played.return_E, played.is_valid_E)
+        )
+        return tuple(of_groups)
+
+    def _num_with_spread(self, parts: list[Trajectories]) -> int:
+        return sum(int(self._chosen(part).sum()) for part in parts)
+
+    def _on_all_ranks(self, value: bool) -> bool:
+        return bool(distributed.all_reduce_(torch.tensor(float(value)), "min"))
+
+    def _require_valid(self, played: Trajectories) -> None:
+        """Raise where no episode was played to its end, several times in a row: nothing is learnt then."""
+        self._failed_rollouts = 0 if played.is_valid_E.any() else self._failed_rollouts + 1
+        if self._failed_rollouts >= self.rl.max_failed_rollouts:
+            raise TrainingError(
+                f"No episode of {self._failed_rollouts} rollouts in a row was valid, so nothing can be learnt. The log"
+                f" has the error of each; see that the environments run, or raise {KEY}.rl.max_failed_rollouts."
+            )
+
+    def _facts(self, played: Trajectories) -> "Facts":
+        valid = played.is_valid_E
+        returns = played.return_E[valid]
+        steps = played.executed_M_E_A[:, valid].sum(dim=(0, 2)).float()
+        return {
+            "reward_mean": float(returns.mean()),
+            "reward_std": float(returns.std()),
+            "success": float(played.success_E[valid].float().mean()),
+            "episode_len": float(steps.mean()),
+            "valid_rate": float(valid.float().mean()),
+        }
+
+    @torch.no_grad()
+    def _in_order(
+        self, played: Trajectories, advantage_G_M: Tensor, facts: "Facts", batch: Mapping[str, Any]
+    ) -> Iterator[Decisions]:
+        """Every decision ``updates`` times, in ``minibatches`` of chance."""
+        rl = self.rl
+        num_decisions, size = played.reward_M_E_A.shape[:2]
+        record = {key: value.flatten(0, 1) for key, value in played.record.items()}
+        mask_B_A = (played.executed_M_E_A & played.is_valid_E[None, :, None]).flatten(0, 1)
+        advantage_B = advantage_G_M.flatten().repeat(num_decisions).to(mask_B_A.device)
+        with evaluating(self.net):
+            old = self.policy.log_prob(record)
+            reference = None
+            if self._reference is not None:
+                with self._reference.scope(self.net):
+                    reference = self.policy.log_prob(record).log_prob_B_K_N
+        first = int(batch[POSITION_KEY][0]) if POSITION_KEY in batch else 0
+        parts = []
+        for update in range(rl.updates):
+            generator = random.generator(self.seed, first, f"order{update}")
+            shuffled = torch.randperm(num_decisions * size, generator=generator)
+            parts += list(shuffled.tensor_split(rl.minibatches))
+        counted_B = self._counted(mask_B_A, old.log_prob_B_K_N.shape[1])
+        counts = torch.stack([counted_B[rows].sum() for rows in parts]).double().cpu()
+        of_all = distributed.all_reduce_(counts) / distributed.world_size()
+        self._left = len(parts) * rl.micro_batches
+        for number, rows in enumerate(parts):
+            for micro in rows.tensor_split(rl.micro_batches):
+                self._left -= 1
+                if self._left == 0:
+                    self.progress_counts.copy_(torch.tensor([int(self.progress_counts[0]) + 1, 0]))
+                yield Decisions(
+                    record={key: value[micro] for key, value in record.items()},
+                    old_log_prob_B_K_N=old.log_prob_B_K_N[micro],
+                    advantage_B=advantage_B[micro],
+                    mask_B_A=mask_B_A[micro],
+                    share=float(counted_B[micro].sum() / of_all[number].clamp(min=1) * rl.micro_batches),
+                    reference_log_prob_B_K_N=None if reference is None else reference[micro],
+                    is_before_update=number == 0,
+                    facts=facts,
+                )
+                facts = {}
+
+    def _counted(self, mask_B_A: Tensor, num_rows: int) -> Tensor:
+        """How many terms of the loss each decision gives, by the level of its ratios."""
+        rows = policy_losses.rows_of_actions(mask_B_A, num_rows)
+        is_chunk = policy_losses.RATIO_LEVELS.get(self.rl.loss.ratio_level, self.rl.loss.ratio_level) == "chunk_level"
+        return rows.any(dim=1).long() if is_chunk else rows.sum(dim=1)
+
+    # --- refinement of the world model
+
+    def _refined(self, refinement: Refinement) -> Iterator[Mapping[str, Any]]:
+        """The batches that are left of a refinement, where one is due."""
+        config = refinement.config
+        experiences, steps = self.progress_counts.tolist()
+        if experiences % config.every or steps >= config.steps:
+            return
+        phase = experiences // config.every
+        if steps == 0:
+            with self.phase("true_rollout"):
+                refinement.add(self._true_episodes(config, phase), self.seed, phase)
+        size = config.newest + config.earlier + config.old
+        for step in range(steps, config.steps):
+            self._is_open, self._left = True, 0
+            self.progress_counts[1] = step + 1
+            number = (phase * config.steps + step) * self._dims.dp_size + self._dims.dp_rank
+            yield refinement.batch(self.seed, number * size)
+
+    def _true_episodes(self, config: RefinementConfig, phase: int) -> Trajectories:
+        """This rank's share of a phase's episodes in the true environment."""
+        assert self.true_env is not None
+        numbers = [phase * config.episodes + i for i in range(config.episodes)]
+        numbers = numbers[self._dims.dp_rank :: self._dims.dp_size]
+        seeds = [random.derive_seed(self.seed, number, "true") for number in numbers]
+        starts = Starts(
+            task_ids=[seed % 1009 for seed in seeds],  # modulo the number of tasks, as environments take them
+            trial_ids=[seed // 1009 % 2**31 for seed in seeds],
+            seeds=[seed % 2**31 for seed in seeds],
+            draws=seeds,
+        )
+        source = LocalRollout(self.policy, self.true_env, self.rl.execute, keep_frames=True)
+        with evaluating(self.net):
+            return source.collect(starts, "sample", self.progress)
+
+    # --- one micro-batch
+
+    def training_step(self, batch: Any, iteration: int) -> tuple[dict[str, Any], Tensor]:
+        if not isinstance(batch, Decisions):
+            output, loss = self.world_model.training_step(batch, iteration)
+            return {"edm_loss": output["edm_loss"]}, loss
+        log_prob = self.policy.log_prob(batch.record)
+        output, loss = self._policy_loss(batch, log_prob)
+        return {**output, **batch.facts}, loss * batch.share
+
+    def _policy_loss(self, batch: Decisions, log_prob: LogProb) -> tuple[dict[str, Any], Tensor]:
+        found = policy_losses.policy_loss(
+            log_prob,
+            batch.old_log_prob_B_K_N,
+            batch.advantage_B,
+            batch.mask_B_A,
+            self.rl.loss,
+            reference_B_K_N=batch.reference_log_prob_B_K_N,
+        )
+        if batch.is_before_update:
+            self._require_ratio_one(found.watched)
+        return found.watched, found.loss
+
+    def _require_ratio_one(self, watched: Mapping[str, Tensor]) -> None:
+        """Raise where training does not compute the probabilities that the rollout drew with."""
+        away = float(torch.stack([1 - watched["ratio_min"], watched["ratio_max"] - 1]).max())
+        if away > self.rl.ratio_tolerance:
+            raise TrainingError(
+                f"Before the first update the ratio of new to old probability is 1 by definition, but it differs by"
+                f" {away:.3g} ({KEY}.rl.ratio_tolerance={self.rl.ratio_tolerance}): the policy's log_prob does not"
+                " compute what it decided by. Look for dropout, for state that act changes, or for a record that lacks"
+                " something."
+            )
+
+    # --- the policy as it counts
+
+    @torch.no_grad()
+    def validation_step(self, batch: Mapping[str, Any], iteration: int) -> tuple[dict[str, Any], Tensor]:
+        """Greedy success in the true environment; and, of the first starts, imagined and true success of the same
+        actions, drawn as in training."""
+        count = len(batch["trial_id"])
+        numbers = [int(i) for i in batch["trial_id"]]
+        tasks = [int(i) for i in batch["task_id"]]
+        starts = Starts(tasks, numbers, numbers, numbers)
+        greedy = LocalRollout(self.policy, self.eval_env, self.rl.execute).collect(starts, "greedy")
+        output = {"greedy_success": greedy.success_E.float().mean(), "greedy_return": greedy.return_E.mean()}
+        if self.held_world_model is not None and self.true_env is not None and self.config.compare:
+            output |= self._compared(starts.part(slice(0, min(count, self.config.compare))))
+        return output, 1 - output["greedy_success"]
+
+    def _compared(self, starts: Starts) -> dict[str, Tensor]:
+        imagined = LocalRollout(self.policy, self.env, self.rl.execute).collect(starts, "sample")
+        assert self.true_env is not None
+        true, _ = replayed(self.true_env, starts, imagined.actions_M_E_A_D, self.rl.execute)
+        seen, true = imagined.success_E.float().cpu(), true.float().cpu()
+        return {
+            "imagined_success": seen.mean(),
+            "true_success": true.mean(),
+            "gap": seen.mean() - true.mean(),
+            "agreement": (seen == true).float().mean(),
+            "true_positive_rate": (seen * true).sum() / true.sum().clamp(min=1),
+            "false_positive_rate": (seen * (1 - true)).sum() / (1 - true).sum().clamp(min=1),
+        }
+
+
+Facts = dict[str, float]

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A policy that learns in an environment: exact ratios and resumption, groups, what is left out, several processes."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cosmos_predict2.rl.envs.toy import ToyEnv
+from cosmos_predict2.rl.episodes import LocalRollout, Starts, Trajectories, concatenated, replayed
+from cosmos_predict2.rl.policies.toy import ToyPolicy
+from cosmos_predict2.rl.vla_config import VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.vla_grpo import VLAGRPOModel
+from imaginaire import distributed, random
+from imaginaire.config import L
+from imaginaire.errors import ConfigError, TrainingError
+from tests.multiprocess import run_distributed
+from tests.rl.vla_runs import RL, run
+from tests.training import difference, saved
+
+
+def starts(num: int, members: int = 1) -> Starts:
+    rows = [i for i in range(num) for _ in range(members)]
+    return Starts([0] * len(rows), rows, rows, list(range(len(rows))))
+
+
+def policy() -> ToyPolicy:
+    torch.manual_seed(0)
+    return ToyPolicy(width=16, noise=1.0)
+
+
+def model(**rl: Any) -> VLAGRPOModel:
+    torch.manual_seed(0)
+    config = VLAGRPOConfig(
+        policy=L(ToyPolicy)(width=16, noise=1.0), env=L(ToyEnv)(num_envs=8), rl=VLARLConfig(group_size=4, **rl)
+    )
+    return VLAGRPOModel(config)
+
+
+def batch(first: int = 0, size: int = 3) -> dict[str, torch.Tensor]:
+    return {"task_id": torch.zeros(size, dtype=torch.long), "trial_id": torch.arange(first, first + size)}
+
+
+# --- episodes
+
+
+def test_episodes_do_not_depend_on_their_company() -> None:
+    whole = LocalRollout(policy(), ToyEnv(num_envs=6)).collect(starts(6))
+    parts = LocalRollout(policy(), ToyEnv(num_envs=4)).collect(starts(6))
+    assert torch.allclose(whole.return_E, parts.return_E, atol=1e-5)
+    assert torch.allclose(whole.record["knots"], parts.record["knots"], atol=1e-5)  # products of another size
+
+
+def test_the_same_actions_end_alike_elsewhere() -> None:
+    played = LocalRollout(policy(), ToyEnv(num_envs=6)).collect(starts(6))
+    success, total = replayed(ToyEnv(num_envs=4), starts(6), played.actions_M_E_A_D)
+    assert torch.equal(success, played.success_E)
+    assert torch.allclose(total, played.return_E)
+
+
+def test_fewer_executed_actions_give_more_decisions() -> None:
+    played = LocalRollout(policy(), ToyEnv(num_envs=2), execute=6).collect(starts(2))
+    assert played.executed_M_E_A.shape == (4, 2, 12)
+    assert played.executed_M_E_A.sum(dim=(0, 2)).tolist() == [24, 24]
+
+
+def test_frames_of_an_environment_that_keeps_none_are_refused() -> None:
+    with pytest.raises(ConfigError, match="keep_frames"):
+        LocalRollout(policy(), ToyEnv(num_envs=2), keep_frames=True).collect(starts(2))
+
+
+def test_frames_show_every_step_and_the_first() -> None:
+    env = ToyEnv(num_envs=2, keep_frames=True)
+    played = LocalRollout(policy(), env, keep_frames=True).collect(starts(2))
+    first, _ = env.reset(options=dict(env_ids=[0, 1], task_ids=[0, 0], trial_ids=[0, 1], seeds=[0, 1]))
+    assert played.frames_E_F_H_W_C is not None
+    assert played.frames_E_F_H_W_C.shape[1] == 25
+    assert torch.equal(played.frames_E_F_H_W_C[:, 0], first["full_image"])
+
+
+# --- experiences
+
+
+def experience(one: VLAGRPOModel, played: Trajectories) -> list[Any]:
+    return list(one._in_order(played, one._advantages(played), {"reward_mean": 1.0}, batch()))
+
+
+def test_groups_share_their_start_and_the_world_but_not_the_policys_draws() -> None:
+    one = model().starts(batch())
+    assert one.trial_ids == [0] * 4 + [1] * 4 + [2] * 4
+    assert len(set(one.seeds)) == 3
+    assert len(set(one.draws)) == 12
+    assert len(set(model(shared_noise=False).starts(batch()).seeds)) == 12
+
+
+def test_micro_batches_give_the_gradient_of_the_whole() -> None:
+    gradients = []
+    for count in (1, 3):
+        one = model(micro_batches=count)
+        played = one.source.collect(one.starts(batch()))
+        for decisions in experience(one, played):
+            loss = one.training_step(decisions, 0)[1]
+            (loss / count).backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in one.net.parameters() if p.grad is not None]))
+    assert gradients[0].abs().max() > 0
+    assert torch.allclose(*gradients, rtol=1e-4, atol=1e-6)
+
+
+def test_episodes_that_were_lost_teach_nothing() -> None:
+    one = model()
+    played = one.source.collect(one.starts(batch()))
+    played.is_valid_E[:4] = False  # a whole group
+    played.is_valid_E[4] = False
+    advantage = one._advantages(played)
+    assert (advantage[0] == 0).all()
+    assert advantage[1, 0] == 0
+    assert advantage[1, 1:].abs().sum() > 0
+    (decisions,) = experience(one, played)
+    lost = (~played.is_valid_E).repeat(2)  # two decisions of an episode
+    order = torch.argsort(torch.randperm(24, generator=random.generator(one.seed, 0, "order0")))
+    assert not decisions.mask_B_A[order][lost].any()
+    assert decisions.mask_B_A[order][~lost].all()
+
+
+def test_groups_outside_the_bounds_and_without_spread_are_left_out() -> None:
+    one = model(lower_bound=-0.5, upper_bound=0.5)
+    played = one.source.collect(one.starts(batch()))
+    rewards = torch.zeros_like(played.reward_M_E_A)
+    rewards[-1, :, -1] = torch.tensor([-1.0, -0.9, -1.0, -0.8, 0.1, 0.1, 0.1, 0.1, 0.0, 0.2, 0.0, 0.1])
+    advantage = one._advantages(replace(played, reward_M_E_A=rewards))
+    assert (advantage[:2] == 0).all()
+    assert advantage[2].abs().min() > 0
+
+
+def test_dynamic_sampling_takes_further_starts_until_groups_have_spread() -> None:
+    plain = model()
+    means = plain.source.collect(plain.starts(batch())).return_E.unflatten(0, (3, 4)).mean(dim=1)
+    bound = float(means.max()) - 1e-3  # which one of three groups reaches
+    assert model(lower_bound=bound)._experience(batch(), iter(()))[2]["groups_with_spread"] == pytest.approx(1 / 3)
+    one = model(lower_bound=bound, max_rollouts=5)
+    played, advantage, facts = one._experience(batch(), iter([batch(first) for first in (100, 200, 300, 400)]))
+    assert len(played) == 12
+    assert advantage.shape == (3, 4)
+    assert facts["rollouts"] > 1
+    assert facts["groups_with_spread"] > 0.5
+    kept = played.return_E.unflatten(0, (3, 4)).mean(dim=1)
+    assert (kept - means.max()).abs().min() < 1e-5
+
+
+def test_collections_are_joined_along_the_episodes() -> None:
+    source = LocalRollout(policy(), ToyEnv(num_envs=4))
+    first, second = source.collect(starts(4)), source.collect(starts(2))
+    both = concatenated([first, second])
+    assert len(both) == 6
+    assert torch.equal(both.record["knots"][:, 4:], second.record["knots"])
+    assert torch.equal(both.rows(torch.tensor([4, 5])).return_E, second.return_E)
+
+
+# --- runs
+
+
+def test_a_policy_that_computes_other_probabilities_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="ratio_tolerance"):
+        run(tmp_path, name="forgetful_policy")
+
+
+@pytest.mark.slow
+def test_a_resumed_run_equals_one_that_never_stopped(tmp_path: Path) -> None:
+    records = run(tmp_path / "whole", "trainer.max_iter=12")
+    run(tmp_path / "parts", "trainer.max_iter=4", "checkpoint.save_iter=3")  # a save waits for the experience's end
+    run(tmp_path / "parts", "trainer.max_iter=12")
+    assert difference(saved(tmp_path / "whole", "vla"), saved(tmp_path / "parts", "vla")) is None
+    assert records[0]["train/ratio_max"] == pytest.approx(1, abs=1e-5)
+    assert {record["train/kl_to_reference"] > 0 for record in records[1:]} == {True}
+
+
+def test_options_that_contradict_each_other_are_refused() -> None:
+    for options, name in (
+        (dict(execute=0), f"{RL}.execute"),
+        (dict(lower_bound=1.0, upper_bound=0.0), f"{RL}.lower_bound"),
+    ):
+        with pytest.raises(ConfigError, match=name):
+            model(**options)
+
+
+def _returns(root: Path) -> list[float]:
+    one, first = model(), distributed.rank() * 2  # two groups for each rank, as the loader deals them out
+    mine = {**batch(first, size=2), "sample_position": torch.arange(first, first + 2)}
+    return one.source.collect(one.starts(mine)).return_E.tolist()
+
+
+@pytest.mark.slow
+def test_two_processes_play_what_one_does(tmp_path: Path) -> None:
+    one = model()
+    alone = one.source.collect(one.starts({**batch(size=4), "sample_position": torch.arange(4)})).return_E.tolist()
+    of_ranks = run_distributed(_returns, world_size=2, args=(tmp_path,))
+    assert [value for values in of_ranks for value in values] == alone

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Short runs of a policy that learns from rewards, in the toy world's simulator."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.configs.base.config import make_config as base
+from cosmos_predict2.rl.envs.toy import ToyEnv
+from cosmos_predict2.rl.episode_starts import EpisodeStarts
+from cosmos_predict2.rl.interfaces import LogProb
+from cosmos_predict2.rl.policies.toy import ToyPolicy
+from cosmos_predict2.rl.policy_losses import PolicyLossConfig
+from cosmos_predict2.rl.vla_config import VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.vla_grpo import VLAGRPOModel
+from imaginaire.config import L, register_experiment
+from imaginaire.data.stream import ResumableLoader
+from tests.training import run_dir, train
+
+NAME = "vla"
+RL = "model.config.rl"
+
+
+class ForgetfulPolicy(ToyPolicy):
+    """Computes other probabilities than it decided by."""
+
+    def log_prob(self, record: Mapping[str, Tensor]) -> LogProb:
+        if not torch.is_grad_enabled():
+            return super().log_prob(record)
+        return super().log_prob({**record, "knots": record["knots"] + 0.01})
+
+
+def experiment(policy: Any) -> dict[str, Any]:
+    """Four groups of four episodes, two updates in two minibatches."""
+    data = L(ResumableLoader)(dataset=L(EpisodeStarts)(num=64), batch_size=4, shuffle=True)
+    rl = VLARLConfig(group_size=4, updates=2, minibatches=2, loss=PolicyLossConfig(kl_beta=0.01))
+    config = VLAGRPOConfig(policy=policy, env=L(ToyEnv)(num_envs=8), rl=rl)
+    return dict(
+        defaults=[{"override /optimizer": "adamw"}, {"override /scheduler": "constant"}, "_self_"],
+        job=dict(project="tests", group="engine", name=NAME),
+        model=L(VLAGRPOModel)(config=config, _recursive_=False),
+        dataloader_train=data,
+        dataloader_val=L(ResumableLoader)(dataset=L(EpisodeStarts)(num=8), batch_size=8, shuffle=False),
+        optimizer=dict(lr=1e-3),
+        trainer=dict(max_iter=8, logging_iter=1, distributed_parallelism="ddp"),
+        checkpoint=dict(save_iter=100),
+    )
+
+
+def make_config() -> Any:
+    config = base()
+    register_experiment("toy_policy", experiment(L(ToyPolicy)(width=16, noise=1.0)))
+    register_experiment("forgetful_policy", experiment(L(ForgetfulPolicy)(width=16, noise=1.0)))
+    return config
+
+
+def run(root: Path, *options: str, name: str = "toy_policy") -> list[dict[str, Any]]:
+    """Train; the records of its metrics."""
+    assert train(root, [f"experiment={name}", *options], config="tests/rl/vla_runs.py") == 0
+    lines = (run_dir(root, NAME) / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
