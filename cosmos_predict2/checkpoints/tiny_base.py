@@ -14,3 +14,8 @@ def tiny_video2world_path() -> str:
 def tiny_action_path() -> str:
     """Where those of the world model with actions lie, likewise; the config.yaml of its run lies beside them."""
     return str(Path(__file__).with_name("tiny_action") / "model.safetensors")
+
+
+def tiny_policy_path() -> str:
+    """Where a policy of the toy world lies that was cloned from 20 demonstrations, `scripts.train_policy`'s default."""
+    return str(Path(__file__).with_name("tiny_policy.safetensors"))

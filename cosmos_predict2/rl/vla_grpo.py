@@ -187,7 +187,7 @@ class VLAGRPOModel(ImaginaireModel):
         self._is_open = self._left > 0
 
     def batch_kind(self, batch: Any) -> str:
-        return POLICY if isinstance(batch, Decisions) else WORLD_MODEL
+        return POLICY if isinstance(batch, Decisions) or "trial_id" in batch else WORLD_MODEL
 
     def train_batches(self, dataloader: Any) -> Iterator[Any]:
         starts = iter(dataloader)

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A policy of the toy world learns by GRPO on a laptop: in its simulator, and in what the tiny world model imagines.
+
+24 groups of 8 episodes of two decisions; the policy was cloned from 20 demonstrations. Its reward is how near the puck
+ends to the goal, as the last picture shows it. Success is measured in the simulator, on starts that training never
+sees. In imagination the world model is refined, too, on what the policy really does.
+"""
+
+from typing import Any
+
+from cosmos_predict2.checkpoints.tiny_base import tiny_action_path, tiny_policy_path
+from cosmos_predict2.configs.action_conditioned.defaults.model import predict2
+from cosmos_predict2.configs.action_conditioned.experiment.toy import NET
+from cosmos_predict2.configs.base.post_training import job
+from cosmos_predict2.data.toy.latents import ToyWorldLatents
+from cosmos_predict2.rl.envs.scoring import Scoring
+from cosmos_predict2.rl.envs.starts import ToyStarts
+from cosmos_predict2.rl.envs.toy import ToyEnv
+from cosmos_predict2.rl.envs.world_model import WorldModelEnv
+from cosmos_predict2.rl.episode_starts import EpisodeStarts
+from cosmos_predict2.rl.imagination_gap import ImaginationGap
+from cosmos_predict2.rl.policies.toy import ToyPolicy
+from cosmos_predict2.rl.policy_losses import PolicyLossConfig
+from cosmos_predict2.rl.rewards.frames import ToyDetectorReward
+from cosmos_predict2.rl.vla_config import RefinementConfig, VLAGRPOConfig, VLARLConfig
+from cosmos_predict2.rl.vla_grpo import VLAGRPOModel
+from cosmos_predict2.tokenizers.tiny import TinyTokenizer
+from imaginaire.config import PLACEHOLDER, L, register_experiment
+from imaginaire.data.stream import ResumableLoader
+from imaginaire.optim.muon import muon
+from imaginaire.optim.schedules import lambda_linear
+
+GROUPS, MEMBERS = 24, 8
+UPDATES, MINIBATCHES = 4, 4
+STEPS = UPDATES * MINIBATCHES  # of the optimizer, of an experience
+HELD_OUT = 200  # starts of a validation batch
+EPISODE = 24  # actions
+PHASES, EVERY, REFINED = 10, 6, 150
+
+
+def starts(num: int, batch_size: int, *, shuffle: bool) -> Any:
+    return L(ResumableLoader)(dataset=L(EpisodeStarts)(num=num), batch_size=batch_size, shuffle=shuffle)
+
+
+def world_model() -> Any:
+    """The shipped world model, as it was trained."""
+    node = predict2("tiny", "chunk")["model"]
+    pipe = node.config.pipe_config
+    pipe.net.update(NET)
+    pipe.video_noise_factor = 25.0
+    pipe.timestamps.nfe, pipe.timestamps.t_min = 1, 10.0
+    node.config.precision = "bfloat16"
+    node.config.model_manager_config.dit_path = tiny_action_path()
+    return node
+
+
+def imagined() -> dict[str, Any]:
+    """The world model in place of the simulator, judged by the last picture of an episode."""
+    return dict(
+        world_model=world_model(),
+        env=L(WorldModelEnv)(
+            starts=L(ToyStarts)(),
+            reward=L(ToyDetectorReward)(),
+            num_envs=GROUPS * MEMBERS,
+            max_steps=EPISODE,
+            scoring=Scoring(judge="last", reward_on="last"),
+        ),
+        true_env=L(ToyEnv)(num_envs=HELD_OUT, keep_frames=True, ring_elsewhere=0.75),
+    )
+
+
+def refinement() -> RefinementConfig:
+    """On true episodes of the policy, beside windows that the world model was trained on."""
+    falling = dict(warm_up_steps=[0], cycle_lengths=[REFINED], f_start=[1.0], f_max=[1.0], f_min=[0.0])
+    old = dict(mix="mixed", captions=False, num_tokens=1, seed=0, split="train", least_travel=1.0)
+    return RefinementConfig(
+        every=EVERY,
+        episodes=600,
+        steps=REFINED,
+        optimizer=L(muon)(model=PLACEHOLDER, lr=0.015, adam_lr=1e-3, precision="auto"),
+        scheduler=L(lambda_linear)(**falling),
+        data=L(ToyWorldLatents)(tokenizer=L(TinyTokenizer)(), num_episodes=1200, **old),
+    )
+
+
+def tiny(name: str, experiences: int, every: int, **config: Any) -> dict[str, Any]:
+    """A run of so many experiences of the policy, validated and saved after ``every`` of them."""
+    refined = config.get("refinement")
+    per_check = every * STEPS + (0 if refined is None else every // refined.every * refined.steps)
+    rl = VLARLConfig(
+        group_size=MEMBERS,
+        updates=UPDATES,
+        minibatches=MINIBATCHES,
+        advantage_epsilon=0.05,
+        loss=PolicyLossConfig(ratio_level="chunk"),
+    )
+    policy, eval_env = L(ToyPolicy)(path=tiny_policy_path()), L(ToyEnv)(num_envs=HELD_OUT, split="val")
+    config = {"compare": 50, **config}
+    return dict(
+        defaults=[{"override /optimizer": "adamw"}, {"override /scheduler": "constant"}, "_self_"],
+        job=job(name, group="reinforcement_learning"),
+        model=L(VLAGRPOModel)(
+            config=VLAGRPOConfig(policy=policy, eval_env=eval_env, rl=rl, **config), _recursive_=False
+        ),
+        dataloader_train=starts(100_000, GROUPS, shuffle=True),
+        dataloader_val=starts(4 * HELD_OUT, HELD_OUT, shuffle=False),
+        optimizer=dict(lr=3e-4, weight_decay=0.0, betas=[0.9, 0.999]),
+        trainer=dict(
+            max_iter=experiences // every * per_check,
+            logging_iter=STEPS,
+            validation_iter=per_check,
+            run_validation=True,
+            distributed_parallelism="ddp",
+            callbacks=dict(imagination_gap=L(ImaginationGap)(limit=0.4)) if "world_model" in config else {},
+        ),
+        checkpoint=dict(save_iter=per_check),
+    )
+
+
+EXPERIMENTS: dict[str, dict[str, Any]] = {
+    "tiny_vla_grpo_simulator": tiny("tiny_vla_grpo_simulator", 200, 50, env=L(ToyEnv)(num_envs=GROUPS * MEMBERS)),
+    "tiny_vla_grpo_world_model": tiny(
+        "tiny_vla_grpo_world_model", PHASES * EVERY, EVERY, **imagined(), refinement=refinement()
+    ),
+    # The same world model throughout: the policy learns to exploit it.
+    "tiny_vla_grpo_world_model_frozen": tiny("tiny_vla_grpo_world_model_frozen", 60, 10, **imagined()),
+}
+for name, experiment in EXPERIMENTS.items():
+    register_experiment(name, experiment)
