@@ -233,10 +233,10 @@ def found_wrong(config: Config) -> Iterator[str]:
         is_of_mock = not config.trainer.run_validation and finding.text.startswith("validation is on mock data")
         if not ABSENT.search(str(finding)) and not is_of_mock:  # which stands in where nothing is validated
             yield str(finding)
-    for loader in (config.dataloader_train, config.dataloader_val):
-        yield from _of_data(
-            getattr(loader, "dataset", None) or {}, pixel_frames(config.model.config.pipe_config.state_t)
-        )
+    if "pipe_config" in config.model.config:  # a policy has none, and its data are numbers of starts
+        frames = pixel_frames(config.model.config.pipe_config.state_t)
+        for loader in (config.dataloader_train, config.dataloader_val):
+            yield from _of_data(getattr(loader, "dataset", None) or {}, frames)
 
 
 def _of_data(dataset: Any, frames: int) -> Iterator[str]:
