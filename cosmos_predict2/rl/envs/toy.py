@@ -92,7 +92,7 @@ class ToyEnv:
         self.active_dims = tuple(dims if uses_grip(self.tables.tasks) else dims[:2])
         self.num_envs = num_envs
         self.action_dim = action_dim
-        self.metadata: dict[str, Any] = dict(
+        self.metadata: Mapping[str, Any] = dict(
             suite="toy", action_dim=action_dim, chunk=min(CHUNK, max_steps), max_steps=max_steps
         )
         self.terminate_on_success, self.reward_on, self.keep_frames = terminate_on_success, reward_on, keep_frames

@@ -104,7 +104,7 @@ class WorldModelEnv:
             raise ConfigError("keep_first keeps the first picture beside the last four: starts.history must be 5.")
         self.action_dim = imagination.transform.dim
         self.num_envs = num_envs
-        self.metadata: dict[str, Any] = dict(
+        self.metadata: Mapping[str, Any] = dict(
             suite="world_model", action_dim=self.action_dim, chunk=min(self.new_frames, max_steps), max_steps=max_steps
         )
         self._book = Book(num_envs, num_tasks=starts.num_tasks, num_trials=NUM_TRIALS, max_steps=max_steps, seed=seed)

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How often a policy succeeds, and whether a world model imagines the same.
+
+found = evaluate(policy, env, num_episodes=800)
+beside = compare(policy, env, imagined_env, num_episodes=800)
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cosmos_predict2.rl.episodes import LocalRollout, Mode, Starts, Trajectories, replayed
+from cosmos_predict2.rl.interfaces import Policy, VecEnv
+from imaginaire.random import derive_seed
+
+Z = 1.96  # of an interval that holds the truth in 95 of 100 cases
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A share of episodes, with Wilson's interval."""
+
+    successes: int
+    episodes: int
+
+    @property
+    def rate(self) -> float:
+        return self.successes / self.episodes if self.episodes else math.nan
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Where the true rate lies, in 95 of 100 cases."""
+        n, p = self.episodes, self.rate
+        if not n:
+            return math.nan, math.nan
+        middle = (p + Z**2 / (2 * n)) / (1 + Z**2 / n)
+        half = Z / (1 + Z**2 / n) * math.sqrt(p * (1 - p) / n + Z**2 / (4 * n**2))
+        return max(0.0, middle - half), min(1.0, middle + half)
+
+    def as_dict(self) -> dict[str, Any]:
+        low, high = self.interval
+        return {"successes": self.successes, "episodes": self.episodes, "rate": self.rate, "low": low, "high": high}
+
+    def as_text(self) -> str:
+        low, high = self.interval
+        return f"{self.rate:.3f} [{low:.3f}, {high:.3f}] of {self.episodes}"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Success by task, and of all."""
+
+    mode: Mode
+    tasks: Mapping[str, Rate]
+    played: Trajectories
+    starts: Starts
+
+    @property
+    def total(self) -> Rate:
+        rates = self.tasks.values()
+        return Rate(sum(rate.successes for rate in rates), sum(rate.episodes for rate in rates))
+
+    def as_dict(self) -> dict[str, Any]:
+        tasks = {name: rate.as_dict() for name, rate in self.tasks.items()}
+        return {"mode": self.mode, "success": self.total.as_dict(), "tasks": tasks}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Imagined against true success of the same starts and actions. Shares of nothing are NaN."""
+
+    episodes: int
+    true_rate: float
+    imagined_rate: float
+    agreement: float
+    true_positive_rate: float  # of what truly succeeds, imagined to succeed
+    false_positive_rate: float  # of what truly fails, imagined to succeed
+
+    @classmethod
+    def of(cls, imagined_E: Tensor, true_E: Tensor) -> "Comparison":
+        imagined, true = imagined_E.bool().cpu(), true_E.bool().cpu()
+
+        def share(values: Tensor) -> float:
+            return float(values.double().mean()) if len(values) else math.nan
+
+        return cls(
+            episodes=len(true),
+            true_rate=share(true),
+            imagined_rate=share(imagined),
+            agreement=share(imagined == true),
+            true_positive_rate=share(imagined[true]),
+            false_positive_rate=share(imagined[~true]),
+        )
+
+    def as_text(self) -> str:
+        return (
+            f"imagined {self.imagined_rate:.3f}, true {self.true_rate:.3f}; agreement {self.agreement:.3f},"
+            f" true positives {self.true_positive_rate:.3f}, false positives {self.false_positive_rate:.3f}"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def held_out_starts(num: int, num_tasks: int, seed: int, first: int = 0) -> Starts:
+    """``num`` starts, tasks in turn and trials in order; what is drawn in episode i follows from the seed and i."""
+    numbers = range(first, first + num)
+    return Starts(
+        task_ids=[i % num_tasks for i in numbers],
+        trial_ids=[i // num_tasks for i in numbers],
+        seeds=[derive_seed(seed, i, "environment") % 2**31 for i in numbers],
+        draws=[derive_seed(seed, i, "policy") for i in numbers],
+    )
+
+
+def evaluate(
+    policy: Policy,
+    env: VecEnv,
+    starts: Starts,
+    tasks: Sequence[str],
+    mode: Mode = "greedy",
+    execute: int | None = None,
+    on_progress: Any = None,
+) -> Evaluation:
+    """Play an episode from each start; ``tasks`` names the environment's."""
+    played = LocalRollout(policy, env, execute).collect(starts, mode, on_progress)
+    task_E = torch.tensor(starts.task_ids) % len(tasks)
+    success_E = played.success_E.cpu()
+    rates = {
+        name: Rate(int((success_E & (task_E == k)).sum()), int((task_E == k).sum())) for k, name in enumerate(tasks)
+    }
+    return Evaluation(mode, rates, played, starts)
+
+
+def imagined_along(found: Evaluation, imagined_env: VecEnv, execute: int | None = None) -> Comparison:
+    """What a world model imagines of the actions that the policy chose in the true environment."""
+    imagined_E, _ = replayed(imagined_env, found.starts, found.played.actions_M_E_A_D, execute)
+    return Comparison.of(imagined_E, found.played.success_E)
+
+
+def played_along(found: Evaluation, true_env: VecEnv, execute: int | None = None) -> Comparison:
+    """What truly follows from the actions that the policy chose in imagination."""
+    true_E, _ = replayed(true_env, found.starts, found.played.actions_M_E_A_D, execute)
+    return Comparison.of(found.played.success_E, true_E)
+
+
+@torch.no_grad()
+def film(env: VecEnv, starts: Starts, actions_M_E_A_D: Tensor, execute: int | None = None) -> Tensor:
+    """The pictures of these actions, uint8 [E, 3, F, H, W], the first one included; ``env`` keeps its frames."""
+    ids = list(range(len(starts)))
+    options = dict(env_ids=ids, task_ids=starts.task_ids, trial_ids=starts.trial_ids, seeds=starts.seeds)
+    observation, _ = env.reset(options=options)
+    parts = [observation["full_image"][:, None].cpu()]
+    for actions_E_A_D in actions_M_E_A_D:
+        *_, info = env.chunk_step(actions_E_A_D, ids, execute)
+        parts.append(info["frames"][:, :execute].cpu())
+    return torch.cat(parts, dim=1).permute(0, 4, 1, 2, 3).contiguous()

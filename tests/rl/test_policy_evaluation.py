@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from cosmos_predict2.data.video.media import read_video
+from cosmos_predict2.rl.envs.toy import ToyEnv
+from cosmos_predict2.rl.policies.files import write_policy
+from cosmos_predict2.rl.policies.toy import ToyPolicy
+from cosmos_predict2.rl.policy_evaluation import (
+    Comparison,
+    Rate,
+    evaluate,
+    film,
+    held_out_starts,
+    imagined_along,
+    played_along,
+)
+from scripts import evaluate_policy
+
+
+@pytest.mark.parametrize(
+    ("successes", "episodes", "low", "high"),
+    [(8, 10, 0.4902, 0.9433), (0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (360, 800, 0.4158, 0.4847)],
+)
+def test_intervals_are_wilsons(successes: int, episodes: int, low: float, high: float) -> None:
+    assert Rate(successes, episodes).interval == pytest.approx((low, high), abs=2e-4)
+
+
+def test_a_rate_of_no_episodes_is_unknown() -> None:
+    assert math.isnan(Rate(0, 0).rate) and all(map(math.isnan, Rate(0, 0).interval))
+
+
+def test_shares_of_agreement() -> None:
+    imagined = torch.tensor([1, 1, 1, 0, 0], dtype=torch.bool)
+    true = torch.tensor([1, 1, 0, 1, 0], dtype=torch.bool)
+    found = Comparison.of(imagined, true)
+    assert (found.true_rate, found.imagined_rate, found.agreement) == pytest.approx((0.6, 0.6, 0.6))
+    assert (found.true_positive_rate, found.false_positive_rate) == pytest.approx((2 / 3, 0.5))
+    assert math.isnan(Comparison.of(imagined, torch.ones(5)).false_positive_rate)
+
+
+def test_success_is_counted_by_task_and_does_not_depend_on_how_many_play_together() -> None:
+    torch.manual_seed(0)
+    policy, tasks = ToyPolicy(width=32, noise=1.0), ["touch_puck", "push_puck"]
+    starts = held_out_starts(12, len(tasks), seed=3)
+    found = [evaluate(policy, ToyEnv(size, tasks=tasks, split="val"), starts, tasks, "sample") for size in (12, 5)]
+    assert torch.equal(found[0].played.success_E, found[1].played.success_E)
+    torch.testing.assert_close(found[0].played.actions_M_E_A_D, found[1].played.actions_M_E_A_D)
+    assert {name: rate.episodes for name, rate in found[0].tasks.items()} == {"touch_puck": 6, "push_puck": 6}
+    assert found[0].tasks["touch_puck"].successes == int(found[0].played.success_E[::2].sum())
+    assert found[0].total == Rate(int(found[0].played.success_E.sum()), 12)
+
+
+def test_the_same_actions_in_the_same_world_agree() -> None:
+    torch.manual_seed(0)
+    env, starts = ToyEnv(6, split="val"), held_out_starts(6, 1, seed=0)
+    found = evaluate(ToyPolicy(width=32), env, starts, ["push_puck"])
+    for comparison in (imagined_along(found, env), played_along(found, env)):
+        assert comparison.agreement == 1 and comparison.true_rate == comparison.imagined_rate
+
+
+def test_a_film_has_the_first_picture_and_one_for_each_action() -> None:
+    env, starts = ToyEnv(2, split="val", keep_frames=True), held_out_starts(2, 1, seed=0)
+    actions = torch.zeros(2, 2, 12, 4)
+    actions[1, :, :, 0] = 1.0
+    pictures = film(env, starts, actions)
+    assert pictures.shape == (2, 3, 25, 48, 48) and pictures.dtype == torch.uint8
+    assert torch.equal(pictures[:, :, 0], pictures[:, :, 12]) and not torch.equal(
+        pictures[:, :, 12], pictures[:, :, 13]
+    )
+
+
+def _command(*words: str) -> int:
+    return evaluate_policy.command_line.main(evaluate_policy._parser(), evaluate_policy.run, words)
+
+
+def test_the_command_compares_with_the_world_model_that_ships(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    write_policy(tmp_path / "policy", ToyPolicy(width=32), {"seed": 7})
+    out = tmp_path / "out"
+    words = ("--policy", str(tmp_path / "policy"), "--episodes", "4", "--videos", "1", "--out", str(out))
+    assert _command(*words, "--world_model") == 0
+    found = json.loads((out / "evaluation.json").read_text())
+    assert (
+        found["about"]["seed"] == 7 and found["success"]["episodes"] == 4 and "torch" in found["versions"]["libraries"]
+    )
+    for way in ("actions_chosen_in_the_simulator", "actions_chosen_in_imagination"):
+        assert found["world_model"][way]["episodes"] == 4
+    video, _ = read_video(out / found["videos"][0])
+    assert video.shape == (3, 25, 4 * 48, 2 * 4 * 48)
+    printed = capsys.readouterr().out
+    assert "push_puck: " in printed and "actions chosen in imagination: imagined" in printed
+
+
+def test_wrong_flags_and_missing_policies_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_policy(tmp_path / "policy", ToyPolicy(width=32, action_dim=7), {})
+    policy = ("--policy", str(tmp_path / "policy"), "--episodes", "1")
+    for words, named in [
+        (("--policy", str(tmp_path / "nowhere")), "nowhere"),
+        ((*policy, "--videos", "1"), "--videos 1 needs --out"),
+        ((*policy, "--setting", "hart"), "hart"),
+        ((*policy, "--split", "test"), "split 'test'"),
+        ((*policy, "--tasks", "push_pluck"), "push_pluck"),
+        ((*policy, "--world_model"), "have 4 numbers, those of the policy 7"),
+    ]:
+        assert _command(*words) == 2
+        assert named in capsys.readouterr().err
