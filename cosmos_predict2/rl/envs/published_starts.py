@@ -57,7 +57,8 @@ def read_published(path: Path) -> RecordedStart:
     else:
         between = None if first is None else numpy.empty((0, first.size), dtype=numpy.float32)
     pose = _numbers(items[0], "init_ee_pose", "abs_action")
-    return RecordedStart(path.stem, _task(path, items[0]), numpy.stack(pictures), between, pose)
+    context = {} if pose is None else {"init_ee_pose": pose}
+    return RecordedStart(path.stem, _task(path, items[0]), numpy.stack(pictures), between, context)
 
 
 def _picture(path: Path, number: int, item: Mapping[str, Any]) -> NDArray[numpy.uint8]:

@@ -32,9 +32,11 @@ def write_starts(path: Path, starts: Iterable[RecordedStart], sources: Mapping[s
     rows: list[dict[str, Any]] = []
     for i, start in enumerate(starts):
         tensors[f"{i}.pictures"] = numpy.ascontiguousarray(start.pictures_F_H_W_C)
-        for name, value in (("actions", start.actions_A_D), ("pose", start.pose)):
-            if value is not None:
-                tensors[f"{i}.{name}"] = numpy.ascontiguousarray(value, dtype=numpy.float32)
+        known = {f"context.{name}": value for name, value in start.context.items()}
+        if start.actions_A_D is not None:
+            known["actions"] = start.actions_A_D
+        for name, value in known.items():
+            tensors[f"{i}.{name}"] = numpy.ascontiguousarray(value, dtype=numpy.float32)
         rows.append({"name": start.name, "task": start.task, "is_keyframe": start.is_keyframe})
     header = {"format": _FORMAT, "starts": json.dumps(rows), "sources": json.dumps(sources or {})}
     content = save(tensors, metadata=header)
@@ -90,14 +92,18 @@ class RecordedStarts:
                 f"{self.path}: the pictures of {first} are {_size(one)}, those of {second} {_size(other)}: give the"
                 " size that they are stretched to (starts.size)."
             )
-        pictures, actions, poses = zip(*(distinct[i] for i in numbers), strict=True)
-        has_poses = all(pose is not None and pose.shape == poses[0].shape for pose in poses)
+        pictures, actions, contexts = zip(*(distinct[i] for i in numbers), strict=True)
+        known = [
+            name
+            for name, value in contexts[0].items()
+            if all(name in context and context[name].shape == value.shape for context in contexts)
+        ]
         has_actions = self.history > 1 and all(rows is not None for rows in actions)
         return FirstFrames(
             torch.stack(pictures),
             torch.stack(actions) if has_actions else None,
             [self._header[i]["task"] for i in numbers],
-            {"init_ee_pose": torch.stack(poses)} if has_poses else {},
+            {name: torch.stack([context[name] for context in contexts]) for name in known},
         )
 
     @cached_property
@@ -108,20 +114,21 @@ class RecordedStarts:
         rows: list[dict[str, Any]] = json.loads(metadata["starts"])
         return rows
 
-    def _start(self, i: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Pictures [F, H, W, 3], the actions between them and the pose; only this start is read."""
+    def _start(self, i: int) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
+        """Pictures [F, H, W, 3], the actions between them and what else is known; only this start is read."""
         with safe_open(self.path, framework="pt") as file:
-            names = set(file.keys())
+            names, of_context = set(file.keys()), f"{i}.context."
             pictures: Tensor = file.get_tensor(f"{i}.pictures")
-            actions, pose = (
-                file.get_tensor(f"{i}.{name}") if f"{i}.{name}" in names else None for name in ("actions", "pose")
-            )
+            actions = file.get_tensor(f"{i}.actions") if f"{i}.actions" in names else None
+            context = {
+                name.removeprefix(of_context): file.get_tensor(name) for name in names if name.startswith(of_context)
+            }
         if self.history == 1:
             pictures, actions = pictures[-1:], None
         elif len(pictures) == 1:
             pictures = pictures.expand(self.history, -1, -1, -1)
             actions = None if actions is None else torch.zeros(self.history - 1, actions.shape[1])
-        return self._resized(pictures), actions, pose
+        return self._resized(pictures), actions, context
 
     def _resized(self, pictures_F_H_W_C: Tensor) -> Tensor:
         if self.size is None or tuple(pictures_F_H_W_C.shape[1:3]) == self.size:

@@ -77,7 +77,7 @@ class RecordedStart:
     task: str
     pictures_F_H_W_C: NDArray[numpy.uint8]
     actions_A_D: NDArray[numpy.float32] | None = None
-    pose: NDArray[numpy.float32] | None = None
+    context: Mapping[str, NDArray[numpy.float32]] = field(default_factory=dict)  # what else is known then
 
     @property
     def is_keyframe(self) -> bool:

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write where episodes of a world model begin, out of recordings: first pictures, and keyframes near contact."""
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that the file also runs as a program
+
+from cosmos_predict2.data.action_conditioned.recorded_episodes import RecordedEpisode, open_episodes
+from cosmos_predict2.rl.envs.cuts import BEFORE, GRIPPER, starts_of
+from cosmos_predict2.rl.envs.recorded_starts import FILE, RecordedStarts, write_starts
+from imaginaire import command_line
+from imaginaire.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+_EPILOG = f"""\
+Recordings: a LeRobot data set, annotation/<split>/*.json (Bridge), <suite>/*_demo.hdf5 (LIBERO), or states of the toy
+world. OUT/{FILE} is what cosmos_predict2.rl.envs.recorded_starts.RecordedStarts reads, of an environment's starts.
+
+examples:
+  python -m scripts.make_reset_states --dataset datasets/my_robot --out datasets/my_starts
+  python -m scripts.make_reset_states --dataset datasets/my_robot --camera front --keyframes gripper --out my_starts
+  python -m scripts.make_reset_states --dataset datasets/my_robot --keyframes 0.5 --num 100 --out my_starts
+"""
+
+
+def _keyframes(text: str) -> float | str:
+    """The ``type`` of --keyframes."""
+    if text == GRIPPER:
+        return text
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is neither '{GRIPPER}' nor a fraction of an episode, as in 0.5")
+    return value
+
+
+def _parser() -> command_line.Parser:
+    parser = command_line.parser("scripts.make_reset_states", __doc__, _EPILOG)
+    add = parser.add_argument
+    add("--dataset", required=True, metavar="DIR", help="the recordings")
+    add("--out", required=True, metavar="DIR", help=f"where {FILE} goes")
+    add("--camera", metavar="NAME", help="whose pictures (default: the only one; LIBERO: agentview_rgb; Bridge: 0)")
+    add(
+        "--action_keys",
+        nargs="+",
+        metavar="COLUMN",
+        help="what makes an action of a LeRobot data set (default: action)",
+    )
+    add("--gripper_dim", type=int, default=-1, metavar="N", help="which number of an action is the gripper's")
+    add(
+        "--keyframes",
+        type=_keyframes,
+        metavar="WHERE",
+        help=f"starts in mid-episode, besides: '{GRIPPER}' where it opens or closes, or a fraction (default: none)",
+    )
+    add("--before", type=command_line.at_least(0), default=BEFORE, metavar="N", help="frames from a keyframe to there")
+    add("--num", type=command_line.at_least(1), metavar="N", help="so many episodes, evenly taken (default: all)")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    dataset, path = Path(args.dataset), Path(args.out) / FILE
+    episodes = open_episodes(dataset, camera=args.camera, action_keys=args.action_keys, gripper_dim=args.gripper_dim)
+    if any(Path(args.out).glob("*.npy")):
+        raise ConfigError(f"--out {args.out} holds published reset states (*.npy), which are read in place of {FILE}.")
+    count = write_starts(path, starts_of(_evenly(episodes, args.num), args.keyframes, args.before))
+    starts = RecordedStarts(str(path))
+    keyframes = count - len(RecordedStarts(str(path), keyframes=False))
+    log.info("%s: %d starts of %d tasks, %d of them keyframes", path, count, starts.num_tasks, keyframes)
+    return 0
+
+
+def _evenly(episodes: Sequence[RecordedEpisode], num: int | None) -> list[RecordedEpisode]:
+    if num is None or num >= len(episodes):
+        return list(episodes)
+    return [episodes[i * len(episodes) // num] for i in range(num)]
+
+
+if __name__ == "__main__":
+    sys.exit(command_line.main(_parser(), run))
