@@ -50,6 +50,7 @@ class Trajectories:
     finish_step_E: Tensor
     is_valid_E: Tensor  # bool; an episode that was lost with its worker is not
     frames_E_F_H_W_C: Tensor | None = None  # uint8, the first one included, where the environment keeps them
+    moved_E_L: Tensor | None = None  # bool, likewise: the actions that moved something besides the robot
 
     def __len__(self) -> int:
         return len(self.success_E)
@@ -66,6 +67,7 @@ class Trajectories:
             finish_step_E=self.finish_step_E[rows],
             is_valid_E=self.is_valid_E[rows],
             frames_E_F_H_W_C=None if self.frames_E_F_H_W_C is None else self.frames_E_F_H_W_C[rows],
+            moved_E_L=None if self.moved_E_L is None else self.moved_E_L[rows],
         )
 
     @property
@@ -90,6 +92,7 @@ class LocalRollout:
     env: VecEnv
     execute: int | None = None  # of the actions of a decision; all
     keep_frames: bool = False
+    temperature: float = 1.0
 
     def sync(self, policy: Policy) -> None:
         self.policy = policy
@@ -108,15 +111,17 @@ class LocalRollout:
         options = dict(env_ids=ids, task_ids=starts.task_ids, trial_ids=starts.trial_ids, seeds=starts.seeds)
         observation, info = self.env.reset(options=options)
         records, actions, rewards, executed, frames = [], [], [], [], [info.get("frames")]
+        moved: list[Tensor] = []
         for chunk in range(num_decisions(self.env, self.execute)):
             generators = [random.generator(draw, chunk, "decision") for draw in starts.draws]
-            decision = self.policy.act(observation, mode=mode, generators=generators)
+            decision = self.policy.act(observation, mode=mode, generators=generators, temperature=self.temperature)
             observation, reward, _, _, info = self.env.chunk_step(decision.actions_E_A_D, ids, self.execute)
             records.append(decision.record)
             actions.append(decision.actions_E_A_D)
             rewards.append(reward)
             executed.append(info["executed"])
-            frames.append(info.get("frames"))
+            frames.append(info["frames"][:, : self.execute] if "frames" in info else None)
+            moved += [info["moved"][:, : self.execute]] if "moved" in info else []
         return Trajectories(
             record={key: torch.stack([one[key] for one in records]) for key in records[0]},
             actions_M_E_A_D=torch.stack(actions),
@@ -126,6 +131,7 @@ class LocalRollout:
             finish_step_E=info["finish_step"],
             is_valid_E=torch.ones(len(starts), dtype=torch.bool),
             frames_E_F_H_W_C=_film(frames) if self.keep_frames else None,
+            moved_E_L=torch.cat(moved, dim=1) if self.keep_frames and moved else None,
         )
 
 
@@ -159,7 +165,6 @@ def concatenated(parts: Sequence[Trajectories]) -> Trajectories:
     of_time = [{"record": p.record, "a": p.actions_M_E_A_D, "r": p.reward_M_E_A, "x": p.executed_M_E_A} for p in parts]
     turned = joined([_swapped(one) for one in of_time])
     back = _swapped(turned)
-    films = [p.frames_E_F_H_W_C for p in parts]
     return Trajectories(
         record=back["record"],
         actions_M_E_A_D=back["a"],
@@ -168,8 +173,14 @@ def concatenated(parts: Sequence[Trajectories]) -> Trajectories:
         success_E=torch.cat([p.success_E for p in parts]),
         finish_step_E=torch.cat([p.finish_step_E for p in parts]),
         is_valid_E=torch.cat([p.is_valid_E for p in parts]),
-        frames_E_F_H_W_C=None if films[0] is None else torch.cat([film for film in films if film is not None]),
+        frames_E_F_H_W_C=_joined([p.frames_E_F_H_W_C for p in parts]),
+        moved_E_L=_joined([p.moved_E_L for p in parts]),
     )
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    kept = [part for part in parts if part is not None]
+    return torch.cat(kept) if kept else None
 
 
 def _swapped(value: Any) -> Any:

@@ -81,9 +81,18 @@ class Policy(Protocol):
     """What decides. A policy that is trained is a module besides."""
 
     def act(
-        self, observation: Observation, *, mode: Literal["sample", "greedy"], generators: Sequence[torch.Generator]
+        self,
+        observation: Observation,
+        *,
+        mode: Literal["sample", "greedy"],
+        generators: Sequence[torch.Generator],
+        temperature: float = 1.0,
     ) -> Decision:
-        """One chunk of actions for each environment; a draw of environment i comes from ``generators[i]`` alone."""
+        """One chunk of actions for each environment; a draw of environment i comes from ``generators[i]`` alone.
+
+        Another ``temperature`` than 1 draws more or less widely than what `log_prob` speaks of: to explore, not to
+        learn from.
+        """
 
     def log_prob(self, record: Mapping[str, Tensor]) -> LogProb: ...
 

@@ -111,8 +111,11 @@ class Refinement(nn.Module):
                 f"The true episodes have {frames.shape[1]} frames, but a window of the world model {self._num_frames}."
             )
         generator = random.generator(seed, phase * distributed.world_size() + distributed.rank(), "windows")
-        chosen = [torch.randperm(len(starts), generator=generator)[: self.config.windows] for _ in range(len(frames))]
-        places = [(i, starts[int(k)]) for i, few in enumerate(chosen) if played.is_valid_E[i] for k in few]
+        places = []
+        for i in range(len(frames)):
+            order = torch.randperm(len(starts), generator=generator).tolist()
+            good = [starts[k] for k in order if _shows_motion(played, i, starts[k], span)]
+            places += [(i, start) for start in good[: self.config.windows]]
         for first in range(0, len(places), CLIPS_AT_ONCE):
             some = places[first : first + CLIPS_AT_ONCE]
             video = torch.stack([frames[i, start : start + self._num_frames] for i, start in some])
@@ -173,3 +176,9 @@ def _executed(actions_M_E_A_D: Tensor, num_steps: int) -> Tensor:
     """The actions of whole episodes in the order of their steps: [E, L, D]."""
     per_decision = num_steps // len(actions_M_E_A_D)
     return actions_M_E_A_D[:, :, :per_decision].transpose(0, 1).flatten(1, 2)
+
+
+def _shows_motion(played: Trajectories, i: int, start: int, span: int) -> bool:
+    """Whether something besides the robot moves in a window of a valid episode; where nobody knows, it may."""
+    moved = played.moved_E_L
+    return bool(played.is_valid_E[i]) and (moved is None or bool(moved[i, start : start + span].any()))

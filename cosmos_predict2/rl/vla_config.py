@@ -49,6 +49,7 @@ class RefinementConfig(Section):
 
     every: int = attrs.field(default=6, validator=at_least(1))  # experiences of the policy between two refinements
     episodes: int = attrs.field(default=600, validator=at_least(1))  # in the true environment, of all ranks
+    temperatures: list[float] = attrs.field(factory=lambda: [1.0])  # of the policy, in equal shares of the episodes
     steps: int = attrs.field(default=150, validator=at_least(1))  # of the optimizer
     optimizer: Any = None
     scheduler: Any = None  # of the steps of one refinement

@@ -368,9 +368,13 @@ class VLAGRPOModel(ImaginaireModel):
             seeds=[seed % 2**31 for seed in seeds],
             draws=seeds,
         )
-        source = LocalRollout(self.policy, self.true_env, self.rl.execute, keep_frames=True)
+        parts, count = [], len(config.temperatures)
         with evaluating(self.net):
-            return source.collect(starts, "sample", self.progress)
+            for i, temperature in enumerate(config.temperatures):
+                source = LocalRollout(self.policy, self.true_env, self.rl.execute, True, float(temperature))
+                rows = slice(i * len(starts) // count, (i + 1) * len(starts) // count)
+                parts.append(source.collect(starts.part(rows), "sample", self.progress))
+        return concatenated(parts)
 
     # --- one micro-batch
 

@@ -17,7 +17,7 @@ from imaginaire import distributed, random
 from imaginaire.config import L
 from imaginaire.errors import ConfigError, TrainingError
 from tests.multiprocess import run_distributed
-from tests.rl.vla_runs import RL, run
+from tests.rl.vla_runs import IMAGINED, RL, SMALL, run
 from tests.training import difference, saved
 
 
@@ -197,3 +197,31 @@ def test_two_processes_play_what_one_does(tmp_path: Path) -> None:
     alone = one.source.collect(one.starts({**batch(size=4), "sample_position": torch.arange(4)})).return_E.tolist()
     of_ranks = run_distributed(_returns, world_size=2, args=(tmp_path,))
     assert [value for values in of_ranks for value in values] == alone
+
+
+# --- a world model that is refined in turn
+
+
+@pytest.mark.slow
+def test_a_run_that_refines_its_world_model_resumes_bit_by_bit(tmp_path: Path) -> None:
+    """It stops within a refinement, whose windows are then those of the checkpoint, and after an experience."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    records = run(whole, *SMALL, "trainer.max_iter=10", name=IMAGINED)
+    run(parts, *SMALL, "trainer.max_iter=5", name=IMAGINED)
+    run(parts, *SMALL, "trainer.max_iter=8", name=IMAGINED)
+    run(parts, *SMALL, "trainer.max_iter=10", name=IMAGINED)
+    one, other = saved(whole, "vla"), saved(parts, "vla")
+    assert difference(one, other) is None
+    kinds = ["world_model" if "train/world_model_loss" in record else "policy" for record in records[:10]]
+    assert kinds == ["world_model"] * 2 + ["policy"] * 2 + ["world_model"] * 2 + ["policy"] * 2 + ["world_model"] * 2
+    names = set(one["model"])
+    assert {"net.mlp.0.weight", "world_model.net.x_embedder.proj.1.weight", "progress_counts"} <= names
+    assert one["model"]["refinement.windows.counts"].tolist()[0] > 0
+
+
+@pytest.mark.slow
+def test_a_world_model_that_is_only_held_is_in_no_checkpoint(tmp_path: Path) -> None:
+    frozen = [item for item in SMALL if "refinement" not in item]
+    run(tmp_path, *frozen, "trainer.max_iter=2", "trainer.run_validation=true", name=f"{IMAGINED}_frozen")
+    names = set(saved(tmp_path, "vla")["model"])
+    assert names == {name for name in names if name.startswith("net.mlp") or name == "progress_counts"}

@@ -51,6 +51,35 @@ def experiment(policy: Any) -> dict[str, Any]:
     )
 
 
+SMALL = [  # of tiny_vla_grpo_world_model: two groups of two, a refinement of two steps before every experience
+    "job.project=tests",
+    "job.group=engine",
+    f"job.name={NAME}",
+    "model.config.env.num_envs=4",
+    "model.config.true_env.num_envs=4",
+    "model.config.compare=2",
+    f"{RL}.group_size=2",
+    f"{RL}.updates=1",
+    f"{RL}.minibatches=2",
+    "model.config.refinement.every=1",
+    "model.config.refinement.episodes=4",
+    "model.config.refinement.steps=2",
+    "model.config.refinement.keep=6",
+    "model.config.refinement.newest=1",
+    "model.config.refinement.earlier=1",
+    "model.config.refinement.old=1",
+    "model.config.refinement.data.num_episodes=2",
+    "dataloader_train.batch_size=2",
+    "dataloader_val.batch_size=2",
+    "dataloader_val.dataset.num=2",
+    "trainer.logging_iter=1",
+    "trainer.run_validation=false",
+    "trainer.callbacks.imagination_gap=null",
+    "checkpoint.save_iter=100",
+]
+IMAGINED = "tiny_vla_grpo_world_model"
+
+
 def make_config() -> Any:
     config = base()
     register_experiment("toy_policy", experiment(L(ToyPolicy)(width=16, noise=1.0)))

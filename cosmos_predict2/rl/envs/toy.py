@@ -18,7 +18,16 @@ from cosmos_predict2.rl.interfaces import Info, Observation
 from cosmos_predict2.toy_world.layout import episode_generator, lay_table, random_spot
 from cosmos_predict2.toy_world.physics import action_layout, advance
 from cosmos_predict2.toy_world.rendering import render
-from cosmos_predict2.toy_world.scene import CLOSED, GOAL, GRIPPER, STATE_SIZE, Floats, find_setting
+from cosmos_predict2.toy_world.scene import (
+    CLOSED,
+    GOAL,
+    GRIPPER,
+    OBJECTS,
+    STATE_SIZE,
+    Floats,
+    find_setting,
+    object_position,
+)
 from cosmos_predict2.toy_world.tasks import Groups, by_task, distance, find_tasks, reward, success, uses_grip
 from imaginaire.errors import ConfigError, near
 
@@ -59,7 +68,8 @@ class ToyEnv:
     every step. info has besides ``distance`` (pixels that are left) and ``states`` [E, 10], and with ``keep_frames``
     ``frames`` [E, A, H, W, 3], the pictures after each action (of `reset` the first one), for a world model to learn
     from: in the share ``ring_elsewhere`` of the episodes they show the ring where the policy did not see it, since
-    physics knows no ring. ``active_dims`` are the action entries that a policy for these tasks uses.
+    physics knows no ring; and ``moved`` [E, A], the actions that moved an object. ``active_dims`` are the action
+    entries that a policy for these tasks uses.
     """
 
     def __init__(
@@ -118,6 +128,7 @@ class ToyEnv:
         checked, count = book.check_actions(actions_E_A_D, ids, self.action_dim, execute)
         actions, chunk = checked.numpy(), Chunk.empty(len(ids), checked.shape[1])
         path: list[Floats] | None = [] if self.keep_frames else None
+        before = self._states[ids].copy()
         for k in range(count):
             rows = numpy.flatnonzero(~book.is_over[ids])
             if rows.size:
@@ -127,7 +138,7 @@ class ToyEnv:
         info = self._info(ids, chunk)
         if path is not None:
             path += path[-1:] * (checked.shape[1] - count)
-            info["frames"] = self._film(ids, path)
+            info["frames"], info["moved"] = self._film(ids, path), _moved(before, path)
         return self._observation(ids), chunk.reward_E_A, chunk.terminated_E_A, chunk.truncated_E_A, info
 
     def _step(self, ids: Ids, actions: Any, chunk: Chunk, rows: Ids, k: int) -> None:
@@ -190,3 +201,10 @@ class ToyEnv:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def _moved(before: Floats, path: Sequence[Floats]) -> Tensor:
+    """Which of successive states differ from the one before in the place of an object, bool [E, A]."""
+    states = numpy.stack([before, *path], axis=1)
+    places = numpy.concatenate([states[..., object_position(k)] for k in range(len(OBJECTS))], axis=-1)
+    return torch.from_numpy((numpy.diff(places, axis=1) != 0).any(axis=-1))

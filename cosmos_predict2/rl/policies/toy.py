@@ -67,7 +67,12 @@ class ToyPolicy(nn.Module):
             load_weights(self, path)
 
     def act(
-        self, observation: Observation, *, mode: Literal["sample", "greedy"], generators: Sequence[torch.Generator]
+        self,
+        observation: Observation,
+        *,
+        mode: Literal["sample", "greedy"],
+        generators: Sequence[torch.Generator],
+        temperature: float = 1.0,
     ) -> Decision:
         with torch.no_grad():
             features_E_C = self.features(observation["full_image"])
@@ -75,7 +80,7 @@ class ToyPolicy(nn.Module):
             if mode == "sample":
                 shape = knots_E_K_N.shape[1:]
                 draws = [torch.randn(shape, generator=each, device=each.device) for each in generators]
-                knots_E_K_N = knots_E_K_N + self.noise * torch.stack(draws).to(knots_E_K_N)
+                knots_E_K_N = knots_E_K_N + self.noise * temperature * torch.stack(draws).to(knots_E_K_N)
             return Decision(self.actions(knots_E_K_N), {"features": features_E_C, "knots": knots_E_K_N})
 
     def log_prob(self, record: Mapping[str, Tensor]) -> LogProb:

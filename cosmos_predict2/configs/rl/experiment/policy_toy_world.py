@@ -76,6 +76,7 @@ def refinement() -> RefinementConfig:
     return RefinementConfig(
         every=EVERY,
         episodes=600,
+        temperatures=[0.25, 0.75, 1.25, 1.75],
         steps=REFINED,
         optimizer=L(muon)(model=PLACEHOLDER, lr=0.015, adam_lr=1e-3, precision="auto"),
         scheduler=L(lambda_linear)(**falling),
